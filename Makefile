@@ -1,0 +1,33 @@
+# Everything runs in .venv, which any target sets up on first use.
+PYTHON ?= python3
+# Pinned, so that a fresh machine gets the tested release (and, where one is served, the CPU build).
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+
+.PHONY: setup demo test lint bench clean
+
+setup: .venv/.installed
+
+.venv/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+# Trains CapsNet on the 1,797 embedded handwritten digits and writes the report.
+demo: setup
+	$(BIN)/torchcaps train --config examples/digits.yaml --run runs/demo-$$(date +%Y%m%d-%H%M%S)
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv build *.egg-info

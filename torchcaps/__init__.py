@@ -1,0 +1,50 @@
+"""Capsule networks for PyTorch."""
+
+from torchcaps import layers, losses, models, ops, routing
+from torchcaps.capsules import Capsules
+from torchcaps.layers import CapsLinear, FullyConnectedDecoder, PrimaryCaps, mask_capsules
+from torchcaps.losses import (
+    LengthCrossEntropy,
+    MarginLoss,
+    ReconstructionLoss,
+    length_cross_entropy,
+    margin_loss,
+    reconstruction_loss,
+)
+from torchcaps.models import CapsNet, SharedCapsNet, create_model, list_models, load_pretrained
+from torchcaps.ops import Votes, use_backend
+from torchcaps.routing import create_routing, list_routings
+from torchcaps.squash import Squash, length, squash
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CapsLinear",
+    "CapsNet",
+    "Capsules",
+    "FullyConnectedDecoder",
+    "LengthCrossEntropy",
+    "MarginLoss",
+    "PrimaryCaps",
+    "ReconstructionLoss",
+    "SharedCapsNet",
+    "Squash",
+    "Votes",
+    "create_model",
+    "create_routing",
+    "layers",
+    "length",
+    "length_cross_entropy",
+    "list_models",
+    "list_routings",
+    "load_pretrained",
+    "losses",
+    "margin_loss",
+    "mask_capsules",
+    "models",
+    "ops",
+    "reconstruction_loss",
+    "routing",
+    "squash",
+    "use_backend",
+]

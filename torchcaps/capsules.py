@@ -1,0 +1,32 @@
+"""The one value that flows between capsule layers."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Capsules(NamedTuple):
+    """A set of capsules: what each one looks like, and whether it is there.
+
+    Args:
+        pose: (B, *sites, D) for vector capsules, (B, *sites, M, D) for matrix capsules.
+        activation: (B, *sites), one number a capsule.
+
+    The sites are whatever the layer is laid out over: ``(rows, columns, types)`` behind a convolution, one axis of
+    capsules behind :class:`~torchcaps.layers.CapsLinear`.
+    """
+
+    pose: Tensor
+    activation: Tensor
+
+    @property
+    def pose_shape(self) -> tuple[int, ...]:
+        """``(D,)`` for vector capsules, ``(M, D)`` for matrix capsules."""
+        return tuple(self.pose.shape[self.activation.ndim :])
+
+    def flatten(self) -> "Capsules":
+        """The same capsules with all sites on one axis, pose (B, I, ...) and activation (B, I)."""
+        sites = self.activation.ndim - 1
+        if sites == 1:
+            return self
+        return Capsules(self.pose.flatten(1, sites), self.activation.flatten(1))

@@ -1,0 +1,63 @@
+"""From class capsules back to an image."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+
+
+def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
+    """The poses with all but the chosen classes set to zero, (B, J, *pose).
+
+    Args:
+        capsules: class capsules.
+        target: the classes to keep, as labels (B,) or as a mask (B, J) for several at once; None keeps the capsule with
+            the largest activation.
+
+    Source: Sabour, Frosst & Hinton 2017, section 4.1.
+    """
+    activation = capsules.activation
+    if target is None:
+        target = activation.argmax(-1)
+    if target.ndim == 1:
+        mask = torch.zeros_like(activation).scatter_(1, target[:, None], 1.0)
+    elif target.shape == activation.shape:
+        mask = target.to(activation.dtype)
+    else:
+        raise ValueError(
+            f"target must be labels (B,) or a mask {tuple(activation.shape)}, got shape {tuple(target.shape)}"
+        )
+    return capsules.pose * mask.reshape(*mask.shape, *[1] * len(capsules.pose_shape))
+
+
+class FullyConnectedDecoder(nn.Module):
+    """Decodes masked class capsules to an image through fully connected layers, ReLU between them, sigmoid at the end.
+
+    Args:
+        in_features: numbers in all class poses together, J x H.
+        image_shape: (C, H, W) of the image, any.
+        hidden: widths of the hidden layers.
+
+    Shape:
+        Masked poses (B, J, *pose) to images (B, C, H, W) in [0, 1].
+
+    Source: Sabour, Frosst & Hinton 2017, figure 2.
+    """
+
+    def __init__(
+        self, in_features: int, image_shape: tuple[int, int, int], hidden: Sequence[int] = (512, 1024)
+    ) -> None:
+        super().__init__()
+        self.image_shape = tuple(image_shape)
+        layers: list[nn.Module] = []
+        for width in hidden:
+            layers += [nn.Linear(in_features, width), nn.ReLU()]
+            in_features = width
+        self.layers = nn.Sequential(*layers, nn.Linear(in_features, math.prod(image_shape)), nn.Sigmoid())
+
+    def forward(self, poses: Tensor) -> Tensor:
+        """Decodes."""
+        return self.layers(poses.flatten(1)).unflatten(1, self.image_shape)

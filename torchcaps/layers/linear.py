@@ -1,0 +1,145 @@
+"""Fully connected capsules: every child votes for every parent."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.ops import Votes
+from torchcaps.routing import DynamicRouting, Routed, Routing, as_capsules
+from torchcaps.squash import length
+
+Transforms = Literal["full", "shared", "factored"]
+Pose = int | tuple[int, int]
+
+
+class CapsLinear(nn.Module):
+    r"""Routes I children to J parents through votes :math:`V_{ij} = u_i W_{ij}`.
+
+    ============ ========================== ==================================================
+    transforms   W                          parameters
+    ============ ========================== ==================================================
+    ``full``     :math:`W_{ij}`             I x J x P x D
+    ``shared``   :math:`W_j` for all i      J x P x D; any number of children, also varying
+    ``factored`` :math:`W_i W_j`            I x P x P + J x P x D
+    ============ ========================== ==================================================
+
+    Args:
+        in_capsules: number of children I; None for ``shared`` transforms, which take any number.
+        out_capsules: number of parents J.
+        in_pose: child pose: P for vectors, (M, P) for matrices.
+        out_pose: parent pose: D for vectors, (M, D) for matrices.
+        transforms: a row of the table.
+        routing: any routing; the layer keeps a copy of its own. Default: dynamic routing in 3 steps.
+        init_std: deviation of the transforms' normal initialisation, cut off at two deviations. By default children of
+            length 1 that agree on nothing give parents of length about 1 before the squash, at any depth:
+            J / sqrt(I D) (0.07 for CapsNet's 1152 children, where the released code has 0.1); sqrt(2 / (P + J D)) for
+            shared transforms.
+        backend: ``"naive"``, ``"chunked"``, or None for the dispatcher's choice.
+
+    Shape:
+        Capsules with poses (B, *sites, P) or (B, *sites, M, P), or those poses alone, to :class:`Capsules` with poses
+        (B, J, D) or (B, J, M, D) and activations (B, J). All sites together are the children.
+
+    Raises:
+        ValueError: if arguments contradict each other, or the children do not fit them.
+
+    Source: Sabour, Frosst & Hinton 2017, section 2; shared transforms: Su 2018.
+    """
+
+    def __init__(
+        self,
+        in_capsules: int | None,
+        out_capsules: int,
+        in_pose: Pose,
+        out_pose: Pose,
+        *,
+        transforms: Transforms = "full",
+        routing: Routing | None = None,
+        init_std: float | None = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        if transforms not in ("full", "shared", "factored"):
+            raise ValueError(f"transforms must be 'full', 'shared' or 'factored', got {transforms!r}")
+        if in_capsules is None and transforms != "shared":
+            raise ValueError(f"{transforms} transforms need the number of children: in_capsules is None")
+        self.in_capsules = in_capsules
+        self.out_capsules = out_capsules
+        self.in_pose = _pose_shape(in_pose)
+        self.out_pose = _pose_shape(out_pose)
+        if len(self.in_pose) != len(self.out_pose) or self.in_pose[:-1] != self.out_pose[:-1]:
+            raise ValueError(f"poses must have the same rows: in_pose is {in_pose}, out_pose is {out_pose}")
+        self.transforms = transforms
+        self.backend = backend
+        P, D = self.in_pose[-1], self.out_pose[-1]
+        self.weight = nn.Parameter(
+            torch.empty(in_capsules if in_capsules and transforms == "full" else 1, out_capsules, P, D)
+        )
+        self.child_weight = (
+            nn.Parameter(torch.empty(in_capsules, P, P)) if in_capsules and transforms == "factored" else None
+        )
+        self.routing = (routing or DynamicRouting()).bind(out_capsules, math.prod(self.out_pose))
+        self.reset_parameters(init_std)
+
+    def reset_parameters(self, init_std: float | None = None) -> None:
+        """Draws the transforms anew; ``init_std`` as in the constructor."""
+        _, J, P, D = self.weight.shape
+        if init_std is None:
+            shared = self.transforms == "shared" or self.in_capsules is None
+            init_std = math.sqrt(2 / (P + J * D)) if shared else J / math.sqrt(self.in_capsules * D)  # type: ignore[operator]
+        nn.init.trunc_normal_(self.weight, std=init_std, a=-2 * init_std, b=2 * init_std)
+        if self.child_weight is not None:
+            nn.init.normal_(self.child_weight, std=1 / math.sqrt(P))  # keeps the length of a pose on average
+
+    def votes(self, children: Capsules | Tensor) -> Votes:
+        """The votes of the children, not yet formed."""
+        return self._votes(self._as_children(children))
+
+    def _votes(self, children: Capsules) -> Votes:
+        pose = children.pose
+        if self.child_weight is not None:
+            pose = torch.einsum("bi...p,ipq->bi...q", pose, self.child_weight)
+        return Votes(pose, self.weight, backend=self.backend)
+
+    def route(self, children: Capsules | Tensor) -> Routed:
+        """Routes and keeps what an observer wants: the votes and the last assignment."""
+        children = self._as_children(children)
+        return self.routing(self._votes(children), children.activation)
+
+    def forward(self, children: Capsules | Tensor) -> Capsules:
+        """Routes the children to the parents."""
+        routed = self.route(children)
+        given = children.pose if isinstance(children, Capsules) else children
+        return as_capsules(routed, self.out_pose, torch.promote_types(given.dtype, self.weight.dtype))
+
+    def _as_children(self, children: Capsules | Tensor) -> Capsules:
+        """Children with all sites on one axis."""
+        if isinstance(children, Tensor):
+            pose_axes = tuple(range(-len(self.in_pose), 0))
+            children = Capsules(children, length(children, pose_axes))
+        if children.pose_shape != self.in_pose:
+            raise ValueError(
+                f"children must have poses of shape {self.in_pose} behind their sites, got poses of shape "
+                f"{tuple(children.pose.shape)} with activations of shape {tuple(children.activation.shape)}"
+            )
+        children = children.flatten()
+        if self.in_capsules is not None and children.activation.shape[1] != self.in_capsules:
+            raise ValueError(
+                f"this layer has transforms for {self.in_capsules} children, got {children.activation.shape[1]} "
+                "(transforms='shared' takes any number)"
+            )
+        return children
+
+    def extra_repr(self) -> str:
+        """Shapes and the kind of transforms."""
+        return (
+            f"in_capsules={self.in_capsules}, out_capsules={self.out_capsules}, in_pose={self.in_pose}, "
+            f"out_pose={self.out_pose}, transforms={self.transforms!r}"
+        )
+
+
+def _pose_shape(pose: Pose) -> tuple[int, ...]:
+    return (pose,) if isinstance(pose, int) else tuple(pose)

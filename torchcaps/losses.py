@@ -1,0 +1,162 @@
+"""Losses on class activations and on reconstructions."""
+
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchcaps.ops.contract import compute_dtype
+
+Weighting = Literal["paper", "released"]
+
+
+def _as_mask(activation: Tensor, target: Tensor) -> Tensor:
+    """Labels (B,) or a mask (B, E) as a mask (B, E)."""
+    if activation.ndim != 2:
+        raise ValueError(f"activation must be (B, E), got shape {tuple(activation.shape)}")
+    if target.shape == activation.shape[:1] and not target.is_floating_point():
+        return F.one_hot(target.long(), activation.shape[1]).to(activation.dtype)
+    if target.shape == activation.shape:
+        return target.to(activation.dtype)
+    raise ValueError(
+        f"target must be integer labels {tuple(activation.shape[:1])} or a mask {tuple(activation.shape)}, "
+        f"got {target.dtype} of shape {tuple(target.shape)}"
+    )
+
+
+def margin_loss(
+    activation: Tensor,
+    target: Tensor,
+    present: float = 0.9,
+    absent: float = 0.1,
+    down_weight: float = 0.5,
+    weighting: Weighting = "paper",
+) -> Tensor:
+    r"""Margin loss on the lengths of class capsules; several classes may be present at once.
+
+    .. math::
+        L = \sum_k T_k \max(0, m^+ - a_k)^2 + \lambda (1 - T_k) \max(0, a_k - m^-)^2
+
+    averaged over the batch. The released code halves it and averages over the classes instead of adding them up, so
+    beside it the same reconstruction loss weighs 2 E times more (20 times for ten classes).
+
+    Args:
+        activation: (B, E).
+        target: labels (B,), or a mask (B, E) of the classes that are present.
+        present: :math:`m^+`.
+        absent: :math:`m^-`.
+        down_weight: :math:`\lambda` (0.5; Su: 0.25).
+        weighting: ``"paper"``, or ``"released"`` for the code's.
+
+    Raises:
+        ValueError: if shapes do not fit or there is no such weighting.
+
+    Source: Sabour, Frosst & Hinton 2017, equation 4; the code released with it.
+    """
+    if weighting not in ("paper", "released"):
+        raise ValueError(f"weighting must be 'paper' or 'released', got {weighting!r}")
+    activation = activation.to(compute_dtype(activation))
+    mask = _as_mask(activation, target)
+    missed = mask * (present - activation).relu().square()
+    invented = (1 - mask) * (activation - absent).relu().square()
+    loss = missed + down_weight * invented
+    return loss.sum(1).mean() if weighting == "paper" else loss.mean() / 2
+
+
+class MarginLoss(nn.Module):
+    """Module form of :func:`margin_loss`.
+
+    Args:
+        present: length that a present class should exceed.
+        absent: length that an absent class should stay below.
+        down_weight: weight of the absent classes.
+        weighting: ``paper``, or ``released`` for that of the code, where reconstruction weighs 2 E times more.
+    """
+
+    def __init__(
+        self,
+        present: float = 0.9,
+        absent: float = 0.1,
+        down_weight: float = 0.5,
+        weighting: Weighting = "paper",
+    ) -> None:
+        super().__init__()
+        self.present = present
+        self.absent = absent
+        self.down_weight = down_weight
+        self.weighting = weighting
+
+    def forward(self, activation: Tensor, target: Tensor) -> Tensor:
+        """The loss, a scalar."""
+        return margin_loss(activation, target, self.present, self.absent, self.down_weight, self.weighting)
+
+
+def length_cross_entropy(activation: Tensor, target: Tensor, inverse_temperature: float = 10.0) -> Tensor:
+    r"""Cross-entropy of :math:`\operatorname{softmax}(\lambda a)`.
+
+    Args:
+        activation: (B, E).
+        target: labels (B,), or probabilities (B, E).
+        inverse_temperature: :math:`\lambda`; lengths lie in [0, 1], where a plain softmax is never sure of anything.
+
+    Raises:
+        ValueError: if shapes do not fit.
+    """
+    activation = activation.to(compute_dtype(activation))
+    return F.cross_entropy(inverse_temperature * activation, _as_mask(activation, target))
+
+
+class LengthCrossEntropy(nn.Module):
+    """Module form of :func:`length_cross_entropy`.
+
+    Args:
+        inverse_temperature: factor of the lengths before the softmax.
+    """
+
+    def __init__(self, inverse_temperature: float = 10.0) -> None:
+        super().__init__()
+        self.inverse_temperature = inverse_temperature
+
+    def forward(self, activation: Tensor, target: Tensor) -> Tensor:
+        """The loss, a scalar."""
+        return length_cross_entropy(activation, target, self.inverse_temperature)
+
+
+def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
+    """Sum of squared errors of each image, averaged over the batch.
+
+    The paper adds 0.0005 times this to the margin loss; so does its code, to a margin loss that is 2 E times
+    smaller: see ``weighting`` of :func:`margin_loss`.
+
+    Args:
+        reconstruction: (B, C, H, W).
+        images: (B, C, H, W).
+
+    Raises:
+        ValueError: if the shapes differ.
+
+    Source: Sabour, Frosst & Hinton 2017, section 4.1.
+    """
+    if reconstruction.shape != images.shape:
+        raise ValueError(
+            f"reconstruction and images must have one shape, got {tuple(reconstruction.shape)} and "
+            f"{tuple(images.shape)}"
+        )
+    dtype = compute_dtype(reconstruction)
+    return (reconstruction.to(dtype) - images.to(dtype)).square().flatten(1).sum(1).mean()
+
+
+class ReconstructionLoss(nn.Module):
+    """Module form of :func:`reconstruction_loss`, weighted.
+
+    Args:
+        weight: of the sum of squared errors.
+    """
+
+    def __init__(self, weight: float = 0.0005) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, reconstruction: Tensor, images: Tensor) -> Tensor:
+        """The weighted loss, a scalar."""
+        return self.weight * reconstruction_loss(reconstruction, images)

@@ -1,0 +1,20 @@
+"""Networks, and a registry of their published configurations."""
+
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction, load_pretrained
+from torchcaps.models.capsnet import CapsNet
+from torchcaps.models.registry import create_model, describe_models, list_models, register_model
+from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
+
+__all__ = [
+    "CapsNet",
+    "CapsuleClassifier",
+    "ImageClassifier",
+    "Prediction",
+    "SharedCapsNet",
+    "SharedCapsNetTwin",
+    "create_model",
+    "describe_models",
+    "list_models",
+    "load_pretrained",
+    "register_model",
+]

@@ -1,0 +1,139 @@
+"""CapsNet (Sabour, Frosst & Hinton 2017)."""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchcaps.capsules import Capsules
+from torchcaps.layers import CapsLinear, FullyConnectedDecoder, PrimaryCaps
+from torchcaps.layers.linear import Transforms
+from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.registry import register_model
+from torchcaps.routing import DynamicRouting, Routing
+
+
+@register_model("capsnet", "Sabour et al. 2017, the paper: 6.80 M parameters, 8.22 M with the decoder")
+@register_model(
+    "capsnet_released",
+    "Sabour et al. 2017, the released code: biases in the routing, primary capsules routed once",
+    routing={"name": "dynamic", "bias": True},
+    routed_primary=True,
+)
+@register_model(
+    "capsnet_small",
+    "CapsNet for a CPU: smaller kernels, 64 channels, 16 primary types",
+    channels=64,
+    kernel_size=5,
+    stride=2,
+    types=16,
+    primary_kernel_size=5,
+    decoder_hidden=(256, 512),
+    init_std=None,
+)
+@register_model(
+    "capsnet_digits",
+    "CapsNet for scikit-learn's 8x8 digits: 3x3 kernels, 8 primary types",
+    image_shape=(1, 8, 8),
+    channels=64,
+    kernel_size=3,
+    types=8,
+    primary_kernel_size=3,
+    primary_stride=1,
+    decoder_hidden=(128, 256),
+    init_std=None,
+)
+class CapsNet(CapsuleClassifier):
+    """Convolution, primary capsules, one routed layer of class capsules, and a decoder.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        classes: number of classes.
+        channels: of the first convolution.
+        kernel_size: of the first convolution.
+        stride: of the first convolution.
+        types: types of primary capsules.
+        primary_dim: dimension of their poses.
+        primary_kernel_size: of their convolution.
+        primary_stride: of their convolution.
+        pose_dim: dimension of the class capsules' poses.
+        routing: any routing; default: dynamic routing in 3 steps.
+        transforms: of the class capsules: ``full``, ``shared`` or ``factored``.
+        squash: of the primary capsules.
+        batch_norm: in the primary capsules.
+        routed_primary: pass the primary capsules through one routing step with a bias, as the released code does.
+        decoder_hidden: widths of the decoder's hidden layers; None for no decoder.
+        init_std: of the transforms; None for the rule of :class:`~torchcaps.layers.CapsLinear`.
+
+    Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", section 4.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        classes: int = 10,
+        channels: int = 256,
+        kernel_size: int = 9,
+        stride: int = 1,
+        types: int = 32,
+        primary_dim: int = 8,
+        primary_kernel_size: int = 9,
+        primary_stride: int = 2,
+        pose_dim: int = 16,
+        routing: Routing | None = None,
+        transforms: Transforms = "full",
+        squash: str = "sabour",
+        batch_norm: bool = False,
+        routed_primary: bool = False,
+        decoder_hidden: Sequence[int] | None = (512, 1024),
+        init_std: float | None = 0.1,
+    ) -> None:
+        super().__init__(image_shape, classes)
+        self.channels = channels
+        self.kernel_size = kernel_size
+        self.stride = stride
+        self.types = types
+        self.primary_dim = primary_dim
+        self.primary_kernel_size = primary_kernel_size
+        self.primary_stride = primary_stride
+        self.pose_dim = pose_dim
+        self.transforms = transforms
+        self.squash = squash
+        self.batch_norm = batch_norm
+        self.routed_primary = routed_primary
+        self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
+        self.init_std = init_std
+
+        in_channels, height, width = self.image_shape
+        if min(height, width) < kernel_size:
+            raise ValueError(f"image_shape {image_shape} is smaller than kernel_size {kernel_size}")
+        self.conv = nn.Conv2d(in_channels, channels, kernel_size, stride)
+        self.primary_caps = PrimaryCaps(
+            channels,
+            types,
+            primary_dim,
+            primary_kernel_size,
+            primary_stride,
+            squash=squash,
+            batch_norm=batch_norm,
+            routed=routed_primary,
+        )
+        sites = self.primary_caps.sites(*((extent - kernel_size) // stride + 1 for extent in (height, width)))
+        self.class_caps = CapsLinear(
+            math.prod(sites),
+            classes,
+            primary_dim,
+            pose_dim,
+            transforms=transforms,
+            routing=routing or DynamicRouting(),
+            init_std=init_std,
+        )
+        self.decoder = None
+        if self.decoder_hidden is not None:
+            self.decoder = FullyConnectedDecoder(classes * pose_dim, self.image_shape, self.decoder_hidden)
+
+    def children_of(self, images: Tensor) -> Capsules:
+        """The primary capsules, poses (B, H', W', types, primary_dim)."""
+        self._check(images)
+        return self.primary_caps(F.relu(self.conv(images)))

@@ -1,0 +1,76 @@
+"""Published configurations by name."""
+
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatch
+from typing import Any, NamedTuple
+
+from torchcaps.models.base import ImageClassifier
+
+
+class Configuration(NamedTuple):
+    """A network with its arguments, and where it was published."""
+
+    network: type[ImageClassifier]
+    arguments: dict[str, Any]
+    source: str
+
+
+MODELS: dict[str, Configuration] = {}
+
+
+def register_model(name: str, source: str, **arguments: Any) -> Callable[[type], type]:
+    """Class decorator: makes one configuration of a network known under a name.
+
+    Args:
+        name: what :func:`create_model` and the command line call it.
+        source: where it was published, one line.
+        arguments: of the constructor, where they differ from its defaults. A routing goes in as a dict, ``{"name":
+            ..., setting: value}``.
+    """
+
+    def register(network: type) -> type:
+        if name in MODELS:
+            raise ValueError(f"a model named {name!r} exists already")
+        MODELS[name] = Configuration(network, arguments, source)
+        return network
+
+    return register
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """The names that :func:`create_model` knows, those that match a shell pattern."""
+    return sorted(name for name in MODELS if fnmatch(name, pattern))
+
+
+def create_model(name: str, **arguments: Any) -> ImageClassifier:
+    """A network by name.
+
+    Args:
+        name: one of :func:`list_models`.
+        arguments: override those of the configuration: ``image_shape``, ``classes``, ``routing``, ...
+
+    Raises:
+        ValueError: if there is no such model, or an argument does not fit.
+        TypeError: if the network does not take these arguments.
+    """
+    if name not in MODELS:
+        raise ValueError(f"model must be one of {list_models()}, got {name!r}")
+    configuration = MODELS[name]
+    return configuration.network.from_config({**configuration.arguments, **arguments})
+
+
+def describe_models(names: Iterable[str]) -> list[dict[str, Any]]:
+    """Name, network, number of parameters at its default size, and source of each model."""
+    rows = []
+    for name in names:
+        model = create_model(name)
+        rows.append(
+            {
+                "name": name,
+                "network": type(model).__name__,
+                "image_shape": model.image_shape,
+                "parameters": sum(p.numel() for p in model.parameters()),
+                "source": MODELS[name].source,
+            }
+        )
+    return rows

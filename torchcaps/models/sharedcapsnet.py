@@ -1,0 +1,123 @@
+"""SharedCapsNet and its convolutional twin (Su Jianlin 2018)."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.layers import CapsLinear
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
+from torchcaps.models.registry import register_model
+from torchcaps.routing import InnerProductKMeansRouting, Routing
+from torchcaps.squash import length
+
+
+def _features(in_channels: int, channels: Sequence[int]) -> nn.Sequential:
+    """Two 3x3 convolutions, average pooling by 2, two 3x3 convolutions; ReLU behind each."""
+    if len(channels) != 4:
+        raise ValueError(f"channels must be four widths, got {tuple(channels)}")
+    first, second, third, fourth = channels
+    return nn.Sequential(
+        nn.Conv2d(in_channels, first, 3),
+        nn.ReLU(),
+        nn.Conv2d(first, second, 3),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(second, third, 3),
+        nn.ReLU(),
+        nn.Conv2d(third, fourth, 3),
+        nn.ReLU(),
+    )
+
+
+_SMALLEST = 14  # pixels on a side that leave one position behind the convolutions
+
+
+def _check_size(images: Tensor) -> None:
+    if min(images.shape[2:]) < _SMALLEST:
+        raise ValueError(
+            f"images must be at least {_SMALLEST}x{_SMALLEST} for these convolutions, got shape {tuple(images.shape)}"
+        )
+
+
+@register_model("sharedcapsnet", "Su 2018a/b (kexue.fm 4819, 5112): transforms shared by all positions")
+class SharedCapsNet(CapsuleClassifier):
+    """Convolutions, then class capsules with transforms shared by all positions: images of any size.
+
+    Args:
+        image_shape: (C, H, W) of the images; other heights and widths work too.
+        classes: number of classes.
+        channels: of the four convolutions; the last is the dimension of the children's poses.
+        pose_dim: dimension of the class capsules' poses.
+        routing: any routing; default: inner-product K-Means in 3 steps.
+
+    Source: Su Jianlin 2018, kexue.fm/archives/4819 and 5112, the network of the two-digit experiment.
+    """
+
+    any_size = True
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        classes: int = 10,
+        channels: Sequence[int] = (64, 64, 128, 128),
+        pose_dim: int = 16,
+        routing: Routing | None = None,
+    ) -> None:
+        super().__init__(image_shape, classes)
+        self.channels = tuple(channels)
+        self.pose_dim = pose_dim
+        self.features = _features(self.image_shape[0], channels)
+        self.decoder = None
+        self.class_caps = CapsLinear(
+            None,
+            classes,
+            self.channels[-1],
+            pose_dim,
+            transforms="shared",
+            routing=routing or InnerProductKMeansRouting(),
+        )
+
+    def children_of(self, images: Tensor) -> Capsules:
+        """The last feature map, a child at each position: poses (B, H', W', channels)."""
+        self._check(images)
+        _check_size(images)
+        pose = self.features(images).permute(0, 2, 3, 1)
+        return Capsules(pose, length(pose))
+
+
+@register_model("sharedcapsnet_cnn", "Su 2018a (kexue.fm 4819): the same convolutions, pooled; the baseline")
+class SharedCapsNetTwin(ImageClassifier):
+    """The convolutions of :class:`SharedCapsNet`, global average pooling, one hidden layer, a sigmoid for each class.
+
+    Args:
+        image_shape: (C, H, W) of the images; other heights and widths work too.
+        classes: number of classes.
+        channels: of the four convolutions.
+        hidden: width of the hidden layer.
+
+    Source: Su Jianlin 2018, kexue.fm/archives/4819.
+    """
+
+    any_size = True
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        classes: int = 10,
+        channels: Sequence[int] = (64, 64, 128, 128),
+        hidden: int = 128,
+    ) -> None:
+        super().__init__(image_shape, classes)
+        self.channels = tuple(channels)
+        self.hidden = hidden
+        self.features = _features(self.image_shape[0], channels)
+        self.head = nn.Sequential(
+            nn.Linear(self.channels[-1], hidden), nn.ReLU(), nn.Linear(hidden, classes), nn.Sigmoid()
+        )
+
+    def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
+        """The probability of each class."""
+        self._check(images)
+        _check_size(images)
+        return Prediction(self.head(self.features(images).mean((2, 3))), None, None)

@@ -1,0 +1,135 @@
+"""What every backend of the routing primitive takes and returns.
+
+Symbols, as in the capsule papers: batch ``B`` (for a convolution, batch x output positions), children ``I``,
+parents ``J``, pose rows ``M`` (1 for vector capsules), child dimension ``P``, parent dimension ``D``, and the
+flattened vote size ``H = M * D``.
+"""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class InnerProduct(NamedTuple):
+    r"""Similarity :math:`l_{ij} = \langle \alpha_j, V_{ij} \rangle` of a vote and its parent.
+
+    Args:
+        alpha: what the votes are compared with, (B, J, H).
+    """
+
+    alpha: Tensor
+
+
+class Gaussian(NamedTuple):
+    r"""Similarity :math:`l_{ij} = \gamma_j - \frac12 \sum_h \beta_{jh} (V_{ijh} - \mu_{jh})^2`.
+
+    Args:
+        mean: :math:`\mu`, (B, J, H).
+        precision: :math:`\beta`, the inverse variances, (B, J, H).
+        log_weight: :math:`\gamma`, everything that does not depend on the vote, (B, J).
+    """
+
+    mean: Tensor
+    precision: Tensor
+    log_weight: Tensor
+
+
+Similarity = InnerProduct | Gaussian
+
+
+class Rule(NamedTuple):
+    r"""How the similarities of one child become its assignment probabilities.
+
+    By default :math:`R_{ij} = \exp(l_{ij} - Z_i)` with :math:`Z_i = \log \sum_j \exp l_{ij}`.
+
+    Args:
+        orphan: one more candidate with logit 0, "none of these parents" (leaky routing, the code released with
+            Sabour et al. 2017); its share of the child is dropped.
+        hard: all of the child goes to its most similar parent (the lowest index wins a tie). Not differentiable.
+        log_partition: :math:`Z_i`, (B, I), when the parents that compete for a child lie outside these votes.
+    """
+
+    orphan: bool = False
+    hard: bool = False
+    log_partition: Tensor | None = None
+
+
+class Moments(NamedTuple):
+    r"""What the M-step needs from the votes, with :math:`r_{ij} = a_i R_{ij}`.
+
+    Args:
+        mass: :math:`N_j = \sum_i r_{ij}`, (B, J).
+        sum: :math:`S_j = \sum_i r_{ij} V_{ij}`, (B, J, H).
+        scatter: :math:`Q_j = \sum_i r_{ij} (V_{ij} - S_j / N_j)^2`, (B, J, H), or None if it was not asked for. It
+            is taken about the mean itself, so it does not cancel for votes far from zero.
+    """
+
+    mass: Tensor
+    sum: Tensor
+    scatter: Tensor | None
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean vote ``sum / mass``, (B, J, H); zero for a parent that no child chose."""
+        return self.sum / positive(self.mass)[..., None]
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance ``scatter / mass`` of the votes, (B, J, H); zero for a parent that no child chose."""
+        if self.scatter is None:
+            raise ValueError("these moments hold no scatter: ask for it with moments(..., scatter=True)")
+        return self.scatter / positive(self.mass)[..., None]
+
+
+class VoteSource(ABC):
+    """The votes of one layer call, and what routing asks of them: the contract of a backend.
+
+    A backend is free to store the votes or to form them again, tile by tile, each time it is asked. All its results
+    are differentiable in every tensor that went in. Inputs come checked, on one device and in one dtype, float32 or
+    wider.
+
+    Args:
+        children: the children's poses ``u``, (B, I, M, P).
+        transforms: ``W``, (I, J, P, D), or (1, J, P, D) when all children share them.
+        coordinates: added to every vote of a child, (I, H), or None.
+    """
+
+    def __init__(self, children: Tensor, transforms: Tensor, coordinates: Tensor | None = None) -> None:
+        self.children = children
+        self.transforms = transforms
+        self.coordinates = coordinates
+
+    @abstractmethod
+    def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
+        """One E-step and the sums of the M-step that follows.
+
+        Args:
+            similarity: of votes and parents; None before the first step, when all logits are 0.
+            weights: the child activations ``a``, (B, I), or None for ones.
+            rule: from similarities to assignment probabilities.
+            scatter: whether the second moment is wanted too.
+        """
+
+    @abstractmethod
+    def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
+        """The assignment probabilities ``R_ij``, (B, I, J)."""
+
+    @abstractmethod
+    def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
+        """The normaliser ``Z_i`` over the parents of these votes (and the orphan), (B, I)."""
+
+
+def positive(mass: Tensor) -> Tensor:
+    """The mass where there is any, else 1: a divisor that is finite forward and backward."""
+    return torch.where(mass > 0, mass, torch.ones_like(mass))
+
+
+def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
+    """The dtype that routing computes in: the widest of the inputs, and float32 at least."""
+    dtype = torch.float32
+    for tensor in tensors:
+        if tensor is not None:
+            dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype

@@ -1,0 +1,93 @@
+"""The readable reference: forms all votes, stores them, and does to them what the equations say."""
+
+import torch
+from torch import Tensor
+
+from torchcaps.ops.contract import (
+    Gaussian,
+    InnerProduct,
+    Moments,
+    Rule,
+    Similarity,
+    VoteSource,
+    positive,
+)
+
+
+def dense_votes(children: Tensor, transforms: Tensor, coordinates: Tensor | None = None) -> Tensor:
+    """All votes ``V_ij = u_i W_ij (+ c_i)``, (B, I, J, H)."""
+    votes = torch.einsum("bimp,ijpd->bijmd", children, transforms).flatten(-2)  # I = 1 in transforms broadcasts
+    return votes if coordinates is None else votes + coordinates[:, None]
+
+
+def vote_logits(votes: Tensor, similarity: Similarity) -> Tensor:
+    """The similarity of every vote to its parent, (B, I, J)."""
+    match similarity:
+        case InnerProduct(alpha):
+            return torch.einsum("bijh,bjh->bij", votes, alpha)
+        case Gaussian(mean, precision, log_weight):
+            distance = (votes - mean[:, None]).square()
+            return log_weight[:, None] - torch.einsum("bijh,bjh->bij", distance, precision) / 2
+
+
+def logits_partition(logits: Tensor, orphan: bool) -> Tensor:
+    """The normaliser ``Z_i`` over the parents (and the orphan), (B, I)."""
+    if orphan:
+        logits = torch.cat([logits, logits.new_zeros(*logits.shape[:-1], 1)], dim=-1)
+    return logits.logsumexp(-1)
+
+
+def logits_assignment(logits: Tensor, rule: Rule) -> Tensor:
+    """The assignment probabilities ``R_ij``, (B, I, J)."""
+    if rule.hard:
+        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    partition = rule.log_partition
+    if partition is None:
+        if not rule.orphan:
+            return logits.softmax(-1)
+        partition = logits_partition(logits, orphan=True)
+    return (logits - partition[..., None]).exp()
+
+
+def weighted_moments(votes: Tensor, assignment: Tensor, weights: Tensor | None, scatter: bool) -> Moments:
+    """The moments of the votes (B, I, J, H) under the assignments (B, I, J) and child activations (B, I)."""
+    share = assignment if weights is None else assignment * weights[..., None]
+    mass = share.sum(1)
+    if not scatter:
+        return Moments(mass, torch.einsum("bij,bijh->bjh", share, votes), None)
+    with torch.no_grad():  # a shift that is all but the mean; what it misses, the second pass puts right
+        shift = torch.einsum("bij,bijh->bjh", share / positive(mass)[:, None], votes)
+    centred = votes - shift[:, None]
+    rest = torch.einsum("bij,bijh->bjh", share, centred)
+    second = torch.einsum("bij,bijh->bjh", share, centred.square())
+    return Moments(mass, mass[..., None] * shift + rest, second - rest.square() / positive(mass)[..., None])
+
+
+def uniform_logits(children: Tensor, transforms: Tensor) -> Tensor:
+    """The logits before the first step, all zero, (B, I, J)."""
+    return children.new_zeros(*children.shape[:2], transforms.shape[1])
+
+
+class NaiveVotes(VoteSource):
+    """Votes formed once and kept: B x I x J x H numbers."""
+
+    def __init__(self, children: Tensor, transforms: Tensor, coordinates: Tensor | None = None) -> None:
+        super().__init__(children, transforms, coordinates)
+        self.votes = dense_votes(children, transforms, coordinates)
+
+    def _logits(self, similarity: Similarity | None) -> Tensor:
+        if similarity is None:
+            return uniform_logits(self.children, self.transforms)
+        return vote_logits(self.votes, similarity)
+
+    def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
+        """One E-step and the sums of the M-step that follows."""
+        return weighted_moments(self.votes, self.assignment(similarity, rule), weights, scatter)
+
+    def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
+        """The assignment probabilities, (B, I, J)."""
+        return logits_assignment(self._logits(similarity), rule)
+
+    def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
+        """The normaliser, (B, I)."""
+        return logits_partition(self._logits(similarity), orphan)

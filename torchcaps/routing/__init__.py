@@ -1,0 +1,39 @@
+"""Routing algorithms: each is some steps of soft clustering on the primitive of ``torchcaps.ops``."""
+
+from torchcaps.routing.base import (
+    Routed,
+    Routing,
+    as_capsules,
+    create_routing,
+    list_routings,
+    register_routing,
+)
+from torchcaps.routing.dynamic import DynamicRouting, dynamic_routing
+from torchcaps.routing.em import EMRouting, em_routing
+from torchcaps.routing.kmeans import (
+    EuclideanKMeansRouting,
+    HardKMeansRouting,
+    InnerProductKMeansRouting,
+    euclidean_kmeans_routing,
+    hard_kmeans_routing,
+    inner_product_kmeans_routing,
+)
+
+__all__ = [
+    "DynamicRouting",
+    "EMRouting",
+    "EuclideanKMeansRouting",
+    "HardKMeansRouting",
+    "InnerProductKMeansRouting",
+    "Routed",
+    "Routing",
+    "as_capsules",
+    "create_routing",
+    "dynamic_routing",
+    "em_routing",
+    "euclidean_kmeans_routing",
+    "hard_kmeans_routing",
+    "inner_product_kmeans_routing",
+    "list_routings",
+    "register_routing",
+]

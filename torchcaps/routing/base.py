@@ -1,0 +1,132 @@
+"""What every routing algorithm is: some steps of soft clustering of the votes."""
+
+import copy
+import inspect
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple, TypeVar
+
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.ops import Similarity, Votes
+
+ROUTINGS: dict[str, type["Routing"]] = {}
+
+RoutingType = TypeVar("RoutingType", bound="type[Routing]")
+
+
+class Routed(NamedTuple):
+    """What a routing function returns.
+
+    Args:
+        pose: the parents' poses, flattened, (B, J, H).
+        activation: the parents' activations, (B, J).
+        votes: the votes with the normaliser that the algorithm used.
+        similarity: what the last assignment was made with; None where it was uniform.
+    """
+
+    pose: Tensor
+    activation: Tensor
+    votes: Votes
+    similarity: Similarity | None
+
+    @property
+    def assignment(self) -> Tensor:
+        """The assignment probabilities of the last step, (B, I, J); formed when read."""
+        return self.votes.assignment(self.similarity)
+
+
+class Routing(nn.Module, ABC):
+    """A routing algorithm: its settings, and the parameters it learns, if any.
+
+    An algorithm implements :meth:`route`; one with parameters of its own also :meth:`make_parameters`. Constructor
+    arguments are kept as attributes of the same names, so that :meth:`config` can give them back. A layer calls
+    :meth:`bind` and so gets a copy of its own: one routing can be passed to many layers.
+    """
+
+    def bind(self, parents: int, size: int) -> "Routing":
+        """A copy of this routing with fresh parameters for ``parents`` poses of ``size`` numbers (H)."""
+        bound = copy.deepcopy(self)
+        bound.make_parameters(parents, size)
+        return bound
+
+    def make_parameters(self, parents: int, size: int) -> None:
+        """Creates the parameters, shaped for the layer; nothing by default."""
+
+    @abstractmethod
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Clusters the votes.
+
+        Args:
+            votes: of I children for J parents.
+            activation: the child activations, (B, I), or None when the children have none.
+        """
+
+    def forward(self, votes: Votes, activation: Tensor | None = None) -> Routed:
+        """Clusters the votes: :meth:`route`."""
+        return self.route(votes, activation)
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def extra_repr(self) -> str:
+        """The constructor's arguments."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.config().items())
+
+
+def register_routing(name: str) -> Any:
+    """Class decorator: makes a routing known to :func:`create_routing` and to the command line."""
+
+    def register(cls: RoutingType) -> RoutingType:
+        if name in ROUTINGS:
+            raise ValueError(f"a routing named {name!r} exists already: {ROUTINGS[name].__name__}")
+        ROUTINGS[name] = cls
+        return cls
+
+    return register
+
+
+def list_routings() -> list[str]:
+    """The names that :func:`create_routing` knows."""
+    return sorted(ROUTINGS)
+
+
+def create_routing(name: str, **arguments: Any) -> Routing:
+    """A routing by name.
+
+    Raises:
+        ValueError: if there is no routing of that name.
+        TypeError: if it does not take these arguments.
+    """
+    if name not in ROUTINGS:
+        raise ValueError(f"routing must be one of {list_routings()}, got {name!r}")
+    return ROUTINGS[name](**arguments)
+
+
+def check_steps(steps: int) -> int:
+    """The number of steps, if it is one.
+
+    Raises:
+        ValueError: if it is less than 1.
+    """
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    return steps
+
+
+def check_choice(argument: str, value: str, choices: tuple[str, ...]) -> str:
+    """The value, if it is one of the choices.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if value not in choices:
+        raise ValueError(f"{argument} must be one of {list(choices)}, got {value!r}")
+    return value
+
+
+def as_capsules(routed: Routed, pose_shape: tuple[int, ...], dtype: Any) -> Capsules:
+    """The parents as capsules with poses of that shape, in that dtype."""
+    pose = routed.pose.unflatten(-1, pose_shape) if len(pose_shape) > 1 else routed.pose
+    return Capsules(pose.to(dtype), routed.activation.to(dtype))

@@ -1,0 +1,111 @@
+"""Dynamic routing (Sabour, Frosst & Hinton 2017)."""
+
+from contextlib import nullcontext
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.ops import InnerProduct, Votes
+from torchcaps.routing.base import Routed, Routing, check_choice, check_steps, register_routing
+from torchcaps.squash import length, squash
+
+Gradient = Literal["all", "last"]
+
+
+def dynamic_routing(
+    votes: Votes,
+    weights: Tensor | None = None,
+    *,
+    steps: int = 3,
+    bias: Tensor | None = None,
+    accumulate: bool = True,
+    orphan: bool = False,
+    squash_kind: str = "sabour",
+    gradient: Gradient = "all",
+) -> Routed:
+    r"""Routing by agreement.
+
+    .. math::
+        R_{ij} = \operatorname{softmax}_j \langle \alpha_j, V_{ij} \rangle, \quad
+        v_j = \operatorname{squash}\Big(\sum_i R_{ij} V_{ij} + \text{bias}_j\Big), \quad
+        \alpha_j \mathrel{+}= v_j
+
+    from :math:`\alpha = 0`. The paper adds up logits, :math:`b_{ij} \mathrel{+}= \langle V_{ij}, v_j \rangle`; because
+    the inner product is linear, adding up :math:`v_j` is the same and needs no (B, I, J) state.
+
+    Args:
+        votes: of I children for J parents.
+        weights: child activations, (B, I), or None. The paper has none: the length of a child's pose is its
+            activation, and scales its votes already.
+        steps: how many times the assignment is made, the uniform first one included (the paper's r).
+        bias: added before each squash, (J, H), or None (the released code has one).
+        accumulate: False keeps only the last step, :math:`\alpha_j = v_j` (Su 2018a, section on the accumulation).
+        orphan: leaky routing: a zero logit "none of these parents" beside the parents (released code).
+        squash_kind: a row of the table in :func:`~torchcaps.squash.squash`.
+        gradient: through ``"all"`` steps as in the released code, or only the ``"last"``, as in many ports.
+
+    Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", Procedure 1; the code released with it.
+    """
+    check_steps(steps)
+    check_choice("gradient", gradient, ("all", "last"))
+    if orphan:
+        votes = votes.restricted(orphan=True)
+    alpha: Tensor | None = None
+    for step in range(steps):
+        last = step == steps - 1
+        with torch.no_grad() if gradient == "last" and not last else nullcontext():
+            similarity = None if alpha is None else InnerProduct(alpha)
+            total = votes.moments(similarity, weights).sum
+            pose = squash(total if bias is None else total + bias, squash_kind)
+            alpha = pose if alpha is None or not accumulate else alpha + pose
+    return Routed(pose, length(pose), votes, similarity)
+
+
+@register_routing("dynamic")
+class DynamicRouting(Routing):
+    """Module form of :func:`dynamic_routing`.
+
+    Args:
+        steps: how many times the assignment is made, the uniform first one included.
+        bias: learn a bias inside the loop, (J, H), starting at 0.1, as in the released code.
+        accumulate: add the agreement up over the steps (Sabour), or keep the last (Su 2018a).
+        orphan: leaky routing.
+        squash: a row of the table in :func:`~torchcaps.squash.squash`.
+        gradient: through all steps, or only the last.
+    """
+
+    def __init__(
+        self,
+        steps: int = 3,
+        bias: bool = False,
+        accumulate: bool = True,
+        orphan: bool = False,
+        squash: str = "sabour",
+        gradient: Gradient = "all",
+    ) -> None:
+        super().__init__()
+        self.steps = check_steps(steps)
+        self.bias = bias
+        self.accumulate = accumulate
+        self.orphan = orphan
+        self.squash = squash
+        self.gradient = gradient
+        self.register_parameter("offset", None)
+
+    def make_parameters(self, parents: int, size: int) -> None:
+        """The bias, if there is one."""
+        if self.bias:
+            self.offset = nn.Parameter(torch.full((parents, size), 0.1))
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Routes; the child activations are the lengths of their poses already, and are not used again."""
+        return dynamic_routing(
+            votes,
+            steps=self.steps,
+            bias=self.offset,
+            accumulate=self.accumulate,
+            orphan=self.orphan,
+            squash_kind=self.squash,
+            gradient=self.gradient,
+        )

@@ -1,0 +1,193 @@
+"""Routing as K-Means of the votes (Su Jianlin 2018): by inner product, by distance, and with hard assignments."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from torchcaps.ops import Gaussian, InnerProduct, Similarity, Votes
+from torchcaps.routing.base import Routed, Routing, check_choice, check_steps, register_routing
+from torchcaps.squash import length, squash
+
+
+def _spheres(mean: Tensor, sharpness: float) -> Gaussian:
+    """Similarity ``-K |V - mu|^2``."""
+    return Gaussian(mean, torch.full_like(mean, 2 * sharpness), torch.zeros_like(mean[..., 0]))
+
+
+def inner_product_kmeans_routing(
+    votes: Votes,
+    weights: Tensor | None = None,
+    *,
+    steps: int = 3,
+    sharpness: float = 1.0,
+    squash_kind: str = "half",
+) -> Routed:
+    r"""Soft K-Means with the similarity :math:`\langle V_{ij}, s_j / |s_j| \rangle`.
+
+    .. math::
+        R_{ij} = \operatorname{softmax}_j \Big( K \Big\langle \frac{s_j}{|s_j|}, V_{ij} \Big\rangle \Big), \quad
+        s_j = \sum_i R_{ij} V_{ij}
+
+    from uniform R; the squash comes once, after the last step. A centre is a sum and not a mean, so the more votes
+    agree the longer it is; its direction alone enters the similarity, so nothing grows with the number of steps.
+
+    Args:
+        votes: of I children for J parents.
+        weights: child activations, (B, I), or None.
+        steps: how many times the assignment is made, the uniform first one included.
+        sharpness: K; at 1 the scale of the transforms learns it.
+        squash_kind: a row of the table in :func:`~torchcaps.squash.squash`.
+
+    Source: Su Jianlin 2018b, "Another new year's offering: from K-Means to Capsule" (kexue.fm/archives/5112).
+    """
+    check_steps(steps)
+    similarity: Similarity | None = None
+    for step in range(steps):
+        centre = votes.moments(similarity, weights).sum
+        if step < steps - 1:
+            similarity = InnerProduct(sharpness * normalize(centre, dim=-1))
+    pose = squash(centre, squash_kind)
+    return Routed(pose, length(pose), votes, similarity)
+
+
+def euclidean_kmeans_routing(
+    votes: Votes, weights: Tensor | None = None, *, steps: int = 3, sharpness: float = 1.0
+) -> Routed:
+    r"""Soft K-Means proper.
+
+    .. math::
+        R_{ij} = \operatorname{softmax}_j \big( -K |V_{ij} - \mu_j|^2 \big), \quad
+        \mu_j = \sum_i R_{ij} V_{ij} \Big/ \sum_i R_{ij}
+
+    from uniform R. The pose is the mean and so has the scale of the votes, however many there are; the activation is
+    its length.
+
+    Args:
+        votes: of I children for J parents.
+        weights: child activations, (B, I), or None.
+        steps: how many times the assignment is made, the uniform first one included.
+        sharpness: K; the larger, the harder the assignment.
+
+    Source: Su Jianlin 2018b (kexue.fm/archives/5112), the section on Euclidean distance.
+    """
+    check_steps(steps)
+    similarity: Similarity | None = None
+    for step in range(steps):
+        mean = votes.moments(similarity, weights).mean
+        if step < steps - 1:
+            similarity = _spheres(mean, sharpness)
+    return Routed(mean, length(mean), votes, similarity)
+
+
+@torch.no_grad()
+def hard_kmeans_routing(
+    votes: Votes,
+    weights: Tensor | None = None,
+    *,
+    steps: int = 3,
+    metric: Literal["euclidean", "inner"] = "euclidean",
+    squash_kind: str = "half",
+) -> Routed:
+    r"""K-Means with hard assignments: the limit :math:`K \to \infty` of the soft ones. Gives no gradients.
+
+    A parent that no vote chose keeps its centre.
+
+    Args:
+        votes: of I children for J parents.
+        weights: child activations, (B, I), or None.
+        steps: how many times the assignment is made, the uniform first one included.
+        metric: ``"euclidean"`` (centres are means) or ``"inner"`` (centres are sums, squashed at the end).
+        squash_kind: for ``"inner"``, a row of the table in :func:`~torchcaps.squash.squash`.
+
+    Source: Lloyd 1982; Su Jianlin 2018b (kexue.fm/archives/5112).
+    """
+    check_steps(steps)
+    check_choice("metric", metric, ("euclidean", "inner"))
+    euclidean = metric == "euclidean"
+    similarity: Similarity | None = None
+    moments = votes.moments(similarity, weights)
+    centre = moments.mean if euclidean else moments.sum
+    if steps > 1:
+        votes = votes.restricted(hard=True)
+    for _ in range(steps - 1):
+        similarity = _spheres(centre, 1.0) if euclidean else InnerProduct(normalize(centre, dim=-1))
+        moments = votes.moments(similarity, weights)
+        chosen = (moments.mass > 0)[..., None]
+        centre = torch.where(chosen, moments.mean if euclidean else moments.sum, centre)
+    pose = centre if euclidean else squash(centre, squash_kind)
+    return Routed(pose, length(pose), votes, similarity)
+
+
+@register_routing("kmeans")
+class InnerProductKMeansRouting(Routing):
+    """Module form of :func:`inner_product_kmeans_routing`.
+
+    Args:
+        steps: how many times the assignment is made, the uniform first one included.
+        sharpness: K; at 1 the scale of the transforms learns it.
+        squash: a row of the table in :func:`~torchcaps.squash.squash`.
+    """
+
+    def __init__(self, steps: int = 3, sharpness: float = 1.0, squash: str = "half") -> None:
+        super().__init__()
+        self.steps = check_steps(steps)
+        self.sharpness = sharpness
+        self.squash = squash
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Routes; the child activations are the lengths of their poses already, and are not used again."""
+        return inner_product_kmeans_routing(votes, steps=self.steps, sharpness=self.sharpness, squash_kind=self.squash)
+
+
+@register_routing("euclidean")
+class EuclideanKMeansRouting(Routing):
+    """Module form of :func:`euclidean_kmeans_routing`; children are weighted by their activations.
+
+    Args:
+        steps: how many times the assignment is made, the uniform first one included.
+        sharpness: K; the larger, the harder the assignment.
+    """
+
+    def __init__(self, steps: int = 3, sharpness: float = 1.0) -> None:
+        super().__init__()
+        self.steps = check_steps(steps)
+        self.sharpness = sharpness
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Routes; a mean forgets how long the votes were, so their activations weight them."""
+        return euclidean_kmeans_routing(votes, activation, steps=self.steps, sharpness=self.sharpness)
+
+
+@register_routing("hard_kmeans")
+class HardKMeansRouting(Routing):
+    """Module form of :func:`hard_kmeans_routing`, for evaluation and teaching: it refuses to train.
+
+    Args:
+        steps: how many times the assignment is made, the uniform first one included.
+        metric: ``"euclidean"`` or ``"inner"``.
+        squash: for ``"inner"``, a row of the table in :func:`~torchcaps.squash.squash`.
+    """
+
+    def __init__(
+        self, steps: int = 3, metric: Literal["euclidean", "inner"] = "euclidean", squash: str = "half"
+    ) -> None:
+        super().__init__()
+        self.steps = check_steps(steps)
+        self.metric = metric
+        self.squash = squash
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Routes.
+
+        Raises:
+            RuntimeError: in training mode.
+        """
+        if self.training:
+            raise RuntimeError(
+                "hard K-Means has no gradient and cannot train: call .eval() on the model, or train with "
+                "'kmeans' or 'euclidean' and switch the routing afterwards"
+            )
+        weights = activation if self.metric == "euclidean" else None
+        return hard_kmeans_routing(votes, weights, steps=self.steps, metric=self.metric, squash_kind=self.squash)
