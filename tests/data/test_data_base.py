@@ -1,0 +1,257 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from torchcaps.data import (
+    Batch,
+    Digits,
+    ImageData,
+    ImageFolder,
+    ImageSet,
+    create_dataset,
+    find_data_dir,
+    list_datasets,
+    register_dataset,
+    stratified_split,
+)
+
+
+def make_set(count: int = 20, classes: int = 2) -> ImageSet:
+    images = (torch.arange(count * 12) % 256).to(torch.uint8).reshape(count, 1, 3, 4)
+    names = tuple(f"class {i}" for i in range(classes))
+    return ImageSet(images, torch.arange(count) % classes, names, tuple(f"{i}.png" for i in range(count)))
+
+
+class Fake(ImageData):
+    """Twenty training images in two classes, four test images; it keeps account of what is read."""
+
+    def __init__(self, validation: float = 0.1, seed: int = 0) -> None:
+        super().__init__(validation, seed)
+        self.read: list[str] = []
+
+    def load_train(self) -> ImageSet:
+        self.read.append("train")
+        return make_set(20)
+
+    def load_test(self) -> ImageSet:
+        self.read.append("test")
+        return make_set(4)
+
+
+class FakeWithValidation(Fake):
+    def load_validation(self) -> ImageSet:
+        return make_set(6)
+
+
+# ImageSet
+
+
+def test_batch_holds_scaled_images_labels_and_indices() -> None:
+    data = make_set()
+    batch = data.__getitems__([7, 2])
+    assert isinstance(batch, Batch)
+    assert batch.images.dtype == torch.float32
+    torch.testing.assert_close(batch.images, data.images[[7, 2]].double().div(255).float())
+    assert batch.labels.tolist() == [1, 0]
+    assert batch.indices.tolist() == [7, 2]
+
+
+def test_pixels_span_zero_to_one() -> None:
+    images = torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1)
+    data = ImageSet(images, torch.tensor([0, 1]), ("a", "b"))
+    assert data.__getitems__([0, 1]).images.flatten().tolist() == [0.0, 1.0]
+
+
+def test_one_item_is_a_batch_of_one() -> None:
+    one, batch = make_set()[3], make_set().__getitems__([3])
+    assert one.images.shape == (1, 1, 3, 4)
+    assert all(torch.equal(a, b) for a, b in zip(one, batch, strict=True))
+
+
+def test_data_loader_fetches_batches_whole() -> None:
+    data = make_set(10)
+    batches = list(DataLoader(data, batch_size=4, collate_fn=lambda batch: batch))
+    assert [len(batch.images) for batch in batches] == [4, 4, 2]
+    assert torch.cat([batch.indices for batch in batches]).tolist() == list(range(10))
+    assert torch.equal(torch.cat([batch.labels for batch in batches]), data.labels)
+
+
+def test_image_shape_and_length() -> None:
+    assert make_set(5).image_shape == (1, 3, 4)
+    assert len(make_set(5)) == 5
+
+
+def test_subset_keeps_images_labels_and_files_together() -> None:
+    data = make_set()
+    part = data.subset(torch.tensor([5, 0, 8]))
+    assert torch.equal(part.images, data.images[[5, 0, 8]])
+    assert part.labels.tolist() == [1, 0, 0]
+    assert part.files == ("5.png", "0.png", "8.png")
+    assert part.classes == data.classes
+
+
+def test_empty_subset_keeps_the_image_shape() -> None:
+    part = make_set().subset(torch.empty(0, dtype=torch.int64))
+    assert len(part) == 0
+    assert part.image_shape == (1, 3, 4)
+    assert part.files == ()
+
+
+def test_subset_refuses_a_mask() -> None:
+    with pytest.raises(ValueError, match="indices must be int64"):
+        make_set(3).subset(torch.tensor([True, False, True]))
+
+
+IMAGES = torch.zeros(2, 1, 3, 3, dtype=torch.uint8)
+LABELS = torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "files", "message"),
+    [
+        (IMAGES.float(), LABELS, None, r"images must be uint8 .* got torch.float32 \(2, 1, 3, 3\)"),
+        (IMAGES[:, 0], LABELS, None, r"images must be uint8 .* got torch.uint8 \(2, 3, 3\)"),
+        (IMAGES, LABELS.int(), None, "labels must be int64"),
+        (IMAGES, LABELS[:1], None, r"labels must be int64 \(2,\).* got torch.int64 \(1,\)"),
+        (IMAGES, LABELS + 1, None, r"labels must lie in 0..1, .* from 1 to 2"),
+        (IMAGES, LABELS - 1, None, r"labels must lie in 0..1, .* from -1 to 0"),
+        (IMAGES, LABELS, ("one.png",), "files must name 2 files, .* got 1"),
+    ],
+)
+def test_image_set_refuses_what_does_not_fit(
+    images: torch.Tensor, labels: torch.Tensor, files: tuple[str, ...] | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        ImageSet(images, labels, ("a", "b"), files)
+
+
+# The split
+
+
+@given(
+    counts=st.lists(st.integers(1, 30), min_size=1, max_size=5),
+    share=st.floats(0.001, 0.999),
+    seed=st.integers(0, 2**32),
+)
+def test_split_is_a_stratified_partition(counts: list[int], share: float, seed: int) -> None:
+    labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))]
+    rest, held_out = stratified_split(labels, share, seed)
+    assert sorted(rest.tolist() + held_out.tolist()) == list(range(len(labels)))
+    assert rest.tolist() == sorted(rest.tolist())
+    assert held_out.tolist() == sorted(held_out.tolist())
+    for label, count in enumerate(counts):
+        held = int((labels[held_out] == label).sum())
+        if count == 1:
+            assert held == 0
+        else:
+            assert 1 <= held <= count - 1
+            assert abs(held - share * count) <= 1
+
+
+def test_split_depends_on_the_seed_alone() -> None:
+    labels = torch.arange(100) % 4
+    first = stratified_split(labels, 0.25, seed=3)[1]
+    torch.manual_seed(99)  # The global generator is neither read ...
+    state = torch.get_rng_state()
+    assert torch.equal(stratified_split(labels, 0.25, seed=3)[1], first)
+    assert torch.equal(torch.get_rng_state(), state)  # ... nor moved.
+    assert not torch.equal(stratified_split(labels, 0.25, seed=4)[1], first)
+
+
+def test_share_zero_puts_nothing_aside() -> None:
+    rest, held_out = stratified_split(torch.arange(10) % 2, 0, seed=0)
+    assert rest.tolist() == list(range(10))
+    assert held_out.numel() == 0
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 2.0, float("nan")])
+def test_share_out_of_range(share: float) -> None:
+    with pytest.raises(ValueError, match=r"share must be a share in \[0, 1\), got"):
+        stratified_split(torch.tensor([0, 1]), share, seed=0)
+    with pytest.raises(ValueError, match=r"validation must be a share in \[0, 1\), got"):
+        Fake(validation=share)
+
+
+# ImageData
+
+
+def test_training_and_validation_images_are_disjoint_and_complete() -> None:
+    data = Fake(validation=0.2, seed=1)
+    assert data.train.files is not None
+    assert data.validation.files is not None
+    assert sorted(data.train.files + data.validation.files) == sorted(make_set(20).files or ())
+    assert data.validation.labels.bincount().tolist() == [2, 2]
+    assert data.classes == ("class 0", "class 1")
+    assert data.image_shape == (1, 3, 4)
+
+
+def test_test_images_are_read_only_when_asked_for_and_all_once() -> None:
+    data = Fake()
+    assert data.read == []
+    assert len(data.train) + len(data.validation) + len(data.train) == 18 + 2 + 18
+    assert data.read == ["train"]
+    assert len(data.test) + len(data.test) == 8
+    assert data.read == ["train", "test"]
+
+
+def test_no_validation_images() -> None:
+    data = Fake(validation=0)
+    assert len(data.train) == 20
+    assert len(data.validation) == 0
+    assert data.validation.image_shape == (1, 3, 4)
+
+
+def test_validation_images_of_the_source_are_used_instead_of_a_split() -> None:
+    data = FakeWithValidation(validation=0.5)
+    assert len(data.train) == 20
+    assert len(data.validation) == 6
+
+
+# Names and places
+
+
+def test_datasets_by_name(tmp_path: Path) -> None:
+    assert list_datasets() == ["digits", "fashion_mnist", "folder", "mnist"]
+    digits = create_dataset("digits", validation=0.3, seed=5)
+    assert isinstance(digits, Digits)
+    assert (digits.validation_share, digits.seed) == (0.3, 5)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.png").touch()
+    assert isinstance(create_dataset("folder", root=str(tmp_path)), ImageFolder)
+
+
+def test_unknown_dataset_lists_those_that_exist() -> None:
+    with pytest.raises(ValueError, match="unknown dataset 'cifar'; there are digits, fashion_mnist, folder"):
+        create_dataset("cifar")
+
+
+def test_a_name_is_given_once() -> None:
+    with pytest.raises(ValueError, match="'digits' is taken by Digits"):
+        register_dataset("digits")(Fake)
+    assert isinstance(create_dataset("digits"), Digits)
+
+
+def test_data_dir_is_the_argument_then_the_variable_then_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert find_data_dir(None) == tmp_path / ".cache" / "torchcaps"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert find_data_dir(None) == tmp_path / "xdg" / "torchcaps"
+    monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "variable"))
+    assert find_data_dir(None) == tmp_path / "variable"
+    assert find_data_dir("~/argument") == tmp_path / "argument"
+
+
+def test_import_needs_torch_alone() -> None:
+    code = "import sys; sys.modules.update(PIL=None, pooch=None, sklearn=None); import torchcaps.data"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -1,0 +1,38 @@
+import torch
+from sklearn.datasets import load_digits
+
+from torchcaps.data import Digits
+
+
+def test_splits_hold_every_digit_of_the_source_once() -> None:
+    data = Digits(validation=0.1)
+    splits = (data.train, data.validation, data.test)
+    source = load_digits()
+    expected = torch.tensor(source.images * 255 / 16).round().to(torch.uint8).flatten(1)
+    rows = torch.cat([part.images.flatten(1) for part in splits])
+    labels = torch.cat([part.labels for part in splits])
+
+    def in_order(images: torch.Tensor, numbers: torch.Tensor) -> list[list[int]]:
+        return sorted(torch.cat([images.long(), numbers[:, None]], dim=1).tolist())
+
+    assert len(rows) == 1797
+    assert in_order(rows, labels) == in_order(expected, torch.tensor(source.target))
+
+
+def test_shape_range_and_classes() -> None:
+    data = Digits()
+    assert data.image_shape == (1, 8, 8)
+    assert data.classes == tuple("0123456789")
+    assert (int(data.train.images.min()), int(data.train.images.max())) == (0, 255)
+
+
+def test_a_fifth_of_each_digit_is_the_test_set() -> None:
+    counts = torch.bincount(torch.tensor(load_digits().target))
+    assert (Digits().test.labels.bincount() - counts / 5).abs().max() <= 0.5
+
+
+def test_seed_chooses_the_validation_images_and_not_the_test_set() -> None:
+    first, second = Digits(seed=0), Digits(seed=1)
+    assert torch.equal(first.test.images, second.test.images)
+    assert not torch.equal(first.validation.images, second.validation.images)
+    assert torch.equal(first.validation.images, Digits(seed=0).validation.images)

@@ -1,0 +1,305 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from torchcaps.data import ImageFolder, load_image
+
+BLACK, WHITE = 0, 255
+
+
+def save(path: Path, image: Image.Image | None = None, **options: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (image or Image.new("L", (4, 3), 100)).save(path, **options)
+    return path
+
+
+def make_root(root: Path, count: int = 10, classes: str = "ab") -> Path:
+    """Grey images, each of one value: 20, 21, ... in the first class, 40, 41, ... in the second."""
+    for label, name in enumerate(classes):
+        for i in range(count):
+            save(root / name / f"{i:02}.png", Image.new("L", (4, 3), 20 * (label + 1) + i))
+    return root
+
+
+def values(images: torch.Tensor) -> list[int]:
+    return images[:, 0, 0, 0].tolist()
+
+
+# Splits
+
+
+def test_one_folder_per_class(tmp_path: Path) -> None:
+    data = ImageFolder(str(make_root(tmp_path)), test=0.2, validation=0.25)
+    assert data.classes == ("a", "b")
+    assert data.image_shape == (1, 3, 4)
+    parts = (data.train, data.validation, data.test)
+    assert [part.labels.bincount().tolist() for part in parts] == [[6, 6], [2, 2], [2, 2]]
+    assert sorted(value for part in parts for value in values(part.images)) == [
+        *range(20, 30),
+        *range(40, 50),
+    ]
+    for part in parts:
+        for value, label, file in zip(values(part.images), part.labels.tolist(), part.files or (), strict=True):
+            assert Path(file) == tmp_path / "ab"[label] / f"{value - 20 * (label + 1):02}.png"
+
+
+def test_seed_chooses_the_validation_images_and_not_the_test_set(tmp_path: Path) -> None:
+    first, second = (ImageFolder(str(make_root(tmp_path)), seed=seed, validation=0.3) for seed in (0, 1))
+    assert first.test.files == second.test.files
+    assert first.validation.files != second.validation.files
+
+
+def test_no_test_set(tmp_path: Path) -> None:
+    data = ImageFolder(str(make_root(tmp_path)), test=0, validation=0)
+    assert len(data.train) == 20
+    assert data.test.images.shape == (0, 1, 3, 4)
+
+
+def test_folders_train_and_test_are_the_splits(tmp_path: Path) -> None:
+    make_root(tmp_path / "train", 10)
+    make_root(tmp_path / "test", 3)
+    data = ImageFolder(str(tmp_path), validation=0.2)
+    assert (len(data.train), len(data.validation), len(data.test)) == (16, 4, 6)
+    assert sorted(values(data.test.images)) == [20, 21, 22, 40, 41, 42]
+    assert all(Path(file).is_relative_to(tmp_path / "train") for file in data.validation.files or ())
+
+
+def test_folder_val_is_the_validation_set(tmp_path: Path) -> None:
+    for split, count in (("train", 10), ("val", 2), ("test", 3)):
+        make_root(tmp_path / split, count)
+    data = ImageFolder(str(tmp_path), validation=0.5)
+    assert (len(data.train), len(data.validation), len(data.test)) == (20, 4, 6)
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    make_root(tmp_path, 2, classes="a")
+    make_root(tmp_path / "train", 2, classes="x")
+    assert ImageFolder(str(tmp_path)).classes == ("a", "train")
+
+
+def test_images_are_found_at_any_depth_and_nothing_else_is(tmp_path: Path) -> None:
+    make_root(tmp_path, 2)
+    save(tmp_path / "a" / "deep" / "er" / "x.JPG")
+    save(tmp_path / "a" / ".hidden" / "x.png")
+    save(tmp_path / "a" / ".hidden.png")
+    save(tmp_path / ".hidden" / "x.png")
+    save(tmp_path / "no class.png")
+    (tmp_path / "a" / "notes.txt").write_text("not an image")
+    data = ImageFolder(str(tmp_path), test=0, validation=0)
+    names = [str(Path(file).relative_to(tmp_path)) for file in data.train.files or ()]
+    assert names == ["a/00.png", "a/01.png", "a/deep/er/x.JPG", "b/00.png", "b/01.png"]
+
+
+def test_test_images_are_read_only_when_asked_for(tmp_path: Path) -> None:
+    make_root(tmp_path / "train", 3)
+    make_root(tmp_path / "test", 3)
+    broken = tmp_path / "test" / "a" / "00.png"
+    broken.write_bytes(broken.read_bytes()[:-25])
+    data = ImageFolder(str(tmp_path))
+    assert len(data.train) == 4
+    with pytest.raises(ValueError, match=r"cannot read the image .*00\.png"):
+        _ = data.test
+
+
+# What goes wrong
+
+
+def test_root_is_missing_or_a_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+        ImageFolder(str(tmp_path / "nowhere"))
+    with pytest.raises(NotADirectoryError, match=r"x\.png is not a folder"):
+        ImageFolder(str(save(tmp_path / "x.png")))
+
+
+@pytest.mark.parametrize("classes", ["", "a"])
+def test_too_few_classes(tmp_path: Path, classes: str) -> None:
+    with pytest.raises(ValueError, match=r"two or more classes, got \("):
+        ImageFolder(str(make_root(tmp_path, classes=classes)))
+
+
+def test_empty_class_folder(tmp_path: Path) -> None:
+    (make_root(tmp_path) / "c" / "empty").mkdir(parents=True)
+    with pytest.raises(ValueError, match=f"class folder {tmp_path / 'c'} holds no images"):
+        ImageFolder(str(tmp_path))
+
+
+@pytest.mark.parametrize("split", ["test", "val"])
+def test_splits_have_other_classes(tmp_path: Path, split: str) -> None:
+    for folder in ("train", "val", "test"):
+        make_root(tmp_path / folder, 2, classes="abc" if folder == split else "ab")
+    with pytest.raises(ValueError, match=rf"{split} must hold .* \('a', 'b'\), got \('a', 'b', 'c'\)"):
+        ImageFolder(str(tmp_path))
+
+
+def test_split_folders_without_test(tmp_path: Path) -> None:
+    for folder in ("train", "val"):
+        make_root(tmp_path / folder, 2)
+    with pytest.raises(ValueError, match="holds train and val but no test"):
+        ImageFolder(str(tmp_path))
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+@pytest.mark.parametrize("keep", [0.0, 0.6])
+@pytest.mark.parametrize("channels", [None, 1])
+def test_broken_image_is_named(tmp_path: Path, suffix: str, keep: float, channels: None) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (3, 4), dtype=np.uint8)
+    path = save(make_root(tmp_path) / "a" / f"broken.{suffix}", Image.fromarray(noise))
+    content = path.read_bytes()
+    path.write_bytes(content[: int(keep * len(content))])
+    with pytest.raises(ValueError, match=f"cannot read the image .*broken.{suffix}"):
+        _ = ImageFolder(str(tmp_path), channels=channels, test=0).train
+
+
+def test_images_of_two_sizes_are_named(tmp_path: Path) -> None:
+    save(make_root(tmp_path) / "b" / "wide.png", Image.new("L", (7, 3)))
+    with pytest.raises(ValueError, match=r"3 x 4 pixels .* 3 x 7; pass size") as caught:
+        _ = ImageFolder(str(tmp_path), test=0).train
+    assert str(tmp_path / "a" / "00.png") in str(caught.value)
+    assert str(tmp_path / "b" / "wide.png") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"test": 1.0}, r"test must be a share in \[0, 1\), got 1.0"),
+        ({"validation": -0.1}, "validation must be a share"),
+        ({"channels": 2}, "channels must be 1, 3 or None, got 2"),
+        ({"size": 0}, "size must be at least 1 x 1 pixel, got 0"),
+        ({"size": (8, 0)}, r"size must be at least 1 x 1 pixel, got \(8, 0\)"),
+        ({"resize": "squash"}, "resize must be one of pad, crop, stretch, got 'squash'"),
+    ],
+)
+def test_arguments_are_checked(tmp_path: Path, arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ImageFolder(str(make_root(tmp_path)), **arguments)
+
+
+# Channels and size
+
+
+@pytest.mark.parametrize(
+    ("image", "channels"),
+    [
+        (Image.new("1", (4, 3)), 1),
+        (Image.new("LA", (4, 3)), 1),
+        (Image.new("I;16", (4, 3)), 1),
+        (Image.new("RGB", (4, 3)), 3),
+        (Image.new("P", (4, 3)), 3),
+    ],
+    ids=lambda value: getattr(value, "mode", None),
+)
+def test_channels_follow_the_files(tmp_path: Path, image: Image.Image, channels: int) -> None:
+    save(make_root(tmp_path) / "b" / "other.png", image)
+    assert ImageFolder(str(tmp_path)).image_shape == (channels, 3, 4)
+
+
+def test_channels_can_be_chosen(tmp_path: Path) -> None:
+    make_root(tmp_path, 2)
+    grey = ImageFolder(str(tmp_path), channels=1, test=0, validation=0).train.images
+    colour = ImageFolder(str(tmp_path), channels=3, test=0, validation=0).train.images
+    assert torch.equal(colour, grey.expand(-1, 3, -1, -1))
+
+
+@pytest.mark.parametrize(("size", "shape"), [(8, (1, 8, 8)), ((5, 9), (1, 5, 9))])
+def test_size_is_height_and_width(tmp_path: Path, size: int | tuple[int, int], shape: tuple[int, ...]) -> None:
+    save(make_root(tmp_path) / "b" / "wide.png", Image.new("L", (40, 3)))
+    data = ImageFolder(str(tmp_path), size=size)
+    assert data.image_shape == shape
+    assert data.test.images.shape[1:] == shape
+
+
+# One image
+
+
+def test_pixels_are_kept(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 4, 3), dtype=np.uint8)
+    image = load_image(save(tmp_path / "x.png", Image.fromarray(pixels)), (3, 3, 4))
+    assert image.dtype == torch.uint8
+    assert image.permute(1, 2, 0).tolist() == pixels.tolist()
+
+
+def test_resize_pads_crops_or_stretches(tmp_path: Path) -> None:
+    # Grey, white, grey: each part 4 x 4.
+    pixels = np.repeat(np.array([[100, 255, 100]], dtype=np.uint8), 4, axis=1).repeat(4, axis=0)
+    path = save(tmp_path / "x.png", Image.fromarray(pixels))
+    padded = load_image(path, (1, 12, 12), "pad")[0]
+    assert torch.equal(padded[4:8], torch.from_numpy(pixels))
+    assert padded[:4].eq(BLACK).all()
+    assert padded[8:].eq(BLACK).all()
+    assert load_image(path, (1, 4, 4), "crop")[0].eq(WHITE).all()
+    stretched = load_image(path, (1, 12, 12), "stretch")[0]
+    assert torch.equal(stretched[0], torch.from_numpy(pixels)[0])
+    assert torch.equal(stretched, stretched[:1].expand(12, 12))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_transparent_pixels_are_black(tmp_path: Path, mode: str) -> None:
+    image = Image.new(mode, (2, 1), (255,) * len(mode))
+    image.putpixel((1, 0), (255,) * (len(mode) - 1) + (0,))
+    path = save(tmp_path / "x.png", image)
+    assert load_image(path, (1, 1, 2)).tolist() == [[[WHITE, BLACK]]]
+    assert load_image(path, (3, 1, 2)).tolist() == [[[WHITE, BLACK]]] * 3
+
+
+@pytest.mark.parametrize("mode", ["P", "L", "RGB"])
+def test_transparent_colour_is_black(tmp_path: Path, mode: str) -> None:
+    image = Image.new("RGB", (2, 1), "white")
+    image.putpixel((1, 0), (200, 200, 200))
+    image = image.quantize(2) if mode == "P" else image.convert(mode)
+    colour = (200, 200, 200) if mode == "RGB" else image.getpixel((1, 0))
+    path = save(tmp_path / "x.png", image, transparency=colour)
+    assert load_image(path, (1, 1, 2)).tolist() == [[[WHITE, BLACK]]]
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+def test_sixteen_bit_grey_is_scaled(tmp_path: Path, suffix: str) -> None:
+    pixels = np.array([[0, 257, 128 * 257, 65535]], dtype=np.uint16)
+    path = save(tmp_path / f"x.{suffix}", Image.fromarray(pixels))
+    assert load_image(path, (1, 1, 4)).tolist() == [[[0, 1, 128, 255]]]
+
+
+@pytest.mark.parametrize(
+    ("pixels", "message"),
+    [
+        (np.array([[70_000]], dtype=np.int32), "0..65535, got 70000"),
+        (np.ones((1, 1), np.float32), "floating"),
+    ],
+)
+def test_pixels_without_a_known_range_are_refused(tmp_path: Path, pixels: np.ndarray, message: str) -> None:
+    path = save(tmp_path / "x.tif", Image.fromarray(pixels))
+    with pytest.raises(ValueError, match=f"x.tif.*{message}"):
+        load_image(path, (1, 1, 1))
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+def test_exif_orientation_is_honoured(tmp_path: Path, suffix: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # Stored lying on its left side.
+    image = Image.new("L", (16, 8), BLACK)
+    image.paste(WHITE, (0, 0, 8, 8))
+    path = save(tmp_path / "a" / f"x.{suffix}", image, exif=exif)
+    upright = load_image(path, (1, 16, 8))[0]
+    assert upright[:8].min() > 250
+    assert upright[8:].max() < 5
+    # The size that images must share is that of the upright image.
+    save(tmp_path / "b" / "x.png", Image.new("L", (8, 16)))
+    assert ImageFolder(str(tmp_path)).image_shape == (1, 16, 8)
+
+
+def test_load_image_reads_what_the_folder_reads(tmp_path: Path) -> None:
+    data = ImageFolder(str(make_root(tmp_path)), size=6, channels=3, resize="crop")
+    for image, file in zip(data.test.images, data.test.files or (), strict=True):
+        assert torch.equal(load_image(file, data.image_shape, "crop"), image)
+
+
+def test_load_image_checks_its_arguments(tmp_path: Path) -> None:
+    path = save(tmp_path / "x.png")
+    with pytest.raises(ValueError, match=r"image_shape must be .* got \(2, 3, 4\)"):
+        load_image(path, (2, 3, 4))
+    with pytest.raises(ValueError, match="resize must be one of"):
+        load_image(path, (1, 3, 4), "squash")  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError, match=r"nowhere.png"):
+        load_image(tmp_path / "nowhere.png", (1, 3, 4))

@@ -1,0 +1,224 @@
+"""What every data set has in common: images with labels, three splits, a name and a place on disk."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+# Test sets that are drawn here (and not given by a source) come from this seed, never from the user's:
+# runs with different seeds are then measured on the same images.
+TEST_SEED = 0
+
+
+class Batch(NamedTuple):
+    """Some images of an `ImageSet`, ready for a network.
+
+    Attributes:
+        images: float32 (B, C, H, W), in [0, 1].
+        labels: int64 (B,).
+        indices: int64 (B,), the places of the images in their `ImageSet`.
+    """
+
+    images: Tensor
+    labels: Tensor
+    indices: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Labelled images of one size, held in memory as bytes.
+
+    torch's `DataLoader` fetches whole batches from it (by `__getitems__`): give it a `collate_fn` that
+    returns its argument.
+
+    Attributes:
+        images: uint8 (N, C, H, W).
+        labels: int64 (N,), each in [0, len(classes)).
+        classes: the name of each label.
+        files: where each image came from, if it came from a file of its own.
+
+    Raises:
+        ValueError: a tensor has another type or shape, or a label is out of range.
+    """
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    files: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        images, labels = self.images, self.labels
+        if images.dtype != torch.uint8 or images.ndim != 4:
+            raise ValueError(f"images must be uint8 (N, C, H, W), got {_describe(images)}")
+        if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
+            raise ValueError(f"labels must be int64 ({len(images)},), one per image, got {_describe(labels)}")
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(self.classes):
+            raise ValueError(
+                f"labels must lie in 0..{len(self.classes) - 1}, one of {len(self.classes)} classes, "
+                f"got labels from {int(labels.min())} to {int(labels.max())}"
+            )
+        if self.files is not None and len(self.files) != len(images):
+            raise ValueError(f"files must name {len(images)} files, one per image, got {len(self.files)}")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.__getitems__([index])
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        return Batch(self.images[rows].to(torch.float32) / 255, self.labels[rows], rows)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of every image."""
+        _, channels, height, width = self.images.shape
+        return channels, height, width
+
+    def subset(self, indices: Tensor) -> "ImageSet":
+        """The images at `indices`, int64 (M,), in that order."""
+        if indices.dtype != torch.int64 or indices.ndim != 1:
+            raise ValueError(f"indices must be int64 (M,), got {_describe(indices)}")
+        files = None if self.files is None else tuple(self.files[i] for i in indices.tolist())
+        return ImageSet(self.images[indices], self.labels[indices], self.classes, files)
+
+
+class ImageData(ABC):
+    """A data set with its training, validation and test images, each read when first asked for.
+
+    Args:
+        validation: share of the training images put aside for validation, the same in every class;
+            0 puts none aside.
+        seed: chooses which images those are; nothing else does.
+
+    Raises:
+        ValueError: `validation` is outside [0, 1).
+    """
+
+    def __init__(self, validation: float = 0.1, seed: int = 0) -> None:
+        check_share("validation", validation)
+        self.validation_share = validation
+        self.seed = seed
+
+    @abstractmethod
+    def load_train(self) -> ImageSet:
+        """Read the training images, those for validation included."""
+
+    @abstractmethod
+    def load_test(self) -> ImageSet:
+        """Read the test images."""
+
+    def load_validation(self) -> ImageSet | None:
+        """Read the validation images of a source that has its own; None has them split off training."""
+        return None
+
+    @property
+    def train(self) -> ImageSet:
+        """The images to train on."""
+        return self._train_and_validation[0]
+
+    @property
+    def validation(self) -> ImageSet:
+        """The images to choose settings on, empty where none were put aside."""
+        return self._train_and_validation[1]
+
+    @cached_property
+    def test(self) -> ImageSet:
+        """The images to report results on. Only touching this reads them."""
+        return self.load_test()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The name of each label."""
+        return self.train.classes
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of every image."""
+        return self.train.image_shape
+
+    @cached_property
+    def _train_and_validation(self) -> tuple[ImageSet, ImageSet]:
+        train, validation = self.load_train(), self.load_validation()
+        if validation is not None:
+            return train, validation
+        rest, held_out = stratified_split(train.labels, self.validation_share, self.seed)
+        return train.subset(rest), train.subset(held_out)
+
+
+def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Put aside the same share of every class, at random.
+
+    Args:
+        labels: int64 (N,).
+        share: how much of each class to put aside, in [0, 1). Unless it is 0, every class of two or more
+            keeps at least one on each side; a class of one is never put aside.
+        seed: the only thing that the choice depends on, besides the labels.
+
+    Returns:
+        The indices of the rest and of those put aside, int64, each in ascending order.
+
+    Raises:
+        ValueError: `share` is outside [0, 1).
+    """
+    check_share("share", share)
+    generator = torch.Generator().manual_seed(seed)
+    held_out = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique():
+        members = (labels == label).nonzero().squeeze(1)
+        count = min(max(round(share * len(members)), 1), len(members) - 1) if share else 0
+        held_out[members[torch.randperm(len(members), generator=generator)[:count]]] = True
+    return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
+
+
+def check_share(name: str, share: float) -> None:
+    """Raise a `ValueError` that names the argument unless `share` lies in [0, 1)."""
+    if not 0 <= share < 1:
+        raise ValueError(f"{name} must be a share in [0, 1), got {share}")
+
+
+def find_data_dir(data_dir: str | None) -> Path:
+    """The folder of the data sets: the argument, else $TORCHCAPS_DATA, else torchcaps in the user's cache."""
+    chosen = data_dir or os.environ.get("TORCHCAPS_DATA")
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torchcaps"
+
+
+Data = TypeVar("Data", bound=ImageData)
+_DATASETS: dict[str, type[ImageData]] = {}
+
+
+def register_dataset(name: str) -> Callable[[type[Data]], type[Data]]:
+    """Decorate an `ImageData` so that `create_dataset` knows it as `name`; a name taken is a `ValueError`."""
+
+    def register(data: type[Data]) -> type[Data]:
+        if name in _DATASETS:
+            raise ValueError(f"dataset name {name!r} is taken by {_DATASETS[name].__name__}")
+        _DATASETS[name] = data
+        return data
+
+    return register
+
+
+def list_datasets() -> list[str]:
+    """The names that `create_dataset` knows, sorted."""
+    return sorted(_DATASETS)
+
+
+def create_dataset(name: str, **kwargs: Any) -> ImageData:
+    """Build the data set `name` with the arguments of its class; an unknown name is a `ValueError`."""
+    if name not in _DATASETS:
+        raise ValueError(f"unknown dataset {name!r}; there are {', '.join(list_datasets())}")
+    return _DATASETS[name](**kwargs)
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"

@@ -1,0 +1,42 @@
+"""The handwritten digits that come with scikit-learn."""
+
+import torch
+
+from torchcaps.data.base import TEST_SEED, ImageData, ImageSet, register_dataset, stratified_split
+
+
+@register_dataset("digits")
+class Digits(ImageData):
+    """1,797 handwritten digits of 8 x 8 pixels, part of scikit-learn: nothing is downloaded.
+
+    The source has no test set. A fifth of each digit is the test set here, drawn once and for all: it is
+    the same for every `seed`.
+
+    Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
+    Repository, 1998.
+
+    Args:
+        validation: share of the training images put aside for validation, the same in every class;
+            0 puts none aside.
+        seed: chooses which images those are; nothing else does.
+    """
+
+    def load_train(self) -> ImageSet:
+        """Read the four fifths of the digits to train on."""
+        digits = _load_digits()
+        return digits.subset(stratified_split(digits.labels, 0.2, TEST_SEED)[0])
+
+    def load_test(self) -> ImageSet:
+        """Read the fifth of the digits to test on."""
+        digits = _load_digits()
+        return digits.subset(stratified_split(digits.labels, 0.2, TEST_SEED)[1])
+
+
+def _load_digits() -> ImageSet:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    # The source counts dark points: 0..16.
+    images = (torch.from_numpy(digits.images) * 255 / 16).round().to(torch.uint8).unsqueeze(1)
+    labels = torch.from_numpy(digits.target).to(torch.int64)
+    return ImageSet(images, labels, tuple(str(digit) for digit in range(10)))

@@ -1,0 +1,195 @@
+"""MNIST, Fashion-MNIST and the idx files that they come in."""
+
+import gzip
+import hashlib
+import math
+import struct
+import zlib
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from torchcaps.data.base import ImageData, ImageSet, find_data_dir, register_dataset
+
+_ADVICE = "Name a folder that holds the files with data_dir or the environment variable TORCHCAPS_DATA."
+
+
+def read_idx(path: str | Path) -> Tensor:
+    """Read an idx file of bytes, plain or compressed with gzip.
+
+    Source: Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits", file formats. The
+    file is: two zero bytes, the type of the entries (8: uint8), the number of dimensions, each dimension as
+    a big-endian uint32, the entries.
+
+    Returns:
+        A uint8 tensor of the shape that the file states.
+
+    Raises:
+        ValueError: the file is broken, is longer or shorter than it states, or holds another type.
+    """
+    data = Path(path).read_bytes()
+    if data.startswith(b"\x1f\x8b"):
+        try:
+            data = gzip.decompress(data)
+        except (EOFError, OSError, zlib.error) as error:
+            raise ValueError(f"{path} is a broken gzip file: {error}") from error
+    if len(data) < 4 or data[:3] != b"\x00\x00\x08" or data[3] == 0:
+        raise ValueError(
+            f"{path} is not an idx file of bytes: expected it to start with 00 00 08 and the number of "
+            f"dimensions, got {data[:4].hex(' ') or 'an empty file'}"
+        )
+    header = 4 + 4 * data[3]
+    if len(data) < header:
+        raise ValueError(f"{path} ends in its header: expected at least {header} bytes, got {len(data)}")
+    shape = struct.unpack(f">{data[3]}I", data[4:header])
+    expected = header + math.prod(shape)
+    if len(data) != expected:
+        raise ValueError(f"{path} states the shape {shape}: expected {expected} bytes, got {len(data)} (uncompressed)")
+    # A copy, for a tensor's memory must be writable.
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)[header:].reshape(shape)
+
+
+@register_dataset("mnist")
+class MNIST(ImageData):
+    """70,000 handwritten digits of 28 x 28 pixels, 10,000 of them the test set.
+
+    The four original files are looked for in the folder `mnist` inside `data_dir` and in `data_dir` itself, compressed
+    (.gz, then their SHA-256 is checked) or not. Those that are missing are downloaded to the former.
+
+    Source: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-based learning applied to document
+    recognition", Proceedings of the IEEE 86(11), 1998.
+
+    Args:
+        data_dir: folder of the data sets. Default: the environment variable TORCHCAPS_DATA, else torchcaps
+            in the user's cache folder.
+        download: whether to download what is missing.
+        validation: share of the training images put aside for validation, the same in every class;
+            0 puts none aside.
+        seed: chooses which images those are; nothing else does.
+    """
+
+    folder: ClassVar[str] = "mnist"
+    class_names: ClassVar[tuple[str, ...]] = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
+    mirrors: ClassVar[tuple[str, ...]] = (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    )
+    sha256: ClassVar[dict[str, str]] = {
+        "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    }
+
+    def __init__(
+        self, data_dir: str | None = None, download: bool = True, validation: float = 0.1, seed: int = 0
+    ) -> None:
+        super().__init__(validation, seed)
+        self.data_dir = find_data_dir(data_dir)
+        self.download = download
+
+    def load_train(self) -> ImageSet:
+        """Read the training images.
+
+        Raises:
+            FileNotFoundError: a file is missing and `download` is False.
+            ConnectionError: a file is missing and no mirror served it intact.
+            ValueError: a file is broken, or is not the one that was published.
+        """
+        return self._load("train")
+
+    def load_test(self) -> ImageSet:
+        """Read the test images; raises what `load_train` does."""
+        return self._load("t10k")
+
+    def _load(self, part: str) -> ImageSet:
+        names = (f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz")
+        missing = [name for name in names if self._find(name) is None]
+        if missing and not self.download:
+            raise FileNotFoundError(f"{self._searched(missing)}, and download is False. {_ADVICE}")
+        images_path, labels_path = (self._find(name) or self._download(name, missing) for name in names)
+        images, labels = self._read(images_path, ndim=3), self._read(labels_path, ndim=1)
+        if len(images) != len(labels):
+            raise ValueError(f"{images_path} holds {len(images)} images but {labels_path} holds {len(labels)} labels")
+        return ImageSet(images.unsqueeze(1), labels.to(torch.int64), self.class_names)
+
+    def _find(self, name: str) -> Path | None:
+        # The sub-folder first: MNIST and Fashion-MNIST call their files the same.
+        for folder in (self.data_dir / self.folder, self.data_dir):
+            for path in (folder / name, folder / name.removesuffix(".gz")):
+                if path.is_file():
+                    return path
+        return None
+
+    def _download(self, name: str, missing: list[str]) -> Path:
+        import pooch
+
+        failures = []
+        for mirror in self.mirrors:
+            try:
+                # pooch moves a file to its place only when the hash is right, in one step.
+                path = self.data_dir / self.folder
+                return Path(pooch.retrieve(mirror + name, f"sha256:{self.sha256[name]}", name, path))
+            except (OSError, ValueError) as error:  # no connection, no such file; the wrong hash
+                failures.append(f"  {mirror}{name}: {error}")
+        raise ConnectionError("\n".join([f"{self._searched(missing)}, and downloading failed:", *failures, _ADVICE]))
+
+    def _searched(self, missing: list[str]) -> str:
+        files = " and ".join(f"{name} (or without .gz)" for name in missing)
+        return f"{files} not found in {self.data_dir} and {self.data_dir / self.folder}"
+
+    def _read(self, path: Path, ndim: int) -> Tensor:
+        if path.name in self.sha256:
+            got, expected = hashlib.sha256(path.read_bytes()).hexdigest(), self.sha256[path.name]
+            if got != expected:
+                raise ValueError(
+                    f"{path} is not the published file of {type(self).__name__}: "
+                    f"its SHA-256 is {got}, expected {expected}"
+                )
+        data = read_idx(path)
+        if data.ndim != ndim:
+            raise ValueError(f"{path} must hold {ndim} dimensions, got the shape {tuple(data.shape)}")
+        return data
+
+
+@register_dataset("fashion_mnist")
+class FashionMNIST(MNIST):
+    """70,000 pictures of clothes of 28 x 28 pixels in ten classes, 10,000 of them the test set.
+
+    The files have the names of MNIST's and are found the same way, in the folder `fashion-mnist` inside
+    `data_dir` and in `data_dir` itself.
+
+    Source: H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a novel image dataset for benchmarking machine
+    learning algorithms", arXiv:1708.07747, 2017.
+
+    Args:
+        data_dir: folder of the data sets. Default: the environment variable TORCHCAPS_DATA, else torchcaps
+            in the user's cache folder.
+        download: whether to download what is missing.
+        validation: share of the training images put aside for validation, the same in every class;
+            0 puts none aside.
+        seed: chooses which images those are; nothing else does.
+    """
+
+    folder: ClassVar[str] = "fashion-mnist"
+    class_names: ClassVar[tuple[str, ...]] = (
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    )
+    mirrors: ClassVar[tuple[str, ...]] = ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",)
+    sha256: ClassVar[dict[str, str]] = {
+        "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    }
