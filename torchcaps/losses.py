@@ -1,5 +1,6 @@
 """Losses on class activations and on reconstructions."""
 
+from abc import ABC, abstractmethod
 from typing import Literal
 
 from torch import Tensor, nn
@@ -63,7 +64,15 @@ def margin_loss(
     return loss.sum(1).mean() if weighting == "paper" else loss.mean() / 2
 
 
-class MarginLoss(nn.Module):
+class ActivationLoss(nn.Module, ABC):
+    """Base of the losses on class activations: what the command line's ``--loss`` takes."""
+
+    @abstractmethod
+    def forward(self, activation: Tensor, target: Tensor) -> Tensor:
+        """The loss, a scalar, of activations (B, E) and labels (B,) or a mask (B, E)."""
+
+
+class MarginLoss(ActivationLoss):
     """Module form of :func:`margin_loss`.
 
     Args:
@@ -106,7 +115,7 @@ def length_cross_entropy(activation: Tensor, target: Tensor, inverse_temperature
     return F.cross_entropy(inverse_temperature * activation, _as_mask(activation, target))
 
 
-class LengthCrossEntropy(nn.Module):
+class LengthCrossEntropy(ActivationLoss):
     """Module form of :func:`length_cross_entropy`.
 
     Args:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 # Test sets that are drawn here (and not given by a source) come from this seed, never from the user's:
 # runs with different seeds are then measured on the same images.
@@ -31,7 +32,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSet:
+class ImageSet(Dataset[Batch]):
     """Labelled images of one size, held in memory as bytes.
 
     torch's `DataLoader` fetches whole batches from it (by `__getitems__`): give it a `collate_fn` that

@@ -57,6 +57,7 @@ class ImageClassifier(nn.Module, ABC):
             raise ValueError(f"classes must be at least 1, got {classes}")
         self.image_shape = (int(image_shape[0]), int(image_shape[1]), int(image_shape[2]))
         self.classes = classes
+        self.extra: dict[str, Any] = {}
 
     any_size = False
     """Whether images may have another height and width than ``image_shape``."""

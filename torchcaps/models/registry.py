@@ -1,5 +1,6 @@
 """Published configurations by name."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
@@ -50,12 +51,15 @@ def create_model(name: str, **arguments: Any) -> ImageClassifier:
         arguments: override those of the configuration: ``image_shape``, ``classes``, ``routing``, ...
 
     Raises:
-        ValueError: if there is no such model, or an argument does not fit.
-        TypeError: if the network does not take these arguments.
+        ValueError: if there is no such model, the network does not take such an argument, or it does not fit.
     """
     if name not in MODELS:
         raise ValueError(f"model must be one of {list_models()}, got {name!r}")
     configuration = MODELS[name]
+    known = list(inspect.signature(configuration.network).parameters)
+    for argument in arguments:
+        if argument not in known:
+            raise ValueError(f"{name} takes no argument {argument!r}; it takes {', '.join(known)}")
     return configuration.network.from_config({**configuration.arguments, **arguments})
 
 

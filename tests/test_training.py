@@ -1,0 +1,184 @@
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from torchcaps.data import Digits, ImageSet
+from torchcaps.losses import MarginLoss, ReconstructionLoss
+from torchcaps.models import create_model
+from torchcaps.training import Classification, TrainerOptions, TrainingDiverged, fit, train_loader
+
+SETTINGS = """
+data:
+  class_path: Digits
+  init_args: {validation: 0.05}
+model: capsnet_digits
+model_args: {channels: 16, types: 2, decoder_hidden: [16]}
+shift: 1
+epochs: 4
+batch_size: 128
+report: false
+trainer: {accelerator: cpu, deterministic: true}
+"""
+
+
+def train_process(config: Path, run: Path, *options: str) -> subprocess.Popen:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    target = ["--resume", str(run)] if "--resume" in options else ["--config", str(config), "--run", str(run)]
+    rest = [option for option in options if option != "--resume"]
+    command = [sys.executable, "-m", "torchcaps", "train", *target, *rest]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen) -> str:
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    return output
+
+
+def rows(run: Path) -> list[dict[str, float]]:
+    with (run / "metrics.csv").open(newline="") as file:
+        return [{k: float(v) for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
+
+
+def wait_for_rows(run: Path, count: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while not (run / "metrics.csv").is_file() or len(rows(run)) < count:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "config.yaml").write_text(SETTINGS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def unbroken(folder: Path) -> Path:
+    run = folder / "unbroken"
+    finish(train_process(folder / "config.yaml", run))
+    assert len(rows(run)) == 4
+    return run
+
+
+class TestInterruption:
+    @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "Ctrl-C"])
+    def test_resumed_training_ends_like_an_unbroken_one(self, folder, unbroken, sign):
+        run = folder / f"broken-{sign}"
+        # Batches of the same size take long enough to be hit in the middle of an epoch.
+        process = train_process(folder / "config.yaml", run)
+        wait_for_rows(run, 2, process)
+        process.send_signal(sign)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode != 0
+        assert not (run / "summary.json").exists()
+        if sign == signal.SIGINT:
+            assert f"--resume {run}" in output
+        assert 2 <= len(rows(run)) < 4
+        finish(train_process(folder / "config.yaml", run, "--resume"))
+        assert rows(run) == rows(unbroken)
+        resumed, expected = (load_file(r / "model" / "model.safetensors") for r in (run, unbroken))
+        assert all(torch.equal(resumed[name], expected[name]) for name in expected)
+
+    def test_resuming_a_finished_run_changes_nothing(self, folder, unbroken):
+        before = rows(unbroken)
+        finish(train_process(folder / "config.yaml", unbroken, "--resume"))
+        assert rows(unbroken) == before
+
+
+def test_two_processes_train_like_one(folder, unbroken):
+    run = folder / "two"
+    finish(train_process(folder / "config.yaml", run, "--trainer.devices", "2", "--trainer.strategy", "ddp"))
+    one, two = rows(unbroken), rows(run)
+    assert len(two) == 4
+    for expected, got in zip(one, two, strict=True):
+        assert got["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-4)
+        assert got["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-4)
+        assert got["train_accuracy"] == pytest.approx(expected["train_accuracy"], abs=2 / 1280)
+
+
+def task(**model_args) -> Classification:
+    model = create_model("capsnet_digits", channels=8, types=2, decoder_hidden=(8,), **model_args)
+    return Classification(model, MarginLoss(), ReconstructionLoss(), lambda p: torch.optim.Adam(p, 1e-3))
+
+
+@pytest.fixture
+def few() -> ImageSet:
+    return Digits().train.subset(torch.arange(64))
+
+
+CPU = TrainerOptions(accelerator="cpu")
+
+
+class TestFit:
+    def test_learns(self, few, tmp_path):
+        torch.manual_seed(0)
+        _, metrics = fit(task(), few, few, tmp_path, epochs=8, batch_size=16, options=CPU)
+        assert metrics[-1]["train_loss"] < metrics[0]["train_loss"]
+        assert metrics[-1]["val_loss"] < metrics[0]["val_loss"]
+        assert [row["epoch"] for row in metrics] == list(range(8))
+
+    def test_works_without_validation_images(self, few, tmp_path):
+        _, metrics = fit(task(), few, few.subset(torch.arange(0)), tmp_path, epochs=1, batch_size=16, options=CPU)
+        assert "val_loss" not in metrics[0]
+
+    def test_half_precision_stays_finite(self, few, tmp_path):
+        options = TrainerOptions(accelerator="cpu", precision="bf16-mixed")
+        _, metrics = fit(task(), few, few, tmp_path, epochs=2, batch_size=16, options=options)
+        assert all(torch.tensor(list(row.values())).isfinite().all() for row in metrics)
+
+    def test_keeps_one_checkpoint_that_loads_without_code(self, few, tmp_path):
+        fit(task(), few, few, tmp_path, epochs=3, batch_size=16, options=CPU)
+        (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+        assert torch.load(checkpoint, weights_only=True)["epoch"] == 2
+
+    def test_says_when_the_loss_is_no_number(self, few, tmp_path):
+        sick = task()
+        sick.loss = MarginLoss(present=torch.nan)
+        with pytest.raises(TrainingDiverged, match="epoch 0"):
+            fit(sick, few, few, tmp_path, epochs=1, batch_size=16, options=CPU)
+
+    def test_refuses_a_checkpoint_of_another_model(self, few, tmp_path):
+        fit(task(), few, few, tmp_path, epochs=1, batch_size=16, options=CPU)
+        with pytest.raises(ValueError, match=r"from another model: .*class_caps"):
+            fit(task(pose_dim=4), few, few, tmp_path, epochs=2, batch_size=16, options=CPU)
+
+    def test_refuses_a_damaged_checkpoint(self, few, tmp_path):
+        fit(task(), few, few, tmp_path, epochs=1, batch_size=16, options=CPU)
+        (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+        checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+        with pytest.raises(ValueError, match=f"{checkpoint.name} is damaged"):
+            fit(task(), few, few, tmp_path, epochs=2, batch_size=16, options=CPU)
+
+
+class TestTrainLoader:
+    @pytest.mark.parametrize("processes", [1, 2, 3])
+    def test_processes_share_out_the_same_batches(self, few, processes):
+        def batches(rank, processes):
+            loader = train_loader(few, 12, seed=3, rank=rank, processes=processes)
+            loader.sampler.set_epoch(5)
+            return [set(batch.indices.tolist()) for batch in loader]
+
+        shards = zip(*(batches(rank, processes) for rank in range(processes)), strict=True)
+        together = [set().union(*parts) for parts in shards]
+        assert together == batches(0, 1)
+        assert all(len(batch) == 12 for batch in together)
+
+    def test_fewer_images_than_a_batch_make_one_batch(self, few):
+        assert [len(batch.labels) for batch in train_loader(few, 1000, seed=0)] == [64]
+
+    def test_errors(self, few):
+        with pytest.raises(ValueError, match="batch_size must be a multiple of the 2 processes, got 7"):
+            train_loader(few, 7, seed=0, processes=2)
+        with pytest.raises(ValueError, match="1 training images cannot be shared out to 2"):
+            train_loader(few.subset(torch.arange(1)), 2, seed=0, processes=2)

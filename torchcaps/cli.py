@@ -1,0 +1,288 @@
+"""The command line: ``torchcaps train | evaluate | predict | explain | models``."""
+
+import csv
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import torchcaps
+from torchcaps.models import ImageClassifier, describe_models, list_models, load_pretrained
+from torchcaps.routing import list_routings
+from torchcaps.routing.base import ROUTINGS
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+    from torchcaps.data import ImageData, ImageSet
+    from torchcaps.runs import RunFolder
+
+SPLITS = ("test", "validation", "train")
+PREDICT_BATCH = 64
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit status: 0, 1 for an error, 2 for wrong usage."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments == ["--version"]:
+        print(torchcaps.__version__)
+        return 0
+    if arguments in (["-h"], ["--help"]):
+        print(_usage())
+        return 0
+    if not arguments or arguments[0] not in COMMANDS:
+        print(_usage(), file=sys.stderr)
+        return 2
+    name, *rest = arguments
+    try:
+        COMMANDS[name](rest)
+    except (ValueError, OSError) as error:
+        if os.environ.get("TORCHCAPS_TRACEBACK"):
+            raise
+        print(f"torchcaps {name}: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _usage() -> str:
+    rows = [f"  {name:10}{(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: torchcaps COMMAND ...",
+            "",
+            *rows,
+            "",
+            "'torchcaps COMMAND --help' lists the options of a command.",
+            "TORCHCAPS_TRACEBACK=1 shows where an error came from.",
+        ]
+    )
+
+
+def train_command(arguments: list[str]) -> None:
+    """Train a network; writes a folder with metrics, checkpoints, the model, a summary and a report."""
+    from torchcaps import runs
+    from torchcaps.training import quiet_lightning
+
+    parser = _train_parser()
+    resumed = _resumed_run(arguments)
+    if resumed is None:
+        config = parser.parse_args(arguments)
+        folder = runs.RunFolder(Path(config.run))
+        if runs.is_first_process():
+            folder.unused()
+    else:
+        folder, arguments = resumed
+        config = parser.parse_args(["--config", str(folder.config), *arguments, "--run", str(folder.path)])
+    ready = parser.instantiate(config)
+    options = {name: value for name, value in vars(ready).items() if name not in ("config", "run")}
+    quiet_lightning()
+    terminal = sys.stdout.isatty()
+    try:
+        summary = runs.train(
+            folder,
+            **options,
+            config=parser.dump(config),
+            command=shlex.join(["torchcaps", "train", *sys.argv[2:]]),
+            progress_bar=terminal,
+            show=None if terminal else print,
+        )
+    except SystemExit:  # Lightning's answer to Ctrl-C
+        print(f"stopped; continue with: torchcaps train --resume {folder.path}", file=sys.stderr)
+        raise
+    if summary is not None:
+        print(f"test accuracy {100 * summary['test_accuracy']:.2f} % after {summary['epochs']} epochs")
+        print(f"summary {folder.summary}, report {folder.path / 'report' / 'index.html'}")
+
+
+def _train_parser() -> "ArgumentParser":
+    from jsonargparse import ActionConfigFile, ArgumentParser
+
+    from torchcaps import runs
+
+    parser = ArgumentParser(
+        prog="torchcaps train",
+        description="Train a network on images. '--resume RUN' instead of '--run RUN' continues an interrupted run.",
+    )
+    parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of these options")
+    parser.add_argument("--run", type=str, required=True, help="folder to write; must be new or empty")
+    parser.add_function_arguments(runs.train, skip={"folder", "config", "command", "progress_bar", "show"})
+    parser.set_defaults(
+        {
+            "loss": {"class_path": "torchcaps.losses.MarginLoss"},
+            "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 1e-3}},
+        }
+    )
+    return parser
+
+
+def _resumed_run(arguments: list[str]) -> "tuple[RunFolder, list[str]] | None":
+    """The run that ``--resume`` names, and the other arguments."""
+    from torchcaps.runs import RunFolder
+
+    for place, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name == "--resume":
+            path = value if equals else "".join(arguments[place + 1 : place + 2])
+            if not path:
+                raise ValueError("--resume needs the folder of a run")
+            return RunFolder(Path(path)).existing(), arguments[:place] + arguments[place + (1 if equals else 2) :]
+    return None
+
+
+def evaluate_command(arguments: list[str]) -> None:
+    """Test a trained network: accuracy, error, confusion matrix."""
+    from torchcaps.explain import examine
+
+    parser = _look_parser("evaluate", "Test the network of a run.")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    network, images = _open(parser, options)
+    findings = examine(network, images, batch_size=options.batch_size)
+    result = {
+        "split": options.split,
+        "images": len(images),
+        "accuracy": findings.accuracy,
+        "error_percent": 100 * (1 - findings.accuracy),
+        "confusion": findings.confusion.tolist(),
+        "classes": list(images.classes),
+    }
+    if options.json:
+        print(json.dumps(result))
+        return
+    print(f"{options.split}: {findings.accuracy:.2%} of {len(images)} images right")
+    for name, row in zip(images.classes, findings.confusion.tolist(), strict=True):
+        print(f"  {name}: {' '.join(f'{count:5}' for count in row)}")
+
+
+def explain_command(arguments: list[str]) -> None:
+    """Draw the report of a trained network: reconstructions, perturbations, mistakes, assignment maps."""
+    from torchcaps.explain import write_report
+    from torchcaps.runs import RunFolder
+
+    parser = _look_parser("explain", "Draw the report of a run.")
+    parser.add_argument("--out", type=str, help="folder to write 'report/' into; default: the run itself")
+    options = parser.parse_args(arguments)
+    network, images = _open(parser, options)
+    folder = RunFolder(Path(options.run))
+    summary = json.loads(folder.summary.read_text()) if folder.summary.is_file() else {}
+    metrics = _read_metrics(folder.metrics) if folder.metrics.is_file() else []
+    out = Path(options.out or options.run)
+    out.mkdir(parents=True, exist_ok=True)
+    print(write_report(out, network, images, summary, metrics))
+
+
+def _look_parser(command: str, description: str) -> "ArgumentParser":
+    from jsonargparse import ArgumentParser
+
+    from torchcaps.data import ImageData
+
+    parser = ArgumentParser(prog=f"torchcaps {command}", description=description)
+    parser.add_argument("run", type=str, help="folder of a run")
+    parser.add_argument("--data", type=ImageData | None, help="other images than those of the run")
+    parser.add_argument("--split", type=str, choices=SPLITS, default="test", help="which images")
+    parser.add_argument("--batch_size", type=int, default=128, help="images at a time")
+    return parser
+
+
+def _open(parser: "ArgumentParser", options: Any) -> "tuple[ImageClassifier, ImageSet]":
+    """The network of a run and the images that the options name."""
+    from torchcaps.runs import RunFolder
+
+    folder = RunFolder(Path(options.run)).existing()
+    network = load_pretrained(folder.model)
+    if options.data is None:
+        import yaml
+
+        recorded = yaml.safe_load(folder.config.read_text())["data"]
+        options = parser.parse_object({"run": options.run, "split": options.split, "data": recorded})
+    data: ImageData = parser.instantiate(options).data
+    images: ImageSet = getattr(data, options.split)
+    if images.image_shape != network.image_shape:
+        raise ValueError(f"the images are {images.image_shape}, the network takes {network.image_shape}")
+    if len(images.classes) != network.classes:
+        raise ValueError(f"the images have {len(images.classes)} classes, the network has {network.classes}")
+    if not len(images):
+        raise ValueError(f"the {options.split} split is empty")
+    return network, images
+
+
+def _read_metrics(path: Path) -> list[dict[str, float]]:
+    with path.open(newline="") as file:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+def predict_command(arguments: list[str]) -> None:
+    """Classify image files: class, length of its capsule and, as JSON, all lengths and poses."""
+    from jsonargparse import ArgumentParser
+
+    from torchcaps.data import load_image
+
+    parser = ArgumentParser(prog="torchcaps predict", description="Classify image files with the network of a run.")
+    parser.add_argument("run", type=str, help="folder of a run, or of a saved network")
+    parser.add_argument("images", type=str, nargs="+", help="image files")
+    parser.add_argument("--resize", type=str, choices=("pad", "crop", "stretch"), default="pad", help="to fit")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, with the poses")
+    options = parser.parse_args(arguments)
+    path = Path(options.run)
+    network = load_pretrained(path / "model" if (path / "model").is_dir() else path)
+    names = network.extra.get("classes") or [str(label) for label in range(network.classes)]
+    pixels = [
+        load_image(name, network.image_shape, options.resize) for name in options.images
+    ]  # all, before any output
+    for start in range(0, len(pixels), PREDICT_BATCH):
+        files = options.images[start : start + PREDICT_BATCH]
+        batch = torch.stack(pixels[start : start + PREDICT_BATCH]).float() / 255
+        for row in _predict(network, files, batch, names):
+            print(json.dumps(row) if options.json else f"{row['file']}: {row['class']} ({row['length']:.3f})")
+
+
+@torch.no_grad()
+def _predict(
+    network: ImageClassifier, files: list[str], images: torch.Tensor, names: list[str]
+) -> list[dict[str, Any]]:
+    prediction = network(images)
+    rows = []
+    for place, (file, activation) in enumerate(zip(files, prediction.activation, strict=True)):
+        best = int(activation.argmax())
+        row = {
+            "file": file,
+            "class": names[best],
+            "length": float(activation[best]),
+            "lengths": dict(zip(names, activation.tolist(), strict=True)),
+        }
+        if prediction.capsules is not None:
+            row["poses"] = dict(zip(names, prediction.capsules.pose[place].tolist(), strict=True))
+        rows.append(row)
+    return rows
+
+
+def models_command(arguments: list[str]) -> None:
+    """List the networks and the routing algorithms."""
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(prog="torchcaps models", description="List the networks and the routing algorithms.")
+    parser.add_argument("pattern", type=str, nargs="?", default="*", help="shell pattern of network names")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    rows = describe_models(list_models(options.pattern))
+    if options.json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        shape = "x".join(str(extent) for extent in row["image_shape"])
+        print(f"{row['name']:20} {row['parameters']:>10,} parameters at {shape:9} {row['source']}")
+    print("\nroutings: " + ", ".join(f"{name} ({ROUTINGS[name].__name__})" for name in list_routings()))
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "train": train_command,
+    "evaluate": evaluate_command,
+    "predict": predict_command,
+    "explain": explain_command,
+    "models": models_command,
+}

@@ -1,0 +1,203 @@
+"""A run: one training in a folder of its own, from the configuration to the report."""
+
+import json
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import torchcaps
+from torchcaps.data import ImageData, RandomShift
+from torchcaps.explain import examine, write_report
+from torchcaps.losses import ActivationLoss, ReconstructionLoss
+from torchcaps.models import create_model, load_pretrained
+from torchcaps.routing import Routing
+from torchcaps.training import Classification, OptimizerFactory, SchedulerFactory, TrainerOptions, fit
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where everything lies that a training leaves behind.
+
+    Args:
+        path: the folder.
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """All options of the training."""
+        return self.path / "config.yaml"
+
+    @property
+    def summary(self) -> Path:
+        """What came out, written at the end."""
+        return self.path / "summary.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One row an epoch."""
+        return self.path / "metrics.csv"
+
+    @property
+    def model(self) -> Path:
+        """The trained network, as :func:`~torchcaps.models.load_pretrained` reads it."""
+        return self.path / "model"
+
+    def unused(self) -> "RunFolder":
+        """The folder, checked.
+
+        Raises:
+            FileExistsError: if there is something in it.
+        """
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise FileExistsError(
+                f"{self.path} exists already and is not empty: choose another --run, or continue it with "
+                f"--resume {self.path}"
+            )
+        return self
+
+    def existing(self) -> "RunFolder":
+        """The folder, checked.
+
+        Raises:
+            FileNotFoundError: if it is not that of a run.
+        """
+        if not self.config.is_file():
+            raise FileNotFoundError(f"{self.path} is not the folder of a run: it holds no {self.config.name}")
+        return self
+
+
+def train(
+    folder: RunFolder,
+    *,
+    data: ImageData,
+    model: str = "capsnet",
+    model_args: dict[str, Any] | None = None,
+    routing: Routing | None = None,
+    loss: ActivationLoss,
+    reconstruction: float = 0.0005,
+    optimizer: OptimizerFactory,
+    scheduler: SchedulerFactory | None = None,
+    scheduler_interval: Literal["epoch", "step"] = "epoch",
+    shift: int = 0,
+    epochs: int = 20,
+    batch_size: int = 128,
+    seed: int = 0,
+    trainer: TrainerOptions,
+    report: bool = True,
+    config: str = "",
+    command: str = "",
+    progress_bar: bool = False,
+    show: Callable[[str], None] | None = None,
+) -> dict[str, Any] | None:
+    """Trains a network on images, tests the last epoch and writes the report.
+
+    The test images are read once, after the training. Continues from the newest checkpoint if the folder has one.
+
+    Args:
+        folder: of the run.
+        data: the images: Digits, MNIST, FashionMNIST, ImageFolder, or any other ImageData.
+        model: a network by name; 'torchcaps models' lists them.
+        model_args: arguments of the network, over those of its name.
+        routing: of the class capsules; default: the network's own.
+        loss: on the activations of the class capsules.
+        reconstruction: weight of the sum of squared errors of the reconstruction.
+        optimizer: from the parameters.
+        scheduler: of the learning rate.
+        scheduler_interval: whether the scheduler steps each epoch or each step.
+        shift: move the training images at random by up to this many pixels.
+        epochs: how many times the training images are gone through.
+        batch_size: over all processes together.
+        seed: of the initial weights, the order of the images and their shifts.
+        trainer: where and how it runs.
+        report: whether to draw the pictures at the end.
+        config: YAML of these options, kept in a new folder.
+        command: how this was started, for the summary.
+        progress_bar: whether to show one.
+        show: takes lines of text.
+
+    Returns:
+        The summary, on the first process; None on the others.
+
+    Raises:
+        ValueError: if arguments do not fit each other or a checkpoint does not fit them.
+        TrainingDiverged: if the loss is not finite.
+    """
+    for name, value in (("epochs", epochs), ("batch_size", batch_size)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    torch.manual_seed(seed)
+    arguments = {"image_shape": data.image_shape, "classes": len(data.classes), **(model_args or {})}
+    network = create_model(model, **arguments, **({} if routing is None else {"routing": routing}))
+    task = Classification(
+        network,
+        loss,
+        ReconstructionLoss(reconstruction),
+        optimizer,
+        scheduler,
+        scheduler_interval,
+        RandomShift(shift, seed) if shift else None,
+        seed,
+    )
+    if is_first_process() and not folder.config.exists():
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.config.write_text(config)
+    runner, metrics = fit(
+        task,
+        data.train,
+        data.validation,
+        folder.path,
+        epochs=epochs,
+        batch_size=batch_size,
+        seed=seed,
+        options=trainer,
+        progress_bar=progress_bar,
+        show=show,
+    )
+    if not runner.is_global_zero:
+        return None
+    network.save_pretrained(folder.model, classes=list(data.classes))
+    network = load_pretrained(folder.model)  # what the summary speaks of is what was saved
+    findings = examine(network, data.test, batch_size=batch_size)
+    summary = {
+        "model": model,
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "data": type(data).__name__,
+        "images": {"train": len(data.train), "validation": len(data.validation), "test": len(data.test)},
+        "epochs": len(metrics),
+        "seed": seed,
+        "test_accuracy": findings.accuracy,
+        "test_error_percent": round(100 * (1 - findings.accuracy), 4),
+        "last_epoch": metrics[-1] if metrics else {},
+        "training_seconds": round(sum(row["seconds"] for row in metrics), 1),
+        "hardware": _hardware(runner.strategy.root_device, runner.world_size),
+        "versions": {
+            "torchcaps": torchcaps.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "command": command,
+    }
+    folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
+    if report:
+        write_report(folder.path, network, data.test, summary, metrics)
+    return summary
+
+
+def is_first_process() -> bool:
+    """Whether this is not one of the processes that Lightning or torchrun started beside the first."""
+    return int(os.environ.get("RANK", 0)) == 0 and int(os.environ.get("LOCAL_RANK", 0)) == 0
+
+
+def _hardware(device: torch.device, processes: int) -> str:
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"{device.type} ({platform.machine()}), {torch.get_num_threads()} threads"
+    return f"{processes} x {name}"
