@@ -101,11 +101,12 @@ class TestTrain:
             (["--epochs", "x"], "epochs"),
             (["--routing", "Nothing"], "routing"),
             (["--loss.present", "x", "--loss", "MarginLoss"], "present"),
+            (["--routing", "HardKMeansRouting"], "routing must have gradients"),
             (["--batch_size", "0"], "batch_size must be at least 1, got 0"),
             (["--model_args.kernel_size", "20"], "smaller than kernel_size 20"),
             (["--model_args.colour", "1"], "colour"),
         ],
-        ids=["model", "number", "routing", "loss", "batch", "kernel", "argument"],
+        ids=["model", "number", "routing", "hard", "loss", "batch", "kernel", "argument"],
     )
     def test_wrong_options_are_named(self, options, message, tmp_path, capsys):
         arguments = ["train", "--data", "Digits", "--run", str(tmp_path / "run"), *SMALL, *options]

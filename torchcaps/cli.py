@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, *rest = arguments
     try:
         COMMANDS[name](rest)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         if os.environ.get("TORCHCAPS_TRACEBACK"):
             raise
         print(f"torchcaps {name}: error: {error}", file=sys.stderr)
@@ -89,7 +90,7 @@ def train_command(arguments: list[str]) -> None:
             config=parser.dump(config),
             command=shlex.join(["torchcaps", "train", *sys.argv[2:]]),
             progress_bar=terminal,
-            show=None if terminal else print,
+            show=None if terminal else partial(print, flush=True),
         )
     except SystemExit:  # Lightning's answer to Ctrl-C
         print(f"stopped; continue with: torchcaps train --resume {folder.path}", file=sys.stderr)

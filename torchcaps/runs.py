@@ -132,6 +132,8 @@ def train(
     for name, value in (("epochs", epochs), ("batch_size", batch_size)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+    if routing is not None and not routing.trainable:
+        raise ValueError(f"routing must have gradients to train with, got {type(routing).__name__}")
     torch.manual_seed(seed)
     arguments = {"image_shape": data.image_shape, "classes": len(data.classes), **(model_args or {})}
     network = create_model(model, **arguments, **({} if routing is None else {"routing": routing}))

@@ -28,7 +28,7 @@ LOG_EVERY = 50
 """Steps between two looks at the loss: each one waits for the device."""
 
 
-class TrainingDiverged(RuntimeError):
+class TrainingDiverged(FloatingPointError):
     """The loss is not a number any more; the last checkpoint is from before."""
 
 

@@ -3,7 +3,7 @@
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
@@ -43,6 +43,9 @@ class Routing(nn.Module, ABC):
     arguments are kept as attributes of the same names, so that :meth:`config` can give them back. A layer calls
     :meth:`bind` and so gets a copy of its own: one routing can be passed to many layers.
     """
+
+    trainable: ClassVar[bool] = True
+    """Whether gradients flow through this routing."""
 
     def bind(self, parents: int, size: int) -> "Routing":
         """A copy of this routing with fresh parameters for ``parents`` poses of ``size`` numbers (H)."""

@@ -170,6 +170,8 @@ class HardKMeansRouting(Routing):
         squash: for ``"inner"``, a row of the table in :func:`~torchcaps.squash.squash`.
     """
 
+    trainable = False
+
     def __init__(
         self, steps: int = 3, metric: Literal["euclidean", "inner"] = "euclidean", squash: str = "half"
     ) -> None:
