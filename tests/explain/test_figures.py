@@ -1,0 +1,182 @@
+"""Figures: what is drawn is what was given, and it can be rendered."""
+
+import math
+import subprocess
+import sys
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from torchcaps import explain
+from torchcaps.explain import figures
+
+
+def render(figure: Figure) -> bytes:
+    file = BytesIO()
+    figure.savefig(file)
+    return file.getvalue()
+
+
+def test_importing_needs_no_matplotlib_and_drawing_no_window() -> None:
+    code = (
+        "import sys, torch, torchcaps.explain as e; assert 'matplotlib' not in sys.modules;"
+        "e.confusion_matrix(torch.eye(2), 'ab').savefig(sys.argv[1]); assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, "/dev/null"], check=True)
+
+
+METRICS = [
+    {"epoch": 0.0, "train_loss": 0.5, "val_loss": 0.4, "val_accuracy": 0.8},
+    {"epoch": 1.0, "train_loss": 0.3},
+    {"epoch": 2.0, "train_loss": 0.2, "val_loss": 0.3, "val_accuracy": 0.9, "lr": 1e-3},
+]
+
+
+def test_learning_curves_hold_the_numbers() -> None:
+    loss, accuracy = explain.learning_curves(METRICS).axes
+    curves = {str(line.get_label()): line.get_xydata().tolist() for line in loss.lines}
+    assert curves == {"training": [[0, 0.5], [1, 0.3], [2, 0.2]], "validation": [[0, 0.4], [2, 0.3]]}
+    assert accuracy.lines[0].get_xydata().tolist() == [[0, 0.8], [2, 0.9]]
+    assert (loss.get_xlabel(), loss.get_ylabel(), accuracy.get_ylabel()) == ("epoch", "loss", "accuracy")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "panels"),
+    [
+        ([{"train_loss": 0.5}], ["loss"]),
+        ([{"val_error": 0.5}, {"val_error": 0.4}], ["error"]),
+        ([{"val_accuracy": 0.5, "val_error": 0.5}], ["accuracy"]),
+        ([{"train_loss": 0.9, "val_loss": 0.001}, {"train_loss": math.nan}], ["loss"]),
+    ],
+)
+def test_missing_metrics_are_left_out(metrics: list[dict[str, float]], panels: list[str]) -> None:
+    figure = explain.learning_curves(metrics)
+    assert [axes.get_ylabel() for axes in figure.axes] == panels
+    render(figure)
+
+
+@pytest.mark.parametrize("metrics", [[], [{"epoch": 1.0}]])
+def test_no_metrics_are_no_figure(metrics: list[dict[str, float]]) -> None:
+    assert not figures.has_curves(metrics)
+    with pytest.raises(ValueError, match="metrics must hold"):
+        explain.learning_curves(metrics)
+
+
+def test_a_confusion_matrix_holds_its_numbers() -> None:
+    counts = torch.tensor([[3, 1, 0], [0, 0, 0], [2, 0, 2]])
+    figure = explain.confusion_matrix(counts, ["a", "b", "c"])
+    axes = figure.axes[0]
+    assert [text.get_text() for text in axes.texts] == [str(count) for count in counts.flatten().tolist()]
+    shares = np.asarray(axes.images[0].get_array())
+    np.testing.assert_allclose(shares, [[0.75, 0.25, 0], [0, 0, 0], [0.5, 0, 0.5]])
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("true", "said")
+
+
+def test_every_label_lies_inside_the_figure() -> None:
+    figure = explain.confusion_matrix(torch.eye(4), ["a very, very long name of a class", "$x_{", "<b>&", "d\ne"])
+    render(figure)
+    axes = figure.axes[0]
+    labels = [axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()]
+    for label in labels:
+        box = label.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.width, label.get_text()
+        assert 0 <= box.y0 < box.y1 <= figure.bbox.height, label.get_text()
+
+
+@pytest.mark.parametrize("classes", [1, 150])
+def test_confusion_matrices_of_any_size(classes: int) -> None:
+    figure = explain.confusion_matrix(torch.eye(classes), [f"class {label}" for label in range(classes)])
+    assert len(figure.axes[0].texts) == (1 if classes == 1 else 0)
+    assert len(figure.axes[0].get_xticks()) <= 60
+    render(figure)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 5])
+def test_pictures_of_any_number_of_channels(channels: int) -> None:
+    images = torch.rand(2, channels, 4, 6, dtype=torch.float64)
+    top, bottom = explain.reconstructions(images, 1 - images, ["a", "b"]).axes[:2]
+    shown = (images if channels == 3 else images[:, :1].expand(-1, 3, -1, -1)).permute(0, 2, 3, 1)
+    np.testing.assert_allclose(np.asarray(top.images[0].get_array()), shown[0], rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(bottom.images[0].get_array()), 1 - shown[0], rtol=1e-5, atol=1e-7)
+
+
+def test_many_reconstructions_are_wrapped() -> None:
+    images = torch.rand(12, 1, 4, 4)
+    figure = explain.reconstructions(images, images, [str(place) for place in range(12)])
+    assert [axes.get_title() for axes in figure.axes if axes.get_title()] == [str(place) for place in range(12)]
+    assert sum(len(axes.images) for axes in figure.axes) == 24
+
+
+def test_the_grid_has_dimensions_down_and_values_across() -> None:
+    D, V = 3, 5
+    grids = (torch.arange(D * V) / (D * V)).reshape(D, V, 1, 1, 1).expand(D, V, 1, 4, 4)
+    figure = explain.perturbation_grid(grids, torch.linspace(-1, 1, V), "class $1")
+    axes = figure.axes[0]
+    mosaic = np.asarray(axes.images[0].get_array())
+    rows, columns = mosaic.shape[0] // D, mosaic.shape[1] // V
+    centres = mosaic[rows // 2 :: rows, columns // 2 :: columns, 0]
+    np.testing.assert_allclose(centres, grids[:, :, 0, 0, 0], rtol=1e-6)
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["-1", "-0.5", "0", "+0.5", "+1"]
+    changes = [float(text.get_text()) for text in axes.texts[1:]]
+    assert changes == pytest.approx([(V - 1) / (D * V)] * D, abs=1e-3)
+
+
+def test_an_atlas_has_a_figure_for_each_image() -> None:
+    grids = torch.rand(2, 3, 5, 3, 4, 4)
+    atlas = explain.perturbation_atlas(grids, torch.zeros(5), ["a", "b"])
+    assert [figure.axes[0].get_title() for figure in atlas] == ["a", "b"]
+
+
+def test_titles_of_mistakes() -> None:
+    assert explain.mistake_title("4", "9", 0.81, 0.12) == "true 4 → said 9\n(0.81 / 0.12)"
+    lines = explain.mistake_title("Greater white-toothed shrew of the north", "dog", 1, 0).split("\n")
+    assert len(lines) == 3
+    assert max(map(len, lines)) < 32
+
+
+def test_titles_of_mistakes_do_not_overlap() -> None:
+    title = explain.mistake_title("W" * 30, "M" * 30, 0.5, 0.4)
+    figure = explain.worst_mistakes(torch.rand(5, 3, 8, 8), [title] * 5)
+    render(figure)
+    boxes = [axes.title.get_window_extent() for axes in figure.axes]
+    for place, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[place + 1 :])
+
+
+def test_maps_lie_over_their_part_of_the_image() -> None:
+    images, maps = torch.rand(2, 1, 8, 8), torch.rand(2, 2, 2)
+    figure = explain.assignment_figure(images, maps, ["a", "b"], explain.Extent(2, 6, 6, 2), even=0.5)
+    overlay = figure.axes[1]
+    assert list(overlay.images[1].get_extent()) == [2, 6, 6, 2]
+    assert overlay.get_xlim() == (0, 8)
+    assert overlay.get_ylim() == (8, 0)
+    render(figure)
+
+
+@pytest.mark.parametrize("even", [None, 0.1])
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+def test_maps_of_one_value(share: float, even: float | None) -> None:
+    render(explain.assignment_figure(torch.rand(1, 3, 8, 8), torch.full((1, 2, 2), share), ["a"], even=even))
+
+
+def test_misfits_are_named() -> None:
+    images = torch.rand(2, 1, 4, 4)
+    with pytest.raises(ValueError, match="counts must be"):
+        explain.confusion_matrix(torch.eye(2), ["a"])
+    with pytest.raises(ValueError, match="reconstructions must have the shape"):
+        explain.reconstructions(images, images[:1], ["a", "b"])
+    with pytest.raises(ValueError, match="titles must be one for each of 2"):
+        explain.reconstructions(images, images, ["a"])
+    with pytest.raises(ValueError, match="images must hold at least one"):
+        explain.reconstructions(images[:0], images[:0], [])
+    with pytest.raises(ValueError, match="grids must be"):
+        explain.perturbation_grid(torch.rand(3, 5, 1, 4, 4), torch.zeros(3))
+    with pytest.raises(ValueError, match="titles must be one for each of 1 grids"):
+        explain.perturbation_atlas(torch.rand(1, 3, 5, 1, 4, 4), torch.zeros(5), [])
+    with pytest.raises(ValueError, match="titles must be"):
+        explain.worst_mistakes(images, ["a"])
+    with pytest.raises(ValueError, match="maps must be"):
+        explain.assignment_figure(images, torch.rand(1, 2, 2), ["a", "b"])

@@ -1,0 +1,129 @@
+"""What a network does with a set of images, in numbers."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.data.base import ImageSet
+from torchcaps.explain.assignments import assignment_entropy
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """What :func:`examine` found out about N images of E classes.
+
+    Attributes:
+        labels: the true classes, int64 (N,).
+        activation: of the classes, float32 (N, E).
+        entropy: :func:`~torchcaps.explain.assignment_entropy` averaged over the images; None without capsules.
+    """
+
+    labels: Tensor
+    activation: Tensor
+    entropy: float | None
+
+    @property
+    def prediction(self) -> Tensor:
+        """The most active class of each image, int64 (N,)."""
+        return self.activation.argmax(1)
+
+    @property
+    def confusion(self) -> Tensor:
+        """How often each class was taken for each other, int64 (E, E): rows true, columns predicted."""
+        E = self.activation.shape[1]
+        return torch.bincount(self.labels * E + self.prediction, minlength=E * E).reshape(E, E)
+
+    @property
+    def accuracy(self) -> float:
+        """The share of the images whose most active class is the true one."""
+        return (self.prediction == self.labels).double().mean().item()
+
+    @property
+    def error(self) -> float:
+        """The share of the images whose most active class is a wrong one."""
+        return (self.prediction != self.labels).double().mean().item()
+
+    @property
+    def true_activation(self) -> float:
+        """The activation of the true class, averaged over the images."""
+        return self.activation.gather(1, self.labels[:, None]).mean().item()
+
+    @property
+    def undecided(self) -> float:
+        """The share of the images for which no class is more active than 0.5."""
+        return (self.activation.amax(1) <= 0.5).double().mean().item()
+
+    @property
+    def margin(self) -> Tensor:
+        """Activation of the true class less that of the most active wrong one, (N,); with one class, the activation."""
+        true = self.activation.gather(1, self.labels[:, None]).squeeze(1)
+        wrong = self.activation.scatter(1, self.labels[:, None], -torch.inf).amax(1)
+        return torch.where(wrong.isfinite(), true - wrong, true)
+
+    def mistakes(self, count: int) -> Tensor:
+        """Indices of at most so many misclassified images, the most wrong first."""
+        wrong = (self.prediction != self.labels).nonzero().squeeze(1)
+        return wrong[self.margin[wrong].argsort(stable=True)][:count]
+
+    def examples(self) -> Tensor:
+        """Indices of the clearest image of each class that has images, in the order of the classes."""
+        margin = self.margin
+        members = [(self.labels == label).nonzero().squeeze(1) for label in self.labels.unique()]
+        return torch.stack([group[margin[group].argmax()] for group in members])
+
+    def samples(self, count: int) -> Tensor:
+        """Indices of at most so many images: the first of each class, then the second of each, ..., sorted by class."""
+        rank = torch.zeros_like(self.labels)
+        for label in self.labels.unique():
+            rank[self.labels == label] = torch.arange(int((self.labels == label).sum()))
+        chosen = (rank * self.activation.shape[1] + self.labels).argsort(stable=True)[:count]
+        return chosen[self.labels[chosen].argsort(stable=True)]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[torch.device]:
+    """The model in evaluation mode and without gradients inside the ``with`` block; gives its device."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def examine(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> Findings:
+    """Runs a network over images, in evaluation mode; the network is left in the mode it came in.
+
+    Args:
+        model: any network, on any device.
+        image_set: the images.
+        batch_size: how many at a time.
+
+    Raises:
+        ValueError: if there are no images, or the network has another number of classes.
+    """
+    if not len(image_set):
+        raise ValueError("image_set holds no images")
+    if len(image_set.classes) != model.classes:
+        raise ValueError(f"image_set has {len(image_set.classes)} classes, but the model has {model.classes}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    activations, entropies = [], []
+    with evaluating(model) as device:
+        for start in range(0, len(image_set), batch_size):
+            rows = list(range(start, min(start + batch_size, len(image_set))))
+            images = image_set.__getitems__(rows).images.to(device)
+            if isinstance(model, CapsuleClassifier):
+                routed = model.route(images)
+                activations.append(routed.activation.float().cpu())
+                entropies.append(assignment_entropy(routed.assignment).cpu())
+            else:
+                activations.append(model(images).activation.float().cpu())
+    entropy = torch.cat(entropies).mean().item() if entropies else None
+    return Findings(image_set.labels, torch.cat(activations), entropy)
