@@ -218,7 +218,7 @@ def test_validation_images_of_the_source_are_used_instead_of_a_split() -> None:
 
 
 def test_datasets_by_name(tmp_path: Path) -> None:
-    assert list_datasets() == ["digits", "fashion_mnist", "folder", "mnist"]
+    assert list_datasets() == ["cifar10", "digits", "fashion_mnist", "folder", "mnist", "smallnorb"]
     digits = create_dataset("digits", validation=0.3, seed=5)
     assert isinstance(digits, Digits)
     assert (digits.validation_share, digits.seed) == (0.3, 5)
@@ -229,7 +229,7 @@ def test_datasets_by_name(tmp_path: Path) -> None:
 
 
 def test_unknown_dataset_lists_those_that_exist() -> None:
-    with pytest.raises(ValueError, match="unknown dataset 'cifar'; there are digits, fashion_mnist, folder"):
+    with pytest.raises(ValueError, match="unknown dataset 'cifar'; there are cifar10, digits, fashion_mnist, folder"):
         create_dataset("cifar")
 
 

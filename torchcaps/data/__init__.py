@@ -11,11 +11,22 @@ from torchcaps.data.base import (
     register_dataset,
     stratified_split,
 )
+from torchcaps.data.cifar10 import CIFAR10
 from torchcaps.data.digits import Digits
 from torchcaps.data.folder import ImageFolder, load_image
 from torchcaps.data.mnist import MNIST, FashionMNIST, read_idx
+from torchcaps.data.preprocess import (
+    RandomBrightness,
+    RandomContrast,
+    RandomCrop,
+    centre_crop,
+    standardise,
+    thirteen_crops,
+)
+from torchcaps.data.smallnorb import SmallNORB, read_binary_matrix
 
 __all__ = [
+    "CIFAR10",
     "MNIST",
     "Batch",
     "Digits",
@@ -23,12 +34,20 @@ __all__ = [
     "ImageData",
     "ImageFolder",
     "ImageSet",
+    "RandomBrightness",
+    "RandomContrast",
+    "RandomCrop",
     "RandomShift",
+    "SmallNORB",
+    "centre_crop",
     "create_dataset",
     "find_data_dir",
     "list_datasets",
     "load_image",
+    "read_binary_matrix",
     "read_idx",
     "register_dataset",
+    "standardise",
     "stratified_split",
+    "thirteen_crops",
 ]

@@ -23,7 +23,7 @@ def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
     if target is None:
         target = activation.argmax(-1)
     if target.ndim == 1:
-        mask = torch.zeros_like(activation).scatter_(1, target[:, None], 1.0)
+        mask = torch.zeros_like(activation).scatter_(1, target[:, None].long(), 1.0)
     elif target.shape == activation.shape:
         mask = target.to(activation.dtype)
     else:

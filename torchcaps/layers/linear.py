@@ -68,8 +68,8 @@ class CapsLinear(nn.Module):
             raise ValueError(f"{transforms} transforms need the number of children: in_capsules is None")
         self.in_capsules = in_capsules
         self.out_capsules = out_capsules
-        self.in_pose = _pose_shape(in_pose)
-        self.out_pose = _pose_shape(out_pose)
+        self.in_pose = pose_shape(in_pose)
+        self.out_pose = pose_shape(out_pose)
         if len(self.in_pose) != len(self.out_pose) or self.in_pose[:-1] != self.out_pose[:-1]:
             raise ValueError(f"poses must have the same rows: in_pose is {in_pose}, out_pose is {out_pose}")
         self.transforms = transforms
@@ -120,10 +120,11 @@ class CapsLinear(nn.Module):
         if isinstance(children, Tensor):
             pose_axes = tuple(range(-len(self.in_pose), 0))
             children = Capsules(children, length(children, pose_axes))
-        if children.pose_shape != self.in_pose:
+        sites = children.activation.shape
+        if len(sites) < 2 or children.pose.shape != (*sites, *self.in_pose):
             raise ValueError(
-                f"children must have poses of shape {self.in_pose} behind their sites, got poses of shape "
-                f"{tuple(children.pose.shape)} with activations of shape {tuple(children.activation.shape)}"
+                f"children must have poses (B, *sites, {', '.join(map(str, self.in_pose))}) and activations "
+                f"(B, *sites), got {tuple(children.pose.shape)} and {tuple(sites)}"
             )
         children = children.flatten()
         if self.in_capsules is not None and children.activation.shape[1] != self.in_capsules:
@@ -141,5 +142,6 @@ class CapsLinear(nn.Module):
         )
 
 
-def _pose_shape(pose: Pose) -> tuple[int, ...]:
+def pose_shape(pose: Pose) -> tuple[int, ...]:
+    """(D,) or (M, D)."""
     return (pose,) if isinstance(pose, int) else tuple(pose)

@@ -220,7 +220,7 @@ def load_pretrained(source: str | Path) -> ImageClassifier:
     try:
         config = json.loads((folder / CONFIG_FILE).read_text())
         network = NETWORKS[config["network"]].from_config(config["arguments"])
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{folder / CONFIG_FILE} is damaged, or from another version: {error!r}") from error
     try:
         state = load_file(folder / WEIGHTS_FILE)

@@ -406,17 +406,26 @@ class _TiledMoments(torch.autograd.Function):
         mass = inputs.children.new_zeros(B, J)
         total = inputs.children.new_zeros(B, J, M * D)
         scatter = torch.zeros_like(total) if static.scatter else None
+        # Tiles are merged about the first one's means: float32 has the digits for a small deviation, not for a mean.
+        shift = torch.zeros_like(total)
         for rows, columns in _grid(B, I, J * M * D, static.budget):
             tile = _tile(inputs, rows, columns)
             votes = tile.votes()
-            part = naive.weighted_moments(votes, tile.share(votes, static), None, static.scatter)
-            if scatter is not None:
+            share = tile.share(votes, static)
+            if scatter is None:
+                part = naive.weighted_moments(votes, share, None, False)
+            else:
+                if columns.start == 0:
+                    shift[rows] = naive.weighted_moments(votes, share, None, False).mean
+                part = naive.weighted_moments(votes - shift[rows][:, None], share, None, True)
                 old = Moments(mass[rows], total[rows], None)
                 both = old.mass * part.mass / positive(old.mass + part.mass)
                 assert part.scatter is not None
                 scatter[rows] += part.scatter + both[..., None] * (old.mean - part.mean).square()
             mass[rows] += part.mass
             total[rows] += part.sum
+        if scatter is not None:
+            total += mass[..., None] * shift
         ctx.static = static
         ctx.save_for_backward(*tensors, Moments(mass, total, None).mean)
         return mass, total, scatter

@@ -122,8 +122,8 @@ class VoteSource(ABC):
 
 
 def positive(mass: Tensor) -> Tensor:
-    """The mass where there is any, else 1: a divisor that is finite forward and backward."""
-    return torch.where(mass > 0, mass, torch.ones_like(mass))
+    """The mass, or next to nothing where there is less: a divisor whose inverse is finite, and its gradient too."""
+    return mass.clamp(min=torch.finfo(mass.dtype).tiny ** 0.5)
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:

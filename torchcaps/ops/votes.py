@@ -120,7 +120,8 @@ class Votes:
         coordinates = None if self.coordinates is None else self.coordinates.to(dtype)
         with use_backend(self.backend):
             backend = BACKENDS[choose_backend(self.children, self.transforms)]
-        with _full_precision(self.children):
+        # With gradients even where the first look is without: the backend stays for later ones.
+        with _full_precision(self.children), torch.enable_grad():
             return backend(self.children.to(dtype), self.transforms.to(dtype), coordinates)
 
     def restricted(self, *, orphan: bool = False, hard: bool = False) -> "Votes":
@@ -128,16 +129,6 @@ class Votes:
         votes = replace(self, normaliser=replace(self.normaliser, orphan=orphan, hard=hard))
         votes.__dict__["source"] = self.source
         return votes
-
-    def detached(self) -> "Votes":
-        """The same votes without gradients."""
-        coordinates = None if self.coordinates is None else self.coordinates.detach()
-        return replace(
-            self,
-            children=self.children.detach(),
-            transforms=self.transforms.detach(),
-            coordinates=coordinates,
-        )
 
     def moments(
         self, similarity: Similarity | None = None, weights: Tensor | None = None, *, scatter: bool = False

@@ -43,7 +43,8 @@ def dynamic_routing(
         accumulate: False keeps only the last step, :math:`\alpha_j = v_j` (Su 2018a, section on the accumulation).
         orphan: leaky routing: a zero logit "none of these parents" beside the parents (released code).
         squash_kind: a row of the table in :func:`~torchcaps.squash.squash`.
-        gradient: through ``"all"`` steps as in the released code, or only the ``"last"``, as in many ports.
+        gradient: through ``"all"`` steps as in the released code, or through the ``"last"`` only, where alpha is then a
+            constant; many ports detach the earlier steps.
 
     Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", Procedure 1; the code released with it.
     """

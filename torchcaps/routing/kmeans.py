@@ -62,7 +62,7 @@ def euclidean_kmeans_routing(
         \mu_j = \sum_i R_{ij} V_{ij} \Big/ \sum_i R_{ij}
 
     from uniform R. The pose is the mean and so has the scale of the votes, however many there are; the activation is
-    its length.
+    its length. A parent that no vote chose keeps its centre.
 
     Args:
         votes: of I children for J parents.
@@ -74,10 +74,13 @@ def euclidean_kmeans_routing(
     """
     check_steps(steps)
     similarity: Similarity | None = None
+    mean: Tensor | None = None
     for step in range(steps):
-        mean = votes.moments(similarity, weights).mean
+        moments = votes.moments(similarity, weights)
+        mean = moments.mean if mean is None else torch.where(moments.mass[..., None] > 0, moments.mean, mean)
         if step < steps - 1:
             similarity = _spheres(mean, sharpness)
+    assert mean is not None
     return Routed(mean, length(mean), votes, similarity)
 
 

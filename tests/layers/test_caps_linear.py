@@ -1,0 +1,288 @@
+"""Fully connected capsules."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchcaps import CapsLinear, Capsules, create_routing, length, list_routings, squash, use_backend
+from torchcaps.routing import DynamicRouting, EMRouting
+
+I, J, P, D = 7, 5, 4, 3
+TRANSFORMS = pytest.mark.parametrize("transforms", ["full", "shared", "factored"])
+ROUTINGS = pytest.mark.parametrize("routing", list_routings())
+TRAINABLE = pytest.mark.parametrize("routing", [name for name in list_routings() if name != "hard_kmeans"])
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+
+
+def layer(transforms: str = "full", in_pose: Any = P, out_pose: Any = D, **options: Any) -> CapsLinear:
+    torch.manual_seed(0)
+    return CapsLinear(None if transforms == "shared" else I, J, in_pose, out_pose, transforms=transforms, **options)
+
+
+def with_routing(name: str, **options: Any) -> CapsLinear:
+    made = layer(routing=create_routing(name), **options)
+    return made.eval() if name == "hard_kmeans" else made
+
+
+def assert_finite(**tensors: Tensor) -> None:
+    broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    assert not broken
+
+
+def assert_finite_gradients(made: CapsLinear, children: Tensor) -> None:
+    assert_finite(dchildren=children.grad, **{f"d{name}": p.grad for name, p in made.named_parameters()})
+
+
+class TestVotes:
+    @TRANSFORMS
+    @pytest.mark.parametrize("rows", [0, 2], ids=["vectors", "matrices"])
+    def test_explicit(self, transforms: str, rows: int) -> None:
+        pose = (rows,) if rows else ()
+        made = layer(transforms, (*pose, P) if rows else P, (*pose, D) if rows else D)
+        children = random(2, I, *pose, P)
+        weight = made.weight.expand(I, J, P, D)
+        if transforms == "factored":
+            weight = made.child_weight[:, None] @ weight
+        expected = torch.einsum("bi...p,ijpd->bij...d", children, weight).reshape(2, I, J, -1)
+        torch.testing.assert_close(made.votes(children).dense(), expected)
+
+    @TRANSFORMS
+    def test_number_of_parameters(self, transforms: str) -> None:
+        numbers = {"full": I * J * P * D, "shared": J * P * D, "factored": I * P * P + J * P * D}
+        assert sum(p.numel() for p in layer(transforms).parameters()) == numbers[transforms]
+
+
+class TestForward:
+    @TRANSFORMS
+    @ROUTINGS
+    def test_is_the_routing_of_its_votes(self, transforms: str, routing: str) -> None:
+        made = with_routing(routing, transforms=transforms)
+        children = random(2, I, P)
+        pose, activation = made(children)
+        routed = made.routing(made.votes(children), length(children))
+        assert pose.shape == (2, J, D)
+        assert activation.shape == (2, J)
+        torch.testing.assert_close(pose, routed.pose)
+        torch.testing.assert_close(activation, routed.activation)
+
+    @ROUTINGS
+    def test_matrix_poses(self, routing: str) -> None:
+        made = with_routing(routing, in_pose=(2, P), out_pose=(2, D))
+        children = Capsules(random(2, I, 2, P), random(2, I).sigmoid())
+        pose, activation = made(children)
+        routed = made.route(children)
+        assert pose.shape == (2, J, 2, D)
+        assert torch.equal(pose.flatten(2), routed.pose)
+        assert torch.equal(activation, routed.activation)
+
+    @pytest.mark.parametrize("sites", [(7,), (7, 1), (1, 7, 1), (1, 1, 7, 1)], ids=str)
+    @pytest.mark.parametrize("pose", [(P,), (2, P)], ids=["vectors", "matrices"])
+    def test_all_sites_are_children(self, sites: tuple[int, ...], pose: tuple[int, ...]) -> None:
+        made = layer(in_pose=pose if len(pose) > 1 else P, out_pose=(2, D) if len(pose) > 1 else D)
+        flat = random(3, I, *pose)
+        expected = made(flat)
+        activation = flat.flatten(2).square().sum(-1).sqrt()
+        for children in (flat.view(3, *sites, *pose), Capsules(flat, activation)):
+            torch.testing.assert_close(made(children), expected)
+        torch.testing.assert_close(made(Capsules(flat.view(3, *sites, *pose), activation.view(3, *sites))), expected)
+
+    def test_sites_are_counted_in_order(self) -> None:
+        made = CapsLinear(6, J, P, D)
+        maps = random(2, 2, 3, P)
+        expected = torch.einsum("bp,jpd->bjd", maps[:, 1, 2], made.weight[1 * 3 + 2])
+        torch.testing.assert_close(made.votes(maps).dense()[:, 5], expected)
+
+    @pytest.mark.parametrize("count", [1, 2, 13])
+    def test_shared_takes_any_number_of_children(self, count: int) -> None:
+        children = random(2, count, P)
+        made = layer("shared")
+        total = torch.einsum("bip,jpd->bjd", children, made.weight[0])
+        made.routing.steps = 1
+        torch.testing.assert_close(made(children).pose, squash(total / J))
+
+    def test_activations_weight_the_children_where_the_routing_says_so(self) -> None:
+        poses = random(2, I, P)
+        for name, uses in (("dynamic", False), ("kmeans", False), ("euclidean", True), ("em", True)):
+            made = with_routing(name)
+            half = made(Capsules(poses, torch.ones(2, I) * (torch.arange(I) < 3)))
+            same = torch.allclose(half.pose, made(Capsules(poses, torch.ones(2, I))).pose)
+            assert same != uses, name
+
+    @pytest.mark.parametrize("backend", ["naive", "chunked"])
+    def test_backend(self, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("torchcaps.ops.chunked.CPU_TILE", 50)
+        made = layer(backend=backend)
+        children = random(3, I, P)
+        with use_backend("chunked" if backend == "naive" else "naive"):
+            assert backend in type(made.votes(children).source).__name__.lower()
+            other = layer()(children)
+        torch.testing.assert_close(made(children), other)
+
+
+@TRANSFORMS
+@pytest.mark.parametrize("backend", ["naive", "chunked"])
+def test_gradcheck(transforms: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchcaps.ops.chunked.CPU_TILE", 10)
+    made = CapsLinear(None if transforms == "shared" else 3, 2, 2, 2, transforms=transforms, backend=backend).double()
+    names = [name for name, _ in made.named_parameters()]
+
+    def call(children: Tensor, *parameters: Tensor) -> Capsules:
+        return torch.func.functional_call(made, dict(zip(names, parameters, strict=True)), (children,))
+
+    children = random(1, 3, 2, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(call, (children, *made.parameters()))
+
+
+class TestInitialisation:
+    @TRANSFORMS
+    def test_given_deviation_cut_off_at_two(self, transforms: str) -> None:
+        made = CapsLinear(None if transforms == "shared" else 40, 30, 8, 16, transforms=transforms, init_std=0.1)
+        assert made.weight.abs().max() <= 0.2
+        assert 0.08 < made.weight.std() < 0.1  # a normal cut off at two deviations has 0.88 of its deviation
+
+    @pytest.mark.parametrize("transforms", ["full", "factored"])
+    @pytest.mark.parametrize("children", [50, 500])
+    def test_unrelated_children_of_length_one_give_parents_of_length_about_one(
+        self, transforms: str, children: int
+    ) -> None:
+        torch.manual_seed(0)
+        made = CapsLinear(children, 10, 8, 16, transforms=transforms, routing=DynamicRouting(steps=1, squash="none"))
+        poses = torch.nn.functional.normalize(torch.randn(20, children, 8), dim=-1)
+        assert 0.5 < made(poses).activation.mean() < 2
+
+    def test_default_is_that_of_the_docstring(self) -> None:
+        torch.manual_seed(0)
+        for made, deviation in (
+            (CapsLinear(1152, 10, 8, 16), 10 / math.sqrt(1152 * 16)),
+            (CapsLinear(None, 50, 80, 16, transforms="shared"), math.sqrt(2 / (80 + 50 * 16))),
+        ):
+            assert made.weight.std().item() == pytest.approx(0.88 * deviation, rel=0.02)
+
+    def test_reset(self) -> None:
+        made = layer("factored")
+        before = [p.clone() for p in made.parameters()]
+        made.reset_parameters()
+        assert not any(torch.equal(a, b) for a, b in zip(before, made.parameters(), strict=True))
+
+
+class TestRoutingOfALayer:
+    def test_a_routing_passed_to_two_layers_is_not_shared(self) -> None:
+        routing = EMRouting()
+        first = CapsLinear(I, J, P, D, routing=routing)
+        second = CapsLinear(J, 3, D, 2, routing=routing)
+        assert first.routing is not routing
+        assert first.routing.beta_u.shape == (J,)
+        assert second.routing.beta_u.shape == (3,)
+        assert not {id(p) for p in first.parameters()} & {id(p) for p in second.parameters()}
+        assert routing.beta_u is None
+
+    def test_bias_has_the_size_of_the_poses(self) -> None:
+        made = CapsLinear(I, J, (2, P), (2, D), routing=DynamicRouting(bias=True))
+        assert made.routing.offset.shape == (J, 2 * D)
+
+    def test_default(self) -> None:
+        assert layer().routing.config() == DynamicRouting(steps=3).config()
+
+
+class TestZeroInput:
+    @TRANSFORMS
+    @TRAINABLE
+    @pytest.mark.parametrize("backend", ["naive", "chunked"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["f32", "bf16", "f16"])
+    def test_zero_in_zero_out_finite_gradients(
+        self, transforms: str, routing: str, backend: str, dtype: torch.dtype
+    ) -> None:
+        made = with_routing(routing, transforms=transforms, backend=backend).to(dtype)
+        children = torch.zeros(2, I, P, dtype=dtype, requires_grad=True)
+        pose, activation = made(children)
+        assert (pose == 0).all()
+        if routing != "em":
+            assert (activation == 0).all()
+        assert_finite(activation=activation)
+        (pose.sum() + activation.sum()).backward()
+        assert_finite_gradients(made, children)
+
+
+@TRAINABLE
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("backend", ["naive", "chunked"])
+class TestPrecision:
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+    @TRANSFORMS
+    def test_half(self, routing: str, scale: float, backend: str, dtype: torch.dtype, transforms: str) -> None:
+        made = with_routing(routing, transforms=transforms, backend=backend).to(dtype)
+        children = (scale * random(3, I, P)).to(dtype).requires_grad_()
+        pose, activation = made(children)
+        assert pose.dtype == activation.dtype == dtype
+        assert_finite(pose=pose, activation=activation)
+        (pose.float().mean() + activation.float().mean()).backward()
+        assert_finite_gradients(made, children)
+
+    def test_autocast(self, routing: str, scale: float, backend: str) -> None:
+        made = with_routing(routing, backend=backend)
+        children = (scale * random(3, I, P)).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            pose, activation = made(children)
+            low, _ = made(children.bfloat16())
+        assert pose.dtype == activation.dtype == low.dtype == torch.float32
+        torch.testing.assert_close((pose, activation), tuple(made(children)))  # routing itself stays in float32
+        assert_finite(low=low)
+        (pose.sum() + activation.sum() + low.sum()).backward()
+        assert_finite_gradients(made, children)
+
+
+class TestExceptions:
+    def test_transforms(self) -> None:
+        with pytest.raises(ValueError, match=r"'full', 'shared' or 'factored', got 'tied'"):
+            CapsLinear(I, J, P, D, transforms="tied")  # type: ignore[arg-type]
+        for transforms in ("full", "factored"):
+            with pytest.raises(ValueError, match=f"{transforms} transforms need the number of children"):
+                CapsLinear(None, J, P, D, transforms=transforms)
+
+    @pytest.mark.parametrize(("in_pose", "out_pose"), [(4, (2, 4)), ((2, 4), (3, 4)), ((2, 4), 8)])
+    def test_poses_that_contradict(self, in_pose: Any, out_pose: Any) -> None:
+        with pytest.raises(ValueError, match=r"same rows: in_pose is .*, out_pose is "):
+            CapsLinear(I, J, in_pose, out_pose)
+
+    def test_count(self) -> None:
+        for transforms in ("full", "factored"):
+            with pytest.raises(ValueError, match=r"transforms for 7 children, got 6 .*'shared'"):
+                layer(transforms)(random(2, 6, P))
+            with pytest.raises(ValueError, match="transforms for 7 children, got 12"):
+                layer(transforms)(random(2, 3, 4, P))
+
+    @pytest.mark.parametrize("transforms", ["full", "shared"])
+    def test_pose(self, transforms: str) -> None:
+        with pytest.raises(ValueError, match=r"poses \(B, \*sites, 4\) .*got \(2, 7, 5\)"):
+            layer(transforms)(random(2, I, 5))
+        with pytest.raises(ValueError, match=r"poses \(B, \*sites, 2, 4\) .*\(2, 7, 4\)"):
+            layer(transforms, (2, P), (2, D))(random(2, I, P))
+        with pytest.raises(ValueError, match=r"poses \(B, \*sites, 4\) .*\(2, 7, 2, 4\).*\(2, 7\)"):
+            layer(transforms)(Capsules(random(2, I, 2, P), random(2, I)))
+
+    @pytest.mark.parametrize(
+        ("pose", "shape"), [(P, (2, P)), (P, (P,)), ((2, P), (3, 2, P)), ((2, P), (2, P))], ids=str
+    )
+    def test_no_axis_of_children(self, pose: Any, shape: tuple[int, ...]) -> None:
+        with pytest.raises(ValueError, match="children"):
+            layer("shared", pose, D if pose == P else (2, D))(random(*shape))
+
+    def test_activations_of_other_children(self) -> None:
+        with pytest.raises(ValueError, match=r"\(2, 6\)"):
+            layer("shared")(Capsules(random(2, I, P), random(2, 6)))
+
+    def test_backend(self) -> None:
+        with pytest.raises(ValueError, match="backend must be one of"):
+            layer(backend="fast")(random(2, I, P))
+
+
+def test_repr_tells_shapes() -> None:
+    text = repr(layer("factored", routing=EMRouting()))
+    assert "in_capsules=7, out_capsules=5, in_pose=(4,), out_pose=(3,), transforms='factored'" in text
+    assert "EMRouting(steps=3" in text

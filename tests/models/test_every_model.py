@@ -1,0 +1,288 @@
+"""What holds for every registered network."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchcaps import create_model, create_routing, list_models, list_routings, load_pretrained, margin_loss
+from torchcaps.models import CapsNet, CapsuleClassifier, ImageClassifier, describe_models
+from torchcaps.models.base import CONFIG_FILE, NETWORKS, WEIGHTS_FILE
+
+MODELS = list_models()
+
+
+def images(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0))
+
+
+def check_learning(model: ImageClassifier, batch: int) -> None:
+    """Forward and backward; every parameter gets a gradient."""
+    pictures, labels = images(batch, *model.image_shape), torch.arange(batch) % model.classes
+    prediction = model(pictures, labels)
+    assert prediction.activation.shape == (batch, model.classes)
+    assert ((prediction.activation >= 0) & (prediction.activation <= 1)).all()
+    loss = margin_loss(prediction.activation, labels)
+    if isinstance(model, CapsuleClassifier):
+        assert prediction.capsules.pose.shape[:2] == (batch, model.classes)
+        assert torch.equal(prediction.capsules.activation, prediction.activation)
+    if prediction.reconstruction is not None:
+        assert prediction.reconstruction.shape == pictures.shape
+        loss = loss + (prediction.reconstruction - pictures).square().mean()
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert (parameter.grad != 0).any(), name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    check_learning(create_model(name), batch=1)
+    check_learning(create_model(name, image_shape=(3, 32, 32), classes=5), batch=2)
+    model = create_model(name, image_shape=(2, 40, 36), classes=3)
+    check_learning(model, batch=1)
+
+    again = type(model).from_config(json.loads(json.dumps(model.config())))
+    assert again.config() == model.config()
+    assert {n: p.shape for n, p in again.state_dict().items()} == {n: p.shape for n, p in model.state_dict().items()}
+
+    model.eval().save_pretrained(tmp_path, labels=["a", "b", "c"])
+    loaded = load_pretrained(tmp_path)
+    assert type(loaded) is type(model)
+    assert not loaded.training
+    assert loaded.extra == {"labels": ["a", "b", "c"]}
+    assert loaded.config() == model.config()
+    pictures = images(2, 2, 40, 36)
+    with torch.no_grad():
+        before, after = model(pictures), loaded(pictures)
+    assert torch.equal(before.activation, after.activation)
+    if before.reconstruction is not None:
+        assert torch.equal(before.reconstruction, after.reconstruction)
+
+    for wrong in (images(1, 3, 40, 36), images(2, 40, 36), images(1, 1, 40, 36)):
+        with pytest.raises(ValueError, match=r"images must be \(B, 2, .*got shape"):
+            model(wrong)
+    if not model.any_size:
+        with pytest.raises(ValueError, match=r"images must be \(B, 2, 40, 36\), got shape \(1, 2, 36, 40\)"):
+            model(images(1, 2, 36, 40))
+    for bad in (torch.nan, torch.inf):
+        broken = pictures.clone()
+        broken[1, 0, 3, 4] = bad
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            model(broken)
+    with pytest.raises(ValueError, match=r"floating point .*torch\.uint8"):
+        model(torch.zeros(1, 2, 40, 36, dtype=torch.uint8))
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+class TestCapsNet:
+    def test_number_of_parameters_of_the_paper(self) -> None:
+        model = create_model("capsnet")
+        assert parameters(model) == 8_215_568
+        assert parameters(model) - parameters(model.decoder) == 6_804_224
+        model = create_model("capsnet", decoder_hidden=None)
+        assert parameters(model) == 6_804_224
+        assert model.primary_caps.sites(20, 20) == (6, 6, 32)
+        assert model.class_caps.in_capsules == 1152
+
+    def test_released_code_has_biases_in_the_routing_instead_of_the_primary_convolution(self) -> None:
+        released = create_model("capsnet_released", decoder_hidden=None)
+        assert parameters(released) == 6_804_224 + 10 * 16
+        assert released.routing.config()["bias"]
+
+    def test_encode_decode_and_route_are_the_forward_pass(self) -> None:
+        model = create_model("capsnet_digits").eval()
+        pictures = images(3, 1, 8, 8)
+        with torch.no_grad():
+            prediction = model(pictures)
+            capsules = model.encode(pictures)
+            assert torch.equal(capsules.pose, prediction.capsules.pose)
+            assert torch.equal(model.decode(capsules), prediction.reconstruction)
+            longest = prediction.activation.argmax(1)
+            assert torch.equal(model(pictures, longest).reconstruction, prediction.reconstruction)
+            other = model(pictures, (longest + 1) % 10)
+            assert torch.equal(other.activation, prediction.activation)
+            assert not torch.equal(other.reconstruction, prediction.reconstruction)
+            routed = model.route(pictures)
+        assert torch.equal(routed.pose, prediction.capsules.pose)
+        assert routed.assignment.shape == (3, model.class_caps.in_capsules, 10)
+
+    def test_decoder_sees_one_class_alone(self) -> None:
+        model = create_model("capsnet_digits")
+        capsules = model.encode(images(2, 1, 8, 8))
+        pose = capsules.pose.detach().requires_grad_()
+        model.decode(capsules._replace(pose=pose), torch.tensor([3, 7])).sum().backward()
+        assert pose.grad.abs().sum(-1).nonzero().tolist() == [[0, 3], [1, 7]]
+
+    def test_no_decoder(self) -> None:
+        model = create_model("capsnet_digits", decoder_hidden=None)
+        assert model(images(1, 1, 8, 8)).reconstruction is None
+        with pytest.raises(RuntimeError, match="CapsNet was built without a decoder"):
+            model.decode(model.encode(images(1, 1, 8, 8)))
+
+    @pytest.mark.parametrize("name", list_routings())
+    def test_any_routing(self, name: str, tmp_path: Path) -> None:
+        model = create_model("capsnet_digits", routing={"name": name, "steps": 2})
+        assert model.routing.config() == create_routing(name, steps=2).config()
+        pictures = images(2, 1, 8, 8)
+        if name == "hard_kmeans":
+            with pytest.raises(RuntimeError, match="cannot train"):
+                model(pictures)
+        else:
+            prediction = model(pictures)
+            (prediction.activation.sum() + prediction.reconstruction.sum()).backward()
+            assert model.conv.weight.grad.isfinite().all()
+            assert (model.conv.weight.grad != 0).any()
+        model.eval().save_pretrained(tmp_path)
+        loaded = load_pretrained(tmp_path)
+        assert type(loaded.routing) is type(model.routing)
+        with torch.no_grad():
+            assert torch.equal(loaded(pictures).activation, model(pictures).activation)
+
+    @pytest.mark.parametrize("transforms", ["full", "shared", "factored"])
+    def test_any_transforms(self, transforms: str) -> None:
+        check_learning(create_model("capsnet_digits", transforms=transforms, batch_norm=True), batch=3)
+
+    def test_images_smaller_than_the_kernels(self) -> None:
+        with pytest.raises(ValueError, match=r"image_shape \(1, 8, 8\) is smaller than kernel_size 9"):
+            create_model("capsnet", image_shape=(1, 8, 8))
+        with pytest.raises(ValueError, match="smaller than the primary capsules' kernel of 9"):
+            create_model("capsnet", image_shape=(1, 12, 12))
+
+
+class TestSharedCapsNet:
+    @pytest.mark.parametrize("name", list_models("sharedcapsnet*"))
+    def test_about_270_thousand_parameters(self, name: str) -> None:
+        assert 260_000 < parameters(create_model(name)) < 290_000
+
+    @pytest.mark.parametrize("name", list_models("sharedcapsnet*"))
+    def test_images_of_any_size(self, name: str) -> None:
+        model = create_model(name, channels=(4, 4, 8, 8)).eval()
+        for height, width in ((14, 14), (28, 56), (33, 17)):
+            assert model(images(2, 1, height, width)).activation.shape == (2, 10)
+        with pytest.raises(ValueError, match=r"at least 14x14 .*\(1, 1, 13, 20\)"):
+            model(images(1, 1, 13, 20))
+
+    def test_each_position_of_the_map_is_a_child(self) -> None:
+        model = create_model("sharedcapsnet", channels=(4, 4, 8, 8)).eval()
+        children = model.children_of(images(2, 1, 20, 16))
+        features = model.features(images(2, 1, 20, 16))
+        assert children.pose.shape == (2, *features.shape[2:], 8)
+        assert torch.equal(children.pose[:, 2, 1], features[:, :, 2, 1])
+
+    def test_channels(self) -> None:
+        with pytest.raises(ValueError, match=r"channels must be four widths, got \(4, 8\)"):
+            create_model("sharedcapsnet", channels=(4, 8))
+
+
+class TestRegistry:
+    def test_unknown_model(self) -> None:
+        with pytest.raises(ValueError, match=r"model must be one of \[.*'capsnet'.*got 'resnet'"):
+            create_model("resnet")
+
+    def test_unknown_argument(self) -> None:
+        with pytest.raises(ValueError, match="capsnet_digits takes no argument 'depth'; it takes image_shape, "):
+            create_model("capsnet_digits", depth=3)
+
+    def test_patterns(self) -> None:
+        assert sorted(MODELS) == MODELS
+        assert list_models("capsnet_d*") == ["capsnet_digits"]
+        assert list_models("nothing*") == []
+
+    def test_description(self) -> None:
+        (row,) = describe_models(["capsnet_digits"])
+        assert row["parameters"] == parameters(create_model("capsnet_digits"))
+        assert row["image_shape"] == (1, 8, 8)
+
+    @pytest.mark.parametrize("shape", [(1, 8), (0, 8, 8), (1, 8, 8, 8)], ids=str)
+    def test_image_shape(self, shape: tuple[int, ...]) -> None:
+        with pytest.raises(ValueError, match="image_shape must be"):
+            create_model("capsnet_digits", image_shape=shape)
+
+    def test_classes(self) -> None:
+        with pytest.raises(ValueError, match="classes must be at least 1, got 0"):
+            create_model("capsnet_digits", classes=0)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    create_model("capsnet_digits").save_pretrained(tmp_path / "net")
+    return tmp_path / "net"
+
+
+class TestDamage:
+    @pytest.mark.parametrize("left", [0, 4, 100, 5000, -1], ids=lambda left: f"{left}-bytes")
+    def test_weights_cut_short(self, saved: Path, left: int) -> None:
+        weights = saved / WEIGHTS_FILE
+        weights.write_bytes(weights.read_bytes()[:left])
+        with pytest.raises(ValueError, match=rf"{weights} is damaged"):
+            load_pretrained(saved)
+
+    @pytest.mark.parametrize("text", ["", "{", '{"network": "CapsNet"', "[]", "null", "3"])
+    def test_config_is_no_configuration(self, saved: Path, text: str) -> None:
+        (saved / CONFIG_FILE).write_text(text)
+        with pytest.raises(ValueError, match=CONFIG_FILE):
+            load_pretrained(saved)
+
+    def test_config_is_no_text(self, saved: Path) -> None:
+        (saved / CONFIG_FILE).write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(ValueError, match=CONFIG_FILE):
+            load_pretrained(saved)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("network", "ResNet"),
+            ("network", None),
+            ("arguments", None),
+            ("arguments", []),
+            ("arguments", {"depth": 3}),
+            ("arguments", {"classes": "ten"}),
+            ("arguments", {"classes": 0}),
+            ("arguments", {"channels": -1}),
+            ("arguments", {"image_shape": 8}),
+            ("arguments", {"routing": {"name": "magic"}}),
+            ("arguments", {"routing": {"steps": 3}}),
+            ("arguments", {"routing": "dynamic"}),
+        ],
+        ids=str,
+    )
+    def test_config_with_something_wrong_names_the_file(self, saved: Path, key: str, value: object) -> None:
+        config = json.loads((saved / CONFIG_FILE).read_text())
+        if isinstance(value, dict):
+            config[key] |= value
+        else:
+            config[key] = value
+        (saved / CONFIG_FILE).write_text(json.dumps(config))
+        with pytest.raises(ValueError, match=CONFIG_FILE):
+            load_pretrained(saved)
+
+    def test_config_from_another_model(self, saved: Path, tmp_path: Path) -> None:
+        for name, arguments in (("capsnet_digits", {"classes": 7}), ("sharedcapsnet", {})):
+            create_model(name, **arguments).save_pretrained(tmp_path / name)
+            (saved / CONFIG_FILE).write_bytes((tmp_path / name / CONFIG_FILE).read_bytes())
+            with pytest.raises(ValueError, match=rf"{WEIGHTS_FILE} does not fit .*{CONFIG_FILE}"):
+                load_pretrained(saved)
+
+    @pytest.mark.parametrize("name", [CONFIG_FILE, WEIGHTS_FILE])
+    def test_missing_file(self, saved: Path, name: str) -> None:
+        (saved / name).unlink()
+        with pytest.raises(FileNotFoundError, match=f"{saved} holds no {name}"):
+            load_pretrained(saved)
+
+    def test_missing_folder(self, saved: Path, tmp_path: Path) -> None:
+        for path in (tmp_path / "nowhere", saved / CONFIG_FILE, "nowhere", "a/b/c"):
+            with pytest.raises(FileNotFoundError, match=f"{path} is not a folder with a saved network"):
+                load_pretrained(path)
+
+    def test_wrong_class(self, saved: Path) -> None:
+        assert isinstance(CapsNet.from_pretrained(saved), CapsNet)
+        assert isinstance(ImageClassifier.from_pretrained(saved), CapsNet)
+        with pytest.raises(ValueError, match=f"{saved} holds a CapsNet, not a SharedCapsNet"):
+            NETWORKS["SharedCapsNet"].from_pretrained(saved)

@@ -1,0 +1,147 @@
+"""Every backend against the readable reference, in every output and every gradient."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ops_cases import Case, all_cases, close
+from torch import Tensor
+
+from torchcaps.ops.chunked import ChunkedVotes, tile_shape
+from torchcaps.ops.naive import NaiveVotes
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+BUDGETS = (1, 30, 10**6)  # each child of each row of its own; a few children; everything at once
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float64", "float32"])
+
+
+def agree(case: Case, dtype: torch.dtype, budgets: tuple[int, ...]) -> None:
+    """Both backends agree with the reference in float64."""
+    expected = case.results(NaiveVotes, case.inputs())
+    inputs = case.inputs(dtype)
+    if dtype != torch.float64:
+        close(case.results(NaiveVotes, inputs), expected, TOLERANCE[dtype])
+    for budget in budgets:
+        close(case.results(ChunkedVotes, inputs, budget=budget), expected, TOLERANCE[dtype])
+
+
+def test_budgets_cut_as_intended() -> None:
+    tiles = [tile_shape(batch=2, children=3, numbers=4 * 3, budget=budget) for budget in BUDGETS]
+    assert tiles == [(1, 1), (1, 2), (2, 3)]
+
+
+@pytest.mark.parametrize("case", all_cases(rows=3), ids=str)
+def test_every_option(case: Case) -> None:
+    agree(case, torch.float64, BUDGETS[:2])
+    agree(case, torch.float32, BUDGETS[1:2])
+
+
+@pytest.mark.parametrize("similarity", ["uniform", "inner", "gaussian"])
+@pytest.mark.parametrize("case", all_cases(similarity="inner", partition="soft", hard=True), ids=str)
+def test_hard_assignment(case: Case, similarity: str) -> None:
+    agree(Case(**{**vars(case), "similarity": similarity}), torch.float64, BUDGETS)
+
+
+OPTIONS = st.builds(
+    Case,
+    similarity=st.sampled_from(["uniform", "inner", "gaussian"]),
+    shared=st.booleans(),
+    rows=st.sampled_from([1, 2, 3, 4]),
+    coordinates=st.booleans(),
+    weights=st.booleans(),
+    partition=st.sampled_from(["soft", "orphan", "given"]),
+    scatter=st.booleans(),
+    batch=st.integers(1, 5),
+    children=st.integers(1, 37),
+    parents=st.integers(1, 6),
+    child_dim=st.integers(1, 7),
+    parent_dim=st.integers(1, 7),
+)
+
+
+@DTYPES
+def test_any_shape(dtype: torch.dtype) -> None:
+    @settings(max_examples=40, derandomize=True, deadline=None, database=None)
+    @given(OPTIONS, st.sampled_from([40, 300, 2000, 10**6]))
+    def check(case: Case, budget: int) -> None:
+        agree(case, dtype, budgets=(budget,))
+
+    check()
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+def _strided(tensor: Tensor) -> Tensor:
+    return torch.stack([tensor, tensor.detach() + 1], dim=-1)[..., 0]
+
+
+def _offset(tensor: Tensor) -> Tensor:
+    return torch.cat([tensor.detach(), tensor])[tensor.shape[0] :]
+
+
+@pytest.mark.parametrize("view", [_transposed, _strided, _offset])
+@pytest.mark.parametrize("case", all_cases(rows=3, weights=True, partition="given"), ids=str)
+def test_layout_in_memory_does_not_matter(case: Case, view: object) -> None:
+    inputs = case.inputs()
+    expected = case.results(NaiveVotes, inputs)
+    for backend in (NaiveVotes, partial(ChunkedVotes, budget=30)):
+        close(case.results(backend, inputs, view), expected, 1e-9)
+
+
+@pytest.mark.parametrize("case", all_cases(rows=1, coordinates=False, weights=True, partition="soft"), ids=str)
+def test_expanded_weights(case: Case) -> None:
+    inputs = case.inputs()
+    whole = dict(inputs, weights=inputs["weights"][:, :1].expand(-1, case.children))
+    for backend in (NaiveVotes, partial(ChunkedVotes, budget=30)):
+        moments = case.moments(backend, whole)
+        (gradient,) = torch.autograd.grad(moments.sum.square().sum(), inputs["weights"])
+        same = dict(inputs, weights=inputs["weights"][:, :1].repeat(1, case.children))
+        reference = case.moments(NaiveVotes, same)
+        (expected,) = torch.autograd.grad(reference.sum.square().sum(), inputs["weights"])
+        close({"sum": moments.sum, "dweights": gradient}, {"sum": reference.sum, "dweights": expected}, 1e-9)
+
+
+@pytest.mark.parametrize("case", all_cases(rows=2, weights=True), ids=str)
+def test_no_memory_is_read_before_it_is_written(case: Case, request: pytest.FixtureRequest) -> None:
+    inputs = case.inputs()
+    expected = case.results(ChunkedVotes, inputs, budget=30)
+    request.getfixturevalue("poisoned")
+    assert torch.empty(1).isnan()
+    actual = case.results(ChunkedVotes, inputs, budget=30)
+    for name, tensor in expected.items():
+        assert actual[name].isfinite().all(), name
+        assert torch.equal(actual[name], tensor), name
+
+
+SMALL = {"batch": 2, "children": 3, "parents": 2, "child_dim": 2, "parent_dim": 1}
+
+
+@pytest.mark.parametrize("backend", [NaiveVotes, partial(ChunkedVotes, budget=8)], ids=["naive", "chunked"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("uniform", weights=True, **SMALL),
+        Case("uniform", partition="given", **SMALL),
+        Case("uniform", weights=True, scatter=True, **SMALL),
+        Case("inner", weights=True, rows=2, **SMALL),
+        Case("inner", weights=True, shared=True, partition="orphan", **SMALL),
+        Case("inner", partition="given", **SMALL),
+        Case("inner", coordinates=True, scatter=True, **SMALL),
+        Case("gaussian", weights=True, scatter=True, **SMALL),
+        Case("gaussian", shared=True, coordinates=True, scatter=True, partition="orphan", **SMALL),
+        Case("gaussian", rows=2, scatter=True, partition="given", **SMALL),
+    ],
+    ids=str,
+)
+def test_gradcheck(case: Case, backend: object) -> None:
+    inputs = case.inputs()
+
+    def call(*tensors: Tensor) -> tuple[Tensor, ...]:
+        moments = case.moments(backend, dict(zip(inputs, tensors, strict=True)))
+        return tuple(tensor for tensor in moments if tensor is not None and tensor.requires_grad)
+
+    assert torch.autograd.gradcheck(call, tuple(inputs.values()))

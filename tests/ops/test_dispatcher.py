@@ -1,0 +1,112 @@
+"""Which backend is at work, and what Votes refuse."""
+
+import pytest
+import torch
+
+from torchcaps.ops import BACKENDS, Votes, choose_backend, use_backend
+from torchcaps.ops.chunked import ChunkedVotes, tile_numbers
+from torchcaps.ops.naive import NaiveVotes
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHCAPS_BACKEND", raising=False)
+
+
+def votes(children: int = 3, backend: str | None = None) -> Votes:
+    return Votes(torch.zeros(1, children, 4), torch.zeros(1, 2, 4, 8), backend=backend)
+
+
+def chosen(children: int = 3) -> str:
+    made = votes(children)
+    name = choose_backend(made.children, made.transforms)
+    assert type(made.source) is BACKENDS[name]
+    return name
+
+
+def test_small_votes_are_stored_and_large_ones_are_not() -> None:
+    most = tile_numbers(torch.device("cpu")) // (2 * 8)
+    assert chosen(most) == "naive"
+    assert chosen(most + 1) == "chunked"
+    assert isinstance(votes(3).source, NaiveVotes)
+    assert isinstance(votes(most + 1).source, ChunkedVotes)
+
+
+def test_use_backend_forces_nests_and_restores() -> None:
+    with use_backend("chunked"):
+        assert chosen() == "chunked"
+        with use_backend("naive"):
+            assert chosen() == "naive"
+            with use_backend(None):
+                assert chosen() == "naive"
+            with use_backend("auto"):
+                assert chosen() == "naive"
+        with use_backend("auto"):
+            assert chosen() == "naive"
+        assert chosen() == "chunked"
+    assert chosen() == "naive"
+
+
+def test_use_backend_restores_after_an_error() -> None:
+    with pytest.raises(RuntimeError, match="inside"), use_backend("chunked"):
+        raise RuntimeError("inside")
+    assert chosen() == "naive"
+
+
+def test_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHCAPS_BACKEND", "chunked")
+    assert chosen() == "chunked"
+    with use_backend("naive"):
+        assert chosen() == "naive"
+    monkeypatch.setenv("TORCHCAPS_BACKEND", "")
+    assert chosen() == "naive"
+
+
+def test_backend_of_the_votes_comes_first() -> None:
+    with use_backend("naive"):
+        assert isinstance(votes(backend="chunked").source, ChunkedVotes)
+    assert isinstance(votes(backend="naive").source, NaiveVotes)
+
+
+def test_unknown_names_list_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = r"\['auto', 'naive', 'chunked'.*got 'fast'"
+    with pytest.raises(ValueError, match=message), use_backend("fast"):
+        pass
+    with pytest.raises(ValueError, match=message):
+        votes(backend="fast").moments()
+    monkeypatch.setenv("TORCHCAPS_BACKEND", "fast")
+    with pytest.raises(ValueError, match=message):
+        votes().moments()
+
+
+def test_restricted_votes_are_not_formed_again() -> None:
+    made = votes(backend="naive")
+    assert made.restricted(orphan=True).source is made.source
+    assert made.restricted(hard=True).normaliser.hard
+
+
+@pytest.mark.parametrize(
+    ("children", "transforms", "coordinates", "message"),
+    [
+        ((2, 3), (3, 2, 4, 5), None, r"children must be .*\(2, 3\)"),
+        ((2, 3, 1, 4, 1), (3, 2, 4, 5), None, r"children must be .*\(2, 3, 1, 4, 1\)"),
+        ((2, 3, 4), (3, 4, 5), None, r"transforms must be .*\(3, 4, 5\)"),
+        ((2, 3, 4), (6, 2, 4, 5), None, "transforms are for 6 children.* children has 3"),
+        ((2, 3, 4), (3, 2, 7, 5), None, "of dimension 7, but children have dimension 4"),
+        ((2, 3, 6, 4), (3, 2, 4, 5), (3, 5), r"coordinates must be .*\(3, 30\), got shape \(3, 5\)"),
+        ((2, 3, 6, 4), (3, 2, 4, 5), (2, 30), r"coordinates must be .*\(3, 30\), got shape \(2, 30\)"),
+    ],
+)
+def test_shapes_that_do_not_fit(
+    children: tuple[int, ...], transforms: tuple[int, ...], coordinates: tuple[int, ...] | None, message: str
+) -> None:
+    extra = None if coordinates is None else torch.zeros(coordinates)
+    with pytest.raises(ValueError, match=message):
+        Votes(torch.zeros(children), torch.zeros(transforms), extra)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_empty_batch(backend: str) -> None:
+    made = Votes(torch.zeros(0, 3, 4), torch.zeros(3, 2, 4, 5), backend=backend)
+    assert made.moments(scatter=True).scatter.shape == (0, 2, 5)
+    assert made.assignment().shape == (0, 3, 2)

@@ -1,0 +1,91 @@
+"""Chunked votes are never stored: no tensor comes near their size, forward or backward."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from torchcaps.ops import Votes
+from torchcaps.ops.chunked import ChunkedVotes
+from torchcaps.routing import (
+    Routed,
+    dynamic_routing,
+    em_routing,
+    euclidean_kmeans_routing,
+    hard_kmeans_routing,
+    inner_product_kmeans_routing,
+)
+
+B, I, J, P, D = 25, 31, 7, 2, 32
+VOTES = B * I * J * D  # 173,600, of which the largest input is 1/12 and the logits are 1/32
+BUDGET = 14_000
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the most numbers that any tensor an operation returned has room for (a view owns no more)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self.numbers = max(self.numbers, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return out
+
+
+def em(votes: Votes, weights: torch.Tensor | None = None) -> Routed:
+    return em_routing(votes, weights, torch.zeros(J), torch.zeros(J), (0.01, 0.02, 0.03))
+
+
+ROUTINGS: dict[str, Callable[..., Routed]] = {
+    "dynamic": dynamic_routing,
+    "dynamic-orphan": lambda votes, weights: dynamic_routing(votes, weights, orphan=True),
+    "kmeans": inner_product_kmeans_routing,
+    "euclidean": euclidean_kmeans_routing,
+    "hard": hard_kmeans_routing,
+    "em": em,
+}
+
+
+def largest(routing: str, backend: str, transforms: int, rows: int, coordinates: bool) -> int:
+    """The largest tensor of forward, a look at the assignment, and backward."""
+    children = torch.randn(B, I, rows, P, requires_grad=True)
+    weight = torch.randn(transforms, J, P, D // rows, requires_grad=True)
+    offset = torch.randn(I, D, requires_grad=True) if coordinates else None
+    activation = torch.rand(B, I, requires_grad=True)
+    with Largest() as memory:
+        routed = ROUTINGS[routing](Votes(children, weight, offset, backend=backend), activation)
+        if routed.pose.requires_grad:
+            (routed.pose.square().sum() + routed.activation.sum() + routed.assignment.square().sum()).backward()
+            assert children.grad is not None
+            assert weight.grad is not None
+        else:
+            assert routed.assignment.shape == (B, I, J)
+    return memory.numbers
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchcaps.ops.chunked.CPU_TILE", BUDGET)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize(("rows", "coordinates"), [(1, False), (2, True)], ids=["vectors", "matrices-coordinates"])
+@pytest.mark.parametrize("transforms", [1, I], ids=["shared", "full"])
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_no_tensor_is_as_large_as_the_votes(routing: str, transforms: int, rows: int, coordinates: bool) -> None:
+    assert ChunkedVotes(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1)).budget == BUDGET
+    bound = max(transforms * J * P * D // rows, B * I * (J + 1), B * I * rows * P, 2 * BUDGET)
+    assert bound < VOTES / 5
+    assert largest(routing, "chunked", transforms, rows, coordinates) <= bound
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_the_measure_sees_stored_votes(routing: str) -> None:
+    assert largest(routing, "naive", I, 1, coordinates=False) >= VOTES

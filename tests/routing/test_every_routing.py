@@ -1,0 +1,229 @@
+"""What holds for every routing algorithm."""
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchcaps.ops import Votes
+from torchcaps.routing import (
+    Routed,
+    Routing,
+    create_routing,
+    dynamic_routing,
+    em_routing,
+    euclidean_kmeans_routing,
+    hard_kmeans_routing,
+    inner_product_kmeans_routing,
+    list_routings,
+    register_routing,
+)
+from torchcaps.squash import squash
+
+Function = Callable[..., Routed]
+J, M, P, D = 4, 2, 3, 3
+
+
+def em(votes: Votes, weights: Tensor | None = None, *, steps: int = 3) -> Routed:
+    generator = torch.Generator().manual_seed(9)
+    beta_u, beta_a = torch.randn(2, J, generator=generator, dtype=votes.children.dtype)
+    return em_routing(votes, weights, beta_u, beta_a, [0.1, 0.2, 0.3, 0.4, 0.5][:steps])
+
+
+def leaky(votes: Votes, weights: Tensor | None = None, *, steps: int = 3) -> Routed:
+    return dynamic_routing(votes, weights, steps=steps, orphan=True)
+
+
+SOFT: dict[str, Function] = {
+    "dynamic": dynamic_routing,
+    "leaky": leaky,
+    "kmeans": inner_product_kmeans_routing,
+    "euclidean": euclidean_kmeans_routing,
+    "em": em,
+}
+ALL = SOFT | {"hard": hard_kmeans_routing}
+
+every = pytest.mark.parametrize("routing", ALL.values(), ids=ALL)
+every_soft = pytest.mark.parametrize("routing", SOFT.values(), ids=SOFT)
+backends = pytest.mark.parametrize("backend", ["naive", "chunked"])
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchcaps.ops.chunked.CPU_TILE", 100)
+
+
+def random(*shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+def problem(children: int = 7, shared: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Children (B, I, M, P), transforms, coordinates (I, H), activations (B, I)."""
+    poses, transforms, coordinates, logits = random(
+        (2, children, M, P), (1 if shared else children, J, P, D), (children, M * D), (2, children)
+    )
+    return poses, transforms, coordinates, logits.detach().sigmoid().requires_grad_()
+
+
+@every
+@backends
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_every_child_is_shared_out_over_the_parents(routing: Function, backend: str, steps: int) -> None:
+    children, transforms, coordinates, activation = problem()
+    routed = routing(Votes(children, transforms, coordinates, backend=backend), activation, steps=steps)
+    total = routed.assignment.sum(2)
+    if routing is leaky:
+        orphan = (-routed.votes.source.log_partition(routed.similarity, orphan=True)).exp()
+        assert (total < 1).all()
+        assert (orphan > 0).all()
+        total = total + orphan
+    torch.testing.assert_close(total, torch.ones(2, 7, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert (routed.assignment >= 0).all()
+
+
+@every
+@backends
+def test_order_of_the_children_does_not_matter(routing: Function, backend: str) -> None:
+    children, transforms, coordinates, activation = problem()
+    order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
+    first = routing(Votes(children, transforms, coordinates, backend=backend), activation)
+    second = routing(
+        Votes(children[:, order], transforms[order], coordinates[order], backend=backend), activation[:, order]
+    )
+    torch.testing.assert_close(second.pose, first.pose, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(second.activation, first.activation, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(second.assignment, first.assignment[:, order], rtol=1e-10, atol=1e-12)
+    misplaced = routing(Votes(children[:, order], transforms, coordinates, backend=backend), activation)
+    assert not torch.allclose(misplaced.pose, first.pose, rtol=1e-3)
+
+
+@every_soft
+@backends
+def test_shared_transforms_are_tied_full_ones(routing: Function, backend: str) -> None:
+    children, shared, _, activation = problem(shared=True)
+    full = shared.detach().repeat(7, 1, 1, 1).requires_grad_()
+    results = []
+    for transforms in (shared, full):
+        routed = routing(Votes(children, transforms, backend=backend), activation)
+        objective = routed.pose.square().sum() + routed.activation.sum()
+        gradients = torch.autograd.grad(objective, (children, transforms, activation))
+        results.append((routed.pose, routed.activation, gradients[0], gradients[1].sum(0), gradients[2]))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-12)
+
+
+@every
+@backends
+def test_one_step_is_uniform(routing: Function, backend: str) -> None:
+    children, transforms, coordinates, _ = problem()
+    votes = Votes(children, transforms, coordinates, backend=backend)
+    mean = votes.dense().mean(1)
+    total = votes.dense().sum(1)
+    expected = {
+        dynamic_routing: squash(total / J),
+        leaky: squash(total / (J + 1)),
+        inner_product_kmeans_routing: squash(total / J, "half"),
+    }.get(routing, mean)
+    routed = routing(votes, steps=1)
+    torch.testing.assert_close(routed.pose, expected, rtol=1e-12, atol=1e-12)
+    assert routed.similarity is None
+
+
+@every
+@pytest.mark.parametrize("shared", [False, True], ids=["full", "shared"])
+@pytest.mark.parametrize("plus", [False, True], ids=["plain", "coordinates"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_backends_agree(routing: Function, shared: bool, plus: bool, dtype: torch.dtype) -> None:
+    tensors = [tensor.detach().to(dtype).requires_grad_() for tensor in problem(shared=shared)]
+    children, transforms, coordinates, activation = tensors
+    results = []
+    for backend in ("naive", "chunked"):
+        votes = Votes(children, transforms, coordinates if plus else None, backend=backend)
+        routed = routing(votes, activation)
+        result = [routed.pose, routed.activation, routed.assignment]
+        if routing is not hard_kmeans_routing:
+            objective = routed.pose.square().sum() + routed.activation.sum() + routed.assignment.square().sum()
+            result += torch.autograd.grad(objective, tensors, materialize_grads=True)
+        results.append(result)
+    for chunked, naive in zip(*results[::-1], strict=True):
+        error, scale = (chunked - naive).square().mean().sqrt(), naive.square().mean().sqrt()
+        assert error <= (1e-9 if dtype == torch.float64 else 1e-4) * scale
+
+
+@every_soft
+@backends
+def test_gradcheck(routing: Function, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchcaps.ops.chunked.CPU_TILE", 10)
+    monkeypatch.setattr(f"{__name__}.J", 2)
+
+    def call(children: Tensor, transforms: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        routed = routing(Votes(children, transforms, backend=backend), logits.sigmoid())
+        return routed.pose, routed.activation
+
+    assert torch.autograd.gradcheck(call, tuple(random((1, 3, 2), (3, 2, 2, 2), (1, 3))))
+
+
+@every
+def test_rows_of_matrix_poses_turn_together(routing: Function) -> None:
+    """M -> T M moves the parents by T, activations stay; for the diagonal Gaussians of EM, T permutes."""
+    children, transforms, _, activation = problem()
+    angle = torch.tensor(0.7, dtype=torch.float64)
+    turn = torch.tensor([[angle.cos(), -angle.sin()], [angle.sin(), angle.cos()]], dtype=torch.float64)
+    if routing is em:
+        turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
+    before = routing(Votes(children, transforms), activation)
+    after = routing(Votes(turn @ children, transforms), activation)
+    expected = (turn @ before.pose.unflatten(-1, (M, D))).flatten(-2)
+    torch.testing.assert_close(after.pose, expected, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(after.activation, before.activation, rtol=1e-9, atol=1e-11)
+
+
+@every
+def test_examples_of_a_batch_do_not_see_each_other(routing: Function) -> None:
+    children, transforms, coordinates, activation = problem()
+    both = routing(Votes(children, transforms, coordinates), activation)
+    for b in range(2):
+        alone = routing(Votes(children[b : b + 1], transforms, coordinates), activation[b : b + 1])
+        torch.testing.assert_close(alone.pose[0], both.pose[b], rtol=1e-12, atol=1e-12)
+
+
+class TestRegistry:
+    def test_names(self) -> None:
+        assert {"dynamic", "em", "euclidean", "hard_kmeans", "kmeans"} <= set(list_routings())
+        assert list_routings() == sorted(list_routings())
+
+    @pytest.mark.parametrize("name", list_routings())
+    def test_config_makes_it_again(self, name: str) -> None:
+        routing = create_routing(name, steps=2)
+        again = create_routing(name, **routing.config())
+        assert type(again) is type(routing)
+        assert again.config() == routing.config()
+        assert routing.config().keys() == inspect.signature(type(routing)).parameters.keys()
+        assert routing.config()["steps"] == 2
+        assert "steps=2" in repr(routing)
+
+    @pytest.mark.parametrize("name", list_routings())
+    def test_bind_makes_a_copy(self, name: str) -> None:
+        routing = create_routing(name)
+        first, second = routing.bind(3, 4), routing.bind(5, 6)
+        assert first is not second
+        assert not list(routing.parameters())
+        assert not {id(p) for p in first.parameters()} & {id(p) for p in second.parameters()}
+
+    def test_unknown_name(self) -> None:
+        with pytest.raises(ValueError, match=r"routing must be one of \['.*dynamic.*got 'magic'"):
+            create_routing("magic")
+
+    def test_unknown_argument(self) -> None:
+        with pytest.raises(TypeError, match="magic"):
+            create_routing("dynamic", magic=1)
+
+    def test_a_name_is_taken_once(self) -> None:
+        with pytest.raises(ValueError, match="'dynamic' exists already"):
+
+            @register_routing("dynamic")
+            class Again(Routing):
+                def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+                    raise NotImplementedError

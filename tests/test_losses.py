@@ -1,0 +1,143 @@
+"""Losses by hand-computed numbers."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from torchcaps import (
+    LengthCrossEntropy,
+    MarginLoss,
+    ReconstructionLoss,
+    length_cross_entropy,
+    margin_loss,
+    reconstruction_loss,
+)
+
+# Two images, three classes.
+ACTIVATION = torch.tensor([[0.7, 0.3, 0.05], [0.95, 0.1, 0.5]], dtype=torch.float64)
+LABELS = torch.tensor([0, 2])
+
+
+def activation(batch: int = 3, classes: int = 4) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(batch, classes, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+class TestMargin:
+    def test_by_hand(self) -> None:
+        # first: 0.2^2 + 0.5 * 0.2^2 = 0.06; second: 0.5 * 0.85^2 + 0.4^2 = 0.52125
+        assert margin_loss(ACTIVATION, LABELS).item() == pytest.approx((0.06 + 0.52125) / 2, abs=1e-12)
+
+    def test_margins_and_weight_of_the_absent(self) -> None:
+        # present 0.8, absent 0.2, weight 0.25: 0.1^2 + 0.25 * 0.1^2; 0.25 * 0.75^2 + 0.3^2
+        loss = margin_loss(ACTIVATION, LABELS, present=0.8, absent=0.2, down_weight=0.25)
+        assert loss.item() == pytest.approx((0.0125 + 0.230625) / 2, abs=1e-12)
+
+    def test_several_classes_at_once(self) -> None:
+        # both 0 and 1: 0.2^2 + 0.6^2; none: 0.5 * (0.85^2 + 0.4^2)
+        loss = margin_loss(ACTIVATION, torch.tensor([[1, 1, 0], [0, 0, 0]]))
+        assert loss.item() == pytest.approx((0.4 + 0.44125) / 2, abs=1e-12)
+
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float32])
+    def test_mask_of_one_class_is_its_label(self, dtype: torch.dtype) -> None:
+        mask = F.one_hot(LABELS, 3).to(dtype)
+        assert margin_loss(ACTIVATION, mask) == margin_loss(ACTIVATION, LABELS)
+
+    @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+    def test_labels_of_any_integer_type(self, dtype: torch.dtype) -> None:
+        assert margin_loss(ACTIVATION, LABELS.to(dtype)) == margin_loss(ACTIVATION, LABELS)
+
+    @pytest.mark.parametrize("classes", [2, 10])
+    def test_released_code_halves_and_averages_over_the_classes(self, classes: int) -> None:
+        scores, labels = activation(5, classes), torch.arange(5) % classes
+        paper = margin_loss(scores, labels)
+        released = margin_loss(scores, labels, weighting="released")
+        torch.testing.assert_close(released, paper / (2 * classes), rtol=1e-12, atol=0)
+
+    def test_nothing_is_lost_beyond_the_margins(self) -> None:
+        scores = torch.tensor([[0.9, 0.1], [1.0, 0.0]], requires_grad=True)
+        loss = margin_loss(scores, torch.tensor([0, 0]))
+        loss.backward()
+        assert loss == 0
+        assert (scores.grad == 0).all()
+
+    @pytest.mark.parametrize("weighting", ["paper", "released"])
+    def test_gradcheck(self, weighting: str) -> None:
+        mask = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 0, 0]])
+        assert torch.autograd.gradcheck(lambda a: margin_loss(a, mask, weighting=weighting), (activation(),))
+
+    def test_module(self) -> None:
+        module = MarginLoss(0.8, 0.2, 0.25, "released")
+        assert module(ACTIVATION, LABELS) == margin_loss(ACTIVATION, LABELS, 0.8, 0.2, 0.25, "released")
+        assert MarginLoss()(ACTIVATION, LABELS) == margin_loss(ACTIVATION, LABELS)
+
+    def test_wrong_arguments(self) -> None:
+        with pytest.raises(ValueError, match="weighting must be 'paper' or 'released', got 'sum'"):
+            margin_loss(ACTIVATION, LABELS, weighting="sum")  # type: ignore[arg-type]
+
+
+class TestCrossEntropy:
+    @pytest.mark.parametrize("factor", [1.0, 10.0])
+    def test_is_that_of_torch(self, factor: float) -> None:
+        expected = F.cross_entropy(factor * ACTIVATION, LABELS)
+        torch.testing.assert_close(length_cross_entropy(ACTIVATION, LABELS, factor), expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(LengthCrossEntropy(factor)(ACTIVATION, LABELS), expected, rtol=1e-12, atol=0)
+
+    def test_probabilities(self) -> None:
+        target = torch.tensor([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]], dtype=torch.float64)
+        expected = F.cross_entropy(10 * ACTIVATION, target)
+        torch.testing.assert_close(length_cross_entropy(ACTIVATION, target), expected, rtol=1e-12, atol=0)
+
+    def test_gradcheck(self) -> None:
+        assert torch.autograd.gradcheck(lambda a: length_cross_entropy(a, torch.tensor([0, 3, 1])), (activation(),))
+
+
+class TestReconstruction:
+    def test_by_hand(self) -> None:
+        images = torch.zeros(2, 1, 2, 3)
+        reconstruction = images.clone()
+        reconstruction[0, 0, 0, 1] = 0.5
+        reconstruction[1] = 1.0
+        assert reconstruction_loss(reconstruction, images).item() == (0.25 + 6) / 2
+        assert ReconstructionLoss()(reconstruction, images).item() == pytest.approx(0.0005 * 3.125)
+        assert ReconstructionLoss(0.1)(reconstruction, images).item() == pytest.approx(0.3125)
+
+    def test_gradcheck(self) -> None:
+        images = torch.rand(2, 2, 3, 1, dtype=torch.float64)
+        start = torch.rand(2, 2, 3, 1, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(lambda r: reconstruction_loss(r, images), (start,))
+
+    def test_shapes_that_differ(self) -> None:
+        with pytest.raises(ValueError, match=r"one shape, got \(2, 1, 3, 3\) and \(2, 1, 3, 4\)"):
+            reconstruction_loss(torch.zeros(2, 1, 3, 3), torch.zeros(2, 1, 3, 4))
+
+
+@pytest.mark.parametrize("loss", [margin_loss, length_cross_entropy])
+class TestTargets:
+    def test_shapes_that_do_not_fit(self, loss: object) -> None:
+        with pytest.raises(ValueError, match=r"activation must be \(B, E\), got shape \(3,\)"):
+            loss(torch.zeros(3), LABELS)
+        with pytest.raises(ValueError, match=r"target must be integer labels \(2,\) or a mask \(2, 3\).*\(3,\)"):
+            loss(ACTIVATION, torch.zeros(3, dtype=torch.int64))
+        with pytest.raises(ValueError, match=r"target must be .*float32 of shape \(2,\)"):
+            loss(ACTIVATION, LABELS.float())
+        with pytest.raises(ValueError, match=r"target must be .*\(2, 4\)"):
+            loss(ACTIVATION, torch.zeros(2, 4))
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_half_precision(self, loss: object, dtype: torch.dtype) -> None:
+        scores = ACTIVATION.to(dtype).requires_grad_()
+        value = loss(scores, LABELS)
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value.double(), loss(scores.double(), LABELS), rtol=1e-5, atol=0)
+        value.backward()
+        assert scores.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_reconstruction_in_half_precision(dtype: torch.dtype) -> None:
+    """A sum over 100,000 pixels exceeds float16."""
+    images = torch.zeros(1, 1, 400, 250, dtype=dtype)
+    loss = reconstruction_loss(torch.ones_like(images), images)
+    assert loss.dtype == torch.float32
+    assert loss == 100_000
