@@ -9,18 +9,16 @@ Three cases, from the cheapest:
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
 
 from torchcaps.ops import naive
 from torchcaps.ops.contract import (
-    Gaussian,
     InnerProduct,
     Moments,
     Rule,
@@ -99,39 +97,22 @@ class ChunkedVotes(VoteSource):
 
     def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
         """The assignment probabilities, (B, I, J)."""
-        return naive.logits_assignment(self._logits(similarity), rule)
+        if similarity is None:
+            logits = naive.uniform_logits(self.children, self.transforms)
+        else:
+            logits = self._scores(similarity, reduced=False)
+        return naive.logits_assignment(logits, rule)
 
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
         """The normaliser, (B, I)."""
-        return naive.logits_partition(self._logits(similarity), orphan)
-
-    def _logits(self, similarity: Similarity | None) -> Tensor:
-        """The logits (B, I, J): one H-th of the votes, formed from tiles of them, also in backward."""
         if similarity is None:
-            return naive.uniform_logits(self.children, self.transforms)
-        B, I, M, _ = self.children.shape
-        _, J, _, D = self.transforms.shape
-        rows, columns = tile_shape(B, I, J * M * D, self.budget)
-        shared = self.transforms.shape[0] == 1
-        transforms = [self.transforms] * math.ceil(I / columns) if shared else self.transforms.split(columns)
-        coordinates = [None] * len(transforms) if self.coordinates is None else self.coordinates.split(columns)
-        strips = []
-        for children, *parameters in zip(
-            self.children.split(rows), *(field.split(rows) for field in similarity), strict=True
-        ):
-            strip = [
-                checkpoint(
-                    _tile_logits,
-                    type(similarity),
-                    *tile,
-                    *parameters,
-                    use_reentrant=False,
-                    preserve_rng_state=False,
-                )
-                for tile in zip(children.split(columns, dim=1), transforms, coordinates, strict=True)
-            ]
-            strips.append(torch.cat(strip, dim=1))
-        return torch.cat(strips)
+            parents = self.transforms.shape[1] + orphan
+            return self.children.new_full(self.children.shape[:2], math.log(parents))
+        return self._scores(similarity, reduced=True, orphan=orphan)
+
+    def _scores(self, similarity: Similarity, reduced: bool, orphan: bool = False) -> Tensor:
+        static = _Static(type(similarity), orphan, hard=False, extra=reduced, budget=self.budget)
+        return _TiledScores.apply(static, self.children, self.transforms, self.coordinates, None, None, *similarity)
 
     def _uniform_moments(self, weights: Tensor | None, rule: Rule) -> Moments:
         """First step: R is 1/J (or what the given normaliser says), the same for all parents."""
@@ -163,16 +144,6 @@ class ChunkedVotes(VoteSource):
             share = share * weights[..., None]
         pooled = (share.mT @ values).view(B, J, M, P)
         return Moments(share.sum(1), torch.einsum("bjmp,jpd->bjmd", pooled, self.transforms[0]).flatten(2), None)
-
-
-def _tile_logits(
-    kind: type[InnerProduct] | type[Gaussian],
-    children: Tensor,
-    transforms: Tensor,
-    coordinates: Tensor | None,
-    *fields: Tensor,
-) -> Tensor:
-    return naive.vote_logits(naive.dense_votes(children, transforms, coordinates), kind(*fields))
 
 
 class _InnerProductMoments(torch.autograd.Function):
@@ -319,12 +290,12 @@ def _uncolumns(parents: Tensor, rows: int) -> Tensor:
 
 
 class _Static(NamedTuple):
-    """What :class:`_TiledMoments` needs besides tensors."""
+    """What the tiled functions need besides tensors; ``extra`` asks for the scatter, or for the reduced scores."""
 
     similarity: type
     orphan: bool
     hard: bool
-    scatter: bool
+    extra: bool
     budget: int
 
 
@@ -356,21 +327,70 @@ class _Tile(NamedTuple):
     def votes(self) -> Tensor:
         return naive.dense_votes(self.children, self.transforms, self.coordinates)
 
+    def logits(self, votes: Tensor, static: _Static) -> Tensor:
+        """``l_ij``, (B, i, J)."""
+        if not self.similarity:
+            return naive.uniform_logits(self.children, self.transforms)
+        return naive.vote_logits(votes, static.similarity(*self.similarity))
+
     def share(self, votes: Tensor, static: _Static) -> Tensor:
         """``a_i R_ij``, (B, i, J)."""
-        if self.similarity:
-            logits = naive.vote_logits(votes, static.similarity(*self.similarity))
-        else:
-            logits = naive.uniform_logits(self.children, self.transforms)
         rule = Rule(static.orphan, static.hard, self.log_partition)
-        assignment = naive.logits_assignment(logits, rule)
+        assignment = naive.logits_assignment(self.logits(votes, static), rule)
         return assignment if self.weights is None else assignment * self.weights[..., None]
 
 
-def _grid(batch: int, children: int, numbers: int, budget: int) -> Iterator[tuple[slice, slice]]:
+def _grid(inputs: _Tile, budget: int) -> Iterator[tuple[slice, slice]]:
     """All tiles of (batch, children), children on the inner loop."""
-    rows, columns = tile_shape(batch, children, numbers, budget)
-    return product(slices(batch, rows), slices(children, columns))
+    B, I, M, _ = inputs.children.shape
+    _, J, _, D = inputs.transforms.shape
+    rows, columns = tile_shape(B, I, J * M * D, budget)
+    return product(slices(B, rows), slices(I, columns))
+
+
+def _gradients(
+    tensors: Sequence[Tensor | None], budget: int, objective: Callable[[_Tile, slice, slice], Tensor]
+) -> list[Tensor | None]:
+    """The gradients of the sum of an objective over all tiles: each tile is formed again, with a graph of its own."""
+    inputs = _Tile.of(tensors)
+    grads = [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
+    for rows, columns in _grid(inputs, budget):
+        tile = _tile(inputs, rows, columns).detached()
+        with torch.enable_grad():
+            value = objective(tile, rows, columns)
+        parts = iter(torch.autograd.grad(value, tile.tensors(), materialize_grads=True))
+        for view in _tile(_Tile.of(grads), rows, columns).fields():
+            if view is not None:
+                view += next(parts)
+    return grads
+
+
+class _TiledScores(torch.autograd.Function):
+    """The logits (B, I, J), or reduced to their normaliser over the parents (B, I)."""
+
+    @staticmethod
+    def forward(ctx: Any, static: _Static, *tensors: Tensor | None) -> Tensor:
+        ctx.static = static
+        ctx.save_for_backward(*tensors)
+        inputs = _Tile.of(tensors)
+        parents = () if static.extra else (inputs.transforms.shape[1],)
+        scores = inputs.children.new_empty(*inputs.children.shape[:2], *parents)
+        for rows, columns in _grid(inputs, static.budget):
+            scores[rows, columns] = _TiledScores.of(_tile(inputs, rows, columns), static)
+        return scores
+
+    @staticmethod
+    def of(tile: _Tile, static: _Static) -> Tensor:
+        logits = tile.logits(tile.votes(), static)
+        return naive.logits_partition(logits, static.orphan) if static.extra else logits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        def objective(tile: _Tile, rows: slice, columns: slice) -> Tensor:
+            return (_TiledScores.of(tile, ctx.static) * grad[rows, columns]).sum()
+
+        return None, *_gradients(ctx.saved_tensors, ctx.static.budget, objective)
 
 
 def _detach(field: Tensor | None) -> Tensor | None:
@@ -401,14 +421,14 @@ class _TiledMoments(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, static: _Static, *tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         inputs = _Tile.of(tensors)
-        B, I, M, _ = inputs.children.shape
+        B, _, M, _ = inputs.children.shape
         _, J, _, D = inputs.transforms.shape
         mass = inputs.children.new_zeros(B, J)
         total = inputs.children.new_zeros(B, J, M * D)
-        scatter = torch.zeros_like(total) if static.scatter else None
+        scatter = torch.zeros_like(total) if static.extra else None
         # Tiles are merged about the first one's means: float32 has the digits for a small deviation, not for a mean.
         shift = torch.zeros_like(total)
-        for rows, columns in _grid(B, I, J * M * D, static.budget):
+        for rows, columns in _grid(inputs, static.budget):
             tile = _tile(inputs, rows, columns)
             votes = tile.votes()
             share = tile.share(votes, static)
@@ -436,22 +456,13 @@ class _TiledMoments(torch.autograd.Function):
         ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         *tensors, mean = ctx.saved_tensors
-        inputs = _Tile.of(tensors)
-        grads = [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
-        B, I, M, _ = inputs.children.shape
-        _, J, _, D = inputs.transforms.shape
-        for rows, columns in _grid(B, I, J * M * D, ctx.static.budget):
-            with torch.enable_grad():
-                tile = _tile(inputs, rows, columns).detached()
-                votes = tile.votes()
-                worth = torch.einsum("bijh,bjh->bij", votes, grad_sum[rows]) + grad_mass[rows][:, None]
-                if grad_scatter is not None:
-                    deviation = (votes - mean[rows][:, None]).square()
-                    worth = worth + torch.einsum("bijh,bjh->bij", deviation, grad_scatter[rows])
-                objective = (tile.share(votes, ctx.static) * worth).sum()
-            parts = iter(torch.autograd.grad(objective, tile.tensors(), materialize_grads=True))
-            views = _tile(_Tile.of(grads), rows, columns)
-            for view in views.fields():
-                if view is not None:
-                    view += next(parts)
-        return None, *grads
+
+        def objective(tile: _Tile, rows: slice, columns: slice) -> Tensor:
+            votes = tile.votes()
+            worth = torch.einsum("bijh,bjh->bij", votes, grad_sum[rows]) + grad_mass[rows][:, None]
+            if grad_scatter is not None:
+                deviation = (votes - mean[rows][:, None]).square()
+                worth = worth + torch.einsum("bijh,bjh->bij", deviation, grad_scatter[rows])
+            return (tile.share(votes, ctx.static) * worth).sum()
+
+        return None, *_gradients(tensors, ctx.static.budget, objective)
