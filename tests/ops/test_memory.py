@@ -72,7 +72,7 @@ def largest(routing: str, backend: str, transforms: int, rows: int, coordinates:
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.ops.chunked.CPU_TILE", BUDGET)
+    monkeypatch.setattr("torchcaps.ops.tiles.CPU_TILE", BUDGET)
 
 
 @pytest.mark.usefixtures("small_tiles")

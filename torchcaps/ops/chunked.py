@@ -9,47 +9,16 @@ Three cases, from the cheapest:
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torchcaps.ops import naive
-from torchcaps.ops.contract import (
-    InnerProduct,
-    Moments,
-    Rule,
-    Similarity,
-    VoteSource,
-    positive,
-)
-
-# Numbers in one tile: on a CPU it should stay in the caches, elsewhere it has to outweigh the cost of a launch.
-CPU_TILE = 2**19
-DEVICE_TILE = 2**24
-
-
-def tile_numbers(device: torch.device) -> int:
-    """How many numbers one tile may hold on that device."""
-    return CPU_TILE if device.type == "cpu" else DEVICE_TILE
-
-
-def tile_shape(batch: int, children: int, numbers: int, budget: int) -> tuple[int, int]:
-    """How many (batch rows, children) to take at once, at ``numbers`` numbers a pair, to stay within ``budget``.
-
-    The whole batch where that leaves 16 children or more.
-    """
-    pairs = max(1, budget // max(1, numbers))
-    rows = max(1, min(batch, pairs // min(16, max(1, children))))
-    return rows, max(1, min(children, pairs // rows))
-
-
-def slices(length: int, step: int) -> Iterator[slice]:
-    """Cuts ``range(length)`` into slices of ``step``."""
-    return (slice(start, min(length, start + step)) for start in range(0, length, step))
+from torchcaps.ops.contract import InnerProduct, Moments, Rule, Similarity, VoteSource
+from torchcaps.ops.tiled import Options, TiledMoments, TiledScores
+from torchcaps.ops.tiles import columns_of, slices, tile_numbers, tile_shape, uncolumns
 
 
 class ChunkedVotes(VoteSource):
@@ -83,17 +52,18 @@ class ChunkedVotes(VoteSource):
                 self.budget,
             )
             return Moments(mass, total, None)
-        return Moments(
-            *_TiledMoments.apply(
-                _Static(type(similarity), rule.orphan, rule.hard, scatter, self.budget),
-                self.children,
-                self.transforms,
-                self.coordinates,
-                weights,
-                rule.log_partition,
-                *(similarity or ()),
-            )
+        options = Options(None if similarity is None else type(similarity), rule.orphan, rule.hard, self.budget)
+        mass, total, second = TiledMoments.apply(
+            options,
+            scatter,
+            self.children,
+            self.transforms,
+            self.coordinates,
+            weights,
+            rule.log_partition,
+            *(similarity or ()),
         )
+        return Moments(mass, total, second)
 
     def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
         """The assignment probabilities, (B, I, J)."""
@@ -111,8 +81,10 @@ class ChunkedVotes(VoteSource):
         return self._scores(similarity, reduced=True, orphan=orphan)
 
     def _scores(self, similarity: Similarity, reduced: bool, orphan: bool = False) -> Tensor:
-        static = _Static(type(similarity), orphan, hard=False, extra=reduced, budget=self.budget)
-        return _TiledScores.apply(static, self.children, self.transforms, self.coordinates, None, None, *similarity)
+        options = Options(type(similarity), orphan, hard=False, budget=self.budget)
+        return TiledScores.apply(
+            options, reduced, self.children, self.transforms, self.coordinates, None, None, *similarity
+        )
 
     def _uniform_moments(self, weights: Tensor | None, rule: Rule) -> Moments:
         """First step: R is 1/J (or what the given normaliser says), the same for all parents."""
@@ -171,7 +143,7 @@ class _InnerProductMoments(torch.autograd.Function):
         mass, total = children.new_empty(B, J), children.new_empty(B, J, M * D)
         row_step, column_step = tile_shape(B, I, J * M * P, budget)
         for rows in slices(B, row_step):
-            parents = _columns(alpha[rows], M)  # [J, D, MB]
+            parents = columns_of(alpha[rows], M)  # [J, D, MB]
             part_mass = parents.new_zeros(J, rows.stop - rows.start)
             part_sum = torch.zeros_like(parents)
             for columns in slices(I, column_step):
@@ -180,7 +152,7 @@ class _InnerProductMoments(torch.autograd.Function):
                 part_mass += share.sum(1)
                 part_sum.baddbmm_(tile.transforms.mT, tile.spread(share))
             mass[rows] = part_mass.T
-            total[rows] = _uncolumns(part_sum, M)
+            total[rows] = uncolumns(part_sum, M)
         return mass, total
 
     @staticmethod
@@ -196,7 +168,7 @@ class _InnerProductMoments(torch.autograd.Function):
         row_step, column_step = tile_shape(B, I, 2 * J * M * P, ctx.budget)
         for rows in slices(B, row_step):
             n = rows.stop - rows.start
-            both = torch.cat([_columns(alpha[rows], M), _columns(grad_sum[rows], M)], dim=-1)  # [J, D, 2MB]
+            both = torch.cat([columns_of(alpha[rows], M), columns_of(grad_sum[rows], M)], dim=-1)  # [J, D, 2MB]
             upstream = grad_mass[rows].T[:, None]  # [J, 1, B]
             part_alpha = both.new_zeros(J, D, M * n)
             for columns in slices(I, column_step):
@@ -220,7 +192,7 @@ class _InnerProductMoments(torch.autograd.Function):
                 spread = tile.spread(torch.stack([flow, share], dim=2))  # [J, iP, 2MB]
                 grad_transforms[columns] += (spread @ both.mT).view(J, -1, P, D).transpose(0, 1)
                 part_alpha.baddbmm_(tile.transforms.mT, spread[..., : M * n])
-            grad_alpha[rows] = _uncolumns(part_alpha, M)
+            grad_alpha[rows] = uncolumns(part_alpha, M)
         return grad_children, grad_transforms, grad_alpha, grad_weights, grad_partition, None, None
 
 
@@ -275,194 +247,3 @@ class _InnerProductTile:
         """``sum_j f_ij W_ij alpha_j`` for factors (J, i, B): (i, P, M, B)."""
         i, P, M, B = self.children.shape
         return (projected.reshape(-1, i, P, M, B) * factors[:, :, None, None]).sum(0)
-
-
-def _columns(parents: Tensor, rows: int) -> Tensor:
-    """(B, J, M * D) -> (J, D, M * B)."""
-    B, J, _ = parents.shape
-    return parents.view(B, J, rows, -1).permute(1, 3, 2, 0).reshape(J, -1, rows * B)
-
-
-def _uncolumns(parents: Tensor, rows: int) -> Tensor:
-    """(J, D, M * B) -> (B, J, M * D)."""
-    J, D, _ = parents.shape
-    return parents.view(J, D, rows, -1).permute(3, 0, 2, 1).flatten(2)
-
-
-class _Static(NamedTuple):
-    """What the tiled functions need besides tensors; ``extra`` asks for the scatter, or for the reduced scores."""
-
-    similarity: type
-    orphan: bool
-    hard: bool
-    extra: bool
-    budget: int
-
-
-class _Tile(NamedTuple):
-    """The inputs of one tile; fields that the call does not have are None."""
-
-    children: Tensor
-    transforms: Tensor
-    coordinates: Tensor | None
-    weights: Tensor | None
-    log_partition: Tensor | None
-    similarity: tuple[Tensor, ...]
-
-    @classmethod
-    def of(cls, fields: Sequence[Tensor | None]) -> "_Tile":
-        """From the flat sequence that :meth:`fields` gives."""
-        return cls._make([*fields[:5], tuple(fields[5:])])
-
-    def fields(self) -> list[Tensor | None]:
-        return [*self[:-1], *self.similarity]
-
-    def detached(self) -> "_Tile":
-        """Leaves of a graph of their own."""
-        return _Tile.of([_detach(field) for field in self.fields()])
-
-    def tensors(self) -> list[Tensor]:
-        return [field for field in self.fields() if field is not None]
-
-    def votes(self) -> Tensor:
-        return naive.dense_votes(self.children, self.transforms, self.coordinates)
-
-    def logits(self, votes: Tensor, static: _Static) -> Tensor:
-        """``l_ij``, (B, i, J)."""
-        if not self.similarity:
-            return naive.uniform_logits(self.children, self.transforms)
-        return naive.vote_logits(votes, static.similarity(*self.similarity))
-
-    def share(self, votes: Tensor, static: _Static) -> Tensor:
-        """``a_i R_ij``, (B, i, J)."""
-        rule = Rule(static.orphan, static.hard, self.log_partition)
-        assignment = naive.logits_assignment(self.logits(votes, static), rule)
-        return assignment if self.weights is None else assignment * self.weights[..., None]
-
-
-def _grid(inputs: _Tile, budget: int) -> Iterator[tuple[slice, slice]]:
-    """All tiles of (batch, children), children on the inner loop."""
-    B, I, M, _ = inputs.children.shape
-    _, J, _, D = inputs.transforms.shape
-    rows, columns = tile_shape(B, I, J * M * D, budget)
-    return product(slices(B, rows), slices(I, columns))
-
-
-def _gradients(
-    tensors: Sequence[Tensor | None], budget: int, objective: Callable[[_Tile, slice, slice], Tensor]
-) -> list[Tensor | None]:
-    """The gradients of the sum of an objective over all tiles: each tile is formed again, with a graph of its own."""
-    inputs = _Tile.of(tensors)
-    grads = [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
-    for rows, columns in _grid(inputs, budget):
-        tile = _tile(inputs, rows, columns).detached()
-        with torch.enable_grad():
-            value = objective(tile, rows, columns)
-        parts = iter(torch.autograd.grad(value, tile.tensors(), materialize_grads=True))
-        for view in _tile(_Tile.of(grads), rows, columns).fields():
-            if view is not None:
-                view += next(parts)
-    return grads
-
-
-class _TiledScores(torch.autograd.Function):
-    """The logits (B, I, J), or reduced to their normaliser over the parents (B, I)."""
-
-    @staticmethod
-    def forward(ctx: Any, static: _Static, *tensors: Tensor | None) -> Tensor:
-        ctx.static = static
-        ctx.save_for_backward(*tensors)
-        inputs = _Tile.of(tensors)
-        parents = () if static.extra else (inputs.transforms.shape[1],)
-        scores = inputs.children.new_empty(*inputs.children.shape[:2], *parents)
-        for rows, columns in _grid(inputs, static.budget):
-            scores[rows, columns] = _TiledScores.of(_tile(inputs, rows, columns), static)
-        return scores
-
-    @staticmethod
-    def of(tile: _Tile, static: _Static) -> Tensor:
-        logits = tile.logits(tile.votes(), static)
-        return naive.logits_partition(logits, static.orphan) if static.extra else logits
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        def objective(tile: _Tile, rows: slice, columns: slice) -> Tensor:
-            return (_TiledScores.of(tile, ctx.static) * grad[rows, columns]).sum()
-
-        return None, *_gradients(ctx.saved_tensors, ctx.static.budget, objective)
-
-
-def _detach(field: Tensor | None) -> Tensor | None:
-    return None if field is None else field.detach().requires_grad_()
-
-
-def _tile(inputs: _Tile, rows: slice, columns: slice) -> _Tile:
-    children, transforms, coordinates, weights, log_partition, similarity = inputs
-    return _Tile(
-        children[rows, columns],
-        transforms if transforms.shape[0] == 1 else transforms[columns],
-        None if coordinates is None else coordinates[columns],
-        None if weights is None else weights[rows, columns],
-        None if log_partition is None else log_partition[rows, columns],
-        tuple(field[rows] for field in similarity),
-    )
-
-
-class _TiledMoments(torch.autograd.Function):
-    """Moments under any similarity, on tiles of votes.
-
-    Tiles are merged about their own means (Chan, Golub & LeVeque 1983), so the scatter never cancels. Because the
-    weighted deviations from the mean sum to zero, the scatter does not depend on the mean to first order: backward
-    differentiates ``sum_i r_ij (gN_j + <gS_j, V_ij> + <gQ_j, (V_ij - mean_j)^2>)`` on each tile with the final mean
-    held fixed.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, static: _Static, *tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        inputs = _Tile.of(tensors)
-        B, _, M, _ = inputs.children.shape
-        _, J, _, D = inputs.transforms.shape
-        mass = inputs.children.new_zeros(B, J)
-        total = inputs.children.new_zeros(B, J, M * D)
-        scatter = torch.zeros_like(total) if static.extra else None
-        # Tiles are merged about the first one's means: float32 has the digits for a small deviation, not for a mean.
-        shift = torch.zeros_like(total)
-        for rows, columns in _grid(inputs, static.budget):
-            tile = _tile(inputs, rows, columns)
-            votes = tile.votes()
-            share = tile.share(votes, static)
-            if scatter is None:
-                part = naive.weighted_moments(votes, share, None, False)
-            else:
-                if columns.start == 0:
-                    shift[rows] = naive.weighted_moments(votes, share, None, False).mean
-                part = naive.weighted_moments(votes - shift[rows][:, None], share, None, True)
-                old = Moments(mass[rows], total[rows], None)
-                both = old.mass * part.mass / positive(old.mass + part.mass)
-                assert part.scatter is not None
-                scatter[rows] += part.scatter + both[..., None] * (old.mean - part.mean).square()
-            mass[rows] += part.mass
-            total[rows] += part.sum
-        if scatter is not None:
-            total += mass[..., None] * shift
-        ctx.static = static
-        ctx.save_for_backward(*tensors, Moments(mass, total, None).mean)
-        return mass, total, scatter
-
-    @staticmethod
-    @once_differentiable
-    def backward(
-        ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        *tensors, mean = ctx.saved_tensors
-
-        def objective(tile: _Tile, rows: slice, columns: slice) -> Tensor:
-            votes = tile.votes()
-            worth = torch.einsum("bijh,bjh->bij", votes, grad_sum[rows]) + grad_mass[rows][:, None]
-            if grad_scatter is not None:
-                deviation = (votes - mean[rows][:, None]).square()
-                worth = worth + torch.einsum("bijh,bjh->bij", deviation, grad_scatter[rows])
-            return (tile.share(votes, ctx.static) * worth).sum()
-
-        return None, *_gradients(tensors, ctx.static.budget, objective)

@@ -10,9 +10,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchcaps.ops.chunked import ChunkedVotes, tile_numbers
+from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.ops.contract import Moments, Rule, Similarity, VoteSource, compute_dtype
 from torchcaps.ops.naive import NaiveVotes, dense_votes
+from torchcaps.ops.tiles import tile_numbers
 
 BACKENDS: dict[str, Callable[..., VoteSource]] = {"naive": NaiveVotes, "chunked": ChunkedVotes}
 BACKEND_VARIABLE = "TORCHCAPS_BACKEND"

@@ -1,0 +1,294 @@
+"""Routing on tiles of votes, for any similarity: formed, used and dropped, and formed again in backward.
+
+A tile holds ``i`` children of ``B`` rows of the batch. Inside, the batch is the last axis, where it is long and
+contiguous, next to the pose rows: votes (i, J, D, M, B), logits (i, J, B).
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from torchcaps.ops.contract import Gaussian, InnerProduct, Similarity, positive
+from torchcaps.ops.tiles import columns_of, slices, tile_shape, uncolumns
+
+
+class Options(NamedTuple):
+    """What the functions below need besides tensors."""
+
+    similarity: type[InnerProduct] | type[Gaussian] | None
+    orphan: bool
+    hard: bool
+    budget: int
+
+
+class Inputs(NamedTuple):
+    """The tensors of one call, or views of them (gradients too); a field that the call does not have is None."""
+
+    children: Tensor  # [B, I, M, P]
+    transforms: Tensor  # [I or 1, J, P, D]
+    coordinates: Tensor | None  # [I, M * D]
+    weights: Tensor | None  # [B, I]
+    log_partition: Tensor | None  # [B, I]
+    similarity: tuple[Tensor, ...]  # [B, J, M * D] each, and [B, J]
+
+    @classmethod
+    def of(cls, fields: Sequence[Tensor | None]) -> "Inputs":
+        """From a flat sequence."""
+        return cls._make([*fields[:5], tuple(fields[5:])])
+
+    def part(self, rows: slice, columns: slice) -> "Inputs":
+        """The views that belong to one tile."""
+        children, transforms, coordinates, weights, log_partition, similarity = self
+        return Inputs(
+            children[rows, columns],
+            transforms if transforms.shape[0] == 1 else transforms[columns],
+            None if coordinates is None else coordinates[columns],
+            None if weights is None else weights[rows, columns],
+            None if log_partition is None else log_partition[rows, columns],
+            tuple(field[rows] for field in similarity),
+        )
+
+    def grid(self, budget: int) -> Iterator[tuple[slice, slice]]:
+        """All tiles of (batch, children), children on the inner loop."""
+        B, I, M, _ = self.children.shape
+        _, J, _, D = self.transforms.shape
+        rows, columns = tile_shape(B, I, J * M * D, budget)
+        return product(slices(B, rows), slices(I, columns))
+
+    def split(self, parents: Tensor) -> Tensor:
+        """A field of the parents (B, J, M * D) in the layout of the votes, (J, D, M, B)."""
+        M = self.children.shape[2]
+        return columns_of(parents, M).unflatten(-1, (M, -1)).contiguous()
+
+
+class Tile:
+    """The votes of one tile, and what E- and M-step make of them."""
+
+    def __init__(self, inputs: Inputs, options: Options) -> None:
+        B, i, M, P = inputs.children.shape
+        _, J, _, D = inputs.transforms.shape
+        self.inputs, self.options = inputs, options
+        self.children = inputs.children.permute(1, 3, 2, 0).reshape(i, P, M * B)
+        self.transforms = inputs.transforms.transpose(2, 3).reshape(-1, J * D, P)
+        votes = torch.matmul(self.transforms, self.children).view(i, J, D, M, B)
+        if inputs.coordinates is not None:
+            votes += inputs.coordinates.view(i, M, D).mT[:, None, :, :, None]
+        self.votes = votes
+        self.similarity: Similarity | None = None
+        if options.similarity is InnerProduct:
+            self.similarity = InnerProduct(inputs.split(inputs.similarity[0]))
+        elif options.similarity is Gaussian:
+            mean, precision, log_weight = inputs.similarity
+            self.similarity = Gaussian(inputs.split(mean), inputs.split(precision), log_weight.T)
+
+    def logits(self) -> Tensor:
+        """``l_ij``, (i, J, B)."""
+        match self.similarity:
+            case None:
+                return self.votes.new_zeros(*self.votes.shape[:2], self.votes.shape[-1])
+            case InnerProduct(alpha):
+                return (self.votes * alpha).sum((2, 3))
+            case Gaussian(mean, precision, log_weight):
+                distance = (self.votes - mean).square_().mul_(precision).sum((2, 3))
+                return log_weight - distance / 2
+
+    def partition(self, logits: Tensor) -> Tensor:
+        """The normaliser over the parents (and the orphan), (i, B)."""
+        partition = logits.logsumexp(1)
+        return torch.logaddexp(partition, partition.new_zeros(())) if self.options.orphan else partition
+
+    def assignment(self) -> Tensor:
+        """``R_ij``, (i, J, B)."""
+        logits = self.logits()
+        if self.options.hard:
+            return torch.zeros_like(logits).scatter_(1, logits.argmax(1, keepdim=True), 1.0)
+        if self.inputs.log_partition is not None:
+            return (logits - self.inputs.log_partition.T[:, None]).exp()
+        return (logits - self.partition(logits)[:, None]).exp() if self.options.orphan else logits.softmax(1)
+
+    def weighted(self, assignment: Tensor) -> Tensor:
+        """``a_i R_ij``, (i, J, B)."""
+        weights = self.inputs.weights
+        return assignment if weights is None else assignment * weights.T[:, None]
+
+    def logits_backward(self, grad_logits: Tensor, grad_votes: Tensor, grads: Inputs) -> None:
+        """Adds what the logits pass on to the gradients of the similarity, and to that of the votes."""
+        grad = grad_logits[:, :, None, None]  # [i, J, 1, 1, B]
+        match self.similarity:
+            case InnerProduct(alpha):
+                grads.similarity[0].add_(uncolumns((grad * self.votes).sum(0).flatten(2), alpha.shape[2]))
+                grad_votes.addcmul_(grad, alpha)
+            case Gaussian(mean, precision, _):
+                M = mean.shape[2]
+                deviation = self.votes - mean
+                slope = grad * deviation
+                grads.similarity[1].sub_(uncolumns((slope * deviation).sum(0).flatten(2), M) / 2)
+                slope *= precision
+                grads.similarity[0].add_(uncolumns(slope.sum(0).flatten(2), M))
+                grads.similarity[2].add_(grad_logits.sum(0).T)
+                grad_votes -= slope
+
+    def votes_backward(self, grad_votes: Tensor, grads: Inputs) -> None:
+        """Adds what the votes pass on to the gradients of children, transforms and coordinates."""
+        B, i, M, P = self.inputs.children.shape
+        _, J, _, D = self.inputs.transforms.shape
+        flat = grad_votes.reshape(i, J * D, M * B)
+        grads.children.add_(torch.matmul(self.transforms.mT, flat).view(i, P, M, B).permute(3, 0, 2, 1))
+        grad_transforms = torch.bmm(flat, self.children.mT).view(i, J, D, P).mT
+        grads.transforms.add_(grad_transforms.sum(0) if self.transforms.shape[0] == 1 else grad_transforms)
+        if grads.coordinates is not None:
+            grads.coordinates.add_(grad_votes.sum((1, 4)).mT.reshape(i, M * D))
+
+
+class TiledMoments(torch.autograd.Function):
+    """Mass, sum and, if wanted, scatter under any similarity.
+
+    Tiles are merged about their own means (Chan, Golub & LeVeque 1983), so the scatter never cancels. Because the
+    weighted deviations from the mean add up to zero, the scatter does not depend on the mean to first order: backward
+    differentiates ``sum_i r_ij (gN_j + <gS_j, V_ij> + <gQ_j, (V_ij - mean_j)^2>)`` with the final mean held fixed.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, options: Options, scatter: bool, *tensors: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Mass (B, J), sum and scatter (B, J, M * D)."""
+        inputs = Inputs.of(tensors)
+        B, _, M, _ = inputs.children.shape
+        _, J, _, D = inputs.transforms.shape
+        mass = inputs.children.new_empty(B, J)
+        total = inputs.children.new_empty(B, J, M * D)
+        second = torch.empty_like(total) if scatter else None
+        for rows, tiles in _by_rows(inputs, options):
+            found = _scattered(tiles) if scatter else _summed(tiles)
+            mass[rows] = found[0].T
+            for field, part in zip((total, second), found[1:], strict=False):
+                if field is not None:
+                    field[rows] = uncolumns(part.flatten(2), M)
+        ctx.options = options
+        ctx.save_for_backward(*tensors, total / positive(mass)[..., None])
+        return mass, total, second
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of the tensors."""
+        *tensors, mean = ctx.saved_tensors
+        inputs, grads, flat = _empty_gradients(tensors)
+        for rows, columns in inputs.grid(ctx.options.budget):
+            part, out = inputs.part(rows, columns), grads.part(rows, columns)
+            tile = Tile(part, ctx.options)
+            grad_votes = part.split(grad_sum[rows]).expand_as(tile.votes)
+            worth = (tile.votes * grad_votes).sum((2, 3)) + grad_mass[rows].T
+            if grad_scatter is not None:
+                slope = part.split(grad_scatter[rows])
+                deviation = tile.votes - part.split(mean[rows])
+                worth += (deviation.square() * slope).sum((2, 3))
+                grad_votes = torch.addcmul(grad_votes, deviation, slope, value=2)
+            assignment = tile.assignment()
+            grad_votes = grad_votes * tile.weighted(assignment)[:, :, None, None]
+            if out.weights is not None:
+                out.weights.add_((assignment * worth).sum(1).T)
+            flow = assignment * tile.weighted(worth)  # [i, J, B]
+            if out.log_partition is not None:
+                out.log_partition.sub_(flow.sum(1).T)
+            else:
+                flow -= assignment * flow.sum(1, keepdim=True)
+            if not ctx.options.hard:
+                tile.logits_backward(flow, grad_votes, out)
+            tile.votes_backward(grad_votes, out)
+        return None, None, *flat
+
+
+class TiledScores(torch.autograd.Function):
+    """The logits (B, I, J), or their normaliser over the parents (B, I)."""
+
+    @staticmethod
+    def forward(ctx: Any, options: Options, reduced: bool, *tensors: Tensor | None) -> Tensor:
+        """The scores."""
+        ctx.options, ctx.reduced = options, reduced
+        ctx.save_for_backward(*tensors)
+        inputs = Inputs.of(tensors)
+        parents = () if reduced else (inputs.transforms.shape[1],)
+        scores = inputs.children.new_empty(*inputs.children.shape[:2], *parents)
+        for rows, columns in inputs.grid(options.budget):
+            tile = Tile(inputs.part(rows, columns), options)
+            logits = tile.logits()
+            scores[rows, columns] = tile.partition(logits).T if reduced else logits.permute(2, 0, 1)
+        return scores
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the tensors."""
+        inputs, grads, flat = _empty_gradients(ctx.saved_tensors)
+        for rows, columns in inputs.grid(ctx.options.budget):
+            out = grads.part(rows, columns)
+            tile = Tile(inputs.part(rows, columns), ctx.options)
+            if ctx.reduced:
+                logits = tile.logits()
+                flow = (logits - tile.partition(logits)[:, None]).exp() * grad[rows, columns].T[:, None]
+            else:
+                flow = grad[rows, columns].permute(1, 2, 0)
+            grad_votes = torch.zeros_like(tile.votes)
+            tile.logits_backward(flow, grad_votes, out)
+            tile.votes_backward(grad_votes, out)
+        return None, None, *flat
+
+
+def _by_rows(inputs: Inputs, options: Options) -> Iterator[tuple[slice, Iterator[Tile]]]:
+    """For each slice of the batch, its tiles."""
+    grid = list(inputs.grid(options.budget))
+    for start, stop in dict.fromkeys((rows.start, rows.stop) for rows, _ in grid):
+        rows = slice(start, stop)
+        yield rows, (Tile(inputs.part(rows, columns), options) for r, columns in grid if r == rows)
+
+
+def _summed(tiles: Iterator[Tile]) -> tuple[Tensor, Tensor]:
+    """Mass (J, B) and sum (J, D, M, B) over the tiles."""
+    mass: Tensor | float = 0.0
+    total: Tensor | float = 0.0
+    for tile in tiles:
+        share = tile.weighted(tile.assignment())
+        mass = mass + share.sum(0)
+        total = total + tile.votes.mul_(share[:, :, None, None]).sum(0)
+    assert isinstance(mass, Tensor)
+    assert isinstance(total, Tensor)
+    return mass, total
+
+
+def _scattered(tiles: Iterator[Tile]) -> tuple[Tensor, Tensor, Tensor]:
+    """Mass (J, B), sum and scatter (J, D, M, B) over the tiles.
+
+    All is about the first tile's mean: float32 has the digits for a small deviation, not for a large mean.
+    """
+    shift = mass = mean = scatter = torch.empty(0)
+    for number, tile in enumerate(tiles):
+        share = tile.weighted(tile.assignment())[:, :, None, None]  # [i, J, 1, 1, B]
+        part_mass = share.sum(0)
+        divisor = positive(part_mass)
+        if number == 0:
+            shift = (tile.votes * share).sum(0) / divisor
+            mass = torch.zeros_like(part_mass)
+            mean, scatter = torch.zeros_like(shift), torch.zeros_like(shift)
+        votes = tile.votes.sub_(shift)
+        part_mean = (votes * share).sum(0) / divisor
+        part_scatter = votes.sub_(part_mean).square_().mul_(share).sum(0)
+        together = mass + part_mass
+        step = (part_mean - mean) * (part_mass / positive(together))
+        scatter = scatter + part_scatter + mass * step * (part_mean - mean)
+        mean = mean + step
+        mass = together
+    return mass.squeeze(2).squeeze(1), mass * (shift + mean), scatter
+
+
+def _empty_gradients(tensors: Sequence[Tensor | None]) -> tuple[Inputs, Inputs, list[Tensor | None]]:
+    """The inputs, and zeros for their gradients, as fields and in a flat list."""
+    flat = [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
+    return Inputs.of(tensors), Inputs.of(flat), flat
