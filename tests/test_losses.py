@@ -1,5 +1,7 @@
 """Losses by hand-computed numbers."""
 
+import math
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -8,9 +10,11 @@ from torchcaps import (
     LengthCrossEntropy,
     MarginLoss,
     ReconstructionLoss,
+    SpreadLoss,
     length_cross_entropy,
     margin_loss,
     reconstruction_loss,
+    spread_loss,
 )
 
 # Two images, three classes.
@@ -92,6 +96,86 @@ class TestCrossEntropy:
         assert torch.autograd.gradcheck(lambda a: length_cross_entropy(a, torch.tensor([0, 3, 1])), (activation(),))
 
 
+class TestSpread:
+    def test_by_hand(self) -> None:
+        # first: 0.7 over 0.3 and 0.05: (0.9 - 0.4)^2 + (0.9 - 0.65)^2; second: 0.5 below 0.95: 1.35^2, over 0.1: 0.5^2
+        assert spread_loss(ACTIVATION, LABELS).item() == pytest.approx((0.25 + 0.0625 + 1.8225 + 0.25) / 2, abs=1e-12)
+
+    def test_margin(self) -> None:
+        # 0.2: nothing in the first; 0.65^2 in the second, where 0.4 over the other is enough
+        assert spread_loss(ACTIVATION, LABELS, 0.2).item() == pytest.approx(0.4225 / 2, abs=1e-12)
+        assert SpreadLoss(0.2, 0.9)(ACTIVATION, LABELS) == spread_loss(ACTIVATION, LABELS, 0.2)
+
+    def test_all_the_same(self) -> None:
+        for classes in (2, 5):
+            loss = spread_loss(torch.full((3, classes), 0.4), torch.tensor([0, 1, 0]), 0.5)
+            assert loss.item() == pytest.approx(0.25 * (classes - 1))
+
+    def test_nothing_is_lost_beyond_the_margin(self) -> None:
+        scores = torch.tensor([[0.95, 0.0], [0.1, 0.6]], requires_grad=True)
+        loss = spread_loss(scores, torch.tensor([0, 1]), 0.5)
+        loss.backward()
+        assert loss == 0
+        assert (scores.grad == 0).all()
+
+    @pytest.mark.parametrize("margin", [0.2, 0.9])
+    def test_gradcheck(self, margin: float) -> None:
+        assert torch.autograd.gradcheck(lambda a: spread_loss(a, torch.tensor([0, 3, 1]), margin), (activation(),))
+
+    def test_mask(self) -> None:
+        with pytest.raises(ValueError, match=r"target must be labels \(B,\): spread loss has one true class"):
+            spread_loss(ACTIVATION, F.one_hot(LABELS, 3))
+
+    def test_linear(self) -> None:
+        loss = SpreadLoss()
+        assert loss.margin == pytest.approx(0.2)
+        margins = []
+        for epoch in range(8):
+            loss.advance(epoch, 8, 1000 * epoch)
+            margins.append(loss.margin)
+        assert margins == pytest.approx([0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
+        loss.advance(0, 1, 0)  # one epoch in all
+        assert loss.margin == pytest.approx(0.2)
+
+    def test_stepped(self) -> None:
+        loss = SpreadLoss(schedule="stepped")
+        assert loss.margin == pytest.approx(0.2)
+        for epoch, margin in ((0, 0.2), (1, 0.3), (6, 0.8), (7, 0.9), (8, 0.9), (100, 0.9)):
+            loss.advance(epoch, 1000, 7)
+            assert loss.margin == pytest.approx(margin)
+
+    def test_sigmoid_of_the_released_code(self) -> None:
+        """0.2 + 0.79 * sigmoid(min(10, step / 50000 - 4)), whatever the epoch."""
+        loss = SpreadLoss(schedule="sigmoid")
+        assert loss.margin == pytest.approx(0.2 + 0.79 / (1 + math.exp(4)))
+        for step, margin in ((0, 0.214209), (200_000, 0.595), (250_000, 0.777536), (10**9, 0.989964)):
+            loss.advance(3, 5, step)
+            assert loss.margin == pytest.approx(margin, abs=1e-6)
+        quick = SpreadLoss(0.1, 0.5, "sigmoid", period=10.0)
+        quick.advance(0, 5, 40)
+        assert quick.margin == pytest.approx(0.1 + 0.49 / 2)
+
+    def test_constant(self) -> None:
+        loss = SpreadLoss(schedule="constant", end=0.6)
+        loss.advance(3, 5, 100)
+        assert loss.margin == 0.6
+
+    @pytest.mark.parametrize("schedule", ["linear", "stepped", "sigmoid", "constant"])
+    def test_advance_drives_the_loss(self, schedule: str) -> None:
+        loss = SpreadLoss(schedule=schedule)
+        values = []
+        for epoch in range(10):
+            loss.advance(epoch, 10, 40_000 * epoch)
+            assert loss(ACTIVATION, LABELS) == spread_loss(ACTIVATION, LABELS, loss.margin)
+            values.append(loss(ACTIVATION, LABELS).item())
+        assert values == sorted(values)
+        assert (values[0] < values[-1]) == (schedule != "constant")
+
+    def test_unknown_schedule(self) -> None:
+        with pytest.raises(ValueError, match=r"schedule must be 'linear', .* or 'constant', got 'cosine'"):
+            SpreadLoss(schedule="cosine")  # type: ignore[arg-type]
+
+
 class TestReconstruction:
     def test_by_hand(self) -> None:
         images = torch.zeros(2, 1, 2, 3)
@@ -112,7 +196,7 @@ class TestReconstruction:
             reconstruction_loss(torch.zeros(2, 1, 3, 3), torch.zeros(2, 1, 3, 4))
 
 
-@pytest.mark.parametrize("loss", [margin_loss, length_cross_entropy])
+@pytest.mark.parametrize("loss", [margin_loss, length_cross_entropy, spread_loss])
 class TestTargets:
     def test_shapes_that_do_not_fit(self, loss: object) -> None:
         with pytest.raises(ValueError, match=r"activation must be \(B, E\), got shape \(3,\)"):

@@ -22,8 +22,8 @@ data:
 model: capsnet_digits
 model_args: {channels: 16, types: 2, decoder_hidden: [16]}
 shift: 1
-epochs: 4
-batch_size: 128
+epochs: 8
+batch_size: 32
 report: false
 trainer: {accelerator: cpu, deterministic: true}
 """
@@ -67,7 +67,7 @@ def folder(tmp_path_factory) -> Path:
 def unbroken(folder: Path) -> Path:
     run = folder / "unbroken"
     finish(train_process(folder / "config.yaml", run))
-    assert len(rows(run)) == 4
+    assert len(rows(run)) == 8
     return run
 
 
@@ -75,7 +75,6 @@ class TestInterruption:
     @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "Ctrl-C"])
     def test_resumed_training_ends_like_an_unbroken_one(self, folder, unbroken, sign):
         run = folder / f"broken-{sign}"
-        # Batches of the same size take long enough to be hit in the middle of an epoch.
         process = train_process(folder / "config.yaml", run)
         wait_for_rows(run, 2, process)
         process.send_signal(sign)
@@ -84,7 +83,7 @@ class TestInterruption:
         assert not (run / "summary.json").exists()
         if sign == signal.SIGINT:
             assert f"--resume {run}" in output
-        assert 2 <= len(rows(run)) < 4
+        assert 2 <= len(rows(run)) < 8
         finish(train_process(folder / "config.yaml", run, "--resume"))
         assert rows(run) == rows(unbroken)
         resumed, expected = (load_file(r / "model" / "model.safetensors") for r in (run, unbroken))
@@ -100,7 +99,7 @@ def test_two_processes_train_like_one(folder, unbroken):
     run = folder / "two"
     finish(train_process(folder / "config.yaml", run, "--trainer.devices", "2", "--trainer.strategy", "ddp"))
     one, two = rows(unbroken), rows(run)
-    assert len(two) == 4
+    assert len(two) == 8
     for expected, got in zip(one, two, strict=True):
         assert got["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-4)
         assert got["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-4)

@@ -2,16 +2,18 @@
 
 from torchcaps import layers, losses, models, ops, routing
 from torchcaps.capsules import Capsules
-from torchcaps.layers import CapsLinear, FullyConnectedDecoder, PrimaryCaps, mask_capsules
+from torchcaps.layers import CapsConv2d, CapsLinear, ClassCaps, FullyConnectedDecoder, PrimaryCaps, mask_capsules
 from torchcaps.losses import (
     LengthCrossEntropy,
     MarginLoss,
     ReconstructionLoss,
+    SpreadLoss,
     length_cross_entropy,
     margin_loss,
     reconstruction_loss,
+    spread_loss,
 )
-from torchcaps.models import CapsNet, SharedCapsNet, create_model, list_models, load_pretrained
+from torchcaps.models import CapsNet, MatrixCapsNet, SharedCapsNet, create_model, list_models, load_pretrained
 from torchcaps.ops import Votes, use_backend
 from torchcaps.routing import create_routing, list_routings
 from torchcaps.squash import Squash, length, squash
@@ -19,15 +21,19 @@ from torchcaps.squash import Squash, length, squash
 __version__ = "0.1.0"
 
 __all__ = [
+    "CapsConv2d",
     "CapsLinear",
     "CapsNet",
     "Capsules",
+    "ClassCaps",
     "FullyConnectedDecoder",
     "LengthCrossEntropy",
     "MarginLoss",
+    "MatrixCapsNet",
     "PrimaryCaps",
     "ReconstructionLoss",
     "SharedCapsNet",
+    "SpreadLoss",
     "Squash",
     "Votes",
     "create_model",
@@ -45,6 +51,7 @@ __all__ = [
     "ops",
     "reconstruction_loss",
     "routing",
+    "spread_loss",
     "squash",
     "use_backend",
 ]

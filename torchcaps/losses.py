@@ -1,5 +1,6 @@
 """Losses on class activations and on reconstructions."""
 
+import math
 from abc import ABC, abstractmethod
 from typing import Literal
 
@@ -70,6 +71,15 @@ class ActivationLoss(nn.Module, ABC):
     @abstractmethod
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
         """The loss, a scalar, of activations (B, E) and labels (B,) or a mask (B, E)."""
+
+    def advance(self, epoch: int, epochs: int, step: int) -> None:
+        """Tells the loss how far training has come, before each step; most do not care.
+
+        Args:
+            epoch: the present one, from 0.
+            epochs: how many there will be.
+            step: steps so far, over all epochs.
+        """
 
 
 class MarginLoss(ActivationLoss):
@@ -169,3 +179,81 @@ class ReconstructionLoss(nn.Module):
     def forward(self, reconstruction: Tensor, images: Tensor) -> Tensor:
         """The weighted loss, a scalar."""
         return self.weight * reconstruction_loss(reconstruction, images)
+
+
+def spread_loss(activation: Tensor, target: Tensor, margin: float = 0.9) -> Tensor:
+    r"""Spread loss: the true class should be more active than each other one by a margin.
+
+    .. math:: L = \sum_{i \ne t} \max(0, m - (a_t - a_i))^2
+
+    averaged over the batch.
+
+    Args:
+        activation: (B, E).
+        target: labels (B,).
+        margin: m.
+
+    Raises:
+        ValueError: if shapes do not fit.
+
+    Source: Hinton, Sabour & Frosst 2018, equation 3.
+    """
+    activation = activation.to(compute_dtype(activation))
+    mask = _as_mask(activation, target)
+    if mask.shape == target.shape:
+        raise ValueError("target must be labels (B,): spread loss has one true class for each image")
+    true = (activation * mask).sum(1, keepdim=True)
+    return ((1 - mask) * (margin - (true - activation)).relu().square()).sum(1).mean()
+
+
+class SpreadLoss(ActivationLoss):
+    r"""Module form of :func:`spread_loss`, with a margin that grows in training so that few capsules die early.
+
+    ============ ===============================================================
+    schedule     margin
+    ============ ===============================================================
+    ``linear``   from ``start`` to ``end`` over the epochs
+    ``stepped``  ``start``, and 0.1 more each epoch, up to ``end``
+    ``sigmoid``  ``start + (end + 0.09 - start) sigmoid(min(10, step / period - 4))``, the released code's
+    ``constant`` ``end``
+    ============ ===============================================================
+
+    Args:
+        start: first margin.
+        end: last margin.
+        schedule: a row of the table.
+        period: of the sigmoid, in steps.
+
+    Source: Hinton, Sabour & Frosst 2018, section 4.2; the code released with it.
+    """
+
+    def __init__(
+        self,
+        start: float = 0.2,
+        end: float = 0.9,
+        schedule: Literal["linear", "stepped", "sigmoid", "constant"] = "linear",
+        period: float = 50000.0,
+    ) -> None:
+        super().__init__()
+        if schedule not in ("linear", "stepped", "sigmoid", "constant"):
+            raise ValueError(f"schedule must be 'linear', 'stepped', 'sigmoid' or 'constant', got {schedule!r}")
+        self.start = start
+        self.end = end
+        self.schedule = schedule
+        self.period = period
+        self.margin = end
+        self.advance(0, 1, 0)
+
+    def advance(self, epoch: int, epochs: int, step: int) -> None:
+        """Sets the margin for the next step."""
+        if self.schedule == "linear":
+            self.margin = self.start + (self.end - self.start) * epoch / max(epochs - 1, 1)
+        elif self.schedule == "stepped":
+            self.margin = min(self.start + 0.1 * epoch, self.end)
+        elif self.schedule == "sigmoid":
+            rise = 1 / (1 + math.exp(-min(10.0, step / self.period - 4)))
+            self.margin = self.start + (self.end + 0.09 - self.start) * rise
+
+    def forward(self, activation: Tensor, target: Tensor) -> Tensor:
+        """The loss at the present margin, a scalar."""
+        return spread_loss(activation, target, self.margin)

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from torchmetrics.classification import MulticlassAccuracy
 
 from torchcaps.data import Batch, ImageSet
-from torchcaps.losses import ReconstructionLoss
+from torchcaps.losses import ActivationLoss, ReconstructionLoss
 from torchcaps.models import ImageClassifier
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -52,7 +52,7 @@ class Classification(L.LightningModule):
     def __init__(
         self,
         model: ImageClassifier,
-        loss: nn.Module,
+        loss: ActivationLoss,
         reconstruction: ReconstructionLoss,
         optimizer: OptimizerFactory,
         scheduler: SchedulerFactory | None = None,
@@ -90,6 +90,7 @@ class Classification(L.LightningModule):
         Raises:
             TrainingDiverged: if the loss is not finite.
         """
+        self.loss.advance(self.current_epoch, self.trainer.max_epochs or 1, self.global_step)
         images = batch.images
         if self.augment is not None:
             images = self.augment(images, batch.indices, self.current_epoch)

@@ -116,7 +116,7 @@ class TestForward:
 
     @pytest.mark.parametrize("backend", ["naive", "chunked"])
     def test_backend(self, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("torchcaps.ops.chunked.CPU_TILE", 50)
+        monkeypatch.setattr("torchcaps.ops.tiles.CPU_TILE", 50)
         made = layer(backend=backend)
         children = random(3, I, P)
         with use_backend("chunked" if backend == "naive" else "naive"):
@@ -128,7 +128,7 @@ class TestForward:
 @TRANSFORMS
 @pytest.mark.parametrize("backend", ["naive", "chunked"])
 def test_gradcheck(transforms: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.ops.chunked.CPU_TILE", 10)
+    monkeypatch.setattr("torchcaps.ops.tiles.CPU_TILE", 10)
     made = CapsLinear(None if transforms == "shared" else 3, 2, 2, 2, transforms=transforms, backend=backend).double()
     names = [name for name, _ in made.named_parameters()]
 
@@ -177,10 +177,10 @@ class TestRoutingOfALayer:
         first = CapsLinear(I, J, P, D, routing=routing)
         second = CapsLinear(J, 3, D, 2, routing=routing)
         assert first.routing is not routing
-        assert first.routing.beta_u.shape == (J,)
-        assert second.routing.beta_u.shape == (3,)
+        assert first.routing.unit_cost.shape == (J,)
+        assert second.routing.activation_cost.shape == (3,)
         assert not {id(p) for p in first.parameters()} & {id(p) for p in second.parameters()}
-        assert routing.beta_u is None
+        assert routing.unit_cost is None
 
     def test_bias_has_the_size_of_the_poses(self) -> None:
         made = CapsLinear(I, J, (2, P), (2, D), routing=DynamicRouting(bias=True))

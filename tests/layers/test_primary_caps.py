@@ -94,6 +94,74 @@ def test_length_is_the_activation() -> None:
     assert (activation < 1).all()
 
 
+class TestMatrixPoses:
+    def test_a_capsule_is_the_channels_of_one_type_row_by_row(self) -> None:
+        layer = PrimaryCaps(12, 2, (2, 3), kernel_size=1, stride=1, squash="none")
+        layer.conv.weight.data = torch.eye(12)[..., None, None]
+        layer.conv.bias.data.zero_()
+        maps = features(1, 12, 3, 4)
+        capsules = layer(maps)
+        assert capsules.pose.shape == (1, 3, 4, 2, 2, 3)
+        assert capsules.pose_shape == (2, 3)
+        assert torch.equal(capsules.pose[0, 1, 3, 1], maps[0, 6:, 1, 3].view(2, 3))
+
+    @pytest.mark.parametrize("kind", ["sabour", "none"])
+    def test_length_and_squash_are_of_the_whole_matrix(self, kind: str) -> None:
+        torch.manual_seed(0)
+        matrices = PrimaryCaps(3, 4, (2, 3), 3, 1, squash=kind)
+        vectors = PrimaryCaps(3, 4, 6, 3, 1, squash=kind)
+        vectors.load_state_dict(matrices.state_dict())
+        maps = features(2, 3, 5, 6)
+        torch.testing.assert_close(matrices(maps).pose.flatten(-2), vectors(maps).pose)
+        torch.testing.assert_close(matrices(maps).activation, vectors(maps).activation)
+
+    def test_routed(self) -> None:
+        layer = PrimaryCaps(3, 4, (2, 3), 3, 1, routed=True)
+        assert layer.bias.shape == (4, 2, 3)
+        assert layer(features(2, 3, 5, 6)).pose.shape == (2, 3, 4, 4, 2, 3)
+
+
+class TestLearnedActivation:
+    def test_is_a_sigmoid_of_a_convolution_of_its_own(self) -> None:
+        torch.manual_seed(0)
+        layer = PrimaryCaps(3, 4, (2, 2), 3, 2, 1, squash="none", activation="learned")
+        maps = features(2, 3, 9, 7)
+        weight, bias = layer.activation_conv.weight, layer.activation_conv.bias
+        raw = torch.nn.functional.conv2d(maps, weight, bias, stride=2, padding=1)
+        activation = layer(maps).activation
+        assert activation.shape == (2, *layer.sites(9, 7))
+        torch.testing.assert_close(activation, (1 / (1 + (-raw).exp())).permute(0, 2, 3, 1))
+        assert ((activation > 0) & (activation < 1)).all()
+
+    def test_pose_and_activation_learn_apart(self) -> None:
+        layer = PrimaryCaps(3, 4, (2, 2), 3, 1, activation="learned")
+        capsules = layer(features(1, 3, 5, 5))
+        capsules.activation.sum().backward(retain_graph=True)
+        assert layer.conv.weight.grad is None
+        assert (layer.activation_conv.weight.grad != 0).any()
+        capsules.pose.sum().backward()
+        assert (layer.conv.weight.grad != 0).any()
+
+    @pytest.mark.parametrize("bias", [False, True])
+    def test_bias(self, bias: bool) -> None:
+        layer = PrimaryCaps(5, 4, (2, 3), 1, 1, activation="learned", bias=bias)
+        assert (layer.conv.bias is not None) == (layer.activation_conv.bias is not None) == bias
+        assert sum(p.numel() for p in layer.parameters()) == 5 * 4 * (6 + 1) + bias * 4 * (6 + 1)
+
+    def test_length_has_no_convolution_for_it(self) -> None:
+        assert PrimaryCaps(5, 4, 3).activation_conv is None
+
+    def test_unknown(self) -> None:
+        with pytest.raises(ValueError, match="activation must be 'length' or 'learned', got 'sigmoid'"):
+            PrimaryCaps(2, 3, 4, activation="sigmoid")  # type: ignore[arg-type]
+
+    def test_zero_map(self) -> None:
+        layer = PrimaryCaps(2, 3, (2, 2), 3, 1, activation="learned", bias=False)
+        pose, activation = layer(torch.zeros(1, 2, 5, 5))
+        assert (pose == 0).all()
+        assert (activation == 0.5).all()
+
+
 class TestExceptions:
     def test_squash(self) -> None:
         with pytest.raises(ValueError, match=r"squash must be one of .*got 'relu'"):

@@ -9,6 +9,7 @@ import torch
 from torchcaps import create_model, create_routing, list_models, list_routings, load_pretrained, margin_loss
 from torchcaps.models import CapsNet, CapsuleClassifier, ImageClassifier, describe_models
 from torchcaps.models.base import CONFIG_FILE, NETWORKS, WEIGHTS_FILE
+from torchcaps.routing import EMRouting
 
 MODELS = list_models()
 
@@ -42,7 +43,7 @@ def test_every_model(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     check_learning(create_model(name), batch=1)
     check_learning(create_model(name, image_shape=(3, 32, 32), classes=5), batch=2)
-    model = create_model(name, image_shape=(2, 40, 36), classes=3)
+    model = create_model(name, image_shape=(2, 30, 28), classes=3)
     check_learning(model, batch=1)
 
     again = type(model).from_config(json.loads(json.dumps(model.config())))
@@ -55,26 +56,26 @@ def test_every_model(name: str, tmp_path: Path) -> None:
     assert not loaded.training
     assert loaded.extra == {"labels": ["a", "b", "c"]}
     assert loaded.config() == model.config()
-    pictures = images(2, 2, 40, 36)
+    pictures = images(2, 2, 30, 28)
     with torch.no_grad():
         before, after = model(pictures), loaded(pictures)
     assert torch.equal(before.activation, after.activation)
     if before.reconstruction is not None:
         assert torch.equal(before.reconstruction, after.reconstruction)
 
-    for wrong in (images(1, 3, 40, 36), images(2, 40, 36), images(1, 1, 40, 36)):
+    for wrong in (images(1, 3, 40, 36), images(2, 30, 28), images(1, 1, 40, 36)):
         with pytest.raises(ValueError, match=r"images must be \(B, 2, .*got shape"):
             model(wrong)
     if not model.any_size:
-        with pytest.raises(ValueError, match=r"images must be \(B, 2, 40, 36\), got shape \(1, 2, 36, 40\)"):
-            model(images(1, 2, 36, 40))
+        with pytest.raises(ValueError, match=r"images must be \(B, 2, 30, 28\), got shape \(1, 2, 28, 30\)"):
+            model(images(1, 2, 28, 30))
     for bad in (torch.nan, torch.inf):
         broken = pictures.clone()
         broken[1, 0, 3, 4] = bad
         with pytest.raises(ValueError, match="NaN or infinite"):
             model(broken)
     with pytest.raises(ValueError, match=r"floating point .*torch\.uint8"):
-        model(torch.zeros(1, 2, 40, 36, dtype=torch.uint8))
+        model(torch.zeros(1, 2, 30, 28, dtype=torch.uint8))
 
 
 def parameters(model: torch.nn.Module) -> int:
@@ -179,6 +180,104 @@ class TestSharedCapsNet:
     def test_channels(self) -> None:
         with pytest.raises(ValueError, match=r"channels must be four widths, got \(4, 8\)"):
             create_model("sharedcapsnet", channels=(4, 8))
+
+
+class TestMatrixCapsNet:
+    @pytest.mark.parametrize(("name", "number"), [("matrixcapsnet", 316_650), ("matrixcapsnet_small", 68_618)])
+    def test_number_of_parameters(self, name: str, number: int) -> None:
+        model = create_model(name)
+        assert (model.image_shape, model.classes) == ((2, 32, 32), 5)
+        assert parameters(model) == number
+
+    def test_number_of_parameters_by_hand(self) -> None:
+        A, B, C, D, E = 7, 2, 3, 5, 4
+        model = create_model("matrixcapsnet", image_shape=(1, 20, 20), classes=E, channels=A, types=(B, C, D))
+        convolution = 25 * A + A
+        primary = A * B * 16 + A * B
+        capsules = 9 * B * C * 16 + 9 * C * D * 16 + D * E * 16
+        betas = 2 * (C + D + E)
+        assert parameters(model) == convolution + primary + capsules + betas
+
+    @pytest.mark.parametrize("classes", [2, 3])
+    def test_few_classes_can_be_learned(self, classes: int) -> None:
+        torch.manual_seed(0)
+        model = create_model("matrixcapsnet_small", image_shape=(1, 20, 20), classes=classes)
+        pictures = images(4, 1, 20, 20)
+        margin_loss(model(pictures).activation, torch.arange(4) % classes).backward()
+        assert model.class_caps.weight.grad.norm() > 1e-4
+
+    def test_a_function_as_schedule_cannot_be_saved(self, tmp_path: Path) -> None:
+        routing = EMRouting(schedule=lambda step, steps: 1.0)
+        model = create_model("matrixcapsnet_small", image_shape=(1, 20, 20), routing=routing)
+        with pytest.raises(ValueError, match="a function as schedule cannot be saved"):
+            model.save_pretrained(tmp_path)
+
+    def test_cifar10(self) -> None:
+        model = create_model("matrixcapsnet_cifar10")
+        assert (model.image_shape, model.classes, model.channels, model.types) == ((3, 32, 32), 10, 256, (32, 32, 32))
+        assert model.conv.out_channels == 256
+
+    def test_layers(self) -> None:
+        model = create_model("matrixcapsnet_small", types=(2, 3, 4)).eval()
+        pictures = images(2, 2, 32, 32)
+        with torch.no_grad():
+            layers = model.layers_of(pictures)
+            shapes = {name: (*capsules.activation.shape, *capsules.pose_shape) for name, capsules in layers.items()}
+            assert shapes == {
+                "primary_caps": (2, 14, 14, 2, 4, 4),
+                "conv_caps1": (2, 6, 6, 3, 4, 4),
+                "conv_caps2": (2, 4, 4, 4, 4, 4),
+            }
+            assert torch.equal(model.children_of(pictures).pose, layers["conv_caps2"].pose)
+            assert torch.equal(model.class_caps(layers["conv_caps2"]).activation, model(pictures).activation)
+            assert model.route(pictures).assignment.shape == (2, 4 * 4 * 4, 5)
+        for capsules in layers.values():
+            assert ((capsules.activation >= 0) & (capsules.activation <= 1)).all()
+
+    def test_smallest_image(self) -> None:
+        model = create_model("matrixcapsnet_small", image_shape=(1, 17, 17), types=(1, 2, 3))
+        assert model(images(1, 1, 17, 17)).activation.shape == (1, 5)
+        for shape in ((1, 16, 17), (1, 40, 16), (1, 1, 1)):
+            with pytest.raises(ValueError, match=r"image_shape .* is too small: 17x17"):
+                create_model("matrixcapsnet_small", image_shape=shape)
+
+    def test_types(self) -> None:
+        with pytest.raises(ValueError, match=r"types must be those of three layers, B, C and D, got \(8, 16\)"):
+            create_model("matrixcapsnet_small", types=(8, 16))
+
+    @pytest.mark.parametrize("name", [name for name in list_routings() if name != "hard_kmeans"])
+    @pytest.mark.parametrize("competition", ["image", "window"])
+    def test_any_routing(self, name: str, competition: str, tmp_path: Path) -> None:
+        model = create_model(
+            "matrixcapsnet_small",
+            image_shape=(1, 19, 21),
+            channels=3,
+            types=(2, 3, 2),
+            routing={"name": name, "steps": 2},
+            class_routing={"name": "euclidean"},
+            competition=competition,
+        )
+        assert model.routing.config() == create_routing(name, steps=2).config()
+        assert model.class_routing.config() == create_routing("euclidean").config()
+        assert model.conv_caps1.competition == model.conv_caps2.competition == competition
+        pictures = images(2, 1, 19, 21)
+        prediction = model(pictures)
+        (prediction.activation.sum() + prediction.capsules.pose.square().sum()).backward()
+        assert model.conv.weight.grad.isfinite().all()
+        assert (model.conv.weight.grad != 0).any()
+        model.eval().save_pretrained(tmp_path)
+        loaded = load_pretrained(tmp_path)
+        assert loaded.config() == model.config()
+        with torch.no_grad():
+            assert torch.equal(loaded(pictures).activation, model(pictures).activation)
+
+    def test_decoder(self) -> None:
+        model = create_model("matrixcapsnet_small", image_shape=(1, 19, 17), types=(1, 2, 3), decoder_hidden=(6,))
+        assert model(images(2, 1, 19, 17)).reconstruction.shape == (2, 1, 19, 17)
+
+    def test_coordinates(self) -> None:
+        assert create_model("matrixcapsnet_small").class_caps.coordinates
+        assert not create_model("matrixcapsnet_small", coordinates=False).class_caps.coordinates
 
 
 class TestRegistry:

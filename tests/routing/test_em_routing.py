@@ -1,4 +1,6 @@
-"""EM routing against Procedure 1 of the paper, written with densities instead of logarithms."""
+"""EM routing against Procedure 1 of the paper, and against each variant's own formula, in loops over the equations."""
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -6,76 +8,268 @@ import textbook
 import torch
 
 from torchcaps.ops import Votes
-from torchcaps.routing import EMRouting, em_routing
-from torchcaps.routing.em import inverse_temperature_schedule
+from torchcaps.routing import EM_PRESETS, EMRouting, EMSettings, Routed, em_routing
+from torchcaps.routing.em import inverse_temperatures
 
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked"])
-LAMBDAS = (0.05, 0.1, 0.15, 0.2)
+STEPS = pytest.mark.parametrize("steps", [1, 2, 3, 5])
+LAMBDAS = (0.05, 0.1, 0.15, 0.2, 0.25)
 
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.ops.chunked.CPU_TILE", 100)
+    monkeypatch.setattr("torchcaps.ops.tiles.CPU_TILE", 100)
 
 
 class Problem:
-    """Children with 3 x 2 poses, 3 x 3 parents, activations of which some are 0."""
+    """Children with 3 x 2 poses, 3 x 3 parents.
 
-    def __init__(self, batch: int = 3, children: int = 11, parents: int = 4, inactive: bool = True) -> None:
+    Args:
+        batch: B.
+        children: I.
+        parents: J.
+        inactive: every third child has activation 0.
+        lonely: all children but one have activation 0, so that all parents have the one child.
+        far: added to all votes.
+        spread: of the votes about that.
+    """
+
+    def __init__(
+        self,
+        batch: int = 2,
+        children: int = 11,
+        parents: int = 4,
+        inactive: bool = True,
+        lonely: bool = False,
+        far: float = 0.0,
+        spread: float = 1.0,
+    ) -> None:
         generator = torch.Generator().manual_seed(0)
 
         def normal(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-        self.children = normal(batch, children, 3, 2)
+        self.children = spread * normal(batch, children, 3, 2)
         self.transforms = normal(children, parents, 2, 3)
-        self.coordinates = normal(children, 9)
+        self.coordinates = far + spread * normal(children, 9)
         self.activation = normal(batch, children).sigmoid()
         if inactive:
             self.activation[:, ::3] = 0
+        if lonely:
+            self.activation[:, 1:] = 0
         self.beta_u, self.beta_a = normal(parents), normal(parents)
+
+    def to(self, dtype: torch.dtype) -> "Problem":
+        self.__dict__ = {name: tensor.to(dtype) for name, tensor in self.__dict__.items()}
+        return self
 
     def votes(self, backend: str | None = None) -> Votes:
         return Votes(self.children, self.transforms, self.coordinates, backend=backend)
 
+    def arguments(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.activation, self.beta_u, self.beta_a
+
+
+def close(actual: torch.Tensor, expected: np.ndarray, tolerance: float) -> None:
+    """Relative to the largest number: elements that happen to be near 0 have no relative accuracy to ask for."""
+    error = np.abs(actual.double().numpy() - expected).max()
+    assert error <= tolerance * np.abs(expected).max(), error
+
+
+def check(problem: Problem, routed: Routed, lambdas: tuple[float, ...], tolerance: float, **settings: Any) -> None:
+    """Agreement with the textbook, on the very votes that the library forms."""
+    dense = problem.votes().dense().double().numpy()
+    activation, beta_u, beta_a = (tensor.double().numpy() for tensor in problem.arguments())
+    for b, votes in enumerate(dense):
+        mean, active, assignment = textbook.em(votes, activation[b], beta_u, beta_a, lambdas, **settings)
+        middle = mean.mean()  # votes far from zero: the distances count
+        close(routed.pose[b].double() - middle, mean - middle, tolerance)
+        close(routed.activation[b], active, tolerance)
+        # A logit of float32 means, rounded at the size of the votes, is known to that over sigma and no better.
+        rounding = float(torch.finfo(routed.pose.dtype).eps) * np.abs(mean).max() / np.sqrt(settings.get("floor", 5e-4))
+        close(routed.assignment[b], assignment, tolerance + 10 * rounding)
+
+
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "plain": {"inactive": False},
+    "some-inactive": {},
+    "far": {"far": 100.0},
+    "tight": {"spread": 0.02},
+    "far-and-tight": {"far": 100.0, "spread": 0.05},
+    "one-child": {"children": 1, "inactive": False},
+    "one-active-child": {"inactive": False, "lonely": True, "far": 100.0},
+}
+
 
 @BACKENDS
-@pytest.mark.parametrize("steps", [1, 2, 3, 4])
-@pytest.mark.parametrize("inactive", [False, True], ids=["active", "some-inactive"])
-def test_procedure_1(backend: str, steps: int, inactive: bool) -> None:
-    problem = Problem(inactive=inactive)
-    arguments = (problem.activation, problem.beta_u, problem.beta_a)
-    routed = em_routing(problem.votes(backend), *arguments, LAMBDAS[:steps], variance_floor=0.05)
-    for b, votes in enumerate(problem.votes().dense().numpy()):
-        mean, activation, assignment = textbook.em(
-            votes,
-            problem.activation[b].numpy(),
-            problem.beta_u.numpy(),
-            problem.beta_a.numpy(),
-            LAMBDAS[:steps],
-            floor=0.05,
-        )
-        np.testing.assert_allclose(routed.pose[b], mean, rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(routed.activation[b], activation, rtol=1e-9)
-        np.testing.assert_allclose(routed.assignment[b], assignment, rtol=1e-9, atol=1e-12)
+@STEPS
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_procedure_1(kind: str, dtype: torch.dtype, steps: int, backend: str) -> None:
+    problem = Problem(**PROBLEMS[kind]).to(dtype)
+    routed = em_routing(problem.votes(backend), *problem.arguments(), LAMBDAS[:steps])
+    check(problem, routed, LAMBDAS[:steps], 1e-6 if dtype == torch.float64 else 1e-3)
 
 
 @BACKENDS
 def test_one_child(backend: str) -> None:
-    """The variance is 0: the floor keeps the cost finite."""
+    """The variance is 0: the floor keeps the cost finite, and the pose is the vote."""
     problem = Problem(children=1, inactive=False)
-    routed = em_routing(problem.votes(backend), problem.activation, problem.beta_u, problem.beta_a, LAMBDAS[:3])
-    votes = problem.votes().dense()
-    torch.testing.assert_close(routed.pose, votes[:, 0], rtol=1e-9, atol=1e-12)
-    for b in range(3):
-        expected = textbook.em(
-            votes[b].numpy(),
-            problem.activation[b].numpy(),
-            problem.beta_u.numpy(),
-            problem.beta_a.numpy(),
-            LAMBDAS[:3],
+    routed = em_routing(problem.votes(backend), *problem.arguments(), LAMBDAS[:3])
+    torch.testing.assert_close(routed.pose, problem.votes().dense()[:, 0], rtol=1e-9, atol=1e-12)
+    assert routed.activation.isfinite().all()
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "mean_smoothing": {"mean_smoothing": 0.1},
+    "strong_smoothing": {"mean_smoothing": 0.6},
+    "cost_scale": {"cost_scale": 2.0},
+    "activation_scale": {"activation_scale": 7.0},
+    "mass_scale": {"mass_scale": 3.0},
+    "standardise": {"standardise": True},
+    "floor": {"floor": 0.3},
+    "all": {
+        "mean_smoothing": 0.2,
+        "cost_scale": 0.5,
+        "activation_scale": 3.0,
+        "mass_scale": 20.0,
+        "standardise": True,
+        "floor": 0.01,
+    },
+}
+
+
+def library_names(settings: dict[str, Any]) -> dict[str, Any]:
+    return {"variance_floor" if name == "floor" else name: value for name, value in settings.items()}
+
+
+class TestSettings:
+    @BACKENDS
+    @STEPS
+    @pytest.mark.parametrize("name", SETTINGS)
+    def test_textbook(self, name: str, steps: int, backend: str) -> None:
+        problem = Problem()
+        settings = EMSettings(**library_names(SETTINGS[name]))
+        routed = em_routing(problem.votes(backend), *problem.arguments(), LAMBDAS[:steps], settings)
+        check(problem, routed, LAMBDAS[:steps], 1e-6, **SETTINGS[name])
+
+    @pytest.mark.parametrize("name", SETTINGS)
+    def test_float32(self, name: str) -> None:
+        problem = Problem().to(torch.float32)
+        settings = EMSettings(**library_names(SETTINGS[name]))
+        routed = em_routing(problem.votes(), *problem.arguments(), LAMBDAS[:3], settings)
+        check(problem, routed, LAMBDAS[:3], 1e-3, **SETTINGS[name])
+
+    @pytest.mark.parametrize("name", [name for name in SETTINGS if name != "strong_smoothing"])
+    def test_matters(self, name: str) -> None:
+        """Or else the tests above compare nothing."""
+        problem = Problem()
+        plain = em_routing(problem.votes(), *problem.arguments(), LAMBDAS[:3])
+        routed = em_routing(
+            problem.votes(), *problem.arguments(), LAMBDAS[:3], EMSettings(**library_names(SETTINGS[name]))
         )
-        np.testing.assert_allclose(routed.activation[b], expected[1], rtol=1e-9)
+        assert (plain.activation - routed.activation).abs().max() > 1e-3
+
+    @BACKENDS
+    def test_the_first_mean_is_smoothed_towards_0_and_the_variance_is_about_it(self, backend: str) -> None:
+        problem = Problem(far=100.0, inactive=False)
+        problem.activation = torch.ones_like(problem.activation)
+        settings = EMSettings(mean_smoothing=0.1)
+        one = em_routing(problem.votes(backend), *problem.arguments(), [0.001], settings)
+        votes = problem.votes().dense()
+        torch.testing.assert_close(one.pose, 0.9 * votes.mean(1))
+        # the mean is off by 10: the variance is 100 and more, and so the cost of every unit is about log 10
+        variance = (votes - one.pose[:, None]).square().mean(1) + 5e-4
+        assert (variance > 80).all()
+        cost = ((problem.beta_u[:, None] + variance.log() / 2) * 11 / 4).sum(-1)
+        torch.testing.assert_close(one.activation, (0.001 * (problem.beta_a - cost)).sigmoid())
+
+    def test_with_scaled_mass_doubled_children_cost_the_same(self) -> None:
+        problem = Problem()
+        twice = Votes(
+            problem.children.repeat(1, 2, 1, 1), problem.transforms.repeat(2, 1, 1, 1), problem.coordinates.repeat(2, 1)
+        )
+        settings = EMSettings(mass_scale=10.0)
+        activation, *betas = problem.arguments()
+        expected = em_routing(problem.votes(), activation, *betas, LAMBDAS[:3], settings)
+        routed = em_routing(twice, activation.repeat(1, 2), *betas, LAMBDAS[:3], settings)
+        torch.testing.assert_close(routed.activation, expected.activation)
+        plain = em_routing(twice, activation.repeat(1, 2), *betas, LAMBDAS[:3])
+        assert not torch.allclose(plain.activation, expected.activation, rtol=1e-2)
+
+    @pytest.mark.parametrize("name", SETTINGS)
+    def test_gradcheck(self, name: str) -> None:
+        problem = Problem(batch=1, children=4, parents=2, inactive=False)
+        settings = EMSettings(**library_names(SETTINGS[name]))
+
+        def call(children: torch.Tensor, *arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            routed = em_routing(Votes(children, problem.transforms), *arguments, LAMBDAS[:3], settings)
+            return routed.pose, routed.activation
+
+        inputs = (problem.children, *problem.arguments())
+        assert torch.autograd.gradcheck(call, tuple(tensor.requires_grad_() for tensor in inputs))
+
+    @pytest.mark.parametrize("parents", [1, 4])
+    def test_standardised_costs_that_are_all_the_same(self, parents: int) -> None:
+        """One parent, or no active child: nothing to divide by."""
+        problem = Problem(parents=parents)
+        activation = torch.zeros_like(problem.activation) if parents > 1 else problem.activation
+        activation.requires_grad_()
+        settings = EMSettings(standardise=True)
+        routed = em_routing(problem.votes(), activation, problem.beta_u, problem.beta_a, [1.0] * 3, settings)
+        torch.testing.assert_close(routed.activation, problem.beta_a.sigmoid().expand(2, parents))
+        (gradient,) = torch.autograd.grad(routed.activation.sum() + routed.pose.sum(), activation)
+        assert gradient.isfinite().all()
+
+
+class TestPresets:
+    @BACKENDS
+    @STEPS
+    @pytest.mark.parametrize(
+        ("name", "sigma_bias", "activation_bias", "final"),
+        [("released", 0.5, 0.5, 0.01), ("released_class", 2.0, 1.0, 0.01 / 4)],
+    )
+    @pytest.mark.parametrize("spread", [1.0, 0.1])
+    def test_released(
+        self,
+        name: str,
+        sigma_bias: float,
+        activation_bias: float,
+        final: float,
+        steps: int,
+        backend: str,
+        spread: float,
+    ) -> None:
+        problem = Problem(spread=spread)
+        bound = EMRouting.preset(name, steps=steps).bind(4, 9).double()
+        with torch.no_grad():
+            routed = bound(problem.votes(backend), problem.activation)
+        lambdas = tuple(final * (1 - 0.95 ** (t + 1)) for t in range(steps))
+        for b, votes in enumerate(problem.votes().dense().numpy()):
+            center, activation = textbook.em_released(
+                votes, problem.activation[b].numpy(), lambdas, sigma_bias, activation_bias
+            )
+            np.testing.assert_allclose(routed.pose[b], center, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(routed.activation[b], activation, rtol=1e-5)  # the betas are made in float32
+
+    @pytest.mark.parametrize("name", sorted(EM_PRESETS))
+    def test_makes_what_the_table_says(self, name: str) -> None:
+        routing = EMRouting.preset(name, steps=2)
+        assert routing.config() == EMRouting(steps=2, **EM_PRESETS[name]).config()
+
+    def test_arguments_go_over_those_of_the_preset(self) -> None:
+        assert EMRouting.preset("released", beta_a=3.0, mean_smoothing=0.5).config() == {
+            **EMRouting.preset("released").config(),
+            "beta_a": 3.0,
+            "mean_smoothing": 0.5,
+        }
+
+    def test_paper_is_the_default(self) -> None:
+        assert EMRouting.preset("paper").config() == EMRouting().config()
+
+    def test_unknown(self) -> None:
+        with pytest.raises(ValueError, match=r"preset must be one of \['paper', .*got 'google'"):
+            EMRouting.preset("google")
 
 
 @BACKENDS
@@ -97,7 +291,7 @@ def test_no_active_child_at_all(backend: str) -> None:
     problem.children.requires_grad_()
     activation = torch.zeros_like(problem.activation, requires_grad=True)
     routed = em_routing(problem.votes(backend), activation, problem.beta_u, problem.beta_a, LAMBDAS[:3])
-    expected = (LAMBDAS[2] * problem.beta_a).sigmoid().expand(3, 4)
+    expected = (LAMBDAS[2] * problem.beta_a).sigmoid().expand(2, 4)
     torch.testing.assert_close(routed.activation, expected)
     gradients = torch.autograd.grad(routed.pose.sum() + routed.activation.sum(), (problem.children, activation))
     assert all(gradient.isfinite().all() for gradient in gradients)
@@ -117,36 +311,73 @@ def test_parents_whose_votes_agree_are_more_active() -> None:
     assert routed.activation[0, 0] > routed.activation[0, 1]
 
 
-def test_schedule_of_the_released_code() -> None:
-    assert inverse_temperature_schedule(3) == pytest.approx([0.01 * 0.05, 0.01 * 0.0975, 0.01 * 0.142625])
-    assert inverse_temperature_schedule(1, final=2.0) == pytest.approx([0.1])
+class TestSchedules:
+    def test_released_code(self) -> None:
+        assert inverse_temperatures("released", 3, 0.01) == pytest.approx([0.01 * x for x in (0.05, 0.0975, 0.142625)])
+        assert inverse_temperatures("released", 1, 2.0) == pytest.approx([0.1])
+
+    @pytest.mark.parametrize(
+        ("steps", "expected"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (5, [1, 1.5, 2, 2.5, 3])], ids=str
+    )
+    def test_linear(self, steps: int, expected: list[float]) -> None:
+        assert inverse_temperatures("linear", steps, 1.0) == pytest.approx(expected)
+        assert inverse_temperatures("linear", steps, 0.5) == pytest.approx([x / 2 for x in expected])
+
+    def test_constant(self) -> None:
+        assert inverse_temperatures("constant", 4, 0.3) == [0.3] * 4
+
+    def test_function(self) -> None:
+        assert inverse_temperatures(lambda step, steps: 10 * steps + step, 3, 2.0) == [60, 62, 64]
+
+    def test_unknown(self) -> None:
+        for call in (lambda: inverse_temperatures("fast", 3, 1.0), lambda: EMRouting(schedule="fast")):  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match=r"schedule must be one of .*got 'fast'"):
+                call()
+
+    @pytest.mark.parametrize("schedule", ["released", "linear", "constant", lambda step, steps: 1 / (steps - step)])
+    def test_reaches_the_module(self, schedule: Any) -> None:
+        problem = Problem()
+        bound = EMRouting(3, schedule, 0.7).bind(4, 9).double()
+        expected = em_routing(
+            problem.votes(),
+            problem.activation,
+            bound.unit_cost,
+            bound.activation_cost,
+            inverse_temperatures(schedule, 3, 0.7),
+        )
+        torch.testing.assert_close(bound(problem.votes(), problem.activation).activation, expected.activation)
 
 
 class TestModule:
     def test_parameters(self) -> None:
-        bound = EMRouting().bind(5, 9)
-        assert {name: tuple(p.shape) for name, p in bound.named_parameters()} == {"beta_u": (5,), "beta_a": (5,)}
+        bound = EMRouting(beta_u=0.5, beta_a=-2.0).bind(5, 9)
+        parameters = dict(bound.named_parameters())
+        assert set(parameters) == {"unit_cost", "activation_cost"}
+        assert torch.equal(parameters["unit_cost"], torch.full((5,), 0.5))
+        assert torch.equal(parameters["activation_cost"], torch.full((5,), -2.0))
 
-    def test_settings_reach_the_function(self) -> None:
+    @pytest.mark.parametrize("name", SETTINGS)
+    def test_settings_reach_the_function(self, name: str) -> None:
         problem = Problem()
-        bound = EMRouting(2, variance_floor=0.1, final_inverse_temperature=3.0).bind(4, 9)
-        bound.beta_u.data, bound.beta_a.data = problem.beta_u, problem.beta_a
-        expected = em_routing(
-            problem.votes(), problem.activation, problem.beta_u, problem.beta_a, (0.15, 0.2925), variance_floor=0.1
-        )
+        options = library_names(SETTINGS[name])
+        bound = EMRouting(2, inverse_temperature=3.0, **options).bind(4, 9)
+        bound.unit_cost.data, bound.activation_cost.data = problem.beta_u, problem.beta_a
+        expected = em_routing(problem.votes(), *problem.arguments(), (0.15, 0.2925), EMSettings(**options))
         routed = bound(problem.votes(), problem.activation)
         torch.testing.assert_close(routed.pose, expected.pose)
         torch.testing.assert_close(routed.activation, expected.activation)
 
-    def test_betas_learn(self) -> None:
+    @pytest.mark.parametrize("preset", sorted(EM_PRESETS))
+    def test_betas_learn(self, preset: str) -> None:
         problem = Problem()
-        bound = EMRouting().bind(4, 9)
-        bound(problem.votes(), problem.activation).activation.sum().backward()
-        assert (bound.beta_u.grad != 0).all()
-        assert (bound.beta_a.grad != 0).all()
+        bound = EMRouting.preset(preset).bind(4, 9).double()
+        routed = bound(problem.votes(), problem.activation)
+        (routed.activation * torch.arange(4)).sum().backward()
+        assert (bound.unit_cost.grad != 0).all()
+        assert (bound.activation_cost.grad != 0).all()
 
     def test_unbound(self) -> None:
-        with pytest.raises(RuntimeError, match=r"no parameters yet.*\.bind"):
+        with pytest.raises(RuntimeError, match=r"no parameters yet.*bind"):
             EMRouting()(Problem().votes())
 
 

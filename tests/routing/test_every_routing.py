@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchcaps.ops import Votes
 from torchcaps.routing import (
+    EMSettings,
     Routed,
     Routing,
     create_routing,
@@ -26,10 +27,15 @@ Function = Callable[..., Routed]
 J, M, P, D = 4, 2, 3, 3
 
 
-def em(votes: Votes, weights: Tensor | None = None, *, steps: int = 3) -> Routed:
+def em(votes: Votes, weights: Tensor | None = None, *, steps: int = 3, settings: EMSettings | None = None) -> Routed:
     generator = torch.Generator().manual_seed(9)
     beta_u, beta_a = torch.randn(2, J, generator=generator, dtype=votes.children.dtype)
-    return em_routing(votes, weights, beta_u, beta_a, [0.1, 0.2, 0.3, 0.4, 0.5][:steps])
+    return em_routing(votes, weights, beta_u, beta_a, [0.1, 0.2, 0.3, 0.4, 0.5][:steps], settings or EMSettings())
+
+
+def standardised_em(votes: Votes, weights: Tensor | None = None, *, steps: int = 3) -> Routed:
+    settings = EMSettings(cost_scale=2.0, activation_scale=3.0, mass_scale=10.0, standardise=True)
+    return em(votes, weights, steps=steps, settings=settings)
 
 
 def leaky(votes: Votes, weights: Tensor | None = None, *, steps: int = 3) -> Routed:
@@ -42,6 +48,7 @@ SOFT: dict[str, Function] = {
     "kmeans": inner_product_kmeans_routing,
     "euclidean": euclidean_kmeans_routing,
     "em": em,
+    "standardised-em": standardised_em,
 }
 ALL = SOFT | {"hard": hard_kmeans_routing}
 
@@ -52,7 +59,7 @@ backends = pytest.mark.parametrize("backend", ["naive", "chunked"])
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.ops.chunked.CPU_TILE", 100)
+    monkeypatch.setattr("torchcaps.ops.tiles.CPU_TILE", 100)
 
 
 def random(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -155,7 +162,7 @@ def test_backends_agree(routing: Function, shared: bool, plus: bool, dtype: torc
 @every_soft
 @backends
 def test_gradcheck(routing: Function, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.ops.chunked.CPU_TILE", 10)
+    monkeypatch.setattr("torchcaps.ops.tiles.CPU_TILE", 10)
     monkeypatch.setattr(f"{__name__}.J", 2)
 
     def call(children: Tensor, transforms: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,7 +178,7 @@ def test_rows_of_matrix_poses_turn_together(routing: Function) -> None:
     children, transforms, _, activation = problem()
     angle = torch.tensor(0.7, dtype=torch.float64)
     turn = torch.tensor([[angle.cos(), -angle.sin()], [angle.sin(), angle.cos()]], dtype=torch.float64)
-    if routing is em:
+    if routing in (em, standardised_em):
         turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
     before = routing(Votes(children, transforms), activation)
     after = routing(Votes(turn @ children, transforms), activation)

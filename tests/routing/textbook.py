@@ -101,25 +101,76 @@ def em(
     beta_a: Array,
     inverse_temperatures: tuple[float, ...],
     floor: float = 5e-4,
+    mean_smoothing: float = 0.0,
+    cost_scale: float = 1.0,
+    activation_scale: float = 1.0,
+    mass_scale: float | None = None,
+    standardise: bool = False,
 ) -> tuple[Array, Array, Array]:
-    """Hinton et al. 2018, Procedure 1, for one example (I, J, H): means, activations, and the last R used."""
+    """Hinton et al. 2018, Procedure 1, for one example (I, J, H): means, activations, and the last R used.
+
+    Densities are divided by the largest of their child, or they would underflow.
+    """
     I, J, H = V.shape
     R = np.full((I, J), 1 / J)
-    mu, sigma, a = np.zeros((J, H)), np.zeros((J, H)), np.zeros(J)
+    mu, sigma = np.zeros((J, H)), np.zeros((J, H))
+    log_a, logit, cost = np.zeros(J), np.zeros(J), np.zeros(J)
     for t, lam in enumerate(inverse_temperatures):
         if t > 0:  # E-step
-            p = np.ones((I, J))
             for i in range(I):
+                log_p = np.zeros(J)
                 for j in range(J):
                     for h in range(H):
                         z = (V[i, j, h] - mu[j, h]) / sigma[j, h]
-                        p[i, j] *= np.exp(-(z**2) / 2) / (np.sqrt(2 * np.pi) * sigma[j, h])
-                R[i] = a * p[i] / (a * p[i]).sum()
+                        log_p[j] += -(z**2) / 2 - np.log(np.sqrt(2 * np.pi) * sigma[j, h])
+                ap = np.exp(log_a + log_p - (log_a + log_p).max())
+                R[i] = ap / ap.sum()
         for j in range(J):  # M-step
             r = R[:, j] * activation
             for h in range(H):
-                mu[j, h] = (r * V[:, j, h]).sum() / r.sum()
+                mean = (r * V[:, j, h]).sum() / r.sum()
+                mu[j, h] = mean_smoothing * mu[j, h] + (1 - mean_smoothing) * mean
                 sigma[j, h] = np.sqrt((r * (V[:, j, h] - mu[j, h]) ** 2).sum() / r.sum() + floor)
-            cost = (beta_u[j] + np.log(sigma[j])) * r.sum()
-            a[j] = 1 / (1 + np.exp(-lam * (beta_a[j] - cost.sum())))
-    return mu, a, R
+            mass = r.sum() if mass_scale is None else r.sum() * mass_scale * J / I
+            cost[j] = cost_scale * sum((beta_u[j] + np.log(sigma[j, h])) * mass for h in range(H))
+        if standardise:
+            cost = (cost - cost.mean()) / cost.std()
+        logit = lam * (activation_scale * beta_a - cost)
+        log_a = -np.logaddexp(0, -logit)
+    return mu, np.exp(log_a), R
+
+
+def em_released(
+    V: Array,
+    activation: Array,
+    inverse_temperatures: tuple[float, ...],
+    sigma_bias: float,
+    activation_bias: float,
+) -> tuple[Array, Array]:
+    """The code released with Hinton et al. 2018, for one example (I, J, H): centres and activations."""
+    I, J, H = V.shape
+    post = np.full((I, J), 1 / J)
+    center, variance, logit = np.zeros((J, H)), np.zeros((J, H)), np.zeros(J)
+    for t, lam in enumerate(inverse_temperatures):
+        if t > 0:
+            log_prob = np.zeros((I, J))
+            for j in range(J):
+                distance = ((V[:, j] - center[j]) ** 2 / variance[j]).sum(-1)
+                log_prob[:, j] = -0.5 * distance - 0.5 * np.log(variance[j]).sum() - np.logaddexp(0, -logit[j])
+            post = np.exp(log_prob - log_prob.max(1, keepdims=True))
+            post /= post.sum(1, keepdims=True)
+        mass, new = np.zeros(J), np.zeros((J, H))
+        variance = np.zeros((J, H))
+        for j in range(J):
+            for i in range(I):
+                mass[j] += post[i, j] * activation[i]
+                new[j] += post[i, j] * activation[i] * V[i, j]
+            new[j] /= mass[j]
+        center = 0.9 * new + 0.1 * center
+        for j in range(J):
+            for i in range(I):
+                variance[j] += post[i, j] * activation[i] * (V[i, j] - center[j]) ** 2
+            variance[j] = 5e-4 + variance[j] / mass[j]
+        completeness = -np.log(variance).sum(1) - sigma_bias * H * (np.log(2 * np.pi) + 1)
+        logit = lam * (mass * completeness - 5000 * activation_bias)
+    return center, 1 / (1 + np.exp(-logit))

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.layers.pose import Pose, check_rows, pose_shape
 from torchcaps.ops import Votes
 from torchcaps.routing import DynamicRouting, Routed, Routing, as_capsules
 from torchcaps.squash import length
 
 Transforms = Literal["full", "shared", "factored"]
-Pose = int | tuple[int, int]
 
 
 class CapsLinear(nn.Module):
@@ -70,8 +70,7 @@ class CapsLinear(nn.Module):
         self.out_capsules = out_capsules
         self.in_pose = pose_shape(in_pose)
         self.out_pose = pose_shape(out_pose)
-        if len(self.in_pose) != len(self.out_pose) or self.in_pose[:-1] != self.out_pose[:-1]:
-            raise ValueError(f"poses must have the same rows: in_pose is {in_pose}, out_pose is {out_pose}")
+        check_rows(self.in_pose, self.out_pose)
         self.transforms = transforms
         self.backend = backend
         P, D = self.in_pose[-1], self.out_pose[-1]
@@ -140,8 +139,3 @@ class CapsLinear(nn.Module):
             f"in_capsules={self.in_capsules}, out_capsules={self.out_capsules}, in_pose={self.in_pose}, "
             f"out_pose={self.out_pose}, transforms={self.transforms!r}"
         )
-
-
-def pose_shape(pose: Pose) -> tuple[int, ...]:
-    """(D,) or (M, D)."""
-    return (pose,) if isinstance(pose, int) else tuple(pose)

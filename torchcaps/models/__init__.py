@@ -2,6 +2,7 @@
 
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction, load_pretrained
 from torchcaps.models.capsnet import CapsNet
+from torchcaps.models.matrixcapsnet import MatrixCapsNet
 from torchcaps.models.registry import create_model, describe_models, list_models, register_model
 from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
 
@@ -9,6 +10,7 @@ __all__ = [
     "CapsNet",
     "CapsuleClassifier",
     "ImageClassifier",
+    "MatrixCapsNet",
     "Prediction",
     "SharedCapsNet",
     "SharedCapsNetTwin",

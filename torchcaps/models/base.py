@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers import CapsLinear, mask_capsules
+from torchcaps.layers import CapsLinear, ClassCaps, mask_capsules
 from torchcaps.routing import Routed, Routing, create_routing
 from torchcaps.routing.base import ROUTINGS
 
@@ -95,14 +95,8 @@ class ImageClassifier(nn.Module, ABC):
     @classmethod
     def from_config(cls: type[Network], config: dict[str, Any]) -> Network:
         """The network with these constructor's arguments, freshly initialised."""
-        arguments = dict(config)
-        if isinstance(arguments.get("routing"), dict):
-            settings = dict(arguments["routing"])
-            arguments["routing"] = create_routing(settings.pop("name"), **settings)
         network: Any = cls
-        return network(
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
-        )
+        return network(**{name: _rich(value) for name, value in config.items()})
 
     def save_pretrained(self, folder: str | Path, **extra: Any) -> None:
         """Writes ``config.json`` and ``model.safetensors``.
@@ -141,7 +135,7 @@ class ImageClassifier(nn.Module, ABC):
 class CapsuleClassifier(ImageClassifier):
     """Base of the networks whose classes are capsules. A subclass sets ``class_caps`` and ``decoder`` (or None)."""
 
-    class_caps: CapsLinear
+    class_caps: CapsLinear | ClassCaps
     decoder: nn.Module | None
 
     @property
@@ -184,8 +178,20 @@ def _plain(value: Any) -> Any:
         name = next((name for name, cls in ROUTINGS.items() if cls is type(value)), None)
         if name is None:
             raise ValueError(f"{type(value).__name__} is not registered: decorate it with @register_routing(name)")
-        return {"name": name, **value.config()}
+        config = {"name": name, **value.config()}
+        for argument, setting in config.items():
+            if callable(setting):
+                raise ValueError(f"{name} routing with a function as {argument} cannot be saved: give it by name")
+        return config
     return list(value) if isinstance(value, tuple) else value
+
+
+def _rich(value: Any) -> Any:
+    """What :func:`_plain` made plain."""
+    if isinstance(value, dict):
+        settings = dict(value)
+        return create_routing(settings.pop("name"), **settings)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _locate(source: str | Path) -> Path:

@@ -9,7 +9,7 @@ from torchcaps.routing.base import (
     register_routing,
 )
 from torchcaps.routing.dynamic import DynamicRouting, dynamic_routing
-from torchcaps.routing.em import EMRouting, em_routing
+from torchcaps.routing.em import EM_PRESETS, EMRouting, EMSettings, em_routing
 from torchcaps.routing.kmeans import (
     EuclideanKMeansRouting,
     HardKMeansRouting,
@@ -20,8 +20,10 @@ from torchcaps.routing.kmeans import (
 )
 
 __all__ = [
+    "EM_PRESETS",
     "DynamicRouting",
     "EMRouting",
+    "EMSettings",
     "EuclideanKMeansRouting",
     "HardKMeansRouting",
     "InnerProductKMeansRouting",

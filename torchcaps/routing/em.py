@@ -1,14 +1,18 @@
 """EM routing (Hinton, Sabour & Frosst 2018): parents are Gaussians, routing fits the mixture."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from torchcaps.ops import Gaussian, Moments, Votes
-from torchcaps.routing.base import Routed, Routing, check_steps, register_routing
+from torchcaps.routing.base import Routed, Routing, check_choice, check_steps, register_routing
+
+Schedule = Literal["released", "linear", "constant"]
 
 
 class EMState(NamedTuple):
@@ -25,8 +29,40 @@ class EMState(NamedTuple):
     logit: Tensor
 
 
+@dataclass(frozen=True)
+class EMSettings:
+    r"""Where implementations of the M-step differ; the defaults are Procedure 1, but for the floor.
+
+    Args:
+        variance_floor: added to the variances; without it a parent with one child has a cost of minus infinity.
+        mean_smoothing: share of the previous mean in the new one (0.1 in the released code, where the first mean is
+            smoothed towards 0).
+        cost_scale: factor of the cost (2 in the released code, which adds up the logarithms of variances and not of
+            deviations).
+        activation_scale: factor of ``beta_a`` (5000 in the released code).
+        mass_scale: the masses in the cost are divided by the mean number of children a parent, I / J, and multiplied by
+            this (Gritzman 2019: 100), so that one inverse temperature fits layers of any size. None leaves them.
+        standardise: the cost is standardised over the parents, to mean 0 and deviation 1, before ``beta_a`` is added.
+            Two parents then always get -1 and 1, and one parent 0: use another setting for fewer than three.
+    """
+
+    variance_floor: float = 5e-4
+    mean_smoothing: float = 0.0
+    cost_scale: float = 1.0
+    activation_scale: float = 1.0
+    mass_scale: float | None = None
+    standardise: bool = False
+
+
 def em_m_step(
-    moments: Moments, beta_u: Tensor, beta_a: Tensor, inverse_temperature: float, variance_floor: float
+    moments: Moments,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    inverse_temperature: float,
+    settings: EMSettings = EMSettings(),
+    *,
+    previous: EMState | None = None,
+    children: int = 1,
 ) -> EMState:
     r"""The M-step of Procedure 1.
 
@@ -40,18 +76,49 @@ def em_m_step(
         beta_u: cost of describing one unit of data without this parent, (J,).
         beta_a: cost of switching the parent on, (J,).
         inverse_temperature: lambda.
-        variance_floor: added to the variance; a parent with one child would have none.
+        settings: where implementations differ.
+        previous: the parents before, for ``mean_smoothing``; None before the first step.
+        children: I, for ``mass_scale``.
     """
-    variance = moments.variance + variance_floor
-    size = variance.shape[-1]
-    cost = (size * beta_u + variance.log().sum(-1) / 2) * moments.mass
-    return EMState(moments.mean, variance, inverse_temperature * (beta_a - cost))
+    mean, variance = moments.mean, moments.variance
+    if settings.mean_smoothing:
+        old = torch.zeros_like(mean) if previous is None else previous.mean
+        smooth = mean + settings.mean_smoothing * (old - mean)
+        mean, variance = smooth, variance + (mean - smooth).square()
+    variance = variance + settings.variance_floor
+    mass, parents, size = moments.mass, *variance.shape[1:]
+    if settings.mass_scale is not None:
+        mass = mass * (settings.mass_scale * parents / children)
+    cost = settings.cost_scale * (size * beta_u + variance.log().sum(-1) / 2) * mass
+    if settings.standardise:
+        centred = cost - cost.mean(-1, keepdim=True)
+        cost = centred / (centred.square().mean(-1, keepdim=True) + 1e-8).sqrt()
+    return EMState(mean, variance, inverse_temperature * (settings.activation_scale * beta_a - cost))
 
 
 def em_similarity(state: EMState) -> Gaussian:
-    r"""The E-step's similarity: :math:`\log a_j + \log \mathcal N(V_{ij}; \mu_j, \sigma_j^2)`, but for a constant."""
+    r"""The E-step's similarity, :math:`\log a_j + \log \mathcal N(V_{ij}; \mu_j, \sigma_j^2)`, but for a constant."""
     log_weight = logsigmoid(state.logit) - state.variance.log().sum(-1) / 2
     return Gaussian(state.mean, state.variance.reciprocal(), log_weight)
+
+
+def inverse_temperatures(schedule: Schedule | Callable[[int, int], float], steps: int, final: float) -> list[float]:
+    """Lambda of each step.
+
+    Args:
+        schedule: ``"released"``: final * (1 - 0.95^(step + 1)), as in the released code; ``"linear"``: from 1 to
+            min(steps, 3), times final, as in most ports; ``"constant"``: final; or a function of (step, steps), times
+            final.
+        steps: how many.
+        final: the scale.
+    """
+    if callable(schedule):
+        return [final * schedule(step, steps) for step in range(steps)]
+    check_choice("schedule", schedule, ("released", "linear", "constant"))
+    if schedule == "released":
+        return [final * (1 - 0.95 ** (step + 1)) for step in range(steps)]
+    rise = (min(steps, 3) - 1) / max(steps - 1, 1) if schedule == "linear" else 0.0
+    return [final * (1 + rise * step) for step in range(steps)]
 
 
 def em_routing(
@@ -59,35 +126,64 @@ def em_routing(
     weights: Tensor | None,
     beta_u: Tensor,
     beta_a: Tensor,
-    inverse_temperatures: Sequence[float],
-    *,
-    variance_floor: float = 5e-4,
+    inverse_temperatures: "list[float] | tuple[float, ...]",
+    settings: EMSettings = EMSettings(),
 ) -> Routed:
-    r"""Routing by expectation maximisation: one M-step and one E-step for each inverse temperature.
+    r"""Routing by expectation maximisation: an M-step for each inverse temperature, an E-step between any two.
 
     Args:
         votes: of I children for J parents.
         weights: child activations, (B, I), or None for ones.
         beta_u: (J,).
         beta_a: (J,).
-        inverse_temperatures: lambda for each step.
-        variance_floor: added to the variances.
+        inverse_temperatures: lambda of each step.
+        settings: where implementations of the M-step differ.
 
-    Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", Procedure 1.
+    Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", Procedure 1; the code released with it;
+    Gritzman 2019, "Avoiding implementation pitfalls of matrix capsules with EM routing".
     """
     check_steps(len(inverse_temperatures))
     similarity: Gaussian | None = None
-    for step, inverse_temperature in enumerate(inverse_temperatures):
+    state: EMState | None = None
+    for inverse_temperature in inverse_temperatures:
+        similarity = None if state is None else em_similarity(state)
         moments = votes.moments(similarity, weights, scatter=True)
-        state = em_m_step(moments, beta_u, beta_a, inverse_temperature, variance_floor)
-        if step < len(inverse_temperatures) - 1:
-            similarity = em_similarity(state)
+        state = em_m_step(
+            moments, beta_u, beta_a, inverse_temperature, settings, previous=state, children=votes.shape[1]
+        )
+    assert state is not None
     return Routed(state.mean, state.logit.sigmoid(), votes, similarity)
 
 
-def inverse_temperature_schedule(steps: int, final: float = 0.01) -> list[float]:
-    """Inverse temperature of each step, ``final * (1 - 0.95^(step + 1))``, as in the released code."""
-    return [final * (1 - 0.95 ** (step + 1)) for step in range(steps)]
+# beta_u of the released code is sigma_bias * (1 + log 2 pi) / 2, beta_a is minus its activation bias.
+_RELEASED_UNIT = (1 + math.log(2 * math.pi)) / 2
+
+EM_PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "released": {
+        "mean_smoothing": 0.1,
+        "cost_scale": 2.0,
+        "activation_scale": 5000.0,
+        "beta_u": 0.5 * _RELEASED_UNIT,
+        "beta_a": -0.5,
+    },
+    "released_class": {
+        "mean_smoothing": 0.1,
+        "cost_scale": 2.0,
+        "activation_scale": 5000.0,
+        "beta_u": 2.0 * _RELEASED_UNIT,
+        "beta_a": -1.0,
+        "inverse_temperature": 0.01 / 4,
+    },
+    "standardised": {"standardise": True, "schedule": "linear", "inverse_temperature": 1.0},
+    "mass_scaled": {"mass_scale": 100.0},
+}
+"""Arguments of :class:`EMRouting` by name.
+
+``paper``: Procedure 1 with the inverse temperature that its authors gave; ``released``: the released code, in its
+convolutional layers and (``released_class``) in its class layer; ``standardised``: the cost standardised over the
+parents, for any layer size; ``mass_scaled``: Gritzman 2019.
+"""
 
 
 @register_routing("em")
@@ -96,32 +192,74 @@ class EMRouting(Routing):
 
     Args:
         steps: how many M-steps.
+        schedule: of the inverse temperature: ``released``, ``linear``, ``constant``, or a function of (step, steps).
+        inverse_temperature: its scale.
         variance_floor: added to the variances.
-        final_inverse_temperature: of :func:`inverse_temperature_schedule`.
+        mean_smoothing: share of the previous mean in the new one.
+        cost_scale: factor of the cost.
+        activation_scale: factor of beta_a.
+        mass_scale: scale the masses in the cost to this many children a parent; None leaves them.
+        standardise: standardise the cost over the parents; of fewer than three it says nothing then.
+        beta_u: initial value.
+        beta_a: initial value.
     """
 
-    def __init__(self, steps: int = 3, variance_floor: float = 5e-4, final_inverse_temperature: float = 0.01) -> None:
+    def __init__(
+        self,
+        steps: int = 3,
+        schedule: Schedule | Callable[[int, int], float] = "released",
+        inverse_temperature: float = 0.01,
+        variance_floor: float = 5e-4,
+        mean_smoothing: float = 0.0,
+        cost_scale: float = 1.0,
+        activation_scale: float = 1.0,
+        mass_scale: float | None = None,
+        standardise: bool = False,
+        beta_u: float = 0.0,
+        beta_a: float = 0.0,
+    ) -> None:
         super().__init__()
         self.steps = check_steps(steps)
+        inverse_temperatures(schedule, steps, inverse_temperature)  # so that a wrong schedule is told at once
+        self.schedule = schedule
+        self.inverse_temperature = inverse_temperature
         self.variance_floor = variance_floor
-        self.final_inverse_temperature = final_inverse_temperature
-        self.register_parameter("beta_u", None)
-        self.register_parameter("beta_a", None)
+        self.mean_smoothing = mean_smoothing
+        self.cost_scale = cost_scale
+        self.activation_scale = activation_scale
+        self.mass_scale = mass_scale
+        self.standardise = standardise
+        self.beta_u = beta_u
+        self.beta_a = beta_a
+        self.register_parameter("unit_cost", None)
+        self.register_parameter("activation_cost", None)
+
+    @classmethod
+    def preset(cls, name: str, **arguments: Any) -> "EMRouting":
+        """One of :data:`EM_PRESETS`, with these arguments over its own.
+
+        Raises:
+            ValueError: if there is no such preset.
+        """
+        check_choice("preset", name, tuple(EM_PRESETS))
+        return cls(**{**EM_PRESETS[name], **arguments})
 
     def make_parameters(self, parents: int, size: int) -> None:
         """``beta_u`` and ``beta_a``, one of each a parent."""
-        self.beta_u = nn.Parameter(torch.zeros(parents))
-        self.beta_a = nn.Parameter(torch.zeros(parents))
+        self.unit_cost = nn.Parameter(torch.full((parents,), self.beta_u))
+        self.activation_cost = nn.Parameter(torch.full((parents,), self.beta_a))
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
-        if self.beta_u is None or self.beta_a is None:
-            raise RuntimeError("this EMRouting has no parameters yet: give it to a layer or call .bind(parents, size)")
-        return em_routing(
-            votes,
-            activation,
-            self.beta_u,
-            self.beta_a,
-            inverse_temperature_schedule(self.steps, self.final_inverse_temperature),
-            variance_floor=self.variance_floor,
+        if self.unit_cost is None or self.activation_cost is None:
+            raise RuntimeError("this EMRouting has no parameters yet: give it to a layer or call bind(parents, size)")
+        settings = EMSettings(
+            self.variance_floor,
+            self.mean_smoothing,
+            self.cost_scale,
+            self.activation_scale,
+            self.mass_scale,
+            self.standardise,
         )
+        temperatures = inverse_temperatures(self.schedule, self.steps, self.inverse_temperature)
+        return em_routing(votes, activation, self.unit_cost, self.activation_cost, temperatures, settings)

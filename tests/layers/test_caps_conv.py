@@ -1,0 +1,626 @@
+"""Convolutional capsules against loops over windows, and against loops over all parents that see a child."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchcaps import CapsConv2d, Capsules, create_routing, list_routings, squash
+from torchcaps.layers.conv import ImageWide, Windows
+from torchcaps.ops import Gaussian, InnerProduct, Votes
+from torchcaps.routing import EMRouting, Routing
+
+BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked"])
+ROUTINGS = ("dynamic", "kmeans", "euclidean", "em")
+TRAINABLE = pytest.mark.parametrize("routing", [name for name in list_routings() if name != "hard_kmeans"])
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchcaps.ops.tiles.CPU_TILE", 1000)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def make_routing(name: str) -> Routing:
+    return EMRouting(3, "linear", 0.1) if name == "em" else create_routing(name)
+
+
+def make_layer(in_types: int, out_types: int, in_pose: Any, out_pose: Any, kernel: Any, **options: Any) -> CapsConv2d:
+    torch.manual_seed(0)
+    options = {"routing": EMRouting(3, "linear", 0.1), **options}
+    layer = CapsConv2d(in_types, out_types, in_pose, out_pose, kernel, **options).double()
+    for seed, parameter in enumerate(layer.routings.parameters()):  # betas that differ
+        parameter.data = random(*parameter.shape, seed=seed)
+    return layer
+
+
+def make_children(batch: int, height: int, width: int, types: int, pose: Any, grad: bool = True) -> Capsules:
+    shape = (pose,) if isinstance(pose, int) else pose
+    activation = random(batch, height, width, types, seed=1).sigmoid()
+    return Capsules(
+        random(batch, height, width, types, *shape).requires_grad_(grad), activation.detach().requires_grad_(grad)
+    )
+
+
+def gradients(parents: Capsules, children: Capsules, layer: CapsConv2d) -> list[Tensor]:
+    mark = random(*parents.pose.shape, seed=5)
+    total = (parents.pose * mark).sum() + (parents.activation * mark.flatten(4).sum(-1)).sum()
+    return list(torch.autograd.grad(total, [*children, *layer.parameters()], materialize_grads=True))
+
+
+def out_size(extent: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    return len(range(0, extent + 2 * padding - dilation * (kernel - 1), stride))
+
+
+def looped_window(children: Capsules, layer: CapsConv2d, row: int, column: int, types: range) -> tuple[Tensor, Tensor]:
+    """The children of one window, place by place, absent ones with pose and activation 0."""
+    _, height, width, _ = children.activation.shape
+    poses, activations = [], []
+    for ky, kx in itertools.product(range(layer.kernel_size[0]), range(layer.kernel_size[1])):
+        y = row * layer.stride[0] + ky * layer.dilation[0] - layer.padding[0]
+        x = column * layer.stride[1] + kx * layer.dilation[1] - layer.padding[1]
+        for kind in types:
+            there = 0 <= y < height and 0 <= x < width
+            poses.append(children.pose[:, y, x, kind] if there else torch.zeros_like(children.pose[:, 0, 0, 0]))
+            activations.append(
+                children.activation[:, y, x, kind] if there else torch.zeros_like(children.activation[:, 0, 0, 0])
+            )
+    return torch.stack(poses, 1), torch.stack(activations, 1)
+
+
+def looped_convolution(children: Capsules, layer: CapsConv2d) -> Capsules:
+    """Dense capsules at each position, with the same transforms; each group for itself."""
+    size = [
+        out_size(extent, *options)
+        for extent, *options in zip(
+            children.activation.shape[1:3], layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True
+        )
+    ]
+    share, places = layer.in_types // layer.groups, math.prod(layer.kernel_size)
+    poses, activations = [], []
+    for row, column in itertools.product(range(size[0]), range(size[1])):
+        parts = []
+        for group, routing in enumerate(layer.routings):
+            types = range(group * share, (group + 1) * share)
+            pose, activation = looped_window(children, layer, row, column, types)
+            transforms = torch.stack([layer.weight[place, kind] for place in range(places) for kind in types])
+            parts.append(routing(Votes(pose, transforms, backend="naive"), activation))
+        poses.append(torch.cat([part.pose for part in parts], 1).unflatten(-1, layer.out_pose))
+        activations.append(torch.cat([part.activation for part in parts], 1))
+    return Capsules(
+        torch.stack(poses, 1).unflatten(1, size),
+        torch.stack(activations, 1).unflatten(1, size),
+    )
+
+
+def geometries() -> list[Any]:
+    cases = []
+    for kernel, stride, padding, dilation in itertools.product((1, 2, 3, 5), (1, 2), (0, 1), (1, 2)):
+        if kernel == 1 and (dilation == 2 or padding):
+            continue
+        if kernel == 5 and dilation == 2 and not padding:
+            continue
+        number = len(cases)  # the other options take turns
+        routing, groups, matrix = ROUTINGS[number % 4], 1 + (number // 4 + number) % 2, number % 3 > 0
+        name = f"k{kernel}-s{stride}-p{padding}-d{dilation}-g{groups}-{'matrix' if matrix else 'vector'}-{routing}"
+        cases.append(pytest.param(kernel, stride, padding, dilation, groups, matrix, routing, id=name))
+    return cases
+
+
+class TestOneWindow:
+    @pytest.mark.parametrize(("kernel", "stride", "padding", "dilation", "groups", "matrix", "routing"), geometries())
+    def test_is_dense_capsules_at_each_position(
+        self, kernel: int, stride: int, padding: int, dilation: int, groups: int, matrix: bool, routing: str
+    ) -> None:
+        size = (6, 5) if dilation * (kernel - 1) < 5 else (8, 7)
+        in_pose, out_pose = ((2, 3), (2, 2)) if matrix else (3, 4)
+        children = make_children(2, *size, 2, in_pose)
+        results = {}
+        for backend in ("naive", "chunked"):
+            layer = make_layer(
+                2,
+                4,
+                in_pose,
+                out_pose,
+                kernel,
+                stride=stride,
+                padding=padding,
+                dilation=dilation,
+                groups=groups,
+                routing=make_routing(routing),
+                competition="window",
+                backend=backend,
+            )
+            parents = layer(children)
+            results[backend] = [*parents, *gradients(parents, children, layer)]
+        expected = looped_convolution(children, layer)
+        reference = [*expected, *gradients(expected, children, layer)]
+        for result in results.values():
+            torch.testing.assert_close(result, reference, rtol=1e-8, atol=1e-10)
+
+    @pytest.mark.parametrize("routing", ROUTINGS)
+    @pytest.mark.parametrize("groups", [1, 2])
+    @pytest.mark.parametrize("matrix", [False, True], ids=["vector", "matrix"])
+    @BACKENDS
+    def test_all_options_together(self, routing: str, groups: int, matrix: bool, backend: str) -> None:
+        """Different along the two axes, too."""
+        in_pose, out_pose = ((2, 3), (2, 2)) if matrix else (3, 4)
+        children = make_children(1, 5, 8, 2, in_pose)
+        layer = make_layer(
+            2,
+            4,
+            in_pose,
+            out_pose,
+            (2, 3),
+            stride=(1, 2),
+            padding=(1, 0),
+            dilation=(2, 1),
+            groups=groups,
+            routing=make_routing(routing),
+            competition="window",
+            backend=backend,
+        )
+        parents, expected = layer(children), looped_convolution(children, layer)
+        torch.testing.assert_close(parents, expected, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(
+            gradients(parents, children, layer), gradients(expected, children, layer), rtol=1e-8, atol=1e-10
+        )
+
+    def test_hard_assignments(self) -> None:
+        children = make_children(2, 5, 4, 2, 3, grad=False)
+        layer = make_layer(2, 3, 3, 4, 3, routing=create_routing("hard_kmeans"), competition="window").eval()
+        torch.testing.assert_close(layer(children), looped_convolution(children, layer))
+
+    @pytest.mark.parametrize("competition", ["image", "window"])
+    @TRAINABLE
+    def test_one_window_over_the_whole_map_is_dense(self, competition: str, routing: str) -> None:
+        """Where a child is seen by one window only, the image-wide competition is that of the window."""
+        children = make_children(2, 3, 4, 2, (2, 3))
+        layer = make_layer(2, 3, (2, 3), (2, 2), (3, 4), routing=make_routing(routing), competition=competition)
+        torch.testing.assert_close(layer(children), looped_convolution(children, layer), rtol=1e-9, atol=1e-11)
+
+
+def seen_by(windows: Windows) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """For each position (y, x), padding included: the (window, place) pairs that see it."""
+    size = [
+        out_size(windows.size[a], windows.kernel[a], windows.stride[a], windows.padding[a], windows.dilation[a])
+        for a in (0, 1)
+    ]
+    seen: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for number, (row, column) in enumerate(itertools.product(range(size[0]), range(size[1]))):
+        for place, (ky, kx) in enumerate(itertools.product(range(windows.kernel[0]), range(windows.kernel[1]))):
+            y = row * windows.stride[0] + ky * windows.dilation[0] - windows.padding[0]
+            x = column * windows.stride[1] + kx * windows.dilation[1] - windows.padding[1]
+            seen.setdefault((y, x), []).append((number, place))
+    return seen
+
+
+def looped_assignment(logits: Tensor, windows: Windows, types: int, orphan: bool = False) -> Tensor:
+    """Softmax over all (parent type, parent position) pairs that see a child, child by child; (B * n, I, J)."""
+    count = math.prod(windows.out)
+    field = logits.unflatten(0, (-1, count)).unflatten(2, (-1, types))  # [B, n, kk, C, J]
+    share: dict[tuple[int, int, int], Tensor] = {}
+    for pairs in seen_by(windows).values():
+        for kind in range(types):
+            candidates = torch.stack([field[:, number, place, kind] for number, place in pairs], 1).flatten(1)
+            if orphan:
+                candidates = torch.cat([candidates, torch.zeros_like(candidates[:, :1])], 1)
+            probability = candidates.softmax(1)[:, : len(pairs) * field.shape[-1]].unflatten(1, (len(pairs), -1))
+            for pair, (number, place) in enumerate(pairs):
+                share[number, place, kind] = probability[:, pair]
+    return torch.stack([share[key] for key in sorted(share)], 1).view_as(logits)
+
+
+def looped_totals(assignment: Tensor, windows: Windows, types: int) -> Tensor:
+    """What each child that is seen gives away in all, to whatever parent."""
+    field = assignment.unflatten(0, (-1, math.prod(windows.out))).unflatten(2, (-1, types)).sum(-1)
+    totals = [
+        sum(field[:, number, place, kind] for number, place in pairs)
+        for pairs in seen_by(windows).values()
+        for kind in range(types)
+    ]
+    return torch.stack(totals)
+
+
+GEOMETRIES = pytest.mark.parametrize(
+    ("kernel", "stride", "padding"), list(itertools.product((3, 5), (1, 2), (0, 1))), ids=str
+)
+SIMILARITIES = pytest.mark.parametrize("kind", ["uniform", "inner", "gaussian"])
+TYPES, PARENTS = 2, 3
+
+
+def similarity_of(kind: str, windows: int, size: int, scale: float = 1.0) -> Any:
+    shape = (2 * windows, PARENTS, size)
+    if kind == "inner":
+        return InnerProduct(scale * random(*shape, seed=2))
+    if kind == "gaussian":
+        return Gaussian(
+            random(*shape, seed=2), random(*shape, seed=3).exp(), scale * random(2 * windows, PARENTS, seed=4)
+        )
+    return None
+
+
+def dense_logits(votes: Votes, similarity: Any) -> Tensor:
+    dense = votes.dense()
+    if similarity is None:
+        return torch.zeros_like(dense[..., 0])
+    if isinstance(similarity, InnerProduct):
+        return (dense * similarity.alpha[:, None]).sum(-1)
+    distance = (similarity.precision[:, None] * (dense - similarity.mean[:, None]).square()).sum(-1)
+    return similarity.log_weight[:, None] - distance / 2
+
+
+class TestWholeImage:
+    def setting(
+        self, kernel: int, stride: int, padding: int, backend: str = "naive", orphan: bool = False
+    ) -> tuple[Windows, Votes]:
+        windows = Windows((6, 5), (kernel,) * 2, (stride,) * 2, (padding,) * 2, (1, 1))
+        children = random(2, 6, 5, TYPES, 2, 3)
+        transforms = random(kernel**2 * TYPES, PARENTS, 3, 2, seed=1)
+        normaliser = ImageWide(orphan=orphan, windows=windows, types=TYPES)
+        return windows, Votes(windows.gather(children), transforms, normaliser=normaliser, backend=backend)
+
+    @GEOMETRIES
+    @SIMILARITIES
+    @BACKENDS
+    @pytest.mark.parametrize("orphan", [False, True], ids=["", "orphan"])
+    def test_brute_force(self, kernel: int, stride: int, padding: int, kind: str, backend: str, orphan: bool) -> None:
+        windows, votes = self.setting(kernel, stride, padding, backend, orphan)
+        similarity = similarity_of(kind, math.prod(windows.out), 4)
+        assignment = votes.assignment(similarity)
+        expected = looped_assignment(dense_logits(votes, similarity), windows, TYPES, orphan)
+        torch.testing.assert_close(assignment, expected, rtol=1e-9, atol=1e-12)
+        totals = looped_totals(assignment, windows, TYPES)
+        if orphan:
+            assert ((totals > 0) & (totals < 1)).all()
+        else:
+            torch.testing.assert_close(totals, torch.ones_like(totals), rtol=1e-10, atol=0)
+
+    @BACKENDS
+    @pytest.mark.parametrize(
+        "options",
+        [
+            ((2, 3), (1, 2), (1, 0), (2, 1)),
+            ((3, 2), (2, 1), (0, 2), (1, 3)),
+            ((3, 3), (1, 1), (0, 0), (2, 1)),
+            ((1, 2), (2, 3), (0, 1), (1, 2)),
+        ],
+        ids=str,
+    )
+    def test_axes_that_differ(self, options: tuple[tuple[int, int], ...], backend: str) -> None:
+        """With dilation; and with strides that leave some children unseen."""
+        windows = Windows((6, 7), *options)
+        field = torch.arange(6 * 7).view(1, 6, 7, 1)
+        for number, (row, column) in enumerate(itertools.product(range(windows.out[0]), range(windows.out[1]))):
+            for place, (y, x) in enumerate(
+                itertools.product(*(range(o, o + k * d, d) for o, k, d in self.corners(windows, row, column)))
+            ):
+                expected = field[0, y, x, 0] if 0 <= y < 6 and 0 <= x < 7 else 0
+                assert windows.gather(field)[number, place] == expected
+        transforms = random(math.prod(windows.kernel) * TYPES, PARENTS, 3, 2, seed=1)
+        normaliser = ImageWide(windows=windows, types=TYPES)
+        children = windows.gather(random(2, 6, 7, TYPES, 2, 3))
+        votes = Votes(children, transforms, normaliser=normaliser, backend=backend)
+        for kind in ("uniform", "gaussian"):
+            similarity = similarity_of(kind, math.prod(windows.out), 4)
+            expected = looped_assignment(dense_logits(votes, similarity), windows, TYPES)
+            torch.testing.assert_close(votes.assignment(similarity), expected, rtol=1e-9, atol=1e-12)
+
+    @staticmethod
+    def corners(windows: Windows, row: int, column: int) -> list[tuple[int, int, int]]:
+        """(first position, places, dilation) of a window along each axis."""
+        return [
+            (number * windows.stride[a] - windows.padding[a], windows.kernel[a], windows.dilation[a])
+            for a, number in enumerate((row, column))
+        ]
+
+    @GEOMETRIES
+    @BACKENDS
+    def test_first_step_is_uniform(self, kernel: int, stride: int, padding: int, backend: str) -> None:
+        windows, votes = self.setting(kernel, stride, padding, backend)
+        assignment = votes.assignment(None).unflatten(0, (2, -1)).unflatten(2, (-1, TYPES))
+        for pairs in seen_by(windows).values():
+            for number, place in pairs:
+                share = assignment[:, number, place]
+                torch.testing.assert_close(share, torch.full_like(share, 1 / (len(pairs) * PARENTS)))
+
+    @GEOMETRIES
+    @BACKENDS
+    @SIMILARITIES
+    def test_moments_are_those_of_the_assignment(
+        self, kernel: int, stride: int, padding: int, backend: str, kind: str
+    ) -> None:
+        windows, votes = self.setting(kernel, stride, padding, backend)
+        similarity = similarity_of(kind, math.prod(windows.out), 4)
+        weights = random(*votes.shape[:2], seed=8).sigmoid()
+        share = looped_assignment(dense_logits(votes, similarity), windows, TYPES) * weights[..., None]
+        for scatter in (False, True):
+            moments = votes.moments(similarity, weights, scatter=scatter)
+            torch.testing.assert_close(moments.mass, share.sum(1), rtol=1e-9, atol=1e-12)
+            expected = torch.einsum("bij,bijh->bjh", share, votes.dense())
+            torch.testing.assert_close(moments.sum, expected, rtol=1e-9, atol=1e-12)
+
+    @BACKENDS
+    @pytest.mark.parametrize("orphan", [False, True], ids=["", "orphan"])
+    @pytest.mark.parametrize("kind", ["inner", "gaussian"])
+    def test_extreme_logits(self, backend: str, kind: str, orphan: bool) -> None:
+        for dtype, sign in itertools.product((torch.float32, torch.float64), (1, -1)):
+            windows, votes = self.setting(3, 1, 1, orphan=orphan)
+            children = votes.children.to(dtype).requires_grad_()
+            low = Votes(children, votes.transforms.to(dtype), normaliser=votes.normaliser, backend=backend)
+            similarity = similarity_of(kind, math.prod(windows.out), 4, scale=sign * 1e4)
+            similarity = type(similarity)(*(field.to(dtype).requires_grad_() for field in similarity))
+            assignment = low.assignment(similarity)
+            assert assignment.isfinite().all()
+            totals = looped_totals(assignment, windows, TYPES)
+            assert (totals <= 1.01).all()  # float32 logits of 1e4 are known to 1e-3
+            if not orphan:
+                assert (totals >= 0.99).all()
+            objective = assignment.square().sum() + low.moments(similarity).sum.square().mean()
+            for gradient in torch.autograd.grad(objective, [children, *similarity]):
+                assert gradient.isfinite().all()
+
+    @pytest.mark.parametrize("sign", [1, -1])
+    def test_all_logits_extreme_at_once(self, sign: int) -> None:
+        """A constant added to all logits changes nothing, however large."""
+        windows, votes = self.setting(3, 2, 0)
+        similarity = similarity_of("gaussian", math.prod(windows.out), 4)
+        moved = similarity._replace(log_weight=similarity.log_weight + sign * 1e4)
+        torch.testing.assert_close(votes.assignment(moved), votes.assignment(similarity), rtol=1e-7, atol=1e-9)
+        with_orphan = votes.restricted(orphan=True).assignment(moved)
+        expected = votes.assignment(similarity) if sign > 0 else torch.zeros_like(with_orphan)
+        torch.testing.assert_close(with_orphan, expected, rtol=1e-7, atol=1e-9)
+
+    @GEOMETRIES
+    @BACKENDS
+    def test_em_layer(self, kernel: int, stride: int, padding: int, backend: str) -> None:
+        """Three steps with brute-force assignments, values and gradients."""
+        children = make_children(1, 6, 5, TYPES, (2, 2))
+        layer = make_layer(
+            TYPES, PARENTS, (2, 2), (2, 2), kernel, stride=stride, padding=padding, competition="image", backend=backend
+        )
+        windows = Windows((6, 5), layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+        count = math.prod(windows.out)
+        gathered = [
+            looped_window(children, layer, row, column, range(TYPES))
+            for row, column in itertools.product(range(windows.out[0]), range(windows.out[1]))
+        ]
+        pose = torch.stack([pose for pose, _ in gathered], 1).flatten(0, 1)
+        weights = torch.stack([activation for _, activation in gathered], 1).flatten(0, 1)
+        votes = torch.einsum("bimp,ijpd->bijmd", pose, layer.weight.flatten(0, 1)).flatten(-2)
+        logits = torch.zeros_like(votes[..., 0])
+        (routing,) = layer.routings
+        for step in range(3):
+            share = looped_assignment(logits, windows, TYPES) * weights[..., None]
+            mass = share.sum(1)
+            mean = torch.einsum("bij,bijh->bjh", share, votes) / mass[..., None]
+            variance = torch.einsum("bij,bijh->bjh", share, (votes - mean[:, None]).square()) / mass[..., None] + 5e-4
+            cost = (routing.unit_cost[:, None] + variance.log() / 2).sum(-1) * mass
+            activation = (0.1 * (1 + step) * (routing.activation_cost - cost)).sigmoid()
+            distance = ((votes - mean[:, None]).square() / variance[:, None]).sum(-1)
+            logits = (activation.log() - variance.log().sum(-1) / 2)[:, None] - distance / 2
+        expected = Capsules(
+            mean.view(1, count, PARENTS, 2, 2).unflatten(1, windows.out),
+            activation.view(1, count, PARENTS).unflatten(1, windows.out),
+        )
+        parents = layer(children)
+        torch.testing.assert_close(parents, expected, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(
+            gradients(parents, children, layer), gradients(expected, children, layer), rtol=1e-6, atol=1e-8
+        )
+
+    @BACKENDS
+    def test_leaky_dynamic_routing(self, backend: str) -> None:
+        """One orphan a child, not one a window."""
+        children = make_children(1, 5, 4, TYPES, 3)
+        layer = make_layer(
+            TYPES, PARENTS, 3, 4, 3, routing=create_routing("dynamic", orphan=True, steps=2), backend=backend
+        )
+        (routed,) = layer.route(children)
+        windows = Windows((5, 4), (3, 3), (1, 1), (0, 0), (1, 1))
+        dense = routed.votes.dense()
+        first = looped_assignment(torch.zeros_like(dense[..., 0]), windows, TYPES, orphan=True)
+        parents = squash(torch.einsum("bij,bijh->bjh", first, dense))
+        logits = torch.einsum("bjh,bijh->bij", parents, dense)
+        second = looped_assignment(logits, windows, TYPES, orphan=True)
+        torch.testing.assert_close(routed.assignment, second, rtol=1e-9, atol=1e-12)
+        expected = squash(torch.einsum("bij,bijh->bjh", second, dense))
+        torch.testing.assert_close(routed.pose, expected, rtol=1e-9, atol=1e-12)
+
+    def test_groups_compete_apart(self) -> None:
+        children = make_children(1, 5, 4, 4, (2, 2), grad=False)
+        layer = make_layer(4, 2, (2, 2), (2, 2), 3, groups=2)
+        both = layer(children)
+        for group in (0, 1):
+            types = slice(2 * group, 2 * group + 2)
+            alone = make_layer(2, 1, (2, 2), (2, 2), 3)
+            alone.weight.data = layer.weight.data[:, types]
+            alone.routings[0].load_state_dict(layer.routings[group].state_dict())
+            parents = alone(Capsules(children.pose[..., types, :, :], children.activation[..., types]))
+            torch.testing.assert_close(parents.pose[..., 0, :, :], both.pose[..., group, :, :])
+            torch.testing.assert_close(parents.activation[..., 0], both.activation[..., group])
+
+    def test_examples_of_a_batch_do_not_see_each_other(self) -> None:
+        children = make_children(3, 5, 4, 2, (2, 2), grad=False)
+        layer = make_layer(2, 3, (2, 2), (2, 2), 3)
+        together = layer(children)
+        for b in range(3):
+            alone = layer(Capsules(*(field[b : b + 1] for field in children)))
+            torch.testing.assert_close(alone, Capsules(*(field[b : b + 1] for field in together)))
+
+    def test_competition_matters(self) -> None:
+        children = make_children(1, 5, 5, 2, (2, 2), grad=False)
+        image, window = (make_layer(2, 3, (2, 2), (2, 2), 3, competition=c)(children) for c in ("image", "window"))
+        assert (image.activation - window.activation).abs().max() > 1e-2
+
+    @pytest.mark.parametrize("backend", ["naive", "chunked"])
+    @pytest.mark.parametrize("routing", ["em", "dynamic"])
+    def test_gradcheck(self, backend: str, routing: str) -> None:
+        layer = make_layer(1, 2, (2, 2), (2, 2), 2, routing=make_routing(routing), competition="image", backend=backend)
+        names = [name for name, _ in layer.named_parameters()]
+
+        def call(pose: Tensor, logits: Tensor, *parameters: Tensor) -> Capsules:
+            children = Capsules(pose, logits.sigmoid())
+            return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (children,))
+
+        pose = random(1, 3, 3, 1, 2, 2).requires_grad_()
+        logits = random(1, 3, 3, 1, seed=1).requires_grad_()
+        assert torch.autograd.gradcheck(call, (pose, logits, *layer.parameters()))
+
+
+class TestShift:
+    @pytest.mark.parametrize("stride", [1, 2])
+    @TRAINABLE
+    def test_windows(self, stride: int, routing: str) -> None:
+        """A map moved by the stride: the capsules move by one, those at the edge come anew."""
+        children = make_children(1, 9, 8, 2, (2, 2), grad=False)
+        layer = make_layer(2, 3, (2, 2), (2, 2), 3, stride=stride, routing=make_routing(routing), competition="window")
+        before = layer(children)
+        after = layer(Capsules(*(field.roll((stride, stride), (1, 2)) for field in children)))
+        for old, new in zip(before, after, strict=True):
+            torch.testing.assert_close(new[:, 1:, 1:], old[:, :-1, :-1], rtol=1e-10, atol=1e-12)
+
+    @pytest.mark.parametrize("stride", [1, 2])
+    @pytest.mark.parametrize("routing", ["em", "euclidean"])
+    def test_image(self, stride: int, routing: str) -> None:
+        """With competition over the image too, as long as all windows that see the object are there."""
+        layer = make_layer(2, 3, (2, 2), (2, 2), 3, stride=stride, routing=make_routing(routing))
+        results = []
+        for top, left in ((3, 3), (3 + stride, 3 + 2 * stride)):
+            pose = torch.zeros(1, 12, 13, 2, 2, 2, dtype=torch.float64)
+            activation = torch.zeros(1, 12, 13, 2, dtype=torch.float64)
+            pose[:, top : top + 3, left : left + 2] = random(1, 3, 2, 2, 2, 2)
+            activation[:, top : top + 3, left : left + 2] = random(1, 3, 2, 2, seed=1).sigmoid()
+            results.append(layer(Capsules(pose, activation)))
+        for old, new in zip(*results, strict=True):
+            torch.testing.assert_close(new[:, 1:, 2:], old[:, :-1, :-2], rtol=1e-10, atol=1e-12)
+        assert (results[0].pose != 0).any()
+
+
+class TestPrecision:
+    @TRAINABLE
+    @pytest.mark.parametrize("competition", ["image", "window"])
+    def test_autocast(self, routing: str, competition: str) -> None:
+        layer = make_layer(2, 3, (2, 2), (2, 2), 3, routing=make_routing(routing), competition=competition).float()
+        children = Capsules(*(field.float() for field in make_children(1, 5, 4, 2, (2, 2), grad=False)))
+        pose = children.pose.requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            parents = layer(children)
+            low = layer(Capsules(*(field.bfloat16() for field in children)))
+        torch.testing.assert_close(parents, layer(children))  # routing itself stays in float32
+        assert parents.pose.dtype == low.pose.dtype == torch.float32
+        (parents.pose.sum() + low.pose.sum() + low.activation.sum()).backward()
+        for tensor in (*low, pose.grad, *(p.grad for p in layer.parameters())):
+            assert tensor.isfinite().all()
+
+    @TRAINABLE
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+    def test_half(self, routing: str, dtype: torch.dtype) -> None:
+        layer = make_layer(2, 3, (2, 2), (2, 2), 3, routing=make_routing(routing)).to(dtype)
+        children = Capsules(*(field.to(dtype) for field in make_children(1, 5, 4, 2, (2, 2), grad=False)))
+        parents = layer(children)
+        assert parents.pose.dtype == parents.activation.dtype == dtype
+        (parents.pose.sum() + parents.activation.sum()).backward()
+        assert all(tensor.isfinite().all() for tensor in (*parents, *(p.grad for p in layer.parameters())))
+
+    @TRAINABLE
+    @pytest.mark.parametrize("padding", [0, 1])
+    def test_no_child_at_all(self, routing: str, padding: int) -> None:
+        """Nothing but zeros, with padding: finite values and gradients."""
+        layer = make_layer(2, 3, (2, 2), (2, 2), 3, padding=padding, routing=make_routing(routing))
+        pose = torch.zeros(1, 4, 4, 2, 2, 2, dtype=torch.float64, requires_grad=True)
+        activation = torch.zeros(1, 4, 4, 2, dtype=torch.float64, requires_grad=True)
+        parents = layer(Capsules(pose, activation))
+        assert (parents.pose == 0).all()
+        (parents.pose.sum() + parents.activation.sum()).backward()
+        gradients = [p.grad for p in layer.parameters()] + [pose.grad, activation.grad]
+        assert all(gradient.isfinite().all() for gradient in gradients if gradient is not None)
+
+
+class TestArguments:
+    def test_number_of_parameters(self) -> None:
+        layer = CapsConv2d(4, 6, (4, 4), (4, 4), 3, groups=2)
+        assert layer.weight.shape == (9, 4, 3, 4, 4)
+        assert sum(p.numel() for p in layer.parameters()) == 9 * 4 * 3 * 16 + 2 * 6
+
+    def test_the_routing_is_not_shared(self) -> None:
+        routing = EMRouting()
+        layer = CapsConv2d(2, 2, 3, 3, 1, groups=2, routing=routing)
+        assert routing.unit_cost is None
+        assert layer.routings[0].unit_cost is not layer.routings[1].unit_cost
+
+    def test_default_is_em_over_the_image(self) -> None:
+        layer = CapsConv2d(2, 2, 3, 3, 1)
+        assert layer.routing.config() == EMRouting().config()
+        assert layer.competition == "image"
+
+    @pytest.mark.parametrize(("types", "groups"), [((3, 4), 2), ((4, 3), 2), ((4, 4), 3)], ids=str)
+    def test_groups(self, types: tuple[int, int], groups: int) -> None:
+        with pytest.raises(ValueError, match=f"groups must divide in_types and out_types, got {groups} for"):
+            CapsConv2d(*types, 3, 3, 1, groups=groups)
+
+    @pytest.mark.parametrize(
+        ("argument", "value"), [("kernel_size", 0), ("stride", (1, 0)), ("dilation", 0), ("padding", -1), ("groups", 0)]
+    )
+    def test_numbers_out_of_range(self, argument: str, value: Any) -> None:
+        with pytest.raises(ValueError, match=f"{argument} must be at least|{argument} must be"):
+            CapsConv2d(2, 2, 3, 3, **{"kernel_size": 1, argument: value})
+
+    def test_competition(self) -> None:
+        with pytest.raises(ValueError, match="competition must be 'image' or 'window', got 'batch'"):
+            CapsConv2d(2, 2, 3, 3, 1, competition="batch")  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(("in_pose", "out_pose"), [(4, (2, 4)), ((2, 4), (3, 4)), ((2, 4), 8)])
+    def test_poses_that_contradict(self, in_pose: Any, out_pose: Any) -> None:
+        with pytest.raises(ValueError, match="same rows"):
+            CapsConv2d(2, 2, in_pose, out_pose, 1)
+
+    @pytest.mark.parametrize(
+        ("pose", "activation"),
+        [
+            ((1, 5, 5, 3, 2, 2), (1, 5, 5, 3)),
+            ((1, 5, 5, 2, 2, 3), (1, 5, 5, 2)),
+            ((1, 5, 5, 2, 4), (1, 5, 5, 2)),
+            ((1, 50, 2, 2), (1, 50)),
+            ((1, 5, 5, 2, 2, 2), (1, 5, 4, 2)),
+        ],
+        ids=str,
+    )
+    def test_map(self, pose: tuple[int, ...], activation: tuple[int, ...]) -> None:
+        layer = CapsConv2d(2, 3, (2, 2), (2, 2), 3)
+        for call in (layer, layer.route):
+            with pytest.raises(ValueError, match=r"children must have poses \(B, H, W, 2, 2, 2\)"):
+                call(Capsules(torch.zeros(pose), torch.zeros(activation)))
+
+    @pytest.mark.parametrize("size", [(2, 5), (5, 2)], ids=str)
+    def test_map_smaller_than_the_window(self, size: tuple[int, int]) -> None:
+        layer = CapsConv2d(2, 3, 3, 3, 3)
+        with pytest.raises(ValueError, match=rf"grid of {size[0]}x{size[1]} are fewer than a window of 3x3"):
+            layer(Capsules(torch.zeros(1, *size, 2, 3), torch.zeros(1, *size, 2)))
+        padded = CapsConv2d(2, 3, 3, 3, 3, padding=1)
+        assert padded(Capsules(torch.zeros(1, *size, 2, 3), torch.zeros(1, *size, 2))).activation.shape[1:3] == size
+
+    def test_dilated_window(self) -> None:
+        layer = CapsConv2d(2, 3, 3, 3, 3, dilation=2)
+        with pytest.raises(ValueError, match=r"fewer than a window .*dilation \(2, 2\)"):
+            layer(Capsules(torch.zeros(1, 4, 5, 2, 3), torch.zeros(1, 4, 5, 2)))
+
+    def test_hard_assignments_over_the_image(self) -> None:
+        layer = CapsConv2d(2, 3, 3, 3, 3, routing=create_routing("hard_kmeans")).eval()
+        with pytest.raises(ValueError, match=r"hard assignments compete inside one window only: .*'window'"):
+            layer(Capsules(torch.zeros(1, 4, 5, 2, 3), torch.zeros(1, 4, 5, 2)))
+
+    def test_backend(self) -> None:
+        with pytest.raises(ValueError, match="backend must be one of"):
+            make_layer(2, 3, 3, 3, 3, backend="fast")(make_children(1, 3, 3, 2, 3))
+
+    def test_repr(self) -> None:
+        text = repr(CapsConv2d(2, 4, 3, 3, 3, 2, groups=2))
+        assert "2, 4, in_pose=(3,), out_pose=(3,), kernel_size=(3, 3), stride=(2, 2)" in text
+        assert "groups=2, competition='image'" in text

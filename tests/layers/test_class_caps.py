@@ -1,0 +1,215 @@
+"""Class capsules over a map."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchcaps import CapsLinear, Capsules, ClassCaps, create_routing, list_routings
+from torchcaps.layers import coordinate_addition
+from torchcaps.ops import Votes
+from torchcaps.routing import EMRouting
+
+E, T = 3, 2
+BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked"])
+ROUTINGS = pytest.mark.parametrize("routing", list_routings())
+TRAINABLE = pytest.mark.parametrize("routing", [name for name in list_routings() if name != "hard_kmeans"])
+POSES = pytest.mark.parametrize(("in_pose", "out_pose"), [(3, 4), ((2, 3), (2, 2))], ids=["vectors", "matrices"])
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchcaps.ops.tiles.CPU_TILE", 100)
+
+
+def make_children(height: int, width: int, pose: Any, batch: int = 2) -> Capsules:
+    generator = torch.Generator().manual_seed(0)
+    shape = (pose,) if isinstance(pose, int) else pose
+    poses = torch.randn(batch, height, width, T, *shape, generator=generator, dtype=torch.float64)
+    activation = torch.rand(batch, height, width, T, generator=generator, dtype=torch.float64)
+    return Capsules(poses.requires_grad_(), activation.requires_grad_())
+
+
+def make_layer(in_pose: Any = (2, 3), out_pose: Any = (2, 2), routing: str = "em", **options: Any) -> ClassCaps:
+    torch.manual_seed(0)
+    settings = {"schedule": "linear", "inverse_temperature": 0.1} if routing == "em" else {}
+    layer = ClassCaps(T, E, in_pose, out_pose, routing=create_routing(routing, **settings), **options).double()
+    for parameter in layer.routing.parameters():
+        torch.nn.init.normal_(parameter)
+    return layer.eval() if routing == "hard_kmeans" else layer
+
+
+def explicit_votes(layer: ClassCaps, children: Capsules, coordinates: bool = True) -> Tensor:
+    """V = u W, and the position's row and column on the first two elements; (B, I, E, H)."""
+    votes = torch.einsum("byxt...p,tjpd->byxtj...d", children.pose, layer.weight).flatten(5)
+    _, height, width, *_ = votes.shape
+    if coordinates:
+        votes = votes.clone()
+        for y in range(height):
+            for x in range(width):
+                votes[:, y, x, :, :, 0] += layer.coordinate_scale * (y + 0.5) / height
+                votes[:, y, x, :, :, 1] += layer.coordinate_scale * (x + 0.5) / width
+    return votes.flatten(1, 3)
+
+
+def as_tensors(votes: Tensor) -> Votes:
+    """Any votes (B, I, J, H) as those of a dense layer: each example has children and transforms of its own."""
+    (dense,) = votes
+    I, _, _ = dense.shape
+    return Votes(torch.ones(1, I, 1, dtype=dense.dtype), dense[:, :, None])
+
+
+class TestVotes:
+    @POSES
+    @pytest.mark.parametrize("coordinates", [False, True], ids=["plain", "coordinates"])
+    @pytest.mark.parametrize("size", [(1, 1), (4, 3), (2, 7)], ids=str)
+    @BACKENDS
+    def test_explicit(
+        self, in_pose: Any, out_pose: Any, coordinates: bool, size: tuple[int, int], backend: str
+    ) -> None:
+        layer = make_layer(in_pose, out_pose, coordinates=coordinates, coordinate_scale=1.7, backend=backend)
+        children = make_children(*size, in_pose)
+        torch.testing.assert_close(layer.route(children).votes.dense(), explicit_votes(layer, children, coordinates))
+
+    @ROUTINGS
+    @POSES
+    @BACKENDS
+    def test_forward_routes_these_votes(self, routing: str, in_pose: Any, out_pose: Any, backend: str) -> None:
+        layer = make_layer(in_pose, out_pose, routing, backend=backend)
+        children = make_children(3, 4, in_pose)
+        parents = layer(children)
+        assert parents.activation.shape == (2, E)
+        assert parents.pose_shape == ((out_pose,) if isinstance(out_pose, int) else out_pose)
+        for b in range(2):
+            votes = as_tensors(explicit_votes(layer, children)[b : b + 1])
+            expected = layer.routing(votes, children.activation[b : b + 1].flatten(1))
+            torch.testing.assert_close(parents.pose[b].flatten(1), expected.pose[0], rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(parents.activation[b], expected.activation[0], rtol=1e-9, atol=1e-12)
+
+    @TRAINABLE
+    @BACKENDS
+    def test_without_coordinates_is_a_dense_layer_with_tied_transforms(self, routing: str, backend: str) -> None:
+        """Values and gradients; those of the dense layer's transforms add up over the positions."""
+        layer = make_layer(routing=routing, coordinates=False, backend=backend)
+        dense = CapsLinear(3 * 4 * T, E, (2, 3), (2, 2), routing=layer.routing, backend=backend)
+        dense.weight = torch.nn.Parameter(layer.weight.detach().repeat(12, 1, 1, 1))
+        dense.routing = layer.routing
+        children = make_children(3, 4, (2, 3))
+        results = []
+        for made in (layer, dense):
+            pose, activation = made(children)
+            gradients = torch.autograd.grad(
+                pose.square().sum() + activation.sum(), (children.pose, made.weight), retain_graph=True
+            )
+            results.append((pose, activation, gradients[0], gradients[1].view(-1, T, E, 3, 2).sum(0)))
+        torch.testing.assert_close(*results, rtol=1e-9, atol=1e-11)
+
+
+class TestAnySize:
+    @TRAINABLE
+    @pytest.mark.parametrize("size", [(1, 1), (1, 6), (5, 2), (7, 7)], ids=str)
+    def test_map(self, routing: str, size: tuple[int, int]) -> None:
+        layer = make_layer(routing=routing)
+        children = make_children(*size, (2, 3))
+        pose, activation = layer(children)
+        assert pose.shape == (2, E, 2, 2)
+        (pose.sum() + activation.sum()).backward()
+        assert layer.weight.grad.isfinite().all()
+
+    def test_number_of_parameters_knows_no_size(self) -> None:
+        assert sum(p.numel() for p in make_layer().parameters()) == T * E * 3 * 2 + 2 * E
+
+    def test_without_coordinates_places_do_not_matter(self) -> None:
+        layer = make_layer(coordinates=False)
+        children = make_children(3, 4, (2, 3))
+        turned = Capsules(*(field.flip(1).transpose(1, 2) for field in children))
+        torch.testing.assert_close(layer(turned), layer(children))
+        with_places = make_layer()
+        assert not torch.allclose(with_places(turned).pose, with_places(children).pose, rtol=1e-3)
+
+
+class TestCoordinateAddition:
+    def test_by_hand(self) -> None:
+        field = coordinate_addition(2, 4, 3, scale=8.0)
+        assert field.shape == (2, 4, 3)
+        assert torch.equal(field[..., 0], torch.tensor([[2.0] * 4, [6.0] * 4]))
+        assert torch.equal(field[..., 1], torch.tensor([[1.0, 3.0, 5.0, 7.0]] * 2))
+        assert (field[..., 2] == 0).all()
+
+    @pytest.mark.parametrize("size", [(1, 1), (3, 8), (10, 1)], ids=str)
+    def test_centres_of_positions(self, size: tuple[int, int]) -> None:
+        """Symmetric about the middle, inside (0, 1), whatever the size."""
+        field = coordinate_addition(*size, 2)
+        torch.testing.assert_close(field + field.flip(0, 1), torch.ones(*size, 2))
+        assert ((field > 0) & (field < 1)).all()
+
+    def test_too_small_votes(self) -> None:
+        for call in (lambda: coordinate_addition(3, 3, 1), lambda: ClassCaps(2, 3, 4, 1)):
+            with pytest.raises(ValueError, match="coordinate addition needs votes of 2 elements or more, got 1"):
+                call()
+        ClassCaps(2, 3, 4, 1, coordinates=False)
+
+    def test_scale_zero_is_none(self) -> None:
+        children = make_children(3, 2, (2, 3))
+        torch.testing.assert_close(make_layer(coordinate_scale=0.0)(children), make_layer(coordinates=False)(children))
+
+
+@BACKENDS
+def test_gradcheck(backend: str) -> None:
+    layer = make_layer((2, 1), (2, 1), backend=backend)
+    names = [name for name, _ in layer.named_parameters()]
+
+    def call(pose: Tensor, activation: Tensor, *parameters: Tensor) -> Capsules:
+        return torch.func.functional_call(
+            layer, dict(zip(names, parameters, strict=True)), (Capsules(pose, activation),)
+        )
+
+    children = make_children(1, 2, (2, 1), batch=1)
+    assert torch.autograd.gradcheck(call, (*children, *layer.parameters()))
+
+
+@TRAINABLE
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "f16", "f32"])
+def test_precision(routing: str, dtype: torch.dtype) -> None:
+    layer = make_layer(routing=routing).to(dtype)
+    children = Capsules(*(field.detach().to(dtype) for field in make_children(3, 4, (2, 3), batch=1)))
+    parents = layer(children)
+    assert parents.pose.dtype == parents.activation.dtype == dtype
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(layer(children), parents)
+    (parents.pose.sum() + parents.activation.sum()).backward()
+    assert all(tensor.isfinite().all() for tensor in (*parents, layer.weight.grad))
+
+
+class TestExceptions:
+    @pytest.mark.parametrize(("in_pose", "out_pose"), [(4, (2, 4)), ((2, 4), (3, 4)), ((2, 4), 8)])
+    def test_poses_that_contradict(self, in_pose: Any, out_pose: Any) -> None:
+        with pytest.raises(ValueError, match="same rows"):
+            ClassCaps(T, E, in_pose, out_pose)
+
+    @pytest.mark.parametrize(
+        ("pose", "activation"),
+        [((1, 4, 4, 3, 2, 3), (1, 4, 4, 3)), ((1, 4, 4, 2, 3), (1, 4, 4, 2)), ((1, 32, 2, 3), (1, 32))],
+        ids=str,
+    )
+    def test_map(self, pose: tuple[int, ...], activation: tuple[int, ...]) -> None:
+        for call in (make_layer(), make_layer().route):
+            with pytest.raises(ValueError, match=r"children must have poses \(B, H, W, 2, 2, 3\)"):
+                call(Capsules(torch.zeros(pose), torch.zeros(activation)))
+
+    def test_backend(self) -> None:
+        with pytest.raises(ValueError, match="backend must be one of"):
+            make_layer(backend="fast")(make_children(2, 2, (2, 3)))
+
+
+def test_the_routing_is_not_shared() -> None:
+    routing = EMRouting()
+    layer = ClassCaps(T, E, 3, 4, routing=routing)
+    assert routing.unit_cost is None
+    assert layer.routing.unit_cost.shape == (E,)
+    assert ClassCaps(T, E, 3, 4).routing.config() == routing.config()
+
+
+def test_repr() -> None:
+    assert "2, 3, in_pose=(2, 3), out_pose=(2, 2)" in repr(make_layer())

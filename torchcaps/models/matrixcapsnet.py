@@ -1,0 +1,123 @@
+"""MatrixCapsNet (Hinton, Sabour & Frosst 2018)."""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchcaps.capsules import Capsules
+from torchcaps.layers import CapsConv2d, ClassCaps, FullyConnectedDecoder, PrimaryCaps
+from torchcaps.layers.conv import Competition
+from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.registry import register_model
+from torchcaps.routing import EMRouting, Routing
+
+_SMALLEST = 17  # pixels on a side that leave one position in the last convolutional layer
+
+
+@register_model(
+    "matrixcapsnet",
+    "Hinton et al. 2018: A = B = C = D = 32, 316,650 parameters (the paper says 310 K)",
+)
+@register_model(
+    "matrixcapsnet_small",
+    "Hinton et al. 2018: A = 64, B = 8, C = D = 16, 68,618 parameters (the paper says 68 K)",
+    channels=64,
+    types=(8, 16, 16),
+)
+@register_model(
+    "matrixcapsnet_cifar10",
+    "Hinton et al. 2018: A = 256, B = C = D = 32, for CIFAR-10",
+    image_shape=(3, 32, 32),
+    classes=10,
+    channels=256,
+)
+class MatrixCapsNet(CapsuleClassifier):
+    """Convolution, primary capsules, two layers of convolutional capsules, class capsules; matrix poses throughout.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        classes: number of classes.
+        channels: A, of the first convolution.
+        types: B, C and D: types of primary capsules and of the two convolutional layers.
+        pose: rows and columns of the poses.
+        routing: of the convolutional layers, and of the class capsules unless ``class_routing`` says otherwise;
+            default: EM routing in 3 steps with standardised costs, or with scaled masses for fewer than three classes,
+            which leave nothing to standardise over.
+        class_routing: of the class capsules.
+        competition: which parents compete for a child: all that see it in the ``image``, or those of one ``window``.
+        coordinates: add the children's places to their votes for the class capsules.
+        decoder_hidden: widths of the decoder's hidden layers; None for no decoder, as in the paper.
+
+    Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 5 and figure 1.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (2, 32, 32),
+        classes: int = 5,
+        channels: int = 32,
+        types: Sequence[int] = (32, 32, 32),
+        pose: tuple[int, int] = (4, 4),
+        routing: Routing | None = None,
+        class_routing: Routing | None = None,
+        competition: Competition = "image",
+        coordinates: bool = True,
+        decoder_hidden: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(image_shape, classes)
+        if len(types) != 3:
+            raise ValueError(f"types must be those of three layers, B, C and D, got {tuple(types)}")
+        self.channels = channels
+        self.types = tuple(types)
+        self.pose = (pose[0], pose[1])
+        self.competition = competition
+        self.coordinates = coordinates
+        self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
+        in_channels, height, width = self.image_shape
+        if routing is None and class_routing is None and classes < 3:
+            class_routing = EMRouting.preset("mass_scaled")
+        routing = routing or EMRouting.preset("standardised")
+        first, second, third = self.types
+        if min(height, width) < _SMALLEST:
+            raise ValueError(
+                f"image_shape {image_shape} is too small: {_SMALLEST}x{_SMALLEST} leaves one class position"
+            )
+        self.conv = nn.Conv2d(in_channels, channels, 5, stride=2)
+        self.primary_caps = PrimaryCaps(
+            channels, first, self.pose, kernel_size=1, stride=1, squash="none", activation="learned", bias=False
+        )
+        self.conv_caps1 = CapsConv2d(
+            first, second, self.pose, self.pose, 3, 2, routing=routing, competition=competition
+        )
+        self.conv_caps2 = CapsConv2d(
+            second, third, self.pose, self.pose, 3, 1, routing=routing, competition=competition
+        )
+        self.class_caps = ClassCaps(
+            third, classes, self.pose, self.pose, routing=class_routing or routing, coordinates=coordinates
+        )
+        self.decoder = None
+        if self.decoder_hidden is not None:
+            self.decoder = FullyConnectedDecoder(classes * math.prod(self.pose), self.image_shape, self.decoder_hidden)
+
+    @property
+    def routing(self) -> Routing:
+        """The routing of the convolutional layers."""
+        return self.conv_caps1.routing
+
+    @property
+    def class_routing(self) -> Routing:
+        """The routing of the class capsules."""
+        return self.class_caps.routing
+
+    def layers_of(self, images: Tensor) -> dict[str, Capsules]:
+        """The capsules of each layer below the classes, by name."""
+        self._check(images)
+        primary = self.primary_caps(F.relu(self.conv(images)))
+        first = self.conv_caps1(primary)
+        return {"primary_caps": primary, "conv_caps1": first, "conv_caps2": self.conv_caps2(first)}
+
+    def children_of(self, images: Tensor) -> Capsules:
+        """The capsules of the last convolutional layer, poses (B, H', W', types, *pose)."""
+        return self.layers_of(images)["conv_caps2"]
