@@ -154,6 +154,11 @@ class TestLooking:
         assert Path(capsys.readouterr().out.strip()) == tmp_path / "report" / "index.html"
         assert (tmp_path / "report" / "reconstructions.png").is_file()
 
+    def test_explaining_other_images_leaves_the_report_of_the_run_alone(self, run, capsys):
+        assert main(["explain", str(run), "--split", "validation"]) == 0
+        assert Path(capsys.readouterr().out.strip()) == run / "explain-validation" / "report" / "index.html"
+        assert not (run / "report").exists()
+
     def test_predict_is_the_network(self, run, tmp_path, capsys):
         image = Digits().test.images[0]
         Image.fromarray(image[0].numpy()).save(tmp_path / "digit.png")

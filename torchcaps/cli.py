@@ -166,13 +166,18 @@ def explain_command(arguments: list[str]) -> None:
     from torchcaps.runs import RunFolder
 
     parser = _look_parser("explain", "Draw the report of a run.")
-    parser.add_argument("--out", type=str, help="folder to write 'report/' into; default: the run itself")
+    parser.add_argument(
+        "--out",
+        type=str,
+        help="folder to write 'report/' into; default: the run, or 'explain-SPLIT' in it for other images",
+    )
     options = parser.parse_args(arguments)
     network, images = _open(parser, options)
     folder = RunFolder(Path(options.run))
+    own = options.split == "test" and options.data is None
     summary = json.loads(folder.summary.read_text()) if folder.summary.is_file() else {}
     metrics = _read_metrics(folder.metrics) if folder.metrics.is_file() else []
-    out = Path(options.out or options.run)
+    out = Path(options.out) if options.out else folder.path if own else folder.path / f"explain-{options.split}"
     out.mkdir(parents=True, exist_ok=True)
     print(write_report(out, network, images, summary, metrics))
 
