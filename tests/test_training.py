@@ -38,7 +38,11 @@ def train_process(config: Path, run: Path, *options: str) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> str:
-    output, _ = process.communicate(timeout=240)
+    with process:
+        try:
+            output, _ = process.communicate(timeout=240)
+        finally:
+            process.kill()
     assert process.returncode == 0, output
     return output
 
@@ -75,10 +79,13 @@ class TestInterruption:
     @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "Ctrl-C"])
     def test_resumed_training_ends_like_an_unbroken_one(self, folder, unbroken, sign):
         run = folder / f"broken-{sign}"
-        process = train_process(folder / "config.yaml", run)
-        wait_for_rows(run, 2, process)
-        process.send_signal(sign)
-        output, _ = process.communicate(timeout=60)
+        with train_process(folder / "config.yaml", run) as process:
+            try:
+                wait_for_rows(run, 2, process)
+                process.send_signal(sign)
+                output, _ = process.communicate(timeout=60)
+            finally:
+                process.kill()
         assert process.returncode != 0
         assert not (run / "summary.json").exists()
         if sign == signal.SIGINT:

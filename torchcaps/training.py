@@ -157,10 +157,12 @@ class History(Callback):
 
     def _write(self) -> None:
         columns = list(dict.fromkeys(name for row in self.rows for name in row))
-        with self.path.open("w", newline="") as file:
+        whole = self.path.with_suffix(".tmp")
+        with whole.open("w", newline="") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(self.rows)
+        whole.replace(self.path)  # in one step: whoever reads along, or a kill, never meets half a file
 
     def state_dict(self) -> dict[str, Any]:
         """The rows so far."""
