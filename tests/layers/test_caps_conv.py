@@ -11,9 +11,10 @@ from torch import Tensor
 from torchcaps import CapsConv2d, Capsules, create_routing, list_routings, squash
 from torchcaps.layers.conv import ImageWide, Windows
 from torchcaps.ops import Gaussian, InnerProduct, Votes
+from torchcaps.ops.votes import in_windows
 from torchcaps.routing import EMRouting, Routing
 
-BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked"])
+BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 ROUTINGS = ("dynamic", "kmeans", "euclidean", "em")
 TRAINABLE = pytest.mark.parametrize("routing", [name for name in list_routings() if name != "hard_kmeans"])
 
@@ -264,7 +265,8 @@ class TestWholeImage:
         children = random(2, 6, 5, TYPES, 2, 3)
         transforms = random(kernel**2 * TYPES, PARENTS, 3, 2, seed=1)
         normaliser = ImageWide(orphan=orphan, windows=windows, types=TYPES)
-        return windows, Votes(windows.gather(children), transforms, normaliser=normaliser, backend=backend)
+        sites = windows.children(TYPES, children.device)
+        return windows, Votes(windows.pad(children), transforms, normaliser=normaliser, backend=backend, sites=sites)
 
     @GEOMETRIES
     @SIMILARITIES
@@ -302,11 +304,12 @@ class TestWholeImage:
                 itertools.product(*(range(o, o + k * d, d) for o, k, d in self.corners(windows, row, column)))
             ):
                 expected = field[0, y, x, 0] if 0 <= y < 6 and 0 <= x < 7 else 0
-                assert windows.gather(field)[number, place] == expected
+                assert windows.pad(field)[0, windows.children(1, field.device)[number, place]] == expected
         transforms = random(math.prod(windows.kernel) * TYPES, PARENTS, 3, 2, seed=1)
         normaliser = ImageWide(windows=windows, types=TYPES)
-        children = windows.gather(random(2, 6, 7, TYPES, 2, 3))
-        votes = Votes(children, transforms, normaliser=normaliser, backend=backend)
+        children = windows.pad(random(2, 6, 7, TYPES, 2, 3))
+        sites = windows.children(TYPES, children.device)
+        votes = Votes(children, transforms, normaliser=normaliser, backend=backend, sites=sites)
         for kind in ("uniform", "gaussian"):
             similarity = similarity_of(kind, math.prod(windows.out), 4)
             expected = looped_assignment(dense_logits(votes, similarity), windows, TYPES)
@@ -338,8 +341,9 @@ class TestWholeImage:
     ) -> None:
         windows, votes = self.setting(kernel, stride, padding, backend)
         similarity = similarity_of(kind, math.prod(windows.out), 4)
-        weights = random(*votes.shape[:2], seed=8).sigmoid()
-        share = looped_assignment(dense_logits(votes, similarity), windows, TYPES) * weights[..., None]
+        weights = random(*votes.children.shape[:2], seed=8).sigmoid()
+        seen = in_windows(weights, votes.sites)[..., None]
+        share = looped_assignment(dense_logits(votes, similarity), windows, TYPES) * seen
         for scatter in (False, True):
             moments = votes.moments(similarity, weights, scatter=scatter)
             torch.testing.assert_close(moments.mass, share.sum(1), rtol=1e-9, atol=1e-12)
@@ -353,7 +357,8 @@ class TestWholeImage:
         for dtype, sign in itertools.product((torch.float32, torch.float64), (1, -1)):
             windows, votes = self.setting(3, 1, 1, orphan=orphan)
             children = votes.children.to(dtype).requires_grad_()
-            low = Votes(children, votes.transforms.to(dtype), normaliser=votes.normaliser, backend=backend)
+            transforms = votes.transforms.to(dtype)
+            low = Votes(children, transforms, normaliser=votes.normaliser, backend=backend, sites=votes.sites)
             similarity = similarity_of(kind, math.prod(windows.out), 4, scale=sign * 1e4)
             similarity = type(similarity)(*(field.to(dtype).requires_grad_() for field in similarity))
             assignment = low.assignment(similarity)

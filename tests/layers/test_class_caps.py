@@ -12,7 +12,7 @@ from torchcaps.ops import Votes
 from torchcaps.routing import EMRouting
 
 E, T = 3, 2
-BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked"])
+BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 ROUTINGS = pytest.mark.parametrize("routing", list_routings())
 TRAINABLE = pytest.mark.parametrize("routing", [name for name in list_routings() if name != "hard_kmeans"])
 POSES = pytest.mark.parametrize(("in_pose", "out_pose"), [(3, 4), ((2, 3), (2, 2))], ids=["vectors", "matrices"])

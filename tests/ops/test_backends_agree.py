@@ -10,6 +10,7 @@ from ops_cases import Case, all_cases, close
 from torch import Tensor
 
 from torchcaps.ops.chunked import ChunkedVotes, tile_shape
+from torchcaps.ops.fused import NativeVotes
 from torchcaps.ops.naive import NaiveVotes
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -18,13 +19,14 @@ DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float64", "float32"])
 
 
 def agree(case: Case, dtype: torch.dtype, budgets: tuple[int, ...]) -> None:
-    """Both backends agree with the reference in float64."""
+    """All backends agree with the reference in float64."""
     expected = case.results(NaiveVotes, case.inputs())
     inputs = case.inputs(dtype)
     if dtype != torch.float64:
         close(case.results(NaiveVotes, inputs), expected, TOLERANCE[dtype])
     for budget in budgets:
         close(case.results(ChunkedVotes, inputs, budget=budget), expected, TOLERANCE[dtype])
+    close(case.results(NativeVotes, inputs), expected, TOLERANCE[dtype])
 
 
 def test_budgets_cut_as_intended() -> None:
@@ -88,7 +90,7 @@ def _offset(tensor: Tensor) -> Tensor:
 def test_layout_in_memory_does_not_matter(case: Case, view: object) -> None:
     inputs = case.inputs()
     expected = case.results(NaiveVotes, inputs)
-    for backend in (NaiveVotes, partial(ChunkedVotes, budget=30)):
+    for backend in (NaiveVotes, partial(ChunkedVotes, budget=30), NativeVotes):
         close(case.results(backend, inputs, view), expected, 1e-9)
 
 
@@ -96,7 +98,7 @@ def test_layout_in_memory_does_not_matter(case: Case, view: object) -> None:
 def test_expanded_weights(case: Case) -> None:
     inputs = case.inputs()
     whole = dict(inputs, weights=inputs["weights"][:, :1].expand(-1, case.children))
-    for backend in (NaiveVotes, partial(ChunkedVotes, budget=30)):
+    for backend in (NaiveVotes, partial(ChunkedVotes, budget=30), NativeVotes):
         moments = case.moments(backend, whole)
         (gradient,) = torch.autograd.grad(moments.sum.square().sum(), inputs["weights"])
         same = dict(inputs, weights=inputs["weights"][:, :1].repeat(1, case.children))
@@ -105,13 +107,14 @@ def test_expanded_weights(case: Case) -> None:
         close({"sum": moments.sum, "dweights": gradient}, {"sum": reference.sum, "dweights": expected}, 1e-9)
 
 
+@pytest.mark.parametrize("backend", [partial(ChunkedVotes, budget=30), NativeVotes], ids=["chunked", "native"])
 @pytest.mark.parametrize("case", all_cases(rows=2, weights=True), ids=str)
-def test_no_memory_is_read_before_it_is_written(case: Case, request: pytest.FixtureRequest) -> None:
+def test_no_memory_is_read_before_it_is_written(case: Case, backend: object, request: pytest.FixtureRequest) -> None:
     inputs = case.inputs()
-    expected = case.results(ChunkedVotes, inputs, budget=30)
+    expected = case.results(backend, inputs)
     request.getfixturevalue("poisoned")
     assert torch.empty(1).isnan()
-    actual = case.results(ChunkedVotes, inputs, budget=30)
+    actual = case.results(backend, inputs)
     for name, tensor in expected.items():
         assert actual[name].isfinite().all(), name
         assert torch.equal(actual[name], tensor), name
@@ -120,7 +123,9 @@ def test_no_memory_is_read_before_it_is_written(case: Case, request: pytest.Fixt
 SMALL = {"batch": 2, "children": 3, "parents": 2, "child_dim": 2, "parent_dim": 1}
 
 
-@pytest.mark.parametrize("backend", [NaiveVotes, partial(ChunkedVotes, budget=8)], ids=["naive", "chunked"])
+@pytest.mark.parametrize(
+    "backend", [NaiveVotes, partial(ChunkedVotes, budget=8), NativeVotes], ids=["naive", "chunked", "native"]
+)
 @pytest.mark.parametrize(
     "case",
     [

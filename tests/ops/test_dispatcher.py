@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from torchcaps.ops import BACKENDS, Votes, choose_backend, use_backend
-from torchcaps.ops.chunked import ChunkedVotes, tile_numbers
+from torchcaps.ops import BACKENDS, Votes, choose_backend, native, use_backend
+from torchcaps.ops.chunked import ChunkedVotes
+from torchcaps.ops.fused import NativeVotes, why_not
 from torchcaps.ops.naive import NaiveVotes
+from torchcaps.ops.votes import FEW
 
 
 @pytest.fixture(autouse=True)
@@ -19,17 +21,44 @@ def votes(children: int = 3, backend: str | None = None) -> Votes:
 
 def chosen(children: int = 3) -> str:
     made = votes(children)
-    name = choose_backend(made.children, made.transforms)
+    name = choose_backend(made).backend
     assert type(made.source) is BACKENDS[name]
     return name
 
 
 def test_small_votes_are_stored_and_large_ones_are_not() -> None:
-    most = tile_numbers(torch.device("cpu")) // (2 * 8)
+    most = FEW["cpu"] // (2 * 8)
     assert chosen(most) == "naive"
-    assert chosen(most + 1) == "chunked"
+    assert chosen(most + 1) == "native"
     assert isinstance(votes(3).source, NaiveVotes)
-    assert isinstance(votes(most + 1).source, ChunkedVotes)
+    assert isinstance(votes(most + 1).source, NativeVotes)
+
+
+def test_the_choice_says_why() -> None:
+    most = FEW["cpu"] // (2 * 8)
+    assert "few enough to store on cpu" in choose_backend(votes(most)).reason
+    assert "too many to store on cpu" in choose_backend(votes(most + 1)).reason
+    with use_backend("chunked"):
+        assert choose_backend(votes()) == ("chunked", "asked for by use_backend, backend= or TORCHCAPS_BACKEND")
+
+
+def test_without_a_compiler_votes_go_tile_by_tile_with_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    why_not.cache_clear()
+    native.library.cache_clear()
+    large = votes(FEW["cpu"])
+    try:
+        with pytest.warns(RuntimeWarning, match="slower routing.*no/such/compiler"):
+            choice = choose_backend(large)
+        assert choice.backend == "chunked"
+        assert "/no/such/compiler" in choice.reason
+        assert isinstance(large.source, ChunkedVotes)
+        with pytest.raises(RuntimeError, match="/no/such/compiler"), use_backend("native"):
+            votes().moments(scatter=True)
+    finally:
+        why_not.cache_clear()
+        native.library.cache_clear()
 
 
 def test_use_backend_forces_nests_and_restores() -> None:
@@ -91,7 +120,7 @@ def test_restricted_votes_are_not_formed_again() -> None:
         ((2, 3), (3, 2, 4, 5), None, r"children must be .*\(2, 3\)"),
         ((2, 3, 1, 4, 1), (3, 2, 4, 5), None, r"children must be .*\(2, 3, 1, 4, 1\)"),
         ((2, 3, 4), (3, 4, 5), None, r"transforms must be .*\(3, 4, 5\)"),
-        ((2, 3, 4), (6, 2, 4, 5), None, "transforms are for 6 children.* children has 3"),
+        ((2, 3, 4), (6, 2, 4, 5), None, "transforms are for 6 children.* there are 3"),
         ((2, 3, 4), (3, 2, 7, 5), None, "of dimension 7, but children have dimension 4"),
         ((2, 3, 6, 4), (3, 2, 4, 5), (3, 5), r"coordinates must be .*\(3, 30\), got shape \(3, 5\)"),
         ((2, 3, 6, 4), (3, 2, 4, 5), (2, 30), r"coordinates must be .*\(3, 30\), got shape \(2, 30\)"),
@@ -107,6 +136,8 @@ def test_shapes_that_do_not_fit(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_empty_batch(backend: str) -> None:
+    if backend == "triton":
+        pytest.skip("needs a GPU")
     made = Votes(torch.zeros(0, 3, 4), torch.zeros(3, 2, 4, 5), backend=backend)
     assert made.moments(scatter=True).scatter.shape == (0, 2, 5)
     assert made.assignment().shape == (0, 3, 2)

@@ -13,9 +13,12 @@ from torch import Tensor
 
 from torchcaps.ops import Gaussian, InnerProduct, Normaliser, Rule, Votes, VoteSource
 from torchcaps.ops.chunked import ChunkedVotes
+from torchcaps.ops.fused import NativeVotes
 from torchcaps.ops.naive import NaiveVotes
 
-BACKENDS = pytest.mark.parametrize("backend", [NaiveVotes, partial(ChunkedVotes, budget=30)], ids=["naive", "chunked"])
+BACKENDS = pytest.mark.parametrize(
+    "backend", [NaiveVotes, partial(ChunkedVotes, budget=30), NativeVotes], ids=["naive", "chunked", "native"]
+)
 
 
 def by_definition(case: Case, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

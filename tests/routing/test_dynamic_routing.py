@@ -10,7 +10,7 @@ from torchcaps.routing import DynamicRouting, dynamic_routing
 from torchcaps.squash import squash
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
-BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked"])
+BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torchcaps.ops import Votes
 from torchcaps.routing import EM_PRESETS, EMRouting, EMSettings, Routed, em_routing
 from torchcaps.routing.em import inverse_temperatures
 
-BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked"])
+BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 STEPS = pytest.mark.parametrize("steps", [1, 2, 3, 5])
 LAMBDAS = (0.05, 0.1, 0.15, 0.2, 0.25)
 

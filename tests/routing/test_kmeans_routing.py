@@ -17,7 +17,7 @@ from torchcaps.routing import (
 )
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
-BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked"])
+BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 STEPS = pytest.mark.parametrize("steps", [1, 2, 3, 5])
 
 

@@ -68,18 +68,18 @@ class Windows:
         """The number of positions of the padded grid."""
         return math.prod(self.size[axis] + 2 * self.padding[axis] for axis in (0, 1))
 
-    def gather(self, field: Tensor) -> Tensor:
-        """(B, H, W, C, ...) to the children of each window, (B * H' * W', kH * kW * C, ...)."""
-        rest = field.shape[3:]
+    def children(self, types: int, device: torch.device) -> Tensor:
+        """The flat places of the children of each window, int32 (H' * W', kH * kW * C), on a grid as :meth:`pad`s."""
+        sites = self.sites(device)[:, :, None] * types + torch.arange(types, device=device)
+        return sites.flatten(1).to(torch.int32)
+
+    def pad(self, field: Tensor) -> Tensor:
+        """(N, H, W, C, ...) to all children in a row, those of the padding too, (N, G, ...)."""
         vertical, horizontal = self.padding
         if vertical or horizontal:
-            pads = [0, 0] * len(rest) + [horizontal, horizontal, vertical, vertical]
+            pads = [0, 0] * (field.ndim - 3) + [horizontal, horizontal, vertical, vertical]
             field = nn.functional.pad(field, pads)
-        for axis in (0, 1):  # views: a window's places become trailing axes
-            span = self.dilation[axis] * (self.kernel[axis] - 1) + 1
-            field = field.unfold(1 + axis, span, self.stride[axis])[..., :: self.dilation[axis]]
-        field = field.movedim((-2, -1), (3, 4))  # [B, H', W', kH, kW, C, ...]
-        return field.reshape(-1, math.prod(self.kernel) * rest[0], *rest[1:])
+        return field.flatten(1, 3)
 
 
 @dataclass(frozen=True)
@@ -107,19 +107,22 @@ class ImageWide(Normaliser):
         return Rule(log_partition=self.combine(source.log_partition(similarity, orphan=False)))
 
     def combine(self, partition: Tensor) -> Tensor:
-        """From the normalisers over the parents of each window to those over all windows, (B * H' * W', I) both."""
+        """From the normalisers over the parents of each window, (B, I), to those over all windows, (N, G).
+
+        A child that no window sees gets 0.
+        """
         assert self.windows is not None
-        sites = self.windows.sites(partition.device)  # [H'W', kk]
-        windows, places = sites.shape
-        field = partition.view(-1, windows * places, self.types)
-        index = sites.reshape(1, -1, 1).expand_as(field)
-        grid = field.new_full((field.shape[0], self.windows.padded, self.types), -torch.inf)
+        children = self.windows.children(self.types, partition.device)
+        field = partition.view(-1, children.numel())
+        index = children.long().view(1, -1).expand_as(field)
+        grid = field.new_full((len(field), self.windows.padded * self.types), -torch.inf)
         peak = grid.scatter_reduce(1, index, field.detach(), "amax")
         total = torch.zeros_like(grid).scatter_add(1, index, (field - peak.gather(1, index)).exp())
-        combined = peak.gather(1, index) + total.gather(1, index).log()
+        seen = total > 0
+        combined = torch.where(seen, peak + torch.where(seen, total, 1.0).log(), 0.0)
         if self.orphan:
             combined = torch.logaddexp(combined, combined.new_zeros(()))
-        return combined.view_as(partition)
+        return combined
 
 
 class CapsConv2d(nn.Module):
@@ -203,11 +206,12 @@ class CapsConv2d(nn.Module):
         routed = []
         for group, routing in enumerate(self.routings):
             types = slice(group * share, (group + 1) * share)
-            pose = windows.gather(children.pose[:, :, :, types])
-            activation = windows.gather(children.activation[:, :, :, types])
+            pose = windows.pad(children.pose[:, :, :, types])
+            activation = windows.pad(children.activation[:, :, :, types])
             normaliser = ImageWide(windows=windows, types=share) if self.competition == "image" else Normaliser()
             transforms = self.weight[:, types].flatten(0, 1)
-            votes = Votes(pose, transforms, normaliser=normaliser, backend=self.backend)
+            sites = windows.children(share, pose.device)
+            votes = Votes(pose, transforms, normaliser=normaliser, backend=self.backend, sites=sites)
             routed.append(routing(votes, activation))
         return routed
 

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from torchcaps.ops import naive
 from torchcaps.ops.contract import InnerProduct, Moments, Rule, Similarity, VoteSource
+from torchcaps.ops.contracted import attention_moments, uniform_moments
 from torchcaps.ops.tiled import Options, TiledMoments, TiledScores
 from torchcaps.ops.tiles import columns_of, slices, tile_numbers, tile_shape, uncolumns
 
@@ -38,10 +39,10 @@ class ChunkedVotes(VoteSource):
         """One E-step and the sums of the M-step that follows."""
         contracted = not (scatter or rule.hard or self.coordinates is not None)
         if contracted and similarity is None:
-            return self._uniform_moments(weights, rule)
+            return uniform_moments(self.children, self.transforms, weights, rule)
         if contracted and isinstance(similarity, InnerProduct):
             if self.transforms.shape[0] == 1:
-                return self._attention_moments(similarity.alpha, weights, rule)
+                return attention_moments(self.children, self.transforms, similarity.alpha, weights, rule)
             mass, total = _InnerProductMoments.apply(
                 self.children,
                 self.transforms,
@@ -85,37 +86,6 @@ class ChunkedVotes(VoteSource):
         return TiledScores.apply(
             options, reduced, self.children, self.transforms, self.coordinates, None, None, *similarity
         )
-
-    def _uniform_moments(self, weights: Tensor | None, rule: Rule) -> Moments:
-        """First step: R is 1/J (or what the given normaliser says), the same for all parents."""
-        B, I, M, P = self.children.shape
-        _, J, _, D = self.transforms.shape
-        if rule.log_partition is None:
-            share = self.children.new_full((B, I), 1 / (J + rule.orphan))
-        else:
-            share = (-rule.log_partition).exp()
-        if weights is not None:
-            share = share * weights
-        weighted = self.children * share[..., None, None]
-        if self.transforms.shape[0] == 1:
-            total = torch.einsum("bmp,jpd->bjmd", weighted.sum(1), self.transforms[0])
-        else:
-            left = weighted.transpose(1, 2).reshape(B * M, I * P)
-            right = self.transforms.transpose(1, 2).reshape(I * P, J * D)
-            total = (left @ right).view(B, M, J, D).transpose(1, 2)
-        return Moments(share.sum(1)[:, None].expand(B, J), total.flatten(2), None)
-
-    def _attention_moments(self, alpha: Tensor, weights: Tensor | None, rule: Rule) -> Moments:
-        """Inner products with shared transforms: queries ``W_j alpha_j``, keys and values ``u_i``, softmax over j."""
-        B, _, M, P = self.children.shape
-        _, J, _, D = self.transforms.shape
-        queries = torch.einsum("bjmd,jpd->bjmp", alpha.view(B, J, M, D), self.transforms[0]).flatten(2)
-        values = self.children.flatten(2)  # [B, I, M * P]
-        share = naive.logits_assignment(values @ queries.mT, rule)
-        if weights is not None:
-            share = share * weights[..., None]
-        pooled = (share.mT @ values).view(B, J, M, P)
-        return Moments(share.sum(1), torch.einsum("bjmp,jpd->bjmd", pooled, self.transforms[0]).flatten(2), None)
 
 
 class _InnerProductMoments(torch.autograd.Function):

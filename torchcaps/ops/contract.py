@@ -3,10 +3,13 @@
 Symbols, as in the capsule papers: batch ``B`` (for a convolution, batch x output positions), children ``I``,
 parents ``J``, pose rows ``M`` (1 for vector capsules), child dimension ``P``, parent dimension ``D``, and the
 flattened vote size ``H = M * D``.
+
+The windows of a convolution share children. There are then ``N`` images of ``G`` children each, and ``W`` windows of
+``I`` of them, named by ``sites``; the rows of the batch are ``B = N * W``. Without windows N = B and G = I.
 """
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,7 +51,7 @@ class Rule(NamedTuple):
         orphan: one more candidate with logit 0, "none of these parents" (leaky routing, the code released with
             Sabour et al. 2017); its share of the child is dropped.
         hard: all of the child goes to its most similar parent (the lowest index wins a tie). Not differentiable.
-        log_partition: :math:`Z_i`, (B, I), when the parents that compete for a child lie outside these votes.
+        log_partition: :math:`Z_i`, (N, G), when the parents that compete for a child lie outside these votes.
     """
 
     orphan: bool = False
@@ -91,15 +94,26 @@ class VoteSource(ABC):
     wider.
 
     Args:
-        children: the children's poses ``u``, (B, I, M, P).
+        children: the children's poses ``u``, (N, G, M, P).
         transforms: ``W``, (I, J, P, D), or (1, J, P, D) when all children share them.
         coordinates: added to every vote of a child, (I, H), or None.
+        sites: which children each window has, int32 (W, I); only for a backend that is ``indexed``.
     """
 
-    def __init__(self, children: Tensor, transforms: Tensor, coordinates: Tensor | None = None) -> None:
+    indexed: ClassVar[bool] = False
+    """Whether the backend reads the children of windows where they lie; for others they are copied together."""
+
+    def __init__(
+        self,
+        children: Tensor,
+        transforms: Tensor,
+        coordinates: Tensor | None = None,
+        sites: Tensor | None = None,
+    ) -> None:
         self.children = children
         self.transforms = transforms
         self.coordinates = coordinates
+        self.sites = sites
 
     @abstractmethod
     def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
@@ -107,7 +121,7 @@ class VoteSource(ABC):
 
         Args:
             similarity: of votes and parents; None before the first step, when all logits are 0.
-            weights: the child activations ``a``, (B, I), or None for ones.
+            weights: the child activations ``a``, (N, G), or None for ones.
             rule: from similarities to assignment probabilities.
             scatter: whether the second moment is wanted too.
         """

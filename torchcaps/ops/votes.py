@@ -1,22 +1,35 @@
 """Votes and their dispatcher: what routing algorithms are written against."""
 
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.ops.contract import Moments, Rule, Similarity, VoteSource, compute_dtype
+from torchcaps.ops.fused import NativeVotes, TritonVotes, why_not
 from torchcaps.ops.naive import NaiveVotes, dense_votes
-from torchcaps.ops.tiles import tile_numbers
 
-BACKENDS: dict[str, Callable[..., VoteSource]] = {"naive": NaiveVotes, "chunked": ChunkedVotes}
+BACKENDS: dict[str, type[VoteSource]] = {
+    "naive": NaiveVotes,
+    "chunked": ChunkedVotes,
+    "native": NativeVotes,
+    "triton": TritonVotes,
+}
 BACKEND_VARIABLE = "TORCHCAPS_BACKEND"
+
+FUSED = {"cpu": "native", "cuda": "triton"}
+"""The fused backend of each device."""
+
+FEW = {"cpu": 2**15, "cuda": 2**20}
+"""Votes of at most so many numbers are stored; measured with ``python -m benchmarks small``."""
 
 _forced: ContextVar[str | None] = ContextVar("torchcaps_backend", default=None)
 
@@ -44,17 +57,33 @@ def _checked(name: str) -> str:
     return name
 
 
-def choose_backend(children: Tensor, transforms: Tensor) -> str:
-    """The backend for votes of this size: stored where they fit one tile, else formed tile by tile.
+class Choice(NamedTuple):
+    """A backend, and why it was chosen."""
 
-    A name given to :func:`use_backend`, or else in the environment variable ``TORCHCAPS_BACKEND``, overrides it.
+    backend: str
+    reason: str
+
+
+def choose_backend(votes: "Votes") -> Choice:
+    """The backend for these votes.
+
+    A name given to :func:`use_backend`, or else in the environment variable ``TORCHCAPS_BACKEND``, comes first. Few
+    votes are stored: that is quickest. Many are formed in fused kernels, and where these cannot run, tile by tile.
     """
     forced = _forced.get() or _checked(os.environ.get(BACKEND_VARIABLE) or "auto")
     if forced != "auto":
-        return forced
-    B, I, M, _ = children.shape
-    _, J, _, D = transforms.shape
-    return "naive" if B * I * J * M * D <= tile_numbers(children.device) else "chunked"
+        return Choice(forced, f"asked for by use_backend, backend= or {BACKEND_VARIABLE}")
+    device = votes.children.device.type
+    numbers, few = math.prod(votes.shape), FEW.get(device, FEW["cpu"])
+    if numbers <= few:
+        return Choice("naive", f"the votes' {numbers:,} numbers are few enough to store on {device} (at most {few:,})")
+    fused = FUSED.get(device)
+    if fused is None:
+        return Choice("chunked", f"there are no fused kernels for {device}")
+    trouble = why_not(fused)
+    if trouble:
+        return Choice("chunked", f"the {fused} kernels cannot run: {trouble}")
+    return Choice(fused, f"the votes' {numbers:,} numbers are too many to store on {device} (more than {few:,})")
 
 
 @dataclass(frozen=True)
@@ -82,11 +111,13 @@ class Votes:
     r"""The votes :math:`V_{ij} = u_i W_{ij} (+ c_i)` of children for parents, formed when needed.
 
     Args:
-        children: poses ``u``, (B, I, P) for vector capsules or (B, I, M, P) for matrix capsules.
+        children: poses ``u``, (N, G, P) for vector capsules or (N, G, M, P) for matrix capsules.
         transforms: ``W``, (I, J, P, D), or (1, J, P, D) when all children share them.
         coordinates: added to each vote of a child, (I, H) with H = M * D, or None.
         normaliser: which parents compete for a child.
-        backend: ``"naive"``, ``"chunked"``, or None to let :func:`choose_backend` decide.
+        backend: one of ``BACKENDS``, or None to let :func:`choose_backend` decide.
+        sites: int32 (W, I): the children of each of W windows, as places among the G; the rows of the batch are then
+            B = N * W. None: one window with all children, B = N and I = G.
 
     Raises:
         ValueError: if shapes do not fit.
@@ -97,11 +128,12 @@ class Votes:
     coordinates: Tensor | None = None
     normaliser: Normaliser = Normaliser()
     backend: str | None = None
+    sites: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.children.ndim == 3:
             object.__setattr__(self, "children", self.children.unsqueeze(2))
-        _check_shapes(self.children, self.transforms, self.coordinates)
+        _check_shapes(self.children, self.transforms, self.coordinates, self.sites)
 
     @property
     def parents(self) -> int:
@@ -111,8 +143,9 @@ class Votes:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(B, I, J, H): the shape the votes would have if they were stored."""
-        B, I, M, _ = self.children.shape
-        return B, I, self.parents, M * self.transforms.shape[-1]
+        N, I, M, _ = self.children.shape
+        windows, I = (1, I) if self.sites is None else self.sites.shape
+        return N * windows, I, self.parents, M * self.transforms.shape[-1]
 
     @cached_property
     def source(self) -> VoteSource:
@@ -120,10 +153,13 @@ class Votes:
         dtype = compute_dtype(self.children, self.transforms)
         coordinates = None if self.coordinates is None else self.coordinates.to(dtype)
         with use_backend(self.backend):
-            backend = BACKENDS[choose_backend(self.children, self.transforms)]
+            backend = BACKENDS[choose_backend(self).backend]
         # With gradients even where the first look is without: the backend stays for later ones.
         with _full_precision(self.children), torch.enable_grad():
-            return backend(self.children.to(dtype), self.transforms.to(dtype), coordinates)
+            children, transforms = self.children.to(dtype), self.transforms.to(dtype)
+            if backend.indexed:
+                return backend(children, transforms, coordinates, self.sites)
+            return backend(in_windows(children, self.sites), transforms, coordinates)
 
     def restricted(self, *, orphan: bool = False, hard: bool = False) -> "Votes":
         """The same votes under a normaliser with these changes; the votes themselves are not formed again."""
@@ -138,27 +174,42 @@ class Votes:
 
         Args:
             similarity: of votes and parents; None before the first step: uniform assignment.
-            weights: the child activations ``a``, (B, I); None for ones.
+            weights: the child activations ``a``, (N, G); None for ones.
             scatter: whether the second moment is wanted too.
 
         Returns:
             Mass (B, J), sum (B, J, H) and scatter (B, J, H) or None, float32 at least.
         """
         with _full_precision(self.children):
-            rule = self.normaliser.rule(self.source, similarity)
             if weights is not None:
-                weights = weights.to(self.source.children.dtype)
-            return self.source.moments(similarity, weights, rule, scatter)
+                weights = self._for_source(weights.to(self.source.children.dtype))
+            return self.source.moments(similarity, weights, self._rule(similarity), scatter)
 
     def assignment(self, similarity: Similarity | None = None) -> Tensor:
         """The assignment probabilities (coupling coefficients) ``R_ij``, (B, I, J)."""
         with _full_precision(self.children):
-            return self.source.assignment(similarity, self.normaliser.rule(self.source, similarity))
+            return self.source.assignment(similarity, self._rule(similarity))
 
     def dense(self) -> Tensor:
         """All votes, stored, (B, I, J, H): for looking at them."""
+        source = self.source
         with _full_precision(self.children):
-            return dense_votes(self.source.children, self.source.transforms, self.source.coordinates)
+            return dense_votes(in_windows(source.children, source.sites), source.transforms, source.coordinates)
+
+    def _rule(self, similarity: Similarity | None) -> Rule:
+        rule = self.normaliser.rule(self.source, similarity)
+        if rule.log_partition is None:
+            return rule
+        return rule._replace(log_partition=self._for_source(rule.log_partition))
+
+    def _for_source(self, field: Tensor) -> Tensor:
+        """A number for each child, (N, G), as the backend takes it."""
+        return field if self.source.indexed else in_windows(field, self.sites)
+
+
+def in_windows(field: Tensor, sites: Tensor | None) -> Tensor:
+    """What belongs to the children of each window, (N, G, ...) to (B, I, ...)."""
+    return field if sites is None else field[:, sites].flatten(0, 1)
 
 
 def _full_precision(tensor: Tensor) -> torch.autocast:
@@ -166,15 +217,19 @@ def _full_precision(tensor: Tensor) -> torch.autocast:
     return torch.autocast(device_type=tensor.device.type, enabled=False)
 
 
-def _check_shapes(children: Tensor, transforms: Tensor, coordinates: Tensor | None) -> None:
+def _check_shapes(children: Tensor, transforms: Tensor, coordinates: Tensor | None, sites: Tensor | None) -> None:
     if children.ndim != 4:
-        raise ValueError(f"children must be (B, I, P) or (B, I, M, P), got shape {tuple(children.shape)}")
+        raise ValueError(f"children must be (N, G, P) or (N, G, M, P), got shape {tuple(children.shape)}")
     if transforms.ndim != 4:
         raise ValueError(f"transforms must be (I or 1, J, P, D), got shape {tuple(transforms.shape)}")
+    if sites is not None and (sites.ndim != 2 or sites.dtype != torch.int32):
+        raise ValueError(f"sites must be int32 (W, I), got {sites.dtype} {tuple(sites.shape)}")
     _, I, M, P = children.shape
+    if sites is not None:
+        I = sites.shape[1]
     if transforms.shape[0] not in (1, I):
         raise ValueError(
-            f"transforms are for {transforms.shape[0]} children (1 would mean shared by all), but children has {I}"
+            f"transforms are for {transforms.shape[0]} children (1 would mean shared by all), but there are {I}"
         )
     if transforms.shape[2] != P:
         raise ValueError(

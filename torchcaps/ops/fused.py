@@ -1,0 +1,269 @@
+"""Routing in fused kernels: one pair of custom operators, whoever runs the kernels.
+
+``torch.compile``, ``torch.export`` and autocast see one node for an E-step with its moments, and one for its gradients.
+A set of kernels is a module or object with the four functions of :class:`Kernels`.
+"""
+
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from torchcaps.ops import naive
+from torchcaps.ops.contract import InnerProduct, Moments, Rule, Similarity, VoteSource, positive
+from torchcaps.ops.contracted import attention_moments, uniform_moments
+
+
+class Call(NamedTuple):
+    """The tensors of one call, or their gradients; a field that the call does not have is None.
+
+    Windows of a convolution share children: there are N images of G children each, and W windows of I of them. A
+    layer without windows has W = 1 and I = G. Rows of the batch are ``B = N * W``, row ``n * W + w``.
+    """
+
+    children: Tensor  # [N, G, M, P]
+    transforms: Tensor  # [I or 1, J, P, D]
+    coordinates: Tensor | None  # [I, M * D]
+    weights: Tensor | None  # [N, G]
+    log_partition: Tensor | None  # [N, G]
+    sites: Tensor | None  # int32 [W, I]: which of the G children each window has
+    similarity: tuple[Tensor, ...]  # (), (alpha,) or (mean, precision, log_weight): [B, J, M * D] each, and [B, J]
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int, int]:
+        """B, I, J, M, P, D."""
+        N, G, M, P = self.children.shape
+        _, J, _, D = self.transforms.shape
+        windows, children = (1, G) if self.sites is None else self.sites.shape
+        return N * windows, children, J, M, P, D
+
+    def gradients(self) -> "Call":
+        """Zeros for the gradients of the tensors."""
+        fields = (None if field is None else torch.zeros_like(field) for field in self[:5])
+        return Call._make([*fields, None, tuple(torch.zeros_like(field) for field in self.similarity)])
+
+    def contiguous(self) -> "Call":
+        """The same tensors, each in one piece."""
+        fields = (None if field is None else field.contiguous() for field in self[:6])
+        return Call._make([*fields, tuple(field.contiguous() for field in self.similarity)])
+
+    def flat(self) -> list[Tensor]:
+        """The tensors that are there, but for the sites."""
+        return [field for field in (*self[:5], *self.similarity) if field is not None]
+
+
+class Kernels(Protocol):
+    """What a fused backend does. Tensors come contiguous, float32 or wider, of one dtype, on one device."""
+
+    def prepare(self) -> None:
+        """Makes the kernels ready; a RuntimeError or ImportError says why they cannot run here."""
+
+    def moments(self, call: Call, *, orphan: bool, hard: bool, scatter: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Mass (B, J), sum (B, J, H) and, if wanted, scatter (B, J, H) about the mean: one E-step and its sums."""
+
+    def moments_backward(
+        self,
+        call: Call,
+        mean: Tensor,
+        grad_mass: Tensor,
+        grad_sum: Tensor,
+        grad_scatter: Tensor | None,
+        *,
+        orphan: bool,
+        hard: bool,
+    ) -> Call:
+        """The gradients of every tensor of the call; ``mean`` is sum / mass, (B, J, H)."""
+
+    def scores(self, call: Call, *, orphan: bool, reduced: bool) -> Tensor:
+        """The logits (B, I, J), or reduced, their normaliser over the parents (and the orphan) (B, I)."""
+
+    def scores_backward(self, call: Call, scores: Tensor, grad: Tensor, *, orphan: bool, reduced: bool) -> Call:
+        """The gradients of every tensor of the call; ``scores`` is what :meth:`scores` gave."""
+
+
+KERNELS = {"native": "torchcaps.ops.native", "triton": "torchcaps.ops.triton_kernels"}
+"""The modules that hold the kernels, by backend; imported when first used."""
+
+_CALL = (
+    "Tensor children, Tensor transforms, Tensor? coordinates, Tensor? weights, Tensor? log_partition, Tensor? sites, "
+    "Tensor[] similarity, str backend"
+)
+_MOMENTS = f"({_CALL}, bool orphan, bool hard, bool scatter) -> (Tensor, Tensor, Tensor)"
+_MOMENTS_BACKWARD = (
+    f"({_CALL}, bool orphan, bool hard, Tensor mean, Tensor grad_mass, Tensor grad_sum, Tensor? grad_scatter) "
+    "-> Tensor[]"
+)
+_SCORES = f"({_CALL}, bool orphan, bool reduced) -> Tensor"
+_SCORES_BACKWARD = f"({_CALL}, bool orphan, bool reduced, Tensor scores, Tensor grad) -> Tensor[]"
+
+
+def _opened(arguments: Sequence[Any]) -> tuple[Call, str, Sequence[Any]]:
+    """The arguments of an operator: the call, the name of the backend, and the rest."""
+    return Call._make([*arguments[:6], tuple(arguments[6])]), arguments[7], arguments[8:]
+
+
+def _kernels(backend: str) -> Kernels:
+    return cast(Kernels, import_module(KERNELS[backend]))
+
+
+@cache
+def why_not(backend: str) -> str:
+    """Why the kernels of a backend cannot run here, with a warning the first time; empty if they can."""
+    try:
+        _kernels(backend).prepare()
+    except (ImportError, RuntimeError) as error:
+        warnings.warn(f"slower routing, tile by tile in PyTorch, because: {error}", RuntimeWarning, stacklevel=2)
+        return str(error)
+    return ""
+
+
+@torch.library.custom_op("torchcaps::moments", mutates_args=(), schema=_MOMENTS)
+def _moments(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Mass, sum and scatter; a scatter that was not asked for is empty."""
+    call, backend, (orphan, hard, scatter) = _opened(arguments)
+    mass, total, second = _kernels(backend).moments(call.contiguous(), orphan=orphan, hard=hard, scatter=scatter)
+    return mass, total, mass.new_empty(0) if second is None else second
+
+
+@_moments.register_fake
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    call, _, (_, _, scatter) = _opened(arguments)
+    B, _, J, M, _, D = call.sizes
+    total = call.children.new_empty(B, J, M * D)
+    return total.new_empty(B, J), total, torch.empty_like(total) if scatter else total.new_empty(0)
+
+
+@torch.library.custom_op("torchcaps::moments_backward", mutates_args=(), schema=_MOMENTS_BACKWARD)
+def _moments_backward(*arguments: Any) -> list[Tensor]:
+    """The gradients of the tensors of the call that are there."""
+    call, backend, (orphan, hard, *upstream) = _opened(arguments)
+    pieces: list[Any] = [None if grad is None else grad.contiguous() for grad in upstream]
+    return _kernels(backend).moments_backward(call.contiguous(), *pieces, orphan=orphan, hard=hard).flat()
+
+
+@torch.library.custom_op("torchcaps::scores", mutates_args=(), schema=_SCORES)
+def _scores(*arguments: Any) -> Tensor:
+    """The logits, or their normaliser."""
+    call, backend, (orphan, reduced) = _opened(arguments)
+    return _kernels(backend).scores(call.contiguous(), orphan=orphan, reduced=reduced)
+
+
+@_scores.register_fake
+def _(*arguments: Any) -> Tensor:
+    call, _, (_, reduced) = _opened(arguments)
+    B, I, J, *_ = call.sizes
+    return call.children.new_empty((B, I) if reduced else (B, I, J))
+
+
+@torch.library.custom_op("torchcaps::scores_backward", mutates_args=(), schema=_SCORES_BACKWARD)
+def _scores_backward(*arguments: Any) -> list[Tensor]:
+    """The gradients of the tensors of the call that are there."""
+    call, backend, (orphan, reduced, scores, grad) = _opened(arguments)
+    grads = _kernels(backend).scores_backward(
+        call.contiguous(), scores, grad.contiguous(), orphan=orphan, reduced=reduced
+    )
+    return grads.flat()
+
+
+@_moments_backward.register_fake
+@_scores_backward.register_fake
+def _(*arguments: Any) -> list[Tensor]:
+    return _opened(arguments)[0].gradients().flat()
+
+
+def _save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
+    """Keeps the arguments of an operator and one result."""
+    call, *_ = _opened(arguments)
+    ctx.options = arguments[7:]
+    ctx.save_for_backward(*call[:6], result, *call.similarity)
+
+
+def _saved(ctx: Any) -> tuple[list[Any], Tensor]:
+    """What :func:`_save` kept: the call as arguments, and the result."""
+    *fields, result = ctx.saved_tensors[:7]
+    return [*fields, ctx.saved_tensors[7:]], result
+
+
+def _placed(ctx: Any, flat: Sequence[Tensor]) -> tuple[Any, ...]:
+    """The gradients at the places of an operator's arguments."""
+    (*fields, _, _), _ = _saved(ctx)
+    found = iter(flat)
+    grads = [None if field is None else next(found) for field in fields]
+    return *grads, None, list(found), *(None for _ in ctx.options)
+
+
+def _moments_context(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    mass, total, _ = output
+    _save(ctx, inputs, total / positive(mass)[..., None])
+
+
+def _moments_gradient(ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor) -> tuple[Any, ...]:
+    arguments, mean = _saved(ctx)
+    *options, scatter = ctx.options
+    second = grad_scatter if scatter else None
+    return _placed(ctx, _moments_backward(*arguments, *options, mean, grad_mass, grad_sum, second))
+
+
+def _scores_context(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+    _save(ctx, inputs, output)
+
+
+def _scores_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    arguments, scores = _saved(ctx)
+    return _placed(ctx, _scores_backward(*arguments, *ctx.options, scores, grad))
+
+
+_moments.register_autograd(_moments_gradient, setup_context=_moments_context)
+_scores.register_autograd(_scores_gradient, setup_context=_scores_context)
+
+
+class FusedVotes(VoteSource):
+    """Votes that exist in registers only; children that windows share are read where they lie."""
+
+    indexed = True
+    backend: str
+
+    def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
+        """One E-step and the sums of the M-step that follows."""
+        contracted = self.sites is None and self.coordinates is None and not (scatter or rule.hard)
+        if contracted and similarity is None:
+            return uniform_moments(self.children, self.transforms, weights, rule)
+        if contracted and isinstance(similarity, InnerProduct) and self.transforms.shape[0] == 1:
+            return attention_moments(self.children, self.transforms, similarity.alpha, weights, rule)
+        call = self._call(similarity, weights, rule.log_partition)
+        mass, total, second = _moments(*call, self.backend, rule.orphan, rule.hard, scatter)
+        return Moments(mass, total, second if scatter else None)
+
+    def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
+        """The assignment probabilities, (B, I, J)."""
+        logits = _scores(*self._call(similarity), self.backend, False, False)
+        partition = rule.log_partition
+        if partition is not None and self.sites is not None:
+            rule = rule._replace(log_partition=partition[:, self.sites].flatten(0, 1))
+        return naive.logits_assignment(logits, rule)
+
+    def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
+        """The normaliser, (B, I)."""
+        return _scores(*self._call(similarity), self.backend, orphan, True)
+
+    def _call(
+        self, similarity: Similarity | None, weights: Tensor | None = None, log_partition: Tensor | None = None
+    ) -> Call:
+        fields = (self.children, self.transforms, self.coordinates, weights, log_partition, self.sites)
+        return Call(*fields, tuple(similarity or ()))
+
+
+class NativeVotes(FusedVotes):
+    """In C++, on a CPU."""
+
+    backend = "native"
+
+
+class TritonVotes(FusedVotes):
+    """In Triton, on a GPU, or on a CPU under Triton's interpreter."""
+
+    backend = "triton"

@@ -1,0 +1,710 @@
+// The routing primitive on a CPU: forward and backward without storing a vote.
+//
+// The rows of the batch (images x windows) lie in the lanes of a vector register. A task takes a few vectors of rows,
+// goes through their children some at a time, and forms each vote in registers, once to compare it with its parent
+// and once more to add it up. The formulas are those of torchcaps/ops/tiled.py. Symbols: rows B, children I, parents
+// J, pose rows M, child dimension P, parent dimension D, H = M * D.
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace {
+
+enum Similarity : int64_t { kUniform = 0, kInnerProduct = 1, kGaussian = 2 };
+
+}  // namespace
+
+// Mirrored in torchcaps/ops/native.py. Tensors are contiguous; a null pointer is a tensor that is not there.
+struct TorchcapsCall {
+  int64_t images, grid, windows, I, J, M, P, D, shared, similarity, orphan, hard;
+  const void *children, *transforms, *coordinates, *weights, *log_partition, *parents, *precision, *log_weight;
+  const int32_t* sites;
+  // Results of the forward functions, upstream gradients of the backward ones.
+  void *mass, *sum, *scatter, *mean, *scores;
+  int64_t reduced;
+  void *grad_children, *grad_transforms, *grad_coordinates, *grad_weights, *grad_log_partition, *grad_parents,
+      *grad_precision, *grad_log_weight, *grad_scores;
+};
+
+namespace {
+
+using Call = TorchcapsCall;
+
+template <typename T>
+struct Lanes {
+  static constexpr int count = 64 / sizeof(T);
+  typedef T Vec __attribute__((vector_size(64)));
+  typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> Int;
+  typedef Int Mask __attribute__((vector_size(64)));
+};
+
+template <typename T>
+using Vec = typename Lanes<T>::Vec;
+
+template <typename T>
+inline Vec<T> splat(T value) {
+  return value - Vec<T>{};
+}
+
+template <typename T>
+inline Vec<T> larger(Vec<T> a, Vec<T> b) {
+  return a > b ? a : b;
+}
+
+// exp with a relative error of 2e-7 (Cephes): exact 0 for -inf, NaN for NaN.
+inline Vec<float> exponential(Vec<float> x) {
+  using V = Vec<float>;
+  V clamped = x < -87.0f ? splat(-87.0f) : x;
+  clamped = clamped > 88.0f ? splat(88.0f) : clamped;
+  const V shifted = clamped * 1.44269504088896341f + 12582912.0f;  // rounds to the nearest integer
+  const V whole = shifted - 12582912.0f;
+  const V rest = (clamped - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  V y = splat(1.9875691500e-4f);
+  y = y * rest + 1.3981999507e-3f;
+  y = y * rest + 8.3334519073e-3f;
+  y = y * rest + 4.1665795894e-2f;
+  y = y * rest + 1.6666665459e-1f;
+  y = y * rest + 5.0000001201e-1f;
+  y = y * rest * rest + rest + 1.0f;
+  typedef Lanes<float>::Mask Mask;
+  const Mask power = (__builtin_convertvector(whole, Mask) + 127) << 23;
+  y *= (V)power;
+  y = x < -87.0f ? V{} : y;
+  return x == x ? y : x;
+}
+
+inline Vec<double> exponential(Vec<double> x) {
+  for (int lane = 0; lane < Lanes<double>::count; ++lane) x[lane] = std::exp(x[lane]);
+  return x;
+}
+
+template <typename T>
+inline Vec<T> logarithm(Vec<T> x) {
+  for (int lane = 0; lane < Lanes<T>::count; ++lane) x[lane] = std::log(x[lane]);
+  return x;
+}
+
+// Folds pairs of vectors until lane k of the one that is left holds the sum of the lanes of vector k.
+template <typename V, int width, size_t... lane>
+inline V fold(V a, V b, std::index_sequence<lane...>) {
+  constexpr int n = sizeof...(lane);
+  // In each stretch of 2 * width lanes: those of a in the lower half, those of b in the upper one.
+  const V low = __builtin_shufflevector(a, b, (int)((lane & width) ? n + (lane & ~(size_t)width) : lane)...);
+  const V high = __builtin_shufflevector(a, b, (int)((lane & width) ? n + lane : lane + width)...);
+  return low + high;
+}
+
+template <typename T, int width>
+inline void fold_all(Vec<T>* v) {
+  constexpr int n = Lanes<T>::count;
+#pragma GCC unroll 16
+  for (int k = 0; k < width; ++k) v[k] = fold<Vec<T>, width>(v[k], v[k + width], std::make_index_sequence<n>{});
+  if constexpr (width > 1) fold_all<T, width / 2>(v);
+}
+
+template <typename T>
+inline T lane_sum(Vec<T> v) {
+  T total = 0;
+  for (int lane = 0; lane < Lanes<T>::count; ++lane) total += v[lane];
+  return total;
+}
+
+// A size known when compiling, or only when running (0).
+template <int known>
+struct Size {
+  explicit Size(int64_t) {}
+  constexpr operator int() const { return known; }
+};
+template <>
+struct Size<0> {
+  explicit Size(int64_t value) : value(static_cast<int>(value)) {}
+  operator int() const { return value; }
+  int value;
+};
+
+template <typename T, int M_, int P_, int D_>
+class Kernel {
+  using V = Vec<T>;
+  static constexpr int kLanes = Lanes<T>::count;
+  static constexpr bool kKnown = M_ > 0;
+  static constexpr int kPose = kKnown ? M_ * D_ : 1;
+  static constexpr int kForwardChildren = 8;   // children whose logits are held at once
+  static constexpr int kBackwardChildren = 4;
+  static constexpr int kBackwardBlocks = 4;  // vectors of rows over which a transform's gradient is added up
+
+ public:
+  explicit Kernel(const Call& call)
+      : call(call), M(call.M), P(call.P), D(call.D), I(call.I), J(call.J), H(M * D), rows(call.images * call.windows) {}
+
+  void moments() const {
+    at::parallel_for(0, blocks(rows), 1, [&](int64_t first, int64_t last) {
+      Forward work(*this);
+      for (int64_t block = first; block < last; ++block) work.moments(block * kLanes);
+    });
+  }
+
+  void scores() const {
+    at::parallel_for(0, blocks(rows), 1, [&](int64_t first, int64_t last) {
+      Forward work(*this);
+      for (int64_t block = first; block < last; ++block) work.scores(block * kLanes);
+    });
+  }
+
+  // Windows of one image share children: a task has whole images. Sums over all rows are kept by each task for itself.
+  void backward() const {
+    const int64_t tasks = std::min<int64_t>(call.images, at::get_num_threads());
+    const int64_t transforms = (call.shared ? 1 : call.I) * call.J * P * D;
+    const int64_t coordinates = call.coordinates ? call.I * H : 0;
+    std::vector<std::vector<T>> partial(tasks > 1 ? tasks - 1 : 0);
+    at::parallel_for(0, tasks, 1, [&](int64_t first, int64_t last) {
+      for (int64_t task = first; task < last; ++task) {
+        T* sums[2] = {static_cast<T*>(call.grad_transforms), static_cast<T*>(call.grad_coordinates)};
+        if (task > 0) {
+          partial[task - 1].resize(transforms + coordinates);
+          sums[0] = partial[task - 1].data();
+          if (coordinates) sums[1] = sums[0] + transforms;
+        }
+        Backward work(*this, sums[0], sums[1]);
+        const int64_t begin = call.images * task / tasks * call.windows;
+        const int64_t end = call.images * (task + 1) / tasks * call.windows;
+        for (int64_t row = begin; row < end; row += kBackwardBlocks * kLanes) work.group(row, end);
+      }
+    });
+    at::parallel_for(0, transforms, 4096, [&](int64_t first, int64_t last) {
+      for (const auto& sums : partial)
+        for (int64_t k = first; k < last; ++k) static_cast<T*>(call.grad_transforms)[k] += sums[k];
+    });
+    for (const auto& sums : partial)
+      for (int64_t k = 0; k < coordinates; ++k) static_cast<T*>(call.grad_coordinates)[k] += sums[transforms + k];
+  }
+
+ private:
+  const Call& call;
+  const Size<M_> M;
+  const Size<P_> P;
+  const Size<D_> D;
+  const int I, J;
+  const int H;
+  const int64_t rows;
+
+  static int64_t blocks(int64_t count) { return (count + kLanes - 1) / kLanes; }
+  static T* writable(void* tensor) { return static_cast<T*>(tensor); }
+  static const T* readable(const void* tensor) { return static_cast<const T*>(tensor); }
+
+  int pose() const {
+    if constexpr (kKnown) return kPose;
+    return H;
+  }
+
+  const T* transform(int i, int j) const {
+    return readable(call.transforms) + (static_cast<int64_t>(call.shared ? 0 : i) * J + j) * P * D;
+  }
+
+  const T* offset(int i) const { return call.coordinates ? readable(call.coordinates) + int64_t{i} * H : nullptr; }
+
+  // Where the child i of a row lies among all children.
+  int64_t site(int64_t row, int i) const {
+    if (!call.sites) return row * I + i;
+    return row / call.windows * call.grid + call.sites[row % call.windows * I + i];
+  }
+
+  // (rows, count) numbers from `row` on to count vectors; lanes past `end` get 0.
+  void load(const void* tensor, int64_t row, int64_t end, int64_t count, V* out) const {
+    const int lanes = static_cast<int>(std::clamp<int64_t>(end - row, 0, kLanes));
+    if (lanes < kLanes) std::fill(out, out + count, V{});
+    T* to = reinterpret_cast<T*>(out);
+    for (int lane = 0; lane < lanes; ++lane) {
+      const T* from = readable(tensor) + (row + lane) * count;
+      for (int64_t k = 0; k < count; ++k) to[k * kLanes + lane] = from[k];
+    }
+  }
+
+  void store(const V* in, int64_t row, int64_t end, int64_t count, void* tensor) const {
+    const int lanes = static_cast<int>(std::clamp<int64_t>(end - row, 0, kLanes));
+    const T* from = reinterpret_cast<const T*>(in);
+    for (int lane = 0; lane < lanes; ++lane) {
+      T* to = writable(tensor) + (row + lane) * count;
+      for (int64_t k = 0; k < count; ++k) to[k] = from[k * kLanes + lane];
+    }
+  }
+
+  // A field of the children, `count` numbers each; lanes past `end` get 0.
+  void load_child(const void* tensor, int64_t row, int64_t end, int i, int count, V* out) const {
+    const int lanes = static_cast<int>(std::clamp<int64_t>(end - row, 0, kLanes));
+    if (lanes < kLanes) std::fill(out, out + count, V{});
+    T* to = reinterpret_cast<T*>(out);
+    for (int lane = 0; lane < lanes; ++lane) {
+      const T* from = readable(tensor) + site(row + lane, i) * count;
+      for (int k = 0; k < count; ++k) to[k * kLanes + lane] = from[k];
+    }
+  }
+
+  void add_child(const V* in, int64_t row, int64_t end, int i, int count, void* tensor) const {
+    const int lanes = static_cast<int>(std::clamp<int64_t>(end - row, 0, kLanes));
+    const T* from = reinterpret_cast<const T*>(in);
+    for (int lane = 0; lane < lanes; ++lane) {
+      T* to = writable(tensor) + site(row + lane, i) * count;
+      for (int k = 0; k < count; ++k) to[k] += from[k * kLanes + lane];
+    }
+  }
+
+  // V_ij = u_i W_ij + c_i
+  inline void vote(const V* u, const T* w, const T* c, V* v) const {
+    for (int h = 0; h < pose(); ++h) v[h] = c ? splat(c[h]) : V{};
+    for (int p = 0; p < P; ++p)
+      for (int m = 0; m < M; ++m)
+        for (int d = 0; d < D; ++d) v[m * D + d] += u[m * P + p] * w[p * D + d];
+  }
+
+  // What the vote passes on to the pose of its child: du_i += W_ij dV_ij.
+  inline void vote_backward(const V* g, const T* w, V* du) const {
+    for (int m = 0; m < M; ++m)
+      for (int p = 0; p < P; ++p) {
+        V total = du[m * P + p];
+        for (int d = 0; d < D; ++d) total += g[m * D + d] * w[p * D + d];
+        du[m * P + p] = total;
+      }
+  }
+
+  // The similarity of votes and parents, with the tensors of one block of rows.
+  struct Parents {
+    const V *centre, *precision, *log_weight;  // [J, H], [J, H], [J]
+  };
+
+  inline V logit(const V* v, const Parents& parents, int j) const {
+    const V* centre = parents.centre + int64_t{j} * pose();
+    V even{}, odd{};  // two sums, so that no addition waits for the one before
+    if (call.similarity == kInnerProduct) {
+      for (int h = 0; h < pose(); ++h) (h & 1 ? odd : even) += v[h] * centre[h];
+      return even + odd;
+    }
+    const V* precision = parents.precision + int64_t{j} * pose();
+    for (int h = 0; h < pose(); ++h) {
+      const V deviation = v[h] - centre[h];
+      (h & 1 ? odd : even) += deviation * deviation * precision[h];
+    }
+    return parents.log_weight[j] - (even + odd) * T(0.5);
+  }
+
+  // log sum_j exp l_j, over the orphan too
+  V partition(const V* logits) const {
+    V peak = logits[0];
+    for (int j = 1; j < J; ++j) peak = larger<T>(logits[j], peak);
+    if (call.orphan) peak = larger<T>(peak, V{});
+    V total = call.orphan ? exponential(-peak) : V{};
+    for (int j = 0; j < J; ++j) total += exponential(logits[j] - peak);
+    return peak + logarithm<T>(total);
+  }
+
+  // Logits to assignment probabilities, in place.
+  void assign(V* logits, const V* log_partition) const {
+    if (call.hard) return assign_hard(logits);
+    if (log_partition) {
+      for (int j = 0; j < J; ++j) logits[j] = exponential(logits[j] - *log_partition);
+      return;
+    }
+    V peak = logits[0];
+    for (int j = 1; j < J; ++j) peak = larger<T>(logits[j], peak);
+    if (call.orphan) peak = larger<T>(peak, V{});
+    V total = call.orphan ? exponential(-peak) : V{};
+    for (int j = 0; j < J; ++j) total += logits[j] = exponential(logits[j] - peak);
+    const V scale = T(1) / total;
+    for (int j = 0; j < J; ++j) logits[j] *= scale;
+  }
+
+  void assign_hard(V* logits) const {
+    V peak = logits[0];
+    for (int j = 1; j < J; ++j) peak = larger<T>(logits[j], peak);
+    V left = splat(T(1));
+    for (int j = 0; j < J; ++j) {
+      const V taken = logits[j] == peak ? left : V{};
+      left -= taken;
+      logits[j] = taken;
+    }
+  }
+
+  // One block of rows, forward.
+  struct Forward {
+    const Kernel& k;
+    std::vector<V> centre, precision, log_weight, u, logits, weights, partition, mass, shift, first, second, scratch;
+
+    explicit Forward(const Kernel& k) : k(k) {
+      const size_t parents = size_t(k.J) * k.H, children = kForwardChildren;
+      if (k.call.similarity != kUniform) centre.resize(parents);
+      if (k.call.similarity == kGaussian) precision.resize(parents), log_weight.resize(k.J);
+      u.resize(children * k.M * k.P);
+      logits.resize(children * k.J);
+      weights.resize(children), partition.resize(children);
+      mass.resize(k.J), shift.resize(parents), first.resize(parents), second.resize(parents);
+      scratch.resize(k.H);
+    }
+
+    Parents parents() const { return {centre.data(), precision.data(), log_weight.data()}; }
+
+    void load_parents(int64_t row) {
+      if (!centre.empty()) k.load(k.call.parents, row, k.rows, int64_t{k.J} * k.H, centre.data());
+      if (precision.empty()) return;
+      k.load(k.call.precision, row, k.rows, int64_t{k.J} * k.H, precision.data());
+      k.load(k.call.log_weight, row, k.rows, k.J, log_weight.data());
+    }
+
+    void load_children(int64_t row, int start, int count) {
+      for (int i = 0; i < count; ++i)
+        k.load_child(k.call.children, row, k.rows, start + i, k.M * k.P, u.data() + i * k.M * k.P);
+    }
+
+    // Logits [count, J] of some children.
+    void compare(int start, int count) {
+      if (centre.empty()) {
+        std::fill(logits.begin(), logits.begin() + count * k.J, V{});
+        return;
+      }
+      V local[kPose];
+      V* v = kKnown ? local : scratch.data();
+      for (int j = 0; j < k.J; ++j)
+        for (int i = 0; i < count; ++i) {
+          k.vote(u.data() + i * k.M * k.P, k.transform(start + i, j), k.offset(start + i), v);
+          logits[i * k.J + j] = k.logit(v, parents(), j);
+        }
+    }
+
+    void scores(int64_t row) {
+      load_parents(row);
+      const int lanes = static_cast<int>(std::min<int64_t>(k.rows - row, kLanes));
+      T* out = writable(k.call.scores);
+      for (int start = 0; start < k.I; start += kForwardChildren) {
+        const int count = std::min(kForwardChildren, k.I - start);
+        load_children(row, start, count);
+        compare(start, count);
+        for (int i = 0; i < count; ++i) {
+          const int64_t numbers = k.call.reduced ? 1 : k.J;
+          V* values = logits.data() + i * k.J;
+          if (k.call.reduced) values[0] = k.partition(values);
+          for (int lane = 0; lane < lanes; ++lane)
+            for (int64_t n = 0; n < numbers; ++n)
+              out[((row + lane) * k.I + start + i) * numbers + n] = values[n][lane];
+        }
+      }
+    }
+
+    // a_i R_ij of some children, from their logits, in place.
+    void share(int64_t row, int start, int count) {
+      for (int i = 0; i < count; ++i) {
+        if (k.call.log_partition) k.load_child(k.call.log_partition, row, k.rows, start + i, 1, &partition[i]);
+        k.assign(logits.data() + i * k.J, k.call.log_partition ? &partition[i] : nullptr);
+        if (!k.call.weights) continue;
+        k.load_child(k.call.weights, row, k.rows, start + i, 1, &weights[i]);
+        for (int j = 0; j < k.J; ++j) logits[i * k.J + j] *= weights[i];
+      }
+    }
+
+    void moments(int64_t row) {
+      load_parents(row);
+      std::fill(mass.begin(), mass.end(), V{});
+      std::fill(first.begin(), first.end(), V{});
+      std::fill(second.begin(), second.end(), V{});
+      for (int start = 0; start < k.I; start += kForwardChildren) {
+        const int count = std::min(kForwardChildren, k.I - start);
+        load_children(row, start, count);
+        if (start == 0 && k.call.scatter) place_shift();
+        compare(start, count);
+        share(row, start, count);
+        add(start, count);
+      }
+      if (k.call.scatter) {  // first is the mean, less the shift
+        for (int j = 0; j < k.J; ++j)
+          for (int h = 0; h < k.H; ++h) {
+            const int at = j * k.H + h;
+            first[at] = (first[at] + shift[at]) * mass[j];
+          }
+        k.store(second.data(), row, k.rows, int64_t{k.J} * k.H, k.call.scatter);
+      }
+      k.store(mass.data(), row, k.rows, k.J, k.call.mass);
+      k.store(first.data(), row, k.rows, int64_t{k.J} * k.H, k.call.sum);
+    }
+
+    // Votes are taken from a point near them: float32 has the digits for a small deviation, not for a large mean.
+    void place_shift() {
+      for (int j = 0; j < k.J; ++j) k.vote(u.data(), k.transform(0, j), k.offset(0), shift.data() + j * k.H);
+    }
+
+    void add(int start, int count) {
+      V local[kPose];
+      V* v = kKnown ? local : scratch.data();
+      const V tiny = splat(std::sqrt(std::numeric_limits<T>::min()));
+      for (int j = 0; j < k.J; ++j) {
+        V* mean = first.data() + int64_t{j} * k.H;
+        V* scatter = second.data() + int64_t{j} * k.H;
+        const V* from = shift.data() + int64_t{j} * k.H;
+        for (int i = 0; i < count; ++i) {
+          k.vote(u.data() + i * k.M * k.P, k.transform(start + i, j), k.offset(start + i), v);
+          const V r = logits[i * k.J + j];
+          const V before = mass[j];
+          mass[j] = before + r;
+          if (!k.call.scatter) {
+            for (int h = 0; h < k.pose(); ++h) mean[h] += r * v[h];
+            continue;
+          }
+          const V ratio = r / larger<T>(mass[j], tiny);  // West 1979: mean and scatter, one weighted vote at a time
+          const V part = before * ratio;
+          for (int h = 0; h < k.pose(); ++h) {
+            const V deviation = v[h] - from[h] - mean[h];
+            mean[h] += ratio * deviation;
+            scatter[h] += part * deviation * deviation;
+          }
+        }
+      }
+    }
+  };
+
+  // Some blocks of rows, backward.
+  struct Backward {
+    const Kernel& k;
+    T *grad_transforms, *grad_coordinates;
+    const bool moments;  // or scores
+    // Per block: fields of the parents, [blocks, J, H] or [blocks, J].
+    std::vector<V> centre, precision, log_weight, mean, up_mass, up_sum, up_scatter;
+    std::vector<V> d_centre, d_precision, d_log_weight;
+    // Per child and block: [children, blocks, ...].
+    std::vector<V> u, du, flow, share, d_votes, d_offset, scratch;
+    int64_t row = 0, end = 0;
+    int count = 0;  // of blocks
+
+    Backward(const Kernel& k, T* grad_transforms, T* grad_coordinates)
+        : k(k), grad_transforms(grad_transforms), grad_coordinates(grad_coordinates), moments(k.call.grad_scores == nullptr) {
+      const size_t field = size_t(kBackwardBlocks) * k.J * k.H, pairs = kBackwardBlocks * kBackwardChildren;
+      if (k.call.similarity != kUniform) centre.resize(field), d_centre.resize(field);
+      if (k.call.similarity == kGaussian) {
+        precision.resize(field), d_precision.resize(field);
+        log_weight.resize(kBackwardBlocks * k.J), d_log_weight.resize(kBackwardBlocks * k.J);
+      }
+      if (moments) up_mass.resize(kBackwardBlocks * k.J), up_sum.resize(field);
+      if (k.call.scatter) mean.resize(field), up_scatter.resize(field);
+      u.resize(pairs * k.M * k.P), du.resize(pairs * k.M * k.P);
+      flow.resize(pairs * k.J), share.resize(pairs * k.J);
+      d_votes.resize(pairs * k.H);
+      d_offset.resize(kBackwardChildren * k.H);
+      scratch.resize(k.H);
+    }
+
+    Parents parents(int b) const {
+      const int64_t at = int64_t{b} * k.J * k.H;
+      return {centre.data() + at, precision.data() + at, log_weight.data() + int64_t{b} * k.J};
+    }
+
+    void load(const void* tensor, int64_t numbers, std::vector<V>& out) {
+      if (out.empty()) return;
+      for (int b = 0; b < count; ++b) k.load(tensor, row + b * kLanes, end, numbers, out.data() + b * numbers);
+    }
+
+    void store(std::vector<V>& in, int64_t numbers, void* tensor) {
+      if (in.empty()) return;
+      for (int b = 0; b < count; ++b) k.store(in.data() + b * numbers, row + b * kLanes, end, numbers, tensor);
+    }
+
+    void group(int64_t first, int64_t last) {
+      row = first, end = last;
+      count = static_cast<int>(std::min<int64_t>(kBackwardBlocks, blocks(end - row)));
+      const int64_t field = int64_t{k.J} * k.H;
+      load(k.call.parents, field, centre);
+      load(k.call.precision, field, precision);
+      load(k.call.log_weight, k.J, log_weight);
+      load(k.call.mean, field, mean);
+      load(k.call.mass, k.J, up_mass);
+      load(k.call.sum, field, up_sum);
+      load(k.call.scatter, field, up_scatter);
+      for (auto* grad : {&d_centre, &d_precision, &d_log_weight}) std::fill(grad->begin(), grad->end(), V{});
+      for (int start = 0; start < k.I; start += kBackwardChildren)
+        children(start, std::min(kBackwardChildren, k.I - start));
+      store(d_centre, field, k.call.grad_parents);
+      store(d_precision, field, k.call.grad_precision);
+      store(d_log_weight, k.J, k.call.grad_log_weight);
+    }
+
+    void children(int start, int n) {
+      const int size = k.M * k.P;
+      for (int i = 0; i < n; ++i)
+        for (int b = 0; b < count; ++b)
+          k.load_child(k.call.children, row + b * kLanes, end, start + i, size, u.data() + pair(i, b) * size);
+      std::fill(du.begin(), du.end(), V{});
+      std::fill(d_offset.begin(), d_offset.end(), V{});
+      compare(start, n);
+      for (int i = 0; i < n; ++i)
+        for (int b = 0; b < count; ++b) moments ? flow_of_moments(start + i, i, b) : flow_of_scores(start + i, i, b);
+      for (int j = 0; j < k.J; ++j) {
+        for (int b = 0; b < count; ++b) votes_of(j, b, start, n);
+        for (int i = 0; i < n; ++i) add_transform(j, i, start + i);
+      }
+      for (int i = 0; i < n; ++i) {
+        for (int b = 0; b < count; ++b)
+          k.add_child(du.data() + pair(i, b) * size, row + b * kLanes, end, start + i, size, k.call.grad_children);
+        if (!grad_coordinates) continue;
+        for (int h = 0; h < k.H; ++h) grad_coordinates[int64_t{start + i} * k.H + h] += lane_sum<T>(d_offset[i * k.H + h]);
+      }
+    }
+
+    static int64_t pair(int i, int b) { return i * kBackwardBlocks + b; }
+
+    // Logits into `share`, and what a share is worth to the loss into `flow`.
+    void compare(int start, int n) {
+      V local[kPose];
+      V* v = kKnown ? local : scratch.data();
+      for (int j = 0; j < k.J; ++j)
+        for (int b = 0; b < count; ++b)
+          for (int i = 0; i < n; ++i) {
+            k.vote(u.data() + pair(i, b) * k.M * k.P, k.transform(start + i, j), k.offset(start + i), v);
+            const int64_t at = pair(i, b) * k.J + j;
+            share[at] = centre.empty() ? V{} : k.logit(v, parents(b), j);
+            if (moments) flow[at] = worth(v, j, b);
+          }
+    }
+
+    inline V worth(const V* v, int j, int b) const {
+      const int64_t at = (int64_t{b} * k.J + j) * k.H;
+      V total = up_mass[b * k.J + j], second{};
+      for (int h = 0; h < k.pose(); ++h) total += v[h] * up_sum[at + h];
+      if (up_scatter.empty()) return total;
+      for (int h = 0; h < k.pose(); ++h) {
+        const V deviation = v[h] - mean[at + h];
+        second += deviation * deviation * up_scatter[at + h];
+      }
+      return total + second;
+    }
+
+    // Logits and worth to a_i R_ij and the gradient of the logits.
+    void flow_of_moments(int child, int i, int b) {
+      V *R = share.data() + pair(i, b) * k.J, *g = flow.data() + pair(i, b) * k.J;
+      const int64_t first = row + b * kLanes;
+      V log_partition{}, weight = splat(T(1));
+      if (k.call.log_partition) k.load_child(k.call.log_partition, first, end, child, 1, &log_partition);
+      if (k.call.weights) k.load_child(k.call.weights, first, end, child, 1, &weight);
+      k.assign(R, k.call.log_partition ? &log_partition : nullptr);
+      V inflow{};
+      for (int j = 0; j < k.J; ++j) inflow += R[j] * g[j];
+      if (k.call.weights) k.add_child(&inflow, first, end, child, 1, k.call.grad_weights);
+      inflow *= weight;
+      for (int j = 0; j < k.J; ++j) {
+        const V gradient = R[j] * (weight * g[j]);
+        g[j] = k.call.log_partition ? gradient : gradient - R[j] * inflow;
+        R[j] *= weight;
+      }
+      const V outflow = -inflow;
+      if (k.call.log_partition) k.add_child(&outflow, first, end, child, 1, k.call.grad_log_partition);
+    }
+
+    // The gradient of the logits, from that of the logits or of their normaliser.
+    void flow_of_scores(int child, int i, int b) {
+      V *logits = share.data() + pair(i, b) * k.J, *g = flow.data() + pair(i, b) * k.J;
+      const int64_t first = row + b * kLanes, numbers = k.call.reduced ? 1 : k.J;
+      const int lanes = static_cast<int>(std::clamp<int64_t>(end - first, 0, kLanes));
+      std::fill(g, g + k.J, V{});
+      for (int lane = 0; lane < lanes; ++lane)
+        for (int64_t n = 0; n < numbers; ++n)
+          g[n][lane] = readable(k.call.grad_scores)[((first + lane) * k.I + child) * numbers + n];
+      if (k.call.reduced) {
+        const V grad = g[0], log_partition = k.partition(logits);
+        for (int j = 0; j < k.J; ++j) g[j] = grad * exponential(logits[j] - log_partition);
+      }
+      std::fill(logits, logits + k.J, V{});  // nothing was shared out
+    }
+
+    // The gradients of the votes for parent j, into `d_votes`, and what they pass on to the similarity and the poses.
+    void votes_of(int j, int b, int start, int n) {
+      V local[kPose];
+      V* v = kKnown ? local : scratch.data();
+      const int64_t at = (int64_t{b} * k.J + j) * k.H;
+      for (int i = 0; i < n; ++i) {
+        const T* w = k.transform(start + i, j);
+        const V* pose = u.data() + pair(i, b) * k.M * k.P;
+        V* g = d_votes.data() + pair(i, b) * k.H;
+        const V r = share[pair(i, b) * k.J + j], f = flow[pair(i, b) * k.J + j];
+        k.vote(pose, w, k.offset(start + i), v);
+        if (!moments)
+          for (int h = 0; h < k.pose(); ++h) g[h] = V{};
+        else if (up_scatter.empty())
+          for (int h = 0; h < k.pose(); ++h) g[h] = r * up_sum[at + h];
+        else
+          for (int h = 0; h < k.pose(); ++h)
+            g[h] = r * (up_sum[at + h] + T(2) * (v[h] - mean[at + h]) * up_scatter[at + h]);
+        if (!k.call.hard) similarity_backward(v, f, j, b, g);
+        k.vote_backward(g, w, du.data() + pair(i, b) * k.M * k.P);
+        if (grad_coordinates)
+          for (int h = 0; h < k.pose(); ++h) d_offset[i * k.H + h] += g[h];
+      }
+    }
+
+    inline void similarity_backward(const V* v, V f, int j, int b, V* g) {
+      const int64_t at = (int64_t{b} * k.J + j) * k.H;
+      if (k.call.similarity == kInnerProduct) {
+        for (int h = 0; h < k.pose(); ++h) {
+          d_centre[at + h] += f * v[h];
+          g[h] += f * centre[at + h];
+        }
+      } else if (k.call.similarity == kGaussian) {
+        const V half = f * T(-0.5);
+        d_log_weight[b * k.J + j] += f;
+        for (int h = 0; h < k.pose(); ++h) {
+          const V deviation = v[h] - centre[at + h];
+          const V slope = f * deviation * precision[at + h];
+          d_precision[at + h] += half * deviation * deviation;
+          d_centre[at + h] += slope;
+          g[h] -= slope;
+        }
+      }
+    }
+
+    // dW_ij += sum over rows of u_i^T dV_ij
+    void add_transform(int j, int i, int child) {
+      const int numbers = k.P * k.D;
+      T* out = grad_transforms + (int64_t{k.call.shared ? 0 : child} * k.J + j) * numbers;
+      for (int start = 0; start < numbers; start += kLanes) {
+        V sums[kLanes];
+        for (int l = 0; l < kLanes; ++l) sums[l] = V{};
+        for (int b = 0; b < count; ++b) {
+          const V* pose = u.data() + pair(i, b) * k.M * k.P;
+          const V* g = d_votes.data() + pair(i, b) * k.H;
+          for (int m = 0; m < k.M; ++m)
+#pragma GCC unroll 16
+            for (int l = 0; l < kLanes; ++l) {
+              const int at = start + l;
+              if (at < numbers) sums[l] += pose[m * k.P + at / k.D] * g[m * k.D + at % k.D];
+            }
+        }
+        fold_all<T, kLanes / 2>(sums);
+        const int live = std::min(kLanes, numbers - start);
+        for (int l = 0; l < live; ++l) out[start + l] += sums[0][l];
+      }
+    }
+  };
+};
+
+enum Pass { kMoments, kScores, kBackward };
+
+template <typename T, int M, int P, int D>
+void run(const Call& call, Pass pass) {
+  const Kernel<T, M, P, D> kernel(call);
+  if (pass == kMoments) return kernel.moments();
+  if (pass == kScores) return kernel.scores();
+  kernel.backward();
+}
+
+}  // namespace
+
+extern "C" void torchcaps_run(const TorchcapsCall* call, int64_t pass_number, int64_t is_double) {
+  const Pass pass = static_cast<Pass>(pass_number);
+  const auto is = [&](int64_t M, int64_t P, int64_t D) { return call->M == M && call->P == P && call->D == D; };
+  if (is_double) return run<double, 0, 0, 0>(*call, pass);
+  // The pose shapes of the published networks have loops of known length.
+  if (is(4, 4, 4)) return run<float, 4, 4, 4>(*call, pass);
+  if (is(1, 8, 16)) return run<float, 1, 8, 16>(*call, pass);
+  if (is(1, 16, 16)) return run<float, 1, 16, 16>(*call, pass);
+  run<float, 0, 0, 0>(*call, pass);
+}
