@@ -36,8 +36,8 @@ def test_small_votes_are_stored_and_large_ones_are_not() -> None:
 
 def test_the_choice_says_why() -> None:
     most = FEW["cpu"] // (2 * 8)
-    assert "few enough to store on cpu" in choose_backend(votes(most)).reason
-    assert "too many to store on cpu" in choose_backend(votes(most + 1)).reason
+    assert "at most 32,768 numbers are stored on cpu" in choose_backend(votes(most)).reason
+    assert "more than 32,768 numbers are not stored on cpu" in choose_backend(votes(most + 1)).reason
     with use_backend("chunked"):
         assert choose_backend(votes()) == ("chunked", "asked for by use_backend, backend= or TORCHCAPS_BACKEND")
 

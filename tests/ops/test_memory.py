@@ -1,4 +1,4 @@
-"""Chunked votes are never stored: no tensor comes near their size, forward or backward."""
+"""Chunked and fused votes are never stored: no tensor comes near their size, forward or backward."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,12 +31,23 @@ class Largest(TorchDispatchMode):
         super().__init__()
         self.numbers = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def see(self, out: Any) -> Any:
         for tensor in tree_leaves(out):
             if isinstance(tensor, torch.Tensor):
                 self.numbers = max(self.numbers, tensor.untyped_storage().nbytes() // tensor.element_size())
         return out
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.see(func(*args, **(kwargs or {})))
+
+    def inside_operators(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Sees what the Python side of a custom operator makes, too, where a dispatch mode is switched off."""
+        makers = ["empty", "zeros", "empty_like", "zeros_like"]
+        for owner, name in [(torch, name) for name in makers] + [
+            (torch.Tensor, name) for name in ("new_empty", "new_zeros", "new_full", "contiguous")
+        ]:
+            make = getattr(owner, name)
+            monkeypatch.setattr(owner, name, lambda *args, make=make, **kwargs: self.see(make(*args, **kwargs)))
 
 
 def em(votes: Votes, weights: torch.Tensor | None = None) -> Routed:
@@ -53,13 +64,17 @@ ROUTINGS: dict[str, Callable[..., Routed]] = {
 }
 
 
-def largest(routing: str, backend: str, transforms: int, rows: int, coordinates: bool) -> int:
+def largest(
+    monkeypatch: pytest.MonkeyPatch, routing: str, backend: str, transforms: int, rows: int, coordinates: bool
+) -> int:
     """The largest tensor of forward, a look at the assignment, and backward."""
     children = torch.randn(B, I, rows, P, requires_grad=True)
     weight = torch.randn(transforms, J, P, D // rows, requires_grad=True)
     offset = torch.randn(I, D, requires_grad=True) if coordinates else None
     activation = torch.rand(B, I, requires_grad=True)
-    with Largest() as memory:
+    memory = Largest()
+    memory.inside_operators(monkeypatch)
+    with memory:
         routed = ROUTINGS[routing](Votes(children, weight, offset, backend=backend), activation)
         if routed.pose.requires_grad:
             (routed.pose.square().sum() + routed.activation.sum() + routed.assignment.square().sum()).backward()
@@ -79,13 +94,25 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("rows", "coordinates"), [(1, False), (2, True)], ids=["vectors", "matrices-coordinates"])
 @pytest.mark.parametrize("transforms", [1, I], ids=["shared", "full"])
 @pytest.mark.parametrize("routing", ROUTINGS)
-def test_no_tensor_is_as_large_as_the_votes(routing: str, transforms: int, rows: int, coordinates: bool) -> None:
+@pytest.mark.parametrize("backend", ["chunked", "native"])
+def test_no_tensor_is_as_large_as_the_votes(
+    monkeypatch: pytest.MonkeyPatch, backend: str, routing: str, transforms: int, rows: int, coordinates: bool
+) -> None:
     assert ChunkedVotes(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1)).budget == BUDGET
     bound = max(transforms * J * P * D // rows, B * I * (J + 1), B * I * rows * P, 2 * BUDGET)
     assert bound < VOTES / 5
-    assert largest(routing, "chunked", transforms, rows, coordinates) <= bound
+    assert largest(monkeypatch, routing, backend, transforms, rows, coordinates) <= bound
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
-def test_the_measure_sees_stored_votes(routing: str) -> None:
-    assert largest(routing, "naive", I, 1, coordinates=False) >= VOTES
+def test_the_measure_sees_stored_votes(monkeypatch: pytest.MonkeyPatch, routing: str) -> None:
+    assert largest(monkeypatch, routing, "naive", I, 1, coordinates=False) >= VOTES
+
+
+def test_the_measure_sees_inside_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    votes = Votes(torch.randn(B, 5, P), torch.randn(5, J, P, D), backend="native")
+    memory = Largest()
+    memory.inside_operators(monkeypatch)
+    with memory:
+        votes.moments(scatter=True)
+    assert memory.numbers == B * J * D

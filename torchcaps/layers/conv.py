@@ -66,7 +66,8 @@ class Windows:
     @property
     def padded(self) -> int:
         """The number of positions of the padded grid."""
-        return math.prod(self.size[axis] + 2 * self.padding[axis] for axis in (0, 1))
+        height, width = (self.size[axis] + 2 * self.padding[axis] for axis in (0, 1))
+        return height * width
 
     def children(self, types: int, device: torch.device) -> Tensor:
         """The flat places of the children of each window, int32 (H' * W', kH * kW * C), on a grid as :meth:`pad`s."""

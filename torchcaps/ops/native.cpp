@@ -11,6 +11,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -92,22 +93,51 @@ inline Vec<T> logarithm(Vec<T> x) {
   return x;
 }
 
-// Folds pairs of vectors until lane k of the one that is left holds the sum of the lanes of vector k.
+// In each stretch of 2 * width lanes, the lower or the upper halves of a and b, that of a first.
 template <typename V, int width, size_t... lane>
-inline V fold(V a, V b, std::index_sequence<lane...>) {
-  constexpr int n = sizeof...(lane);
-  // In each stretch of 2 * width lanes: those of a in the lower half, those of b in the upper one.
-  const V low = __builtin_shufflevector(a, b, (int)((lane & width) ? n + (lane & ~(size_t)width) : lane)...);
-  const V high = __builtin_shufflevector(a, b, (int)((lane & width) ? n + lane : lane + width)...);
-  return low + high;
+inline V lower_halves(V a, V b, std::index_sequence<lane...>) {
+  return __builtin_shufflevector(a, b, (int)((lane & width) ? sizeof...(lane) + lane - width : lane)...);
 }
 
+template <typename V, int width, size_t... lane>
+inline V upper_halves(V a, V b, std::index_sequence<lane...>) {
+  return __builtin_shufflevector(a, b, (int)((lane & width) ? sizeof...(lane) + lane : lane + width)...);
+}
+
+// Folds pairs of vectors until lane k of the one that is left holds the sum of the lanes of vector k.
 template <typename T, int width>
 inline void fold_all(Vec<T>* v) {
-  constexpr int n = Lanes<T>::count;
+  constexpr auto lanes = std::make_index_sequence<Lanes<T>::count>{};
 #pragma GCC unroll 16
-  for (int k = 0; k < width; ++k) v[k] = fold<Vec<T>, width>(v[k], v[k + width], std::make_index_sequence<n>{});
+  for (int k = 0; k < width; ++k)
+    v[k] = lower_halves<Vec<T>, width>(v[k], v[k + width], lanes) + upper_halves<Vec<T>, width>(v[k], v[k + width], lanes);
   if constexpr (width > 1) fold_all<T, width / 2>(v);
+}
+
+// As many vectors as they have lanes: lane l of vector k changes places with lane k of vector l.
+template <typename T, int width = Lanes<T>::count / 2>
+inline void transpose(Vec<T>* v) {
+  constexpr auto lanes = std::make_index_sequence<Lanes<T>::count>{};
+#pragma GCC unroll 16
+  for (int k = 0; k < Lanes<T>::count; ++k) {
+    if (k & width) continue;
+    const Vec<T> a = v[k], b = v[k + width];
+    v[k] = lower_halves<Vec<T>, width>(a, b, lanes);
+    v[k + width] = upper_halves<Vec<T>, width>(a, b, lanes);
+  }
+  if constexpr (width > 1) transpose<T, width / 2>(v);
+}
+
+template <typename T>
+inline Vec<T> load_vector(const T* from) {
+  Vec<T> value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+template <typename T>
+inline void store_vector(Vec<T> value, T* to) {
+  std::memcpy(to, &value, sizeof value);
 }
 
 template <typename T>
@@ -216,44 +246,61 @@ class Kernel {
     return row / call.windows * call.grid + call.sites[row % call.windows * I + i];
   }
 
-  // (rows, count) numbers from `row` on to count vectors; lanes past `end` get 0.
-  void load(const void* tensor, int64_t row, int64_t end, int64_t count, V* out) const {
+  // Numbers that lie together in memory, `count` for each row from `row` on, to count vectors with a row in each lane;
+  // lanes past `end` get 0. `place` says which numbers are a row's.
+  template <typename Place>
+  void gather(const void* tensor, int64_t row, int64_t end, int64_t count, V* out, Place place) const {
     const int lanes = static_cast<int>(std::clamp<int64_t>(end - row, 0, kLanes));
-    if (lanes < kLanes) std::fill(out, out + count, V{});
-    T* to = reinterpret_cast<T*>(out);
-    for (int lane = 0; lane < lanes; ++lane) {
-      const T* from = readable(tensor) + (row + lane) * count;
-      for (int64_t k = 0; k < count; ++k) to[k * kLanes + lane] = from[k];
+    const T* from[kLanes];
+    for (int lane = 0; lane < lanes; ++lane) from[lane] = readable(tensor) + place(row + lane) * count;
+    int64_t at = 0;
+    for (; at + kLanes <= count; at += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) out[at + lane] = lane < lanes ? load_vector(from[lane] + at) : V{};
+      transpose<T>(out + at);
     }
+    for (; at < count; ++at) {
+      out[at] = V{};
+      for (int lane = 0; lane < lanes; ++lane) reinterpret_cast<T*>(out + at)[lane] = from[lane][at];
+    }
+  }
+
+  // The way back. Lanes past `end` go nowhere.
+  template <bool add, typename Place>
+  void scatter(const V* in, int64_t row, int64_t end, int64_t count, void* tensor, Place place) const {
+    const int lanes = static_cast<int>(std::clamp<int64_t>(end - row, 0, kLanes));
+    T* to[kLanes];
+    for (int lane = 0; lane < lanes; ++lane) to[lane] = writable(tensor) + place(row + lane) * count;
+    int64_t at = 0;
+    for (; at + kLanes <= count; at += kLanes) {
+      V square[kLanes];
+      for (int k = 0; k < kLanes; ++k) square[k] = in[at + k];
+      transpose<T>(square);
+      for (int lane = 0; lane < lanes; ++lane)
+        store_vector<T>(add ? load_vector(to[lane] + at) + square[lane] : square[lane], to[lane] + at);
+    }
+    for (; at < count; ++at)
+      for (int lane = 0; lane < lanes; ++lane) {
+        const T value = reinterpret_cast<const T*>(in + at)[lane];
+        to[lane][at] = add ? to[lane][at] + value : value;
+      }
+  }
+
+  // A field of the rows.
+  void load(const void* tensor, int64_t row, int64_t end, int64_t count, V* out) const {
+    gather(tensor, row, end, count, out, [](int64_t r) { return r; });
   }
 
   void store(const V* in, int64_t row, int64_t end, int64_t count, void* tensor) const {
-    const int lanes = static_cast<int>(std::clamp<int64_t>(end - row, 0, kLanes));
-    const T* from = reinterpret_cast<const T*>(in);
-    for (int lane = 0; lane < lanes; ++lane) {
-      T* to = writable(tensor) + (row + lane) * count;
-      for (int64_t k = 0; k < count; ++k) to[k] = from[k * kLanes + lane];
-    }
+    scatter<false>(in, row, end, count, tensor, [](int64_t r) { return r; });
   }
 
-  // A field of the children, `count` numbers each; lanes past `end` get 0.
+  // A field of the children, `count` numbers each.
   void load_child(const void* tensor, int64_t row, int64_t end, int i, int count, V* out) const {
-    const int lanes = static_cast<int>(std::clamp<int64_t>(end - row, 0, kLanes));
-    if (lanes < kLanes) std::fill(out, out + count, V{});
-    T* to = reinterpret_cast<T*>(out);
-    for (int lane = 0; lane < lanes; ++lane) {
-      const T* from = readable(tensor) + site(row + lane, i) * count;
-      for (int k = 0; k < count; ++k) to[k * kLanes + lane] = from[k];
-    }
+    gather(tensor, row, end, count, out, [=, this](int64_t r) { return site(r, i); });
   }
 
   void add_child(const V* in, int64_t row, int64_t end, int i, int count, void* tensor) const {
-    const int lanes = static_cast<int>(std::clamp<int64_t>(end - row, 0, kLanes));
-    const T* from = reinterpret_cast<const T*>(in);
-    for (int lane = 0; lane < lanes; ++lane) {
-      T* to = writable(tensor) + site(row + lane, i) * count;
-      for (int k = 0; k < count; ++k) to[k] += from[k * kLanes + lane];
-    }
+    scatter<true>(in, row, end, count, tensor, [=, this](int64_t r) { return site(r, i); });
   }
 
   // V_ij = u_i W_ij + c_i
@@ -362,7 +409,7 @@ class Kernel {
     }
 
     // Logits [count, J] of some children.
-    void compare(int start, int count) {
+    __attribute__((noinline)) void compare(int start, int count) {
       if (centre.empty()) {
         std::fill(logits.begin(), logits.begin() + count * k.J, V{});
         return;
@@ -436,7 +483,7 @@ class Kernel {
       for (int j = 0; j < k.J; ++j) k.vote(u.data(), k.transform(0, j), k.offset(0), shift.data() + j * k.H);
     }
 
-    void add(int start, int count) {
+    __attribute__((noinline)) void add(int start, int count) {
       V local[kPose];
       V* v = kKnown ? local : scratch.data();
       const V tiny = splat(std::sqrt(std::numeric_limits<T>::min()));
@@ -554,7 +601,7 @@ class Kernel {
     static int64_t pair(int i, int b) { return i * kBackwardBlocks + b; }
 
     // Logits into `share`, and what a share is worth to the loss into `flow`.
-    void compare(int start, int n) {
+    __attribute__((noinline)) void compare(int start, int n) {
       V local[kPose];
       V* v = kKnown ? local : scratch.data();
       for (int j = 0; j < k.J; ++j)
@@ -617,10 +664,9 @@ class Kernel {
     }
 
     // The gradients of the votes for parent j, into `d_votes`, and what they pass on to the similarity and the poses.
-    void votes_of(int j, int b, int start, int n) {
+    __attribute__((noinline)) void votes_of(int j, int b, int start, int n) {
       V local[kPose];
       V* v = kKnown ? local : scratch.data();
-      const int64_t at = (int64_t{b} * k.J + j) * k.H;
       for (int i = 0; i < n; ++i) {
         const T* w = k.transform(start + i, j);
         const V* pose = u.data() + pair(i, b) * k.M * k.P;
@@ -628,59 +674,90 @@ class Kernel {
         const V r = share[pair(i, b) * k.J + j], f = flow[pair(i, b) * k.J + j];
         k.vote(pose, w, k.offset(start + i), v);
         if (!moments)
-          for (int h = 0; h < k.pose(); ++h) g[h] = V{};
+          vote_gradient<kNothing>(v, r, f, j, b, g);
         else if (up_scatter.empty())
-          for (int h = 0; h < k.pose(); ++h) g[h] = r * up_sum[at + h];
+          vote_gradient<kSum>(v, r, f, j, b, g);
         else
-          for (int h = 0; h < k.pose(); ++h)
-            g[h] = r * (up_sum[at + h] + T(2) * (v[h] - mean[at + h]) * up_scatter[at + h]);
-        if (!k.call.hard) similarity_backward(v, f, j, b, g);
+          vote_gradient<kScatter>(v, r, f, j, b, g);
         k.vote_backward(g, w, du.data() + pair(i, b) * k.M * k.P);
         if (grad_coordinates)
           for (int h = 0; h < k.pose(); ++h) d_offset[i * k.H + h] += g[h];
       }
     }
 
-    inline void similarity_backward(const V* v, V f, int j, int b, V* g) {
+    enum Upstream { kNothing, kSum, kScatter };
+
+    template <Upstream upstream>
+    inline void vote_gradient(const V* v, V r, V f, int j, int b, V* g) {
       const int64_t at = (int64_t{b} * k.J + j) * k.H;
-      if (k.call.similarity == kInnerProduct) {
-        for (int h = 0; h < k.pose(); ++h) {
-          d_centre[at + h] += f * v[h];
-          g[h] += f * centre[at + h];
-        }
-      } else if (k.call.similarity == kGaussian) {
-        const V half = f * T(-0.5);
-        d_log_weight[b * k.J + j] += f;
-        for (int h = 0; h < k.pose(); ++h) {
-          const V deviation = v[h] - centre[at + h];
-          const V slope = f * deviation * precision[at + h];
-          d_precision[at + h] += half * deviation * deviation;
-          d_centre[at + h] += slope;
-          g[h] -= slope;
-        }
-      }
+      const Field field = {up_sum.data() + at, up_scatter.data() + at, mean.data() + at,     centre.data() + at,
+                           precision.data() + at, d_centre.data() + at, d_precision.data() + at};
+      if (k.call.hard || k.call.similarity == kUniform) return field.template gradient<upstream, kUniform>(k.H, v, r, f, g);
+      if (k.call.similarity == kInnerProduct) return field.template gradient<upstream, kInnerProduct>(k.H, v, r, f, g);
+      d_log_weight[b * k.J + j] += f;
+      field.template gradient<upstream, kGaussian>(k.H, v, r, f, g);
     }
 
-    // dW_ij += sum over rows of u_i^T dV_ij
-    void add_transform(int j, int i, int child) {
+    // What belongs to one parent.
+    struct Field {
+      const V *up_sum, *up_scatter, *mean, *centre, *precision;
+      V *d_centre, *d_precision;
+
+      // One loop over the elements of a vote with nothing to decide in it, in a function of its own, where the compiler
+      // has registers for all pointers: loads and stores are what takes time here.
+      template <Upstream upstream, Similarity similarity>
+      __attribute__((noinline)) void gradient(int size, const V* __restrict v, V r, V f, V* __restrict g) const {
+        const int H = kKnown ? kPose : size;
+        const V half = f * T(-0.5), twice = r * T(2);
+        const V *__restrict s = up_sum, *__restrict q = up_scatter, *__restrict m = mean;
+        const V *__restrict c = centre, *__restrict beta = precision;
+        V *__restrict d_c = d_centre, *__restrict d_beta = d_precision;
+#pragma GCC unroll 16
+        for (int h = 0; h < H; ++h) {
+          V total = upstream == kNothing ? V{} : r * s[h];
+          if (upstream == kScatter) total += twice * (v[h] - m[h]) * q[h];
+          if (similarity == kInnerProduct) {
+            d_c[h] += f * v[h];
+            total += f * c[h];
+          } else if (similarity == kGaussian) {
+            const V deviation = v[h] - c[h];
+            const V slope = f * deviation * beta[h];
+            d_beta[h] += half * deviation * deviation;
+            d_c[h] += slope;
+            total -= slope;
+          }
+          g[h] = total;
+        }
+      }
+    };
+
+    // dW_ij += sum over rows of u_i^T dV_ij, for as many elements at a time as a vector has lanes.
+    __attribute__((noinline)) void add_transform(int j, int i, int child) {
       const int numbers = k.P * k.D;
       T* out = grad_transforms + (int64_t{k.call.shared ? 0 : child} * k.J + j) * numbers;
       for (int start = 0; start < numbers; start += kLanes) {
         V sums[kLanes];
         for (int l = 0; l < kLanes; ++l) sums[l] = V{};
-        for (int b = 0; b < count; ++b) {
-          const V* pose = u.data() + pair(i, b) * k.M * k.P;
-          const V* g = d_votes.data() + pair(i, b) * k.H;
+        for (int b = 0; b < count; ++b)
           for (int m = 0; m < k.M; ++m)
-#pragma GCC unroll 16
-            for (int l = 0; l < kLanes; ++l) {
-              const int at = start + l;
-              if (at < numbers) sums[l] += pose[m * k.P + at / k.D] * g[m * k.D + at % k.D];
-            }
-        }
+            outer(u.data() + (pair(i, b) * k.M + m) * k.P, d_votes.data() + pair(i, b) * k.H + m * k.D, start, sums);
         fold_all<T, kLanes / 2>(sums);
         const int live = std::min(kLanes, numbers - start);
-        for (int l = 0; l < live; ++l) out[start + l] += sums[0][l];
+        if (live == kLanes) {
+          store_vector<T>(load_vector(out + start) + sums[0], out + start);
+        } else {
+          for (int l = 0; l < live; ++l) out[start + l] += sums[0][l];
+        }
+      }
+    }
+
+    inline void outer(const V* pose, const V* g, int start, V* sums) const {
+      if constexpr (kKnown && kLanes % D_ == 0) {
+        for (int p = 0; p < kLanes / D_; ++p)
+          for (int d = 0; d < D_; ++d) sums[p * D_ + d] += pose[start / D_ + p] * g[d];
+      } else {
+        for (int at = start; at < std::min<int>(start + kLanes, k.P * k.D); ++at)
+          sums[at - start] += pose[at / k.D] * g[at % k.D];
       }
     }
   };

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -69,21 +68,32 @@ def choose_backend(votes: "Votes") -> Choice:
 
     A name given to :func:`use_backend`, or else in the environment variable ``TORCHCAPS_BACKEND``, comes first. Few
     votes are stored: that is quickest. Many are formed in fused kernels, and where these cannot run, tile by tile.
+    ``torch.compile`` keeps the choice that it met.
     """
-    forced = _forced.get() or _checked(os.environ.get(BACKEND_VARIABLE) or "auto")
+    forced = _checked(votes.backend) if votes.backend else _forced_backend()
     if forced != "auto":
         return Choice(forced, f"asked for by use_backend, backend= or {BACKEND_VARIABLE}")
     device = votes.children.device.type
-    numbers, few = math.prod(votes.shape), FEW.get(device, FEW["cpu"])
-    if numbers <= few:
-        return Choice("naive", f"the votes' {numbers:,} numbers are few enough to store on {device} (at most {few:,})")
+    few = FEW.get(device, FEW["cpu"])
+    if math.prod(votes.shape) <= few:
+        return Choice("naive", f"votes of at most {few:,} numbers are stored on {device}")
     fused = FUSED.get(device)
     if fused is None:
         return Choice("chunked", f"there are no fused kernels for {device}")
-    trouble = why_not(fused)
+    trouble = _trouble(fused)
     if trouble:
         return Choice("chunked", f"the {fused} kernels cannot run: {trouble}")
-    return Choice(fused, f"the votes' {numbers:,} numbers are too many to store on {device} (more than {few:,})")
+    return Choice(fused, f"votes of more than {few:,} numbers are not stored on {device}")
+
+
+@torch.compiler.assume_constant_result
+def _forced_backend() -> str:
+    return _forced.get() or _checked(os.environ.get(BACKEND_VARIABLE) or "auto")
+
+
+@torch.compiler.assume_constant_result
+def _trouble(fused: str) -> str:
+    return why_not(fused)
 
 
 @dataclass(frozen=True)
@@ -106,7 +116,6 @@ class Normaliser:
         return Rule(orphan=self.orphan, hard=self.hard)
 
 
-@dataclass(frozen=True)
 class Votes:
     r"""The votes :math:`V_{ij} = u_i W_{ij} (+ c_i)` of children for parents, formed when needed.
 
@@ -123,17 +132,23 @@ class Votes:
         ValueError: if shapes do not fit.
     """
 
-    children: Tensor
-    transforms: Tensor
-    coordinates: Tensor | None = None
-    normaliser: Normaliser = Normaliser()
-    backend: str | None = None
-    sites: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        if self.children.ndim == 3:
-            object.__setattr__(self, "children", self.children.unsqueeze(2))
-        _check_shapes(self.children, self.transforms, self.coordinates, self.sites)
+    def __init__(
+        self,
+        children: Tensor,
+        transforms: Tensor,
+        coordinates: Tensor | None = None,
+        normaliser: Normaliser | None = None,
+        backend: str | None = None,
+        sites: Tensor | None = None,
+    ) -> None:
+        self.children = children.unsqueeze(2) if children.ndim == 3 else children
+        self.transforms = transforms
+        self.coordinates = coordinates
+        self.normaliser = normaliser or Normaliser()
+        self.backend = backend
+        self.sites = sites
+        self._source: VoteSource | None = None
+        _check_shapes(self.children, transforms, coordinates, sites)
 
     @property
     def parents(self) -> int:
@@ -147,13 +162,17 @@ class Votes:
         windows, I = (1, I) if self.sites is None else self.sites.shape
         return N * windows, I, self.parents, M * self.transforms.shape[-1]
 
-    @cached_property
+    @property
     def source(self) -> VoteSource:
         """The backend at work on these votes."""
+        if self._source is None:
+            self._source = self._make_source()
+        return self._source
+
+    def _make_source(self) -> VoteSource:
         dtype = compute_dtype(self.children, self.transforms)
         coordinates = None if self.coordinates is None else self.coordinates.to(dtype)
-        with use_backend(self.backend):
-            backend = BACKENDS[choose_backend(self).backend]
+        backend = BACKENDS[choose_backend(self).backend]
         # With gradients even where the first look is without: the backend stays for later ones.
         with _full_precision(self.children), torch.enable_grad():
             children, transforms = self.children.to(dtype), self.transforms.to(dtype)
@@ -163,8 +182,9 @@ class Votes:
 
     def restricted(self, *, orphan: bool = False, hard: bool = False) -> "Votes":
         """The same votes under a normaliser with these changes; the votes themselves are not formed again."""
-        votes = replace(self, normaliser=replace(self.normaliser, orphan=orphan, hard=hard))
-        votes.__dict__["source"] = self.source
+        normaliser = replace(self.normaliser, orphan=orphan, hard=hard)
+        votes = Votes(self.children, self.transforms, self.coordinates, normaliser, self.backend, self.sites)
+        votes._source = self.source
         return votes
 
     def moments(

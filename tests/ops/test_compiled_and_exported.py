@@ -1,0 +1,113 @@
+"""The operators of the fused backends, and whole networks, under torch.compile, torch.export and autocast."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchcaps import create_model, list_models
+from torchcaps.losses import SpreadLoss
+from torchcaps.models import ImageClassifier
+from torchcaps.ops import use_backend
+
+SMALLER: dict[str, dict[str, Any]] = {
+    "capsnet": {"channels": 4, "types": 2},
+    "capsnet_released": {"channels": 4, "types": 2},
+    "capsnet_small": {"channels": 4, "types": 2},
+    "matrixcapsnet": {"types": (4, 3, 2)},
+    "matrixcapsnet_cifar10": {"types": (4, 3, 2), "channels": 8},
+    "matrixcapsnet_small": {"types": (4, 3, 2)},
+}
+MODELS = pytest.mark.parametrize("name", list_models())
+
+
+def network(name: str) -> tuple[ImageClassifier, Tensor, Tensor]:
+    """A small network of that name in float64, images and labels."""
+    torch.manual_seed(0)
+    model = create_model(name, **SMALLER.get(name, {})).double()
+    return model, torch.rand(2, *model.image_shape, dtype=torch.float64), torch.tensor([0, 1])
+
+
+def gradients(model: ImageClassifier, activation: Tensor) -> list[Tensor]:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return list(torch.autograd.grad(activation.square().sum(), parameters, materialize_grads=True))
+
+
+@MODELS
+def test_compiles_in_one_piece(name: str) -> None:
+    model, images, labels = network(name)
+    with use_backend("native"):
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(images, labels).activation
+        expected = model(images, labels).activation
+    torch.testing.assert_close(compiled, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(gradients(model, compiled), gradients(model, expected), rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on its way to the code generator
+def test_inductor() -> None:
+    model, images, labels = network("matrixcapsnet_small")
+    compiled = torch.compile(model, fullgraph=True)(images, labels).activation
+    expected = model(images, labels).activation
+    torch.testing.assert_close(compiled, expected, rtol=1e-7, atol=1e-10)
+    torch.testing.assert_close(gradients(model, compiled), gradients(model, expected), rtol=1e-5, atol=1e-8)
+
+
+@MODELS
+def test_exports(name: str) -> None:
+    model, images, _ = network(name)
+    model.eval()
+    with use_backend("native"):
+        program = torch.export.export(model, (images,))
+        torch.testing.assert_close(program.module()(images).activation, model(images).activation, rtol=1e-9, atol=1e-12)
+
+
+@MODELS
+@pytest.mark.parametrize("backend", ["naive", "native"])
+def test_autocast(name: str, backend: str) -> None:
+    """Routing stays in float32, and so does the loss; as close to float32 as steps of EM on bf16 features can be."""
+    torch.manual_seed(0)
+    model = create_model(name, **SMALLER.get(name, {}))
+    images, labels = torch.rand(4, *model.image_shape), torch.arange(4) % model.classes
+    with use_backend(backend), torch.autocast("cpu", torch.bfloat16):
+        activation = model(images, labels).activation
+        loss = SpreadLoss()(activation, labels)
+    assert loss.dtype == torch.float32
+    grads = gradients(model, activation)
+    assert all(gradient.isfinite().all() for gradient in grads)
+    assert (activation.float() - model(images, labels).activation).abs().mean() < 0.05
+
+
+def call(similarity: str, sites: bool) -> list[Any]:
+    """Arguments of an operator up to the name of the backend."""
+    generator = torch.Generator().manual_seed(0)
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    N, G, J, M, P, D = 2, 5, 3, 2, 3, 2
+    places = torch.tensor([[0, 1, 4], [3, 1, 2]], dtype=torch.int32) if sites else None
+    B, I = (N * 2, 3) if sites else (N, G)
+    fields = {"uniform": [], "inner": [leaf(B, J, M * D)]}
+    fields["gaussian"] = [leaf(B, J, M * D), leaf(B, J, M * D), leaf(B, J)]
+    return [leaf(N, G, M, P), leaf(I, J, P, D), leaf(I, M * D), leaf(N, G), None, places, fields[similarity], "native"]
+
+
+@pytest.mark.parametrize("sites", [False, True], ids=["", "sites"])
+@pytest.mark.parametrize("similarity", ["uniform", "inner", "gaussian"])
+def test_operators_keep_the_rules_of_torch_library(similarity: str, sites: bool) -> None:
+    arguments = call(similarity, sites)
+    for scatter in (False, True):
+        torch.library.opcheck(torch.ops.torchcaps.moments, (*arguments, True, False, scatter))
+    with torch.no_grad():
+        mass, total, second = torch.ops.torchcaps.moments(*arguments, True, False, True)
+    plain = [x.detach() if isinstance(x, Tensor) else x for x in arguments]
+    plain[6] = [x.detach() for x in plain[6]]
+    upstream = (total / mass[..., None], mass, total, second)
+    torch.library.opcheck(torch.ops.torchcaps.moments_backward, (*plain, True, False, *upstream))
+    if similarity == "uniform":
+        return
+    for reduced in (False, True):
+        scores = torch.ops.torchcaps.scores(*plain, False, reduced)
+        torch.library.opcheck(torch.ops.torchcaps.scores, (*arguments, False, reduced))
+        torch.library.opcheck(torch.ops.torchcaps.scores_backward, (*plain, False, reduced, scores, scores))
