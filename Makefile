@@ -4,7 +4,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint bench guide clean
 
 setup: .venv/.installed
 
@@ -28,6 +28,10 @@ lint: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+# Runs the guide's chapters and draws their pictures anew.
+guide: setup
+	$(BIN)/python -m docs.guide
 
 clean:
 	rm -rf .venv build *.egg-info

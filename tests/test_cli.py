@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.cli import main
-from torchcaps.data import Digits
+from torchcaps.cli import _train_parser, main
+from torchcaps.data import Digits, ImageFolder, Preprocess, load_image, standardise, thirteen_crops
 from torchcaps.models import create_model, list_models, load_pretrained
 
 SMALL = [
@@ -105,8 +105,15 @@ class TestTrain:
             (["--batch_size", "0"], "batch_size must be at least 1, got 0"),
             (["--model_args.kernel_size", "20"], "smaller than kernel_size 20"),
             (["--model_args.colour", "1"], "colour"),
+            (["--preprocess.crop", "9"], "crop must be at most 8 for images of 8 x 8, got 9"),
+            (["--preprocess.crop", "4", "--preprocess.crops", "13"], "crop must be at most 2 .* for 13 crops, got 4"),
+            (["--preprocess.crops", "13"], "crops=13 needs crop"),
+            (["--preprocess.contrast", "[2,1]"], "contrast must be two factors"),
         ],
-        ids=["model", "number", "routing", "hard", "loss", "batch", "kernel", "argument"],
+        ids=[
+            *("model", "number", "routing", "hard", "loss", "batch", "kernel", "argument"),
+            *("crop", "margin", "crops", "contrast"),
+        ],
     )
     def test_wrong_options_are_named(self, options, message, tmp_path, capsys):
         arguments = ["train", "--data", "Digits", "--run", str(tmp_path / "run"), *SMALL, *options]
@@ -131,6 +138,99 @@ class TestTrain:
     def test_resume_needs_a_run(self, tmp_path, capsys):
         assert main(["train", "--resume", str(tmp_path)]) == 1
         assert "is not the folder of a run" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def prepared_run(colour_folder, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("preprocess") / "run"
+    data = ["--data", "ImageFolder", "--data.root", str(colour_folder), "--data.size", "[16,18]"]
+    options = [
+        *("--preprocess.crop", "10", "--preprocess.crops", "13", "--preprocess.standardise", "true"),
+        *("--preprocess.flip", "true", "--preprocess.contrast", "[0.5,1.5]"),
+    ]
+    assert main(["train", *data, "--run", str(run), *SMALL, *options]) == 0
+    return run
+
+
+class TestPreprocess:
+    """Images of 16 x 18 pixels, of which the network sees 10 x 10, standardised; thirteen crops in the test."""
+
+    PREPROCESS = Preprocess(crop=10, flip=True, contrast=(0.5, 1.5), standardise=True, crops=13)
+
+    def activations(self, prepared_run: Path, images: torch.Tensor) -> torch.Tensor:
+        crops = thirteen_crops(images.float() / 255, 10)
+        network = load_pretrained(prepared_run / "model")
+        with torch.no_grad():
+            return torch.stack([network(standardise(crop)).activation for crop in crops.unbind(1)]).mean(0)
+
+    def test_settings_are_kept_with_the_network(self, prepared_run):
+        network = load_pretrained(prepared_run / "model")
+        assert network.image_shape == (3, 10, 10)
+        assert network.extra["raw_image_shape"] == [3, 16, 18]
+        assert Preprocess.from_config(network.extra["preprocess"]) == self.PREPROCESS
+
+    def test_evaluate_averages_the_crops_as_the_summary_does(self, prepared_run, colour_folder, capsys):
+        assert main(["evaluate", str(prepared_run), "--json"]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["accuracy"] == json.loads((prepared_run / "summary.json").read_text())["test_accuracy"]
+        test = ImageFolder(str(colour_folder), size=(16, 18)).test
+        said = self.activations(prepared_run, test.images).argmax(1)
+        assert result["confusion"] == torch.bincount(test.labels * 3 + said, minlength=9).reshape(3, 3).tolist()
+
+    def test_evaluate_on_another_number_of_crops(self, prepared_run, colour_folder, capsys):
+        assert main(["evaluate", str(prepared_run), "--json", "--crops", "1"]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["crops"] == 1
+        test = ImageFolder(str(colour_folder), size=(16, 18)).test
+        with torch.no_grad():
+            images = self.PREPROCESS.evaluate(test.images.float() / 255).images
+            said = load_pretrained(prepared_run / "model")(images).activation.argmax(1)
+        assert result["confusion"] == torch.bincount(test.labels * 3 + said, minlength=9).reshape(3, 3).tolist()
+
+    def test_thirteen_crops_of_uncropped_images_are_refused(self, run, capsys):
+        assert main(["evaluate", str(run), "--crops", "13"]) == 1
+        assert "crops=13 needs crop" in capsys.readouterr().err
+
+    def test_predict_prepares_pictures_in_the_same_way(self, prepared_run, colour_folder, capsys):
+        files = sorted(str(path) for path in colour_folder.glob("*/?.png"))  # more than a batch of 13 crops each
+        assert main(["predict", str(prepared_run), *files, "--json"]) == 0
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        images = torch.stack([load_image(file, (3, 16, 18)) for file in files])
+        assert [row["file"] for row in rows] == files
+        found = torch.tensor([list(row["lengths"].values()) for row in rows])
+        torch.testing.assert_close(found, self.activations(prepared_run, images))
+        network = load_pretrained(prepared_run / "model")
+        with torch.no_grad():
+            poses = network(self.PREPROCESS.evaluate(images.float() / 255).images).capsules.pose
+        found = torch.tensor([list(row["poses"].values()) for row in rows])
+        torch.testing.assert_close(found, poses)
+
+    def test_explain(self, prepared_run, tmp_path, capsys):
+        assert main(["explain", str(prepared_run), "--out", str(tmp_path)]) == 0
+        assert (tmp_path / "report" / "reconstructions.png").is_file()
+        assert (prepared_run / "report" / "index.html").read_text() == (tmp_path / "report" / "index.html").read_text()
+
+    def test_images_of_another_size_are_refused(self, prepared_run, colour_folder, capsys):
+        data = ["--data", "ImageFolder", "--data.root", str(colour_folder)]
+        assert main(["evaluate", str(prepared_run), *data]) == 1
+        assert "the images are (3, 17, 20), the network takes (3, 16, 18)" in capsys.readouterr().err
+
+    def test_pairs_of_images_cannot_be_predicted_from_files(self, tmp_path, capsys):
+        create_model("capsnet_digits", image_shape=(2, 8, 8), channels=8).save_pretrained(tmp_path / "pairs")
+        assert main(["predict", str(tmp_path / "pairs"), "left.png"]) == 1
+        assert "image files have 1 or 3 channels, the network takes 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "example", sorted((Path(__file__).parent.parent / "examples").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_options_of_the_examples_fit_together(example):
+    parser = _train_parser()
+    options = parser.instantiate(parser.parse_args(["--config", str(example), "--run", "run"]))
+    raw = {"Digits": (1, 8, 8), "MNIST": (1, 28, 28), "CIFAR10": (3, 32, 32), "SmallNORB": (2, 48, 48)}
+    shape = options.preprocess.image_shape(raw[type(options.data).__name__])
+    assert shape == (2, 32, 32) or example.stem != "smallnorb"
+    assert create_model(options.model, image_shape=shape, **(options.model_args or {})).image_shape == shape
 
 
 class TestLooking:

@@ -9,10 +9,12 @@ from torch.nn import functional as F
 from torchcaps import (
     LengthCrossEntropy,
     MarginLoss,
+    NegativeLogLikelihood,
     ReconstructionLoss,
     SpreadLoss,
     length_cross_entropy,
     margin_loss,
+    negative_log_likelihood,
     reconstruction_loss,
     spread_loss,
 )
@@ -94,6 +96,24 @@ class TestCrossEntropy:
 
     def test_gradcheck(self) -> None:
         assert torch.autograd.gradcheck(lambda a: length_cross_entropy(a, torch.tensor([0, 3, 1])), (activation(),))
+
+
+class TestNegativeLogLikelihood:
+    def test_of_a_softmax_is_the_cross_entropy(self) -> None:
+        logits = 5 * activation()
+        expected = F.cross_entropy(logits, torch.tensor([0, 3, 1]))
+        share = logits.softmax(-1)
+        target = torch.tensor([0, 3, 1])
+        torch.testing.assert_close(negative_log_likelihood(share, target), expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(NegativeLogLikelihood()(7 * share, target), expected, rtol=1e-12, atol=0)
+
+    def test_zeros_are_finite(self) -> None:
+        nothing = torch.zeros(2, 3, requires_grad=True)
+        loss = negative_log_likelihood(nothing, torch.tensor([0, 1]))
+        loss.backward()
+        assert loss.isfinite()
+        assert nothing.grad is not None
+        assert nothing.grad.isfinite().all()
 
 
 class TestSpread:

@@ -4,13 +4,14 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from torchcaps.data import Digits, ImageSet
+from torchcaps.data import Digits, ImageSet, Preprocess
 from torchcaps.losses import MarginLoss, ReconstructionLoss
 from torchcaps.models import create_model
 from torchcaps.training import Classification, TrainerOptions, TrainingDiverged, fit, train_loader
@@ -21,7 +22,7 @@ data:
   init_args: {validation: 0.05}
 model: capsnet_digits
 model_args: {channels: 16, types: 2, decoder_hidden: [16]}
-shift: 1
+preprocess: {shift: 1, crop: 7, flip: true, brightness: 0.2, contrast: [0.5, 1.5], standardise: true}
 epochs: 8
 batch_size: 32
 report: false
@@ -113,9 +114,10 @@ def test_two_processes_train_like_one(folder, unbroken):
         assert got["train_accuracy"] == pytest.approx(expected["train_accuracy"], abs=2 / 1280)
 
 
-def task(**model_args) -> Classification:
+def task(preprocess: Preprocess | None = None, seed: int = 0, **model_args) -> Classification:
     model = create_model("capsnet_digits", channels=8, types=2, decoder_hidden=(8,), **model_args)
-    return Classification(model, MarginLoss(), ReconstructionLoss(), lambda p: torch.optim.Adam(p, 1e-3))
+    optimizer = partial(torch.optim.Adam, lr=1e-3)
+    return Classification(model, MarginLoss(), ReconstructionLoss(), optimizer, preprocess=preprocess, seed=seed)
 
 
 @pytest.fixture
@@ -165,6 +167,27 @@ class TestFit:
         checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
         with pytest.raises(ValueError, match=f"{checkpoint.name} is damaged"):
             fit(task(), few, few, tmp_path, epochs=2, batch_size=16, options=CPU)
+
+
+def test_training_and_validation_images_are_prepared_and_pixels_are_reconstructed(few, tmp_path):
+    preprocess = Preprocess(crop=6, brightness=0.5, contrast=(0.5, 2), standardise=True)
+    spied = task(preprocess, seed=5, image_shape=(1, 6, 6))
+    seen: list[torch.Tensor] = []
+    targets: list[torch.Tensor] = []
+    spied.model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    spied.reconstruction.register_forward_pre_hook(lambda _, arguments: targets.append(arguments[1]))
+    fit(spied, few, few.prepared(preprocess), tmp_path, epochs=2, batch_size=16, seed=5, options=CPU)
+    expected = []
+    for epoch in range(2):
+        loader = train_loader(few, 16, seed=5)
+        loader.sampler.set_epoch(epoch)
+        expected += [preprocess.train(batch.images, batch.indices, epoch, seed=5) for batch in loader]
+        expected += [preprocess.evaluate(part) for part in (few.images.float() / 255).split(16)]
+    for images, target, view in zip(seen, targets, expected, strict=True):
+        assert torch.equal(images, view.images)
+        assert torch.equal(target, view.pictures)
+    assert min(float(images.min()) for images in seen) < 0
+    assert all(0 <= float(target.min()) <= float(target.max()) <= 1 for target in targets)
 
 
 class TestTrainLoader:

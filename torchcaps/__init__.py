@@ -6,15 +6,17 @@ from torchcaps.layers import CapsConv2d, CapsLinear, ClassCaps, FullyConnectedDe
 from torchcaps.losses import (
     LengthCrossEntropy,
     MarginLoss,
+    NegativeLogLikelihood,
     ReconstructionLoss,
     SpreadLoss,
     length_cross_entropy,
     margin_loss,
+    negative_log_likelihood,
     reconstruction_loss,
     spread_loss,
 )
 from torchcaps.models import CapsNet, MatrixCapsNet, SharedCapsNet, create_model, list_models, load_pretrained
-from torchcaps.ops import Votes, use_backend
+from torchcaps.ops import Votes, choose_backend, use_backend
 from torchcaps.routing import create_routing, list_routings
 from torchcaps.squash import Squash, length, squash
 
@@ -30,12 +32,14 @@ __all__ = [
     "LengthCrossEntropy",
     "MarginLoss",
     "MatrixCapsNet",
+    "NegativeLogLikelihood",
     "PrimaryCaps",
     "ReconstructionLoss",
     "SharedCapsNet",
     "SpreadLoss",
     "Squash",
     "Votes",
+    "choose_backend",
     "create_model",
     "create_routing",
     "layers",
@@ -48,6 +52,7 @@ __all__ = [
     "margin_loss",
     "mask_capsules",
     "models",
+    "negative_log_likelihood",
     "ops",
     "reconstruction_loss",
     "routing",

@@ -1,4 +1,4 @@
-"""The command line: ``torchcaps train | evaluate | predict | explain | models``."""
+"""The command line: ``torchcaps train | evaluate | predict | explain | models | bench``."""
 
 import csv
 import json
@@ -6,9 +6,10 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -20,7 +21,7 @@ from torchcaps.routing.base import ROUTINGS
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
-    from torchcaps.data import ImageData, ImageSet
+    from torchcaps.data import ImageData, ImageSet, Preprocess
     from torchcaps.runs import RunFolder
 
 SPLITS = ("test", "validation", "train")
@@ -140,13 +141,17 @@ def evaluate_command(arguments: list[str]) -> None:
     from torchcaps.explain import examine
 
     parser = _look_parser("evaluate", "Test the network of a run.")
+    parser.add_argument("--crops", type=Literal[1, 13], help="of each image; default: what the run was trained with")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     network, images = _open(parser, options)
+    if options.crops is not None:
+        images = images.prepared(replace(images.preprocess, crops=options.crops))
     findings = examine(network, images, batch_size=options.batch_size)
     result = {
         "split": options.split,
         "images": len(images),
+        "crops": images.preprocess.crops,
         "accuracy": findings.accuracy,
         "error_percent": 100 * (1 - findings.accuracy),
         "confusion": findings.confusion.tolist(),
@@ -208,13 +213,22 @@ def _open(parser: "ArgumentParser", options: Any) -> "tuple[ImageClassifier, Ima
         options = parser.parse_object({"run": options.run, "split": options.split, "data": recorded})
     data: ImageData = parser.instantiate(options).data
     images: ImageSet = getattr(data, options.split)
-    if images.image_shape != network.image_shape:
-        raise ValueError(f"the images are {images.image_shape}, the network takes {network.image_shape}")
+    preprocess, image_shape = _preparation(network)
+    if images.image_shape != image_shape:
+        raise ValueError(f"the images are {images.image_shape}, the network takes {image_shape}")
     if len(images.classes) != network.classes:
         raise ValueError(f"the images have {len(images.classes)} classes, the network has {network.classes}")
     if not len(images):
         raise ValueError(f"the {options.split} split is empty")
-    return network, images
+    return network, images.prepared(preprocess)
+
+
+def _preparation(network: ImageClassifier) -> "tuple[Preprocess, tuple[int, int, int]]":
+    """How the network's images are prepared, and their shape before that; a network may have been saved without."""
+    from torchcaps.data import Preprocess
+
+    channels, height, width = network.extra.get("raw_image_shape", network.image_shape)
+    return Preprocess.from_config(network.extra.get("preprocess", {})), (channels, height, width)
 
 
 def _read_metrics(path: Path) -> list[dict[str, float]]:
@@ -237,23 +251,25 @@ def predict_command(arguments: list[str]) -> None:
     path = Path(options.run)
     network = load_pretrained(path / "model" if (path / "model").is_dir() else path)
     names = network.extra.get("classes") or [str(label) for label in range(network.classes)]
-    pixels = [
-        load_image(name, network.image_shape, options.resize) for name in options.images
-    ]  # all, before any output
-    for start in range(0, len(pixels), PREDICT_BATCH):
-        files = options.images[start : start + PREDICT_BATCH]
-        batch = torch.stack(pixels[start : start + PREDICT_BATCH]).float() / 255
-        for row in _predict(network, files, batch, names):
+    preprocess, image_shape = _preparation(network)
+    if image_shape[0] not in (1, 3):
+        raise ValueError(f"image files have 1 or 3 channels, the network takes {image_shape[0]}")
+    pixels = [load_image(name, image_shape, options.resize) for name in options.images]  # all, before any output
+    size = PREDICT_BATCH // preprocess.crops
+    for start in range(0, len(pixels), size):
+        files = options.images[start : start + size]
+        batch = torch.stack(pixels[start : start + size]).float() / 255
+        for row in _predict(network, files, preprocess.evaluate_crops(batch), names):
             print(json.dumps(row) if options.json else f"{row['file']}: {row['class']} ({row['length']:.3f})")
 
 
 @torch.no_grad()
-def _predict(
-    network: ImageClassifier, files: list[str], images: torch.Tensor, names: list[str]
-) -> list[dict[str, Any]]:
-    prediction = network(images)
+def _predict(network: ImageClassifier, files: list[str], crops: torch.Tensor, names: list[str]) -> list[dict[str, Any]]:
+    """A row for each file, of its crops (B, K, C, H, W): their mean activations, and the poses in the first."""
+    prediction = network(crops.flatten(0, 1))
+    activations = prediction.activation.unflatten(0, crops.shape[:2]).mean(1)
     rows = []
-    for place, (file, activation) in enumerate(zip(files, prediction.activation, strict=True)):
+    for place, (file, activation) in enumerate(zip(files, activations, strict=True)):
         best = int(activation.argmax())
         row = {
             "file": file,
@@ -262,7 +278,7 @@ def _predict(
             "lengths": dict(zip(names, activation.tolist(), strict=True)),
         }
         if prediction.capsules is not None:
-            row["poses"] = dict(zip(names, prediction.capsules.pose[place].tolist(), strict=True))
+            row["poses"] = dict(zip(names, prediction.capsules.pose[place * crops.shape[1]].tolist(), strict=True))
         rows.append(row)
     return rows
 
@@ -285,10 +301,18 @@ def models_command(arguments: list[str]) -> None:
     print("\nroutings: " + ", ".join(f"{name} ({ROUTINGS[name].__name__})" for name in list_routings()))
 
 
+def bench_command(arguments: list[str]) -> None:
+    """Measure speed and memory beside the physical limit, with every backend."""
+    from torchcaps.bench import command
+
+    command.main(arguments, partial(print, flush=True))
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train_command,
     "evaluate": evaluate_command,
     "predict": predict_command,
     "explain": explain_command,
     "models": models_command,
+    "bench": bench_command,
 }

@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -139,6 +140,31 @@ class LengthCrossEntropy(ActivationLoss):
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
         """The loss, a scalar."""
         return length_cross_entropy(activation, target, self.inverse_temperature)
+
+
+def negative_log_likelihood(activation: Tensor, target: Tensor) -> Tensor:
+    r"""Cross-entropy of activations that are shares of a whole, :math:`-\log (a_t / \sum_j a_j)`.
+
+    For a network whose activations come from a softmax this is the usual cross-entropy.
+
+    Args:
+        activation: (B, E), 0 or more.
+        target: labels (B,), or probabilities (B, E).
+
+    Raises:
+        ValueError: if shapes do not fit.
+    """
+    activation = activation.to(compute_dtype(activation))
+    logs = activation.clamp_min(torch.finfo(activation.dtype).tiny).log()
+    return F.cross_entropy(logs, _as_mask(activation, target))
+
+
+class NegativeLogLikelihood(ActivationLoss):
+    """Module form of :func:`negative_log_likelihood`."""
+
+    def forward(self, activation: Tensor, target: Tensor) -> Tensor:
+        """The loss, a scalar."""
+        return negative_log_likelihood(activation, target)
 
 
 def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:

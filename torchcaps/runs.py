@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 import torchcaps
-from torchcaps.data import ImageData, RandomShift
+from torchcaps.data import ImageData, Preprocess
 from torchcaps.explain import examine, write_report
 from torchcaps.losses import ActivationLoss, ReconstructionLoss
 from torchcaps.models import create_model, load_pretrained
@@ -85,7 +85,7 @@ def train(
     optimizer: OptimizerFactory,
     scheduler: SchedulerFactory | None = None,
     scheduler_interval: Literal["epoch", "step"] = "epoch",
-    shift: int = 0,
+    preprocess: Preprocess,
     epochs: int = 20,
     batch_size: int = 128,
     seed: int = 0,
@@ -111,10 +111,10 @@ def train(
         optimizer: from the parameters.
         scheduler: of the learning rate.
         scheduler_interval: whether the scheduler steps each epoch or each step.
-        shift: move the training images at random by up to this many pixels.
+        preprocess: how the images are prepared, at random in training; the network sees, and keeps, the result.
         epochs: how many times the training images are gone through.
         batch_size: over all processes together.
-        seed: of the initial weights, the order of the images and their shifts.
+        seed: of the initial weights, the order of the images and their random changes.
         trainer: where and how it runs.
         report: whether to draw the pictures at the end.
         config: YAML of these options, kept in a new folder.
@@ -134,8 +134,9 @@ def train(
             raise ValueError(f"{name} must be at least 1, got {value}")
     if routing is not None and not routing.trainable:
         raise ValueError(f"routing must have gradients to train with, got {type(routing).__name__}")
+    image_shape = preprocess.image_shape(data.image_shape)
     torch.manual_seed(seed)
-    arguments = {"image_shape": data.image_shape, "classes": len(data.classes), **(model_args or {})}
+    arguments = {"image_shape": image_shape, "classes": len(data.classes), **(model_args or {})}
     network = create_model(model, **arguments, **({} if routing is None else {"routing": routing}))
     task = Classification(
         network,
@@ -144,7 +145,7 @@ def train(
         optimizer,
         scheduler,
         scheduler_interval,
-        RandomShift(shift, seed) if shift else None,
+        preprocess,
         seed,
     )
     if is_first_process() and not folder.config.exists():
@@ -153,7 +154,7 @@ def train(
     runner, metrics = fit(
         task,
         data.train,
-        data.validation,
+        data.validation.prepared(preprocess),
         folder.path,
         epochs=epochs,
         batch_size=batch_size,
@@ -164,16 +165,23 @@ def train(
     )
     if not runner.is_global_zero:
         return None
-    network.save_pretrained(folder.model, classes=list(data.classes))
+    network.save_pretrained(
+        folder.model,
+        classes=list(data.classes),
+        preprocess=preprocess.config(),
+        raw_image_shape=list(data.image_shape),
+    )
     network = load_pretrained(folder.model)  # what the summary speaks of is what was saved
-    findings = examine(network, data.test, batch_size=batch_size)
+    test = data.test.prepared(preprocess)
+    findings = examine(network, test, batch_size=batch_size)
     summary = {
         "model": model,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "data": type(data).__name__,
-        "images": {"train": len(data.train), "validation": len(data.validation), "test": len(data.test)},
+        "images": {"train": len(data.train), "validation": len(data.validation), "test": len(test)},
         "epochs": len(metrics),
         "seed": seed,
+        "preprocess": preprocess.config(),
         "test_accuracy": findings.accuracy,
         "test_error_percent": round(100 * (1 - findings.accuracy), 4),
         "last_epoch": metrics[-1] if metrics else {},
@@ -188,7 +196,7 @@ def train(
     }
     folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
     if report:
-        write_report(folder.path, network, data.test, summary, metrics)
+        write_report(folder.path, network, test, summary, metrics)
     return summary
 
 

@@ -17,15 +17,20 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 from torchmetrics.classification import MulticlassAccuracy
 
-from torchcaps.data import Batch, ImageSet
+from torchcaps.data import Batch, ImageSet, Preprocess, View
 from torchcaps.losses import ActivationLoss, ReconstructionLoss
 from torchcaps.models import ImageClassifier
+from torchcaps.monitor import RoutingHealth
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 LOG_EVERY = 50
 """Steps between two looks at the loss: each one waits for the device."""
+
+
+SHOWN = ("train_accuracy", "train_loss", "val_accuracy", "val_loss")
+"""The metrics that are printed after each epoch; the file has them all."""
 
 
 class TrainingDiverged(FloatingPointError):
@@ -41,12 +46,13 @@ class Classification(L.LightningModule):
     Args:
         model: the network.
         loss: of the class activations (B, E) and the labels (B,).
-        reconstruction: of the reconstructions and the images; used where the network has a decoder.
+        reconstruction: of the reconstructions and the images before they were standardised; used where the network
+            has a decoder.
         optimizer: from the parameters.
         scheduler: from the optimizer, or None.
         scheduler_interval: whether the scheduler steps each epoch or each step.
-        augment: of the training images, from (images, indices, epoch), or None.
-        seed: for the random numbers that the network itself draws, such as dropout.
+        preprocess: how the training images are prepared; validation images come prepared, by their ImageSet.
+        seed: of that, and of the random numbers that the network itself draws, such as dropout.
     """
 
     def __init__(
@@ -57,7 +63,7 @@ class Classification(L.LightningModule):
         optimizer: OptimizerFactory,
         scheduler: SchedulerFactory | None = None,
         scheduler_interval: Literal["epoch", "step"] = "epoch",
-        augment: Callable[[Tensor, Tensor, int], Tensor] | None = None,
+        preprocess: Preprocess | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -67,7 +73,7 @@ class Classification(L.LightningModule):
         self.optimizer_factory = optimizer
         self.scheduler_factory = scheduler
         self.scheduler_interval = scheduler_interval
-        self.augment = augment
+        self.preprocess = preprocess or Preprocess()
         self.seed = seed
         self.train_accuracy = MulticlassAccuracy(model.classes, average="micro")
         self.val_accuracy = MulticlassAccuracy(model.classes, average="micro")
@@ -91,10 +97,8 @@ class Classification(L.LightningModule):
             TrainingDiverged: if the loss is not finite.
         """
         self.loss.advance(self.current_epoch, self.trainer.max_epochs or 1, self.global_step)
-        images = batch.images
-        if self.augment is not None:
-            images = self.augment(images, batch.indices, self.current_epoch)
-        loss, activation = self._step(images, batch.labels, "train")
+        view = self.preprocess.train(batch.images, batch.indices, self.current_epoch, self.seed)
+        loss, activation = self._step(view, batch.labels, "train")
         self.train_accuracy(activation, batch.labels)
         self.log("train_accuracy", self.train_accuracy, on_step=False, on_epoch=True, prog_bar=True)
         if batch_idx % LOG_EVERY == 0 and not loss.isfinite():
@@ -106,20 +110,20 @@ class Classification(L.LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss and accuracy on the validation images."""
-        _, activation = self._step(batch.images, batch.labels, "val")
+        _, activation = self._step(View(batch.images, batch.pictures), batch.labels, "val")
         self.val_accuracy(activation, batch.labels)
         self.log("val_accuracy", self.val_accuracy, on_epoch=True, prog_bar=True)
 
-    def _step(self, images: Tensor, labels: Tensor, stage: str) -> tuple[Tensor, Tensor]:
-        prediction = self.model(images, labels)
+    def _step(self, view: View, labels: Tensor, stage: str) -> tuple[Tensor, Tensor]:
+        prediction = self.model(view.images, labels)
         loss = self.loss(prediction.activation, labels)
         parts = {}
         if prediction.reconstruction is not None:
             parts[f"{stage}_class_loss"] = loss
-            parts[f"{stage}_reconstruction_loss"] = self.reconstruction(prediction.reconstruction, images)
+            parts[f"{stage}_reconstruction_loss"] = self.reconstruction(prediction.reconstruction, view.pictures)
             loss = loss + parts[f"{stage}_reconstruction_loss"]
         parts[f"{stage}_loss"] = loss
-        self.log_dict(parts, on_step=False, on_epoch=True, batch_size=len(images), sync_dist=True)
+        self.log_dict(parts, on_step=False, on_epoch=True, batch_size=len(labels), sync_dist=True)
         return loss, prediction.activation
 
 
@@ -152,7 +156,7 @@ class History(Callback):
         if trainer.is_global_zero:
             self._write()
             if self.show is not None:
-                shown = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items() if "_class" not in name)
+                shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in metrics if name in SHOWN)
                 self.show(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}: {shown}")
 
     def _write(self) -> None:
@@ -321,6 +325,7 @@ def fit(
     if resume_from is not None:
         _load_checkpoint(resume_from, task)
     history = History(folder / "metrics.csv", show)
+    health = RoutingHealth(validation if len(validation) else train.prepared(task.preprocess))
     keep_last = ModelCheckpoint(
         checkpoints,
         "epoch{epoch:05d}",
@@ -333,7 +338,7 @@ def fit(
     trainer = L.Trainer(
         **(options or TrainerOptions()).arguments(),
         max_epochs=epochs,
-        callbacks=[history, keep_last, *bar],
+        callbacks=[health, history, keep_last, *bar],
         logger=TensorBoardLogger(folder, name="", version="tensorboard"),
         enable_progress_bar=progress_bar,
         enable_model_summary=False,

@@ -10,6 +10,7 @@ from torchcaps.data import (
     RandomBrightness,
     RandomContrast,
     RandomCrop,
+    RandomFlip,
     RandomShift,
     centre_crop,
     standardise,
@@ -276,3 +277,52 @@ def test_crops_lie_within_the_images(size: int) -> None:
 def test_arguments_are_checked(kind: Any, arguments: tuple[float, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kind(*arguments)
+
+
+# Flips
+
+
+def flips(flip: RandomFlip, indices: Tensor, epoch: int) -> Tensor:
+    """Which images are mirrored."""
+    images = torch.tensor([0.0, 1.0]).reshape(1, 1, 1, 2).repeat(len(indices), 1, 1, 1)
+    return flip(images, indices, epoch)[:, 0, 0, 0].long()
+
+
+def test_a_flip_mirrors_left_and_right_or_nothing() -> None:
+    images, indices = pictures(50), torch.arange(50)
+    result = RandomFlip(seed=2)(images, indices, epoch=1)
+    for image, got, flipped in zip(images, result, flips(RandomFlip(seed=2), indices, 1).tolist(), strict=True):
+        assert torch.equal(got, image[:, :, torch.arange(8, -1, -1)] if flipped else image)
+
+
+def test_half_of_all_images_are_flipped_and_others_in_each_epoch() -> None:
+    indices = torch.arange(50_000)
+    first = flips(RandomFlip(), indices, 0)
+    assert chi_square(first, 2) < 10.9  # 99.9 %, 1 degree
+    others = (
+        flips(RandomFlip(), indices, 1),
+        flips(RandomFlip(), indices + 1, 0),
+        flips(RandomFlip(seed=1), indices, 0),
+    )
+    for other in others:
+        assert chi_square(first * 2 + other, 4) < 16.3  # 99.9 %, 3 degrees
+
+
+def test_flips_are_independent_of_the_other_changes() -> None:
+    indices = torch.arange(50_000)
+    flipped = flips(RandomFlip(), indices, 0)
+    others = {
+        "crop": places(RandomCrop(1), indices, 0, margins=(4, 0)),
+        "shift": RandomShift(2)(positions(len(indices), 5, 5), indices, 0)[:, 0, 2, 2].long() // 5,
+        "brightness": cells(offsets(RandomBrightness(1), indices, 0), -1, 1, 5),
+        "contrast": cells(factors(RandomContrast(0, 1), indices, 0), 0, 1, 5),
+    }
+    for name, other in others.items():
+        assert chi_square(flipped * 5 + other, 10) < 27.9, name  # 99.9 %, 9 degrees
+
+
+def test_a_flip_checks_its_arguments() -> None:
+    with pytest.raises(ValueError, match=r"images must be float .* got torch.uint8"):
+        RandomFlip()(IMAGES.to(torch.uint8), torch.arange(2), 0)
+    with pytest.raises(ValueError, match=r"indices must be \(2,\), one per image, got \(3,\)"):
+        RandomFlip()(IMAGES, torch.arange(3), 0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps.data import SmallNORB, read_binary_matrix
+from torchcaps.data import Preprocess, SmallNORB, read_binary_matrix
 
 UINT8, INT32, PACKED = 0x1E3D4C55, 0x1E3D4C54, 0x1E3D4C52
 TRAIN, TEST = "smallnorb-5x46789x9x18x6x2x96x96-training", "smallnorb-5x01235x9x18x6x2x96x96-testing"
@@ -365,3 +365,14 @@ def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
 def test_splits_are_named(folder: str) -> None:
     with pytest.raises(ValueError, match="split must be one of train, validation, test, got 'val'"):
         SmallNORB(folder).info("val")  # type: ignore[arg-type]
+
+
+def test_pairs_prepared_as_in_the_paper(folder: str) -> None:
+    images = SmallNORB(folder).test.prepared(Preprocess(crop=32, standardise=True, crops=13))
+    assert images.image_shape == (2, 32, 32)
+    crops = images.crops([0, 30])
+    assert crops.shape == (2, 13, 2, 32, 32)
+    # The second camera is 100 brighter than the first, all over: one standard deviation on each side of the mean.
+    torch.testing.assert_close(crops, torch.tensor([-1.0, 1.0])[:, None, None].expand_as(crops), atol=1e-5, rtol=0)
+    pixels = torch.tensor([50, 150]) / 255
+    assert torch.equal(images[0].pictures, pixels[None, :, None, None].expand(1, 2, 32, 32))

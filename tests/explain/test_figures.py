@@ -58,6 +58,79 @@ def test_missing_metrics_are_left_out(metrics: list[dict[str, float]], panels: l
     render(figure)
 
 
+def test_the_routing_has_panels_of_its_own() -> None:
+    health = {"assignment_entropy_conv": 0.9, "assignment_entropy_class_caps": 0.5, "dead_capsules_class_caps": 0.0}
+    loss, accuracy, entropy, dead = explain.learning_curves([*METRICS, {"epoch": 3.0, **health}]).axes
+    assert (len(loss.lines), len(accuracy.lines)) == (2, 1)
+    assert {str(line.get_label()): line.get_xydata().tolist() for line in entropy.lines} == {
+        "conv": [[3, 0.9]],
+        "class_caps": [[3, 0.5]],
+    }
+    assert entropy.lines[1].get_color() == dead.lines[0].get_color()  # of one layer
+    assert entropy.get_title() == "entropy of the assignment"
+    assert dead.get_ylabel() == "share of the types"
+    render(entropy.figure)
+    alone = explain.learning_curves([{"dead_capsules_conv": 0.5}])
+    assert [axes.get_title() for axes in alone.axes] == ["dead capsules"]
+
+
+def shown(axes: object) -> np.ndarray:
+    return np.asarray(axes.images[-1].get_array())
+
+
+def test_activations_layer_by_layer() -> None:
+    images = torch.rand(3, 1, 8, 6)
+    maps = {"low": torch.rand(3, 4, 3), "high": torch.rand(3, 2, 2)}
+    classes = torch.tensor([[0.1, 0.9], [0.8, 0.3], [0.2, 0.4]])
+    extents = {"low": explain.Extent(1, 5, 7, 1)}
+    figure = explain.activation_figure(images, maps, ["a", "b", "c"], extents, classes)
+    render(figure)
+    by_label = {axes.get_ylabel(): place for place, axes in enumerate(figure.axes) if axes.get_ylabel()}
+    start = by_label["low"]
+    for place in range(3):
+        np.testing.assert_allclose(shown(figure.axes[start + place]), maps["low"][place])
+        assert figure.axes[start + place].images[0].get_extent() == [1, 5, 7, 1]
+        np.testing.assert_allclose(shown(figure.axes[by_label["high"] + place]), maps["high"][place])
+    bars = figure.axes[by_label["classes"]].patches
+    assert [bar.get_height() for bar in bars] == pytest.approx([0.1, 0.9])
+    assert bars[1].get_facecolor() != bars[0].get_facecolor()
+
+
+def test_the_most_active_types_come_first() -> None:
+    activation = torch.zeros(2, 2, 5)
+    activation[0, 1] = torch.tensor([0.1, 0.9, 0.3, 0.2, 0.5])
+    figure = explain.types_figure(torch.rand(1, 4, 4), {"caps": activation}, "8", count=3)
+    render(figure)
+    assert [axes.get_title() for axes in figure.axes[:4]] == ["8", "type 1", "type 4", "type 2"]
+    np.testing.assert_allclose(shown(figure.axes[2]), activation[..., 4])
+
+
+@pytest.mark.parametrize(("shape", "drawn"), [((2, 3), 6), ((6,), 6), ((3,), 3)])
+def test_every_number_of_a_pose_has_a_map(shape: tuple[int, ...], drawn: int) -> None:
+    pose = torch.randn(3, 2, *shape)
+    figure = explain.pose_figure(torch.rand(1, 6, 4), {"caps": pose})
+    render(figure)
+    maps = [axes for axes in figure.axes[1:] if axes.images]
+    assert len(maps) == drawn
+    for axes, expected in zip(maps, pose.flatten(2).unbind(-1), strict=True):
+        np.testing.assert_allclose(shown(axes), expected)
+
+
+def test_flow_lays_every_layer_where_it_belongs() -> None:
+    images = torch.rand(2, 1, 8, 8)
+    low = torch.rand(2, 4, 4)
+    low[:, 3] = torch.nan
+    extents = {"high": explain.Extent(2, 6, 6, 2), "low": explain.Extent(0, 8, 8, 0)}
+    figure = explain.flow_figure(images, {"high": torch.rand(2, 2, 2), "low": low}, ["a", "b"], extents, 0.5)
+    render(figure)
+    rows = [axes for axes in figure.axes if len(axes.images) == 2]
+    assert [axes.images[1].get_extent() for axes in rows] == [[2, 6, 6, 2], [0, 8, 8, 0]] * 2
+    opacity = shown(rows[1])[..., 3]
+    assert (opacity[:3] > 0).all()
+    assert (opacity[3] == 0).all()  # what no window sees
+    render(explain.flow_figure(images, {"low": torch.full((2, 2, 2), torch.nan)}, ["a", "b"]))
+
+
 @pytest.mark.parametrize("metrics", [[], [{"epoch": 1.0}]])
 def test_no_metrics_are_no_figure(metrics: list[dict[str, float]]) -> None:
     assert not figures.has_curves(metrics)
@@ -178,5 +251,13 @@ def test_misfits_are_named() -> None:
         explain.perturbation_atlas(torch.rand(1, 3, 5, 1, 4, 4), torch.zeros(5), [])
     with pytest.raises(ValueError, match="titles must be"):
         explain.worst_mistakes(images, ["a"])
+    with pytest.raises(ValueError, match="maps must be"):
+        explain.activation_figure(images, {"low": torch.rand(1, 2, 2)}, ["a", "b"])
+    with pytest.raises(ValueError, match="titles must be one for each image"):
+        explain.activation_figure(images, {}, ["a"])
+    with pytest.raises(ValueError, match="activations of low must be"):
+        explain.types_figure(images[0], {"low": torch.rand(2, 2)})
+    with pytest.raises(ValueError, match="poses of low must be"):
+        explain.pose_figure(images[0], {"low": torch.rand(2, 2)})
     with pytest.raises(ValueError, match="maps must be"):
         explain.assignment_figure(images, torch.rand(1, 2, 2), ["a", "b"])

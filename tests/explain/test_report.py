@@ -12,6 +12,7 @@ from torchcaps.explain import write_report
 from torchcaps.models import ImageClassifier
 
 METRICS = [{"epoch": 0.0, "train_loss": 0.5}, {"epoch": 1.0, "train_loss": 0.3, "val_accuracy": 0.5}]
+ALWAYS = {"confusion_matrix.png", "worst_mistakes.png"}
 WEIRD = ("<b>&", 'quote"s', "$\\frac{$", "a very long name of a class of images", "undecoded \udcff")
 
 
@@ -41,9 +42,13 @@ def image_set(classes: tuple[str, ...], shape: tuple[int, int, int], count: int 
 
 
 def tiny(name: str, classes: int, **arguments: object) -> ImageClassifier:
-    small = {"channels": (4, 4, 4, 4)} if name.startswith("shared") else {"channels": 4, "types": 2, "pose_dim": 3}
+    small = {
+        "shared": {"channels": (4, 4, 4, 4)},
+        "capsne": {"channels": 4, "types": 2, "pose_dim": 3},
+        "matrix": {"channels": 4, "types": (2, 3, 2), "pose": (2, 2), "image_shape": (1, 19, 21)},
+    }
     torch.manual_seed(0)
-    return create_model(name, classes=classes, **{**small, **arguments})
+    return create_model(name, classes=classes, **{**small[name[:6]], **arguments})
 
 
 def check(index: Path) -> set[str]:
@@ -67,6 +72,9 @@ def test_a_network_with_everything(tmp_path: Path) -> None:
         "reconstructions.png",
         "perturbation_000.png",
         "perturbation_001.png",
+        "layer_activations.png",
+        "layer_types.png",
+        "layer_poses.png",
         "assignments.png",
     }
     assert all(module.training for module in model.modules())
@@ -92,12 +100,16 @@ def test_colour_images_and_names_that_are_markup(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "pictures"),
     [
-        ("sharedcapsnet", {"confusion_matrix.png", "worst_mistakes.png", "assignments.png"}),
-        ("sharedcapsnet_cnn", {"confusion_matrix.png", "worst_mistakes.png"}),
+        ("sharedcapsnet", {*ALWAYS, "assignments.png", "layer_activations.png", "layer_poses.png"}),
+        ("sharedcapsnet_cnn", ALWAYS),
+        (
+            "matrixcapsnet",
+            {*ALWAYS, "assignments.png", "layer_activations.png", "layer_types.png", "layer_poses.png"},
+        ),
     ],
 )
 def test_what_a_network_lacks_is_left_out(name: str, pictures: set[str], tmp_path: Path) -> None:
-    images = image_set(("cat", "dog"), (1, 16, 18))
+    images = image_set(("cat", "dog"), (1, 19, 21))
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "perturbation_000.png").touch()  # of an earlier network
     assert check(write_report(tmp_path, tiny(name, 2), images, {}, [])) == pictures

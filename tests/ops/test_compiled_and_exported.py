@@ -17,9 +17,15 @@ SMALLER: dict[str, dict[str, Any]] = {
     "capsnet_small": {"channels": 4, "types": 2},
     "matrixcapsnet": {"types": (4, 3, 2)},
     "matrixcapsnet_cifar10": {"types": (4, 3, 2), "channels": 8},
+    "matrixcapsnet_cnn": {"channels": (4, 4), "hidden": 4, "dropout": 0.0},
     "matrixcapsnet_small": {"types": (4, 3, 2)},
 }
 MODELS = pytest.mark.parametrize("name", list_models())
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before() -> None:
+    torch.compiler.reset()
 
 
 def network(name: str) -> tuple[ImageClassifier, Tensor, Tensor]:

@@ -19,11 +19,13 @@ from torchcaps.data.preprocess import (
     RandomBrightness,
     RandomContrast,
     RandomCrop,
+    RandomFlip,
     centre_crop,
     standardise,
     thirteen_crops,
 )
 from torchcaps.data.smallnorb import SmallNORB, read_binary_matrix
+from torchcaps.data.view import Preprocess, View
 
 __all__ = [
     "CIFAR10",
@@ -34,11 +36,14 @@ __all__ = [
     "ImageData",
     "ImageFolder",
     "ImageSet",
+    "Preprocess",
     "RandomBrightness",
     "RandomContrast",
     "RandomCrop",
+    "RandomFlip",
     "RandomShift",
     "SmallNORB",
+    "View",
     "centre_crop",
     "create_dataset",
     "find_data_dir",

@@ -3,7 +3,7 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -12,28 +12,34 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from torchcaps.data.view import Preprocess
+
 # Test sets that are drawn here (and not given by a source) come from this seed, never from the user's:
 # runs with different seeds are then measured on the same images.
 TEST_SEED = 0
+
+_AS_THEY_ARE = Preprocess()
 
 
 class Batch(NamedTuple):
     """Some images of an `ImageSet`, ready for a network.
 
     Attributes:
-        images: float32 (B, C, H, W), in [0, 1].
+        images: float32 (B, C, H, W), in [0, 1] unless they were standardised.
         labels: int64 (B,).
         indices: int64 (B,), the places of the images in their `ImageSet`.
+        pictures: float32 (B, C, H, W), the images before they were standardised, in [0, 1]: to draw, to reconstruct.
     """
 
     images: Tensor
     labels: Tensor
     indices: Tensor
+    pictures: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet(Dataset[Batch]):
-    """Labelled images of one size, held in memory as bytes.
+    """Labelled images of one size, held in memory as bytes and prepared for the network when they are fetched.
 
     torch's `DataLoader` fetches whole batches from it (by `__getitems__`): give it a `collate_fn` that
     returns its argument.
@@ -43,15 +49,18 @@ class ImageSet(Dataset[Batch]):
         labels: int64 (N,), each in [0, len(classes)).
         classes: the name of each label.
         files: where each image came from, if it came from a file of its own.
+        preprocess: how the images are prepared, in its way for the test; by default they are left as they are.
 
     Raises:
-        ValueError: a tensor has another type or shape, or a label is out of range.
+        ValueError: a tensor has another type or shape, a label is out of range, or `preprocess` does not suit
+            the size of the images.
     """
 
     images: Tensor
     labels: Tensor
     classes: tuple[str, ...]
     files: tuple[str, ...] | None = None
+    preprocess: Preprocess = _AS_THEY_ARE
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
@@ -66,6 +75,7 @@ class ImageSet(Dataset[Batch]):
             )
         if self.files is not None and len(self.files) != len(images):
             raise ValueError(f"files must name {len(images)} files, one per image, got {len(self.files)}")
+        self.preprocess.image_shape(self.raw_image_shape)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -75,20 +85,37 @@ class ImageSet(Dataset[Batch]):
 
     def __getitems__(self, indices: list[int]) -> Batch:
         rows = torch.as_tensor(indices, dtype=torch.int64)
-        return Batch(self.images[rows].to(torch.float32) / 255, self.labels[rows], rows)
+        view = self.preprocess.evaluate(self._pixels(rows))
+        return Batch(view.images, self.labels[rows], rows, view.pictures)
+
+    def crops(self, indices: list[int]) -> Tensor:
+        """All crops of the images at `indices` that a network is tested on, float32 (B, crops, C, H, W)."""
+        return self.preprocess.evaluate_crops(self._pixels(torch.as_tensor(indices, dtype=torch.int64)))
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of every image."""
+        """Channels, height and width of every image as a network sees it."""
+        return self.preprocess.image_shape(self.raw_image_shape)
+
+    @property
+    def raw_image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of every image before it is prepared."""
         _, channels, height, width = self.images.shape
         return channels, height, width
+
+    def prepared(self, preprocess: Preprocess) -> "ImageSet":
+        """The same images, prepared in this way; a `ValueError` if it does not suit their size."""
+        return replace(self, preprocess=preprocess)
 
     def subset(self, indices: Tensor) -> "ImageSet":
         """The images at `indices`, int64 (M,), in that order."""
         if indices.dtype != torch.int64 or indices.ndim != 1:
             raise ValueError(f"indices must be int64 (M,), got {_describe(indices)}")
         files = None if self.files is None else tuple(self.files[i] for i in indices.tolist())
-        return ImageSet(self.images[indices], self.labels[indices], self.classes, files)
+        return replace(self, images=self.images[indices], labels=self.labels[indices], files=files)
+
+    def _pixels(self, rows: Tensor) -> Tensor:
+        return self.images[rows].to(torch.float32) / 255
 
 
 class ImageData(ABC):

@@ -1,4 +1,4 @@
-"""Changes of images that the papers make before a network sees them: crops, brightness, contrast, standardising.
+"""Changes of images that the papers make before a network sees them: crops, flips, brightness, contrast, standardising.
 
 Each works on a whole batch (B, C, H, W) on its device. The random ones depend on the seed, the epoch and the
 image's index alone, and not on each other, even where their seeds are equal.
@@ -13,7 +13,7 @@ from torch import Tensor
 from torchcaps.data.augment import _mix, _random_integers
 
 # One stream of random numbers for each class below; RandomShift has the unnumbered one.
-_CROP, _BRIGHTNESS, _CONTRAST = 1, 2, 3
+_CROP, _BRIGHTNESS, _CONTRAST, _FLIP = 1, 2, 3, 4
 
 
 def standardise(images: Tensor) -> Tensor:
@@ -123,6 +123,22 @@ class RandomCrop:
         windows = images.unfold(2, self.size, 1).unfold(3, self.size, 1)  # (B, C, top, left, size, size)
         rows = torch.arange(len(images), device=images.device)
         return windows[rows, :, choice // (horizontal + 1), choice % (horizontal + 1)]
+
+
+@dataclass(frozen=True)
+class RandomFlip:
+    """Mirror each image, left to right, with the probability 1/2.
+
+    Args:
+        seed: any 64-bit integer; other seeds flip others.
+    """
+
+    seed: int = 0
+
+    def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+        """Flip the images, float (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""
+        flipped = _draw(self.seed, _FLIP, images, indices, epoch) % 2 == 1
+        return torch.where(flipped[:, None, None, None], images.flip(3), images)
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,12 @@
 """Where the children of an image went: routing, seen from the image."""
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcaps.explain.poses import check_target
 from torchcaps.models.base import CapsuleClassifier
-
-
-class Extent(NamedTuple):
-    """A rectangle of an image in pixels; pixel (y, x) covers [y, y + 1] by [x, x + 1]."""
-
-    left: float
-    right: float
-    bottom: float
-    top: float
 
 
 def assignment_maps(model: CapsuleClassifier, images: Tensor, target: Tensor | None = None) -> Tensor:
@@ -57,49 +47,6 @@ def assignment_maps(model: CapsuleClassifier, images: Tensor, target: Tensor | N
     weight = weight.to(share.dtype)
     weight = torch.where(weight.sum(-1, keepdim=True) > 0, weight, 1.0)
     return (weight * share).sum(-1) / weight.sum(-1)
-
-
-def map_extent(model: CapsuleClassifier, images: Tensor) -> Extent:
-    """The part of an image that the positions of its children stand for.
-
-    A child's place is the centre of its receptive field: of all pixels that its pose depends on. The first and the last
-    place are found by differentiation, on noise; the others lie between them. Around each place lies one cell of the
-    map, so the rectangle reaches half a cell beyond the outermost places.
-
-    Args:
-        model: a network whose children lie on a grid.
-        images: (B, C, H, W), for their shape.
-
-    Returns:
-        The rectangle; that of the whole image if every child sees all of it.
-    """
-    C, H, W = images.shape[1:]
-    noise = torch.rand(4, C, H, W, generator=torch.Generator().manual_seed(0)).to(images).requires_grad_()
-    with torch.enable_grad():
-        pose = model.children_of(noise).pose
-        first, last = (_seen(noise, pose[:, place, place]) for place in (0, -1))
-    top, bottom = _cells(first[0], last[0], pose.shape[1], H)
-    left, right = _cells(first[1], last[1], pose.shape[2], W)
-    return Extent(left, right, bottom, top)
-
-
-def _seen(images: Tensor, output: Tensor) -> tuple[float | None, float | None]:
-    """The centre (y, x) of the pixels that the output depends on; None if it depends on none."""
-    (gradient,) = torch.autograd.grad(output.sum(), images, retain_graph=True)
-    seen = gradient.abs().sum((0, 1)) > 0
-    centres = []
-    for axis in (1, 0):
-        places = seen.any(axis).nonzero()
-        centres.append((int(places[0]) + int(places[-1]) + 1) / 2 if len(places) else None)
-    return centres[0], centres[1]
-
-
-def _cells(first: float | None, last: float | None, count: int, size: int) -> tuple[float, float]:
-    """From the centres of the first and the last of so many cells to their outer edges."""
-    if first is None or last is None or count < 2 or last <= first:
-        return 0.0, float(size)
-    half = (last - first) / (count - 1) / 2
-    return first - half, last + half
 
 
 def assignment_entropy(assignment: Tensor) -> Tensor:

@@ -1,14 +1,14 @@
 """Figures. Each function returns a matplotlib figure of its own; nothing global is touched, no window opens."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps.explain.assignments import Extent
+from torchcaps.explain.places import Extent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 _COLUMNS = 10  # pictures in a row
 _NUMBERED = 20  # classes up to which a confusion matrix has room for numbers
+_HEALTH = {  # what the names of metrics begin with, the title of their panel, and its unit
+    "assignment_entropy_": ("entropy of the assignment", "0 hard, 1 even"),
+    "dead_capsules_": ("dead capsules", "share of the types"),
+}
 _SPLITS = {"train": ("training", "C0"), "val": ("validation", "C1"), "test": ("test", "C2")}
 
 
@@ -52,39 +56,72 @@ def _panels(metrics: Sequence[dict[str, float]]) -> dict[str, dict[str, tuple[li
     return panels
 
 
+def _health(metrics: Sequence[dict[str, float]]) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
+    """Epochs and values of what :class:`~torchcaps.monitor.RoutingHealth` logged: by quantity, by layer."""
+    names = dict.fromkeys(name for row in metrics for name in row)
+    panels: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
+    for prefix, (quantity, _) in _HEALTH.items():
+        for name in names:
+            if name.startswith(prefix):
+                points = [(row.get("epoch", place), row[name]) for place, row in enumerate(metrics) if name in row]
+                curves = panels.setdefault(quantity, {})
+                curves[name.removeprefix(prefix)] = ([point[0] for point in points], [point[1] for point in points])
+    return panels
+
+
 def has_curves(metrics: Sequence[dict[str, float]]) -> bool:
     """Whether :func:`learning_curves` has anything to draw."""
-    return bool(_panels(metrics))
+    return bool(_panels(metrics) or _health(metrics))
 
 
 def learning_curves(metrics: Sequence[dict[str, float]]) -> "Figure":
-    """Loss and accuracy (or error) over the epochs, for training, validation and test images.
+    """Loss and accuracy (or error) over the epochs, for training, validation and test images; below, the routing.
 
     Args:
         metrics: a row an epoch, with ``epoch`` and some of ``train_loss``, ``val_loss``, ``train_accuracy``,
-            ``val_accuracy``, ``val_error``, ... What a row does not hold is left out.
+            ``val_accuracy``, ``val_error``, ..., ``assignment_entropy_<layer>``, ``dead_capsules_<layer>``. What a row
+            does not hold is left out.
 
     Raises:
         ValueError: if no row holds any of these.
     """
     from matplotlib.ticker import MaxNLocator
 
-    panels = _panels(metrics)
-    if not panels:
+    panels, health = _panels(metrics), _health(metrics)
+    if not panels and not health:
         raise ValueError("metrics must hold values such as train_loss or val_accuracy, got none")
-    figure = _new_figure(5 * len(panels), 3.4)
+    columns = max(len(panels), len(health))
+    rows = bool(panels) + bool(health)
+    figure = _new_figure(5 * columns, 3.4 * rows, "constrained" if rows > 1 else "compressed")
     for place, (quantity, curves) in enumerate(panels.items()):
-        axes = figure.add_subplot(1, len(panels), place + 1)
+        axes = figure.add_subplot(rows, columns, place + 1)
         for split, (epochs, values) in curves.items():
             name, colour = _SPLITS[split]
-            axes.plot(epochs, values, color=colour, label=name, marker="o" if len(values) <= 40 else "", markersize=3)
+            _draw_curve(axes, epochs, values, name, colour)
         if quantity != "accuracy" and _spreads(curves):
             axes.set_yscale("log")
-        axes.set(xlabel="epoch", ylabel=quantity, title=quantity)
+        axes.set(ylabel=quantity, title=quantity)
+        axes.legend(frameon=False, loc="lower right" if quantity == "accuracy" else "upper right")
+    layers = list(dict.fromkeys(layer for curves in health.values() for layer in curves))
+    for place, (quantity, curves) in enumerate(health.items()):
+        axes = figure.add_subplot(rows, columns, (rows - 1) * columns + place + 1)
+        for rank, (layer, (epochs, values)) in enumerate(curves.items()):
+            width = 1.5 * (len(curves) - rank)  # so that curves that lie on each other can all be seen
+            _draw_curve(axes, epochs, values, layer, f"C{(2 + layers.index(layer)) % 10}", width)
+        axes.set(ylabel=dict(_HEALTH.values())[quantity], title=quantity, ylim=(-0.04, 1.04))
+        axes.legend(frameon=False, loc="best")
+    for axes in figure.axes:
+        axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
-        axes.legend(frameon=False, loc="lower right" if quantity == "accuracy" else "upper right")
     return figure
+
+
+def _draw_curve(
+    axes: "Axes", epochs: list[float], values: list[float], name: str, colour: str, width: float = 1.5
+) -> None:
+    marker = "o" if len(values) <= 40 else ""
+    axes.plot(epochs, values, color=colour, label=name, marker=marker, markersize=3, linewidth=width)
 
 
 def _spreads(curves: dict[str, tuple[list[float], list[float]]]) -> bool:
@@ -351,29 +388,239 @@ def assignment_figure(
     Raises:
         ValueError: if numbers do not fit or there are no images.
     """
+    return flow_figure(images, {"share": maps}, titles, {} if extent is None else {"share": extent}, even)
+
+
+def flow_figure(
+    images: Tensor,
+    maps: Mapping[str, Tensor],
+    titles: Sequence[str],
+    extents: Mapping[str, Extent] | None = None,
+    even: float | None = None,
+) -> "Figure":
+    """Images, and below each a row of :func:`assignment_figure` for every layer of children, on one colour scale.
+
+    Args:
+        images: (N, C, H, W) in [0, 1].
+        maps: (N, H', W') each, of :func:`~torchcaps.explain.share_maps`, by the label of the row; NaN stays uncoloured.
+        titles: one an image.
+        extents: of :func:`~torchcaps.explain.layer_extents`, by the same labels; without one, all of the image.
+        even: as in :func:`assignment_figure`.
+
+    Raises:
+        ValueError: if numbers do not fit or there are no images.
+    """
     from matplotlib.cm import ScalarMappable
 
-    if maps.ndim != 3 or len(maps) != len(images):
-        raise ValueError(f"maps must be ({len(images)}, H', W'), one an image, got shape {tuple(maps.shape)}")
-    height, width = images.shape[-2:]
-    left, right, bottom, top = extent or Extent(0.0, float(width), float(height), 0.0)
-    maps = maps.detach().cpu().float()
-    scale = ScalarMappable(_share_scale(maps, even), "viridis" if even is None else "RdBu_r")
+    _check_maps(images, maps)
+    values = torch.cat([part.detach().cpu().float().flatten() for part in maps.values()])
+    values = values[values.isfinite()]
+    values = values if len(values) else torch.zeros(1)
+    scale = ScalarMappable(_share_scale(values, even), "viridis" if even is None else "RdBu_r")
 
-    def overlay(axes: "Axes", place: int) -> None:
-        _show(axes, 0.25 + images[place].float().mean(0, keepdim=True) / 2)  # paler, so that colours stand out
-        colours = scale.to_rgba(maps[place].numpy(), alpha=0.8)
-        axes.imshow(colours, extent=(left, right, bottom, top), interpolation="nearest")
-        axes.set(xlim=(0, width), ylim=(height, 0))
+    def overlay(label: str) -> Callable[["Axes", int], None]:
+        def draw(axes: "Axes", place: int) -> None:
+            _show(axes, 0.25 + _picture(images[place]).mean(2)[None] / 2)  # grey and paler, so that colours stand out
+            colours = scale.to_rgba(maps[label][place].detach().cpu().float().numpy(), alpha=0.8)
+            _lay(axes, colours, images[place], (extents or {}).get(label))
 
-    rows: list[Callable[[Axes, int], Any]] = [lambda axes, place: _show(axes, images[place]), overlay]
-    figure = _stacked(len(images), titles, ["image", "share"], rows)
+        return draw
+
+    rows: list[Callable[[Axes, int], Any]] = [
+        lambda axes, place: _show(axes, images[place]),
+        *(overlay(label) for label in maps),
+    ]
+    figure = _stacked(len(images), titles, ["image", *maps], rows)
     bar = figure.colorbar(scale, ax=figure.axes, label="share of the children", fraction=0.03, aspect=30, pad=0.01)
     if even is not None:
-        low, high = _share_range(maps, even)
+        low, high = _share_range(values, even)
         ticks = [low, (low + even) / 2, even, (even + high) / 2, high]
         bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
     return figure
+
+
+def _check_maps(images: Tensor, maps: Mapping[str, Tensor]) -> None:
+    for part in maps.values():
+        if part.ndim != 3 or len(part) != len(images):
+            raise ValueError(f"maps must be ({len(images)}, H', W'), one an image, got shape {tuple(part.shape)}")
+
+
+def _lay(axes: "Axes", cells: Any, image: Tensor, extent: Extent | None, **options: Any) -> None:
+    """Lays a map over an image or beside it, each cell where it belongs."""
+    height, width = image.shape[-2:]
+    left, right, bottom, top = extent or Extent(0.0, float(width), float(height), 0.0)
+    axes.imshow(cells, extent=(left, right, bottom, top), interpolation="nearest", **options)
+    axes.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
+
+
+def _frame(axes: "Axes", colour: str = "0.8") -> None:
+    axes.set(xticks=[], yticks=[], facecolor="0.93")
+    for side in axes.spines.values():
+        side.set_color(colour)
+
+
+def activation_figure(
+    images: Tensor,
+    maps: Mapping[str, Tensor],
+    titles: Sequence[str],
+    extents: Mapping[str, Extent] | None = None,
+    classes: Tensor | None = None,
+) -> "Figure":
+    """Images, and below each the activations of its capsules layer by layer, every layer on a colour scale of its own.
+
+    Args:
+        images: (N, C, H, W) in [0, 1]; at most ten look well.
+        maps: activations (N, H', W') by the label of the row, such as those of one type of each layer.
+        titles: one an image.
+        extents: the part of the image that each map covers, by the same labels; without one, all of it.
+        classes: activations of the class capsules (N, E), as bars in the last row.
+
+    Raises:
+        ValueError: if numbers do not fit or there are no images.
+    """
+    _check_maps(images, maps)
+    if len(titles) != len(images) or not len(images):
+        raise ValueError(f"titles must be one for each image, of one at least, got {len(titles)} for {len(images)}")
+    N, height = len(images), images.shape[-2] / images.shape[-1]
+    rows = 1 + len(maps) + (classes is not None)
+    lines = 1 + max(title.count("\n") for title in titles)
+    figure = _new_figure(1.1 * N + 1.6, 1.15 * height * rows + 0.17 * lines + 0.3, "constrained")
+    grid = figure.add_gridspec(rows, N)
+    for place in range(N):
+        axes = figure.add_subplot(grid[0, place])
+        _show(axes, images[place])
+        _title(axes, titles[place])
+        if place == 0:
+            axes.set_ylabel("image", fontsize=9)
+    for row, (label, part) in enumerate(maps.items(), 1):
+        part = part.detach().cpu().float()
+        drawn = []
+        for place in range(N):
+            axes = figure.add_subplot(grid[row, place])
+            _lay(axes, part[place].numpy(), images[place], (extents or {}).get(label), **_heat(part))
+            _frame(axes)
+            drawn.append(axes)
+        drawn[0].set_ylabel(label, fontsize=9)
+        figure.colorbar(drawn[0].images[0], ax=drawn, fraction=0.03, aspect=10, pad=0.01, label="activation")
+    if classes is not None:
+        shown = classes.detach().cpu().float()
+        top = max(shown.max().item(), 1e-6)
+        for place in range(N):
+            axes = figure.add_subplot(grid[rows - 1, place])
+            best = int(shown[place].argmax())
+            colours = ["C3" if index == best else "0.6" for index in range(shown.shape[1])]
+            axes.bar(range(shown.shape[1]), shown[place].tolist(), color=colours)
+            axes.set(xticks=[best], ylim=(0, 1.05 * top), box_aspect=0.7 * height)
+            axes.tick_params(labelsize=8, length=2)
+            if place:
+                axes.set_yticks([])
+        figure.axes[-N].set_ylabel("classes", fontsize=9)
+    return figure
+
+
+def _heat(values: Tensor) -> dict[str, Any]:
+    """Colours for activations, from none to the largest."""
+    return {"cmap": "magma", "vmin": 0.0, "vmax": max(values.max().item(), 1e-6)}
+
+
+def types_figure(
+    image: Tensor,
+    activations: Mapping[str, Tensor],
+    title: str = "",
+    extents: Mapping[str, Extent] | None = None,
+    count: int = 8,
+) -> "Figure":
+    """One image and, layer by layer, where its most active types of capsules are active.
+
+    Args:
+        image: (C, H, W) in [0, 1].
+        activations: (H', W', types) by layer.
+        title: above the image.
+        extents: the part of the image that each map covers; without one, all of it.
+        count: how many types of each layer, those with the largest activations.
+
+    Raises:
+        ValueError: if activations have another number of axes.
+    """
+    parts = {label: part.detach().cpu().float() for label, part in activations.items()}
+    for label, part in parts.items():
+        if part.ndim != 3:
+            raise ValueError(f"activations of {label} must be (H', W', types), got shape {tuple(part.shape)}")
+    columns = 1 + min(count, max(part.shape[-1] for part in parts.values()))
+    height = image.shape[-2] / image.shape[-1]
+    figure = _new_figure(1.15 * columns + 1.4, (1.15 * height + 0.4) * len(parts) + 0.2, "constrained")
+    grid = figure.add_gridspec(len(parts), columns)
+    axes = figure.add_subplot(grid[0, 0])
+    _show(axes, image)
+    _title(axes, title)
+    for row, (label, part) in enumerate(parts.items()):
+        peak = part.flatten(0, 1).amax(0)
+        drawn = []
+        for column, kind in enumerate(peak.argsort(descending=True, stable=True)[:count].tolist(), 1):
+            axes = figure.add_subplot(grid[row, column])
+            _lay(axes, part[..., kind].numpy(), image, (extents or {}).get(label), **_heat(part))
+            _frame(axes)
+            _title(axes, f"type {kind}", fontsize=8)
+            drawn.append(axes)
+        drawn[0].set_ylabel(label, fontsize=9)
+        figure.colorbar(drawn[0].images[0], ax=drawn, fraction=0.03, aspect=10, pad=0.01, label="activation")
+    return figure
+
+
+def pose_figure(
+    image: Tensor,
+    poses: Mapping[str, Tensor],
+    titles: Mapping[str, str] | None = None,
+    extents: Mapping[str, Extent] | None = None,
+) -> "Figure":
+    """One image and, layer by layer, the numbers of the pose of one type of capsule at every position.
+
+    Args:
+        image: (C, H, W) in [0, 1].
+        poses: (H', W', M, D) of matrix or (H', W', D) of vector capsules, by layer.
+        titles: of the layers, by the same labels; else the labels.
+        extents: the part of the image that each map covers; without one, all of it.
+
+    Raises:
+        ValueError: if poses have another number of axes.
+    """
+    blocks = {}
+    for label, pose in poses.items():
+        if pose.ndim not in (3, 4):
+            raise ValueError(f"poses of {label} must be (H', W', M, D) or (H', W', D), got shape {tuple(pose.shape)}")
+        blocks[label] = _pose_block(pose.detach().cpu().float())
+    rows = max(block.shape[0] for block in blocks.values())
+    widths = [1.6, *(0.62 * block.shape[1] + 0.9 for block in blocks.values())]
+    figure = _new_figure(sum(widths), max(0.7 * rows * image.shape[-2] / image.shape[-1], 1.6) + 0.5, "constrained")
+    parts = figure.subfigures(1, len(widths), width_ratios=widths, squeeze=False)[0]
+    axes = parts[0].add_subplot()
+    _show(axes, image)
+    for part, (label, block) in zip(parts[1:], blocks.items(), strict=True):
+        part.suptitle((titles or {}).get(label, label), fontsize=9, parse_math=False)
+        largest = max(block.abs().max().item(), 1e-6)
+        for row in range(block.shape[0]):
+            for column in range(block.shape[1]):
+                axes = part.add_subplot(block.shape[0], block.shape[1], row * block.shape[1] + column + 1)
+                cells = block[row, column]
+                if cells.isnan().all():
+                    axes.set_axis_off()
+                    continue
+                scale = {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest}
+                _lay(axes, cells.numpy(), image, (extents or {}).get(label), **scale)
+                _frame(axes)
+        bar = part.colorbar(part.axes[0].images[0], ax=part.axes, fraction=0.05, aspect=25, pad=0.02)
+        bar.set_label("pose", fontsize=8)
+        bar.ax.tick_params(labelsize=7)
+    return figure
+
+
+def _pose_block(pose: Tensor) -> Tensor:
+    """Maps of a pose's numbers in rows and columns, (rows, columns, H', W'); those of vectors in rows of four."""
+    if pose.ndim == 4:
+        return pose.permute(2, 3, 0, 1)
+    columns = min(4, pose.shape[-1])
+    missing = -pose.shape[-1] % columns
+    return F.pad(pose, (0, missing), value=torch.nan).permute(2, 0, 1).unflatten(0, (-1, columns))
 
 
 def _share_range(maps: Tensor, even: float | None) -> tuple[float, float]:

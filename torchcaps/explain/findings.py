@@ -18,7 +18,7 @@ class Findings:
 
     Attributes:
         labels: the true classes, int64 (N,).
-        activation: of the classes, float32 (N, E).
+        activation: of the classes, float32 (N, E); averaged over the crops of an image, if it has several.
         entropy: :func:`~torchcaps.explain.assignment_entropy` averaged over the images; None without capsules.
     """
 
@@ -102,8 +102,8 @@ def examine(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) 
 
     Args:
         model: any network, on any device.
-        image_set: the images.
-        batch_size: how many at a time.
+        image_set: the images; of several crops, if its ``preprocess`` says so.
+        batch_size: how many images, or crops of images, at a time.
 
     Raises:
         ValueError: if there are no images, or the network has another number of classes.
@@ -116,14 +116,16 @@ def examine(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) 
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     activations, entropies = [], []
     with evaluating(model) as device:
-        for start in range(0, len(image_set), batch_size):
-            rows = list(range(start, min(start + batch_size, len(image_set))))
-            images = image_set.__getitems__(rows).images.to(device)
+        step = max(1, batch_size // image_set.preprocess.crops)
+        for start in range(0, len(image_set), step):
+            crops = image_set.crops(list(range(start, min(start + step, len(image_set)))))
+            images = crops.flatten(0, 1).to(device)
             if isinstance(model, CapsuleClassifier):
                 routed = model.route(images)
-                activations.append(routed.activation.float().cpu())
+                activation = routed.activation
                 entropies.append(assignment_entropy(routed.assignment).cpu())
             else:
-                activations.append(model(images).activation.float().cpu())
+                activation = model(images).activation
+            activations.append(activation.float().unflatten(0, crops.shape[:2]).mean(1).cpu())
     entropy = torch.cat(entropies).mean().item() if entropies else None
     return Findings(image_set.labels, torch.cat(activations), entropy)

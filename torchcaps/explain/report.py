@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from torchcaps.data.base import ImageSet
 from torchcaps.explain import figures
-from torchcaps.explain.assignments import assignment_maps, map_extent
 from torchcaps.explain.findings import Findings, evaluating, examine
+from torchcaps.explain.flow import class_shares, share_maps
+from torchcaps.explain.layers import observe_layers, peak_activation
+from torchcaps.explain.places import grids, layer_extents, origin
 from torchcaps.explain.poses import default_sweep, perturb
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 _MISTAKES = 24
 _SAMPLES = 20
+_COLUMNS = 10  # images in the figure of the layers
+_POSE_NUMBERS = 32  # of a pose, up to which each number gets a map
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 2em auto; padding: 0 1em; }
@@ -38,6 +43,7 @@ class _Section(NamedTuple):
     text: str
     pictures: dict[str, tuple[str, "Figure"]]
     table: str = ""
+    wide: bool = False  # pictures one below the other, not side by side
 
 
 def write_report(
@@ -89,6 +95,9 @@ def _old_pictures(report: Path) -> list[Path]:
         "worst_mistakes",
         "reconstructions",
         "perturbation_???",
+        "layer_activations",
+        "layer_types",
+        "layer_poses",
         "assignments",
     )
     return [path for name in names for path in report.glob(f"{name}.png")]
@@ -110,15 +119,23 @@ def _sections(
         if model.decoder is not None:
             yield _reconstructions(model, image_set, findings, device)
             yield _perturbations(model, image_set, findings, device)
-        if _on_a_grid(model, image_set, device):
-            yield _assignments(model, image_set, findings, device)
+        if grids(observe_layers(model, image_set[0].images.to(device))):
+            yield _layer_by_layer(model, image_set, findings, device)
+            yield from _assignments(model, image_set, findings, device)
 
 
 def _learning(metrics: Sequence[dict[str, float]]) -> _Section:
+    routing = ""
+    if any(name.startswith("assignment_entropy_") for row in metrics for name in row):
+        routing = (
+            " Below, the health of the routing on a few images, layer by layer. The entropy of the assignments is 1 "
+            "while all parents get the same of each child, and falls to 0 as each child finds its one parent. A dead "
+            "type of capsule is active nowhere in any of these images, and so of no use."
+        )
     return _Section(
         "Learning curves",
         "How the network got better with each pass over the training images. Where the validation curve turns back "
-        "while training goes on improving, the network learns its training images by heart.",
+        f"while training goes on improving, the network learns its training images by heart.{routing}",
         {"learning_curves.png": ("Loss and accuracy over the epochs", figures.learning_curves(metrics))},
     )
 
@@ -139,7 +156,7 @@ def _mistakes(findings: Findings, image_set: ImageSet) -> _Section:
         return _Section(heading, f"There are none: all {len(image_set)} images are classified correctly.", {})
     rows = [_mistake(findings, image_set, index) for index in wrong.tolist()]
     titles = [figures.mistake_title(true, said, high, low) for _, true, said, high, low in rows]
-    figure = figures.worst_mistakes(image_set.__getitems__(wrong.tolist()).images, titles)
+    figure = figures.worst_mistakes(image_set.__getitems__(wrong.tolist()).pictures, titles)
     return _Section(
         heading,
         f"The network is wrong about {int((findings.prediction != findings.labels).sum())} of {len(image_set)} images; "
@@ -175,9 +192,10 @@ def _reconstructions(
     model: CapsuleClassifier, image_set: ImageSet, findings: Findings, device: torch.device
 ) -> _Section:
     chosen = findings.samples(_SAMPLES).tolist()
-    images = image_set.__getitems__(chosen).images
-    decoded = model.decode(model.encode(images.to(device)))
-    figure = figures.reconstructions(images, decoded, [_said(findings, image_set, index) for index in chosen])
+    batch = image_set.__getitems__(chosen)
+    said = findings.prediction[chosen].to(device)
+    decoded = model.decode(model.encode(batch.images.to(device)), said)
+    figure = figures.reconstructions(batch.pictures, decoded, [_said(findings, image_set, index) for index in chosen])
     return _Section(
         "Reconstructions",
         "The first images of each class, and below each what the decoder draws from the "
@@ -214,28 +232,101 @@ def _perturbations(model: CapsuleClassifier, image_set: ImageSet, findings: Find
     )
 
 
-def _on_a_grid(model: CapsuleClassifier, image_set: ImageSet, device: torch.device) -> bool:
-    """Whether the children of this network lie at positions of the image, more than one of them."""
-    activation = model.children_of(image_set[0].images.to(device)).activation
-    return activation.ndim in (3, 4) and activation.shape[1] * activation.shape[2] > 1
+def _layer_by_layer(
+    model: CapsuleClassifier, image_set: ImageSet, findings: Findings, device: torch.device
+) -> _Section:
+    chosen = findings.samples(max(1, min(_COLUMNS, len(findings.labels))))
+    batch = image_set.__getitems__(chosen.tolist())
+    images = batch.images.to(device)
+    layers, extents = observe_layers(model, images), layer_extents(model, images)
+    maps = {name: _with_types(capsules.activation) for name, capsules in grids(layers).items()}
+    classes = next(reversed(layers.values())).capsules.activation
+    titles = [_said(findings, image_set, index) for index in chosen.tolist()]
+    telling = {name: int(part.flatten(0, -2).std(0).argmax()) for name, part in maps.items()}
+    labels = {name: f"{name}\ntype {kind}" if maps[name].shape[-1] > 1 else name for name, kind in telling.items()}
+    pictures = {
+        "layer_activations.png": (
+            "Images and the activations of their capsules, layer by layer",
+            figures.activation_figure(
+                batch.pictures,
+                {labels[name]: maps[name][..., kind] for name, kind in telling.items()},
+                titles,
+                {labels[name]: extents[name] for name in maps},
+                classes,
+            ),
+        )
+    }
+    example = int(findings.margin[chosen].argmax())
+    picture, title = batch.pictures[example], titles[example]
+    if any(part.shape[-1] > 1 for part in maps.values()):
+        pictures["layer_types.png"] = (
+            "The most active types of capsules of one image, layer by layer",
+            figures.types_figure(picture, {name: part[example] for name, part in maps.items()}, title, extents),
+        )
+    poses, names = {}, {}
+    for name, capsules in grids(layers).items():
+        kind = int(peak_activation(capsules)[example].argmax())
+        pose = capsules.pose[example] if capsules.activation.ndim == 3 else capsules.pose[example, :, :, kind]
+        if pose[0, 0].numel() <= _POSE_NUMBERS:
+            poses[name] = pose
+            kinds = f", type {kind}" if maps[name].shape[-1] > 1 else ""
+            names[name] = f"{name}{kinds}\n{pose.shape[0]} x {pose.shape[1]} positions"
+    if poses:
+        pictures["layer_poses.png"] = (
+            "The poses of the most active type of capsule of one image, layer by layer",
+            figures.pose_figure(picture, poses, names),
+        )
+    return _Section(
+        "Layer by layer",
+        "First, images from several classes and, from the lowest layer up, the activation of one type of capsule at "
+        "each position: of the type that differs most between these images and places. The bars are the activations "
+        "of the classes, the strongest in red. Then one image again: the most active types of each layer, and the "
+        "numbers of the pose of the most active one at each position, in the rows and columns of its matrix (of a "
+        "vector: in rows of four). A type that found something answers in few places; numbers of a pose that change "
+        "steadily along a stroke describe it.",
+        pictures,
+        wide=True,
+    )
 
 
-def _assignments(model: CapsuleClassifier, image_set: ImageSet, findings: Findings, device: torch.device) -> _Section:
+def _with_types(activation: Tensor) -> Tensor:
+    """(B, H, W, types), of one type where there is no such axis."""
+    return activation if activation.ndim == 4 else activation.unsqueeze(-1)
+
+
+def _assignments(
+    model: CapsuleClassifier, image_set: ImageSet, findings: Findings, device: torch.device
+) -> Iterator[_Section]:
     chosen = findings.samples(min(_SAMPLES, max(10, model.classes)))
-    images = image_set.__getitems__(chosen.tolist()).images
-    predicted = findings.prediction[chosen]
-    maps = assignment_maps(model, images.to(device), predicted.to(device))
+    batch = image_set.__getitems__(chosen.tolist())
+    images, said = batch.images.to(device), findings.prediction[chosen].to(device)
+    layers, extents = observe_layers(model, images), layer_extents(model, images)
+    maps = {}
+    for name, shares in class_shares(layers).items():
+        label, children = origin(layers, layers[name]), layers[name].children
+        if children is not None and label in grids(layers):
+            maps[label] = share_maps(shares, children.activation, said)
+    if not maps:
+        return
     titles = [_said(findings, image_set, index) for index in chosen.tolist()]
     even = 1 / model.classes
-    extent = map_extent(model, images.to(device))
-    figure = figures.assignment_figure(images, maps, titles, extent, even)
-    return _Section(
-        "Where each part of the image went",
+    text = (
         "At each position, the share of the active child capsules that routing assigned to the class that was said. "
         f"An even split would give every class {even:.2g}: red places spoke for this class, blue places for others. "
-        "Each cell lies at the centre of what its children see, and they see more than the cell.",
-        {"assignments.png": ("Images and maps of the shares", figure)},
+        "Each cell lies at the centre of what its children see, and they see more than the cell."
     )
+    if len(maps) == 1:
+        ((label, only),) = maps.items()
+        figure = figures.assignment_figure(batch.pictures, only, titles, extents[label], even)
+    else:
+        figure = figures.flow_figure(batch.pictures, maps, titles, extents, even)
+        text += (
+            " The first row of maps is of the children of the classes themselves. Each row below it hands these shares "
+            "on, from parents to their children, to the finer grid of the layer below: a child went where its parents "
+            "went. Positions that no window sees have no colour."
+        )
+    picture = ("Images and maps of the shares", figure)
+    yield _Section("Where each part of the image went", text, {"assignments.png": picture})
 
 
 def _summary(summary: dict[str, Any], findings: Findings) -> str:
@@ -270,7 +361,7 @@ def _html(section: _Section) -> str:
         for name, (description, _) in section.pictures.items()
     ]
     shown = "\n".join(pictures)
-    if len(pictures) > 1:
+    if len(pictures) > 1 and not section.wide:
         shown = f'<div class="gallery">\n{shown}\n</div>'
     return "\n".join(
         part

@@ -3,6 +3,12 @@
 from torchcaps.layers.classcaps import ClassCaps, coordinate_addition
 from torchcaps.layers.conv import CapsConv2d
 from torchcaps.layers.decoder import FullyConnectedDecoder, mask_capsules
+from torchcaps.layers.fixed_point import (
+    ImplicitActivation,
+    SelfWeightedPooling,
+    implicit_activation,
+    self_weighted_pooling,
+)
 from torchcaps.layers.linear import CapsLinear
 from torchcaps.layers.primary import PrimaryCaps
 
@@ -11,7 +17,11 @@ __all__ = [
     "CapsLinear",
     "ClassCaps",
     "FullyConnectedDecoder",
+    "ImplicitActivation",
     "PrimaryCaps",
+    "SelfWeightedPooling",
     "coordinate_addition",
+    "implicit_activation",
     "mask_capsules",
+    "self_weighted_pooling",
 ]

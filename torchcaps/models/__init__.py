@@ -2,7 +2,7 @@
 
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction, load_pretrained
 from torchcaps.models.capsnet import CapsNet
-from torchcaps.models.matrixcapsnet import MatrixCapsNet
+from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
 from torchcaps.models.registry import create_model, describe_models, list_models, register_model
 from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
 
@@ -11,6 +11,7 @@ __all__ = [
     "CapsuleClassifier",
     "ImageClassifier",
     "MatrixCapsNet",
+    "MatrixCapsNetTwin",
     "Prediction",
     "SharedCapsNet",
     "SharedCapsNetTwin",

@@ -104,7 +104,7 @@ class ImageClassifier(nn.Module, ABC):
         Args:
             folder: made if it is missing.
             extra: anything JSON can hold, kept in ``config.json`` and given back as the attribute ``extra``; the
-                command line keeps the names of the classes here.
+                command line keeps the names of the classes and how images are prepared here.
         """
         from safetensors.torch import save_file
 

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -56,6 +56,12 @@ def _checked(name: str) -> str:
     return name
 
 
+def _constant(function: Callable[..., str]) -> Callable[..., str]:
+    """What ``torch.compiler.assume_constant_result`` does, which would import the compiler at once (a second)."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 class Choice(NamedTuple):
     """A backend, and why it was chosen."""
 
@@ -86,12 +92,12 @@ def choose_backend(votes: "Votes") -> Choice:
     return Choice(fused, f"votes of more than {few:,} numbers are not stored on {device}")
 
 
-@torch.compiler.assume_constant_result
+@_constant
 def _forced_backend() -> str:
     return _forced.get() or _checked(os.environ.get(BACKEND_VARIABLE) or "auto")
 
 
-@torch.compiler.assume_constant_result
+@_constant
 def _trouble(fused: str) -> str:
     return why_not(fused)
 

@@ -1,0 +1,185 @@
+"""What a network gets to see: the options, the training view, the test view, and image sets that carry them."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchcaps.data import (
+    ImageSet,
+    Preprocess,
+    RandomBrightness,
+    RandomContrast,
+    RandomCrop,
+    RandomFlip,
+    RandomShift,
+    centre_crop,
+    standardise,
+    thirteen_crops,
+)
+
+PAPER = Preprocess(crop=6, brightness=63 / 255, contrast=(0.2, 1.8), standardise=True, crops=13)
+EVERYTHING = replace(PAPER, shift=2, flip=True)
+OPTIONS = {
+    "none": Preprocess(),
+    "shift": Preprocess(shift=1),
+    "crop": Preprocess(crop=5),
+    "flip": Preprocess(flip=True),
+    "brightness": Preprocess(brightness=0.3),
+    "contrast": Preprocess(contrast=(0.5, 2)),
+    "standardise": Preprocess(standardise=True),
+    "everything": EVERYTHING,
+}
+SHAPE = (2, 12, 14)
+
+
+def pictures(count: int) -> Tensor:
+    return torch.rand(count, *SHAPE, generator=torch.Generator().manual_seed(0))
+
+
+def image_set(count: int = 5) -> ImageSet:
+    images = (pictures(count) * 255).to(torch.uint8)
+    return ImageSet(images, torch.arange(count), tuple("abcde"), tuple(f"{place}.png" for place in range(count)))
+
+
+# Views
+
+
+def test_without_options_images_stay_as_they_are() -> None:
+    images, indices = pictures(3), torch.arange(3)
+    for view in (Preprocess().train(images, indices, epoch=4), Preprocess().evaluate(images)):
+        assert torch.equal(view.images, images)
+        assert torch.equal(view.pictures, images)
+    assert torch.equal(Preprocess().evaluate_crops(images), images[:, None])
+
+
+def test_training_view_makes_every_change_in_order() -> None:
+    images, indices, epoch, seed = pictures(40), torch.arange(100, 140), 3, 7
+    steps: list[Callable[[Tensor, Tensor, int], Tensor]] = [
+        RandomShift(2, seed),
+        RandomCrop(6, seed),
+        RandomFlip(seed),
+        RandomBrightness(63 / 255, seed),
+        RandomContrast(0.2, 1.8, seed),
+    ]
+    expected = images
+    for step in steps:
+        expected = step(expected, indices, epoch)
+    view = EVERYTHING.train(images, indices, epoch, seed)
+    assert torch.equal(view.images, standardise(expected))
+    assert (expected.amin() < 0) & (expected.amax() > 1)
+    assert torch.equal(view.pictures, expected.clamp(0, 1))
+
+
+@pytest.mark.parametrize("preprocess", OPTIONS.values(), ids=OPTIONS)
+def test_training_view_depends_on_seed_epoch_and_index_alone(preprocess: Preprocess) -> None:
+    images, indices = pictures(50), torch.arange(50)
+    whole = preprocess.train(images, indices, epoch=2, seed=1)
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
+    for rows in (order, torch.arange(0, 50, 2)):
+        part = preprocess.train(images[rows], indices[rows], epoch=2, seed=1)
+        assert torch.equal(part.images, whole.images[rows])
+        assert torch.equal(part.pictures, whole.pictures[rows])
+    chance = preprocess not in (OPTIONS["none"], OPTIONS["standardise"])
+    for other in (preprocess.train(images, indices, 3, seed=1), preprocess.train(images, indices, 2, seed=2)):
+        assert torch.equal(other.images, whole.images) != chance
+
+
+@pytest.mark.parametrize("preprocess", OPTIONS.values(), ids=OPTIONS)
+def test_every_view_has_the_stated_shape(preprocess: Preprocess) -> None:
+    images = pictures(3)
+    shape = preprocess.image_shape(SHAPE)
+    assert shape == (SHAPE if preprocess.crop is None else (2, preprocess.crop, preprocess.crop))
+    for view in (preprocess.train(images, torch.arange(3), 0), preprocess.evaluate(images)):
+        assert view.images.shape == view.pictures.shape == (3, *shape)
+    assert preprocess.evaluate_crops(images).shape == (3, preprocess.crops, *shape)
+
+
+def test_test_view_is_the_standardised_centre() -> None:
+    images = pictures(4)
+    view = EVERYTHING.evaluate(images)
+    assert torch.equal(view.pictures, centre_crop(images, 6))
+    assert torch.equal(view.images, standardise(centre_crop(images, 6)))
+
+
+def test_thirteen_crops_are_standardised_one_by_one() -> None:
+    images = pictures(4)
+    crops, parts = PAPER.evaluate_crops(images), thirteen_crops(images, 6)
+    torch.testing.assert_close(crops[:, 0], PAPER.evaluate(images).images)
+    for place in range(13):
+        torch.testing.assert_close(crops[:, place], standardise(parts[:, place]))
+    assert torch.equal(replace(PAPER, standardise=False).evaluate_crops(images), parts)
+
+
+# Options
+
+
+@pytest.mark.parametrize("preprocess", OPTIONS.values(), ids=OPTIONS)
+def test_options_survive_json(preprocess: Preprocess) -> None:
+    assert Preprocess.from_config(json.loads(json.dumps(preprocess.config()))) == preprocess
+
+
+def test_unknown_options_are_named() -> None:
+    with pytest.raises(ValueError, match="unknown preprocess options colour, zoom"):
+        Preprocess.from_config({"zoom": 2, "crop": 3, "colour": True})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shift": -1}, "shift must be 0 or more, got -1"),
+        ({"crop": 0}, "crop must be 1 or more, got 0"),
+        ({"brightness": -0.1}, "brightness must be 0 or more, got -0.1"),
+        ({"brightness": float("nan")}, "brightness must be 0 or more, got nan"),
+        ({"contrast": (1.8, 0.2)}, r"contrast must be two factors, 0 <= low <= high, got \(1.8, 0.2\)"),
+        ({"contrast": (-1.0, 0.2)}, "contrast must be two factors"),
+        ({"crop": 4, "crops": 5}, "crops must be 1 or 13, got 5"),
+        ({"crops": 13}, "crops=13 needs crop"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Preprocess(**options)
+
+
+def test_crops_must_fit_the_images() -> None:
+    assert Preprocess(crop=12).image_shape(SHAPE) == (2, 12, 12)
+    with pytest.raises(ValueError, match="crop must be at most 12 for images of 12 x 14, got 13"):
+        Preprocess(crop=13).image_shape(SHAPE)
+    assert Preprocess(crop=6, crops=13).image_shape(SHAPE) == (2, 6, 6)
+    with pytest.raises(ValueError, match=r"crop must be at most 6 for images of 12 x 14, 3 pixels less .* got 7"):
+        Preprocess(crop=7, crops=13).image_shape(SHAPE)
+
+
+# Image sets
+
+
+def test_a_prepared_set_gives_prepared_images() -> None:
+    raw = image_set()
+    images = raw.images.float() / 255
+    prepared = raw.prepared(PAPER)
+    batch = prepared.__getitems__([3, 1])
+    assert torch.equal(batch.images, standardise(centre_crop(images[[3, 1]], 6)))
+    assert torch.equal(batch.pictures, centre_crop(images[[3, 1]], 6))
+    assert batch.labels.tolist() == batch.indices.tolist() == [3, 1]
+    assert torch.equal(prepared.crops([4, 0]), PAPER.evaluate_crops(images[[4, 0]]))
+    assert prepared.image_shape == (2, 6, 6)
+    assert prepared.raw_image_shape == SHAPE
+    assert raw.image_shape == SHAPE  # and is itself left alone
+    assert torch.equal(raw[2].images, images[2:3])
+
+
+def test_a_subset_is_prepared_like_its_set() -> None:
+    prepared = image_set().prepared(PAPER)
+    part = prepared.subset(torch.tensor([4, 2]))
+    assert torch.equal(part[1].images, prepared[2].images)
+    assert part.files == ("4.png", "2.png")
+
+
+def test_a_set_refuses_options_that_do_not_fit_it() -> None:
+    with pytest.raises(ValueError, match="crop must be at most 12"):
+        image_set().prepared(Preprocess(crop=40))

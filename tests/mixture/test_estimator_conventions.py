@@ -1,0 +1,49 @@
+"""scikit-learn's own checks of an estimator."""
+
+import pickle
+
+import numpy as np
+import pytest
+from mixture_data import two_components
+from sklearn.base import clone
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from torchcaps.mixture import BinomialMixture, GaussianMixture, KMeans, SoftKMeans
+
+ESTIMATORS = [
+    KMeans(),
+    KMeans(metric="inner"),
+    SoftKMeans(),
+    SoftKMeans(metric="inner"),
+    GaussianMixture(),
+    GaussianMixture(covariance_type="diag"),
+    BinomialMixture(),
+]
+
+
+def expected_failures(estimator: object) -> dict[str, str]:
+    if isinstance(estimator, GaussianMixture):
+        return {}
+    reason = "the random start draws from weighted points where the other draws from repeated ones (as scikit-learn's)"
+    return {"check_sample_weight_equivalence_on_dense_data": reason}
+
+
+@pytest.mark.filterwarnings("ignore")
+@parametrize_with_checks(ESTIMATORS, expected_failed_checks=expected_failures)
+def test_scikit_learn_check(estimator: object, check: object) -> None:
+    check(estimator)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+def test_float32_stays(estimator: KMeans) -> None:
+    points = np.abs(two_components(60)).astype(np.float32)
+    model = clone(estimator).set_params(random_state=0, tol=1e-3, max_iter=500)
+    model.set_params(**{"n_clusters" if "n_clusters" in model.get_params() else "n_components": 2})
+    model.fit(points)
+    assert model.predict_proba(points).dtype == np.float32
+    assert model.predict_proba(points.astype(np.float64)).dtype == np.float32  # what it was fitted in
+    np.testing.assert_allclose(model.predict_proba(points).sum(1), 1, rtol=1e-5)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(points), model.labels_)
+    assert np.isfinite(model.score(points))
+    assert clone(model).fit(points).score(points) == model.score(points)

@@ -1,0 +1,229 @@
+"""The routing is observed while a network trains, and the training does not notice."""
+
+import csv
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from torchcaps import create_model, list_models
+from torchcaps.data import Digits, ImageSet
+from torchcaps.explain import layer_entropy, observe_layers
+from torchcaps.losses import MarginLoss, ReconstructionLoss
+from torchcaps.models import ImageClassifier
+from torchcaps.monitor import RoutingHealth, routing_health
+from torchcaps.training import Classification, History
+
+DIGITS = Digits().train.subset(torch.arange(64))
+
+
+def tiny(**arguments: object) -> ImageClassifier:
+    torch.manual_seed(0)
+    return create_model("capsnet_digits", channels=8, types=4, decoder_hidden=(8,), **arguments)
+
+
+def fit(
+    folder: Path, *callbacks: Callback, epochs: int = 2, ckpt_path: Path | None = None, **options: object
+) -> tuple[Classification, list[dict]]:
+    """The steps of ``torchcaps.training.fit`` with callbacks of one's own."""
+    task = Classification(tiny(), MarginLoss(), ReconstructionLoss(), lambda p: torch.optim.Adam(p, 1e-3))
+    folder.mkdir(exist_ok=True)
+    history = History(folder / "metrics.csv")
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=epochs,
+        callbacks=[*callbacks[:1], history, *callbacks[1:]],
+        logger=TensorBoardLogger(folder, name="", version="tensorboard"),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=len(callbacks) > 1,
+        num_sanity_val_steps=0,
+        **options,
+    )
+    loader = DataLoader(DIGITS, 16, collate_fn=lambda batch: batch)
+    trainer.fit(task, loader, loader, ckpt_path=ckpt_path, weights_only=True)
+    with (folder / "metrics.csv").open(newline="") as file:
+        return task, [{k: float(v) for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
+
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*",
+    "ignore:.*isinstance.treespec, LeafSpec.*",
+    "ignore:.*number of training batches.*",
+    "ignore:.*Checkpoint directory .* exists.*",
+)
+HEALTH = {"assignment_entropy_class_caps", "dead_capsules_primary_caps", "dead_capsules_class_caps"}
+
+
+def test_each_epoch_has_its_own_figures_in_the_csv_file_and_in_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    task, rows = fit(tmp_path, RoutingHealth(DIGITS, count=20), epochs=3)
+    assert len(rows) == 3
+    assert all(row.keys() >= HEALTH for row in rows)
+    assert len({row["assignment_entropy_class_caps"] for row in rows}) == 3
+    expected = routing_health(task.model, DIGITS.__getitems__(list(range(20))).images)
+    assert {name: rows[-1][name] for name in HEALTH} == pytest.approx(expected, rel=1e-6)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    logged = [event.value for event in events.Scalars("assignment_entropy_class_caps")]
+    assert logged == pytest.approx([row["assignment_entropy_class_caps"] for row in rows], rel=1e-6)
+
+
+def test_the_training_does_not_notice(tmp_path: Path) -> None:
+    watched, rows = fit(tmp_path / "with", RoutingHealth(DIGITS))
+    alone, expected = fit(tmp_path / "without")
+    assert [{k: v for k, v in row.items() if k not in HEALTH} for row in rows] == expected
+    assert all(torch.equal(a, b) for a, b in zip(watched.parameters(), alone.parameters(), strict=True))
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    _, rows = fit(tmp_path, RoutingHealth(DIGITS), epochs=1, precision="bf16-mixed")
+    assert all(0 <= rows[0][name] <= 1 for name in HEALTH)
+
+
+def test_a_resumed_training_has_the_figures_of_an_unbroken_one(tmp_path: Path) -> None:
+    _, unbroken = fit(tmp_path / "unbroken", RoutingHealth(DIGITS), epochs=4)
+    folder = tmp_path / "broken"
+    keep = {"dirpath": folder, "filename": "last", "save_on_train_epoch_end": True}
+    fit(folder, RoutingHealth(DIGITS), ModelCheckpoint(**keep), epochs=2)
+    last = folder / "last.ckpt"
+    _, resumed = fit(folder, RoutingHealth(DIGITS), ModelCheckpoint(**keep), epochs=4, ckpt_path=last)
+    assert len(resumed) == 4
+    assert resumed == unbroken
+
+
+TWO_PROCESSES = """
+import sys
+from pathlib import Path
+import lightning as L
+import torch
+from torch.utils.data import DataLoader
+from torchcaps import create_model
+from torchcaps.data import Digits
+from torchcaps.losses import MarginLoss, ReconstructionLoss
+from torchcaps.monitor import RoutingHealth, routing_health
+from torchcaps.training import Classification, History, train_loader
+
+torch.manual_seed(0)
+digits = Digits().train.subset(torch.arange(64))
+model = create_model("capsnet_digits", channels=8, types=4, decoder_hidden=(8,))
+task = Classification(model, MarginLoss(), ReconstructionLoss(), lambda p: torch.optim.Adam(p, 1e-3))
+trainer = L.Trainer(
+    accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False, num_sanity_val_steps=0,
+    enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, use_distributed_sampler=False,
+    callbacks=[RoutingHealth(digits), History(Path(sys.argv[1]))],
+)
+
+
+class Loaders(L.LightningDataModule):
+    def train_dataloader(self):
+        return train_loader(digits, 16, 0, trainer.global_rank, trainer.world_size)
+
+
+trainer.fit(task, datamodule=Loaders())
+found = routing_health(task.model, digits.__getitems__(list(range(64))).images)
+assert found and all(abs(trainer.callback_metrics[name].item() - value) < 1e-6 for name, value in found.items())
+"""
+
+
+def test_two_processes_watch_together(tmp_path: Path) -> None:
+    script, path = tmp_path / "train.py", tmp_path / "metrics.csv"
+    script.write_text(TWO_PROCESSES)
+    command, environment = [sys.executable, str(script), str(path)], {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "sync_dist" not in done.stderr
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2
+    assert all(row.keys() >= HEALTH for row in rows)
+
+
+class Noisy(nn.Module):
+    """Draws random numbers even in evaluation mode, and minds the mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny()
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training or torch.is_grad_enabled():
+            raise RuntimeError("not now")
+        return self.inner.encode(images + 0.1 * torch.rand_like(images)).activation
+
+
+def test_mode_gradients_and_random_numbers_are_left_as_they_were() -> None:
+    model = Noisy().train()
+    model.inner.conv.eval()
+    images = DIGITS.__getitems__(list(range(20))).images
+    before = torch.get_rng_state()
+    routing_health(model, images)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.training
+    assert not model.inner.conv.training
+    assert torch.is_grad_enabled()
+
+
+def test_figures_do_not_depend_on_how_many_are_observed_at_once() -> None:
+    model, images = tiny().eval(), DIGITS.__getitems__(list(range(37))).images
+    with torch.no_grad():
+        layers = observe_layers(model, images)
+    health = routing_health(model, images)
+    entropy = layer_entropy(layers["class_caps"]).mean().item()
+    assert health["assignment_entropy_class_caps"] == pytest.approx(entropy, rel=1e-5)
+
+
+@torch.no_grad()
+def test_capsules_that_a_bias_kills_are_counted() -> None:
+    model = tiny()
+    images = DIGITS.__getitems__(list(range(20))).images
+    assert routing_health(model, images)["dead_capsules_primary_caps"] == 0
+    conv = model.primary_caps.conv
+    conv.weight[8 : 2 * 8] = 0  # the second of four types, of 8 numbers each
+    conv.bias[8 : 2 * 8] = 0
+    health = routing_health(model, images)
+    assert health["dead_capsules_primary_caps"] == 0.25
+    assert routing_health(model, images, threshold=1.0)["dead_capsules_class_caps"] == 1
+
+
+def test_one_dead_image_is_not_a_dead_capsule() -> None:
+    images = torch.cat([torch.zeros(16, 1, 8, 8), torch.rand(16, 1, 8, 8)])
+    model = tiny()
+    nn.init.zeros_(model.conv.bias)
+    nn.init.zeros_(model.primary_caps.conv.bias)
+    assert routing_health(model, images[:16])["dead_capsules_primary_caps"] == 1
+    assert routing_health(model, images)["dead_capsules_primary_caps"] < 1
+
+
+@pytest.mark.parametrize("name", [name for name in list_models() if name.startswith("matrixcapsnet")])
+def test_every_layer_of_matrix_capsules_is_watched(name: str) -> None:
+    model = create_model(name, image_shape=(1, 19, 17), classes=3, channels=4, types=(2, 3, 2))
+    health = routing_health(model, torch.rand(3, 1, 19, 17))
+    routed = {"conv_caps1", "conv_caps2", "class_caps"}
+    assert health.keys() == {f"assignment_entropy_{layer}" for layer in routed} | {
+        f"dead_capsules_{layer}" for layer in {*routed, "primary_caps"}
+    }
+    assert all(math.isfinite(value) and 0 <= value <= 1 + 1e-5 for value in health.values())
+
+
+def test_a_network_without_capsules_has_nothing_to_watch() -> None:
+    model = create_model("sharedcapsnet_cnn", channels=(4, 4, 4, 4), hidden=4)
+    assert routing_health(model, torch.rand(2, 1, 16, 16)) == {}
+
+
+def test_misfits_are_named() -> None:
+    empty: ImageSet = DIGITS.subset(torch.arange(0))
+    with pytest.raises(ValueError, match="there must be images to observe, got count=64 of 0 images"):
+        RoutingHealth(empty)
+    with pytest.raises(ValueError, match="got count=0 of 64 images"):
+        RoutingHealth(DIGITS, count=0)

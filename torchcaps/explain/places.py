@@ -1,0 +1,149 @@
+"""Which part of an image the positions of a layer stand for."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.explain.layers import Layer, below, observe_layers
+from torchcaps.layers.conv import Windows
+from torchcaps.models.base import CapsuleClassifier
+
+
+class Extent(NamedTuple):
+    """A rectangle of an image in pixels; pixel (y, x) covers [y, y + 1] by [x, x + 1]."""
+
+    left: float
+    right: float
+    bottom: float
+    top: float
+
+
+def grids(layers: dict[str, Layer]) -> dict[str, Capsules]:
+    """The capsules that lie at positions of an image, more than one of them, from the lowest layer up.
+
+    By the names of :func:`layer_extents`: a layer's, or ``name.children`` of children that no observed layer made.
+    """
+    found = {}
+    for name, layer in layers.items():
+        if layer.children is not None and below(layers, layer) is None:
+            found[f"{name}.children"] = layer.children
+        found[name] = layer.capsules
+    return {name: capsules for name, capsules in found.items() if _on_a_grid(capsules)}
+
+
+def _on_a_grid(capsules: Capsules) -> bool:
+    shape = capsules.activation.shape
+    return len(shape) in (3, 4) and shape[1] * shape[2] > 1
+
+
+def origin(layers: dict[str, Layer], layer: Layer) -> str:
+    """The name of a layer's children, as :func:`grids` and :func:`layer_extents` have it."""
+    lower = below(layers, layer)
+    return f"{layer.name}.children" if lower is None else lower.name
+
+
+def map_extent(model: CapsuleClassifier, images: Tensor) -> Extent:
+    """The part of an image that the positions of the children of its classes stand for.
+
+    A child's place is the centre of its receptive field: of all pixels that its pose depends on. The first and the last
+    place are found by differentiation, on noise; the others lie between them. Around each place lies one cell of the
+    map, so the rectangle reaches half a cell beyond the outermost places. Children that are convolutional capsules
+    stand at the centres of their windows, see :func:`layer_extents`.
+
+    Args:
+        model: a network whose children lie on a grid.
+        images: (B, C, H, W), for their shape.
+
+    Returns:
+        The rectangle; that of the whole image if every child sees all of it.
+
+    Raises:
+        ValueError: if the children do not lie on a grid.
+    """
+    layers, extents = _placed(model, images)
+    classes = next(reversed(layers.values()))
+    name = origin(layers, classes)
+    if name not in extents:
+        raise ValueError(f"the children of {classes.name} do not lie on a grid (B, H', W') or (B, H', W', types)")
+    return extents[name]
+
+
+def layer_extents(model: nn.Module, images: Tensor) -> dict[str, Extent]:
+    """The part of an image that the positions of each layer stand for, as :func:`map_extent` has it.
+
+    The lowest layer on a grid is placed by differentiation. A convolutional layer above it is placed by its windows: a
+    parent stands at the centre of its window. (What a parent depends on is no measure: where parents compete over the
+    whole image, that is the whole image.)
+
+    Args:
+        model: any network of torchcaps layers.
+        images: (B, C, H, W), for their shape.
+
+    Returns:
+        By the name of the layer whose capsules lie there, and for a layer whose children were made by no other layer
+        ``name.children``. Layers without a grid are left out.
+    """
+    return _placed(model, images)[1]
+
+
+def _placed(model: nn.Module, images: Tensor) -> tuple[dict[str, Layer], dict[str, Extent]]:
+    C, H, W = images.shape[1:]
+    noise = torch.rand(4, C, H, W, generator=torch.Generator().manual_seed(0)).to(images).requires_grad_()
+    extents: dict[str, Extent] = {}
+    with torch.enable_grad():
+        layers = observe_layers(model, noise)
+        for name, layer in layers.items():
+            children = origin(layers, layer)
+            if layer.children is not None and children not in layers and layer.children.activation.ndim in (3, 4):
+                extents[children] = _extent(noise, layer.children)
+            if layer.windows is not None:
+                if children in extents:
+                    extents[name] = _above(layer.windows, extents[children])
+            elif layer.capsules.activation.ndim in (3, 4):
+                extents[name] = _extent(noise, layer.capsules)
+    return layers, extents
+
+
+def _extent(images: Tensor, capsules: Capsules) -> Extent:
+    """The rectangle of a grid of capsules that were made of these images."""
+    pose = capsules.pose
+    first, last = (_seen(images, pose[:, place, place]) for place in (0, -1))
+    top, bottom = _cells(first[0], last[0], pose.shape[1], images.shape[2])
+    left, right = _cells(first[1], last[1], pose.shape[2], images.shape[3])
+    return Extent(left, right, bottom, top)
+
+
+def _above(windows: Windows, children: Extent) -> Extent:
+    """The rectangle of the parents' grid, from that of the children; of a single parent: what its window covers."""
+    edges = []
+    for axis, (low, high) in enumerate(((children.top, children.bottom), (children.left, children.right))):
+        cell = (high - low) / windows.size[axis]
+        centre = (windows.dilation[axis] * (windows.kernel[axis] - 1) + 1) / 2 - windows.padding[axis]  # in cells
+        step, count = windows.stride[axis], windows.out[axis]
+        if count == 1:
+            step = windows.kernel[axis] * windows.dilation[axis]
+        start = low + (centre - step / 2) * cell
+        edges.append((start, start + count * step * cell))
+    (top, bottom), (left, right) = edges
+    return Extent(left, right, bottom, top)
+
+
+def _seen(images: Tensor, output: Tensor) -> tuple[float | None, float | None]:
+    """The centre (y, x) of the pixels that the output depends on; None if it depends on none."""
+    (gradient,) = torch.autograd.grad(output.sum(), images, retain_graph=True)
+    seen = gradient.abs().sum((0, 1)) > 0
+    centres = []
+    for axis in (1, 0):
+        places = seen.any(axis).nonzero()
+        centres.append((int(places[0]) + int(places[-1]) + 1) / 2 if len(places) else None)
+    return centres[0], centres[1]
+
+
+def _cells(first: float | None, last: float | None, count: int, size: int) -> tuple[float, float]:
+    """From the centres of the first and the last of so many cells to their outer edges."""
+    if first is None or last is None or count < 2 or last <= first:
+        return 0.0, float(size)
+    half = (last - first) / (count - 1) / 2
+    return first - half, last + half

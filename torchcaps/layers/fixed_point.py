@@ -1,0 +1,119 @@
+"""Layers whose output is the solution of an equation, found by a few unrolled iterations: routing in the small."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+def _check_steps(steps: int) -> None:
+    if steps < 0:
+        raise ValueError(f"steps must be at least 0, got {steps}")
+
+
+def implicit_activation(x: Tensor, function: Callable[[Tensor], Tensor] = torch.cos, steps: int = 3) -> Tensor:
+    r"""The y that solves :math:`y + f(y) = x`, by iteration.
+
+    .. math:: y_0 = x, \quad y_{n+1} = x - f(y_n)
+
+    With f = cos and three steps: :math:`y = x - \cos(x - \cos(x - \cos x))`. The inverse of :math:`y + \cos y` has no
+    formula, and needs none. Where :math:`|f'| < 1` the error shrinks by about :math:`|f'(y)|` a step, and the gradient
+    goes to that of the solution, :math:`\partial y / \partial x = 1 / (1 + f'(y))`; for cos that is everywhere but at
+    :math:`y = \pi / 2 + k \pi`.
+
+    Args:
+        x: any shape.
+        function: f, element by element.
+        steps: how often f is applied, at least 0.
+
+    Raises:
+        ValueError: if ``steps`` is negative.
+
+    Source: Su 2018, "A feast of capsules" (kexue.fm/archives/4819), the first warm-up.
+    """
+    _check_steps(steps)
+    y = x
+    for _ in range(steps):
+        y = x - function(y)
+    return y
+
+
+class ImplicitActivation(nn.Module):
+    """Module form of :func:`implicit_activation`."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor] = torch.cos, steps: int = 3) -> None:
+        super().__init__()
+        _check_steps(steps)
+        self.function = function
+        self.steps = steps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Applies the activation, shape unchanged."""
+        return implicit_activation(x, self.function, self.steps)
+
+    def extra_repr(self) -> str:
+        """The number of steps."""
+        return f"steps={self.steps}"
+
+
+def self_weighted_pooling(
+    sequence: Tensor, mask: Tensor | None = None, steps: int = 3, sharpness: float = 1.0
+) -> Tensor:
+    r"""Encodes a sequence as the average that weights each member by its agreement with that average.
+
+    .. math::
+        x^{(0)} = \frac1n \sum_i x_i, \quad
+        x^{(t+1)} = \sum_i \operatorname{softmax}_i \big( K \langle x^{(t)}, x_i \rangle \big) \, x_i
+
+    No step raises the energy :math:`\frac12 |x|^2 - \frac1K \log \sum_i \exp (K \langle x, x_i \rangle)`: it settles.
+    Here the softmax is over the members: one parent, and the children compete. In routing it is over the parents.
+
+    Args:
+        sequence: (B, n, D).
+        mask: True where there is a member, (B, n); None if there is one everywhere.
+        steps: how often the weights are made, at least 0; 0 gives the mean.
+        sharpness: K.
+
+    Returns:
+        (B, D).
+
+    Raises:
+        ValueError: if shapes do not fit, a sequence has no member, or ``steps`` is negative.
+
+    Source: Su 2018, "A feast of capsules" (kexue.fm/archives/4819), the second warm-up; the same step as the retrieval
+    of Ramsauer et al. 2021, "Hopfield Networks is All You Need".
+    """
+    _check_steps(steps)
+    if sequence.ndim != 3:
+        raise ValueError(f"sequence must be (B, n, D), got shape {tuple(sequence.shape)}")
+    logits = sequence.new_zeros(sequence.shape[:2])
+    if mask is not None:
+        if mask.shape != logits.shape or mask.dtype != torch.bool:
+            raise ValueError(f"mask must be bool (B, n) = {tuple(logits.shape)}, got {mask.dtype} {tuple(mask.shape)}")
+        if not mask.any(-1).all():
+            raise ValueError("mask leaves a sequence without members")
+        logits = logits.masked_fill(~mask, -torch.inf)
+    start = logits
+    pooled = torch.einsum("bn,bnd->bd", start.softmax(-1), sequence)
+    for _ in range(steps):
+        logits = start + sharpness * torch.einsum("bd,bnd->bn", pooled, sequence)
+        pooled = torch.einsum("bn,bnd->bd", logits.softmax(-1), sequence)
+    return pooled
+
+
+class SelfWeightedPooling(nn.Module):
+    """Module form of :func:`self_weighted_pooling`."""
+
+    def __init__(self, steps: int = 3, sharpness: float = 1.0) -> None:
+        super().__init__()
+        _check_steps(steps)
+        self.steps = steps
+        self.sharpness = sharpness
+
+    def forward(self, sequence: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Pools sequences (B, n, D) to (B, D)."""
+        return self_weighted_pooling(sequence, mask, self.steps, self.sharpness)
+
+    def extra_repr(self) -> str:
+        """Steps and sharpness."""
+        return f"steps={self.steps}, sharpness={self.sharpness}"

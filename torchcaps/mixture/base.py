@@ -1,0 +1,217 @@
+"""What all clustering estimators share: points as children, clusters as parents, steps until they settle."""
+
+import warnings
+from abc import ABC, abstractmethod
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+from torch import Tensor
+
+from torchcaps.ops import Normaliser, Similarity, Votes
+
+Array = NDArray[Any]
+
+
+def point_votes(points: Tensor, clusters: int, *, hard: bool = False) -> Votes:
+    r"""Points as children that vote for every cluster with themselves, :math:`V_{ij} = x_i`.
+
+    Args:
+        points: (I, D).
+        clusters: J.
+        hard: all of a point goes to its most similar cluster.
+
+    Returns:
+        Votes (1, I, J, D) under the identity transform, shared by all points.
+    """
+    size = points.shape[-1]
+    identity = torch.eye(size, dtype=points.dtype, device=points.device).expand(1, clusters, size, size)
+    return Votes(points[None], identity, normaliser=Normaliser(hard=hard))
+
+
+class Clustering(BaseEstimator, ABC):
+    """The loop of all estimators here: a step is one E-step and one M-step on the votes of the points.
+
+    A kind of clustering implements the abstract methods. Its state is whatever tensors a step updates, the clusters
+    first, without the batch axis.
+
+    Attributes:
+        n_iter_: how many steps :meth:`fit` made.
+        converged_: whether the last of them changed less than ``tol``.
+        history_: the clusters after each step.
+        labels_: the cluster of each training point, (n_samples,).
+    """
+
+    max_iter: int
+    tol: float
+    random_state: Any
+
+    @abstractmethod
+    def _clusters(self) -> int:
+        """How many clusters are asked for, checked."""
+
+    @abstractmethod
+    def _start(self, points: Tensor, weights: Tensor | None) -> Any:
+        """The state before the first step."""
+
+    @abstractmethod
+    def _step(self, points: Tensor, weights: Tensor | None, state: Any) -> tuple[Any, float]:
+        """The next state, and the objective of the one that came."""
+
+    @abstractmethod
+    def _settled(self, points: Tensor, old: Any, new: Any, objectives: list[float]) -> bool:
+        """Whether the last step changed next to nothing."""
+
+    @abstractmethod
+    def _view(self, points: Tensor, state: Any) -> tuple[Votes, Similarity]:
+        """The points as votes, and their similarity to the clusters."""
+
+    @abstractmethod
+    def _store(self, state: Any, objectives: list[float]) -> None:
+        """Sets the fitted attributes."""
+
+    @abstractmethod
+    def _state(self) -> Any:
+        """The state that the fitted attributes hold."""
+
+    def _export(self, state: Any) -> Any:
+        """The state as numpy arrays, for the history."""
+        return state._make(tensor.numpy() for tensor in state)
+
+    def fit(self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None) -> Any:
+        """Clusters the points.
+
+        Args:
+            X: (n_samples, n_features), float32 or float64; other dtypes are computed in float64.
+            y: ignored.
+            sample_weight: how much each point counts, (n_samples,), at least 0; the child activations of routing.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: if a setting is out of its range, or the points or weights do not fit.
+        """
+        check_number("max_iter", self.max_iter, 1, integral=True)
+        check_number("tol", self.tol, 0)
+        clusters = self._clusters()
+        points = torch.tensor(self._validated(X, reset=True))
+        if len(points) < clusters:
+            raise ValueError(f"n_samples={len(points)} should be at least the number of clusters, {clusters}")
+        weights = check_weights(sample_weight, points)
+        state = self._start(points, weights)
+        self.history_: list[Any] = []
+        objectives: list[float] = []
+        self.converged_ = False
+        while len(objectives) < self.max_iter and not self.converged_:
+            old = state
+            state, objective = self._step(points, weights, old)
+            objectives.append(objective)
+            self.history_.append(self._export(state))
+            self.converged_ = self._settled(points, old, state, objectives)
+        self.n_iter_ = len(objectives)
+        if not self.converged_:
+            warnings.warn(
+                f"{type(self).__name__} did not settle in max_iter={self.max_iter} steps: raise max_iter or tol",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+        self._store(state, objectives)
+        self.labels_ = self._assignment(points, state).argmax(-1).numpy()
+        return self
+
+    def fit_predict(self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None) -> Array:
+        """Clusters the points and returns their clusters, (n_samples,)."""
+        return self.fit(X, sample_weight=sample_weight).labels_
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """The assignment probabilities ``R_ij`` of points to clusters, (n_samples, clusters); rows sum to 1."""
+        return self._assignment(self._points(X), self._state()).numpy()
+
+    def predict(self, X: ArrayLike) -> Array:
+        """The most probable cluster of each point, (n_samples,)."""
+        return self._assignment(self._points(X), self._state()).argmax(-1).numpy()
+
+    def _assignment(self, points: Tensor, state: Any) -> Tensor:
+        votes, similarity = self._view(points, state)
+        return votes.assignment(similarity)[0]
+
+    def _log_partition(self, points: Tensor, state: Any) -> Tensor:
+        """``log sum_j exp l_ij`` of each point, (I,)."""
+        votes, similarity = self._view(points, state)
+        return votes.source.log_partition(similarity, orphan=False)[0]
+
+    def _validated(self, X: ArrayLike, reset: bool) -> Array:
+        return validate_data(self, X, reset=reset, dtype=[np.float64, np.float32])
+
+    def _points(self, X: ArrayLike) -> Tensor:
+        """Points to look at with fitted clusters, in their dtype."""
+        check_is_fitted(self)
+        return torch.tensor(self._validated(X, reset=False)).to(next(iter(self._state())).dtype)
+
+
+def weighted_sum(values: Tensor, weights: Tensor | None) -> Tensor:
+    """The sum of (I,) numbers, each times its weight."""
+    return (values if weights is None else values * weights).sum()
+
+
+def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
+    """The mean of (I,) numbers under their weights."""
+    return weighted_sum(values, weights) / (len(values) if weights is None else weights.sum())
+
+
+def check_weights(weights: ArrayLike | None, points: Tensor) -> Tensor | None:
+    """The weights of the points, (I,), in their dtype.
+
+    Raises:
+        ValueError: if there is not one for each point, one is negative or not finite, or all are 0.
+    """
+    if weights is None:
+        return None
+    checked = torch.tensor(check_array(weights, ensure_2d=False, dtype=np.float64, input_name="sample_weight"))
+    if checked.shape != (len(points),):
+        raise ValueError(f"sample_weight must have shape ({len(points)},), got {tuple(checked.shape)}")
+    if (checked < 0).any() or checked.sum() == 0:
+        raise ValueError("sample_weight must not be negative anywhere, nor zero everywhere")
+    return checked.to(points.dtype)
+
+
+def check_number(name: str, value: Any, low: float, *, integral: bool = False, open_low: bool = False) -> None:
+    """Checks that a setting is a number in its range.
+
+    Raises:
+        TypeError: if it is no number, or no integer where one is asked for.
+        ValueError: if it is too small.
+    """
+    if not isinstance(value, Integral if integral else Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be {'an integer' if integral else 'a number'}, got {value!r}")
+    number = float(value)
+    if not (number > low if open_low else number >= low):  # NaN included
+        raise ValueError(f"{name} must be {'more than' if open_low else 'at least'} {low}, got {value!r}")
+
+
+def check_initial(name: str, value: ArrayLike, shape: tuple[int, ...], points: Tensor) -> Tensor:
+    """A given start, in the dtype of the points.
+
+    Raises:
+        ValueError: if it has another shape, or a number in it is not finite.
+    """
+    array = check_array(value, ensure_2d=False, allow_nd=True, dtype=np.float64, input_name=name)
+    if array.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+    return torch.tensor(array).to(points.dtype)
+
+
+def check_learn(learn: Any, choices: tuple[str, ...]) -> None:
+    """Checks the names of what an M-step re-estimates.
+
+    Raises:
+        ValueError: if one is not among the choices.
+    """
+    if isinstance(learn, str) or not set(learn) <= set(choices):
+        raise ValueError(f"learn must be a tuple of names out of {choices}, got {learn!r}")

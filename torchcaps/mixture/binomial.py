@@ -1,0 +1,179 @@
+"""The problem of the two coins: a mixture of binomials."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.cluster import kmeans_plusplus
+from sklearn.utils.validation import check_non_negative
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+from torchcaps.mixture.base import Array, check_initial, check_learn, point_votes
+from torchcaps.mixture.density import Mixture
+from torchcaps.ops import InnerProduct, Similarity, Votes
+
+
+class Coins(NamedTuple):
+    """The state of a binomial mixture.
+
+    Args:
+        probabilities: of the sides, theta, (J, D), rows sum to 1.
+        weights: pi, (J,).
+    """
+
+    probabilities: Tensor
+    weights: Tensor
+
+
+def _shares(counts: Tensor) -> Tensor:
+    """Rows divided by their sums; a row of zeros becomes even."""
+    return normalize(torch.where(counts.sum(-1, keepdim=True) > 0, counts, 1.0), p=1, dim=-1)
+
+
+def _log(probabilities: Tensor) -> Tensor:
+    """Finite also at 0, so that a side that never came up counts for nothing where it does not come up."""
+    return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
+
+
+class BinomialMixture(Mixture):
+    r"""Which coin was tossed? A mixture of binomials, fitted by EM.
+
+    A point holds how often each side came up, (heads, tails). With more columns it is a mixture of multinomials (dice).
+
+    .. math::
+        \log p(x_i) = \log \sum_j \pi_j \prod_d \theta_{jd}^{x_{id}} + \text{const}, \quad
+        R_{ij} = \operatorname{softmax}_j \Big( \log \pi_j + \sum_d x_{id} \log \theta_{jd} \Big), \quad
+        \theta_{jd} = \frac{\sum_i R_{ij} x_{id}}{\sum_i \sum_{d'} R_{ij} x_{id'}}, \quad
+        \pi_j = \frac1n \sum_i R_{ij}
+
+    The similarity is an inner product with :math:`(\log \theta_j, \log \pi_j)` once a 1 is put behind each point, so
+    the estimator runs on the primitive of :mod:`torchcaps.ops`.
+
+    Args:
+        n_components: how many coins.
+        learn: what an M-step re-estimates, of ``"probabilities"`` and ``"weights"``.
+        weights_init: start of pi, (n_components,); even where None.
+        probabilities_init: start of theta, (n_components, n_features); from k-means++ where None.
+        max_iter: the largest number of steps.
+        tol: settled when the mean log-likelihood of a point changes by less.
+        random_state: of the start.
+
+    Attributes:
+        probabilities_: theta, (n_components, n_features).
+        weights_: pi, (n_components,).
+        lower_bounds_: mean log-likelihood before each step; lower_bound_ is the last.
+        history_: :class:`Coins` after each step.
+        labels_: (n_samples,).
+        n_iter_: steps made.
+        converged_: whether they settled.
+
+    Source: Do & Batzoglou 2008, "What is the expectation maximization algorithm?"
+    """
+
+    def __init__(
+        self,
+        n_components: int = 2,
+        *,
+        learn: tuple[str, ...] = ("probabilities", "weights"),
+        weights_init: Any = None,
+        probabilities_init: Any = None,
+        max_iter: int = 100,
+        tol: float = 1e-5,
+        random_state: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.learn = learn
+        self.weights_init = weights_init
+        self.probabilities_init = probabilities_init
+        self.max_iter = max_iter
+        self.tol = tol
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.positive_only = True
+        return tags
+
+    def fit_complete(self, X: ArrayLike, assignment: ArrayLike) -> "BinomialMixture":
+        r"""Maximum likelihood with complete data: somebody wrote down which coin it was.
+
+        .. math::
+            \theta_{jd} = \frac{\sum_{i: z_i = j} x_{id}}{\sum_{i: z_i = j} \sum_{d'} x_{id'}}, \quad
+            \pi_j = \frac1n |\{i : z_i = j\}|
+
+        Args:
+            X: (n_samples, n_features).
+            assignment: the coin of each point, integers from 0 to n_components - 1, (n_samples,).
+
+        Returns:
+            The estimator itself, with ``n_iter_`` 1.
+
+        Raises:
+            ValueError: if the assignment does not fit, or a coin was never tossed.
+        """
+        clusters = self._clusters()
+        points = torch.tensor(self._validated(X, reset=True))
+        known = np.asarray(assignment)
+        if known.shape != (len(points),) or not np.isin(known, np.arange(clusters)).all():
+            raise ValueError(f"assignment must be {len(points)} integers from 0 to {clusters - 1}, got {assignment!r}")
+        share = one_hot(torch.tensor(known.astype(np.int64)), clusters).to(points.dtype)
+        if (share.sum(0) == 0).any():
+            raise ValueError(f"assignment leaves out component {int(share.sum(0).argmin())}")
+        state = Coins(_shares(share.T @ points), share.mean(0))
+        self.history_, self.n_iter_, self.converged_ = [self._export(state)], 1, True
+        self._store(state, [self._mean_log_likelihood(points, None, state)])
+        self.labels_ = known.astype(np.int64)
+        return self
+
+    def _clusters(self) -> int:
+        check_learn(self.learn, ("probabilities", "weights"))
+        return super()._clusters()
+
+    def _validated(self, X: ArrayLike, reset: bool) -> Array:
+        points = super()._validated(X, reset)
+        check_non_negative(points, "BinomialMixture")
+        return points
+
+    def _start(self, points: Tensor, weights: Tensor | None) -> Coins:
+        shape = (self.n_components, points.shape[1])
+        even = points.new_full((self.n_components,), 1 / self.n_components)
+        given = self._initial_weights(points)
+        if self.probabilities_init is None:
+            chosen = kmeans_plusplus(
+                _shares(points).numpy(),
+                self.n_components,
+                sample_weight=None if weights is None else weights.numpy(),
+                random_state=self.random_state,
+            )[1]
+            probabilities = _shares(points[torch.from_numpy(chosen)] + 1)
+        else:
+            probabilities = check_initial("probabilities_init", self.probabilities_init, shape, points)
+            if (probabilities < 0).any() or not torch.allclose(probabilities.sum(-1), torch.ones_like(even)):
+                raise ValueError(f"probabilities_init must have rows >= 0 of sum 1, got {self.probabilities_init}")
+        return Coins(probabilities, even if given is None else given)
+
+    def _view(self, points: Tensor, state: Coins) -> tuple[Votes, Similarity]:
+        ones = points.new_ones(len(points), 1)
+        alpha = torch.cat([_log(state.probabilities), _log(state.weights)[:, None]], dim=-1)
+        return point_votes(torch.cat([points, ones], dim=-1), len(alpha)), InnerProduct(alpha[None])
+
+    def _step(self, points: Tensor, weights: Tensor | None, state: Coins) -> tuple[Coins, float]:
+        votes, similarity = self._view(points, state)
+        moments = votes.moments(similarity, None if weights is None else weights[None])
+        learned = {"probabilities": _shares(moments.sum[0, :, :-1]), "weights": _shares(moments.mass[0])}
+        new = state._replace(**{name: learned[name] for name in self.learn})
+        return new, self._mean_log_likelihood(points, weights, state)
+
+    def _log_likelihood(self, points: Tensor, state: Coins) -> Tensor:
+        """With the number of orders in which the sides can come up."""
+        orders = torch.lgamma(points.sum(-1) + 1) - torch.lgamma(points + 1).sum(-1)
+        return self._log_partition(points, state) + orders
+
+    def _store(self, state: Coins, objectives: list[float]) -> None:
+        self.probabilities_, self.weights_ = state.probabilities.numpy(), state.weights.numpy()
+        self.lower_bounds_, self.lower_bound_ = objectives, objectives[-1]
+
+    def _state(self) -> Coins:
+        return Coins(torch.tensor(self.probabilities_), torch.tensor(self.weights_))

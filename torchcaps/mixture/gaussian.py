@@ -1,0 +1,256 @@
+"""Gaussian mixtures, diagonal and full, as estimators."""
+
+import math
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from torchcaps.mixture.base import check_initial, check_learn, check_number, point_votes
+from torchcaps.mixture.density import Mixture
+from torchcaps.mixture.kmeans import KMeans, spheres
+from torchcaps.ops import Gaussian, Similarity, Votes
+
+
+class Gaussians(NamedTuple):
+    """The state of a Gaussian mixture.
+
+    Args:
+        means: mu, (J, D).
+        covariances: sigma^2, (J, D), or Sigma, (J, D, D).
+        weights: pi, (J,).
+    """
+
+    means: Tensor
+    covariances: Tensor
+    weights: Tensor
+
+
+class Covariance(Protocol):
+    """What depends on the form of the covariances."""
+
+    def shape(self, components: int, size: int) -> tuple[int, ...]:
+        """The shape of all covariances."""
+
+    def inverse(self, matrices: Tensor) -> Tensor:
+        """Covariances from precisions, or the other way round."""
+
+    def view(self, points: Tensor, state: Gaussians) -> tuple[Votes, Gaussian]:
+        """Votes and similarity whose logits are ``log pi_j p_j(x_i)``."""
+
+    def m_step(
+        self, points: Tensor, weights: Tensor | None, votes: Votes, similarity: Similarity, floor: float
+    ) -> Gaussians:
+        """The Gaussians of the points under the assignment by these votes and this similarity."""
+
+
+def _log_weight(state: Gaussians, log_determinant: Tensor) -> Tensor:
+    """Everything in ``log pi_j p_j(x)`` but the distance, (1, J)."""
+    size = state.means.shape[-1]
+    return (state.weights.log() - (log_determinant + size * math.log(2 * math.pi)) / 2)[None]
+
+
+def _check_definite(definite: Tensor) -> None:
+    """Raises a ValueError that names the first component of (J,) whose covariance is singular."""
+    if not definite.all():
+        component = int((~definite).nonzero()[0])
+        raise ValueError(
+            f"the covariance of component {component} is singular: too few points support it; "
+            "raise reg_covar, or ask for fewer n_components"
+        )
+
+
+class Diagonal:
+    """Variances: the Gaussian similarity of :mod:`torchcaps.ops`, and its moments, as they are."""
+
+    def shape(self, components: int, size: int) -> tuple[int, ...]:
+        """(J, D)."""
+        return components, size
+
+    def inverse(self, matrices: Tensor) -> Tensor:
+        """Entry by entry."""
+        return matrices.reciprocal()
+
+    def view(self, points: Tensor, state: Gaussians) -> tuple[Votes, Gaussian]:
+        """Points as they are, precisions ``1 / sigma^2``."""
+        variances = state.covariances
+        _check_definite((variances > 0).all(-1))
+        log_weight = _log_weight(state, variances.log().sum(-1))
+        similarity = Gaussian(state.means[None], variances.reciprocal()[None], log_weight)
+        return point_votes(points, len(variances)), similarity
+
+    def m_step(
+        self, points: Tensor, weights: Tensor | None, votes: Votes, similarity: Similarity, floor: float
+    ) -> Gaussians:
+        """From mass, sum and scatter of the votes."""
+        moments = votes.moments(similarity, None if weights is None else weights[None], scatter=True)
+        mass = moments.mass[0]
+        return Gaussians(moments.mean[0], moments.variance[0] + floor, mass / mass.sum())
+
+
+class Full:
+    """Covariance matrices. The E-step is that of :mod:`torchcaps.ops`, the M-step is not.
+
+    E-step: with :math:`\\Sigma_j = L_j L_j^T`, a shared transform :math:`W_j = L_j^{-T}` whitens the points in the eyes
+    of component j, where its Gaussian is the unit sphere. M-step: a covariance needs the sums of all products
+    :math:`x_d x_{d'}`, D^2 numbers, and the primitive's scatter holds the D squares alone, all that routing asks for.
+    So these sums are taken here, under the assignment that the primitive gives.
+    """
+
+    def shape(self, components: int, size: int) -> tuple[int, ...]:
+        """(J, D, D)."""
+        return components, size, size
+
+    def inverse(self, matrices: Tensor) -> Tensor:
+        """Matrix by matrix."""
+        return torch.linalg.inv(matrices)
+
+    def view(self, points: Tensor, state: Gaussians) -> tuple[Votes, Gaussian]:
+        """Points whitened by each component, precisions 1."""
+        factors, failed = torch.linalg.cholesky_ex(state.covariances)
+        _check_definite(failed == 0)
+        size = points.shape[-1]
+        identity = torch.eye(size, dtype=points.dtype).expand_as(factors)
+        whiten = torch.linalg.solve_triangular(factors, identity, upper=False).mT  # [J, D, D]
+        middle = points.mean(0)  # products with far points would lose the digits that count
+        means = torch.einsum("jd,jde->je", state.means - middle, whiten)
+        log_determinant = 2 * factors.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        votes = Votes((points - middle)[None], whiten[None])
+        return votes, Gaussian(means[None], torch.ones_like(means)[None], _log_weight(state, log_determinant))
+
+    def m_step(
+        self, points: Tensor, weights: Tensor | None, votes: Votes, similarity: Similarity, floor: float
+    ) -> Gaussians:
+        """From the points and their assignment."""
+        share = votes.assignment(similarity)[0]  # [I, J]
+        share = share if weights is None else share * weights[:, None]
+        mass = share.sum(0)
+        share = share / mass.clamp(min=torch.finfo(mass.dtype).tiny)
+        means = share.T @ points
+        centred = points - means[:, None]  # [J, I, D]
+        covariances = torch.einsum("ij,jid,jie->jde", share, centred, centred)
+        return Gaussians(means, covariances + floor * torch.eye(points.shape[-1]).to(points), mass / mass.sum())
+
+
+COVARIANCES: dict[str, Covariance] = {"diag": Diagonal(), "full": Full()}
+
+
+class GaussianMixture(Mixture):
+    r"""A mixture of Gaussians, fitted by EM.
+
+    .. math::
+        R_{ij} = \operatorname{softmax}_j \log \big( \pi_j \mathcal N(x_i; \mu_j, \Sigma_j) \big), \quad
+        N_j = \sum_i R_{ij}, \quad
+        \mu_j = \frac1{N_j} \sum_i R_{ij} x_i, \quad
+        \Sigma_j = \frac1{N_j} \sum_i R_{ij} (x_i - \mu_j)(x_i - \mu_j)^T, \quad \pi_j = \frac{N_j}{n}
+
+    ``diag`` keeps the diagonals of the covariances, as EM routing does, and runs on the primitive of
+    :mod:`torchcaps.ops` altogether. ``full`` takes its E-step from there, with a whitening transform for each
+    component, but not its M-step: see :class:`Full`.
+
+    Args:
+        n_components: how many.
+        covariance_type: ``"diag"`` or ``"full"``.
+        learn: what an M-step re-estimates, of ``"weights"``, ``"means"`` and ``"covariances"``. With the means alone,
+            equal weights and precisions 2K it is Euclidean :class:`~torchcaps.mixture.SoftKMeans`.
+        weights_init: start of pi, (n_components,).
+        means_init: start of mu, (n_components, n_features).
+        precisions_init: start of the inverse covariances, (n_components, n_features) or with one more n_features.
+            Whatever is None comes from one M-step under the clusters of :class:`~torchcaps.mixture.KMeans`.
+        reg_covar: added to the variances, at least 0. At 0 the log-likelihood never falls; a component that has shrunk
+            to a point then is an error.
+        max_iter: the largest number of steps.
+        tol: settled when the mean log-likelihood of a point changes by less.
+        random_state: of K-Means.
+
+    Attributes:
+        means_: (n_components, n_features).
+        covariances_: (n_components, n_features), or with one more n_features.
+        weights_: (n_components,).
+        lower_bounds_: mean log-likelihood before each step; lower_bound_ is the last.
+        history_: :class:`Gaussians` after each step.
+        labels_: (n_samples,).
+        n_iter_: steps made.
+        converged_: whether they settled.
+
+    Source: Dempster, Laird & Rubin 1977; parameters and attributes as in ``sklearn.mixture.GaussianMixture``.
+    """
+
+    def __init__(
+        self,
+        n_components: int = 1,
+        *,
+        covariance_type: Literal["diag", "full"] = "full",
+        learn: tuple[str, ...] = ("weights", "means", "covariances"),
+        weights_init: Any = None,
+        means_init: Any = None,
+        precisions_init: Any = None,
+        reg_covar: float = 1e-6,
+        max_iter: int = 100,
+        tol: float = 1e-3,
+        random_state: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.covariance_type = covariance_type
+        self.learn = learn
+        self.weights_init = weights_init
+        self.means_init = means_init
+        self.precisions_init = precisions_init
+        self.reg_covar = reg_covar
+        self.max_iter = max_iter
+        self.tol = tol
+        self.random_state = random_state
+
+    @property
+    def _covariance(self) -> Covariance:
+        return COVARIANCES[self.covariance_type]
+
+    def _clusters(self) -> int:
+        if self.covariance_type not in COVARIANCES:
+            raise ValueError(f"covariance_type must be one of {list(COVARIANCES)}, got {self.covariance_type!r}")
+        check_number("reg_covar", self.reg_covar, 0)
+        check_learn(self.learn, ("weights", "means", "covariances"))
+        return super()._clusters()
+
+    def _start(self, points: Tensor, weights: Tensor | None) -> Gaussians:
+        given = {
+            "means": self._given("means_init", (self.n_components, points.shape[1]), points),
+            "covariances": self._initial_covariances(points),
+            "weights": self._initial_weights(points),
+        }
+        kept = {name: tensor for name, tensor in given.items() if tensor is not None}
+        if len(kept) == len(given):
+            return Gaussians(**kept)
+        return self._from_kmeans(points, weights)._replace(**kept)
+
+    def _given(self, name: str, shape: tuple[int, ...], points: Tensor) -> Tensor | None:
+        value = getattr(self, name)
+        return None if value is None else check_initial(name, value, shape, points)
+
+    def _initial_covariances(self, points: Tensor) -> Tensor | None:
+        shape = self._covariance.shape(self.n_components, points.shape[1])
+        precisions = self._given("precisions_init", shape, points)
+        return None if precisions is None else self._covariance.inverse(precisions)
+
+    def _from_kmeans(self, points: Tensor, weights: Tensor | None) -> Gaussians:
+        kmeans = KMeans(self.n_components, random_state=self.random_state)
+        kmeans.fit(points.numpy(), sample_weight=None if weights is None else weights.numpy())
+        votes = point_votes(points, self.n_components, hard=True)
+        similarity = spheres(torch.tensor(kmeans.cluster_centers_)[None], 1.0)
+        return self._covariance.m_step(points, weights, votes, similarity, self.reg_covar)
+
+    def _view(self, points: Tensor, state: Gaussians) -> tuple[Votes, Similarity]:
+        return self._covariance.view(points, state)
+
+    def _step(self, points: Tensor, weights: Tensor | None, state: Gaussians) -> tuple[Gaussians, float]:
+        votes, similarity = self._view(points, state)
+        learned = self._covariance.m_step(points, weights, votes, similarity, self.reg_covar)._asdict()
+        new = state._replace(**{name: learned[name] for name in self.learn})
+        return new, self._mean_log_likelihood(points, weights, state)
+
+    def _store(self, state: Gaussians, objectives: list[float]) -> None:
+        self.means_, self.covariances_, self.weights_ = (tensor.numpy() for tensor in state)
+        self.lower_bounds_, self.lower_bound_ = objectives, objectives[-1]
+
+    def _state(self) -> Gaussians:
+        return Gaussians(*(torch.tensor(array) for array in (self.means_, self.covariances_, self.weights_)))

@@ -1,0 +1,286 @@
+"""K-Means and soft K-Means as estimators: a point goes to the nearest centre, a centre to the middle of its points."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from numpy.typing import ArrayLike
+from sklearn.base import ClusterMixin
+from sklearn.cluster import kmeans_plusplus
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from torchcaps.mixture.base import (
+    Array,
+    Clustering,
+    check_initial,
+    check_number,
+    check_weights,
+    point_votes,
+    weighted_sum,
+)
+from torchcaps.ops import Gaussian, InnerProduct, Moments, Similarity, Votes
+from torchcaps.squash import squash
+
+
+def spheres(centres: Tensor, sharpness: float) -> Gaussian:
+    """Similarity ``-K |x - c_j|^2`` to centres (B, J, D): Gaussians of variance ``1 / 2K``, all of one weight."""
+    return Gaussian(centres, torch.full_like(centres, 2 * sharpness), torch.zeros_like(centres[..., 0]))
+
+
+class Metric(NamedTuple):
+    """What "near" means, and the centre that is nearest to its points in that sense.
+
+    Args:
+        similarity: of points to centres (B, J, D), times the sharpness K.
+        centre: of the points of each cluster, from their moments.
+    """
+
+    similarity: Callable[[Tensor, float], Similarity]
+    centre: Callable[[Moments], Tensor]
+
+
+METRICS = {
+    "euclidean": Metric(spheres, lambda moments: moments.mean),
+    "inner": Metric(lambda centres, K: InnerProduct(K * normalize(centres, dim=-1)), lambda moments: moments.sum),
+    "squashed": Metric(lambda centres, K: InnerProduct(K * squash(centres)), lambda moments: moments.sum),
+}
+
+
+class Centres(NamedTuple):
+    """The state of K-Means.
+
+    Args:
+        centres: (J, D).
+    """
+
+    centres: Tensor
+
+
+class CentreClustering(ClusterMixin, Clustering):
+    """What hard and soft K-Means share."""
+
+    n_clusters: int
+    init: Any
+    metric: str
+
+    _metrics: tuple[str, ...]
+    _hard: bool
+
+    @property
+    def _sharpness(self) -> float:
+        return 1.0
+
+    def _clusters(self) -> int:
+        check_number("n_clusters", self.n_clusters, 1, integral=True)
+        if self.metric not in self._metrics:
+            raise ValueError(f"metric must be one of {list(self._metrics)}, got {self.metric!r}")
+        return int(self.n_clusters)
+
+    def _start(self, points: Tensor, weights: Tensor | None) -> Centres:
+        if not isinstance(self.init, str):
+            return Centres(check_initial("init", self.init, (self.n_clusters, points.shape[1]), points))
+        if self.init != "k-means++":
+            raise ValueError(f"init must be 'k-means++' or an array of centres, got {self.init!r}")
+        seen = points if self.metric == "euclidean" else normalize(points, dim=-1)
+        chosen = kmeans_plusplus(
+            seen.numpy(),
+            self.n_clusters,
+            sample_weight=None if weights is None else weights.numpy(),
+            random_state=self.random_state,
+        )[1]
+        return Centres(points[torch.from_numpy(chosen)])
+
+    def _view(self, points: Tensor, state: Centres) -> tuple[Votes, Similarity]:
+        similarity = METRICS[self.metric].similarity(state.centres[None], self._sharpness)
+        return point_votes(points, len(state.centres), hard=self._hard), similarity
+
+    def _step(self, points: Tensor, weights: Tensor | None, state: Centres) -> tuple[Centres, float]:
+        votes, similarity = self._view(points, state)
+        moments = votes.moments(similarity, None if weights is None else weights[None])
+        centres = METRICS[self.metric].centre(moments)[0]
+        chosen = moments.mass[0, :, None] > 0
+        return Centres(torch.where(chosen, centres, state.centres)), self._loss(points, weights, state)
+
+    def _loss(self, points: Tensor, weights: Tensor | None, state: Centres) -> float:
+        raise NotImplementedError
+
+    def _settled(self, points: Tensor, old: Centres, new: Centres, objectives: list[float]) -> bool:
+        """Shifts of means are measured by the spread of the points, shifts of sums by the length of the sums."""
+        euclidean = self.metric == "euclidean"
+        scale = points.var(0, correction=0).mean() if euclidean else new.centres.square().mean()
+        return bool((new.centres - old.centres).square().sum() <= self.tol * scale)
+
+    def _store(self, state: Centres, objectives: list[float]) -> None:
+        self.cluster_centers_ = state.centres.numpy()
+        self.losses_ = objectives
+
+    def _state(self) -> Centres:
+        return Centres(torch.tensor(self.cluster_centers_))
+
+    def _export(self, state: Centres) -> Array:
+        return state.centres.numpy()
+
+    def fit(self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None) -> Any:
+        """Clusters the points.
+
+        Args:
+            X: (n_samples, n_features).
+            y: ignored.
+            sample_weight: how much each point counts, (n_samples,), at least 0.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: if a setting is out of its range, or the points or weights do not fit.
+        """
+        super().fit(X, sample_weight=sample_weight)
+        self.inertia_ = -self.score(X, sample_weight=sample_weight)
+        return self
+
+    def score(self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None) -> float:
+        """Minus the loss of these points: higher is better."""
+        points = self._points(X)
+        return -self._loss(points, check_weights(sample_weight, points), self._state())
+
+
+class KMeans(CentreClustering):
+    r"""Lloyd's algorithm: every point goes to its nearest centre, every centre to the middle of its points.
+
+    .. math:: L = \sum_i w_i \min_j d(x_i, c_j)
+
+    ============= ============================================ =========================================
+    metric        :math:`d(x, c)`                              new centre
+    ============= ============================================ =========================================
+    ``euclidean`` :math:`|x - c|^2`                            the mean of the points that chose it
+    ``inner``     :math:`-\langle x, c / |c| \rangle`          their sum: the more agree, the longer it is
+    ============= ============================================ =========================================
+
+    No step raises L. A centre that no point chose stays where it is (scikit-learn moves it to a far point).
+
+    Args:
+        n_clusters: how many.
+        metric: a row of the table.
+        init: ``"k-means++"``, or the centres to start from, (n_clusters, n_features).
+        max_iter: the largest number of steps.
+        tol: settled when the squared shift of all centres is at most this times the mean variance of the features
+            (``inner``: times the mean square of the centres' numbers). At 0, when nothing moves.
+        random_state: of ``"k-means++"``.
+
+    Attributes:
+        cluster_centers_: (n_clusters, n_features).
+        inertia_: L of the training points.
+        losses_: L before each step.
+        history_: the centres after each step.
+        labels_: (n_samples,).
+        n_iter_: steps made.
+        converged_: whether they settled.
+
+    Source: Lloyd 1982; Arthur & Vassilvitskii 2007 for the start; Su 2018 (kexue.fm/archives/5112) for ``inner``.
+    """
+
+    _metrics = ("euclidean", "inner")
+    _hard = True
+
+    def __init__(
+        self,
+        n_clusters: int = 8,
+        *,
+        metric: Literal["euclidean", "inner"] = "euclidean",
+        init: Any = "k-means++",
+        max_iter: int = 300,
+        tol: float = 1e-4,
+        random_state: Any = None,
+    ) -> None:
+        self.n_clusters = n_clusters
+        self.metric = metric
+        self.init = init
+        self.max_iter = max_iter
+        self.tol = tol
+        self.random_state = random_state
+
+    def _loss(self, points: Tensor, weights: Tensor | None, state: Centres) -> float:
+        centres = state.centres[self._assignment(points, state).argmax(-1)]
+        if self.metric == "euclidean":
+            distance = (points - centres).square().sum(-1)
+        else:
+            distance = -(points * normalize(centres, dim=-1)).sum(-1)
+        return weighted_sum(distance, weights).item()
+
+
+class SoftKMeans(CentreClustering):
+    r"""K-Means with the minimum made smooth, so that it has gradients: the ancestor of routing.
+
+    .. math::
+        L = -\frac1K \sum_i w_i \log \sum_j e^{-K d(x_i, c_j)}, \quad
+        R_{ij} = \operatorname{softmax}_j \big( -K d(x_i, c_j) \big), \quad
+        0 = \sum_i w_i R_{ij} \frac{\partial d(x_i, c_j)}{\partial c_j}
+
+    ============= =================================================== ======================== ==================
+    metric        :math:`d(x, c)`                                     solution: the new centre routing
+    ============= =================================================== ======================== ==================
+    ``euclidean`` :math:`|x - c|^2`                                   mean under R             Euclidean K-Means
+    ``inner``     :math:`-\langle x, c / |c| \rangle`                 sum under R              K-Means (Su)
+    ``squashed``  :math:`-\langle x, \operatorname{squash}(c)\rangle` sum under R (no solution dynamic (Sabour)
+                                                                      of the equation above)
+    ============= =================================================== ======================== ==================
+
+    With the first two metrics no step raises L. As :math:`K \to \infty` it becomes :class:`KMeans`; as
+    :math:`K \to 0` all centres meet. Euclidean soft K-Means is EM for Gaussians of fixed variance :math:`1 / 2K` and
+    equal weights.
+
+    Args:
+        n_clusters: how many.
+        sharpness: K, more than 0, in units of 1 / d.
+        metric: a row of the table.
+        init: ``"k-means++"``, or the centres to start from, (n_clusters, n_features).
+        max_iter: the largest number of steps.
+        tol: settled when the squared shift of all centres is at most this times the mean variance of the features
+            (other metrics: times the mean square of the centres' numbers).
+        random_state: of ``"k-means++"``.
+
+    Attributes:
+        cluster_centers_: (n_clusters, n_features).
+        inertia_: L of the training points.
+        losses_: L before each step.
+        history_: the centres after each step.
+        labels_: the most probable clusters, (n_samples,).
+        n_iter_: steps made.
+        converged_: whether they settled.
+
+    Source: Su 2018, from K-Means to capsules (kexue.fm/archives/5112).
+    """
+
+    _metrics = tuple(METRICS)
+    _hard = False
+
+    def __init__(
+        self,
+        n_clusters: int = 8,
+        *,
+        sharpness: float = 1.0,
+        metric: Literal["euclidean", "inner", "squashed"] = "euclidean",
+        init: Any = "k-means++",
+        max_iter: int = 300,
+        tol: float = 1e-8,
+        random_state: Any = None,
+    ) -> None:
+        self.n_clusters = n_clusters
+        self.sharpness = sharpness
+        self.metric = metric
+        self.init = init
+        self.max_iter = max_iter
+        self.tol = tol
+        self.random_state = random_state
+
+    @property
+    def _sharpness(self) -> float:
+        return float(self.sharpness)
+
+    def _clusters(self) -> int:
+        check_number("sharpness", self.sharpness, 0, open_low=True)
+        return super()._clusters()
+
+    def _loss(self, points: Tensor, weights: Tensor | None, state: Centres) -> float:
+        return -weighted_sum(self._log_partition(points, state), weights).item() / self._sharpness
