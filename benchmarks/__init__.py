@@ -1,1 +1,1 @@
-"""Speed and memory, measured. ``python -m benchmarks`` prints all tables."""
+"""Speed and memory, measured: ``python -m benchmarks NAME``. The measuring is in ``torchcaps.bench``."""

@@ -1,23 +1,26 @@
-"""``python -m benchmarks``: prints the tables."""
+"""``python -m benchmarks NAME ...``: the parts of ``torchcaps bench``, single cases of its suite, and ``gpu``."""
 
-import argparse
+import sys
+from functools import partial
 
-from benchmarks import digitcaps, matrixcapsnet
+from benchmarks import gpu
+from torchcaps.bench import command
+from torchcaps.bench.cases import CASES
 
-CASES = {"digitcaps": digitcaps.report, "matrixcapsnet": matrixcapsnet.report}
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", metavar="case", help="digitcaps, matrixcapsnet; default: all")
-    parser.add_argument("--runs", type=int, default=9, help="counted runs of each call")
-    parser.add_argument("--threads", type=int, default=2, help="of torch")
-    options = parser.parse_args()
-    if unknown := set(options.cases) - set(CASES):
-        parser.error(f"case must be one of {', '.join(CASES)}, got {', '.join(sorted(unknown))}")
-    for name in options.cases or CASES:
-        CASES[name](options.runs, options.threads)
+def main(arguments: list[str]) -> None:
+    """Runs what the first argument names; the suite without one. The others are options of ``torchcaps bench``."""
+    show = partial(print, flush=True)
+    name, rest = (
+        ("suite", arguments) if not arguments or arguments[0].startswith("-") else (arguments[0], arguments[1:])
+    )
+    if name == "gpu":
+        gpu.main(rest)
+    elif name in CASES:
+        command.main(["suite", "--cases", name, *rest], show, "python -m benchmarks")
+    else:
+        command.main([name, *rest], show, "python -m benchmarks")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -27,15 +27,15 @@ BACKEND_VARIABLE = "TORCHCAPS_BACKEND"
 FUSED = {"cpu": "native", "cuda": "triton"}
 """The fused backend of each device."""
 
-FEW = {"cpu": 2**15, "cuda": 2**20}
-"""Votes of at most so many numbers are stored; measured with ``python -m benchmarks small``."""
+FEW = {"cpu": 2**13, "cuda": 2**20}
+"""Votes of at most so many numbers are stored: what ``torchcaps bench small`` found on a CPU; a guess for a GPU."""
 
 _forced: ContextVar[str | None] = ContextVar("torchcaps_backend", default=None)
 
 
 @contextmanager
 def use_backend(name: str | None) -> Iterator[None]:
-    """Forces a backend for every vote inside the ``with`` block.
+    """Forces a backend inside the ``with`` block, for all votes and layers that were not given one of their own.
 
     Args:
         name: ``"naive"``, ``"chunked"``, or ``"auto"``; None changes nothing.

@@ -1,0 +1,85 @@
+"""``python -m benchmarks gpu``: all that a CUDA machine is needed for, in one call.
+
+The tests of the Triton kernels; the suite at batch 128; MatrixCapsNet at batch 512. Results go to ``--out``, or the
+folder that the environment variable ``OUT`` names, or ``runs/bench-gpu``.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+from torchcaps.bench import command, measure, report, suite
+from torchcaps.bench.cases import CASES
+
+ROOT = Path(__file__).parent.parent
+TESTS = "tests/ops/test_triton_kernels.py"
+
+
+def main(arguments: list[str]) -> None:
+    """Runs the tests and all measurements, and writes the results; a part that fails does not stop the others."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks gpu", description=__doc__)
+    parser.add_argument("--out", default=os.environ.get("OUT") or "runs/bench-gpu", help="folder for results")
+    parser.add_argument("--runs", type=int, default=20, help="counted runs of each call")
+    parser.add_argument("--seconds", type=float, default=20.0, help="time for the runs of one comparison")
+    parser.add_argument("--no-tests", action="store_true", help="measure only")
+    parser.add_argument("--large", type=int, default=512, help="batch of the large MatrixCapsNet")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("this needs a GPU that torch can use")
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    parts = [] if options.no_tests else [("tests", lambda: run_tests(out))]
+    parts += [
+        ("suite", lambda: measured(list(CASES), options, out)),
+        ("large", lambda: measured(["matrixcapsnet"], options, out / "large", options.large)),
+    ]
+    failed = [name for name, part in parts if not survives(part)]
+    print("failed: " + ", ".join(failed) if failed else "all parts done", flush=True)
+    sys.exit(bool(failed))
+
+
+def survives(part) -> bool:
+    """Whether the part ran to its end; prints why not."""
+    try:
+        part()
+    except Exception:
+        traceback.print_exc()
+        return False
+    return True
+
+
+def run_tests(out: Path) -> None:
+    """The tests of the Triton kernels on the GPU, with their output in a file."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--tb=short", TESTS],
+        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    (out / "tests.txt").write_text(done.stdout)
+    print(f"{done.stdout[-3000:]}\ntests: {time.perf_counter() - start:.0f} s", flush=True)
+    if done.returncode:
+        raise RuntimeError(f"the tests ended with status {done.returncode}: see {out / 'tests.txt'}")
+
+
+def measured(names: list[str], options: argparse.Namespace, out: Path, batch: int | None = None) -> None:
+    """The suite on the GPU over these cases: tables, JSON and plot in the folder."""
+    measure.full_float32()
+    about = report.environment("cuda", torch.get_num_threads(), report.command_line())
+    print(report.heading(about), flush=True)
+    how = suite.Options("cuda", options.runs, options.seconds, torch.get_num_threads(), batch)
+    lines: list[str] = []
+
+    def show(line: str) -> None:
+        lines.append(line)
+        print(line, flush=True)
+
+    command.suite_report(names, how, about, out, show)
+    (out / "suite.txt").write_text("\n".join(lines) + "\n")

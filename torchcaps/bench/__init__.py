@@ -1,0 +1,1 @@
+"""Speed and memory, measured beside what the hardware could do: ``torchcaps bench``."""

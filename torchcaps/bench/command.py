@@ -1,0 +1,156 @@
+"""``torchcaps bench``: options, and what each of its parts prints and writes."""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchcaps.bench import bars, compare, measure, report, small, suite, sweep
+from torchcaps.bench.cases import CASES
+from torchcaps.ops.votes import BACKENDS, FUSED
+
+PARTS = ("suite", "sweep", "small", "compare")
+
+
+def main(arguments: list[str], show: Callable[[str], None], program: str = "torchcaps bench") -> None:
+    """Runs one part of the benchmarks.
+
+    Args:
+        arguments: of the command line.
+        show: takes what is printed.
+        program: its name in messages.
+
+    Raises:
+        ValueError: if the options do not fit the machine.
+    """
+    options = _parser(program).parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda needs a GPU that torch can use")
+    out = Path(options.out or f"runs/bench-{options.part}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if options.huge_pages is not None:
+        _with_huge_pages(arguments, options.huge_pages, out, show)
+        return
+    measure.full_float32()
+    about = report.environment(options.device, options.threads, report.command_line())
+    show(report.heading(about))
+    {"suite": _suite, "sweep": _sweep, "small": _small, "compare": _compare}[options.part](options, about, out, show)
+
+
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=program, description="Measure speed and memory.", allow_abbrev=False)
+    add = parser.add_argument
+    add("part", nargs="?", choices=PARTS, default="suite", help="layers and networks (default); growth with one factor "
+        "at a time; where storing the votes stops being quickest; two versions of the code")  # fmt: skip
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    add("--cases", nargs="+", choices=CASES, default=list(CASES), help="of suite and compare; default: all")
+    add("--backends", nargs="+", choices=("auto", *BACKENDS), help="default: all that run on the device")
+    add("--runs", type=int, help="counted runs of each call; default: 7, or 3 in a sweep")
+    add("--seconds", type=float, default=30.0, help="time for the runs of one comparison; 3 are made in any case")
+    add("--threads", type=int, default=torch.get_num_threads(), help="of torch on a CPU")
+    add("--batch", type=int, help="of every case; default: their own, which the bars are for")
+    add("--no-memory", action="store_true", help="measure times only")
+    add("--routing", nargs="+", choices=("dynamic", "em"), default=["dynamic", "em"], help="of a sweep")
+    add("--factors", nargs="+", choices=sweep.FACTORS, default=list(sweep.FACTORS), help="of a sweep")
+    add("--against", type=Path, help="for compare: the root of a checkout of the other version")
+    add("--huge-pages", choices=("0", "1", "both"), help=f"run in a process with {report.HUGE_PAGES} so set")
+    add("--out", type=str, help="folder for results; default: a new one in runs/")
+    return parser
+
+
+def _with_huge_pages(arguments: list[str], setting: str, out: Path, show: Callable[[str], None]) -> None:
+    """Runs the command once or twice in a process with that environment variable."""
+    rest, skip = [], False
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        if not skip and name not in ("--huge-pages", "--out"):
+            rest.append(argument)
+        skip = not skip and argument in ("--huge-pages", "--out")
+    for value in ("0", "1") if setting == "both" else (setting,):
+        folder = out / f"huge-pages-{value}" if setting == "both" else out
+        show(f"\n{report.HUGE_PAGES}={value}")
+        command = [sys.executable, "-m", "torchcaps", "bench", *rest, "--out", str(folder)]
+        done = subprocess.run(command, env={**os.environ, report.HUGE_PAGES: value}, stdout=subprocess.PIPE, text=True)
+        show(done.stdout.rstrip())
+        if done.returncode:
+            raise OSError(f"the measurement with {report.HUGE_PAGES}={value} failed with status {done.returncode}")
+
+
+def _options(options: argparse.Namespace, runs: int) -> suite.Options:
+    return suite.Options(
+        options.device,
+        options.runs or runs,
+        options.seconds,
+        options.threads,
+        options.batch,
+        None if options.backends is None else tuple(options.backends),
+        not options.no_memory,
+    )
+
+
+def _suite(options: argparse.Namespace, about: dict[str, Any], out: Path, show: Callable[[str], None]) -> None:
+    suite_report(options.cases, _options(options, 7), about, out, show)
+
+
+def suite_report(
+    cases: list[str], options: suite.Options, about: dict[str, Any], out: Path, show: Callable[[str], None]
+) -> list[suite.Row]:
+    """Measures the cases; shows tables; writes ``suite.json`` and ``suite.png``."""
+    rows = suite.run(cases, options, show)
+    found = bars.bars(rows, options.device)
+    show("\n" + report.suite_table(rows))
+    show("\n" + report.machine_line(rows))
+    if found:
+        show("\n" + report.bar_table(found))
+    report.suite_json(rows, found, about, out / "suite.json")
+    _draw(lambda: report.draw_suite(rows, out / "suite.png"), out, show)
+    return rows
+
+
+def _draw(draw: Callable[[], None], out: Path, show: Callable[[str], None]) -> None:
+    if report.have_matplotlib():
+        draw()
+        show(f"\nresults and plot: {out}")
+    else:
+        show(f"\nresults: {out} (pip install matplotlib for plots)")
+
+
+def _sweep(options: argparse.Namespace, about: dict[str, Any], out: Path, show: Callable[[str], None]) -> None:
+    factors = {name: sweep.FACTORS[name] for name in options.factors}
+    found = {}
+    for routing in options.routing:
+        found[routing] = sweep.sweep(routing, factors, _options(options, 3), show)
+        show(f"\n{routing} routing, training step\n{sweep.sweep_table(found[routing])}\n")
+    rows = {routing: [asdict(point) for point in points] for routing, points in found.items()}
+    report.write_json(out / "sweep.json", **about, base=sweep.BASE, points=rows)
+
+    def draw() -> None:
+        for routing, points in found.items():
+            sweep.draw_sweep(points, routing, out / f"sweep-{routing}.png")
+
+    _draw(draw, out, show)
+
+
+def _small(options: argparse.Namespace, about: dict[str, Any], out: Path, show: Callable[[str], None]) -> None:
+    fused = FUSED[options.device]
+    sizes = small.small(_options(options, 25), show)
+    show("\n" + small.small_table(sizes, fused))
+    report.write_json(out / "small.json", **about, sizes=[size._asdict() for size in sizes])
+    _draw(lambda: small.draw_small(sizes, fused, out / "small.png"), out, show)
+
+
+def _compare(options: argparse.Namespace, about: dict[str, Any], out: Path, show: Callable[[str], None]) -> None:
+    if options.against is None:
+        raise ValueError("compare needs --against, the root of a checkout of the other version")
+    backend = options.backends[0] if options.backends else "auto"
+    chosen = replace(_options(options, 9), backends=None)
+    pairs = compare.compare(options.cases, options.against, backend, chosen, show)
+    show("\n" + compare.compare_table(pairs))
+    rows = [{**pair._asdict(), "ratio": pair.ratio._asdict()} for pair in pairs]
+    report.write_json(out / "compare.json", **about, against=options.against.name, pairs=rows)

@@ -1,0 +1,191 @@
+"""The suite: every layer and network, every backend that runs on the device, forward and training step."""
+
+import gc
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from torchcaps.bench.cases import BESIDE, CASES, Case, NetworkCase, call_of, tensor_bytes, with_batch
+from torchcaps.bench.measure import Call, Machine, Spread, available_memory, interleaved, peak_memory
+from torchcaps.bench.work import FLOAT, Work
+from torchcaps.ops.fused import why_not
+from torchcaps.ops.votes import FUSED
+
+Show = Callable[[str], None]
+
+STORED = 14
+"""So many tensors of the votes' size at most are alive in a training step of ``naive``."""
+
+GPU_BATCH = 128
+
+
+@dataclass(frozen=True)
+class Row:
+    """One call that was measured, and the machine's yardsticks in the same rounds.
+
+    Args:
+        case: name of the layer or network.
+        batch: number of images.
+        training: a training step without the optimizer, or the forward pass.
+        backend: of the routing; ``cnn`` for a network without.
+        seconds: of each run.
+        matmul_rate: operations a second of a matrix product, in each round.
+        bandwidth: bytes a second of a copy, in each round.
+        work: operations and bytes by formula.
+        votes: bytes that the votes of the largest layer would take.
+        tensors: bytes of inputs, results and weights.
+        peak: bytes of extra memory; None where it was not measured.
+        trouble: why it was not measured at all.
+    """
+
+    case: str
+    batch: int
+    training: bool
+    backend: str
+    seconds: list[float] = field(default_factory=list)
+    matmul_rate: list[float] = field(default_factory=list)
+    bandwidth: list[float] = field(default_factory=list)
+    work: Work = field(default_factory=lambda: Work(0.0, 0.0, 0.0))
+    votes: int = 0
+    tensors: int = 0
+    peak: int | None = None
+    trouble: str = ""
+
+    @property
+    def limit(self) -> float:
+        """Seconds of the physical limit, at the median rates."""
+        return self.work.seconds(Spread.of(self.matmul_rate).median, Spread.of(self.bandwidth).median)
+
+    @property
+    def times_limit(self) -> Spread:
+        """Time in units of the physical limit, round by round."""
+        rounds = zip(self.seconds, self.matmul_rate, self.bandwidth, strict=True)
+        return Spread.of([seconds / self.work.seconds(rate, bandwidth) for seconds, rate, bandwidth in rounds])
+
+    def times_arithmetic(self, operations: float) -> Spread:
+        """Time in units of that of so many operations at the matmul rate, round by round."""
+        return Spread.of([s * rate / operations for s, rate in zip(self.seconds, self.matmul_rate, strict=True)])
+
+    def ratio(self, other: "Row") -> Spread:
+        """This row's times over the other's, round by round; both come from the same rounds."""
+        return Spread.of([a / b for a, b in zip(self.seconds, other.seconds, strict=True)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, with what follows from the measurements."""
+        row = asdict(self)
+        if self.seconds:
+            row["median_seconds"] = Spread.of(self.seconds).median
+            row["limit_seconds"] = self.limit
+            row["times_limit"] = self.times_limit._asdict()
+        return row
+
+
+def backends(device: str) -> list[str]:
+    """The backends that run on a device."""
+    fused = FUSED[device]
+    return ["naive", "chunked", *([] if why_not(fused) else [fused])]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to measure.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        runs: of each call.
+        seconds: for the rounds of one comparison; three are made whatever they take.
+        threads: of torch on a CPU.
+        batch: for all cases; None for their own, which are those of the bars.
+        backends: None for all that run on the device.
+        memory: measure it too.
+        matrix: size of the matrices that give the matmul rate; None for the device's own.
+        copied: numbers of the copy that gives the bandwidth; None for the device's own.
+    """
+
+    device: str = "cpu"
+    runs: int = 7
+    seconds: float = 30.0
+    threads: int = 2
+    batch: int | None = None
+    backends: tuple[str, ...] | None = None
+    memory: bool = True
+    matrix: int | None = None
+    copied: int | None = None
+
+    @property
+    def machine(self) -> Machine:
+        """The yardsticks of the device."""
+        return Machine(self.device, self.matrix, self.copied)
+
+    def case(self, case: Case) -> Case:
+        """The case with the batch to measure."""
+        return with_batch(case, self.batch or (GPU_BATCH if self.device == "cuda" else None))
+
+
+def run(names: Iterable[str], options: Options, show: Show) -> list[Row]:
+    """Measures the named cases.
+
+    Args:
+        names: of :data:`~torchcaps.bench.cases.CASES`.
+        options: how.
+        show: takes a line about the progress.
+    """
+    torch.set_num_threads(options.threads)
+    rows, machine = [], options.machine
+    for name in names:
+        case = options.case(CASES[name])
+        beside = options.case(BESIDE[name]) if name in BESIDE else None
+        for training in (True,) if isinstance(case, NetworkCase) else (False, True):
+            show(f"measuring {case.name}, batch {case.batch}, {'training step' if training else 'forward'}")
+            rows += compare(case, training, options, machine, beside)
+    return rows
+
+
+def compare(case: Case, training: bool, options: Options, machine: Machine, beside: Case | None = None) -> list[Row]:
+    """One case with every backend, in turn with the machine's yardsticks."""
+    calls: dict[str, Call] = dict(machine.calls)
+    troubles: dict[str, str] = {}
+    for backend in options.backends or backends(options.device):
+        try:
+            calls[backend] = _ready(case, backend, training, options.device)
+        except MemoryError as error:
+            troubles[backend] = str(error)
+    if beside is not None:
+        calls["cnn"] = call_of(beside, "auto", training, options.device)
+    seconds = interleaved(calls, options.runs, options.device, options.seconds)
+    del calls
+    rates = [machine.rate(value) for value in seconds.pop("matmul")]
+    bandwidths = [machine.bandwidth(value) for value in seconds.pop("copy")]
+    rows = []
+    for backend, values in seconds.items():
+        what, called = (beside, "auto") if backend == "cnn" and beside is not None else (case, backend)
+        work, sizes = what.work(training), (FLOAT * what.votes, tensor_bytes(what))
+        peak = peak_memory(what, called, training, options.device, options.threads) if options.memory else None
+        rows.append(Row(what.name, what.batch, training, backend, values, rates, bandwidths, work, *sizes, peak))
+    missing = [Row(case.name, case.batch, training, backend, trouble=why) for backend, why in troubles.items()]
+    return [*rows, *missing]
+
+
+def _ready(case: Case, backend: str, training: bool, device: str) -> Call:
+    """The call of a case, after one run of it.
+
+    Raises:
+        MemoryError: if the device has too little memory for it.
+    """
+    if backend == "naive":
+        need = FLOAT * case.votes * (STORED if training else STORED // 2)
+        if need > (has := available_memory(device)):
+            raise MemoryError(f"may need {need / 2**30:.1f} GiB, {has / 2**30:.1f} GiB are free")
+    call = call_of(case, backend, training, device)
+    try:
+        call()
+    except torch.OutOfMemoryError:
+        pass
+    else:
+        return call
+    del call
+    gc.collect()
+    torch.cuda.empty_cache()
+    raise MemoryError("out of memory")

@@ -1,0 +1,28 @@
+"""The process of one version in a comparison: runs a case once for every line that it reads."""
+
+import json
+import sys
+
+import torch
+
+from torchcaps.bench import measure
+from torchcaps.bench.cases import CASES, call_of, with_batch
+
+
+def serve(name: str, backend: str, training: str, device: str, threads: str, batch: str) -> None:
+    """Says the extra memory of the case, then its seconds each time a line comes; ends with its input."""
+    torch.set_num_threads(int(threads))
+    case = with_batch(CASES[name], int(batch) or None)
+    arguments = backend, training == "1", device
+    call_of(with_batch(case, 1), *arguments)()
+    call = call_of(case, *arguments)
+    known = device == "cpu" and measure.HAVE_PEAK
+    _say({"peak": measure.peak_growth(call) if known else None})
+    measure.timed(call, device)
+    for _ in sys.stdin:
+        _say(measure.timed(call, device))
+
+
+def _say(answer: object) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,556 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+r"""Routing in Triton: the device code. :mod:`torchcaps.ops.triton_kernels` launches it.
+
+A program holds a tile of ``b`` rows of the batch and ``j`` parents, keeps the parents' fields and its sums in
+registers, and walks over the children, one at a time: it forms their votes ``[d, m, b, j]``, compares them, takes
+the softmax over the parents, and adds up.
+
+Layout. Triton gives lanes and warps to the last axes of a tile first. With one pair of row and parent to a lane,
+the axes of a vote are all in registers: similarities need no exchange between lanes, the softmax a shuffle over the
+parents, and only the gradient of the transforms, summed over the rows, passes through shared memory. Two habits
+keep the compiler to that layout:
+
+- Parents come last in memory: fields ``[B, H, J]``, transforms ``[I, P, D, J]``. Fields are loaded as a matrix
+  ``[d m, b j]`` and reshaped; of a load with four axes the compiler would choose another layout, and keep it.
+- The number of parents is not specialised: knowing it to be a multiple of 4, the compiler would give each lane 4
+  neighbouring parents for a wider load, outside the loop, and split the votes over lanes to make up for it.
+
+Votes are sums of P products in plain multiply-adds, not ``tl.dot``: with P of 4 to 16 a tensor core would idle on
+padding, and TF32 has 3 digits: the logits, and deviations from the means, need all that float32 has. The gradient of
+the transforms does go through ``tl.dot``, in float32 (``ieee``): it is summed over the rows of a tile, which lie on
+different warps, and so takes half the instructions.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+import triton.language as tl
+
+SIZES = ["B", "W", "I", "G", "J"]  # as the compiler should see them: numbers without known factors
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a kernel is compiled for: the sizes of a vote, those of the tile, and the branches taken.
+
+    Args:
+        M: pose rows.
+        P: child dimension.
+        D: parent dimension.
+        dtype: what is computed in, ``tl.float32`` or ``tl.float64``.
+        m: M, up to a power of two, as are all sizes of a tile.
+        d: D.
+        p: how much of P is multiplied at a time.
+        b: rows of the batch.
+        j: parents.
+        orphan: one more candidate, with logit 0.
+        hard: the most similar parent takes all.
+        shared: one transform for all children.
+        by_row: the normaliser given is one for each row and child, (B, I), not for each grid child, (N, G).
+        overlap: more than one program adds to the gradient of a grid child.
+        slots: how many partial gradients a shared transform has, to keep programs from queueing for one.
+        dot: the rows of a tile are enough for ``tl.dot`` to sum the transforms' gradient over them.
+    """
+
+    M: int
+    P: int
+    D: int
+    dtype: Any
+    m: int
+    d: int
+    p: int
+    b: int
+    j: int
+    orphan: bool = False
+    hard: bool = False
+    shared: bool = False
+    by_row: bool = False
+    overlap: bool = False
+    slots: int = 1
+    dot: bool = False
+
+
+@triton.jit
+def _rows(T: tl.constexpr):
+    """The rows of this program, [b]; 64 bits, as all offsets are made from them."""
+    return tl.program_id(0).to(tl.int64) * T.b + tl.arange(0, T.b)
+
+
+@triton.jit
+def _parents(T: tl.constexpr):
+    """The parents of this program, [j]."""
+    return tl.program_id(2) * T.j + tl.arange(0, T.j)
+
+
+@triton.jit
+def _children(I):
+    """The first and the last child of this program."""
+    share = tl.cdiv(I, tl.num_programs(1)).to(tl.int64)
+    first = tl.program_id(1) * share
+    return first, tl.minimum(first + share, I)
+
+
+@triton.jit
+def _grid_child(sites, i, rows, B, W, I, G):
+    """Where child i of each row lies among the N x G children, [b]."""
+    if sites is None:
+        return rows * G + i
+    else:
+        site = tl.load(sites + (rows % W) * I + i, mask=rows < B, other=0)
+        return (rows // W) * G + site
+
+
+@triton.jit
+def _field_at(B, J, T: tl.constexpr):
+    """Offsets into a field [B, H, J], and what is inside it, [d m, b j]."""
+    h = tl.arange(0, T.d * T.m)
+    d, m = h // T.m, h % T.m
+    pair = tl.arange(0, T.b * T.j)
+    row = tl.program_id(0).to(tl.int64) * T.b + pair // T.j
+    j = tl.program_id(2) * T.j + pair % T.j
+    at = (row[None, :] * (T.M * T.D) + (m * T.D + d)[:, None]) * J + j[None, :]
+    inside = ((d < T.D) & (m < T.M))[:, None] & ((row < B) & (j < J))[None, :]
+    return at, inside
+
+
+@triton.jit
+def _load_field(field, B, J, T: tl.constexpr):
+    """The part [d, m, b, j] of a field [B, H, J] of the parents; 0 outside."""
+    at, inside = _field_at(B, J, T)
+    return tl.reshape(tl.load(field + at, mask=inside, other=0.0), [T.d, T.m, T.b, T.j])
+
+
+@triton.jit
+def _store_field(field, value, B, J, T: tl.constexpr):
+    """Writes the part [d, m, b, j] of a field of this program's children, [splits, B, H, J]."""
+    at, inside = _field_at(B, J, T)
+    field += tl.program_id(1).to(tl.int64) * B * J * (T.M * T.D)
+    tl.store(field + at, tl.reshape(value, [T.d * T.m, T.b * T.j]), mask=inside)
+
+
+@triton.jit
+def _load_pair(field, B, J, T: tl.constexpr):
+    """The part [b, j] of a number for each row and parent, [B, J]; 0 outside."""
+    rows, parents = _rows(T), _parents(T)
+    inside = (rows < B)[:, None] & (parents < J)[None, :]
+    return tl.load(field + rows[:, None] * J + parents[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _store_pair(field, value, B, J, T: tl.constexpr):
+    """Writes the part [b, j] of a number of this program's children, [splits, B, J]."""
+    rows, parents = _rows(T), _parents(T)
+    inside = (rows < B)[:, None] & (parents < J)[None, :]
+    field += tl.program_id(1).to(tl.int64) * B * J
+    tl.store(field + rows[:, None] * J + parents[None, :], value, mask=inside)
+
+
+@triton.jit
+def _pose_at(child, inside, start, T: tl.constexpr):
+    """Offsets of the poses of one child a row, and what is inside them, [p, m, b]."""
+    p = start + tl.arange(0, T.p)
+    m = tl.arange(0, T.m)
+    at = (child * (T.M * T.P))[None, None, :] + (m[None, :] * T.P + p[:, None])[:, :, None]
+    return at, ((p < T.P)[:, None] & (m < T.M)[None, :])[:, :, None] & inside[None, None, :]
+
+
+@triton.jit
+def _transform_at(i, start, J, T: tl.constexpr):
+    """Offsets of transform i, and what is inside it, [p, d, j]."""
+    p = start + tl.arange(0, T.p)
+    d = tl.arange(0, T.d)
+    j = _parents(T)
+    at = ((i * T.P + p)[:, None] * T.D + d[None, :])[:, :, None] * J + j[None, None, :]
+    return at, ((p < T.P)[:, None] & (d < T.D)[None, :])[:, :, None] & (j < J)[None, None, :]
+
+
+@triton.jit
+def _coordinate_at(i, T: tl.constexpr):
+    """Offsets of the coordinates of child i, and what is inside them, [d, m]."""
+    d, m = tl.arange(0, T.d), tl.arange(0, T.m)
+    at = i * (T.M * T.D) + m[None, :] * T.D + d[:, None]
+    return at, (d < T.D)[:, None] & (m < T.M)[None, :]
+
+
+@triton.jit
+def _votes(children, transforms, coordinates, child, i, B, J, T: tl.constexpr):
+    """The votes V = u W (+ c) of one child a row, [d, m, b, j]; 0 outside, the rows' coordinates apart."""
+    inside = _rows(T) < B
+    votes = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
+    for start in range(0, T.P, T.p):
+        at, mask = _pose_at(child, inside, start, T)
+        pose = tl.load(children + at, mask=mask, other=0.0).to(T.dtype)
+        at, mask = _transform_at(0 if T.shared else i, start, J, T)
+        transform = tl.load(transforms + at, mask=mask, other=0.0).to(T.dtype)
+        votes += tl.sum(pose[:, None, :, :, None] * transform[:, :, None, None, :], 0)  # over p, in registers
+    if coordinates is not None:
+        at, mask = _coordinate_at(i, T)
+        votes += tl.load(coordinates + at, mask=mask, other=0.0)[:, :, None, None]
+    return votes
+
+
+@triton.jit
+def _inner(x, y):
+    """The sum over h = (d, m) of the product, [b, j]."""
+    return tl.sum(tl.sum(x * y, 0), 0)
+
+
+@triton.jit
+def _logits(votes, centre, precision, log_weight, J, T: tl.constexpr):
+    """The similarity of votes and parents, [b, j]; -inf outside the parents."""
+    if precision is not None:
+        deviation = votes - centre
+        logits = log_weight - 0.5 * _inner(deviation * precision, deviation)
+    elif centre is not None:
+        logits = _inner(votes, centre)
+    else:
+        logits = tl.full([T.b, T.j], 0.0, T.dtype)
+    return tl.where((_parents(T) < J)[None, :], logits, float("-inf"))
+
+
+@triton.jit
+def _normaliser(logits, T: tl.constexpr):
+    """The largest logit of each row, and the sum of exponentials relative to it, [b]."""
+    top = tl.max(logits, 1)
+    if T.orphan:  # of all blocks of parents, the first has the orphan
+        first = tl.program_id(2) == 0
+        top = tl.where(first, tl.maximum(top, 0.0), top)
+        return top, tl.sum(tl.exp(logits - top[:, None]), 1) + tl.where(first, tl.exp(-top), 0.0)
+    else:
+        return top, tl.sum(tl.exp(logits - top[:, None]), 1)
+
+
+@triton.jit
+def _assignment(logits, best, log_partition, at, child, B, J, T: tl.constexpr):
+    """The assignment probabilities R of one child a row, [b, j].
+
+    ``at`` is where a table (B, I) has this child, ``child`` where a table (N, G) has it.
+    """
+    parents = _parents(T)
+    inside = _rows(T) < B
+    if T.hard:
+        if best is None:
+            choice = tl.argmax(logits, 1)
+        else:
+            choice = tl.load(best + at, mask=inside, other=0)
+        return ((parents[None, :] == choice[:, None]) & (parents < J)[None, :]).to(T.dtype)
+    elif log_partition is not None:
+        partition = tl.load(log_partition + (at if T.by_row else child), mask=inside, other=0.0)
+        return tl.exp(logits - partition[:, None])
+    else:
+        top, total = _normaliser(logits, T)
+        return tl.exp(logits - top[:, None]) / total[:, None]
+
+
+@triton.jit
+def _add(field, at, value, mask, atomic: tl.constexpr):
+    """Adds to zeros where other programs do the same, or writes."""
+    if atomic:
+        tl.atomic_add(field + at, value, mask=mask, sem="relaxed")
+    else:
+        tl.store(field + at, value, mask=mask)
+
+
+@triton.jit
+def _votes_backward(
+    slope, children, transforms, child, i, grad_children, grad_transforms, grad_coordinates, B, J, T: tl.constexpr
+):
+    """Passes the gradient of the votes, [d, m, b, j], on to children, transforms and coordinates."""
+    inside = _rows(T) < B
+    slot = tl.program_id(0) % T.slots if T.shared else i
+    for start in range(0, T.P, T.p):
+        pose_at, pose_mask = _pose_at(child, inside, start, T)
+        at, mask = _transform_at(0 if T.shared else i, start, J, T)
+        transform = tl.load(transforms + at, mask=mask, other=0.0).to(T.dtype)
+        grad_pose = tl.sum(tl.sum(slope[None] * transform[:, :, None, None, :], 1), 3)  # [p, m, b]
+        _add(grad_children, pose_at, grad_pose, pose_mask, T.overlap)
+        pose = tl.load(children + pose_at, mask=pose_mask, other=0.0).to(T.dtype)
+        if T.dot:
+            flat = tl.reshape(tl.permute(slope, (1, 2, 0, 3)), [T.m * T.b, T.d * T.j])
+            grad_transform = tl.dot(tl.reshape(pose, [T.p, T.m * T.b]), flat, input_precision="ieee")
+            grad_transform = tl.reshape(grad_transform, [T.p, T.d, T.j])
+        else:
+            grad_transform = tl.sum(tl.sum(slope[None] * pose[:, None, :, :, None], 2), 2)  # [p, d, j]
+        at, mask = _transform_at(slot, start, J, T)
+        _add(grad_transforms, at, grad_transform, mask, True)
+    if grad_coordinates is not None:
+        at, mask = _coordinate_at(i, T)
+        _add(grad_coordinates, at, tl.sum(tl.sum(slope, 3), 2), mask, True)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def moments_kernel(
+    children,  # [N, G, M, P]
+    transforms,  # [I or 1, P, D, J]
+    coordinates,  # [I, H] or None, as are all below
+    weights,  # [N, G]
+    log_partition,  # [N, G] or [B, I]
+    best,  # [B, I], the choice of a hard assignment, where a program does not see all parents
+    sites,  # [W, I]
+    centre,  # alpha or the Gaussian's mean, [B, H, J]
+    precision,  # [B, H, J]
+    log_weight,  # [B, J]
+    origin,  # what the mean is relative to, if the scatter is wanted and there is no Gaussian's mean, [B, H, J]
+    mass,  # out: [splits, B, J]
+    first_moment,  # out: the sum, or the relative mean if the scatter is wanted, [splits, B, H, J]
+    scatter,  # out: [splits, B, H, J] or None
+    B,
+    W,
+    I,
+    G,
+    J,
+    T: tl.constexpr,
+):
+    """One E-step and its sums, of the programs' own share of the children.
+
+    The scatter is that of weighted Welford: the mean moves by the child's share of the mass so far, and what is
+    added is the product of the deviations from the old and the new mean. The mean is kept relative to an origin near
+    the votes: float32 has the digits for a small deviation, not for a large mean.
+    """
+    rows = _rows(T)
+    alpha = _load_field(centre, B, J, T) if centre is not None else None
+    beta = _load_field(precision, B, J, T) if precision is not None else None
+    gamma = _load_pair(log_weight, B, J, T) if precision is not None else None
+    shift = _load_field(origin, B, J, T) if origin is not None else alpha
+    zeroth = tl.full([T.b, T.j], 0.0, T.dtype)
+    first = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
+    second = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
+    begin, end = _children(I)
+    for i in range(begin, end):
+        child = _grid_child(sites, i, rows, B, W, I, G)
+        votes = _votes(children, transforms, coordinates, child, i, B, J, T)
+        logits = _logits(votes, alpha, beta, gamma, J, T)
+        share = _assignment(logits, best, log_partition, rows * I + i, child, B, J, T)
+        if weights is not None:
+            share *= tl.load(weights + child, mask=rows < B, other=0.0)[:, None]
+        zeroth += share
+        if scatter is not None:
+            step = share / tl.maximum(zeroth, 1e-19)  # contract.positive
+            votes -= shift
+            deviation = votes - first
+            first += step[None, None] * deviation
+            second += share[None, None] * deviation * (votes - first)
+        else:
+            first += share[None, None] * votes
+    _store_pair(mass, zeroth, B, J, T)
+    _store_field(first_moment, first, B, J, T)
+    if scatter is not None:
+        _store_field(scatter, second, B, J, T)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def scores_kernel(
+    children,  # the inputs are those of moments_kernel
+    transforms,
+    coordinates,
+    sites,
+    centre,
+    precision,
+    log_weight,
+    logits_out,  # [B, I, J] or None
+    partition_out,  # the normaliser over this block of parents, [blocks, B, I] or None
+    top_out,  # the largest logit of this block of parents, [blocks, B, I], or None, and
+    best_out,  # the lowest index of a parent that has it, [blocks, B, I]
+    B,
+    W,
+    I,
+    G,
+    J,
+    T: tl.constexpr,
+):
+    """The logits, or what a normaliser over all parents is made of."""
+    rows, parents = _rows(T), _parents(T)
+    inside = rows < B
+    alpha = _load_field(centre, B, J, T) if centre is not None else None
+    beta = _load_field(precision, B, J, T) if precision is not None else None
+    gamma = _load_pair(log_weight, B, J, T) if precision is not None else None
+    block = tl.program_id(2) * (B.to(tl.int64) * I)
+    begin, end = _children(I)
+    for i in range(begin, end):
+        child = _grid_child(sites, i, rows, B, W, I, G)
+        votes = _votes(children, transforms, coordinates, child, i, B, J, T)
+        logits = _logits(votes, alpha, beta, gamma, J, T)
+        at = rows * I + i
+        if logits_out is not None:
+            mask = inside[:, None] & (parents < J)[None, :]
+            tl.store(logits_out + at[:, None] * J + parents[None, :], logits, mask=mask)
+        if partition_out is not None:
+            top, total = _normaliser(logits, T)
+            tl.store(partition_out + block + at, top + tl.log(total), mask=inside)
+        if best_out is not None:
+            tl.store(top_out + block + at, tl.max(logits, 1), mask=inside)
+            tl.store(best_out + block + at, tl.argmax(logits, 1) + tl.program_id(2) * T.j, mask=inside)
+
+
+@triton.jit
+def _similarity_backward(flow, votes, alpha, beta, first, second, T: tl.constexpr):
+    """What the gradient of the logits, [b, j], passes on to the votes, and adds to the sums over the children."""
+    flow = flow[None, None]
+    if beta is not None:
+        deviation = votes - alpha
+        slope = flow * deviation
+        return -slope * beta, first + slope, second + slope * deviation
+    elif alpha is not None:
+        return flow * alpha, first + flow * votes, second
+    else:
+        return tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype), first, second
+
+
+@triton.jit
+def _store_similarity(beta, zeroth, first, second, grad_centre, grad_precision, grad_log_weight, B, J, T: tl.constexpr):
+    """The gradients of the similarity's fields from the sums of :func:`_similarity_backward`."""
+    if grad_precision is not None:
+        _store_field(grad_centre, first * beta, B, J, T)
+        _store_field(grad_precision, -0.5 * second, B, J, T)
+        _store_pair(grad_log_weight, zeroth, B, J, T)
+    elif grad_centre is not None:
+        _store_field(grad_centre, first, B, J, T)
+
+
+@triton.jit
+def _start(begin, end):
+    """Where a program starts among its children: neighbours do at different ones, not to queue for their gradients."""
+    return begin + tl.program_id(0) * 7 % tl.maximum(end - begin, 1)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def moments_backward_kernel(
+    children,  # the inputs are those of moments_kernel
+    transforms,
+    coordinates,
+    weights,
+    log_partition,
+    best,
+    sites,
+    centre,
+    precision,
+    log_weight,
+    mean,  # the final mean, [B, H, J], or None
+    grad_mass,  # [B, J]
+    grad_sum,  # [B, H, J]
+    grad_scatter,  # [B, H, J] or None
+    grad_children,  # out, as are all below: [N, G, M, P]
+    grad_transforms,  # [I or slots, P, D, J], added to
+    grad_coordinates,  # [I, H], added to
+    grad_weights,  # [N, G]
+    grad_log_partition,  # [N, G] or [blocks, B, I]
+    grad_centre,  # [splits, B, H, J]
+    grad_precision,  # [splits, B, H, J]
+    grad_log_weight,  # [splits, B, J]
+    B,
+    W,
+    I,
+    G,
+    J,
+    T: tl.constexpr,
+):
+    r"""The gradients of ``sum_ij r_ij (gN_j + <gS_j, V_ij> + <gQ_j, (V_ij - mean_j)^2>)``, the mean held fixed.
+
+    The scatter does not depend on the mean to first order, as the weighted deviations from it add up to zero.
+    """
+    rows = _rows(T)
+    inside = rows < B
+    alpha = _load_field(centre, B, J, T) if centre is not None else None
+    beta = _load_field(precision, B, J, T) if precision is not None else None
+    gamma = _load_pair(log_weight, B, J, T) if precision is not None else None
+    worth_of_one = _load_pair(grad_mass, B, J, T)
+    slope_sum = _load_field(grad_sum, B, J, T)
+    slope_scatter = _load_field(grad_scatter, B, J, T) if grad_scatter is not None else None
+    final = _load_field(mean, B, J, T) if grad_scatter is not None else None
+    zeroth = tl.full([T.b, T.j], 0.0, T.dtype)
+    first = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
+    second = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
+    begin, end = _children(I)
+    start = _start(begin, end)
+    for step in range(0, end - begin):
+        i = tl.where(start + step < end, start + step, start + step - (end - begin))
+        at = rows * I + i
+        child = _grid_child(sites, i, rows, B, W, I, G)
+        votes = _votes(children, transforms, coordinates, child, i, B, J, T)
+        logits = _logits(votes, alpha, beta, gamma, J, T)
+        assignment = _assignment(logits, best, log_partition, at, child, B, J, T)
+        worth = worth_of_one + _inner(votes, slope_sum)
+        slope = slope_sum
+        if grad_scatter is not None:
+            deviation = votes - final
+            scaled = deviation * slope_scatter
+            worth += _inner(deviation, scaled)
+            slope = slope_sum + 2.0 * scaled
+        share = assignment
+        if weights is not None:
+            _add(grad_weights, child, tl.sum(assignment * worth, 1), inside, T.overlap)
+            share *= tl.load(weights + child, mask=inside, other=0.0)[:, None]
+        slope = share[None, None] * slope
+        if not T.hard:
+            flow = share * worth
+            total = tl.sum(flow, 1)
+            if log_partition is None:
+                flow -= assignment * total[:, None]
+            elif T.by_row:
+                block = tl.program_id(2) * (B.to(tl.int64) * I)
+                tl.store(grad_log_partition + block + at, -total, mask=inside)
+            else:
+                _add(grad_log_partition, child, -total, inside, T.overlap)
+            passed, first, second = _similarity_backward(flow, votes, alpha, beta, first, second, T)
+            zeroth += flow
+            slope += passed
+        _votes_backward(
+            slope, children, transforms, child, i, grad_children, grad_transforms, grad_coordinates, B, J, T
+        )
+    _store_similarity(beta, zeroth, first, second, grad_centre, grad_precision, grad_log_weight, B, J, T)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def scores_backward_kernel(
+    children,  # the inputs are those of moments_kernel
+    transforms,
+    coordinates,
+    sites,
+    centre,
+    precision,
+    log_weight,
+    partition,  # the normaliser, [B, I], or None: of the logits themselves
+    grad,  # of the normaliser, [B, I], or of the logits, [B, I, J]
+    grad_children,  # out: those of moments_backward_kernel
+    grad_transforms,
+    grad_coordinates,
+    grad_centre,
+    grad_precision,
+    grad_log_weight,
+    B,
+    W,
+    I,
+    G,
+    J,
+    T: tl.constexpr,
+):
+    """The gradients of the logits, or of their normaliser."""
+    rows, parents = _rows(T), _parents(T)
+    inside = rows < B
+    alpha = _load_field(centre, B, J, T) if centre is not None else None
+    beta = _load_field(precision, B, J, T) if precision is not None else None
+    gamma = _load_pair(log_weight, B, J, T) if precision is not None else None
+    zeroth = tl.full([T.b, T.j], 0.0, T.dtype)
+    first = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
+    second = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
+    begin, end = _children(I)
+    start = _start(begin, end)
+    for step in range(0, end - begin):
+        i = tl.where(start + step < end, start + step, start + step - (end - begin))
+        at = rows * I + i
+        child = _grid_child(sites, i, rows, B, W, I, G)
+        votes = _votes(children, transforms, coordinates, child, i, B, J, T)
+        if partition is not None:
+            logits = _logits(votes, alpha, beta, gamma, J, T)
+            normaliser = tl.load(partition + at, mask=inside, other=0.0)
+            flow = tl.exp(logits - normaliser[:, None]) * tl.load(grad + at, mask=inside, other=0.0)[:, None]
+        else:
+            mask = inside[:, None] & (parents < J)[None, :]
+            flow = tl.load(grad + at[:, None] * J + parents[None, :], mask=mask, other=0.0)
+        slope, first, second = _similarity_backward(flow, votes, alpha, beta, first, second, T)
+        zeroth += flow
+        _votes_backward(
+            slope, children, transforms, child, i, grad_children, grad_transforms, grad_coordinates, B, J, T
+        )
+    _store_similarity(beta, zeroth, first, second, grad_centre, grad_precision, grad_log_weight, B, J, T)
