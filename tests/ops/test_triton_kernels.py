@@ -22,6 +22,7 @@ pytest.importorskip("triton")
 
 from ops_cases import close
 
+from torchcaps import CapsConv2d, Capsules, ClassCaps, create_routing, use_backend
 from torchcaps.ops import Gaussian, InnerProduct, Rule, naive, triton_kernels
 from torchcaps.ops.fused import Call
 from torchcaps.ops.triton_kernels import Tiling
@@ -425,3 +426,22 @@ def test_compiles_for_a_gpu_without_spilling_registers() -> None:
     for line in lines:
         assert "STACK:0 " in line, line
         assert line.endswith("LOCAL:0"), line
+
+
+@pytest.mark.parametrize("routing", ["dynamic", "kmeans", "euclidean", "em"])
+def test_layers(routing: str, device: str) -> None:
+    """A convolutional and a class layer on this backend, values and gradients, through the operators."""
+    torch.manual_seed(0)
+    conv = CapsConv2d(2, 3, (2, 2), (2, 2), 3, 2, padding=1, routing=create_routing(routing, steps=2)).to(device)
+    classes = ClassCaps(3, 2, (2, 2), (2, 2), routing=create_routing(routing, steps=2)).to(device)
+    children = Capsules(torch.randn(2, 5, 4, 2, 2, 2, device=device), torch.rand(2, 5, 4, 2, device=device))
+    found = {}
+    for backend in ("naive", "triton"):
+        with use_backend(backend):
+            parents = classes(conv(children))
+        weights = [*conv.parameters(), *classes.parameters()]
+        loss = parents.pose.square().sum() + parents.activation.square().sum()
+        gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
+        found[backend] = {"pose": parents.pose, "activation": parents.activation}
+        found[backend] |= {f"d{number}": gradient for number, gradient in enumerate(gradients)}
+    close(found["triton"], found["naive"], 1e-3)
