@@ -1,6 +1,5 @@
 """One unrolled step of each routing is one step of its estimator."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,11 +25,12 @@ DATA = pytest.mark.parametrize("name", ["iris", "two-components"])
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
 
-@dataclass(frozen=True)
 class Started(Votes):
     """Points as votes, and in place of the uniform first assignment the one that a start makes."""
 
-    start: Similarity | None = None
+    def __init__(self, votes: Votes, start: Similarity, hard: bool) -> None:
+        super().__init__(votes.children, votes.transforms, normaliser=Normaliser(hard=hard))
+        self.start = start
 
     def moments(
         self, similarity: Similarity | None = None, weights: torch.Tensor | None = None, *, scatter: bool = False
@@ -39,8 +39,7 @@ class Started(Votes):
 
 
 def started(points: Array, clusters: int, start: Similarity, hard: bool = False) -> Started:
-    votes = point_votes(torch.tensor(points), clusters)
-    return Started(votes.children, votes.transforms, normaliser=Normaliser(hard=hard), start=start)
+    return Started(point_votes(torch.tensor(points), clusters), start, hard)
 
 
 def problem(name: str, centred: bool = False) -> tuple[Array, Array, torch.Tensor, torch.Tensor]:
