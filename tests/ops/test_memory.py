@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from torchcaps import CapsConv2d, Capsules, ClassCaps, create_routing
 from torchcaps.ops import Votes
 from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.routing import (
@@ -102,6 +103,25 @@ def test_no_tensor_is_as_large_as_the_votes(
     bound = max(transforms * J * P * D // rows, B * I * (J + 1), B * I * rows * P, 2 * BUDGET)
     assert bound < VOTES / 5
     assert largest(monkeypatch, routing, backend, transforms, rows, coordinates) <= bound
+
+
+@pytest.mark.parametrize("routing", ["dynamic", "kmeans", "euclidean", "em"])
+@pytest.mark.parametrize("backend", ["naive", "native"])
+def test_nor_in_a_layer_with_windows(monkeypatch: pytest.MonkeyPatch, backend: str, routing: str) -> None:
+    """A convolutional layer and class capsules behind it; a child is seen from 9 windows, and not copied for each."""
+    conv = CapsConv2d(4, 8, (4, 4), (4, 4), 3, routing=create_routing(routing), backend=backend)
+    classes = ClassCaps(8, 10, (4, 4), (4, 4), routing=create_routing(routing), backend=backend)
+    children = Capsules(torch.randn(4, 9, 9, 4, 4, 4, requires_grad=True), torch.rand(4, 9, 9, 4, requires_grad=True))
+    memory = Largest()
+    memory.inside_operators(monkeypatch)
+    with memory:
+        parents = classes(conv(children))
+        (parents.pose.square().sum() + parents.activation.sum()).backward()
+    votes, copies = 4 * 49 * 36 * 8 * 16, 4 * 49 * 36 * 16
+    if backend == "naive":
+        assert memory.numbers >= votes
+    else:
+        assert memory.numbers < copies < votes / 7
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)

@@ -40,6 +40,9 @@ class FullyConnectedDecoder(nn.Module):
         in_features: numbers in all class poses together, J x H.
         image_shape: (C, H, W) of the image, any.
         hidden: widths of the hidden layers.
+        by_class: whether each class has weights of its own in the first layer, as in the paper. If not, the decoder
+            sees the pose of the chosen class alone and not which class it is, so that a pose must say the same in all
+            classes; ``in_features`` is then the size H of one pose.
 
     Shape:
         Masked poses (B, J, *pose) to images (B, C, H, W) in [0, 1].
@@ -48,9 +51,14 @@ class FullyConnectedDecoder(nn.Module):
     """
 
     def __init__(
-        self, in_features: int, image_shape: tuple[int, int, int], hidden: Sequence[int] = (512, 1024)
+        self,
+        in_features: int,
+        image_shape: tuple[int, int, int],
+        hidden: Sequence[int] = (512, 1024),
+        by_class: bool = True,
     ) -> None:
         super().__init__()
+        self.by_class = by_class
         self.image_shape = tuple(image_shape)
         layers: list[nn.Module] = []
         for width in hidden:
@@ -60,4 +68,6 @@ class FullyConnectedDecoder(nn.Module):
 
     def forward(self, poses: Tensor) -> Tensor:
         """Decodes."""
+        if not self.by_class:
+            poses = poses.sum(1)  # all others are zero
         return self.layers(poses.flatten(1)).unflatten(1, self.image_shape)

@@ -49,6 +49,7 @@ class MatrixCapsNet(CapsuleClassifier):
         competition: which parents compete for a child: all that see it in the ``image``, or those of one ``window``.
         coordinates: add the children's places to their votes for the class capsules.
         decoder_hidden: widths of the decoder's hidden layers; None for no decoder, as in the paper.
+        decoder_by_class: whether the decoder is told which class it decodes.
 
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 5 and figure 1.
     """
@@ -65,6 +66,7 @@ class MatrixCapsNet(CapsuleClassifier):
         competition: Competition = "image",
         coordinates: bool = True,
         decoder_hidden: Sequence[int] | None = None,
+        decoder_by_class: bool = True,
     ) -> None:
         super().__init__(image_shape, classes)
         if len(types) != 3:
@@ -75,6 +77,7 @@ class MatrixCapsNet(CapsuleClassifier):
         self.competition = competition
         self.coordinates = coordinates
         self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
+        self.decoder_by_class = decoder_by_class
         in_channels, height, width = self.image_shape
         if routing is None and class_routing is None and classes < 3:
             class_routing = EMRouting.preset("mass_scaled")
@@ -99,7 +102,8 @@ class MatrixCapsNet(CapsuleClassifier):
         )
         self.decoder = None
         if self.decoder_hidden is not None:
-            self.decoder = FullyConnectedDecoder(classes * math.prod(self.pose), self.image_shape, self.decoder_hidden)
+            size = math.prod(self.pose) * (classes if decoder_by_class else 1)
+            self.decoder = FullyConnectedDecoder(size, self.image_shape, self.decoder_hidden, decoder_by_class)
 
     @property
     def routing(self) -> Routing:
