@@ -61,6 +61,19 @@ def test_without_a_compiler_votes_go_tile_by_tile_with_a_warning(monkeypatch: py
         native.library.cache_clear()
 
 
+def test_a_cache_that_cannot_be_written_is_no_end(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    why_not.cache_clear()
+    native.library.cache_clear()
+    try:
+        with pytest.warns(RuntimeWarning, match="slower routing.*could not be compiled with"):
+            assert choose_backend(votes(FEW["cpu"])).backend == "chunked"
+    finally:
+        why_not.cache_clear()
+        native.library.cache_clear()
+
+
 def test_use_backend_forces_nests_and_restores() -> None:
     with use_backend("chunked"):
         assert chosen() == "chunked"

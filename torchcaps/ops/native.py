@@ -139,12 +139,16 @@ def build() -> Path:
     known = "\0".join([SOURCE.read_text(), compiler, *FLAGS, torch.__version__, _processor()])
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torchcaps" / "native"
     target = folder / f"{hashlib.sha256(known.encode()).hexdigest()[:16]}.so"
-    if not target.exists():
+    if target.exists():
+        return target
+    logging.getLogger("torchcaps").warning("compiling torchcaps' C++ kernels, once: this takes half a minute")
+    try:
         folder.mkdir(parents=True, exist_ok=True)
-        logging.getLogger("torchcaps").warning("compiling torchcaps' C++ kernels, once: this takes half a minute")
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             _compile(compiler, Path(scratch) / target.name)
             (Path(scratch) / target.name).replace(target)  # in one step: others may be compiling too
+    except OSError as error:
+        raise RuntimeError(f"torchcaps' C++ kernels could not be compiled with {compiler}: {error}") from error
     return target
 
 
@@ -156,8 +160,6 @@ def _compile(compiler: str, target: Path) -> None:
     command += [f"-L{libraries}", "-ltorch_cpu", "-lc10"]
     try:
         subprocess.run(command, capture_output=True, text=True, check=True)
-    except OSError as error:
-        raise RuntimeError(f"torchcaps' C++ kernels could not be compiled: {compiler}: {error}") from error
     except subprocess.CalledProcessError as error:
         raise RuntimeError(
             f"torchcaps' C++ kernels could not be compiled: {' '.join(command)}\n{error.stderr[-2000:]}"
