@@ -7,9 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.cli import _train_parser, main
+from torchcaps.cli import main
 from torchcaps.data import Digits, ImageFolder, Preprocess, load_image, standardise, thirteen_crops
 from torchcaps.models import create_model, list_models, load_pretrained
+from torchcaps.runs import train_parser
 
 SMALL = [
     *("--model", "capsnet_digits", "--model_args.channels", "8", "--model_args.types", "2"),
@@ -225,7 +226,7 @@ class TestPreprocess:
     "example", sorted((Path(__file__).parent.parent / "examples").glob("*.yaml")), ids=lambda p: p.stem
 )
 def test_options_of_the_examples_fit_together(example):
-    parser = _train_parser()
+    parser = train_parser()
     options = parser.instantiate(parser.parse_args(["--config", str(example), "--run", "run"]))
     raw = {"Digits": (1, 8, 8), "MNIST": (1, 28, 28), "CIFAR10": (3, 32, 32), "SmallNORB": (2, 48, 48)}
     shape = options.preprocess.image_shape(raw[type(options.data).__name__])

@@ -1,4 +1,4 @@
-"""The command line: ``torchcaps train | evaluate | predict | explain | models | bench``."""
+"""The command line: ``torchcaps train | evaluate | predict | explain | models | run | recipes | bench``."""
 
 import csv
 import json
@@ -70,7 +70,7 @@ def train_command(arguments: list[str]) -> None:
     from torchcaps import runs
     from torchcaps.training import quiet_lightning
 
-    parser = _train_parser()
+    parser = runs.train_parser()
     resumed = _resumed_run(arguments)
     if resumed is None:
         config = parser.parse_args(arguments)
@@ -80,15 +80,13 @@ def train_command(arguments: list[str]) -> None:
     else:
         folder, arguments = resumed
         config = parser.parse_args(["--config", str(folder.config), *arguments, "--run", str(folder.path)])
-    ready = parser.instantiate(config)
-    options = {name: value for name, value in vars(ready).items() if name not in ("config", "run")}
     quiet_lightning()
     terminal = sys.stdout.isatty()
     try:
-        summary = runs.train(
+        summary = runs.train_parsed(
             folder,
-            **options,
-            config=parser.dump(config),
+            parser,
+            config,
             command=shlex.join(["torchcaps", "train", *sys.argv[2:]]),
             progress_bar=terminal,
             show=None if terminal else partial(print, flush=True),
@@ -99,27 +97,6 @@ def train_command(arguments: list[str]) -> None:
     if summary is not None:
         print(f"test accuracy {100 * summary['test_accuracy']:.2f} % after {summary['epochs']} epochs")
         print(f"summary {folder.summary}, report {folder.path / 'report' / 'index.html'}")
-
-
-def _train_parser() -> "ArgumentParser":
-    from jsonargparse import ActionConfigFile, ArgumentParser
-
-    from torchcaps import runs
-
-    parser = ArgumentParser(
-        prog="torchcaps train",
-        description="Train a network on images. '--resume RUN' instead of '--run RUN' continues an interrupted run.",
-    )
-    parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of these options")
-    parser.add_argument("--run", type=str, required=True, help="folder to write; must be new or empty")
-    parser.add_function_arguments(runs.train, skip={"folder", "config", "command", "progress_bar", "show"})
-    parser.set_defaults(
-        {
-            "loss": {"class_path": "torchcaps.losses.MarginLoss"},
-            "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 1e-3}},
-        }
-    )
-    return parser
 
 
 def _resumed_run(arguments: list[str]) -> "tuple[RunFolder, list[str]] | None":
@@ -168,7 +145,7 @@ def evaluate_command(arguments: list[str]) -> None:
 def explain_command(arguments: list[str]) -> None:
     """Draw the report of a trained network: reconstructions, perturbations, mistakes, assignment maps."""
     from torchcaps.explain import write_report
-    from torchcaps.runs import RunFolder
+    from torchcaps.runs import RunFolder, read_summary
 
     parser = _look_parser("explain", "Draw the report of a run.")
     parser.add_argument(
@@ -180,7 +157,7 @@ def explain_command(arguments: list[str]) -> None:
     network, images = _open(parser, options)
     folder = RunFolder(Path(options.run))
     own = options.split == "test" and options.data is None
-    summary = json.loads(folder.summary.read_text()) if folder.summary.is_file() else {}
+    summary = read_summary(folder) if folder.summary.is_file() else {}
     metrics = _read_metrics(folder.metrics) if folder.metrics.is_file() else []
     out = Path(options.out) if options.out else folder.path if own else folder.path / f"explain-{options.split}"
     out.mkdir(parents=True, exist_ok=True)
@@ -301,6 +278,64 @@ def models_command(arguments: list[str]) -> None:
     print("\nroutings: " + ", ".join(f"{name} ({ROUTINGS[name].__name__})" for name in list_routings()))
 
 
+def run_command(arguments: list[str]) -> None:
+    """Run a published experiment by name; writes its result, pictures and the table of all of them."""
+    from jsonargparse import ArgumentParser
+
+    from torchcaps import recipes
+    from torchcaps.training import quiet_lightning
+
+    parser = ArgumentParser(prog="torchcaps run", description="Run a recipe; 'torchcaps recipes' lists them.")
+    add = parser.add_argument
+    add("recipe", type=str, choices=list(recipes.RECIPES), help="its name")
+    add("--preset", type=str, choices=recipes.PRESETS, default="quick", help="paper: as published, for a GPU; quick: "
+        "two cores of a CPU, an hour at most; smoke: seconds")  # fmt: skip
+    add("--seeds", type=int, nargs="+", default=[0], help="one run for each")
+    add("--runs", type=str, default=str(recipes.RUNS), help="folder for the trained networks; run again to go on")
+    add("--results", type=str, default=str(recipes.RESULTS), help="folder for the result file and the table")
+    add("--trainer", type=dict[str, Any], default={}, help="as in 'torchcaps train': --trainer.accelerator cpu")
+    options = parser.parse_args(arguments)
+    quiet_lightning()
+    result = recipes.run_recipe(
+        options.recipe,
+        options.preset,
+        options.seeds,
+        runs=Path(options.runs),
+        results=Path(options.results),
+        trainer=options.trainer,
+        command=shlex.join(["torchcaps", "run", *arguments]),
+        show=partial(print, flush=True),
+    )
+    print(recipes.describe(recipes.get_recipe(options.recipe), {options.preset: result}))
+    print(f"result {recipes.result_path(Path(options.results), options.recipe, options.preset)}")
+
+
+def recipes_command(arguments: list[str]) -> None:
+    """List the published experiments with the published figures beside ours."""
+    from jsonargparse import ArgumentParser
+
+    from torchcaps import recipes
+
+    parser = ArgumentParser(prog="torchcaps recipes", description="List the recipes, published figures beside ours.")
+    parser.add_argument("names", type=str, nargs="*", help="recipes; default: all")
+    parser.add_argument("--results", type=str, default=str(recipes.RESULTS), help="folder of the result files")
+    parser.add_argument("--check", action="store_true", help="run the smoke presets; name results of older code")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    chosen = [recipes.get_recipe(name) for name in options.names or recipes.RECIPES]
+    if options.check:
+        failed = recipes.check([one.name for one in chosen], Path(options.results), partial(print, flush=True))
+        if failed:
+            raise ValueError(f"the smoke presets of {', '.join(failed)} fail")
+        return
+    results = recipes.read_results(Path(options.results))
+    found = {one.name: {preset: r for (name, preset), r in results.items() if name == one.name} for one in chosen}
+    if options.json:
+        print(json.dumps([recipes.as_json(one, found[one.name]) for one in chosen], ensure_ascii=False))
+        return
+    print("\n\n".join(recipes.describe(one, found[one.name]) for one in chosen))
+
+
 def bench_command(arguments: list[str]) -> None:
     """Measure speed and memory beside the physical limit, with every backend."""
     from torchcaps.bench import command
@@ -314,5 +349,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "predict": predict_command,
     "explain": explain_command,
     "models": models_command,
+    "run": run_command,
+    "recipes": recipes_command,
     "bench": bench_command,
 }

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -16,7 +16,10 @@ from torchcaps.explain import examine, write_report
 from torchcaps.losses import ActivationLoss, ReconstructionLoss
 from torchcaps.models import create_model, load_pretrained
 from torchcaps.routing import Routing
-from torchcaps.training import Classification, OptimizerFactory, SchedulerFactory, TrainerOptions, fit
+from torchcaps.training import Classification, OptimizerFactory, SchedulerFactory, Speed, TrainerOptions, fit
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,9 @@ def train(
     epochs: int = 20,
     batch_size: int = 128,
     seed: int = 0,
+    stop_at: float | None = None,
     trainer: TrainerOptions,
+    speed: Speed,
     report: bool = True,
     config: str = "",
     command: str = "",
@@ -115,7 +120,9 @@ def train(
         epochs: how many times the training images are gone through.
         batch_size: over all processes together.
         seed: of the initial weights, the order of the images and their random changes.
+        stop_at: end after the first epoch with this validation accuracy, from 0 to 1; None trains all epochs.
         trainer: where and how it runs.
+        speed: what makes it faster.
         report: whether to draw the pictures at the end.
         config: YAML of these options, kept in a new folder.
         command: how this was started, for the summary.
@@ -147,6 +154,7 @@ def train(
         scheduler_interval,
         preprocess,
         seed,
+        speed,
     )
     if is_first_process() and not folder.config.exists():
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -160,6 +168,7 @@ def train(
         batch_size=batch_size,
         seed=seed,
         options=trainer,
+        stop_at=stop_at,
         progress_bar=progress_bar,
         show=show,
     )
@@ -198,6 +207,55 @@ def train(
     if report:
         write_report(folder.path, network, test, summary, metrics)
     return summary
+
+
+def read_summary(folder: RunFolder) -> dict[str, Any]:
+    """The summary of a finished run.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+    try:
+        return json.loads(folder.summary.read_text())
+    except ValueError as error:
+        raise ValueError(f"{folder.summary} is damaged: {error}") from error
+
+
+def train_parser() -> "ArgumentParser":
+    """The options of :func:`train` on the command line and in YAML, and the folder of the run as ``run``."""
+    from jsonargparse import ActionConfigFile, ArgumentParser
+
+    parser = ArgumentParser(
+        prog="torchcaps train",
+        description="Train a network on images. '--resume RUN' instead of '--run RUN' continues an interrupted run.",
+    )
+    parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of these options")
+    parser.add_argument("--run", type=str, required=True, help="folder to write; must be new or empty")
+    parser.add_function_arguments(train, skip={"folder", "config", "command", "progress_bar", "show"})
+    parser.set_defaults(
+        {
+            "loss": {"class_path": "torchcaps.losses.MarginLoss"},
+            "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 1e-3}},
+        }
+    )
+    return parser
+
+
+def train_parsed(folder: RunFolder, parser: "ArgumentParser", config: Any, **how: Any) -> dict[str, Any] | None:
+    """Trains with options that :func:`train_parser` has read.
+
+    Args:
+        folder: of the run.
+        parser: the one that read them.
+        config: what it read.
+        how: ``command``, ``progress_bar`` and ``show`` of :func:`train`.
+
+    Returns:
+        What :func:`train` returns; raises what it raises.
+    """
+    ready = parser.instantiate(config)
+    options = {name: value for name, value in vars(ready).items() if name not in ("config", "run")}
+    return train(folder, **options, config=parser.dump(config), **how)
 
 
 def is_first_process() -> bool:

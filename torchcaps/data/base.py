@@ -84,13 +84,13 @@ class ImageSet(Dataset[Batch]):
         return self.__getitems__([index])
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        rows = torch.as_tensor(indices, dtype=torch.int64)
+        rows = self._rows(indices)
         view = self.preprocess.evaluate(self._pixels(rows))
         return Batch(view.images, self.labels[rows], rows, view.pictures)
 
     def crops(self, indices: list[int]) -> Tensor:
         """All crops of the images at `indices` that a network is tested on, float32 (B, crops, C, H, W)."""
-        return self.preprocess.evaluate_crops(self._pixels(torch.as_tensor(indices, dtype=torch.int64)))
+        return self.preprocess.evaluate_crops(self._pixels(self._rows(indices)))
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -103,6 +103,10 @@ class ImageSet(Dataset[Batch]):
         _, channels, height, width = self.images.shape
         return channels, height, width
 
+    def to(self, device: torch.device | str) -> "ImageSet":
+        """The same images in the memory of a device; batches of them are made there."""
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
     def prepared(self, preprocess: Preprocess) -> "ImageSet":
         """The same images, prepared in this way; a `ValueError` if it does not suit their size."""
         return replace(self, preprocess=preprocess)
@@ -113,6 +117,9 @@ class ImageSet(Dataset[Batch]):
             raise ValueError(f"indices must be int64 (M,), got {_describe(indices)}")
         files = None if self.files is None else tuple(self.files[i] for i in indices.tolist())
         return replace(self, images=self.images[indices], labels=self.labels[indices], files=files)
+
+    def _rows(self, indices: list[int]) -> Tensor:
+        return torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)
 
     def _pixels(self, rows: Tensor) -> Tensor:
         return self.images[rows].to(torch.float32) / 255

@@ -1,6 +1,7 @@
 """The handwritten digits that come with scikit-learn."""
 
 import torch
+import torch.nn.functional as F
 
 from torchcaps.data.base import TEST_SEED, ImageData, ImageSet, register_dataset, stratified_split
 
@@ -19,24 +20,35 @@ class Digits(ImageData):
         validation: share of the training images put aside for validation, the same in every class;
             0 puts none aside.
         seed: chooses which images those are; nothing else does.
+        size: height and width that the images are scaled to, with bilinear interpolation.
+
+    Raises:
+        ValueError: `validation` is outside [0, 1), or `size` is less than 1.
     """
+
+    def __init__(self, validation: float = 0.1, seed: int = 0, size: int = 8) -> None:
+        super().__init__(validation, seed)
+        if size < 1:
+            raise ValueError(f"size must be 1 or more, got {size}")
+        self.size = size
 
     def load_train(self) -> ImageSet:
         """Read the four fifths of the digits to train on."""
-        digits = _load_digits()
+        digits = _load_digits(self.size)
         return digits.subset(stratified_split(digits.labels, 0.2, TEST_SEED)[0])
 
     def load_test(self) -> ImageSet:
         """Read the fifth of the digits to test on."""
-        digits = _load_digits()
+        digits = _load_digits(self.size)
         return digits.subset(stratified_split(digits.labels, 0.2, TEST_SEED)[1])
 
 
-def _load_digits() -> ImageSet:
+def _load_digits(size: int) -> ImageSet:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     # The source counts dark points: 0..16.
-    images = (torch.from_numpy(digits.images) * 255 / 16).round().to(torch.uint8).unsqueeze(1)
+    images = (torch.from_numpy(digits.images) * 255 / 16).unsqueeze(1)
+    images = F.interpolate(images, (size, size), mode="bilinear").round().to(torch.uint8)
     labels = torch.from_numpy(digits.target).to(torch.int64)
     return ImageSet(images, labels, tuple(str(digit) for digit in range(10)))

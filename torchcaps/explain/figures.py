@@ -24,7 +24,7 @@ _HEALTH = {  # what the names of metrics begin with, the title of their panel, a
 _SPLITS = {"train": ("training", "C0"), "val": ("validation", "C1"), "test": ("test", "C2")}
 
 
-def _new_figure(width: float, height: float, layout: Literal["compressed", "constrained"] = "compressed") -> "Figure":
+def new_figure(width: float, height: float, layout: Literal["compressed", "constrained"] = "compressed") -> "Figure":
     """A figure; "constrained" leaves pictures in even columns but may cut off labels beside them."""
     from matplotlib.figure import Figure
 
@@ -92,7 +92,7 @@ def learning_curves(metrics: Sequence[dict[str, float]]) -> "Figure":
         raise ValueError("metrics must hold values such as train_loss or val_accuracy, got none")
     columns = max(len(panels), len(health))
     rows = bool(panels) + bool(health)
-    figure = _new_figure(5 * columns, 3.4 * rows, "constrained" if rows > 1 else "compressed")
+    figure = new_figure(5 * columns, 3.4 * rows, "constrained" if rows > 1 else "compressed")
     for place, (quantity, curves) in enumerate(panels.items()):
         axes = figure.add_subplot(rows, columns, place + 1)
         for split, (epochs, values) in curves.items():
@@ -151,7 +151,7 @@ def confusion_matrix(counts: Tensor, classes: Sequence[str]) -> "Figure":
     share = counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
     side = min(max(0.5 * E, 2), 12)
     label = 0.1 * min(max((len(name) for name in classes), default=0), 24)
-    figure = _new_figure(side + label + 1.8, side + label + 0.9)
+    figure = new_figure(side + label + 1.8, side + label + 0.9)
     axes = figure.add_subplot()
     picture = axes.imshow(share.numpy(), cmap="Blues", norm=PowerNorm(0.5, 0, 1))
     _name_classes(axes, classes)
@@ -228,7 +228,7 @@ def _stacked(
     columns, blocks = min(count, _COLUMNS), math.ceil(count / _COLUMNS)
     rows = len(labels)
     lines = 1 + max(title.count("\n") for title in titles)
-    figure = _new_figure(1.25 * columns + 0.5, blocks * (1.25 * rows + 0.17 * lines) + 0.1)
+    figure = new_figure(1.25 * columns + 0.5, blocks * (1.25 * rows + 0.17 * lines) + 0.1)
     grid = figure.add_gridspec(rows * blocks, columns)
     for place in range(count):
         block, column = divmod(place, columns)
@@ -298,7 +298,7 @@ def perturbation_grid(grids: Tensor, values: Tensor, title: str = "") -> "Figure
         )
     D, V = grids.shape[:2]
     mosaic, height, width = _mosaic(grids)
-    figure = _new_figure(0.44 * V + 1.3, 0.44 * D * height / width + (1.0 if title else 0.7))
+    figure = new_figure(0.44 * V + 1.3, 0.44 * D * height / width + (1.0 if title else 0.7))
     axes = figure.add_subplot()
     axes.imshow(mosaic.numpy(), extent=(0, V, D, 0), aspect=height / width, interpolation="nearest")
     axes.set_xticks(
@@ -351,7 +351,7 @@ def worst_mistakes(images: Tensor, titles: Sequence[str]) -> "Figure":
     cell = max(1.7, max(map(_title_width, titles)) + 0.15)
     columns = min(count, max(1, int(10.5 / cell)))
     rows = math.ceil(count / columns)
-    figure = _new_figure(cell * columns + 0.2, rows * (1.5 + 0.16 * lines), "constrained")
+    figure = new_figure(cell * columns + 0.2, rows * (1.5 + 0.16 * lines), "constrained")
     grid = figure.add_gridspec(rows, columns)
     for place, title in enumerate(titles):
         axes = figure.add_subplot(grid[divmod(place, columns)])
@@ -484,7 +484,7 @@ def activation_figure(
     N, height = len(images), images.shape[-2] / images.shape[-1]
     rows = 1 + len(maps) + (classes is not None)
     lines = 1 + max(title.count("\n") for title in titles)
-    figure = _new_figure(1.1 * N + 1.6, 1.15 * height * rows + 0.17 * lines + 0.3, "constrained")
+    figure = new_figure(1.1 * N + 1.6, 1.15 * height * rows + 0.17 * lines + 0.3, "constrained")
     grid = figure.add_gridspec(rows, N)
     for place in range(N):
         axes = figure.add_subplot(grid[0, place])
@@ -548,7 +548,7 @@ def types_figure(
             raise ValueError(f"activations of {label} must be (H', W', types), got shape {tuple(part.shape)}")
     columns = 1 + min(count, max(part.shape[-1] for part in parts.values()))
     height = image.shape[-2] / image.shape[-1]
-    figure = _new_figure(1.15 * columns + 1.4, (1.15 * height + 0.4) * len(parts) + 0.2, "constrained")
+    figure = new_figure(1.15 * columns + 1.4, (1.15 * height + 0.4) * len(parts) + 0.2, "constrained")
     grid = figure.add_gridspec(len(parts), columns)
     axes = figure.add_subplot(grid[0, 0])
     _show(axes, image)
@@ -591,7 +591,7 @@ def pose_figure(
         blocks[label] = _pose_block(pose.detach().cpu().float())
     rows = max(block.shape[0] for block in blocks.values())
     widths = [1.6, *(0.62 * block.shape[1] + 0.9 for block in blocks.values())]
-    figure = _new_figure(sum(widths), max(0.7 * rows * image.shape[-2] / image.shape[-1], 1.6) + 0.5, "constrained")
+    figure = new_figure(sum(widths), max(0.7 * rows * image.shape[-2] / image.shape[-1], 1.6) + 0.5, "constrained")
     parts = figure.subfigures(1, len(widths), width_ratios=widths, squeeze=False)[0]
     axes = parts[0].add_subplot()
     _show(axes, image)

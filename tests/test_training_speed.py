@@ -1,0 +1,260 @@
+"""What makes a training faster changes nothing else; and a training ends once it is good enough."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from torchcaps import create_model
+from torchcaps.data import Digits, ImageSet, Preprocess
+from torchcaps.losses import MarginLoss, ReconstructionLoss
+from torchcaps.models import load_pretrained
+from torchcaps.runs import train_parser
+from torchcaps.training import Classification, Speed, StopAt, TrainerOptions, fit
+
+EXACT = TrainerOptions(accelerator="cpu", precision="64-true")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+Rows = list[dict[str, float]]
+
+
+def two_channels(count: int, size: int) -> ImageSet:
+    """Digits beside their negatives: with one channel, both orders in memory are the same."""
+    few = Digits(size=size).train.subset(torch.arange(count))
+    return ImageSet(torch.cat([few.images, 255 - few.images], 1), few.labels, few.classes)
+
+
+def digits_task(speed: Speed | None = None, rate: float = 1e-3, **arguments: Any) -> Classification:
+    settings = {"channels": 4, "types": 2, "decoder_hidden": (8,), **arguments}
+    return task("capsnet_digits", speed, rate, **settings)
+
+
+def task(name: str, speed: Speed | None = None, rate: float = 1e-3, **arguments: Any) -> Classification:
+    torch.manual_seed(0)
+    model = create_model(name, **arguments)
+    optimizer = partial(torch.optim.Adam, lr=rate)
+    return Classification(model, MarginLoss(), ReconstructionLoss(), optimizer, speed=speed)
+
+
+def train(task: Classification, images: ImageSet, folder: Path, epochs: int = 2, **how: Any) -> Rows:
+    """Metrics of each epoch but the seconds."""
+    how = {"batch_size": 8, "options": EXACT, **how}
+    _, rows = fit(task, images, images, folder, epochs=epochs, **how)
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+def assert_same(found: tuple[Rows, Classification], expected: tuple[Rows, Classification], tolerance: float) -> None:
+    """Metrics and weights."""
+    for one, other in zip(found[0], expected[0], strict=True):
+        assert one == pytest.approx(other, rel=tolerance, abs=tolerance)
+    state, other_state = (trained[1].model.state_dict() for trained in (found, expected))
+    torch.testing.assert_close(state, other_state, rtol=tolerance, atol=tolerance)
+
+
+class TestChannelsLast:
+    MODELS = pytest.mark.parametrize(
+        ("name", "size", "arguments"),
+        [
+            ("capsnet_digits", 8, {"channels": 4, "types": 2, "decoder_hidden": (8,)}),
+            ("matrixcapsnet_small", 20, {"channels": 4, "types": (2, 2, 2)}),  # its transforms have five axes
+        ],
+    )
+
+    @MODELS
+    def test_results_are_the_same(self, name: str, size: int, arguments: dict[str, Any], tmp_path: Path) -> None:
+        images = two_channels(24, size)
+        found = []
+        for last in (False, True):
+            one = task(name, Speed(channels_last=last), image_shape=(2, size, size), classes=10, **arguments)
+            found.append((train(one, images, tmp_path / str(last)), one))
+        assert_same(*found, tolerance=1e-9)
+
+    @MODELS
+    @pytest.mark.parametrize("last", [False, True])
+    def test_order_in_memory(
+        self, name: str, size: int, arguments: dict[str, Any], last: bool, tmp_path: Path
+    ) -> None:
+        spied = task(name, Speed(channels_last=last), image_shape=(2, size, size), classes=10, **arguments)
+        orders: list[tuple[bool, bool]] = []
+
+        def look(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            if spied.model.training:
+                orders.append((is_last(module.weight), is_last(inputs[0])))
+
+        spied.model.conv.register_forward_pre_hook(look)
+        train(spied, two_channels(24, size), tmp_path)
+        assert orders == [(last, last)] * 6
+        assert is_last(spied.model.conv.weight) == last
+        others = [p for n, p in spied.model.named_parameters() if p.ndim != 4]
+        assert others
+        assert all(parameter.is_contiguous() for parameter in others)
+
+    @pytest.mark.parametrize("later", [True, False])
+    def test_resumed_training_ends_like_an_unbroken_one(self, later: bool, tmp_path: Path) -> None:
+        """The checkpoint fits whatever the order of the rest of the training is."""
+        images = two_channels(24, 8)
+        make = partial(digits_task, image_shape=(2, 8, 8))
+        unbroken = make(Speed(channels_last=True))
+        expected = train(unbroken, images, tmp_path / "unbroken", epochs=3), unbroken
+        train(make(Speed(channels_last=True)), images, tmp_path / "broken", epochs=1)
+        resumed = make(Speed(channels_last=later))
+        assert_same((train(resumed, images, tmp_path / "broken", epochs=3), resumed), expected, tolerance=1e-9)
+        assert is_last(resumed.model.conv.weight) == later
+
+    def test_saved_network_loads(self, tmp_path: Path) -> None:
+        images = two_channels(16, 8)
+        trained = digits_task(Speed(channels_last=True), image_shape=(2, 8, 8))
+        train(trained, images, tmp_path, epochs=1, options=TrainerOptions(accelerator="cpu"))
+        trained.model.save_pretrained(tmp_path / "model")
+        loaded = load_pretrained(tmp_path / "model")
+        for name, tensor in trained.model.state_dict().items():
+            assert torch.equal(loaded.state_dict()[name], tensor), name
+        pixels = images.images.float() / 255
+        with torch.no_grad():
+            found, expected = loaded(pixels).activation, trained.model.eval()(pixels).activation
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def is_last(tensor: Tensor) -> bool:
+    """Whether the channels are innermost in memory, and nothing else could be meant."""
+    return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on its way to the code generator
+def test_compiled_training_is_the_same(tmp_path: Path) -> None:
+    """In one graph that serves all epochs, though validation and RoutingHealth run the network in between."""
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    images = Digits().train.subset(torch.arange(24))
+    losses: dict[str | None, list[float]] = {}
+    found = []
+    for mode in (None, "default"):
+        one = digits_task(Speed(compile=mode), decoder_hidden=None)
+        losses[mode] = values = []
+        one.loss.register_forward_hook(lambda _, __, loss, values=values: values.append(loss.item()))
+        found.append((train(one, images, tmp_path / str(mode), options=TrainerOptions(accelerator="cpu")), one))
+    assert len(losses[None]) == 2 * (3 + 3)
+    assert losses["default"] == pytest.approx(losses[None], rel=1e-5)
+    assert_same(*found, tolerance=1e-4)
+    assert any(name.startswith("assignment_entropy") for name in found[1][0][-1])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+class TestResident:
+    @pytest.fixture
+    def moved(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+        """How many images were sent where."""
+        moved: list[tuple[int, str]] = []
+        monkeypatch.setattr(ImageSet, "to", lambda self, device: moved.append((len(self), str(device))) or self)
+        return moved
+
+    def test_sets_up_to_the_size_are_moved(self, moved: list[tuple[int, str]]) -> None:
+        images, device = Digits().test, torch.device("cuda")
+        size = images.images.nbytes / 2**30
+        Speed(resident=size).near(images, device)
+        assert moved == [(len(images), "cuda")]
+        assert Speed(resident=0.999 * size).near(images, device) is images
+        assert len(moved) == 1
+
+    @pytest.mark.parametrize(("resident", "sets"), [(4.0, 2), (0.0, 0)])
+    def test_training_moves_both_sets_once(
+        self, resident: float, sets: int, moved: list[tuple[int, str]], tmp_path: Path
+    ) -> None:
+        train(digits_task(Speed(resident=resident)), Digits().train.subset(torch.arange(16)), tmp_path)
+        assert moved == [(16, "cpu")] * sets
+
+    @pytest.mark.parametrize("device", DEVICES)
+    def test_batches_are_the_same_on_the_device(self, device: str) -> None:
+        few = Digits().train.subset(torch.tensor([3, 1, 4, 15]))
+        names = tuple(f"{place}.png" for place in range(4))
+        here = ImageSet(few.images, few.labels, few.classes, names, Preprocess(crop=6, standardise=True))
+        there = here.to(device)
+        assert there.files == names
+        for batch in ([0, 3], [2]):
+            for found, expected in zip(there.__getitems__(batch), here.__getitems__(batch), strict=True):
+                assert found.device.type == device
+                torch.testing.assert_close(found.cpu(), expected)
+        torch.testing.assert_close(there.crops([1]).cpu(), here.crops([1]))
+
+
+class TestStopAt:
+    images = Digits().train.subset(torch.arange(160))
+    how = {"epochs": 6, "batch_size": 16, "options": TrainerOptions(accelerator="cpu")}  # noqa: RUF012
+
+    def train(self, folder: Path, **how: Any) -> Rows:
+        return train(digits_task(rate=1e-2), self.images, folder, **{**self.how, **how})
+
+    @pytest.fixture(scope="class")
+    def unbroken(self, tmp_path_factory: pytest.TempPathFactory) -> Rows:
+        return self.train(tmp_path_factory.mktemp("unbroken"))
+
+    def test_ends_after_the_first_epoch_that_reaches_it(self, unbroken: Rows, tmp_path: Path) -> None:
+        accuracies = [row["val_accuracy"] for row in unbroken]
+        target = max(accuracies[:4])
+        epochs = next(place for place, value in enumerate(accuracies, 1) if value >= target)
+        assert 1 < epochs < 6  # or nothing is seen here
+        assert self.train(tmp_path, stop_at=target) == unbroken[:epochs]
+        (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+        written = checkpoint.stat().st_mtime_ns
+        assert self.train(tmp_path, stop_at=target) == unbroken[:epochs]  # resumed
+        assert [path.stat().st_mtime_ns for path in (tmp_path / "checkpoints").iterdir()] == [written]
+        assert self.train(tmp_path) == unbroken  # and with the rest of the epochs
+
+    def test_goes_to_the_last_epoch_if_it_is_never_reached(self, unbroken: Rows, tmp_path: Path) -> None:
+        assert max(row["val_accuracy"] for row in unbroken) < 1
+        assert self.train(tmp_path, stop_at=1.0) == unbroken
+
+    @pytest.mark.parametrize("accuracy", [0.0, -0.5, 1.01, 95.0, float("nan")])
+    def test_range(self, accuracy: float, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"stop_at must be an accuracy in \(0, 1\], got"):
+            self.train(tmp_path, stop_at=accuracy)
+
+    def test_needs_validation(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="stop_at needs validation images"):
+            none = self.images.subset(torch.arange(0))
+            fit(digits_task(), self.images, none, tmp_path, epochs=1, batch_size=8, stop_at=0.5)
+
+    def test_epochs_without_validation_do_not_count(self, tmp_path: Path) -> None:
+        options = TrainerOptions(accelerator="cpu", extra={"check_val_every_n_epoch": 2})
+        rows = self.train(tmp_path, stop_at=1e-6, options=options)
+        assert len(rows) == 2
+
+
+def test_command_line() -> None:
+    parser = train_parser()
+    options = ["--stop_at", "0.9", "--speed.channels_last", "true", "--speed.compile", "reduce-overhead"]
+    parsed = parser.parse_args(["--run", "run", "--data", "Digits", *options, "--speed.resident", "0"])
+    ready = parser.instantiate(parsed)
+    assert ready.stop_at == 0.9
+    assert ready.speed == Speed(channels_last=True, compile="reduce-overhead", resident=0.0)
+    assert parser.instantiate(parser.parse_args(["--run", "run", "--data", "Digits"])).speed == Speed()
+
+
+class TestDigitsOfAnySize:
+    def test_larger(self) -> None:
+        small, large = Digits(), Digits(size=28)
+        assert large.image_shape == (1, 28, 28)
+        for one, other in ((small.train, large.train), (small.validation, large.validation), (small.test, large.test)):
+            assert other.images.shape == (len(one), 1, 28, 28)
+            assert other.images.dtype == torch.uint8
+            assert torch.equal(other.labels, one.labels)
+            # Interpolation is a mean: it leaves nothing out of the range of the image.
+            assert bool((other.images.amax((1, 2, 3)) <= one.images.amax((1, 2, 3))).all())
+            assert bool((other.images.amin((1, 2, 3)) >= one.images.amin((1, 2, 3))).all())
+
+    def test_centres_of_three_by_three_are_the_pixels(self) -> None:
+        assert torch.equal(Digits(size=24).test.images[:, :, 1::3, 1::3], Digits().test.images)
+
+    def test_eight_is_the_source(self) -> None:
+        pixels = torch.tensor(load_digits().images * 255 / 16).round().to(torch.uint8).flatten(1)
+        data = Digits(validation=0, size=8)
+        found = torch.cat([data.train.images, data.test.images]).flatten(1)
+        assert sorted(found.tolist()) == sorted(pixels.tolist())
+
+    @pytest.mark.parametrize("size", [0, -8])
+    def test_range(self, size: int) -> None:
+        with pytest.raises(ValueError, match=f"size must be 1 or more, got {size}"):
+            Digits(size=size)

@@ -1,0 +1,128 @@
+"""What a recipe is: a named experiment with the published figures, its presets, and what it measured."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from torchcaps.recipes.lab import Lab
+
+PresetName = Literal["paper", "quick", "smoke"]
+PRESETS: tuple[PresetName, ...] = ("paper", "quick", "smoke")
+
+RECIPES: dict[str, "Recipe[Any]"] = {}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a recipe's table, known before anything is run.
+
+    Args:
+        row: what is compared, such as a network: "3 steps, with reconstruction".
+        measure: what is measured of it: "test error".
+        published: the figure in the literature, in ``unit``; None where there is none.
+        source: where that stands, and what must be known about it.
+        unit: "%" or another; "" for a plain number.
+        higher_is_better: False for an error; None where neither is better.
+    """
+
+    row: str
+    measure: str
+    published: float | None = None
+    source: str = ""
+    unit: str = "%"
+    higher_is_better: bool | None = False
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A figure with the words that belong under it.
+
+    Args:
+        figure: with a title, axes and units.
+        caption: what is to be seen, one or two sentences.
+    """
+
+    figure: "Figure"
+    caption: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a recipe measured with one seed.
+
+    Args:
+        figures: the value of each line that was measured, by (row, measure), in the line's unit.
+        facts: of each row, what belongs beside its figures: parameters, epochs, seconds of training.
+        pictures: by a short name for the file.
+        curves: numbers behind the pictures, ready for JSON.
+    """
+
+    figures: Mapping[tuple[str, str], float]
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    pictures: Mapping[str, Picture] = field(default_factory=dict)
+    curves: Mapping[str, Any] = field(default_factory=dict)
+
+
+Settings = TypeVar("Settings")
+
+
+class Recipe(ABC, Generic[Settings]):
+    """A named, complete experiment: data, networks, losses, schedules, evaluation, and the figures to compare with.
+
+    A subclass sets the class attributes and :meth:`run`, and is made known by :func:`register_recipe`.
+
+    Attributes:
+        name: what the command line calls it.
+        title: one line, for people.
+        source: where the experiment was published.
+        lines: of its table, in order.
+        presets: its settings, a frozen dataclass, for ``paper`` (the published ones, for a GPU), ``quick`` (two cores
+            of a CPU, at most an hour) and ``smoke`` (seconds, on the digits that come with scikit-learn).
+        notes: what must be known to read the table, sentences: in what the settings differ from the published ones.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    source: ClassVar[str]
+    lines: ClassVar[tuple[Line, ...]]
+    presets: ClassVar[Mapping[PresetName, Any]]
+    notes: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def run(self, lab: "Lab", settings: Settings) -> Outcome:
+        """Runs the experiment with the settings of one preset and one seed, that of the lab."""
+
+
+AnyRecipe = TypeVar("AnyRecipe", bound=type[Recipe[Any]])
+
+
+def register_recipe(recipe: AnyRecipe) -> AnyRecipe:
+    """Class decorator: makes a recipe known by its name.
+
+    Raises:
+        ValueError: if the name is taken, a preset is missing or a line stands there twice.
+    """
+    if recipe.name in RECIPES:
+        raise ValueError(f"a recipe named {recipe.name!r} exists already")
+    if set(recipe.presets) != set(PRESETS):
+        raise ValueError(f"{recipe.name} must have the presets {PRESETS}, got {tuple(recipe.presets)}")
+    keys = [(line.row, line.measure) for line in recipe.lines]
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"{recipe.name} has a line twice")
+    RECIPES[recipe.name] = recipe()
+    return recipe
+
+
+def get_recipe(name: str) -> Recipe[Any]:
+    """The recipe of a name.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if name not in RECIPES:
+        raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, got {name!r}")
+    return RECIPES[name]

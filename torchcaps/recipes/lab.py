@@ -1,0 +1,140 @@
+"""Where recipes train: every network in a folder of its own, resumed if interrupted, reused once it is done."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from torchcaps.data import ImageData
+from torchcaps.models import ImageClassifier, load_pretrained
+from torchcaps.recipes.base import PresetName
+from torchcaps.runs import RunFolder, read_summary, train_parsed, train_parser
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A network that a recipe trained.
+
+    Args:
+        network: at the end of the last epoch, in evaluation mode, on the device of the lab.
+        summary: of its run, as :func:`torchcaps.runs.train` writes it.
+        folder: of its run.
+    """
+
+    network: ImageClassifier
+    summary: Mapping[str, Any]
+    folder: Path
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What belongs beside its figures in a table."""
+        names = ("model", "parameters", "epochs", "training_seconds", "hardware")
+        return {**{name: self.summary[name] for name in names}, "run": self.folder.name}
+
+    @property
+    def test_error(self) -> float:
+        """On the test images of its own data, in percent."""
+        return 100 * (1 - self.summary["test_accuracy"])
+
+    @property
+    def test_accuracy(self) -> float:
+        """On the test images of its own data, in percent."""
+        return 100 * self.summary["test_accuracy"]
+
+
+@dataclass(frozen=True, eq=False)
+class Lab:
+    """What a recipe trains with.
+
+    Args:
+        preset: of the recipe; networks of different presets are kept apart.
+        seed: of everything random.
+        runs: folder for the runs of all recipes: a network that two of them need is trained once.
+        trainer: options of the trainer, over those of the recipe: see :class:`torchcaps.training.TrainerOptions`.
+        command: how this was started, for the summaries.
+        show: takes lines of text.
+        trained: the networks so far.
+
+    Raises:
+        ValueError: if the trainer shall use several processes.
+    """
+
+    preset: PresetName
+    seed: int
+    runs: Path
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+    show: Callable[[str], None] = lambda line: None
+    trained: list[Trained] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.trainer.get("devices", 1) not in (1, "1", "auto"):
+            raise ValueError(
+                f"a recipe trains on one device, got devices={self.trainer['devices']}; "
+                "start it once for each seed to use several"
+            )
+
+    @property
+    def device(self) -> torch.device:
+        """Where trained networks are looked at."""
+        accelerator = self.trainer.get("accelerator", "auto")
+        present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return torch.device("cpu") if accelerator == "cpu" or present is None else present
+
+    def train(self, name: str, config: Mapping[str, Any]) -> Trained:
+        """Trains a network, goes on with it, or opens it if it is trained already.
+
+        Args:
+            name: of the run; recipes that give the same name and options share the network.
+            config: options of ``torchcaps train``, as in its YAML files, but for the seed.
+
+        Raises:
+            FileExistsError: if there is a run of this name and preset with other options.
+            ValueError: if options do not fit each other.
+        """
+        folder = self.folder(name)
+        parser = train_parser()
+        trainer = {"devices": 1, **config.get("trainer", {}), **self.trainer}
+        whole = {**config, "seed": self.seed, "report": False, "trainer": trainer, "run": str(folder.path)}
+        options = parser.parse_object(whole)
+        check_same(folder, yaml.safe_load(parser.dump(options)))
+        if not folder.summary.is_file():
+            self.show(f"{name}, seed {self.seed}: training in {folder.path}")
+            train_parsed(folder, parser, options, command=self.command, show=self.show)
+        return self.open(folder)
+
+    def folder(self, name: str) -> RunFolder:
+        """The folder of the run of this name, with this preset and seed."""
+        return RunFolder(self.runs / self.preset / f"{name}-seed{self.seed}")
+
+    def open(self, folder: RunFolder) -> Trained:
+        """A finished run, which is counted among the trained networks."""
+        network = load_pretrained(folder.model).to(self.device)
+        done = Trained(network, read_summary(folder), folder.path)
+        self.trained.append(done)
+        return done
+
+
+def check_same(folder: RunFolder, options: Mapping[str, Any]) -> None:
+    """Raises a `FileExistsError` if the folder holds a run with other options."""
+    if not folder.config.is_file():
+        folder.unused()
+        return
+    found = yaml.safe_load(folder.config.read_text())
+    names = sorted(name for name in {*found, *options} - {"run"} if found.get(name) != options.get(name))
+    if names:
+        raise FileExistsError(
+            f"{folder.path} holds a run with another {', '.join(names)}: choose another folder with --runs, or move it"
+        )
+
+
+def data_of(config: Mapping[str, Any] | str) -> ImageData:
+    """The data set that the option ``data`` of ``torchcaps train`` describes."""
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser()
+    parser.add_argument("--data", type=ImageData)
+    return parser.instantiate(parser.parse_object({"data": config})).data

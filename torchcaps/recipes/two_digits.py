@@ -1,0 +1,295 @@
+"""Trained on one digit at a time, tested on several side by side (Su Jianlin 2018)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchcaps.data import ImageSet
+from torchcaps.explain.figures import new_figure
+from torchcaps.explain.findings import evaluating
+from torchcaps.models import ImageClassifier
+from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_recipe
+from torchcaps.recipes.lab import Lab, data_of
+
+SU_A = "Su 2018a, kexue.fm 4819"
+SU_B = "Su 2018b, kexue.fm 5112"
+
+LAYOUTS: dict[str, tuple[int, int]] = {
+    "pair": (1, 2),
+    "one above the other": (2, 1),
+    "three in a row": (1, 3),
+    "2 x 2": (2, 2),
+    "five in a row": (1, 5),
+}
+"""Rows and columns of digits."""
+
+
+class Scenes(NamedTuple):
+    """Images of several different digits each.
+
+    Args:
+        images: uint8 (N, C, rows H, columns W).
+        present: which digits an image shows, bool (N, E).
+    """
+
+    images: Tensor
+    present: Tensor
+
+
+def arrange(digits: ImageSet, layout: tuple[int, int], count: int, seed: int = 0) -> Scenes:
+    """Lays test digits side by side, those of one image of different classes.
+
+    Args:
+        digits: where they come from.
+        layout: rows and columns.
+        count: how many images.
+        seed: of the choice.
+
+    Raises:
+        ValueError: if there are fewer classes than places.
+    """
+    (rows, columns), classes = layout, len(digits.classes)
+    places = rows * columns
+    if places > classes:
+        raise ValueError(f"layout {layout} needs {places} different classes, there are {classes}")
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.rand(count, classes, generator=generator).argsort(1)[:, :places]  # [N, places] labels
+    rank = torch.rand(count, places, generator=generator)
+    members = [(digits.labels == label).nonzero().squeeze(1) for label in range(classes)]
+    sizes = torch.tensor([len(one) for one in members])
+    picked = (rank * sizes[chosen]).long()
+    index = torch.nn.utils.rnn.pad_sequence(members, batch_first=True)[chosen, picked]
+    tiles = digits.images[index].unflatten(1, layout)  # [N, rows, columns, C, H, W]
+    images = tiles.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+    return Scenes(images, F.one_hot(chosen, classes).sum(1).bool())
+
+
+def activations_of(network: ImageClassifier, images: Tensor, batch_size: int = 128) -> Tensor:
+    """The class activations of images, uint8 (N, C, H, W), on the CPU, (N, E)."""
+    with evaluating(network) as device:
+        parts = [network(part.to(device).float() / 255).activation.float().cpu() for part in images.split(batch_size)]
+    return torch.cat(parts)
+
+
+def set_accuracy(activation: Tensor, present: Tensor, above: float = 0.0) -> float:
+    """The share of images, in percent, whose most active classes are exactly those present.
+
+    Args:
+        activation: (N, E).
+        present: bool (N, E), k classes in each row.
+        above: all of the k must be more active than this, too.
+    """
+    ranks = activation.argsort(1, descending=True).argsort(1)
+    found = ranks < present.sum(1, keepdim=True)
+    right = (found == present).all(1) & (activation.where(present, torch.inf).amin(1) > above)
+    return 100 * right.double().mean().item()
+
+
+@dataclass(frozen=True)
+class TwoDigitsSettings:
+    """One preset.
+
+    Attributes:
+        data: option of ``torchcaps train``.
+        epochs: of every network, unless ``twin_epochs`` says otherwise of the convolutional twin.
+        optimizer: option of ``torchcaps train``.
+        batch_size: likewise.
+        scheduler: likewise.
+        trainer: likewise.
+        speed: likewise.
+        twin_epochs: of the convolutional twin; None for the same.
+        channels: of the four convolutions.
+        rows: which networks; all if empty.
+        pairs: how many images of two digits.
+        scenes: how many images of each other layout.
+    """
+
+    data: Mapping[str, Any]
+    epochs: int
+    optimizer: Mapping[str, Any]
+    batch_size: int = 128
+    scheduler: Mapping[str, Any] | None = None
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    speed: Mapping[str, Any] = field(default_factory=dict)
+    twin_epochs: int | None = None
+    channels: tuple[int, ...] = (64, 64, 128, 128)
+    rows: tuple[str, ...] = ()
+    pairs: int = 10000
+    scenes: int = 2000
+
+
+TWIN = "convolutional twin, pooled"
+KMEANS = "inner-product K-Means, 3 steps"
+
+
+def _kmeans(**arguments: Any) -> dict[str, Any]:
+    return {"class_path": "InnerProductKMeansRouting", "init_args": {"steps": 3, "squash": "half", **arguments}}
+
+
+def _dynamic(**arguments: Any) -> dict[str, Any]:
+    return {"class_path": "DynamicRouting", "init_args": {"steps": 3, **arguments}}
+
+
+ROUTINGS: dict[str, dict[str, Any] | None] = {
+    TWIN: None,
+    "dynamic, accumulating, 3 steps": _dynamic(),
+    "dynamic, not accumulating, 3 steps": _dynamic(accumulate=False),
+    KMEANS: _kmeans(),
+    "K-Means, squashed in between, too": _dynamic(accumulate=False, squash="half"),
+    **{f"K-Means, squash {kind}": _kmeans(squash=kind) for kind in ("sabour", "tanh", "exponential", "rational")},
+    "K-Means, 1 step": _kmeans(steps=1),
+    **{f"K-Means, {steps} steps": _kmeans(steps=steps) for steps in (2, 4, 5)},
+}
+"""The routing of each row; None for the network without capsules."""
+
+SINGLE, PAIR, SURE = "single digit, accuracy", "pair, the two most active", "pair, and both above 0.5"
+
+PUBLISHED: dict[tuple[str, str], tuple[float, str]] = {
+    (TWIN, PAIR): (40, f"about, {SU_A}"),
+    (TWIN, SURE): (10, f"about, {SU_A}"),
+    ("dynamic, accumulating, 3 steps", PAIR): (91, f"about, {SU_A}"),
+    (KMEANS, PAIR): (95, f"over, {SU_B}"),
+}
+
+
+def _lines() -> tuple[Line, ...]:
+    lines = []
+    for row in ROUTINGS:
+        for measure in (SINGLE, PAIR, SURE):
+            value, source = PUBLISHED.get((row, measure), (None, ""))
+            lines.append(Line(row, measure, value, source, higher_is_better=True))
+        if row in (TWIN, KMEANS, "dynamic, accumulating, 3 steps"):
+            others = [name for name in LAYOUTS if name != "pair"]
+            lines += [Line(row, f"{name}, the most active", higher_is_better=True) for name in others]
+    return tuple(lines)
+
+
+@register_recipe
+class TwoDigits(Recipe[TwoDigitsSettings]):
+    """Trains on single digits, tests on several: does a capsule's length say that a class is present?
+
+    Source: Su Jianlin 2018a and 2018b (kexue.fm 4819 and 5112) and the code of ``bojone/Capsule``.
+    """
+
+    name: ClassVar[str] = "two-digits"
+    title: ClassVar[str] = "trained on single digits, tested on several side by side"
+    source: ClassVar[str] = f"{SU_A}; {SU_B}"
+    lines: ClassVar[tuple[Line, ...]] = _lines()
+    presets: ClassVar = {
+        "paper": TwoDigitsSettings(
+            data={"class_path": "MNIST"},
+            epochs=10,
+            twin_epochs=20,
+            optimizer={"class_path": "torch.optim.Adam", "init_args": {"lr": 1e-3}},
+        ),
+        "quick": TwoDigitsSettings(
+            data={"class_path": "MNIST", "init_args": {"validation": 0.02}},
+            epochs=3,
+            batch_size=64,
+            optimizer={"class_path": "torch.optim.Adam", "init_args": {"lr": 2e-3}},
+            scheduler={"class_path": "torch.optim.lr_scheduler.ExponentialLR", "init_args": {"gamma": 0.35}},
+            trainer={"precision": "bf16-mixed"},
+            speed={"channels_last": True},
+            pairs=5000,
+            scenes=1000,
+        ),
+        "smoke": TwoDigitsSettings(
+            data={"class_path": "Digits", "init_args": {"size": 16}},
+            epochs=2,
+            optimizer={"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}},
+            channels=(4, 4, 8, 8),
+            rows=(TWIN, KMEANS),
+            pairs=50,
+            scenes=10,
+        ),
+    }
+    notes: ClassVar[tuple[str, ...]] = (
+        "A pair counts only if both digits are found. All rows of a preset are trained alike, with the margin loss "
+        "whose absent classes weigh 0.25; the paper preset trains the twin for 20 epochs and the others for 10, as "
+        "published.",
+        "Only the pair was published. Transforms are shared by all places, so every layout is an image like any other "
+        "to these networks.",
+    )
+
+    def run(self, lab: Lab, settings: TwoDigitsSettings) -> Outcome:
+        """Trains the network of each row and tests it on every layout."""
+        test = data_of(settings.data).test
+        scenes = {
+            name: arrange(test, layout, settings.pairs if name == "pair" else settings.scenes)
+            for name, layout in LAYOUTS.items()
+        }
+        figures: dict[tuple[str, str], float] = {}
+        facts: dict[str, dict[str, Any]] = {}
+        known = {(line.row, line.measure) for line in self.lines}
+        for row in settings.rows or tuple(ROUTINGS):
+            trained = lab.train(_run_name(row), _config(settings, row))
+            found = {(row, SINGLE): trained.test_accuracy}
+            for name, (images, present) in scenes.items():
+                measure = PAIR if name == "pair" else f"{name}, the most active"
+                if (row, measure) in known:
+                    activation = activations_of(trained.network, images)
+                    found[row, measure] = set_accuracy(activation, present)
+                    if name == "pair":
+                        found[row, SURE] = set_accuracy(activation, present, above=0.5)
+            lab.show(", ".join(f"{measure} {value:.2f} %" for (_, measure), value in found.items()))
+            figures.update(found)
+            facts[row] = trained.facts
+        return Outcome(figures, facts, {"layouts": _picture(figures, scenes)})
+
+
+def _run_name(row: str) -> str:
+    return "single-digits-" + "-".join("".join(c if c.isalnum() else " " for c in row.lower()).split())
+
+
+def _config(settings: TwoDigitsSettings, row: str) -> dict[str, Any]:
+    """Options of ``torchcaps train`` for a row."""
+    routing = ROUTINGS[row]
+    config: dict[str, Any] = {
+        "data": dict(settings.data),
+        "model": "sharedcapsnet_cnn" if routing is None else "sharedcapsnet",
+        "model_args": {"channels": list(settings.channels)},
+        "loss": {"class_path": "MarginLoss", "init_args": {"down_weight": 0.25}},
+        "optimizer": dict(settings.optimizer),
+        "epochs": settings.epochs if routing else settings.twin_epochs or settings.epochs,
+        "batch_size": settings.batch_size,
+        "trainer": dict(settings.trainer),
+        "speed": dict(settings.speed),
+    }
+    if routing is not None:
+        config["routing"] = routing
+    if settings.scheduler is not None:
+        config["scheduler"] = dict(settings.scheduler)
+    return config
+
+
+def _picture(figures: Mapping[tuple[str, str], float], scenes: Mapping[str, Scenes]) -> Picture:
+    """Bars of the set accuracy over the layouts, with an example of each above them."""
+    names = list(LAYOUTS)
+    rows = [row for row in ROUTINGS if (row, "2 x 2, the most active") in figures]
+    figure = new_figure(9.0, 5.2)
+    grid = figure.add_gridspec(2, len(names), height_ratios=(1.0, 2.6))
+    for place, name in enumerate(names):
+        axes = figure.add_subplot(grid[0, place])
+        axes.imshow(scenes[name].images[0].amax(0), cmap="gray")
+        axes.set_title(name, fontsize=9)
+        axes.set_axis_off()
+    axes = figure.add_subplot(grid[1, :])
+    width = 0.8 / max(len(rows), 1)
+    for number, row in enumerate(rows):
+        values = [figures[row, PAIR if name == "pair" else f"{name}, the most active"] for name in names]
+        left = [place - 0.4 + (number + 0.5) * width for place in range(len(names))]
+        bars = axes.bar(left, values, width, label=row)
+        axes.bar_label(bars, fmt="%.0f", fontsize=8)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_ylim(0, 108)
+    axes.set_ylabel("all digits found, % of images")
+    axes.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    caption = (
+        "Trained on single digits, tested on several: the share of images whose most active classes are exactly the "
+        "digits in it, for five layouts of test digits."
+    )
+    return Picture(figure, caption)
