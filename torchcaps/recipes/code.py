@@ -14,7 +14,7 @@ _BESIDE = ("bench/", "mixture/", "recipes/", "cli.py", "explain/figures.py", "ex
 
 
 def code_version(recipe: object) -> dict[str, str]:
-    """The version of the package, a digest of all code that a recipe's results depend on, and the commit if there is one.
+    """The version of the package, a digest of all code that a recipe's results depend on, and the commit if any.
 
     The digest is of the parsed code without docstrings: it does not change with comments and formatting.
 

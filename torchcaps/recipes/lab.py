@@ -131,6 +131,12 @@ def check_same(folder: RunFolder, options: Mapping[str, Any]) -> None:
         )
 
 
+def run_name(experiment: str, row: str) -> str:
+    """A name for the folder of a row's run: letters, digits and hyphens."""
+    words = "".join(character if character.isalnum() else " " for character in row.lower())
+    return "-".join([experiment, *words.split()])
+
+
 def data_of(config: Mapping[str, Any] | str) -> ImageData:
     """The data set that the option ``data`` of ``torchcaps train`` describes."""
     from jsonargparse import ArgumentParser

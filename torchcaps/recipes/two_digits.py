@@ -13,7 +13,7 @@ from torchcaps.explain.figures import new_figure
 from torchcaps.explain.findings import evaluating
 from torchcaps.models import ImageClassifier
 from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_recipe
-from torchcaps.recipes.lab import Lab, data_of
+from torchcaps.recipes.lab import Lab, data_of, run_name
 
 SU_A = "Su 2018a, kexue.fm 4819"
 SU_B = "Su 2018b, kexue.fm 5112"
@@ -226,7 +226,7 @@ class TwoDigits(Recipe[TwoDigitsSettings]):
         facts: dict[str, dict[str, Any]] = {}
         known = {(line.row, line.measure) for line in self.lines}
         for row in settings.rows or tuple(ROUTINGS):
-            trained = lab.train(_run_name(row), _config(settings, row))
+            trained = lab.train(*job(settings, row))
             found = {(row, SINGLE): trained.test_accuracy}
             for name, (images, present) in scenes.items():
                 measure = PAIR if name == "pair" else f"{name}, the most active"
@@ -241,12 +241,8 @@ class TwoDigits(Recipe[TwoDigitsSettings]):
         return Outcome(figures, facts, {"layouts": _picture(figures, scenes)})
 
 
-def _run_name(row: str) -> str:
-    return "single-digits-" + "-".join("".join(c if c.isalnum() else " " for c in row.lower()).split())
-
-
-def _config(settings: TwoDigitsSettings, row: str) -> dict[str, Any]:
-    """Options of ``torchcaps train`` for a row."""
+def job(settings: TwoDigitsSettings, row: str) -> tuple[str, dict[str, Any]]:
+    """Name of the run and options of ``torchcaps train`` for a row, as :meth:`Lab.train` takes them."""
     routing = ROUTINGS[row]
     config: dict[str, Any] = {
         "data": dict(settings.data),
@@ -263,7 +259,7 @@ def _config(settings: TwoDigitsSettings, row: str) -> dict[str, Any]:
         config["routing"] = routing
     if settings.scheduler is not None:
         config["scheduler"] = dict(settings.scheduler)
-    return config
+    return run_name("single-digits", row), config
 
 
 def _picture(figures: Mapping[tuple[str, str], float], scenes: Mapping[str, Scenes]) -> Picture:
