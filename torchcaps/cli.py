@@ -333,7 +333,8 @@ def recipes_command(arguments: list[str]) -> None:
     if options.json:
         print(json.dumps([recipes.as_json(one, found[one.name]) for one in chosen], ensure_ascii=False))
         return
-    print("\n\n".join(recipes.describe(one, found[one.name]) for one in chosen))
+    short = not options.names
+    print("\n\n".join(recipes.describe(one, found[one.name], short) for one in chosen))
 
 
 def bench_command(arguments: list[str]) -> None:

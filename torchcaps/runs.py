@@ -3,12 +3,13 @@
 import json
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from lightning import Trainer
 
 import torchcaps
 from torchcaps.data import ImageData, Preprocess
@@ -51,6 +52,12 @@ class RunFolder:
     def model(self) -> Path:
         """The trained network, as :func:`~torchcaps.models.load_pretrained` reads it."""
         return self.path / "model"
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Writes the summary in one step: a folder that has one holds a finished run."""
+        whole = self.summary.with_suffix(".tmp")
+        whole.write_text(json.dumps(summary, indent=2) + "\n")
+        whole.replace(self.summary)
 
     def unused(self) -> "RunFolder":
         """The folder, checked.
@@ -194,16 +201,10 @@ def train(
         "test_accuracy": findings.accuracy,
         "test_error_percent": round(100 * (1 - findings.accuracy), 4),
         "last_epoch": metrics[-1] if metrics else {},
-        "training_seconds": round(sum(row["seconds"] for row in metrics), 1),
-        "hardware": _hardware(runner.strategy.root_device, runner.world_size),
-        "versions": {
-            "torchcaps": torchcaps.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        **circumstances(runner, metrics),
         "command": command,
     }
-    folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
+    folder.write_summary(summary)
     if report:
         write_report(folder.path, network, test, summary, metrics)
     return summary
@@ -261,6 +262,19 @@ def train_parsed(folder: RunFolder, parser: "ArgumentParser", config: Any, **how
 def is_first_process() -> bool:
     """Whether this is not one of the processes that Lightning or torchrun started beside the first."""
     return int(os.environ.get("RANK", 0)) == 0 and int(os.environ.get("LOCAL_RANK", 0)) == 0
+
+
+def circumstances(trainer: Trainer, metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """How long a training took, on what, and with which versions: for its summary."""
+    return {
+        "training_seconds": round(sum(row["seconds"] for row in metrics), 1),
+        "hardware": _hardware(trainer.strategy.root_device, trainer.world_size),
+        "versions": {
+            "torchcaps": torchcaps.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
 
 
 def _hardware(device: torch.device, processes: int) -> str:

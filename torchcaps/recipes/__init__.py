@@ -4,6 +4,7 @@ from torchcaps.recipes.base import PRESETS, RECIPES, Line, Outcome, Picture, Rec
 from torchcaps.recipes.code import code_version
 from torchcaps.recipes.command import RESULTS, RUNS, check, run_recipe
 from torchcaps.recipes.lab import Lab, Trained
+from torchcaps.recipes.multimnist import MultiMNIST
 from torchcaps.recipes.results import as_json, describe, read_results, result_path, write_table
 from torchcaps.recipes.two_digits import TwoDigits
 
@@ -14,6 +15,7 @@ __all__ = [
     "RUNS",
     "Lab",
     "Line",
+    "MultiMNIST",
     "Outcome",
     "Picture",
     "Recipe",

@@ -4,7 +4,9 @@ import ast
 import hashlib
 import inspect
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torchcaps
 
@@ -13,26 +15,35 @@ _BESIDE = ("bench/", "mixture/", "recipes/", "cli.py", "explain/figures.py", "ex
 """What no result depends on; of the recipes, only the one at hand and what it imports matter."""
 
 
-def code_version(recipe: object) -> dict[str, str]:
-    """The version of the package, a digest of all code that a recipe's results depend on, and the commit if any.
+def code_version(recipe: object) -> dict[str, Any]:
+    """The version of the package, digests of all code that a recipe's results depend on, and the commit if any.
 
-    The digest is of the parsed code without docstrings: it does not change with comments and formatting.
+    The digests are of the parsed code without docstrings: they do not change with comments and formatting.
 
     Args:
         recipe: the object.
 
     Returns:
-        ``version``, ``digest`` (12 hexadecimal digits) and, in a git checkout, ``commit`` (with ``+`` behind it if
-        files were changed since).
+        ``version``; ``files``, a digest of eight hexadecimal digits for each source file; ``digest``, twelve for all of
+        them; and, in a git checkout, ``commit`` (with ``+`` behind it if files were changed since).
     """
-    digest = hashlib.sha256()
     common = {path for path in _PACKAGE.rglob("*") if path.suffix in (".py", ".cpp") and not _is_beside(path)}
-    for path in sorted(common | _recipe_files(Path(inspect.getfile(type(recipe))))):
-        digest.update(path.relative_to(_PACKAGE).as_posix().encode() if path in common else path.name.encode())
-        digest.update(_essence(path))
-    version = {"version": torchcaps.__version__, "digest": digest.hexdigest()[:12]}
+    own = _recipe_files(Path(inspect.getfile(type(recipe))))
+    files = {_name(path): hashlib.sha256(_essence(path)).hexdigest()[:8] for path in sorted(common | own)}
+    digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:12]
+    version = {"version": torchcaps.__version__, "digest": digest, "files": files}
     commit = _commit()
     return {**version, "commit": commit} if commit else version
+
+
+def changed_files(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The source files in which two versions of the code differ."""
+    names = sorted({*was["files"], *now["files"]})
+    return [name for name in names if was["files"].get(name) != now["files"].get(name)]
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(_PACKAGE).as_posix() if path.is_relative_to(_PACKAGE) else path.name
 
 
 def _is_beside(path: Path) -> bool:
@@ -61,7 +72,7 @@ def _essence(path: Path) -> bytes:
         body = getattr(node, "body", None)
         if isinstance(body, list):
             node.body = [one for one in body if not _is_text(one)]  # type: ignore[attr-defined]
-    return ast.dump(tree).encode()
+    return ast.unparse(tree).encode()
 
 
 def _is_text(node: ast.AST) -> bool:

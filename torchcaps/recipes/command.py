@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from torchcaps.recipes.base import PresetName, Recipe, get_recipe
-from torchcaps.recipes.code import code_version
+from torchcaps.recipes.code import changed_files, code_version
 from torchcaps.recipes.lab import Lab
 from torchcaps.recipes.results import read_results, result_path, write_table
 
@@ -126,10 +126,11 @@ def check(names: Sequence[str], results: Path, show: Callable[[str], None]) -> l
             failed.append(name)
             show(f"{name}: the smoke preset fails: {type(error).__name__}: {error}")
     for (name, preset), result in read_results(results).items():
-        was, now = result["code"], code_version(get_recipe(name))
-        if name in names and was["digest"] != now["digest"]:
+        changed = changed_files(result["code"], code_version(get_recipe(name)))
+        if name in names and changed:
+            others = f" and {len(changed) - 5} others" if len(changed) > 5 else ""
             show(
-                f"{name}, {preset} preset: from older code ({was['version']} {was['digest']} of {result['finished']}; "
-                f"now {now['version']} {now['digest']})"
+                f"{name}, {preset} preset: from older code, {result['code']['version']} of {result['finished']}; "
+                f"changed since: {', '.join(changed[:5])}{others}"
             )
     return failed

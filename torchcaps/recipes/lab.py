@@ -95,15 +95,32 @@ class Lab:
             FileExistsError: if there is a run of this name and preset with other options.
             ValueError: if options do not fit each other.
         """
-        folder = self.folder(name)
         parser = train_parser()
         trainer = {"devices": 1, **config.get("trainer", {}), **self.trainer}
-        whole = {**config, "seed": self.seed, "report": False, "trainer": trainer, "run": str(folder.path)}
-        options = parser.parse_object(whole)
-        check_same(folder, yaml.safe_load(parser.dump(options)))
+        run = str(self.folder(name).path)
+        options = parser.parse_object({**config, "seed": self.seed, "report": False, "trainer": trainer, "run": run})
+
+        def make(folder: RunFolder) -> None:
+            train_parsed(folder, parser, options, command=self.command, show=self.show)
+
+        return self.keep(name, yaml.safe_load(parser.dump(options)), make)
+
+    def keep(self, name: str, options: Mapping[str, Any], make: Callable[[RunFolder], None]) -> Trained:
+        """Has a network trained in some way, unless that was done already.
+
+        Args:
+            name: of the run.
+            options: all that the training depends on, as in the configuration file of the run.
+            make: trains in a folder, or goes on there, and leaves the configuration, the network and the summary.
+
+        Raises:
+            FileExistsError: if there is a run of this name and preset with other options.
+        """
+        folder = self.folder(name)
+        check_same(folder, options)
         if not folder.summary.is_file():
             self.show(f"{name}, seed {self.seed}: training in {folder.path}")
-            train_parsed(folder, parser, options, command=self.command, show=self.show)
+            make(folder)
         return self.open(folder)
 
     def folder(self, name: str) -> RunFolder:

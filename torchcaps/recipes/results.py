@@ -67,22 +67,26 @@ def gap_in_words(values: list[float], line: Line) -> str:
     return f"{gap:+.2f} ({'better' if (gap > 0) == line.higher_is_better else 'worse'})"
 
 
-def describe(recipe: Recipe[Any], results: Mapping[PresetName, Mapping[str, Any]]) -> str:
-    """The lines of a recipe for a terminal, published figures beside ours."""
+def describe(recipe: Recipe[Any], results: Mapping[PresetName, Mapping[str, Any]], published_only: bool = False) -> str:
+    """The lines of a recipe for a terminal, published figures beside ours.
+
+    Args:
+        recipe: whose lines.
+        results: by preset, those that there are.
+        published_only: leave out the lines that nobody published, if there are others.
+    """
     presets = [preset for preset in PRESETS if preset != "smoke" or preset in results]
-    header = ("", "", "published", *presets)
-    rows = [
-        (
-            line.row,
-            line.measure,
-            published_in_words(line),
-            *(in_words(values_of(results.get(p), line), line) for p in presets),
-        )
-        for line in recipe.lines
-    ]
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)]
-    return "\n".join([f"{recipe.name}: {recipe.title}", *(f"  {row}".rstrip() for row in table)])
+    published = [line for line in recipe.lines if line.published is not None]
+    lines = published if published_only and published else recipe.lines
+    cells = [("", "", "published", *presets)]
+    for line in lines:
+        ours = [in_words(values_of(results.get(preset), line), line) for preset in presets]
+        cells.append((line.row, line.measure, published_in_words(line), *ours))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+    more = len(recipe.lines) - len(lines)
+    rest = [f"  and {more} more: torchcaps recipes {recipe.name}"] if more else []
+    return "\n".join([_heading(recipe), *(f"  {row}".rstrip() for row in table), *rest])
 
 
 def as_json(recipe: Recipe[Any], results: Mapping[PresetName, Mapping[str, Any]]) -> dict[str, Any]:
@@ -97,9 +101,9 @@ def as_json(recipe: Recipe[Any], results: Mapping[PresetName, Mapping[str, Any]]
 def write_table(folder: Path) -> Path:
     """Writes the page with all recipes: published, ours, gap, seeds, settings, command, pictures."""
     results = read_results(folder)
-    parts = [_INTRODUCTION, *(_section(recipe, results) for recipe in RECIPES.values())]
+    sections = [_section(recipe, results) for recipe in RECIPES.values()]
     path = folder / TABLE
-    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    path.write_text("\n\n".join([_INTRODUCTION, _overview(results), *sections]) + "\n", encoding="utf-8")
     return path
 
 
@@ -112,22 +116,55 @@ presets train for minutes on a CPU what the papers trained for days: a gap says 
 there is the comparison between rows."""
 
 
-def _section(recipe: Recipe[Any], results: Mapping[tuple[str, PresetName], dict[str, Any]]) -> str:
-    paper, quick = (results.get((recipe.name, preset)) for preset in ("paper", "quick"))
-    lines = [f"## {recipe.name}: {recipe.title}", "", f"Source: {recipe.source}", ""]
-    lines += ["| row | measure | published | paper preset | quick preset | gap |", "|---|---|---|---|---|---|"]
-    for line in recipe.lines:
-        ours = [values_of(result, line) for result in (paper, quick)]
-        source = f" ({line.source})" if line.source else ""
-        cells = [line.row, line.measure, published_in_words(line) + source, *(in_words(one, line) for one in ours)]
-        lines.append(f"| {' | '.join([*cells, gap_in_words(ours[0] or ours[1], line)])} |")
-    lines += ["", *(f"- {note}" for note in recipe.notes)]
-    for preset, result in (("paper", paper), ("quick", quick)):
-        lines += [f"- {preset} preset: {_how(result)}" if result else f"- {preset} preset: not run"]
-    for result in (paper, quick):
-        for picture in result["pictures"] if result else ():
-            lines += ["", f"![{picture['caption']}]({picture['file']})", "", picture["caption"]]
+def _overview(results: Mapping[tuple[str, PresetName], dict[str, Any]]) -> str:
+    """One table of all lines with a published figure."""
+    lines = ["| recipe | row | measure | published | paper preset | quick preset | gap | seeds |", "|" + "---|" * 8]
+    for recipe in RECIPES.values():
+        presets = [results.get((recipe.name, preset)) for preset in ("paper", "quick")]
+        latest = presets[0] or presets[1]
+        seeds = ", ".join(map(str, latest["seeds"])) if latest else ""
+        for line in recipe.lines:
+            if line.published is not None:
+                ours = [values_of(result, line) for result in presets]
+                cells = [line.row, line.measure, f"{published_in_words(line)} ({line.source})"]
+                cells += [*(in_words(one, line) for one in ours), gap_in_words(ours[0] or ours[1], line), seeds]
+                lines.append(f"| [{recipe.name}](#{_anchor(recipe)}) | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _heading(recipe: Recipe[Any]) -> str:
+    return f"{recipe.name}: {recipe.title}"
+
+
+def _anchor(recipe: Recipe[Any]) -> str:
+    """As GitHub makes it of the heading."""
+    kept = [c for c in _heading(recipe).lower() if c.isalnum() or c in " -_"]
+    return "".join(kept).replace(" ", "-")
+
+
+def _section(recipe: Recipe[Any], results: Mapping[tuple[str, PresetName], dict[str, Any]]) -> str:
+    lines = [f"## {_heading(recipe)}", "", f"Source: {recipe.source}.", ""]
+    lines += [f"- {note}" for note in recipe.notes]
+    for preset in ("paper", "quick"):
+        result = results.get((recipe.name, preset))
+        lines.append(f"- {preset} preset: {_how(result) if result else 'not run'}")
+    for preset in ("paper", "quick"):
+        result = results.get((recipe.name, preset))
+        if result:
+            lines += ["", *_all_figures(recipe, result)]
+            for picture in result["pictures"]:
+                lines += ["", f"![{picture['caption']}]({picture['file']})", "", f"*{picture['caption']}*"]
+    return "\n".join(lines)
+
+
+def _all_figures(recipe: Recipe[Any], result: Mapping[str, Any]) -> list[str]:
+    """A table with the recipe's rows down and its measures across."""
+    cells = {(line.row, line.measure): in_words(values_of(result, line), line) for line in recipe.lines}
+    rows, measures = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
+    table = [f"| {result['preset']} preset | {' | '.join(measures)} |", "|---" * (len(measures) + 1) + "|"]
+    for row in rows:
+        table.append(f"| {row} | {' | '.join(cells.get((row, measure), '') for measure in measures)} |")
+    return table
 
 
 def _how(result: Mapping[str, Any]) -> str:

@@ -1,0 +1,278 @@
+"""What all recipes share: presets, runs that are reused, result files, the table, the check for older code."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from torchcaps import recipes
+from torchcaps.cli import main
+from torchcaps.recipes import PRESETS, RECIPES, Lab, Line, Outcome, Recipe, code, get_recipe, results, run_recipe
+
+CPU = {"accelerator": "cpu"}
+
+TINY = {
+    "data": {"class_path": "Digits"},
+    "model": "capsnet_digits",
+    "model_args": {"channels": 4, "types": 1, "decoder_hidden": [4]},
+    "epochs": 2,
+}
+
+
+def stamps(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+@dataclass(frozen=True)
+class Nothing:
+    count: int = 3
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """A recipe that measures at once, known for the length of a test."""
+
+    class MadeUp(Recipe[Nothing]):
+        name = "made-up"
+        title = "nothing"
+        source = "nobody"
+        lines = (
+            Line("a", "error", 2.0, "somebody 1999"),
+            Line("a", "accuracy", 90.0, "somebody 1999", higher_is_better=True),
+            Line("b", "entropy", unit="", higher_is_better=None),
+        )
+        presets = dict.fromkeys(PRESETS, Nothing())
+
+        def run(self, lab: Lab, settings: Nothing) -> Outcome:
+            return Outcome({("a", "error"): 3.0 + lab.seed, ("a", "accuracy"): 95.0})
+
+    known = dict(RECIPES)
+    recipes.register_recipe(MadeUp)
+    yield MadeUp
+    RECIPES.clear()
+    RECIPES.update(known)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def lab(runs) -> Lab:
+    return Lab("smoke", 0, runs, CPU, "torchcaps run x")
+
+
+class TestRegistry:
+    def test_each_recipe_is_complete(self):
+        for name, recipe in RECIPES.items():
+            assert recipe.name == name
+            assert set(recipe.presets) == set(PRESETS)
+            assert recipe.title
+            assert recipe.source
+            assert recipe.lines
+            assert all(line.source for line in recipe.lines if line.published is not None), name
+
+    def test_a_name_is_taken_once(self, made_up):
+        with pytest.raises(ValueError, match="made-up"):
+            recipes.register_recipe(made_up)
+
+    def test_lines_and_presets_are_checked(self, made_up):
+        class Twice(made_up):
+            name = "twice"
+            lines = (*made_up.lines, made_up.lines[0])
+
+        class Short(made_up):
+            name = "short"
+            presets = {"quick": Nothing()}  # noqa: RUF012
+
+        with pytest.raises(ValueError, match="line twice"):
+            recipes.register_recipe(Twice)
+        with pytest.raises(ValueError, match="presets"):
+            recipes.register_recipe(Short)
+
+    def test_unknown_names(self):
+        with pytest.raises(ValueError, match="two-digits"):
+            get_recipe("three-digits")
+        with pytest.raises(ValueError, match="preset must be one of paper"):
+            run_recipe("two-digits", "fast")
+
+
+class TestLab:
+    def test_trains_once(self, lab, runs):
+        first = lab.train("tiny", TINY)
+        before = stamps(runs)
+        second = lab.train("tiny", TINY)
+        assert stamps(runs) == before
+        assert first.summary == second.summary
+        assert first.facts["epochs"] == 2
+        assert first.test_error == pytest.approx(100 - first.test_accuracy)
+        for (name, one), two in zip(
+            first.network.state_dict().items(), second.network.state_dict().values(), strict=True
+        ):
+            torch.testing.assert_close(one, two, rtol=0, atol=0, msg=name)
+        assert [one.folder for one in lab.trained] == [first.folder] * 2
+
+    def test_other_options_are_refused(self, lab):
+        lab.train("tiny", TINY)
+        with pytest.raises(FileExistsError, match="another epochs: choose"):
+            lab.train("tiny", {**TINY, "epochs": 3})
+
+    def test_a_seed_has_a_run_of_its_own(self, lab):
+        other = replace(lab, seed=1)
+        assert other.folder("tiny").path != lab.folder("tiny").path
+        assert replace(lab, preset="quick").folder("tiny").path != lab.folder("tiny").path
+
+    def test_an_interrupted_training_goes_on(self, lab):
+        done = lab.train("tiny", TINY)
+        summary = done.folder / "summary.json"
+        rows = (done.folder / "metrics.csv").read_text()
+        summary.unlink()  # as if killed between the last epoch and the test
+        again = lab.train("tiny", TINY)
+        assert (done.folder / "metrics.csv").read_text() == rows
+        assert again.summary["test_accuracy"] == done.summary["test_accuracy"]
+
+    def test_a_strange_folder_is_left_alone(self, lab):
+        folder = lab.folder("strange").path
+        folder.mkdir(parents=True)
+        (folder / "diary.txt").write_text("mine")
+        with pytest.raises(FileExistsError, match="not empty"):
+            lab.train("strange", TINY)
+
+    def test_several_devices_are_refused(self, runs):
+        with pytest.raises(ValueError, match="one device, got devices=2"):
+            Lab("smoke", 0, runs, {"devices": 2})
+
+    def test_the_run_is_one_of_torchcaps_train(self, lab, capsys):
+        done = lab.train("tiny", TINY)
+        assert yaml.safe_load((done.folder / "config.yaml").read_text())["seed"] == 0
+        assert main(["evaluate", str(done.folder), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["accuracy"] == done.summary["test_accuracy"]
+
+
+class TestResults:
+    def test_file_and_table(self, made_up, tmp_path):
+        result = run_recipe(
+            "made-up", "quick", [0, 2], runs=tmp_path / "runs", results=tmp_path, command="torchcaps run x"
+        )
+        assert json.loads((tmp_path / "made-up-quick.json").read_text()) == result
+        assert [row["ours"] for row in result["rows"]] == [[3.0, 5.0], [95.0, 95.0], []]
+        assert result["settings"] == {"count": 3}
+        table = (tmp_path / "README.md").read_text()
+        start = "| [made-up](#made-up-nothing) | a"
+        assert f"{start} | error | 2 % (somebody 1999) | not run | 4.00 ± 1.41 % | +2.00 (worse) | 0, 2 |" in table
+        assert (
+            f"{start} | accuracy | 90 % (somebody 1999) | not run | 95.00 ± 0.00 % | +5.00 (better) | 0, 2 |" in table
+        )
+        assert "| quick preset | error | accuracy | entropy |\n|---|---|---|---|\n" in table
+        assert "| a | 4.00 ± 1.41 % | 95.00 ± 0.00 % |  |\n| b |  |  | not run |" in table
+        assert "- paper preset: not run" in table
+        assert "`torchcaps run x`, seeds 0, 2" in table
+
+    def test_the_paper_preset_comes_first_in_the_gap(self, made_up, tmp_path):
+        run_recipe("made-up", "quick", [0], runs=tmp_path, results=tmp_path)
+        run_recipe("made-up", "paper", [1], runs=tmp_path, results=tmp_path)
+        assert (
+            "| a | error | 2 % (somebody 1999) | 4.00 % | 3.00 % | +2.00 (worse) |"
+            in (tmp_path / "README.md").read_text()
+        )
+
+    def test_what_is_no_line_is_refused(self, made_up, tmp_path, monkeypatch):
+        monkeypatch.setattr(made_up, "run", lambda self, lab, settings: Outcome({("c", "error"): 1.0}))
+        with pytest.raises(ValueError, match="not among its lines"):
+            run_recipe("made-up", runs=tmp_path, results=tmp_path)
+        assert not list(tmp_path.iterdir())
+
+    def test_seeds(self, made_up, tmp_path):
+        for seeds in ([], [1, 1]):
+            with pytest.raises(ValueError, match="seeds"):
+                run_recipe("made-up", seeds=seeds, runs=tmp_path, results=tmp_path)
+
+    def test_a_damaged_file_is_named(self, made_up, tmp_path):
+        (tmp_path / "made-up-quick.json").write_text('{"rows": [')
+        with pytest.raises(ValueError, match=r"made-up-quick\.json is damaged"):
+            results.read_results(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("values", "line", "words"),
+        [
+            ([1.5], Line("", "", 1.5), "+0.00"),
+            ([1.0], Line("", "", 1.5), "-0.50 (better)"),
+            ([1.0], Line("", "", 1.5, higher_is_better=True), "-0.50 (worse)"),
+            ([1.0], Line("", "", 1.5, higher_is_better=None), "-0.50"),
+            ([1.0], Line("", ""), ""),
+            ([], Line("", "", 1.5), ""),
+        ],
+    )
+    def test_gap(self, values, line, words):
+        assert results.gap_in_words(values, line) == words
+
+
+class TestCode:
+    def test_comments_and_docstrings_do_not_count(self, tmp_path):
+        one, two, three = (tmp_path / name for name in ("one.py", "two.py", "three.py"))
+        one.write_text('"""Doc."""\ndef f(x):\n    """Adds."""\n    return x + 1\n')
+        two.write_text("def f(x):  # adds\n    return (x+1)\n")
+        three.write_text("def f(x):\n    return x + 2\n")
+        assert code._essence(one) == code._essence(two) != code._essence(three)
+
+    def test_own_file_counts_and_those_of_others_do_not(self):
+        files = code.code_version(get_recipe("two-digits"))["files"]
+        assert {"recipes/two_digits.py", "recipes/lab.py", "ops/native.cpp", "training.py"} <= set(files)
+        assert not {"recipes/multimnist.py", "cli.py", "explain/report.py"} & set(files)
+
+    def test_changed_files_are_named(self):
+        was = {"files": {"a.py": "1", "b.py": "2", "c.py": "3"}}
+        now = {"files": {"a.py": "1", "b.py": "9", "d.py": "4"}}
+        assert code.changed_files(was, now) == ["b.py", "c.py", "d.py"]
+
+
+class TestCheck:
+    def test_older_code_is_flagged(self, made_up, tmp_path):
+        run_recipe("made-up", "quick", runs=tmp_path, results=tmp_path)
+        lines: list[str] = []
+        assert recipes.check(["made-up"], tmp_path, lines.append) == []
+        assert [line for line in lines if "older code" in line] == []
+        path = tmp_path / "made-up-quick.json"
+        result = json.loads(path.read_text())
+        result["code"]["files"]["training.py"] = "00000000"
+        path.write_text(json.dumps(result))
+        lines.clear()
+        assert recipes.check(["made-up"], tmp_path, lines.append) == []
+        assert "made-up, quick preset: from older code" in lines[-1]
+        assert lines[-1].endswith("changed since: training.py")
+
+    def test_a_failing_recipe_is_named(self, made_up, tmp_path, monkeypatch):
+        def fails(self, lab, settings):
+            raise RuntimeError("no toys")
+
+        monkeypatch.setattr(made_up, "run", fails)
+        lines: list[str] = []
+        assert recipes.check(["made-up"], tmp_path, lines.append) == ["made-up"]
+        assert lines == ["made-up: the smoke preset fails: RuntimeError: no toys"]
+
+
+class TestCommandLine:
+    def test_run_and_list(self, made_up, tmp_path, capsys):
+        folders = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+        assert main(["run", "made-up", "--preset", "quick", "--seeds", "0", "1", *folders]) == 0
+        assert "a  error     2 %        not run  3.50 ± 0.71 %" in capsys.readouterr().out
+        assert main(["recipes", "made-up", "--json", *folders[2:]]) == 0
+        (listed,) = json.loads(capsys.readouterr().out)
+        assert listed["lines"][0]["published"] == 2.0
+        assert listed["lines"][0]["ours"] == {"paper": [], "quick": [3.0, 4.0], "smoke": []}
+        assert main(["recipes", "made-up", "--check", *folders[2:]]) == 0
+        assert "made-up: the smoke preset runs" in capsys.readouterr().out
+
+    def test_all_are_listed(self, capsys, tmp_path):
+        assert main(["recipes", "--results", str(tmp_path)]) == 0
+        out = capsys.readouterr().out
+        assert all(f"{name}: " in out for name in RECIPES)
+
+    def test_unknown_recipe(self, capsys):
+        with pytest.raises(SystemExit):
+            main(["run", "no-such"])
+        assert "no-such" in capsys.readouterr().err

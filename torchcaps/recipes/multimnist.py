@@ -1,0 +1,426 @@
+"""Two digits on top of each other: both are to be told, and taken apart (Sabour et al. 2017, section 5)."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import Tensor
+
+from torchcaps.data import Batch, ImageSet
+from torchcaps.explain.figures import new_figure
+from torchcaps.explain.findings import evaluating
+from torchcaps.losses import ActivationLoss, MarginLoss, NegativeLogLikelihood, ReconstructionLoss
+from torchcaps.models import CapsuleClassifier, ImageClassifier, create_model
+from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_recipe
+from torchcaps.recipes.lab import Lab, Trained, data_of, run_name
+from torchcaps.runs import RunFolder, circumstances
+from torchcaps.training import Classification, Speed, TrainerOptions, fit
+
+TEST_SEED = 0
+"""Of the test pairs, which are the same for every seed of a training."""
+
+
+class Overlaid(NamedTuple):
+    """Digits of two different classes, one on top of the other.
+
+    Args:
+        images: of both, (B, C, H, W) in [0, 1]: the sum, clipped.
+        parts: each alone, (B, 2, C, H, W).
+        labels: of each, int64 (B, 2).
+    """
+
+    images: Tensor
+    parts: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """Lays each digit on another of a different class, both moved at random.
+
+    Source: Sabour, Frosst & Hinton 2017, section 5.1: shifts up to 4 pixels on 36 x 36, so that the bounding boxes of
+    the two overlap by 80 % on average.
+
+    Args:
+        digits: where the other digits come from.
+        size: height and width of the images, at least that of the digits.
+        shift: how far each digit is moved from the centre in x and in y at most, in pixels.
+
+    Raises:
+        ValueError: if a digit could be moved off the image.
+    """
+
+    digits: ImageSet
+    size: int = 36
+    shift: int = 4
+
+    def __post_init__(self) -> None:
+        height, width = self.digits.raw_image_shape[1:]
+        if not 0 <= self.shift <= (self.size - max(height, width)) // 2:
+            raise ValueError(
+                f"shift must be from 0 to {(self.size - max(height, width)) // 2} for digits of {height} x {width} on "
+                f"{self.size} x {self.size}, got {self.shift}"
+            )
+
+    def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Overlaid:
+        """Overlays digits (B, C, h, w) in [0, 1]; the generator, on the CPU, draws the others and the shifts."""
+        chosen = self._others(labels.cpu(), generator)
+        others = self.digits.images[chosen.to(self.digits.images.device)].to(images) / 255
+        both = torch.stack([images, others], 1)  # [B, 2, C, h, w]
+        parts = self._moved(both.flatten(0, 1), generator).unflatten(0, both.shape[:2])
+        pairs = torch.stack([labels, self.digits.labels[chosen.to(self.digits.labels.device)].to(labels)], 1)
+        return Overlaid(parts.sum(1).clamp(max=1), parts, pairs)
+
+    def _others(self, labels: Tensor, generator: torch.Generator) -> Tensor:
+        """A digit of another class for each label, all equally likely: int64 (B,)."""
+        own = self.digits.labels.cpu()
+        order = own.argsort(stable=True)
+        counts = torch.bincount(own, minlength=len(self.digits.classes))
+        first = counts.cumsum(0) - counts
+        rank = (torch.rand(len(labels), generator=generator) * (len(own) - counts[labels])).long()
+        rank = torch.where(rank >= first[labels], rank + counts[labels], rank)  # steps over the own class
+        return order[rank.clamp(max=len(own) - 1)]
+
+    def _moved(self, digits: Tensor, generator: torch.Generator) -> Tensor:
+        """Digits (N, C, h, w) on images of the full size, (N, C, H, W)."""
+        height, width = digits.shape[2:]
+        reach = self.size - height, self.size - width
+        padded = F.pad(digits, (reach[1], reach[1], reach[0], reach[0]))
+        windows = padded.unfold(2, self.size, 1).unfold(3, self.size, 1)  # [N, C, reach + 1, reach + 1, H, W]
+        side = 2 * self.shift + 1
+        draws = torch.randint(side, (2, len(digits)), generator=generator).to(digits.device)
+        down, right = (extent - extent // 2 - self.shift + draw for extent, draw in zip(reach, draws, strict=True))
+        return windows[torch.arange(len(digits), device=digits.device), :, down, right]
+
+
+def fixed_pairs(overlay: Overlay, count: int, seed: int) -> Overlaid:
+    """So many pairs that are always the same: the digits one after the other, again and again, each with some other."""
+    indices = torch.arange(count) % len(overlay.digits)
+    images = overlay.digits.images[indices].float() / 255
+    return overlay(images, overlay.digits.labels[indices], torch.Generator().manual_seed(seed))
+
+
+def bounding_box_overlap(parts: Tensor) -> Tensor:
+    """Share of the two digits' bounding boxes that both cover, intersection over the smaller box, (B,).
+
+    Args:
+        parts: each digit alone, (B, 2, C, H, W).
+    """
+    ink = parts.amax(2) > 0  # [B, 2, H, W]
+    sides = []
+    for axis in (2, 3):
+        seen = ink.any(5 - axis)  # [B, 2, extent]
+        extent = seen.shape[-1]
+        low = seen.int().argmax(-1)
+        high = extent - seen.flip(-1).int().argmax(-1)
+        common = (high.amin(1) - low.amax(1)).clamp(min=0)
+        sides.append((common, high - low))
+    areas = sides[0][1] * sides[1][1]
+    return sides[0][0] * sides[1][0] / areas.amin(1).clamp(min=1)
+
+
+class PairClassification(Classification):
+    """Trains a network on pairs that are made anew in every step.
+
+    The loss is that of a target with two classes; with a decoder, each class capsule alone reconstructs its digit.
+
+    Args:
+        overlay: makes the training pairs.
+        validation: the validation pairs, in the order of the images that validation batches come from.
+        shared: whether the loss wants probabilities that add up to 1 instead of a mask.
+        arguments: of :class:`~torchcaps.training.Classification`.
+    """
+
+    def __init__(self, *arguments: Any, overlay: Overlay, validation: Overlaid, shared: bool, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.overlay = overlay
+        self.pairs = validation
+        self.shared = shared
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """One step on new pairs."""
+        seed = hash((self.seed, self.current_epoch, batch_idx)) % 2**63
+        overlaid = self.overlay(batch.images, batch.labels, torch.Generator().manual_seed(seed))
+        loss, right = self._pair_step(overlaid, "train")
+        self.log("train_accuracy", right, on_step=False, on_epoch=True, batch_size=len(batch.labels))
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Loss and exact-pair accuracy on the validation pairs."""
+        rows = batch.indices.cpu()
+        overlaid = Overlaid(*(part[rows].to(batch.images.device) for part in self.pairs))
+        _, right = self._pair_step(overlaid, "val")
+        self.log("val_accuracy", right, on_epoch=True, prog_bar=True, batch_size=len(rows))
+
+    def _pair_step(self, overlaid: Overlaid, stage: str) -> tuple[Tensor, Tensor]:
+        mask = F.one_hot(overlaid.labels, self.model.classes).sum(1).float()
+        images = self.speed.arrange(overlaid.images)
+        if isinstance(self.model, CapsuleClassifier):
+            capsules = self.model.encode(images)
+            activation = capsules.activation
+        else:
+            activation = self.model(images).activation
+        loss = self.loss(activation, mask / 2 if self.shared else mask)
+        parts = {}
+        if isinstance(self.model, CapsuleClassifier) and self.model.decoder is not None:
+            parts[f"{stage}_class_loss"] = loss
+            for digit in range(2):
+                image = self.model.decode(capsules, overlaid.labels[:, digit])
+                loss = loss + self.reconstruction(image, overlaid.parts[:, digit])
+        parts[f"{stage}_loss"] = loss
+        self.log_dict(parts, on_step=False, on_epoch=True, batch_size=len(mask))
+        return loss, exact_pairs(activation, overlaid.labels).float().mean()
+
+
+def exact_pairs(activation: Tensor, labels: Tensor) -> Tensor:
+    """Whether the two most active classes are those of the pair, bool (B,): no credit for one of them.
+
+    Args:
+        activation: (B, E).
+        labels: int64 (B, 2), different in each row.
+    """
+    found = activation.topk(2, dim=1).indices.sort(1).values
+    return (found == labels.sort(1).values).all(1)
+
+
+@dataclass(frozen=True)
+class MultiMNISTSettings:
+    """One preset.
+
+    Attributes:
+        data: the digits, option of ``torchcaps train``.
+        epochs: how many times each digit is overlaid on others; those of the networks, by row.
+        models: name and arguments of the network of each row.
+        learning_rate: of Adam.
+        decay: of the learning rate, each epoch.
+        batch_size: pairs in a step.
+        reconstruction: weight of the sum of squared errors of each digit's reconstruction.
+        size: height and width of the images.
+        shift: largest shift of a digit, in pixels.
+        test_pairs: how many.
+        trainer: option of ``torchcaps train``.
+        speed: likewise.
+    """
+
+    data: Mapping[str, Any]
+    epochs: Mapping[str, int]
+    models: Mapping[str, tuple[str, Mapping[str, Any]]]
+    learning_rate: float = 1e-3
+    decay: float = 0.96
+    batch_size: int = 128
+    reconstruction: float = 0.0005
+    size: int = 36
+    shift: int = 4
+    test_pairs: int = 10000
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    speed: Mapping[str, Any] = field(default_factory=dict)
+
+
+CAPSULES, CNN = "CapsNet, 3 steps", "convolutional network"
+ERROR = "exact-pair test error"
+SABOUR = "Sabour et al. 2017, section 5"
+
+
+@register_recipe
+class MultiMNIST(Recipe[MultiMNISTSettings]):
+    """Trains on pairs of overlapping digits and takes them apart.
+
+    Source: Sabour, Frosst & Hinton 2017, section 5 and figure 5.
+    """
+
+    name: ClassVar[str] = "multimnist"
+    title: ClassVar[str] = "two digits on top of each other"
+    source: ClassVar[str] = SABOUR
+    lines: ClassVar[tuple[Line, ...]] = (
+        Line(CAPSULES, ERROR, 5.2, f"{SABOUR}, recalled"),
+        Line(CNN, ERROR, 8.1, f"{SABOUR}, recalled: another network, of 24.6 M parameters"),
+        Line("test pairs", "overlap of the bounding boxes", 80, SABOUR, higher_is_better=None),
+    )
+    presets: ClassVar = {
+        "paper": MultiMNISTSettings(
+            data={"class_path": "MNIST", "init_args": {"validation": 0.02}},
+            epochs={CAPSULES: 1000, CNN: 1000},
+            models={CAPSULES: ("capsnet", {}), CNN: ("matrixcapsnet_cnn", {})},
+            decay=0.99,
+            test_pairs=1_000_000,
+        ),
+        "quick": MultiMNISTSettings(
+            data={"class_path": "MNIST", "init_args": {"validation": 0.02}},
+            epochs={CAPSULES: 30, CNN: 15},
+            models={CAPSULES: ("capsnet_small", {"decoder_hidden": [512, 1024]}), CNN: ("matrixcapsnet_cnn", {})},
+            learning_rate=2e-3,
+            decay=0.89,
+            batch_size=64,
+            trainer={"precision": "bf16-mixed"},
+            speed={"channels_last": True},
+        ),
+        "smoke": MultiMNISTSettings(
+            data={"class_path": "Digits"},
+            epochs={CAPSULES: 2, CNN: 2},
+            models={
+                CAPSULES: ("capsnet_digits", {"channels": 8, "types": 2, "decoder_hidden": [16]}),
+                CNN: ("matrixcapsnet_cnn", {"channels": [4, 8], "hidden": 16}),
+            },
+            size=12,
+            shift=2,
+            test_pairs=100,
+        ),
+    }
+    notes: ClassVar[tuple[str, ...]] = (
+        "A pair counts only if both digits are told. Pairs of training digits are made anew in every step, test pairs "
+        "are of test digits alone and the same for every seed.",
+        "The overlap is the intersection of the two bounding boxes over the smaller of them.",
+        "The CNN is that of Hinton et al. 2018 (two convolutions with pooling, a hidden layer), trained with the "
+        "cross-entropy against half a probability for each digit.",
+    )
+
+    def run(self, lab: Lab, settings: MultiMNISTSettings) -> Outcome:
+        """Trains both networks, tests them on pairs and draws the reconstructions of the capsules."""
+        data = data_of(settings.data)
+        test = fixed_pairs(Overlay(data.test, settings.size, settings.shift), settings.test_pairs, TEST_SEED)
+        figures = {
+            ("test pairs", "overlap of the bounding boxes"): 100 * float(bounding_box_overlap(test.parts).mean())
+        }
+        facts, pictures = {}, {}
+        for row in (CAPSULES, CNN):
+            trained = _train(lab, settings, row)
+            figures[row, ERROR] = pair_error(trained.network, test)
+            facts[row] = trained.facts
+            lab.show(f"{row}: {ERROR} {figures[row, ERROR]:.2f} %")
+            if isinstance(trained.network, CapsuleClassifier) and trained.network.decoder is not None:
+                pictures["reconstructions"] = _picture(trained.network, Overlaid(*(part[:200] for part in test)))
+        return Outcome(figures, facts, pictures)
+
+
+def pair_error(network: ImageClassifier, pairs: Overlaid, batch_size: int = 256) -> float:
+    """The share of pairs, in percent, of which not both digits are told."""
+    with evaluating(network) as device:
+        right = [
+            exact_pairs(_activation(network, images.to(device)).cpu(), labels)
+            for images, labels in zip(pairs.images.split(batch_size), pairs.labels.split(batch_size), strict=True)
+        ]
+    return 100 * (1 - torch.cat(right).double().mean().item())
+
+
+def _activation(network: ImageClassifier, images: Tensor) -> Tensor:
+    """Of the classes, without decoding."""
+    return (network.encode(images) if isinstance(network, CapsuleClassifier) else network(images)).activation
+
+
+def _train(lab: Lab, settings: MultiMNISTSettings, row: str) -> Trained:
+    model, arguments = settings.models[row]
+    trainer = {**settings.trainer, **lab.trainer}
+    options = {"recipe": MultiMNIST.name, "row": row, **_plain(asdict(settings)), "trainer": trainer, "seed": lab.seed}
+    del options["test_pairs"]
+
+    def make(folder: RunFolder) -> None:
+        torch.manual_seed(lab.seed)
+        data = data_of(settings.data)
+        overlay = Overlay(data.train, settings.size, settings.shift)
+        held_out = Overlay(data.validation, settings.size, settings.shift)
+        validation = fixed_pairs(held_out, len(data.validation), lab.seed)
+        network = create_model(model, image_shape=tuple(validation.images.shape[1:]), classes=10, **arguments)
+        capsules = isinstance(network, CapsuleClassifier)
+        loss: ActivationLoss = MarginLoss() if capsules else NegativeLogLikelihood()
+        task = PairClassification(
+            network,
+            loss,
+            ReconstructionLoss(settings.reconstruction),
+            lambda parameters: torch.optim.Adam(parameters, lr=settings.learning_rate),
+            lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, settings.decay),
+            overlay=overlay,
+            validation=validation,
+            shared=not capsules,
+            seed=lab.seed,
+            speed=Speed(**settings.speed),
+        )
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.config.write_text(yaml.safe_dump(options, sort_keys=False))
+        runner, metrics = fit(
+            task,
+            data.train,
+            ImageSet((255 * validation.images).round().to(torch.uint8), validation.labels[:, 0], data.classes),
+            folder.path,
+            epochs=settings.epochs[row],
+            batch_size=settings.batch_size,
+            seed=lab.seed,
+            options=TrainerOptions(**{"devices": 1, **trainer}),
+            show=lab.show,
+        )
+        network.save_pretrained(folder.model, classes=list(data.classes))
+        folder.write_summary(
+            {
+                "model": model,
+                "parameters": sum(parameter.numel() for parameter in network.parameters()),
+                "epochs": len(metrics),
+                "seed": lab.seed,
+                "last_epoch": metrics[-1],
+                **circumstances(runner, metrics),
+                "command": lab.command,
+            }
+        )
+
+    return lab.keep(run_name("multimnist", row), options, make)
+
+
+def _plain(value: Any) -> Any:
+    """As it comes back from YAML."""
+    return yaml.safe_load(yaml.safe_dump(_lists(value)))
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _lists(one) for key, one in value.items()}
+    return [_lists(one) for one in value] if isinstance(value, tuple | list) else value
+
+
+@torch.no_grad()
+def _picture(network: CapsuleClassifier, pairs: Overlaid, count: int = 7) -> Picture:
+    """Pairs, taken apart in two colours, and what the capsules say of wrong and of absent digits (figure 5)."""
+    device = next(network.parameters()).device
+    capsules = network.encode(pairs.images.to(device))
+    right = exact_pairs(capsules.activation.cpu(), pairs.labels)
+    chosen = torch.cat([right.nonzero().squeeze(1)[: count - 2], (~right).nonzero().squeeze(1)[:2]])[:count]
+    told = capsules.activation.topk(2, dim=1).indices.cpu()
+    absent = capsules.activation.cpu().scatter(1, pairs.labels, torch.inf).argmin(1, keepdim=True)
+    claims = {
+        "true": pairs.labels,
+        "told": told,
+        "true, absent": torch.cat([pairs.labels[:, :1], absent], 1),
+    }
+    figure = new_figure(1.15 * len(chosen) + 1.2, 6.6)
+    rows = ["input", "its digits", *(f"capsules:\n{name}" for name in claims)]
+    axes = figure.subplots(len(rows), len(chosen), squeeze=False)
+    for column, index in enumerate(chosen.tolist()):
+        images = [pairs.images[index, 0], _two_colours(pairs.parts[index, :, 0])]
+        titles = ["", _digits(pairs.labels[index])]
+        for labels in claims.values():
+            decoded = [network.decode(capsules, labels[:, digit].to(device))[index, 0].cpu() for digit in range(2)]
+            images.append(_two_colours(torch.stack(decoded)))
+            titles.append(_digits(labels[index]))
+        for row, (image, title) in enumerate(zip(images, titles, strict=True)):
+            axes[row, column].imshow(image.numpy(), cmap="gray", vmin=0, vmax=1)
+            axes[row, column].set_title(title, fontsize=9)
+            axes[row, column].set_xticks([])
+            axes[row, column].set_yticks([])
+    for row, name in enumerate(rows):
+        axes[row, 0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+    caption = (
+        "Test pairs, their two digits in red and green, and reconstructions of single class capsules in the same "
+        "colours: of the true classes, of the two most active ones (the last columns: pairs that were not told right), "
+        "and of one true and the least active class, which is not in the image."
+    )
+    return Picture(figure, caption)
+
+
+def _two_colours(digits: Tensor) -> Tensor:
+    """Two grey images (2, H, W) as the red and the green channel of one, (H, W, 3)."""
+    red, green = digits.clamp(0, 1)
+    return torch.stack([red, green, torch.zeros_like(red)], -1)
+
+
+def _digits(labels: Tensor) -> str:
+    return " and ".join(str(int(label)) for label in labels)
