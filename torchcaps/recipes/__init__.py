@@ -1,5 +1,6 @@
 """The published experiments, by name, with the published figures beside ours: ``torchcaps recipes``."""
 
+from torchcaps.recipes.affine import AffineRobustness
 from torchcaps.recipes.base import PRESETS, RECIPES, Line, Outcome, Picture, Recipe, get_recipe, register_recipe
 from torchcaps.recipes.code import code_version
 from torchcaps.recipes.command import RESULTS, RUNS, check, run_recipe
@@ -13,6 +14,7 @@ __all__ = [
     "RECIPES",
     "RESULTS",
     "RUNS",
+    "AffineRobustness",
     "Lab",
     "Line",
     "MultiMNIST",

@@ -10,6 +10,7 @@ from typing import Any
 from torchcaps.recipes.base import PRESETS, RECIPES, Line, PresetName, Recipe
 
 TABLE = "README.md"
+_SHOWN: tuple[PresetName, ...] = ("paper", "quick")
 
 
 def result_path(folder: Path, recipe: str, preset: str) -> Path:
@@ -120,7 +121,7 @@ def _overview(results: Mapping[tuple[str, PresetName], dict[str, Any]]) -> str:
     """One table of all lines with a published figure."""
     lines = ["| recipe | row | measure | published | paper preset | quick preset | gap | seeds |", "|" + "---|" * 8]
     for recipe in RECIPES.values():
-        presets = [results.get((recipe.name, preset)) for preset in ("paper", "quick")]
+        presets = [results.get((recipe.name, preset)) for preset in _SHOWN]
         latest = presets[0] or presets[1]
         seeds = ", ".join(map(str, latest["seeds"])) if latest else ""
         for line in recipe.lines:
@@ -145,10 +146,10 @@ def _anchor(recipe: Recipe[Any]) -> str:
 def _section(recipe: Recipe[Any], results: Mapping[tuple[str, PresetName], dict[str, Any]]) -> str:
     lines = [f"## {_heading(recipe)}", "", f"Source: {recipe.source}.", ""]
     lines += [f"- {note}" for note in recipe.notes]
-    for preset in ("paper", "quick"):
+    for preset in _SHOWN:
         result = results.get((recipe.name, preset))
         lines.append(f"- {preset} preset: {_how(result) if result else 'not run'}")
-    for preset in ("paper", "quick"):
+    for preset in _SHOWN:
         result = results.get((recipe.name, preset))
         if result:
             lines += ["", *_all_figures(recipe, result)]
