@@ -197,8 +197,8 @@ class TwoDigits(Recipe[TwoDigitsSettings]):
         "quick": TwoDigitsSettings(
             data={"class_path": "MNIST", "init_args": {"validation": 0.02}},
             epochs=6,
-            batch_size=64,
-            optimizer={"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}},
+            batch_size=32,
+            optimizer={"class_path": "torch.optim.Adam", "init_args": {"lr": 2e-3}},
             scheduler={"class_path": "torch.optim.lr_scheduler.ExponentialLR", "init_args": {"gamma": 0.55}},
             variant_channels=(32, 32, 64, 64),
             trainer={"precision": "bf16-mixed"},
