@@ -1,4 +1,4 @@
-"""``python -m benchmarks NAME ...``: the parts of ``torchcaps bench``, single cases of its suite, and ``gpu``."""
+"""``python -m benchmarks NAME ...``: the parts of ``torchcaps bench``, cases of its suite, ``training``, ``gpu``."""
 
 import sys
 from functools import partial
@@ -16,6 +16,10 @@ def main(arguments: list[str]) -> None:
     )
     if name == "gpu":
         gpu.main(rest)
+    elif name == "training":
+        from benchmarks import training  # which needs Lightning
+
+        training.main(rest)
     elif name in CASES:
         command.main(["suite", "--cases", name, *rest], show, "python -m benchmarks")
     else:

@@ -1,7 +1,7 @@
 """``python -m benchmarks gpu``: all that a CUDA machine is needed for, in one call.
 
-The tests of the Triton kernels; the suite at batch 128; MatrixCapsNet at batch 512. Results go to ``--out``, or the
-folder that the environment variable ``OUT`` names, or ``runs/bench-gpu``.
+The tests of the Triton kernels; the suite at batch 128; MatrixCapsNet at batch 512; whole training loops.
+Results go to ``--out``, or the folder that the environment variable ``OUT`` names, or ``runs/bench-gpu``.
 """
 
 import argparse
@@ -38,6 +38,7 @@ def main(arguments: list[str]) -> None:
     parts += [
         ("suite", lambda: measured(list(CASES), options, out)),
         ("large", lambda: measured(["matrixcapsnet"], options, out / "large", options.large)),
+        ("training", lambda: loops(out)),
     ]
     failed = [name for name, part in parts if not survives(part)]
     print("failed: " + ", ".join(failed) if failed else "all parts done", flush=True)
@@ -67,6 +68,13 @@ def run_tests(out: Path) -> None:
     print(f"{done.stdout[-3000:]}\ntests: {time.perf_counter() - start:.0f} s", flush=True)
     if done.returncode:
         raise RuntimeError(f"the tests ended with status {done.returncode}: see {out / 'tests.txt'}")
+
+
+def loops(out: Path) -> None:
+    """Images a second of whole training loops."""
+    from benchmarks import training
+
+    training.main(["--device", "cuda", "--seconds", "0.5", "--out", str(out)])
 
 
 def measured(names: list[str], options: argparse.Namespace, out: Path, batch: int | None = None) -> None:

@@ -37,6 +37,8 @@ def odd_model(name: str) -> ImageClassifier:
         arguments = {"channels": arguments["channels"], "hidden": 4}
     if name == "matrixcapsnet_cnn":
         arguments["channels"] = (4, 4)
+    if name in ("capsnet_cnn", "capsnet_small_cnn"):
+        arguments = {"channels": (4, 4, 4), "hidden": (4, 4)}
     return create_model(name, image_shape=(2, 21, 23), classes=3, **arguments).eval()
 
 

@@ -165,6 +165,36 @@ class TestCapsNet:
             create_model("capsnet", image_shape=(1, 12, 12))
 
 
+class TestCapsNetTwin:
+    def test_number_of_parameters(self) -> None:
+        convolutions = (25 * 256 + 256) + (25 * 256 * 256 + 256) + (25 * 256 * 128 + 128)
+        layers = (28 * 28 * 128 * 328 + 328) + (328 * 192 + 192) + (192 * 10 + 10)
+        assert parameters(create_model("capsnet_cnn")) == convolutions + layers == 35_445_522
+
+    def test_the_small_one_has_about_the_parameters_of_its_capsule_network(self) -> None:
+        ratio = parameters(create_model("capsnet_small_cnn")) / parameters(create_model("capsnet_small"))
+        assert 0.9 < ratio < 1.1
+
+    @pytest.mark.parametrize("stride", [1, 2, 3])
+    def test_images_down_to_one_pixel(self, stride: int) -> None:
+        for height, width in ((1, 1), (5, 2), (7, 8)):
+            model = create_model("capsnet_cnn", image_shape=(1, height, width), channels=(2, 3, 4), stride=stride)
+            assert model(images(2, 1, height, width)).activation.sum(1).tolist() == pytest.approx([1, 1])
+
+    def test_dropout_in_training_only(self) -> None:
+        model = create_model("capsnet_small_cnn", channels=(2, 3, 4), hidden=(8, 32))
+        pictures = images(2, 1, 28, 28)
+        assert not torch.equal(model(pictures).activation, model(pictures).activation)
+        model.eval()
+        assert torch.equal(model(pictures).activation, model(pictures).activation)
+
+    def test_widths(self) -> None:
+        with pytest.raises(ValueError, match=r"channels must be 3 widths, got \(8, 8\)"):
+            create_model("capsnet_cnn", channels=(8, 8))
+        with pytest.raises(ValueError, match=r"hidden must be 2 widths, got \(8,\)"):
+            create_model("capsnet_cnn", hidden=(8,))
+
+
 class TestSharedCapsNet:
     @pytest.mark.parametrize("name", list_models("sharedcapsnet*"))
     def test_about_270_thousand_parameters(self, name: str) -> None:

@@ -13,8 +13,10 @@ from torchcaps.ops import use_backend
 
 SMALLER: dict[str, dict[str, Any]] = {
     "capsnet": {"channels": 4, "types": 2},
+    "capsnet_cnn": {"channels": (4, 4, 4), "hidden": (4, 4), "dropout": 0.0},
     "capsnet_released": {"channels": 4, "types": 2},
     "capsnet_small": {"channels": 4, "types": 2},
+    "capsnet_small_cnn": {"channels": (4, 4, 4), "hidden": (4, 4), "dropout": 0.0},
     "matrixcapsnet": {"types": (4, 3, 2)},
     "matrixcapsnet_cifar10": {"types": (4, 3, 2), "channels": 8},
     "matrixcapsnet_cnn": {"channels": (4, 4), "hidden": 4, "dropout": 0.0},

@@ -215,7 +215,7 @@ class TestPadded:
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("row", ROWS)
 def test_jobs_are_options_of_train(preset, row):
-    name, config = job(AffineRobustness.presets[preset], row)
+    name, config = job(AffineRobustness.presets[preset], row, 0.95)
     options = train_parser().parse_object({**config, "run": name})
     assert (options.stop_at, options.data.init_args.pad) == (config["stop_at"], options.preprocess.shift)
 
@@ -224,7 +224,7 @@ def test_jobs_are_options_of_train(preset, row):
 def test_both_networks_have_as_many_parameters(preset):
     counts = []
     for row in ROWS:
-        config = job(AffineRobustness.presets[preset], row)[1]
+        config = job(AffineRobustness.presets[preset], row, 0.95)[1]
         network = create_model(config["model"], image_shape=(1, 40, 40), classes=10, **config["model_args"])
         counts.append(sum(one.numel() for one in network.parameters()))
     assert abs(counts[1] / counts[0] - 1) < 0.03

@@ -5,7 +5,17 @@ import torch
 
 from torchcaps.data import Digits, ImageSet
 from torchcaps.recipes import run_recipe
-from torchcaps.recipes.two_digits import KMEANS, LAYOUTS, PAIR, SINGLE, SURE, TWIN, arrange, set_accuracy
+from torchcaps.recipes.two_digits import (
+    KMEANS,
+    LAYOUTS,
+    PAIRS,
+    SINGLE,
+    TWIN,
+    also_sure,
+    arrange,
+    most_active,
+    set_accuracy,
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +82,10 @@ def test_smoke(tmp_path):
     result = run_recipe("two-digits", "smoke", **where)
     ours = {(row["row"], row["measure"]): row["ours"] for row in result["rows"] if row["ours"]}
     assert {row for row, _ in ours} == {TWIN, KMEANS}
-    assert {measure for _, measure in ours} >= {SINGLE, PAIR, SURE, "2 x 2, the most active"}
+    assert {measure for _, measure in ours} >= {SINGLE, *map(most_active, LAYOUTS), *map(also_sure, PAIRS)}
     assert all(0 <= value <= 100 for values in ours.values() for value in values)
     for row in (TWIN, KMEANS):
-        assert ours[row, SURE][0] <= ours[row, PAIR][0]
+        assert all(ours[row, also_sure(layout)][0] <= ours[row, most_active(layout)][0] for layout in PAIRS)
         run = tmp_path / "runs" / "smoke" / result["facts"][0][row]["run"]
         assert ours[row, SINGLE] == [100 * json.loads((run / "summary.json").read_text())["test_accuracy"]]
     (picture,) = result["pictures"]

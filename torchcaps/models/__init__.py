@@ -1,13 +1,14 @@
 """Networks, and a registry of their published configurations."""
 
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction, load_pretrained
-from torchcaps.models.capsnet import CapsNet
+from torchcaps.models.capsnet import CapsNet, CapsNetTwin
 from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
 from torchcaps.models.registry import create_model, describe_models, list_models, register_model
 from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
 
 __all__ = [
     "CapsNet",
+    "CapsNetTwin",
     "CapsuleClassifier",
     "ImageClassifier",
     "MatrixCapsNet",

@@ -1,5 +1,6 @@
 """Where recipes train: every network in a folder of its own, resumed if interrupted, reused once it is done."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,16 @@ class Trained:
         """What belongs beside its figures in a table."""
         names = ("model", "parameters", "epochs", "training_seconds", "hardware")
         return {**{name: self.summary[name] for name in names}, "run": self.folder.name}
+
+    @property
+    def validation_accuracy(self) -> float:
+        """Of the last epoch, from 0 to 1."""
+        return float(self.summary["last_epoch"]["val_accuracy"])
+
+    @property
+    def accuracy_to_match(self) -> float:
+        """Where another network shall stop: the validation accuracy down to 3 decimals, at least 0.001."""
+        return max(math.floor(1000 * self.validation_accuracy) / 1000, 0.001)
 
     @property
     def test_error(self) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -76,13 +77,17 @@ class Overlay:
 
     def _others(self, labels: Tensor, generator: torch.Generator) -> Tensor:
         """A digit of another class for each label, all equally likely: int64 (B,)."""
-        own = self.digits.labels.cpu()
-        order = own.argsort(stable=True)
-        counts = torch.bincount(own, minlength=len(self.digits.classes))
+        order, counts = self._by_class
         first = counts.cumsum(0) - counts
-        rank = (torch.rand(len(labels), generator=generator) * (len(own) - counts[labels])).long()
+        rank = (torch.rand(len(labels), generator=generator) * (len(order) - counts[labels])).long()
         rank = torch.where(rank >= first[labels], rank + counts[labels], rank)  # steps over the own class
-        return order[rank.clamp(max=len(own) - 1)]
+        return order[rank.clamp(max=len(order) - 1)]
+
+    @cached_property
+    def _by_class(self) -> tuple[Tensor, Tensor]:
+        """The digits' indices, class by class, and how many there are of each class."""
+        labels = self.digits.labels.cpu()
+        return labels.argsort(stable=True), torch.bincount(labels, minlength=len(self.digits.classes))
 
     def _moved(self, digits: Tensor, generator: torch.Generator) -> Tensor:
         """Digits (N, C, h, w) on images of the full size, (N, C, H, W)."""
@@ -194,8 +199,8 @@ class MultiMNISTSettings:
         data: the digits, option of ``torchcaps train``.
         epochs: how many times each digit is overlaid on others; those of the networks, by row.
         models: name and arguments of the network of each row.
-        learning_rate: of Adam.
-        decay: of the learning rate, each epoch.
+        learning_rate: of Adam, in the first epoch.
+        final_rate: share of it that is left in the last epoch; it falls by the same factor after each.
         batch_size: pairs in a step.
         reconstruction: weight of the sum of squared errors of each digit's reconstruction.
         size: height and width of the images.
@@ -209,7 +214,7 @@ class MultiMNISTSettings:
     epochs: Mapping[str, int]
     models: Mapping[str, tuple[str, Mapping[str, Any]]]
     learning_rate: float = 1e-3
-    decay: float = 0.96
+    final_rate: float = 0.01
     batch_size: int = 128
     reconstruction: float = 0.0005
     size: int = 36
@@ -244,15 +249,17 @@ class MultiMNIST(Recipe[MultiMNISTSettings]):
             data={"class_path": "MNIST", "init_args": {"validation": 0.02}},
             epochs={CAPSULES: 1000, CNN: 1000},
             models={CAPSULES: ("capsnet", {}), CNN: ("matrixcapsnet_cnn", {})},
-            decay=0.99,
             test_pairs=1_000_000,
         ),
         "quick": MultiMNISTSettings(
             data={"class_path": "MNIST", "init_args": {"validation": 0.02}},
-            epochs={CAPSULES: 30, CNN: 15},
-            models={CAPSULES: ("capsnet_small", {"decoder_hidden": [512, 1024]}), CNN: ("matrixcapsnet_cnn", {})},
+            epochs={CAPSULES: 22, CNN: 8},
+            models={
+                CAPSULES: ("capsnet_small", {"channels": 128, "kernel_size": 7, "decoder_hidden": [512, 1024]}),
+                CNN: ("matrixcapsnet_cnn", {}),
+            },
             learning_rate=2e-3,
-            decay=0.89,
+            final_rate=0.04,
             batch_size=64,
             trainer={"precision": "bf16-mixed"},
             speed={"channels_last": True},
@@ -324,13 +331,14 @@ def _train(lab: Lab, settings: MultiMNISTSettings, row: str) -> Trained:
         validation = fixed_pairs(held_out, len(data.validation), lab.seed)
         network = create_model(model, image_shape=tuple(validation.images.shape[1:]), classes=10, **arguments)
         capsules = isinstance(network, CapsuleClassifier)
+        decay = settings.final_rate ** (1 / max(settings.epochs[row] - 1, 1))
         loss: ActivationLoss = MarginLoss() if capsules else NegativeLogLikelihood()
         task = PairClassification(
             network,
             loss,
             ReconstructionLoss(settings.reconstruction),
             lambda parameters: torch.optim.Adam(parameters, lr=settings.learning_rate),
-            lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, settings.decay),
+            lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, decay),
             overlay=overlay,
             validation=validation,
             shared=not capsules,

@@ -1,0 +1,252 @@
+"""What the dimensions of a pose draw: the sweeps of Sabour et al. 2017, figure 4, for trained networks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.data import ImageSet, Preprocess
+from torchcaps.explain import default_sweep, perturb
+from torchcaps.explain.figures import new_figure, shorten
+from torchcaps.explain.findings import evaluating
+from torchcaps.models import CapsuleClassifier
+from torchcaps.recipes import mnist_dynamic
+from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_recipe
+from torchcaps.recipes.lab import Lab, data_of
+
+SABOUR = "Sabour, Frosst & Hinton 2017, section 5.1 and figure 4"
+
+ROWS: tuple[str, ...] = tuple(
+    row for row, kind in mnist_dynamic.ROWS.items() if kind is not None and kind.weighting is not None
+)
+"""The networks with a decoder, of the recipe mnist-dynamic."""
+
+CHANGE, IDLE, ERROR = "change at ±0.25, median", "dimensions with hardly any effect", "error of the reconstruction"
+
+
+def changes(grids: Tensor) -> Tensor:
+    r"""How much the picture changes as one number of the pose moves to either end of its sweep.
+
+    .. math::
+        c_{bd} = \frac{100}{2 C H W} \sum_{chw} |x_{bd,\text{first}} - x_{bd,0}| + |x_{bd,\text{last}} - x_{bd,0}|
+
+    with x the decoded image, from 0 (black) to 1 (white), and 0 the middle of the sweep, the pose as it is.
+
+    Args:
+        grids: (B, D, V, C, H, W) with V odd, as :func:`~torchcaps.explain.perturb` returns it for a sweep around 0.
+
+    Returns:
+        (B, D), in percent of the range of greys.
+
+    Raises:
+        ValueError: if ``grids`` has another number of axes, or no middle.
+    """
+    if grids.ndim != 6 or grids.shape[2] % 2 == 0:
+        raise ValueError(f"grids must be (B, D, V, C, H, W) with an odd V, got shape {tuple(grids.shape)}")
+    middle = grids[:, :, grids.shape[2] // 2]
+    ends = [(grids[:, :, end] - middle).abs().flatten(2).mean(2) for end in (0, -1)]
+    return 50 * (ends[0] + ends[1])
+
+
+class Sweep(NamedTuple):
+    """The sweeps of one class.
+
+    Args:
+        change: of each dimension, in percent of the range of greys, averaged over the images of the class, (D,).
+        image: the first of these images, (C, H, W).
+        grid: its sweeps, (D, V, C, H, W).
+    """
+
+    change: Tensor
+    image: Tensor
+    grid: Tensor
+
+
+def sweep(network: CapsuleClassifier, test: ImageSet, images: int) -> dict[int, Sweep]:
+    """Sweeps the pose of the true class, over the first test images of each class.
+
+    Args:
+        network: with a decoder.
+        test: images, prepared for it.
+        images: how many of each class.
+
+    Returns:
+        By label.
+    """
+    found = {}
+    with evaluating(network) as device:
+        for label in test.labels.unique().tolist():
+            places = (test.labels == label).nonzero().squeeze(1)[:images]
+            batch = test.__getitems__(places.tolist())
+            capsules = network.encode(batch.images.to(device))
+            grids = perturb(network, capsules, batch.labels.to(device), default_sweep().to(device)).float().cpu()
+            found[int(label)] = Sweep(changes(grids).mean(0), batch.pictures[0], grids[0])
+    return found
+
+
+def reconstruction_error(network: CapsuleClassifier, test: ImageSet, batch_size: int = 250) -> float:
+    r"""The root mean square error of reconstructions from the true class's capsule, in percent of the range of greys.
+
+    .. math::
+        100 \sqrt{\frac{1}{N C H W} \sum_{nchw} (\hat x_{nchw} - x_{nchw})^2}
+
+    Args:
+        network: with a decoder.
+        test: images, prepared for it.
+        batch_size: how many at a time.
+    """
+    total, numbers = 0.0, 0
+    with evaluating(network) as device:
+        for places in torch.arange(len(test)).split(batch_size):
+            batch = test.__getitems__(places.tolist())
+            images, labels, pictures = (one.to(device) for one in (batch.images, batch.labels, batch.pictures))
+            drawn = network.decode(network.encode(images), labels)
+            total += (drawn.double() - pictures).square().sum().item()
+            numbers += pictures.numel()
+    return 100 * (total / numbers) ** 0.5
+
+
+@dataclass(frozen=True)
+class PerturbSettings:
+    """One preset.
+
+    Attributes:
+        images: of each class, whose sweeps are measured.
+        idle: a dimension of a class that changes its pictures less than this, in percent of the range of greys, has
+            hardly any effect.
+        drawn: labels of the classes in the picture.
+        tested: how many test images are reconstructed, chosen at random.
+        rows: which networks; all if empty.
+    """
+
+    images: int = 10
+    idle: float = 0.5
+    drawn: tuple[int, ...] = (2, 4, 5)
+    tested: int = 2000
+    rows: tuple[str, ...] = ()
+
+
+def _lines() -> tuple[Line, ...]:
+    return tuple(
+        line
+        for row in ROWS
+        for line in (
+            Line(row, CHANGE, unit="% of grey", higher_is_better=None),
+            Line(row, IDLE, higher_is_better=None),
+            Line(row, ERROR, unit="% of grey"),
+        )
+    )
+
+
+@register_recipe
+class Perturb(Recipe[PerturbSettings]):
+    """Moves one number of a pose at a time and looks at what is drawn.
+
+    Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", section 5.1 and figure 4.
+    """
+
+    name: ClassVar[str] = "perturb"
+    title: ClassVar[str] = "what the dimensions of a pose draw"
+    source: ClassVar[str] = SABOUR
+    lines: ClassVar[tuple[Line, ...]] = _lines()
+    presets: ClassVar = {
+        "paper": PerturbSettings(tested=10000),
+        "quick": PerturbSettings(),
+        "smoke": PerturbSettings(images=2, drawn=(2, 4), tested=100, rows=(mnist_dynamic.CAPSNET,)),
+    }
+    notes: ClassVar[tuple[str, ...]] = (
+        "The networks are those of the recipe mnist-dynamic with a decoder, with the same preset. Each number of the "
+        "pose of an image's true class is moved from -0.25 to 0.25 in steps of 0.05, as in the paper, for the first "
+        "10 test images (smoke: 2) of each class. The paper shows pictures and has no figures.",
+        "The change of a dimension is the mean absolute difference between the image drawn at ±0.25 and the one drawn "
+        "from the pose as it is, in percent of the range from black to white, over all pixels: most of a digit's "
+        "picture is black, so 1 % is much. It is averaged over the images of a class; the median is over the "
+        "dimensions of all classes, because each class has dimensions of its own. Below 0.5 % a dimension has hardly "
+        "any effect.",
+        "The error is the root of the mean squared error over all pixels of 2000 test images (paper: all, smoke: 100), "
+        "drawn from the capsule of the true class.",
+    )
+
+    def run(self, lab: Lab, settings: PerturbSettings) -> Outcome:
+        """Opens the networks with a decoder, trains those that are missing, and sweeps their poses."""
+        given = mnist_dynamic.MnistDynamic.presets[lab.preset]
+        test = data_of(given.data).test
+        chosen = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[: settings.tested]
+        figures: dict[tuple[str, str], float] = {}
+        facts: dict[str, dict[str, Any]] = {}
+        pictures: dict[str, Picture] = {}
+        curves: dict[str, Any] = {}
+        for row in ROWS:
+            if any(rows and row not in rows for rows in (given.rows, settings.rows)):
+                continue
+            name, config = mnist_dynamic.job(given, row)
+            trained = lab.train(name, config)
+            network = trained.network
+            if not isinstance(network, CapsuleClassifier) or network.decoder is None:
+                continue
+            images = test.prepared(Preprocess.from_config(dict(trained.summary["preprocess"])))
+            swept = sweep(network, images, settings.images)
+            error = reconstruction_error(network, images.subset(chosen))
+            figures |= {(row, key): value for key, value in findings(swept, settings.idle).items()}
+            figures[row, ERROR] = error
+            lab.show(f"{row}: median change {figures[row, CHANGE]:.2f} % of grey, error {error:.2f} % of grey")
+            facts[row] = trained.facts
+            curves[row] = {test.classes[label]: one.change.tolist() for label, one in swept.items()}
+            drawn = {test.classes[label]: swept[label] for label in settings.drawn if label in swept}
+            pictures[name] = _picture(drawn, default_sweep().tolist(), row)
+        return Outcome(figures, facts, pictures, curves)
+
+
+def findings(swept: Mapping[int, Sweep], idle: float) -> dict[str, float]:
+    """What the sweeps say in figures, by measure.
+
+    Args:
+        swept: of each class.
+        idle: the change, in percent of the range of greys, below which a dimension has hardly any effect.
+    """
+    change = torch.stack([one.change for one in swept.values()])  # [classes, D]
+    return {
+        CHANGE: change.flatten().quantile(0.5).item(),
+        IDLE: 100 * (change < idle).double().mean().item(),
+    }
+
+
+def tiles(grid: Tensor, gap: int = 1) -> Tensor:
+    """Images (D, V, C, H, W) in rows and columns with grey lines between, as one picture (h, w, 3).
+
+    Args:
+        grid: values in [0, 1]; of one channel, or of three.
+        gap: width of the lines, in pixels.
+    """
+    D, V = grid.shape[:2]
+    rgb = grid.clamp(0, 1).expand(D, V, 3, *grid.shape[3:]) if grid.shape[2] == 1 else grid.clamp(0, 1)
+    framed = torch.nn.functional.pad(rgb, (0, gap, 0, gap), value=0.5)
+    return framed.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)
+
+
+def _picture(swept: Mapping[str, Sweep], values: Sequence[float], row: str) -> Picture:
+    """The sweeps of a few classes beside each other: a row a dimension, a column a value."""
+    dimensions = len(next(iter(swept.values())).change) if swept else 1
+    figure = new_figure(0.6 + 3.7 * len(swept), 1.1 + 0.285 * dimensions)
+    panels = figure.subplots(1, max(len(swept), 1), squeeze=False)[0]
+    for axes, (name, one) in zip(panels, swept.items(), strict=False):
+        D, V = one.grid.shape[:2]
+        axes.imshow(tiles(one.grid).numpy(), extent=(0, V, D, 0), interpolation="nearest")
+        axes.set_xticks([0.5, V / 2, V - 0.5], [f"{values[0]:+.2f}", "0", f"{values[-1]:+.2f}"])
+        axes.set_yticks([place + 0.5 for place in range(D)], [str(place) for place in range(D)])
+        axes.tick_params(length=0, labelsize=7)
+        axes.set_title(f"class {shorten(name)}", fontsize=9)
+        axes.set_xlabel("added to the number", fontsize=8)
+        axes.spines[:].set_visible(False)
+        for place, change in enumerate(one.change.tolist()):
+            axes.text(V + 0.15, place + 0.5, f"{change:.1f} %", fontsize=7, va="center", color="0.3")
+    panels[0].set_ylabel("dimension of the pose", fontsize=8)
+    figure.suptitle(shorten(row, 80), fontsize=10)
+    caption = (
+        f"{row}: test images drawn from the capsule of their class while one number of its pose moves; in the middle "
+        "column the pose is as it was. Behind each row, how much the ends differ from the middle on average, in "
+        "percent of the range from black to white."
+    )
+    return Picture(figure, caption)
