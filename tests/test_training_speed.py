@@ -147,7 +147,6 @@ def test_compiled_training_is_the_same(tmp_path: Path) -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.xfail(strict=True, reason="torch.compile counts by code object, of which Speed.step_of has one")
 def test_a_process_may_compile_any_number_of_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = torch.compile
     monkeypatch.setattr(torch, "compile", lambda run, mode: compiled(run, backend="eager"))
@@ -161,7 +160,6 @@ def test_a_process_may_compile_any_number_of_networks(tmp_path: Path, monkeypatc
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
 
 
-@pytest.mark.xfail(strict=True, reason="what Speed.step_of returns holds the model of the original")
 def test_a_copy_trains_its_own_weights(tmp_path: Path) -> None:
     original = digits_task()
     before = original.model.conv.weight.clone()
@@ -247,7 +245,6 @@ class TestStopAt:
         with pytest.raises(ValueError, match="stop_at needs validation images"):
             fit(digits_task(), few, few.subset(torch.arange(0)), tmp_path, epochs=1, batch_size=8, stop_at=0.5)
 
-    @pytest.mark.xfail(raises=KeyError, strict=True, reason="StopAt takes it that every epoch has its validation")
     def test_epochs_without_validation_do_not_count(self, unbroken: Rows, tmp_path: Path) -> None:
         options = TrainerOptions(accelerator="cpu", extra={"check_val_every_n_epoch": 2})
         assert len(train_until(tmp_path, unbroken[0]["val_accuracy"], options)) == 2

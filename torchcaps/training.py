@@ -6,7 +6,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Literal
 
 import lightning as L
@@ -34,6 +36,12 @@ SHOWN = ("train_accuracy", "train_loss", "val_accuracy", "val_loss")
 
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+Step = Callable[[ImageClassifier, Tensor, Tensor], Prediction]
+
+
+def _predict(model: ImageClassifier, images: Tensor, target: Tensor) -> Prediction:
+    return model(images, target)
 
 
 @dataclass(frozen=True)
@@ -63,13 +71,13 @@ class Speed:
         """Images (B, C, H, W), or weights of a convolution, in the order of ``channels_last``."""
         return images.contiguous(memory_format=torch.channels_last) if self.channels_last else images
 
-    def step_of(self, model: ImageClassifier) -> Callable[[Tensor, Tensor], Prediction]:
-        """What runs in a training step: the model, compiled if it shall be."""
-
-        def run(images: Tensor, target: Tensor) -> Prediction:
-            return model(images, target)
-
-        return run if self.compile is None else torch.compile(run, mode=self.compile)
+    def step(self) -> Step:
+        """What runs a model in a training step: compiled if it shall be."""
+        if self.compile is None:
+            return _predict
+        # torch.compile counts by code object: with the same one, the ninth network of a process would not be compiled.
+        own = FunctionType(_predict.__code__.replace(), globals())
+        return torch.compile(own, mode=self.compile)
 
     def near(self, images: ImageSet, device: torch.device) -> ImageSet:
         """The images on the device, unless they are too large."""
@@ -116,7 +124,7 @@ class Classification(L.LightningModule):
         self.model = model
         self.speed = speed or Speed()
         self.speed.lay_out(model)
-        self.run = self.speed.step_of(model)
+        self.run = self.speed.step()
         self.loss = loss
         self.reconstruction = reconstruction
         self.optimizer_factory = optimizer
@@ -148,7 +156,7 @@ class Classification(L.LightningModule):
         """
         self.loss.advance(self.current_epoch, self.trainer.max_epochs or 1, self.global_step)
         view = self.preprocess.train(batch.images, batch.indices, self.current_epoch, self.seed)
-        loss, activation = self._step(self.run, view, batch.labels, "train")
+        loss, activation = self._step(partial(self.run, self.model), view, batch.labels, "train")
         self.train_accuracy(activation, batch.labels)
         self.log("train_accuracy", self.train_accuracy, on_step=False, on_epoch=True, prog_bar=True)
         if batch_idx % LOG_EVERY == 0 and not loss.isfinite():
@@ -345,7 +353,7 @@ class StopAt(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Ends the training if the last epoch was good enough."""
-        if self.history.rows and self.history.rows[-1]["val_accuracy"] >= self.accuracy:
+        if self.history.rows and self.history.rows[-1].get("val_accuracy", 0.0) >= self.accuracy:
             trainer.should_stop = True
 
 

@@ -119,7 +119,8 @@ class ImageSet(Dataset[Batch]):
         return replace(self, images=self.images[indices], labels=self.labels[indices], files=files)
 
     def _rows(self, indices: list[int]) -> Tensor:
-        return torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)
+        # Without non_blocking, every batch would wait until the device has done all that is queued.
+        return torch.as_tensor(indices, dtype=torch.int64).to(self.images.device, non_blocking=True)
 
     def _pixels(self, rows: Tensor) -> Tensor:
         return self.images[rows].to(torch.float32) / 255

@@ -204,8 +204,7 @@ def _picture(figures: Mapping[tuple[str, str], float]) -> Picture:
         axes.margins(y=0.12)
         axes.set_ylabel("test error, %")
         axes.set_title(title)
-        if panel == 0:
-            axes.legend(fontsize=8, frameon=False)
+    figure.legend(*axes.get_legend_handles_labels(), fontsize=9, ncols=2, loc="outside lower center", frameon=False)
     caption = (
         "Trained on a third of the azimuths or of the elevations, tested on other toys from the same viewpoints "
         "(familiar) and from the others (novel); the convolutional network was stopped at the validation accuracy of "
