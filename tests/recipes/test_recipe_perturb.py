@@ -9,16 +9,18 @@ from torchcaps import create_model
 from torchcaps.data import create_dataset
 from torchcaps.explain import default_sweep
 from torchcaps.models import CapsuleClassifier
-from torchcaps.recipes import mnist_dynamic, run_recipe
+from torchcaps.recipes import Lab, mnist_dynamic, run_recipe
 from torchcaps.recipes.perturb import (
     CHANGE,
     ERROR,
     IDLE,
+    OVERLAID,
     ROWS,
     Perturb,
     Sweep,
     changes,
     findings,
+    network_of,
     reconstruction_error,
     sweep,
     tiles,
@@ -113,6 +115,14 @@ def test_rows_are_those_with_a_decoder() -> None:
         assert (row in ROWS) == (kind is not None and not without)
 
 
+def test_overlaid_digits_stand_in_the_middle(tmp_path: Path) -> None:
+    trained, test = network_of(Lab("smoke", 0, tmp_path, {"accelerator": "cpu"}), OVERLAID)
+    plain = create_dataset("digits").test.images
+    assert torch.equal(test.images[:, :, 2:10, 2:10], plain)
+    assert test.images.sum() == plain.sum()
+    assert test.image_shape == trained.network.image_shape == (1, 12, 12)
+
+
 def test_smoke(tmp_path: Path) -> None:
     def run() -> dict:
         return run_recipe("perturb", "smoke", runs=tmp_path / "runs", results=tmp_path / "results",
@@ -120,14 +130,16 @@ def test_smoke(tmp_path: Path) -> None:
 
     result = run()
     figures = {(row["row"], row["measure"]): row["ours"][0] for row in result["rows"] if row["ours"]}
-    (name,) = Perturb.presets["smoke"].rows
-    assert set(figures) == {(name, measure) for measure in (CHANGE, IDLE, ERROR)}
-    assert 0 < figures[name, CHANGE] < 50
-    assert 0 <= figures[name, IDLE] <= 100
-    assert 5 < figures[name, ERROR] < 60
-    assert all(len(changes) == 16 for changes in result["curves"][0][name].values())
-    assert [Path(picture["file"]).suffix for picture in result["pictures"]] == [".png"]
-    (summary,) = (tmp_path / "runs").rglob("summary.json")
-    time = summary.stat().st_mtime_ns
+    names = Perturb.presets["smoke"].rows
+    assert set(figures) == {(name, measure) for name in names for measure in (CHANGE, IDLE, ERROR)}
+    for name in names:
+        assert 0 < figures[name, CHANGE] < 50
+        assert 0 <= figures[name, IDLE] <= 100
+        assert 5 < figures[name, ERROR] < 60
+        assert all(len(changes) == 16 for changes in result["curves"][0][name].values())
+    assert [Path(picture["file"]).suffix for picture in result["pictures"]] == [".png"] * len(names)
+    summaries = sorted((tmp_path / "runs").rglob("summary.json"))
+    assert len(summaries) == len(names)
+    times = [summary.stat().st_mtime_ns for summary in summaries]
     assert run()["rows"] == result["rows"]
-    assert summary.stat().st_mtime_ns == time
+    assert [summary.stat().st_mtime_ns for summary in summaries] == times

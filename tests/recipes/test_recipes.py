@@ -224,6 +224,11 @@ class TestCode:
         assert {"recipes/two_digits.py", "recipes/lab.py", "ops/native.cpp", "training.py"} <= set(files)
         assert not {"recipes/multimnist.py", "cli.py", "explain/report.py"} & set(files)
 
+    def test_what_a_recipe_imports_counts(self):
+        files = code.code_version(get_recipe("routing-health"))["files"]
+        assert {"recipes/routing_health.py", "recipes/mnist_dynamic.py", "recipes/smallnorb.py"} <= set(files)
+        assert not {"recipes/affine.py", "recipes/pictures.py"} & set(files)
+
     def test_changed_files_are_named(self):
         was = {"files": {"a.py": "1", "b.py": "2", "c.py": "3"}}
         now = {"files": {"a.py": "1", "b.py": "9", "d.py": "4"}}

@@ -51,16 +51,22 @@ def _is_beside(path: Path) -> bool:
 
 
 def _recipe_files(path: Path) -> set[Path]:
-    """The file of a recipe and those beside it that it imports, directly or not."""
+    """The file of a recipe and those beside it that it imports, directly or not; what only draws does not count."""
     files, waiting = set(), [path]
     while waiting:
         files.add(one := waiting.pop())
-        for node in ast.walk(ast.parse(one.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchcaps.recipes."):
-                beside = _PACKAGE / "recipes" / f"{str(node.module).rpartition('.')[2]}.py"
-                if beside not in files:
-                    waiting.append(beside)
+        names = {name for node in ast.walk(ast.parse(one.read_text(encoding="utf-8"))) for name in _beside(node)}
+        found = {_PACKAGE / "recipes" / f"{name}.py" for name in names - {"pictures"}}
+        waiting += [beside for beside in found - files if beside.is_file()]
     return files
+
+
+def _beside(node: ast.AST) -> list[str]:
+    """The modules of recipes that a statement may import."""
+    module = node.module if isinstance(node, ast.ImportFrom) else None
+    if module == "torchcaps.recipes":
+        return [alias.name for alias in node.names]  # type: ignore[attr-defined]
+    return [module.rpartition(".")[2]] if module and module.startswith("torchcaps.recipes.") else []
 
 
 def _essence(path: Path) -> bytes:

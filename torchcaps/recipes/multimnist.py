@@ -293,7 +293,7 @@ class MultiMNIST(Recipe[MultiMNISTSettings]):
         }
         facts, pictures = {}, {}
         for row in (CAPSULES, CNN):
-            trained = _train(lab, settings, row)
+            trained = train(lab, settings, row)
             figures[row, ERROR] = pair_error(trained.network, test)
             facts[row] = trained.facts
             lab.show(f"{row}: {ERROR} {figures[row, ERROR]:.2f} %")
@@ -317,7 +317,8 @@ def _activation(network: ImageClassifier, images: Tensor) -> Tensor:
     return (network.encode(images) if isinstance(network, CapsuleClassifier) else network(images)).activation
 
 
-def _train(lab: Lab, settings: MultiMNISTSettings, row: str) -> Trained:
+def train(lab: Lab, settings: MultiMNISTSettings, row: str) -> Trained:
+    """Trains the network of a row on pairs, or opens it: :meth:`Lab.train` for this recipe."""
     model, arguments = settings.models[row]
     trainer = {**settings.trainer, **lab.trainer}
     options = {"recipe": MultiMNIST.name, "row": row, **_plain(asdict(settings)), "trainer": trainer, "seed": lab.seed}

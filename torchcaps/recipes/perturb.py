@@ -1,10 +1,11 @@
 """What the dimensions of a pose draw: the sweeps of Sabour et al. 2017, figure 4, for trained networks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.data import ImageSet, Preprocess
@@ -12,16 +13,37 @@ from torchcaps.explain import default_sweep, perturb
 from torchcaps.explain.figures import new_figure, shorten
 from torchcaps.explain.findings import evaluating
 from torchcaps.models import CapsuleClassifier
-from torchcaps.recipes import mnist_dynamic
+from torchcaps.recipes import affine, mnist_dynamic, multimnist
 from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_recipe
-from torchcaps.recipes.lab import Lab, data_of
+from torchcaps.recipes.lab import Lab, Trained, data_of, run_name
 
 SABOUR = "Sabour, Frosst & Hinton 2017, section 5.1 and figure 4"
 
-ROWS: tuple[str, ...] = tuple(
+SINGLE: tuple[str, ...] = tuple(
     row for row, kind in mnist_dynamic.ROWS.items() if kind is not None and kind.weighting is not None
 )
-"""The networks with a decoder, of the recipe mnist-dynamic."""
+"""The networks with a decoder of the recipe mnist-dynamic."""
+
+PLACED, OVERLAID = "CapsNet of the recipe affine", "CapsNet of the recipe multimnist"
+ROWS = (*SINGLE, PLACED, OVERLAID)
+
+
+def network_of(lab: Lab, row: str) -> tuple[Trained, ImageSet]:
+    """The network of one of :data:`ROWS`, trained if it is missing, and test images of single digits for it."""
+    if row == OVERLAID:
+        pairs = multimnist.MultiMNIST.presets[lab.preset]
+        test = data_of(pairs.data).test
+        before = (pairs.size - test.image_shape[1]) // 2
+        border = (before, pairs.size - test.image_shape[1] - before) * 2
+        return multimnist.train(lab, pairs, multimnist.CAPSULES), replace(test, images=F.pad(test.images, border))
+    if row == PLACED:
+        placed = affine.AffineRobustness.presets[lab.preset]
+        name, config = affine.job(placed, affine.CAPSULES, placed.stop_at)
+    else:
+        name, config = mnist_dynamic.job(mnist_dynamic.MnistDynamic.presets[lab.preset], row)
+    trained = lab.train(name, config)
+    return trained, data_of(config["data"]).test.prepared(Preprocess.from_config(dict(trained.summary["preprocess"])))
+
 
 CHANGE, IDLE, ERROR = "change at ±0.25, median", "dimensions with hardly any effect", "error of the reconstruction"
 
@@ -154,10 +176,11 @@ class Perturb(Recipe[PerturbSettings]):
     presets: ClassVar = {
         "paper": PerturbSettings(tested=10000),
         "quick": PerturbSettings(),
-        "smoke": PerturbSettings(images=2, drawn=(2, 4), tested=100, rows=(mnist_dynamic.CAPSNET,)),
+        "smoke": PerturbSettings(images=2, drawn=(2, 4), tested=100, rows=(mnist_dynamic.CAPSNET, PLACED, OVERLAID)),
     }
     notes: ClassVar[tuple[str, ...]] = (
-        "The networks are those of the recipe mnist-dynamic with a decoder, with the same preset. Each number of the "
+        "The networks are those with a decoder of the recipes mnist-dynamic, affine (digits placed at random) and "
+        "multimnist (shown single digits in the middle), with the same preset. Each number of the "
         "pose of an image's true class is moved from -0.25 to 0.25 in steps of 0.05, as in the paper, for the first "
         "10 test images (smoke: 2) of each class. The paper shows pictures and has no figures.",
         "The change of a dimension is the mean absolute difference between the image drawn at ±0.25 and the one drawn "
@@ -171,31 +194,23 @@ class Perturb(Recipe[PerturbSettings]):
 
     def run(self, lab: Lab, settings: PerturbSettings) -> Outcome:
         """Opens the networks with a decoder, trains those that are missing, and sweeps their poses."""
-        given = mnist_dynamic.MnistDynamic.presets[lab.preset]
-        test = data_of(given.data).test
-        chosen = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[: settings.tested]
         figures: dict[tuple[str, str], float] = {}
         facts: dict[str, dict[str, Any]] = {}
         pictures: dict[str, Picture] = {}
         curves: dict[str, Any] = {}
-        for row in ROWS:
-            if any(rows and row not in rows for rows in (given.rows, settings.rows)):
-                continue
-            name, config = mnist_dynamic.job(given, row)
-            trained = lab.train(name, config)
+        for row in settings.rows or ROWS:
+            trained, test = network_of(lab, row)
             network = trained.network
-            if not isinstance(network, CapsuleClassifier) or network.decoder is None:
-                continue
-            images = test.prepared(Preprocess.from_config(dict(trained.summary["preprocess"])))
-            swept = sweep(network, images, settings.images)
-            error = reconstruction_error(network, images.subset(chosen))
+            assert isinstance(network, CapsuleClassifier)
+            chosen = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[: settings.tested]
+            swept = sweep(network, test, settings.images)
             figures |= {(row, key): value for key, value in findings(swept, settings.idle).items()}
-            figures[row, ERROR] = error
+            figures[row, ERROR] = error = reconstruction_error(network, test.subset(chosen))
             lab.show(f"{row}: median change {figures[row, CHANGE]:.2f} % of grey, error {error:.2f} % of grey")
             facts[row] = trained.facts
             curves[row] = {test.classes[label]: one.change.tolist() for label, one in swept.items()}
             drawn = {test.classes[label]: swept[label] for label in settings.drawn if label in swept}
-            pictures[name] = _picture(drawn, default_sweep().tolist(), row)
+            pictures[run_name("", row).strip("-")] = _picture(drawn, default_sweep().tolist(), row)
         return Outcome(figures, facts, pictures, curves)
 
 
@@ -222,7 +237,7 @@ def tiles(grid: Tensor, gap: int = 1) -> Tensor:
     """
     D, V = grid.shape[:2]
     rgb = grid.clamp(0, 1).expand(D, V, 3, *grid.shape[3:]) if grid.shape[2] == 1 else grid.clamp(0, 1)
-    framed = torch.nn.functional.pad(rgb, (0, gap, 0, gap), value=0.5)
+    framed = F.pad(rgb, (0, gap, 0, gap), value=0.5)
     return framed.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)
 
 
