@@ -213,13 +213,6 @@ class TestTurnedDigits:
         assert (half == half[..., :1]).all()
 
 
-@pytest.mark.parametrize(
-    ("accuracy", "expected"), [(0.95678, 0.956), (0.957, 0.957), (1.0, 1.0), (0.0, 0.001), (0.00199, 0.001)]
-)
-def test_rounded_down(accuracy: float, expected: float) -> None:
-    assert smallnorb_viewpoints.rounded_down(accuracy) == expected
-
-
 @pytest.mark.parametrize("recipe", [SmallNORBEM, SmallNORBViewpoints])
 def test_presets_say_where_the_images_come_from(recipe: type[Recipe[Any]]) -> None:
     for preset in ("paper", "quick"):

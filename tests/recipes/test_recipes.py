@@ -10,7 +10,19 @@ import yaml
 
 from torchcaps import recipes
 from torchcaps.cli import main
-from torchcaps.recipes import PRESETS, RECIPES, Lab, Line, Outcome, Recipe, code, get_recipe, results, run_recipe
+from torchcaps.recipes import (
+    PRESETS,
+    RECIPES,
+    Lab,
+    Line,
+    Outcome,
+    Recipe,
+    Trained,
+    code,
+    get_recipe,
+    results,
+    run_recipe,
+)
 
 CPU = {"accelerator": "cpu"}
 
@@ -99,6 +111,18 @@ class TestRegistry:
             get_recipe("three-digits")
         with pytest.raises(ValueError, match="preset must be one of paper"):
             run_recipe("two-digits", "fast")
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "to_match"),
+    [(0.8758, 0.875), (0.957, 0.957), (0.99999, 0.999), (1.0, 1.0), (0.00199, 0.001), (0.0, 0.001)],
+)
+def test_the_accuracy_to_match_is_rounded_down(accuracy, to_match):
+    trained = Trained(torch.nn.Identity(), {"last_epoch": {"val_accuracy": accuracy}}, Path("x"))
+    assert trained.validation_accuracy == accuracy
+    assert trained.accuracy_to_match == to_match
+    with pytest.raises(ValueError, match="without validation"):
+        _ = Trained(trained.network, {"last_epoch": {}}, Path("x")).validation_accuracy
 
 
 class TestLab:

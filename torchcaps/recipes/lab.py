@@ -37,7 +37,13 @@ class Trained:
 
     @property
     def validation_accuracy(self) -> float:
-        """Of the last epoch, from 0 to 1."""
+        """Of the last epoch, from 0 to 1.
+
+        Raises:
+            ValueError: if there were no validation images.
+        """
+        if "val_accuracy" not in self.summary["last_epoch"]:
+            raise ValueError(f"{self.folder} was trained without validation images")
         return float(self.summary["last_epoch"]["val_accuracy"])
 
     @property

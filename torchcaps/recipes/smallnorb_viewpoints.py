@@ -113,11 +113,6 @@ def job(
     return run_name("smallnorb-viewpoints", f"{viewpoints} {network}"), config
 
 
-def rounded_down(accuracy: float) -> float:
-    """An accuracy from 0 to 1, rounded down to three decimals; at least 0.001, so that training can end at it."""
-    return max(math.floor(1000 * accuracy) / 1000, 0.001)
-
-
 def novel_error(trained: Trained, settings: SmallNORBSettings, viewpoints: Viewpoints) -> float:
     """Error in percent on the test images from the viewpoints that were left out of training."""
     test = data_of(data_from(settings, viewpoints, "novel")).test
@@ -180,9 +175,9 @@ class SmallNORBViewpoints(Recipe[SmallNORBSettings]):
             for network in NETWORKS:
                 row = f"{viewpoints}, {network}"
                 trained = lab.train(*job(settings, viewpoints, network, stop_at))
-                reached = trained.summary["last_epoch"]["val_accuracy"]
+                reached = trained.validation_accuracy
                 facts[row] = {**trained.facts, "validation_accuracy": reached, "stop_at": stop_at}
-                stop_at = rounded_down(reached)
+                stop_at = trained.accuracy_to_match
                 figures[row, FAMILIAR] = trained.test_error
                 figures[row, NOVEL] = novel_error(trained, settings, viewpoints)
                 lab.show(f"{row}: familiar {figures[row, FAMILIAR]:.2f} %, novel {figures[row, NOVEL]:.2f} %")
