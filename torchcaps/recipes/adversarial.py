@@ -391,8 +391,8 @@ class Adversarial(Recipe[AdversarialSettings]):
         "Epsilon is the largest change of a pixel, whose values lie in [0, 1]; the result is clipped to that range and "
         "only then standardised. The paper's epsilons go up to 0.4; whether in these units is not known. BIM takes "
         "steps (see the settings: 10) of an equal share of epsilon. Which epsilons stand in the table was chosen by "
-        "looking at 30 test images of two other networks; the curves show all. FGSM and BIM are those of the Adversarial "
-        "Robustness Toolbox.",
+        "looking at 30 test images of two other networks; the curves show all. FGSM and BIM are those of the "
+        "Adversarial Robustness Toolbox.",
         "Untargeted attacks go away from the true class, targeted ones towards one wrong class for each image, drawn "
         "at random, the same for all (the paper averages over every class as the target; recalled). Without an "
         "attack, 'taken for the target' counts those mistakes that happen to be the target.",
