@@ -158,9 +158,26 @@ class TestCapsNet:
     def test_any_transforms(self, transforms: str) -> None:
         check_learning(create_model("capsnet_digits", transforms=transforms, batch_norm=True), batch=3)
 
+    def test_stem(self, tmp_path: Path) -> None:
+        model = create_model("capsnet_digits", image_shape=(1, 12, 12), channels=8, types=2, stem=(3, 5))
+        check_learning(model, batch=3)
+        widths = [module.weight.shape[:2] for module in model.features if isinstance(module, torch.nn.Conv2d)]
+        assert [*widths, model.conv.weight.shape[:2]] == [(3, 1), (5, 3), (8, 5)]
+        images = torch.rand(2, 1, 12, 12)
+        assert model.children_of(images).pose.shape[1:3] == (4, 4)  # 12 less 2 for each of four 3 x 3 convolutions
+        model.eval().save_pretrained(tmp_path)
+        with torch.no_grad():
+            assert torch.equal(load_pretrained(tmp_path)(images).activation, model(images).activation)
+
+    def test_without_a_stem_nothing_is_added(self) -> None:
+        names = create_model("capsnet_digits").state_dict()
+        assert not [name for name in names if name.startswith(("features", "norm"))]
+
     def test_images_smaller_than_the_kernels(self) -> None:
         with pytest.raises(ValueError, match=r"image_shape \(1, 8, 8\) is smaller than kernel_size 9"):
             create_model("capsnet", image_shape=(1, 8, 8))
+        with pytest.raises(ValueError, match=r"\(1, 10, 10\) is smaller than kernel_size 5 behind a stem of 2"):
+            create_model("capsnet_small", image_shape=(1, 10, 10), stem=(4, 4))
         with pytest.raises(ValueError, match="smaller than the primary capsules' kernel of 9"):
             create_model("capsnet", image_shape=(1, 12, 12))
 

@@ -65,6 +65,8 @@ class CapsNet(CapsuleClassifier):
         routed_primary: pass the primary capsules through one routing step with a bias, as the released code does.
         decoder_hidden: widths of the decoder's hidden layers; None for no decoder.
         init_std: of the transforms; None for the rule of :class:`~torchcaps.layers.CapsLinear`.
+        stem: widths of further convolutions in front of the first one, of its kernel size and with stride 1. With a
+            stem, batch normalisation stands behind every convolution below the primary capsules.
 
     Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", section 4.
     """
@@ -88,8 +90,10 @@ class CapsNet(CapsuleClassifier):
         routed_primary: bool = False,
         decoder_hidden: Sequence[int] | None = (512, 1024),
         init_std: float | None = 0.1,
+        stem: Sequence[int] = (),
     ) -> None:
         super().__init__(image_shape, classes)
+        self.stem = tuple(stem)
         self.channels = channels
         self.kernel_size = kernel_size
         self.stride = stride
@@ -105,10 +109,13 @@ class CapsNet(CapsuleClassifier):
         self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
         self.init_std = init_std
 
-        in_channels, height, width = self.image_shape
-        if min(height, width) < kernel_size:
-            raise ValueError(f"image_shape {image_shape} is smaller than kernel_size {kernel_size}")
-        self.conv = nn.Conv2d(in_channels, channels, kernel_size, stride)
+        extents = [extent - len(self.stem) * (kernel_size - 1) for extent in self.image_shape[1:]]
+        if min(extents) < kernel_size:
+            behind = f" behind a stem of {len(self.stem)}" if self.stem else ""
+            raise ValueError(f"image_shape {image_shape} is smaller than kernel_size {kernel_size}{behind}")
+        self.features = _stem(self.image_shape[0], self.stem, kernel_size)
+        self.conv = nn.Conv2d((self.image_shape[0], *self.stem)[-1], channels, kernel_size, stride)
+        self.norm = nn.BatchNorm2d(channels) if self.stem else nn.Identity()
         self.primary_caps = PrimaryCaps(
             channels,
             types,
@@ -119,7 +126,7 @@ class CapsNet(CapsuleClassifier):
             batch_norm=batch_norm,
             routed=routed_primary,
         )
-        sites = self.primary_caps.sites(*((extent - kernel_size) // stride + 1 for extent in (height, width)))
+        sites = self.primary_caps.sites(*((extent - kernel_size) // stride + 1 for extent in extents))
         self.class_caps = CapsLinear(
             math.prod(sites),
             classes,
@@ -136,7 +143,15 @@ class CapsNet(CapsuleClassifier):
     def children_of(self, images: Tensor) -> Capsules:
         """The primary capsules, poses (B, H', W', types, primary_dim)."""
         self._check(images)
-        return self.primary_caps(F.relu(self.conv(images)))
+        return self.primary_caps(F.relu(self.norm(self.conv(self.features(images)))))
+
+
+def _stem(in_channels: int, widths: Sequence[int], kernel_size: int) -> nn.Sequential:
+    """Convolutions, each with batch normalisation and ReLU; nothing for no widths."""
+    layers: list[nn.Module] = []
+    for before, width in zip((in_channels, *widths), widths, strict=False):
+        layers += [nn.Conv2d(before, width, kernel_size), nn.BatchNorm2d(width), nn.ReLU()]
+    return nn.Sequential(*layers)
 
 
 @register_model(
