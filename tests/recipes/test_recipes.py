@@ -159,6 +159,14 @@ class TestLab:
         assert (done.folder / "metrics.csv").read_text() == rows
         assert again.summary["test_accuracy"] == done.summary["test_accuracy"]
 
+    def test_the_code_that_trained_is_noted(self, runs):
+        first = Lab("smoke", 7, runs, CPU, code={"training.py": "1", "recipes/lab.py": "2"})
+        later = replace(first, code={"training.py": "3", "recipes/lab.py": "2"})
+        assert first.train("tiny", TINY).code == ({"training.py": "1"},)  # of the recipe, the options say all
+        assert later.train("tiny", TINY).code == ({"training.py": "1"},)  # nothing was trained
+        (first.folder("tiny").path / "summary.json").unlink()
+        assert later.train("tiny", TINY).code == ({"training.py": "1"}, {"training.py": "3"})
+
     def test_a_strange_folder_is_left_alone(self, lab):
         folder = lab.folder("strange").path
         folder.mkdir(parents=True)
@@ -258,6 +266,12 @@ class TestCode:
         now = {"files": {"a.py": "1", "b.py": "9", "d.py": "4"}}
         assert code.changed_files(was, now) == ["b.py", "c.py", "d.py"]
 
+    def test_files_that_have_changed_since_a_network_was_trained(self):
+        now = {"files": {"a.py": "1", "b.py": "9"}}
+        assert code.older_files([], now) == ["unknown"]
+        assert code.older_files([{"a.py": "1", "c.py": "3"}], now) == []
+        assert code.older_files([{"a.py": "1"}, {"a.py": "1", "b.py": "2"}], now) == ["b.py"]
+
 
 class TestCheck:
     def test_older_code_is_flagged(self, made_up, tmp_path):
@@ -273,6 +287,23 @@ class TestCheck:
         assert recipes.check(["made-up"], tmp_path, lines.append) == []
         assert "made-up, quick preset: from older code" in lines[-1]
         assert lines[-1].endswith("changed since: training.py")
+
+    def test_networks_of_older_code_are_flagged(self, made_up, tmp_path, monkeypatch):
+        def run(self, lab, settings):
+            lab.train("tiny", TINY)
+            return Outcome({})
+
+        monkeypatch.setattr(made_up, "run", run)
+        folders = {"runs": tmp_path / "runs", "results": tmp_path / "results", "trainer": CPU}
+        assert run_recipe("made-up", "quick", **folders)["older_networks"] == {}
+        (note,) = (tmp_path / "runs/quick").glob("*.json")
+        (noted,) = json.loads(note.read_text())
+        note.write_text(json.dumps([{**noted, "training.py": "00000000"}]))
+        assert run_recipe("made-up", "quick", **folders)["older_networks"] == {"tiny-seed0": ["training.py"]}
+        lines: list[str] = []
+        recipes.check(["made-up"], tmp_path / "results", lines.append)
+        assert lines[-1].endswith("tiny-seed0 was trained by older code yet; changed since: training.py")
+        assert "(1 of its networks trained" in (tmp_path / "results" / "README.md").read_text()
 
     def test_a_failing_recipe_is_named(self, made_up, tmp_path, monkeypatch):
         def fails(self, lab, settings):

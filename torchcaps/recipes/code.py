@@ -4,7 +4,7 @@ import ast
 import hashlib
 import inspect
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,21 @@ def changed_files(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The source files in which two versions of the code differ."""
     names = sorted({*was["files"], *now["files"]})
     return [name for name in names if was["files"].get(name) != now["files"].get(name)]
+
+
+def older_files(noted: Sequence[Mapping[str, str]], now: Mapping[str, Any]) -> list[str]:
+    """The source files of which a network was trained by another version.
+
+    Args:
+        noted: digests by file of each code that trained it; files that ``now`` does not know do not count.
+        now: the version of the code, see :func:`code_version`.
+
+    Returns:
+        Their names; ``["unknown"]`` if nothing was noted.
+    """
+    files = now["files"]
+    different = {name for code in noted for name in code.keys() & files.keys() if code[name] != files[name]}
+    return sorted(different) if noted else ["unknown"]
 
 
 def _name(path: Path) -> str:

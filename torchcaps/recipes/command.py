@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from torchcaps.recipes.base import PresetName, Recipe, get_recipe
-from torchcaps.recipes.code import changed_files, code_version
+from torchcaps.recipes.code import changed_files, code_version, older_files
 from torchcaps.recipes.lab import Lab
 from torchcaps.recipes.results import read_results, result_path, write_table
 
@@ -55,9 +55,10 @@ def run_recipe(
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be different numbers, at least one, got {list(seeds)}")
     settings = recipe.presets[preset]
-    labs = [Lab(preset, seed, runs, trainer or {}, command, show) for seed in seeds]
+    code = code_version(recipe)
+    labs = [Lab(preset, seed, runs, trainer or {}, command, show, code["files"]) for seed in seeds]
     outcomes = [recipe.run(lab, settings) for lab in labs]
-    trained = {one.folder: one.summary for lab in labs for one in lab.trained}
+    networks = {one.folder: one for lab in labs for one in lab.trained}.values()
     result = {
         "recipe": name,
         "preset": preset,
@@ -71,11 +72,12 @@ def run_recipe(
         "curves": [dict(outcome.curves) for outcome in outcomes],
         "pictures": [],
         "notes": list(recipe.notes),
-        "training_seconds": round(sum(summary["training_seconds"] for summary in trained.values()), 1),
-        "hardware": sorted({summary["hardware"] for summary in trained.values()}),
+        "training_seconds": round(sum(one.summary["training_seconds"] for one in networks), 1),
+        "hardware": sorted({one.summary["hardware"] for one in networks}),
         "finished": time.strftime("%Y-%m-%d"),
-        "versions": next(iter(trained.values()))["versions"] if trained else {},
-        "code": code_version(recipe),
+        "versions": next((one.summary["versions"] for one in networks), {}),
+        "code": code,
+        "older_networks": {one.folder.name: older for one in networks if (older := older_files(one.code, code))},
         "command": command,
     }
     if results is not None:
@@ -126,11 +128,18 @@ def check(names: Sequence[str], results: Path, show: Callable[[str], None]) -> l
             failed.append(name)
             show(f"{name}: the smoke preset fails: {type(error).__name__}: {error}")
     for (name, preset), result in read_results(results).items():
-        changed = changed_files(result["code"], code_version(get_recipe(name)))
-        if name in names and changed:
-            others = f" and {len(changed) - 5} others" if len(changed) > 5 else ""
-            show(
-                f"{name}, {preset} preset: from older code, {result['code']['version']} of {result['finished']}; "
-                f"changed since: {', '.join(changed[:5])}{others}"
-            )
+        if name in names:
+            changed = changed_files(result["code"], code_version(get_recipe(name)))
+            if changed:
+                show(
+                    f"{name}, {preset} preset: from older code, {result['code']['version']} of {result['finished']}; "
+                    f"changed since: {_first(changed)}"
+                )
+            for run, older in result.get("older_networks", {}).items():
+                show(f"{name}, {preset} preset: {run} was trained by older code yet; changed since: {_first(older)}")
     return failed
+
+
+def _first(names: Sequence[str], count: int = 5) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:count]) + (f" and {len(names) - count} others" if len(names) > count else "")

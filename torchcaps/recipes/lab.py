@@ -1,8 +1,9 @@
 """Where recipes train: every network in a folder of its own, resumed if interrupted, reused once it is done."""
 
+import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,14 @@ class Trained:
         network: at the end of the last epoch, in evaluation mode, on the device of the lab.
         summary: of its run, as :func:`torchcaps.runs.train` writes it.
         folder: of its run.
+        code: digests of the source files that trained it, by file; more than one if the code changed in between, none
+            if nobody took note.
     """
 
     network: ImageClassifier
     summary: Mapping[str, Any]
     folder: Path
+    code: tuple[Mapping[str, str], ...] = ()
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -73,6 +77,7 @@ class Lab:
         trainer: options of the trainer, over those of the recipe: see :class:`torchcaps.training.TrainerOptions`.
         command: how this was started, for the summaries.
         show: takes lines of text.
+        code: digests of the source files at hand, by file: beside each run it is noted which ones trained it.
         trained: the networks so far.
 
     Raises:
@@ -85,6 +90,7 @@ class Lab:
     trainer: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
     show: Callable[[str], None] = lambda line: None
+    code: Mapping[str, str] = field(default_factory=dict)
     trained: list[Trained] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -120,7 +126,9 @@ class Lab:
         def make(folder: RunFolder) -> None:
             train_parsed(folder, parser, options, command=self.command, show=self.show)
 
-        return self.keep(name, yaml.safe_load(parser.dump(options)), make)
+        # A recipe acts on such a training by its options alone, and those are compared.
+        package = {file: digest for file, digest in self.code.items() if not file.startswith("recipes/")}
+        return replace(self, code=package).keep(name, yaml.safe_load(parser.dump(options)), make)
 
     def keep(self, name: str, options: Mapping[str, Any], make: Callable[[RunFolder], None]) -> Trained:
         """Has a network trained in some way, unless that was done already.
@@ -137,6 +145,7 @@ class Lab:
         check_same(folder, options)
         if not folder.summary.is_file():
             self.show(f"{name}, seed {self.seed}: training in {folder.path}")
+            self._note_code(folder)
             make(folder)
         return self.open(folder)
 
@@ -147,9 +156,26 @@ class Lab:
     def open(self, folder: RunFolder) -> Trained:
         """A finished run, which is counted among the trained networks."""
         network = load_pretrained(folder.model).to(self.device)
-        done = Trained(network, read_summary(folder), folder.path)
+        done = Trained(network, read_summary(folder), folder.path, _noted_code(folder))
         self.trained.append(done)
         return done
+
+    def _note_code(self, folder: RunFolder) -> None:
+        """Takes note of the code that trains, beside the folder: a run begins with an empty one."""
+        noted = _noted_code(folder)
+        if self.code not in noted:
+            path = _code_file(folder)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps([*noted, self.code], indent=1) + "\n")
+
+
+def _code_file(folder: RunFolder) -> Path:
+    return folder.path.with_name(f"{folder.path.name}.code.json")
+
+
+def _noted_code(folder: RunFolder) -> tuple[Mapping[str, str], ...]:
+    path = _code_file(folder)
+    return tuple(json.loads(path.read_text())) if path.is_file() else ()
 
 
 def check_same(folder: RunFolder, options: Mapping[str, Any]) -> None:

@@ -173,13 +173,18 @@ def _how(result: Mapping[str, Any]) -> str:
     return (
         f"`{result['command']}`, {seeds} {', '.join(map(str, result['seeds']))}, "
         f"{result['training_seconds'] / 60:.0f} min of training on {_joined(result['hardware'])}, "
-        f"{result['finished']}, code {_code_in_words(result['code'])}; "
+        f"{result['finished']}, code {_code_in_words(result['code'])}{_older_in_words(result)}; "
         f"[settings and all numbers]({result['recipe']}-{result['preset']}.json)"
     )
 
 
 def _code_in_words(code: Mapping[str, str]) -> str:
     return f"{code['version']} {code['digest']}" + (f" (commit {code['commit']})" if "commit" in code else "")
+
+
+def _older_in_words(result: Mapping[str, Any]) -> str:
+    count = len(result.get("older_networks", ()))
+    return f" ({count} of its networks trained, at least in part, by older code)" if count else ""
 
 
 def _joined(words: Iterable[str]) -> str:
