@@ -16,6 +16,7 @@ from torchcaps.models import ImageClassifier
 from torchcaps.recipes import smallnorb
 from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_recipe
 from torchcaps.recipes.lab import Lab, Trained, data_of, run_name
+from torchcaps.recipes.options import adam, option
 from torchcaps.recipes.smallnorb import SmallNORBEM, SmallNORBSettings
 
 HINTON = "Hinton, Sabour & Frosst 2018, section 5"
@@ -339,11 +340,11 @@ def _lines() -> tuple[Line, ...]:
 
 
 _TINY = SmallNORBSettings(
-    data={"class_path": "Digits", "init_args": {"size": 20}},
+    data=option("Digits", size=20),
     epochs=3,
     cnn_epochs=3,
-    optimizer={"class_path": "torch.optim.Adam", "init_args": {"lr": 1e-2}},
-    cnn_optimizer={"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}},
+    optimizer=adam(1e-2),
+    cnn_optimizer=adam(3e-3),
     model_args={"channels": 8, "types": [3, 3, 3], "competition": "window"},
     routing={"schedule": "linear", "inverse_temperature": 1.0, "standardise": True},
     cnn_args={"channels": [4, 8], "hidden": 16},
@@ -364,9 +365,7 @@ class Adversarial(Recipe[AdversarialSettings]):
     lines: ClassVar[tuple[Line, ...]] = _lines()
     presets: ClassVar = {
         "paper": AdversarialSettings(
-            networks=replace(
-                SmallNORBEM.presets["paper"], data={"class_path": "SmallNORB", "init_args": {"validation": 0.02}}
-            ),
+            networks=replace(SmallNORBEM.presets["paper"], data=option("SmallNORB", validation=0.02)),
             epochs=1000,
             share=0.1,
             images=24300,

@@ -16,6 +16,7 @@ from torchcaps.explain.findings import examine
 from torchcaps.models import ImageClassifier
 from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_recipe
 from torchcaps.recipes.lab import Lab, Trained, data_of, run_name
+from torchcaps.recipes.options import TrainingOptions, adam, falling, option, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -255,42 +256,28 @@ def _side(images: Tensor) -> int:
     return images.shape[2]
 
 
-@dataclass(frozen=True)
-class AffineSettings:
-    """One preset.
+@dataclass(frozen=True, kw_only=True)
+class AffineSettings(TrainingOptions):
+    """One preset: how both networks are trained, their shifts apart, and what they are.
 
     Attributes:
         data: option of ``torchcaps train``, without the border.
         model: of the capsules, likewise.
         model_args: likewise.
         twin_args: arguments of the convolutional network, which give it as many parameters.
-        epochs: after which a training ends that has not reached ``stop_at``.
-        optimizer: option of ``torchcaps train``.
-        stop_at: likewise.
+        stop_at: validation accuracy at which the training of the capsules ends before its last epoch.
         pad: width of the border, and the largest shift in training, in pixels.
-        batch_size: option of ``torchcaps train``.
-        scheduler: likewise.
-        scheduler_interval: likewise.
-        reconstruction: likewise.
-        trainer: likewise.
-        speed: likewise.
+        reconstruction: option of ``torchcaps train``, for the capsules.
         curve_images: how many test images each point of a curve is measured on.
     """
 
     data: Mapping[str, Any]
     model: str
     twin_args: Mapping[str, Any]
-    epochs: int
-    optimizer: Mapping[str, Any]
     model_args: Mapping[str, Any] = field(default_factory=dict)
     stop_at: float = 0.9923
     pad: int = 6
-    batch_size: int = 128
-    scheduler: Mapping[str, Any] | None = None
-    scheduler_interval: str = "epoch"
     reconstruction: float = 0.0005
-    trainer: Mapping[str, Any] = field(default_factory=dict)
-    speed: Mapping[str, Any] = field(default_factory=dict)
     curve_images: int = 1000
 
 
@@ -329,32 +316,29 @@ class AffineRobustness(Recipe[AffineSettings]):
     )
     presets: ClassVar = {
         "paper": AffineSettings(
-            data={"class_path": "MNIST"},
+            data=option("MNIST"),
             model="capsnet",
             twin_args={"hidden": 2048},
             epochs=100,
-            optimizer={"class_path": "torch.optim.Adam", "init_args": {"lr": 1e-3}},
-            scheduler={
-                "class_path": "torch.optim.lr_scheduler.ExponentialLR",
-                "init_args": {"gamma": 0.96 ** (1 / 2000)},
-            },
+            optimizer=adam(1e-3),
+            scheduler=falling(0.96 ** (1 / 2000)),
             scheduler_interval="step",
             curve_images=10000,
         ),
         "quick": AffineSettings(
-            data={"class_path": "MNIST"},
+            data=option("MNIST"),
             model="capsnet_small",
             twin_args={"hidden": 336},
             epochs=14,
             stop_at=0.99,
             batch_size=64,
-            optimizer={"class_path": "torch.optim.Adam", "init_args": {"lr": 2e-3}},
-            scheduler={"class_path": "torch.optim.lr_scheduler.ExponentialLR", "init_args": {"gamma": 0.85}},
+            optimizer=adam(2e-3),
+            scheduler=falling(0.85),
             trainer={"precision": "bf16-mixed"},
             speed={"channels_last": True},
         ),
         "smoke": AffineSettings(
-            data={"class_path": "Digits", "init_args": {"size": 16}},
+            data=option("Digits", size=16),
             model="capsnet_small",
             model_args={"channels": 8, "types": 4, "decoder_hidden": [16, 32]},
             twin_args={"channels": [4, 8], "hidden": 32},
@@ -362,7 +346,7 @@ class AffineRobustness(Recipe[AffineSettings]):
             batch_size=32,
             stop_at=0.3,
             pad=4,
-            optimizer={"class_path": "torch.optim.Adam", "init_args": {"lr": 5e-3}},
+            optimizer=adam(5e-3),
             curve_images=40,
         ),
     }
@@ -422,33 +406,26 @@ def job(settings: AffineSettings, row: str, stop_at: float) -> tuple[str, dict[s
         row: CapsNet or CNN.
         stop_at: validation accuracy at which its training ends.
     """
-    data = {"data": dict(settings.data), "pad": settings.pad}
-    config: dict[str, Any] = {
-        "data": {"class_path": f"{Padded.__module__}.{Padded.__qualname__}", "init_args": data},
-        "preprocess": {"shift": settings.pad},
-        "optimizer": dict(settings.optimizer),
-        "epochs": settings.epochs,
+    padded = f"{Padded.__module__}.{Padded.__qualname__}"
+    config = {
+        **settings.options(),
+        "data": option(padded, data=plain(settings.data), pad=settings.pad),
+        "preprocess": {**settings.preprocess, "shift": settings.pad},
         "stop_at": stop_at,
-        "batch_size": settings.batch_size,
-        "trainer": dict(settings.trainer),
-        "speed": dict(settings.speed),
     }
-    if settings.scheduler is not None:
-        config["scheduler"] = dict(settings.scheduler)
-        config["scheduler_interval"] = settings.scheduler_interval
     if row == CAPSULES:
         config |= {
             "model": settings.model,
-            "model_args": dict(settings.model_args),
-            "routing": {"class_path": "DynamicRouting", "init_args": {"steps": 3}},
-            "loss": {"class_path": "MarginLoss"},
+            "model_args": plain(settings.model_args),
+            "routing": option("DynamicRouting", steps=3),
+            "loss": option("MarginLoss"),
             "reconstruction": settings.reconstruction,
         }
     else:
         config |= {
             "model": "matrixcapsnet_cnn",
-            "model_args": dict(settings.twin_args),
-            "loss": {"class_path": "NegativeLogLikelihood"},
+            "model_args": plain(settings.twin_args),
+            "loss": option("NegativeLogLikelihood"),
         }
     return run_name("affine", row), config
 

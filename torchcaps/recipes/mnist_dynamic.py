@@ -2,30 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torchcaps.losses import Weighting
 from torchcaps.recipes.base import Line, Outcome, Recipe, register_recipe
 from torchcaps.recipes.lab import Lab, run_name
+from torchcaps.recipes.options import TrainingOptions, adam, falling, option, plain
 from torchcaps.recipes.pictures import error_bars
 
 SABOUR = "Sabour et al. 2017, table 1"
 
 
-@dataclass(frozen=True)
-class MnistDynamicSettings:
-    """One preset of the recipe.
+@dataclass(frozen=True, kw_only=True)
+class MnistDynamicSettings(TrainingOptions):
+    """One preset of the recipe: how all rows are trained, and the networks.
 
-    Args:
+    Attributes:
         data: the images.
-        epochs: of training.
-        optimizer: of all rows.
-        batch_size: of training.
-        scheduler: of the learning rate; None keeps it.
-        scheduler_interval: whether the scheduler steps each epoch or each step.
-        preprocess: of the training images.
-        trainer: options of the trainer.
-        speed: what makes the steps faster.
         model: of the rows with capsules.
         model_args: of that model.
         cnn: the baseline.
@@ -34,14 +27,7 @@ class MnistDynamicSettings:
     """
 
     data: Mapping[str, Any]
-    epochs: int
-    optimizer: Mapping[str, Any]
-    batch_size: int = 128
-    scheduler: Mapping[str, Any] | None = None
-    scheduler_interval: Literal["epoch", "step"] = "epoch"
     preprocess: Mapping[str, Any] = field(default_factory=lambda: {"shift": 2})
-    trainer: Mapping[str, Any] = field(default_factory=dict)
-    speed: Mapping[str, Any] = field(default_factory=dict)
     model: str = "capsnet"
     model_args: Mapping[str, Any] = field(default_factory=dict)
     cnn: str = "capsnet_cnn"
@@ -111,30 +97,27 @@ class MnistDynamic(Recipe[MnistDynamicSettings]):
     )
     presets: ClassVar = {
         "paper": MnistDynamicSettings(
-            data={"class_path": "MNIST", "init_args": {"validation": 0}},
+            data=option("MNIST", validation=0),
             epochs=641,
-            optimizer={"class_path": "torch.optim.Adam", "init_args": {"lr": 1e-3}},
-            scheduler={
-                "class_path": "torch.optim.lr_scheduler.ExponentialLR",
-                "init_args": {"gamma": 0.96 ** (1 / 2000)},
-            },
+            optimizer=adam(1e-3),
+            scheduler=falling(0.96 ** (1 / 2000)),
             scheduler_interval="step",
         ),
         "quick": MnistDynamicSettings(
-            data={"class_path": "MNIST"},
+            data=option("MNIST"),
             epochs=8,
             batch_size=64,
-            optimizer={"class_path": "torch.optim.Adam", "init_args": {"lr": 2e-3}},
-            scheduler={"class_path": "torch.optim.lr_scheduler.ExponentialLR", "init_args": {"gamma": 0.65}},
+            optimizer=adam(2e-3),
+            scheduler=falling(0.65),
             trainer={"precision": "bf16-mixed"},
             speed={"channels_last": True},
             model="capsnet_small",
             cnn="capsnet_small_cnn",
         ),
         "smoke": MnistDynamicSettings(
-            data={"class_path": "Digits"},
+            data=option("Digits"),
             epochs=2,
-            optimizer={"class_path": "torch.optim.Adam", "init_args": {"lr": 1e-2}},
+            optimizer=adam(1e-2),
             preprocess={"shift": 1},
             model="capsnet_digits",
             model_args={"channels": 16, "types": 4, "decoder_hidden": (32, 32)},
@@ -180,35 +163,18 @@ def job(settings: MnistDynamicSettings, row: str) -> tuple[str, dict[str, Any]]:
     if row not in ROWS:
         raise ValueError(f"row must be one of {', '.join(ROWS)}, got {row!r}")
     kind = ROWS[row]
-    config: dict[str, Any] = {
-        "data": dict(settings.data),
-        "optimizer": dict(settings.optimizer),
-        "preprocess": dict(settings.preprocess),
-        "epochs": settings.epochs,
-        "batch_size": settings.batch_size,
-        "trainer": dict(settings.trainer),
-        "speed": dict(settings.speed),
-    }
-    if settings.scheduler is not None:
-        config["scheduler"] = dict(settings.scheduler)
-        config["scheduler_interval"] = settings.scheduler_interval
     if kind is None:
         network = {
             "model": settings.cnn,
-            "model_args": _plain(settings.cnn_args),
-            "loss": {"class_path": "NegativeLogLikelihood"},
+            "model_args": plain(settings.cnn_args),
+            "loss": option("NegativeLogLikelihood"),
         }
     else:
         decoder = {"decoder_hidden": None} if kind.weighting is None else {}
         network = {
             "model": settings.model,
-            "model_args": {**_plain(settings.model_args), **decoder},
-            "routing": {"class_path": "DynamicRouting", "init_args": {"steps": kind.steps}},
-            "loss": {"class_path": "MarginLoss", "init_args": {"weighting": kind.weighting or "paper"}},
+            "model_args": {**plain(settings.model_args), **decoder},
+            "routing": option("DynamicRouting", steps=kind.steps),
+            "loss": option("MarginLoss", weighting=kind.weighting or "paper"),
         }
-    return run_name("mnist-dynamic", row), {**config, **network}
-
-
-def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as YAML holds them: lists for tuples."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in arguments.items()}
+    return run_name("mnist-dynamic", row), {**settings.options(), "data": plain(settings.data), **network}

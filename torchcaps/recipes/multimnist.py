@@ -17,6 +17,7 @@ from torchcaps.losses import ActivationLoss, MarginLoss, NegativeLogLikelihood, 
 from torchcaps.models import CapsuleClassifier, ImageClassifier, create_model
 from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_recipe
 from torchcaps.recipes.lab import Lab, Trained, data_of, run_name
+from torchcaps.recipes.options import option, plain
 from torchcaps.runs import RunFolder, circumstances
 from torchcaps.training import Classification, Speed, TrainerOptions, fit
 
@@ -246,13 +247,13 @@ class MultiMNIST(Recipe[MultiMNISTSettings]):
     )
     presets: ClassVar = {
         "paper": MultiMNISTSettings(
-            data={"class_path": "MNIST", "init_args": {"validation": 0.02}},
+            data=option("MNIST", validation=0.02),
             epochs={CAPSULES: 1000, CNN: 1000},
             models={CAPSULES: ("capsnet", {}), CNN: ("matrixcapsnet_cnn", {})},
             test_pairs=1_000_000,
         ),
         "quick": MultiMNISTSettings(
-            data={"class_path": "MNIST", "init_args": {"validation": 0.02}},
+            data=option("MNIST", validation=0.02),
             epochs={CAPSULES: 30, CNN: 10},
             models={
                 CAPSULES: ("capsnet_small", {"channels": 128, "stem": [32], "decoder_hidden": [512, 1024]}),
@@ -265,7 +266,7 @@ class MultiMNIST(Recipe[MultiMNISTSettings]):
             speed={"channels_last": True},
         ),
         "smoke": MultiMNISTSettings(
-            data={"class_path": "Digits"},
+            data=option("Digits"),
             epochs={CAPSULES: 2, CNN: 2},
             models={
                 CAPSULES: ("capsnet_digits", {"channels": 8, "types": 2, "decoder_hidden": [16]}),
@@ -322,7 +323,7 @@ def train(lab: Lab, settings: MultiMNISTSettings, row: str) -> Trained:
     """Trains the network of a row on pairs, or opens it: :meth:`Lab.train` for this recipe."""
     model, arguments = settings.models[row]
     trainer = {**settings.trainer, **lab.trainer}
-    options = {"recipe": MultiMNIST.name, "row": row, **_plain(asdict(settings)), "trainer": trainer, "seed": lab.seed}
+    options = {"recipe": MultiMNIST.name, "row": row, **plain(asdict(settings)), "trainer": trainer, "seed": lab.seed}
     del options["test_pairs"]
 
     def make(folder: RunFolder) -> None:
@@ -374,17 +375,6 @@ def train(lab: Lab, settings: MultiMNISTSettings, row: str) -> Trained:
         )
 
     return lab.keep(run_name("multimnist", row), options, make)
-
-
-def _plain(value: Any) -> Any:
-    """As it comes back from YAML."""
-    return yaml.safe_load(yaml.safe_dump(_lists(value)))
-
-
-def _lists(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _lists(one) for key, one in value.items()}
-    return [_lists(one) for one in value] if isinstance(value, tuple | list) else value
 
 
 @torch.no_grad()

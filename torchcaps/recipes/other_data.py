@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torchcaps.recipes.base import Line, Outcome, Recipe, register_recipe
 from torchcaps.recipes.lab import Lab, run_name
+from torchcaps.recipes.options import TrainingOptions, adam, falling, option, plain
 from torchcaps.recipes.pictures import error_bars
 
 MATRIX, CAPSNET, CNN = "MatrixCapsNet, EM routing", "CapsNet, dynamic routing, 3 steps", "CNN baseline of the EM paper"
@@ -15,37 +16,21 @@ TEST_ERROR = "test error"
 HINTON = "Hinton, Sabour & Frosst 2018"
 
 
-@dataclass(frozen=True)
-class Network:
+@dataclass(frozen=True, kw_only=True)
+class Network(TrainingOptions):
     """A network and how it is trained.
 
-    Args:
+    Attributes:
         model: by its name.
         loss: of the class activations.
-        epochs: of training.
-        optimizer: with its learning rate.
-        batch_size: of training.
         model_args: arguments of the network, over those of its name.
         routing: of the capsules; None for the network's own.
-        scheduler: of the learning rate; None keeps it.
-        scheduler_interval: whether the scheduler steps each epoch or each step.
-        preprocess: of the images.
-        trainer: options of the trainer.
-        speed: what makes the steps faster.
     """
 
     model: str
     loss: Mapping[str, Any]
-    epochs: int
-    optimizer: Mapping[str, Any]
-    batch_size: int
     model_args: Mapping[str, Any] = field(default_factory=dict)
     routing: Mapping[str, Any] | None = None
-    scheduler: Mapping[str, Any] | None = None
-    scheduler_interval: Literal["epoch", "step"] = "epoch"
-    preprocess: Mapping[str, Any] = field(default_factory=dict)
-    trainer: Mapping[str, Any] = field(default_factory=dict)
-    speed: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,28 +60,16 @@ def job(experiment: str, settings: OtherDataSettings, row: str) -> tuple[str, di
     if row not in settings.networks:
         raise ValueError(f"row must be one of {', '.join(settings.networks)}, got {row!r}")
     network = settings.networks[row]
-    config: dict[str, Any] = {
-        "data": dict(settings.data),
+    config = {
+        **network.options(),
+        "data": plain(settings.data),
         "model": network.model,
-        "model_args": _plain(network.model_args),
-        "loss": dict(network.loss),
-        "optimizer": dict(network.optimizer),
-        "scheduler_interval": network.scheduler_interval,
-        "preprocess": _plain(network.preprocess),
-        "epochs": network.epochs,
-        "batch_size": network.batch_size,
-        "trainer": dict(network.trainer),
-        "speed": dict(network.speed),
+        "model_args": plain(network.model_args),
+        "loss": plain(network.loss),
     }
-    for name, part in (("routing", network.routing), ("scheduler", network.scheduler)):
-        if part is not None:
-            config[name] = dict(part)
+    if network.routing is not None:
+        config["routing"] = plain(network.routing)
     return run_name(experiment, row), config
-
-
-def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as YAML holds them: lists for tuples."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in arguments.items()}
 
 
 class OtherData(Recipe[OtherDataSettings]):
@@ -122,26 +95,14 @@ def _lines(published: Mapping[str, tuple[float | None, str]]) -> tuple[Line, ...
     return tuple(Line(row, TEST_ERROR, *figure) for row, figure in published.items())
 
 
-def _option(name: str, **arguments: Any) -> dict[str, Any]:
-    return {"class_path": name, "init_args": arguments}
-
-
-def _adam(rate: float, **arguments: Any) -> dict[str, Any]:
-    return _option("torch.optim.Adam", lr=rate, **arguments)
-
-
-def _falling(gamma: float) -> dict[str, Any]:
-    return _option("torch.optim.lr_scheduler.ExponentialLR", gamma=gamma)
-
-
 def _em(steps: int) -> dict[str, Any]:
     """EM routing with standardised costs: sharp from the start."""
-    return _option("EMRouting", steps=steps, schedule="linear", inverse_temperature=1.0, standardise=True)
+    return option("EMRouting", steps=steps, schedule="linear", inverse_temperature=1.0, standardise=True)
 
 
 def _gentle_em(steps: int) -> dict[str, Any]:
     """EM routing with the published inverse temperature, at most 0.01: activations begin near a half."""
-    return _option("EMRouting", steps=steps, schedule="released", inverse_temperature=0.01)
+    return option("EMRouting", steps=steps, schedule="released", inverse_temperature=0.01)
 
 
 # Random changes of colour photographs as the released code of Hinton et al. makes them on smallNORB.
@@ -153,13 +114,13 @@ def _matrix_paper(
 ) -> Network:
     """As on smallNORB: 0.003, falling by 4 % every 20,000 steps, weight decay 2e-7, batches of 64."""
     return Network(
-        model,
-        loss=_option("SpreadLoss", schedule="sigmoid"),
+        model=model,
+        loss=option("SpreadLoss", schedule="sigmoid"),
         epochs=epochs,
-        optimizer=_adam(3e-3, weight_decay=2e-7),
+        optimizer=adam(3e-3, weight_decay=2e-7),
         batch_size=64,
         routing=routing or _em(3),
-        scheduler=_falling(0.96 ** (1 / 20000)),
+        scheduler=falling(0.96 ** (1 / 20000)),
         scheduler_interval="step",
         preprocess={**preprocess, "standardise": True},
     )
@@ -168,26 +129,26 @@ def _matrix_paper(
 def _capsnet_paper(epochs: int, **more: Any) -> Network:
     """As on MNIST: 0.001, falling by 4 % every 2,000 steps, batches of 128."""
     return Network(
-        "capsnet",
-        loss=_option("MarginLoss"),
+        model="capsnet",
+        loss=option("MarginLoss"),
         epochs=epochs,
-        optimizer=_adam(1e-3),
+        optimizer=adam(1e-3),
         batch_size=128,
-        scheduler=_falling(0.96 ** (1 / 2000)),
+        scheduler=falling(0.96 ** (1 / 2000)),
         scheduler_interval="step",
-        **{"routing": _option("DynamicRouting", steps=3), **more},
+        **{"routing": option("DynamicRouting", steps=3), **more},
     )
 
 
 def _cnn_paper(epochs: int, **preprocess: Any) -> Network:
     """With the learning rate of CapsNet, falling to a hundredth over the epochs."""
     return Network(
-        "matrixcapsnet_cnn",
-        loss=_option("NegativeLogLikelihood"),
+        model="matrixcapsnet_cnn",
+        loss=option("NegativeLogLikelihood"),
         epochs=epochs,
-        optimizer=_adam(1e-3),
+        optimizer=adam(1e-3),
         batch_size=128,
-        scheduler=_falling(0.01 ** (1 / epochs)),
+        scheduler=falling(0.01 ** (1 / epochs)),
         preprocess={**preprocess, "standardise": True},
     )
 
@@ -198,38 +159,38 @@ _FAST: dict[str, Any] = {"trainer": {"precision": "bf16-mixed"}, "speed": {"chan
 def _matrix_quick(epochs: int, routing: Mapping[str, Any] | None = None, **more: Any) -> Network:
     """Eight types in each layer, two steps, competition within windows."""
     return Network(
-        "matrixcapsnet_small",
-        loss=_option("SpreadLoss"),
+        model="matrixcapsnet_small",
+        loss=option("SpreadLoss"),
         epochs=epochs,
-        optimizer=_adam(3e-3),
+        optimizer=adam(3e-3),
         batch_size=32,
         model_args={"channels": 32, "types": (8, 8, 8), "competition": "window"},
         routing=routing or _em(2),
-        scheduler=_falling(_gamma(epochs)),
+        scheduler=falling(_gamma(epochs)),
         **more,
     )
 
 
 def _capsnet_quick(epochs: int, **more: Any) -> Network:
     return Network(
-        "capsnet_small",
-        loss=_option("MarginLoss"),
+        model="capsnet_small",
+        loss=option("MarginLoss"),
         epochs=epochs,
-        optimizer=_adam(2e-3),
+        optimizer=adam(2e-3),
         batch_size=64,
-        scheduler=_falling(_gamma(epochs)),
-        **{"routing": _option("DynamicRouting", steps=3), **_FAST, **more},
+        scheduler=falling(_gamma(epochs)),
+        **{"routing": option("DynamicRouting", steps=3), **_FAST, **more},
     )
 
 
 def _cnn_quick(epochs: int, **more: Any) -> Network:
     return Network(
-        "matrixcapsnet_cnn",
-        loss=_option("NegativeLogLikelihood"),
+        model="matrixcapsnet_cnn",
+        loss=option("NegativeLogLikelihood"),
         epochs=epochs,
-        optimizer=_adam(1e-3),
+        optimizer=adam(1e-3),
         batch_size=64,
-        scheduler=_falling(_gamma(epochs)),
+        scheduler=falling(_gamma(epochs)),
         **{**_FAST, **more},
     )
 
@@ -241,30 +202,30 @@ def _gamma(epochs: int) -> float:
 
 def _smoke(*rows: str) -> OtherDataSettings:
     """Tiny networks on scikit-learn's digits, scaled to 20 x 20."""
-    common: dict[str, Any] = {"epochs": 1, "optimizer": _adam(3e-3), "batch_size": 128}
+    common: dict[str, Any] = {"epochs": 1, "optimizer": adam(3e-3), "batch_size": 128}
     networks = {
         MATRIX: Network(
-            "matrixcapsnet_small",
-            loss=_option("SpreadLoss"),
+            model="matrixcapsnet_small",
+            loss=option("SpreadLoss"),
             model_args={"channels": 4, "types": (2, 2, 2), "competition": "window"},
             routing=_em(2),
             preprocess={"standardise": True},
             **common,
         ),
         CAPSNET: Network(
-            "capsnet_small",
-            loss=_option("MarginLoss"),
+            model="capsnet_small",
+            loss=option("MarginLoss"),
             model_args={"channels": 8, "types": 2, "decoder_hidden": (16, 16)},
             **common,
         ),
         CNN: Network(
-            "matrixcapsnet_cnn",
-            loss=_option("NegativeLogLikelihood"),
+            model="matrixcapsnet_cnn",
+            loss=option("NegativeLogLikelihood"),
             model_args={"channels": (4, 8), "hidden": 32},
             **common,
         ),
     }
-    return OtherDataSettings(_option("Digits", size=20), {row: networks[row] for row in rows})
+    return OtherDataSettings(option("Digits", size=20), {row: networks[row] for row in rows})
 
 
 DEEPCAPS = "DeepCaps"
@@ -296,8 +257,8 @@ class MnistEM(OtherData):
         }
     )
     presets: ClassVar = {
-        "paper": OtherDataSettings(_option("MNIST", validation=0), {MATRIX: _matrix_paper(320, shift=2)}),
-        "quick": OtherDataSettings(_option("MNIST"), {MATRIX: _matrix_quick(4, preprocess={"shift": 1})}),
+        "paper": OtherDataSettings(option("MNIST", validation=0), {MATRIX: _matrix_paper(320, shift=2)}),
+        "quick": OtherDataSettings(option("MNIST"), {MATRIX: _matrix_quick(4, preprocess={"shift": 1})}),
         "smoke": _smoke(MATRIX),
     }
     notes: ClassVar[tuple[str, ...]] = (
@@ -330,7 +291,7 @@ class Fashion(OtherData):
     )
     presets: ClassVar = {
         "paper": OtherDataSettings(
-            _option("FashionMNIST", validation=0),
+            option("FashionMNIST", validation=0),
             {
                 MATRIX: _matrix_paper(320, shift=2),
                 CAPSNET: _capsnet_paper(641, preprocess={"shift": 2}),
@@ -338,7 +299,7 @@ class Fashion(OtherData):
             },
         ),
         "quick": OtherDataSettings(
-            _option("FashionMNIST"),
+            option("FashionMNIST"),
             {
                 MATRIX: _matrix_quick(3),
                 CAPSNET: _capsnet_quick(4),
@@ -379,26 +340,26 @@ class Cifar10(OtherData):
     )
     presets: ClassVar = {
         "paper": OtherDataSettings(
-            _option("CIFAR10", validation=0),
+            option("CIFAR10", validation=0),
             {
                 MATRIX: _matrix_paper(384, "matrixcapsnet_cifar10", _gentle_em(3), flip=True, **_COLOURS),
                 CAPSNET: _capsnet_paper(
                     1539,
                     model_args={"types": 64, "decoder_hidden": None},
-                    routing=_option("DynamicRouting", steps=3, orphan=True),
+                    routing=option("DynamicRouting", steps=3, orphan=True),
                     preprocess={"crop": 24, "flip": True, **_COLOURS, "standardise": True},
                 ),
                 CNN: _cnn_paper(100, crop=24, flip=True, **_COLOURS),
             },
         ),
         "quick": OtherDataSettings(
-            _option("CIFAR10"),
+            option("CIFAR10"),
             {
                 MATRIX: _matrix_quick(4, _gentle_em(2), preprocess={"crop": 24, "flip": True, "standardise": True}),
                 CAPSNET: _capsnet_quick(
                     5,
                     model_args={"decoder_hidden": None},
-                    routing=_option("DynamicRouting", steps=3, orphan=True),
+                    routing=option("DynamicRouting", steps=3, orphan=True),
                     preprocess={"crop": 24, "flip": True, "standardise": True},
                 ),
                 CNN: _cnn_quick(5, preprocess={"crop": 24, "flip": True, "standardise": True}),

@@ -8,6 +8,7 @@ from torchcaps.data import Preprocess
 from torchcaps.explain import examine
 from torchcaps.recipes.base import Line, Outcome, Recipe, register_recipe
 from torchcaps.recipes.lab import Lab, Trained, data_of, run_name
+from torchcaps.recipes.options import TrainingOptions, adam, falling, option, plain
 from torchcaps.recipes.pictures import error_bars
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 1"
@@ -67,50 +68,34 @@ PUBLISHED: dict[tuple[str, str], float] = {
 }
 
 
-def adam(rate: float, **arguments: Any) -> dict[str, Any]:
-    """The option ``optimizer`` for Adam with this learning rate."""
-    return {"class_path": "torch.optim.Adam", "init_args": {"lr": rate, **arguments}}
-
-
-@dataclass(frozen=True)
-class SmallNORBSettings:
-    """One preset.
+@dataclass(frozen=True, kw_only=True)
+class SmallNORBSettings(TrainingOptions):
+    """One preset: how networks with capsules are trained, what is different for the one without, and the networks.
 
     Attributes:
         data: option of ``torchcaps train``.
-        epochs: of every network with capsules.
-        cnn_epochs: of the network without.
-        optimizer: option of ``torchcaps train``, for networks with capsules.
-        cnn_optimizer: likewise, for the one without.
+        cnn_epochs: of the network without capsules.
+        cnn_optimizer: likewise; it keeps its learning rate.
         cnn_share: of the training images in an epoch of that one; less makes its epochs, where it may end, closer.
-        scheduler: likewise, for networks with capsules; the other keeps its learning rate.
-        scheduler_interval: likewise, ``epoch`` or ``step``.
         model_args: of the networks with capsules, but for pose and coordinates.
         cnn_args: of the network without.
         routing: arguments of EMRouting, but for the steps.
         spread: arguments of the spread loss.
-        preprocess: option of ``torchcaps train``.
-        batch_size: likewise.
-        trainer: likewise.
         rows: which networks; all if empty.
         thirteen_crops: whether the base row is also tested on the mean activation of 13 crops of each image.
     """
 
     data: Mapping[str, Any]
-    epochs: int
     cnn_epochs: int
     optimizer: Mapping[str, Any] = field(default_factory=lambda: adam(3e-3))
     cnn_optimizer: Mapping[str, Any] = field(default_factory=lambda: adam(1e-3))
     cnn_share: float = 1.0
-    scheduler: Mapping[str, Any] | None = None
-    scheduler_interval: Literal["epoch", "step"] = "epoch"
     model_args: Mapping[str, Any] = field(default_factory=dict)
     cnn_args: Mapping[str, Any] = field(default_factory=dict)
     routing: Mapping[str, Any] = field(default_factory=dict)
     spread: Mapping[str, Any] = field(default_factory=dict)
     preprocess: Mapping[str, Any] = field(default_factory=lambda: preparation(32))
     batch_size: int = 32
-    trainer: Mapping[str, Any] = field(default_factory=dict)
     rows: tuple[str, ...] = ()
     thirteen_crops: bool = False
 
@@ -123,46 +108,41 @@ def preparation(crop: int) -> dict[str, Any]:
 def job(settings: SmallNORBSettings, row: str) -> tuple[str, dict[str, Any]]:
     """Name of the run and options of ``torchcaps train`` for a row, as :meth:`Lab.train` takes them."""
     variant = ROWS[row]
-    config: dict[str, Any] = {
-        "data": dict(settings.data),
-        "preprocess": dict(settings.preprocess),
-        "batch_size": settings.batch_size,
-        "trainer": dict(settings.trainer),
-        **(_cnn_options(settings) if variant is None else _capsule_options(settings, variant)),
-    }
-    return run_name("smallnorb", row), config
+    options = _cnn_options(settings) if variant is None else _capsule_options(settings, variant)
+    return run_name("smallnorb", row), {**options, "data": plain(settings.data)}
 
 
 def _cnn_options(settings: SmallNORBSettings) -> dict[str, Any]:
     extra = {"extra": {"limit_train_batches": settings.cnn_share}} if settings.cnn_share < 1 else {}
+    training = replace(
+        settings,
+        epochs=settings.cnn_epochs,
+        optimizer=settings.cnn_optimizer,
+        scheduler=None,
+        scheduler_interval="epoch",
+        trainer={**settings.trainer, **extra},
+    )
     return {
-        "trainer": {**settings.trainer, **extra},
+        **training.options(),
         "model": "matrixcapsnet_cnn",
-        "model_args": dict(settings.cnn_args),
-        "loss": {"class_path": "NegativeLogLikelihood"},
-        "optimizer": dict(settings.cnn_optimizer),
-        "epochs": settings.cnn_epochs,
+        "model_args": plain(settings.cnn_args),
+        "loss": option("NegativeLogLikelihood"),
     }
 
 
 def _capsule_options(settings: SmallNORBSettings, variant: Variant) -> dict[str, Any]:
     losses: dict[Loss, dict[str, Any]] = {
-        "spread": {"class_path": "SpreadLoss", "init_args": dict(settings.spread)},
-        "margin": {"class_path": "MarginLoss"},
-        "cross-entropy": {"class_path": "NegativeLogLikelihood"},
+        "spread": option("SpreadLoss", **settings.spread),
+        "margin": option("MarginLoss"),
+        "cross-entropy": option("NegativeLogLikelihood"),
     }
-    config: dict[str, Any] = {
+    return {
+        **settings.options(),
         "model": "matrixcapsnet",
-        "model_args": {**settings.model_args, "pose": list(variant.pose), "coordinates": variant.coordinates},
-        "routing": {"class_path": "EMRouting", "init_args": {**settings.routing, "steps": variant.steps}},
+        "model_args": plain({**settings.model_args, "pose": variant.pose, "coordinates": variant.coordinates}),
+        "routing": option("EMRouting", **{**settings.routing, "steps": variant.steps}),
         "loss": losses[variant.loss],
-        "optimizer": dict(settings.optimizer),
-        "epochs": settings.epochs,
     }
-    if settings.scheduler is not None:
-        config["scheduler"] = dict(settings.scheduler)
-        config["scheduler_interval"] = settings.scheduler_interval
-    return config
 
 
 def thirteen_crops_error(trained: Trained, settings: SmallNORBSettings) -> float:
@@ -172,18 +152,18 @@ def thirteen_crops_error(trained: Trained, settings: SmallNORBSettings) -> float
 
 
 QUICK = SmallNORBSettings(
-    data={"class_path": "SmallNORB", "init_args": {"size": 32, "validation": 0.02}},
+    data=option("SmallNORB", size=32, validation=0.02),
     epochs=4,
     cnn_epochs=4,
     preprocess=preparation(24),
     model_args={"channels": 32, "types": [4, 8, 8]},
     routing={"schedule": "constant", "inverse_temperature": 1.0, "standardise": True, "variance_floor": 0.1},
-    scheduler={"class_path": "torch.optim.lr_scheduler.ExponentialLR", "init_args": {"gamma": 0.6}},
+    scheduler=falling(0.6),
 )
 """The quick preset of both recipes on smallNORB."""
 
 SMOKE = SmallNORBSettings(
-    data={"class_path": "Digits", "init_args": {"size": 24}},
+    data=option("Digits", size=24),
     epochs=1,
     cnn_epochs=1,
     preprocess=preparation(18),
@@ -196,12 +176,12 @@ SMOKE = SmallNORBSettings(
 """The smoke preset of both."""
 
 PAPER = SmallNORBSettings(
-    data={"class_path": "SmallNORB", "init_args": {"validation": 0.0}},
+    data=option("SmallNORB", validation=0.0),
     epochs=5278,  # 2 M steps: 24,300 images are 379 full batches of 64
     cnn_epochs=200,
     batch_size=64,
     optimizer=adam(3e-3, weight_decay=2e-7),
-    scheduler={"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 20000, "gamma": 0.96}},
+    scheduler=option("torch.optim.lr_scheduler.StepLR", step_size=20000, gamma=0.96),
     scheduler_interval="step",
     spread={"schedule": "sigmoid"},
     thirteen_crops=True,

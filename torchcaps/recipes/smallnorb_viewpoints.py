@@ -15,6 +15,7 @@ from torchcaps.explain.figures import new_figure
 from torchcaps.recipes import smallnorb
 from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_recipe
 from torchcaps.recipes.lab import Lab, Trained, data_of, run_name
+from torchcaps.recipes.options import falling, option
 from torchcaps.recipes.smallnorb import SmallNORBSettings
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 2, recalled"
@@ -138,22 +139,22 @@ class SmallNORBViewpoints(Recipe[SmallNORBSettings]):
     presets: ClassVar = {
         "paper": replace(
             smallnorb.PAPER,
-            data={"class_path": "SmallNORB", "init_args": {"validation": 0.1}},
+            data=option("SmallNORB", validation=0.1),
             epochs=17700,  # 2 M steps: 7,290 images are 113 full batches of 64
             cnn_epochs=6000,
             cnn_share=0.1,
         ),
         "quick": replace(
             smallnorb.QUICK,
-            data={"class_path": "SmallNORB", "init_args": {"size": 32, "validation": 0.1}},
+            data=option("SmallNORB", size=32, validation=0.1),
             epochs=16,
-            scheduler={"class_path": "torch.optim.lr_scheduler.ExponentialLR", "init_args": {"gamma": 0.87}},
+            scheduler=falling(0.87),
             cnn_epochs=200,
             cnn_share=0.05,
         ),
         "smoke": replace(
             smallnorb.SMOKE,
-            data={"class_path": "torchcaps.recipes.smallnorb_viewpoints.TurnedDigits", "init_args": {"size": 24}},
+            data=option("torchcaps.recipes.smallnorb_viewpoints.TurnedDigits", size=24),
             cnn_epochs=4,
             cnn_share=0.5,
         ),

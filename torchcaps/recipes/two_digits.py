@@ -1,7 +1,7 @@
 """Trained on one digit at a time, tested on several side by side (Su Jianlin 2018)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from torchcaps.explain.findings import evaluating
 from torchcaps.models import ImageClassifier
 from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_recipe
 from torchcaps.recipes.lab import Lab, data_of, run_name
+from torchcaps.recipes.options import TrainingOptions, adam, falling, option, plain
 
 SU_A = "Su 2018a, kexue.fm 4819"
 SU_B = "Su 2018b, kexue.fm 5112"
@@ -89,18 +90,12 @@ def set_accuracy(activation: Tensor, present: Tensor, above: float = 0.0) -> flo
     return 100 * right.double().mean().item()
 
 
-@dataclass(frozen=True)
-class TwoDigitsSettings:
-    """One preset.
+@dataclass(frozen=True, kw_only=True)
+class TwoDigitsSettings(TrainingOptions):
+    """One preset: how every network is trained, and on what it is tested.
 
     Attributes:
         data: option of ``torchcaps train``.
-        epochs: of every network, unless ``twin_epochs`` says otherwise of the convolutional twin.
-        optimizer: option of ``torchcaps train``.
-        batch_size: likewise.
-        scheduler: likewise.
-        trainer: likewise.
-        speed: likewise.
         twin_epochs: of the convolutional twin; None for the same.
         channels: of the four convolutions.
         variant_channels: likewise, of the variants of K-Means routing.
@@ -110,12 +105,6 @@ class TwoDigitsSettings:
     """
 
     data: Mapping[str, Any]
-    epochs: int
-    optimizer: Mapping[str, Any]
-    batch_size: int = 128
-    scheduler: Mapping[str, Any] | None = None
-    trainer: Mapping[str, Any] = field(default_factory=dict)
-    speed: Mapping[str, Any] = field(default_factory=dict)
     twin_epochs: int | None = None
     channels: tuple[int, ...] = (64, 64, 128, 128)
     variant_channels: tuple[int, ...] = (64, 64, 128, 128)
@@ -130,11 +119,11 @@ KMEANS = "inner-product K-Means, 3 steps"
 
 
 def _kmeans(**arguments: Any) -> dict[str, Any]:
-    return {"class_path": "InnerProductKMeansRouting", "init_args": {"steps": 3, "squash": "half", **arguments}}
+    return option("InnerProductKMeansRouting", **{"steps": 3, "squash": "half", **arguments})
 
 
 def _dynamic(**arguments: Any) -> dict[str, Any]:
-    return {"class_path": "DynamicRouting", "init_args": {"steps": 3, **arguments}}
+    return option("DynamicRouting", **{"steps": 3, **arguments})
 
 
 VARIANT = "variant of K-Means"
@@ -202,17 +191,17 @@ class TwoDigits(Recipe[TwoDigitsSettings]):
     lines: ClassVar[tuple[Line, ...]] = _lines()
     presets: ClassVar = {
         "paper": TwoDigitsSettings(
-            data={"class_path": "MNIST"},
+            data=option("MNIST"),
             epochs=10,
             twin_epochs=20,
-            optimizer={"class_path": "torch.optim.Adam", "init_args": {"lr": 1e-3}},
+            optimizer=adam(1e-3),
         ),
         "quick": TwoDigitsSettings(
-            data={"class_path": "MNIST", "init_args": {"validation": 0.02}},
+            data=option("MNIST", validation=0.02),
             epochs=6,
             batch_size=32,
-            optimizer={"class_path": "torch.optim.Adam", "init_args": {"lr": 2e-3}},
-            scheduler={"class_path": "torch.optim.lr_scheduler.ExponentialLR", "init_args": {"gamma": 0.55}},
+            optimizer=adam(2e-3),
+            scheduler=falling(0.55),
             variant_channels=(32, 32, 64, 64),
             trainer={"precision": "bf16-mixed"},
             speed={"channels_last": True},
@@ -220,9 +209,9 @@ class TwoDigits(Recipe[TwoDigitsSettings]):
             scenes=1000,
         ),
         "smoke": TwoDigitsSettings(
-            data={"class_path": "Digits", "init_args": {"size": 16}},
+            data=option("Digits", size=16),
             epochs=2,
-            optimizer={"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}},
+            optimizer=adam(3e-3),
             channels=(4, 4, 8, 8),
             rows=(TWIN, KMEANS),
             pairs=50,
@@ -268,21 +257,17 @@ class TwoDigits(Recipe[TwoDigitsSettings]):
 def job(settings: TwoDigitsSettings, row: str) -> tuple[str, dict[str, Any]]:
     """Name of the run and options of ``torchcaps train`` for a row, as :meth:`Lab.train` takes them."""
     routing = ROUTINGS[row]
-    config: dict[str, Any] = {
-        "data": dict(settings.data),
+    config = {
+        **settings.options(),
+        "data": plain(settings.data),
         "model": "sharedcapsnet_cnn" if routing is None else "sharedcapsnet",
         "model_args": {"channels": list(settings.variant_channels if row in VARIANTS else settings.channels)},
-        "loss": {"class_path": "MarginLoss", "init_args": {"down_weight": 0.25}},
-        "optimizer": dict(settings.optimizer),
-        "epochs": settings.epochs if routing else settings.twin_epochs or settings.epochs,
-        "batch_size": settings.batch_size,
-        "trainer": dict(settings.trainer),
-        "speed": dict(settings.speed),
+        "loss": option("MarginLoss", down_weight=0.25),
     }
     if routing is not None:
         config["routing"] = routing
-    if settings.scheduler is not None:
-        config["scheduler"] = dict(settings.scheduler)
+    elif settings.twin_epochs is not None:
+        config["epochs"] = settings.twin_epochs
     return run_name("single-digits", row), config
 
 

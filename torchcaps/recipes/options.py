@@ -1,0 +1,57 @@
+"""What recipes give ``torchcaps train``: its options, as in its YAML files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+
+def option(class_path: str, **arguments: Any) -> dict[str, Any]:
+    """An object, by its class and the arguments of that."""
+    return {"class_path": class_path, "init_args": arguments}
+
+
+def adam(rate: float, **arguments: Any) -> dict[str, Any]:
+    """The option ``optimizer``: Adam with this learning rate."""
+    return option("torch.optim.Adam", lr=rate, **arguments)
+
+
+def falling(factor: float) -> dict[str, Any]:
+    """The option ``scheduler``: the learning rate falls by this factor in every epoch, or in every step."""
+    return option("torch.optim.lr_scheduler.ExponentialLR", gamma=factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """The options that presets of most recipes set, by their names in ``torchcaps train``.
+
+    Attributes:
+        epochs: of training.
+        optimizer: with its learning rate.
+        batch_size: of training.
+        scheduler: of the learning rate; None keeps it.
+        scheduler_interval: whether the scheduler steps each epoch or each step.
+        preprocess: of the images.
+        trainer: options of the trainer.
+        speed: what makes the steps faster.
+    """
+
+    epochs: int
+    optimizer: Mapping[str, Any]
+    batch_size: int = 128
+    scheduler: Mapping[str, Any] | None = None
+    scheduler_interval: Literal["epoch", "step"] = "epoch"
+    preprocess: Mapping[str, Any] = field(default_factory=dict)
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    speed: Mapping[str, Any] = field(default_factory=dict)
+
+    def options(self) -> dict[str, Any]:
+        """The options by name, without those of what there is not."""
+        values = {one.name: plain(getattr(self, one.name)) for one in fields(TrainingOptions)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def plain(value: Any) -> Any:
+    """A value as YAML holds it: lists for tuples, dictionaries for mappings."""
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, tuple | list) else value
