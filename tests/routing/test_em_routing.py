@@ -272,6 +272,58 @@ class TestPresets:
             EMRouting.preset("google")
 
 
+def unrolled(problem: Problem, steps: int, gradient: str) -> torch.Tensor:
+    """Means and activations, (B, J, H + 1), by Procedure 1 on whole tensors, in which autograd finds the gradient."""
+    V = problem.votes().dense()  # [B, I, J, H]
+    R = torch.full(V.shape[:3], 1 / V.shape[2], dtype=V.dtype)
+    for inverse_temperature in LAMBDAS[:steps]:
+        r = (R * problem.activation[..., None])[..., None]
+        mean = (r * V).sum(1) / r.sum(1)
+        variance = (r * (V - mean[:, None]).square()).sum(1) / r.sum(1) + 5e-4
+        cost = ((problem.beta_u[:, None] + variance.log() / 2) * r.sum(1)).sum(-1)
+        active = (inverse_temperature * (problem.beta_a - cost)).sigmoid()
+        found = torch.cat([mean, active[..., None]], -1)
+        if gradient == "last":
+            mean, variance, active = mean.detach(), variance.detach(), active.detach()
+        distance = ((V - mean[:, None]).square() / variance[:, None] + variance.log()[:, None]).sum(-1)
+        R = (active.log()[:, None] - distance / 2).softmax(-1)
+    return found
+
+
+@BACKENDS
+@STEPS
+@pytest.mark.parametrize("gradient", ["all", "last"])
+def test_gradient_through_all_steps_and_through_the_last(backend: str, steps: int, gradient: str) -> None:
+    problem = Problem()
+    inputs = [problem.children, problem.transforms, *problem.arguments()]
+    for tensor in inputs:
+        tensor.requires_grad_()
+    routed = em_routing(problem.votes(backend), *problem.arguments(), LAMBDAS[:steps], gradient=gradient)
+    found = torch.cat([routed.pose, routed.activation[..., None]], -1)
+    expected = unrolled(problem, steps, gradient)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    wanted = torch.autograd.grad(expected, inputs, upstream)
+    for actual, right in zip(torch.autograd.grad(found, inputs, upstream), wanted, strict=True):
+        torch.testing.assert_close(actual, right, rtol=1e-7, atol=1e-7 * float(right.abs().max()))
+    other = unrolled(problem, steps, "last" if gradient == "all" else "all")
+    same = torch.allclose(torch.autograd.grad(other, problem.children, upstream)[0], wanted[0], rtol=1e-3)
+    assert same == (steps == 1)
+
+
+def test_last_gradient_in_half_precision() -> None:
+    """The cast to float32 happens where the graph is not recorded unless someone takes care."""
+    children = torch.randn(2, 11, 3, 2, dtype=torch.bfloat16, requires_grad=True)
+    transforms = torch.randn(11, 4, 2, 3, dtype=torch.bfloat16, requires_grad=True)
+    for backend in ("naive", "chunked", "native"):
+        betas = torch.zeros(2, 4, requires_grad=True)
+        routed = em_routing(
+            Votes(children, transforms, backend=backend), None, betas[0], betas[1], LAMBDAS[:3], gradient="last"
+        )
+        loss = routed.pose.sum() + routed.activation.sum()
+        assert all(one.abs().sum() > 0 for one in torch.autograd.grad(loss, (children, transforms, betas)))
+
+
 @BACKENDS
 def test_inactive_children_might_as_well_not_be_there(backend: str) -> None:
     problem = Problem()
@@ -376,6 +428,17 @@ class TestModule:
         assert (bound.unit_cost.grad != 0).all()
         assert (bound.activation_cost.grad != 0).all()
 
+    def test_gradient_reaches_the_function(self) -> None:
+        problem = Problem()
+        problem.children.requires_grad_()
+        found = []
+        for gradient in ("all", "last"):
+            bound = EMRouting(gradient=gradient).bind(4, 9).double()
+            found.append(
+                torch.autograd.grad(bound(problem.votes(), problem.activation).pose.sum(), problem.children)[0]
+            )
+        assert not torch.allclose(*found, rtol=1e-3)
+
     def test_unbound(self) -> None:
         with pytest.raises(RuntimeError, match=r"no parameters yet.*bind"):
             EMRouting()(Problem().votes())
@@ -387,3 +450,7 @@ def test_wrong_arguments() -> None:
         em_routing(problem.votes(), None, problem.beta_u, problem.beta_a, ())
     with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
         EMRouting(steps=0)
+    with pytest.raises(ValueError, match=r"gradient must be one of .*got 'first'"):
+        em_routing(problem.votes(), *problem.arguments(), (1.0,), gradient="first")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"gradient must be one of .*got 'first'"):
+        EMRouting(gradient="first")  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
@@ -11,6 +11,8 @@ from torchcaps.capsules import Capsules
 from torchcaps.ops import Similarity, Votes
 
 ROUTINGS: dict[str, type["Routing"]] = {}
+
+Gradient = Literal["all", "last"]
 
 RoutingType = TypeVar("RoutingType", bound="type[Routing]")
 

@@ -1,16 +1,13 @@
 """Dynamic routing (Sabour, Frosst & Hinton 2017)."""
 
 from contextlib import nullcontext
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.ops import InnerProduct, Votes
-from torchcaps.routing.base import Routed, Routing, check_choice, check_steps, register_routing
+from torchcaps.routing.base import Gradient, Routed, Routing, check_choice, check_steps, register_routing
 from torchcaps.squash import length, squash
-
-Gradient = Literal["all", "last"]
 
 
 def dynamic_routing(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from torchcaps.ops import Gaussian, Moments, Votes
-from torchcaps.routing.base import Routed, Routing, check_choice, check_steps, register_routing
+from torchcaps.routing.base import Gradient, Routed, Routing, check_choice, check_steps, register_routing
 
 Schedule = Literal["released", "linear", "constant"]
 
@@ -128,6 +129,7 @@ def em_routing(
     beta_a: Tensor,
     inverse_temperatures: "list[float] | tuple[float, ...]",
     settings: EMSettings = EMSettings(),
+    gradient: Gradient = "all",
 ) -> Routed:
     r"""Routing by expectation maximisation: an M-step for each inverse temperature, an E-step between any two.
 
@@ -138,19 +140,24 @@ def em_routing(
         beta_a: (J,).
         inverse_temperatures: lambda of each step.
         settings: where implementations of the M-step differ.
+        gradient: through ``"all"`` steps, as in the released code, or through the ``"last"`` only, where the Gaussians
+            of the step before are then constants. Each step may amplify the gradient of the one after it, for a small
+            change of a Gaussian reassigns children: with all steps it can be a thousand times larger.
 
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", Procedure 1; the code released with it;
     Gritzman 2019, "Avoiding implementation pitfalls of matrix capsules with EM routing".
     """
-    check_steps(len(inverse_temperatures))
+    steps = check_steps(len(inverse_temperatures))
+    check_choice("gradient", gradient, ("all", "last"))
     similarity: Gaussian | None = None
     state: EMState | None = None
-    for inverse_temperature in inverse_temperatures:
-        similarity = None if state is None else em_similarity(state)
-        moments = votes.moments(similarity, weights, scatter=True)
-        state = em_m_step(
-            moments, beta_u, beta_a, inverse_temperature, settings, previous=state, children=votes.shape[1]
-        )
+    for step, inverse_temperature in enumerate(inverse_temperatures):
+        with torch.no_grad() if gradient == "last" and step < steps - 1 else nullcontext():
+            similarity = None if state is None else em_similarity(state)
+            moments = votes.moments(similarity, weights, scatter=True)
+            state = em_m_step(
+                moments, beta_u, beta_a, inverse_temperature, settings, previous=state, children=votes.shape[1]
+            )
     assert state is not None
     return Routed(state.mean, state.logit.sigmoid(), votes, similarity)
 
@@ -202,6 +209,7 @@ class EMRouting(Routing):
         standardise: standardise the cost over the parents; of fewer than three it says nothing then.
         beta_u: initial value.
         beta_a: initial value.
+        gradient: through all steps, or only the last.
     """
 
     def __init__(
@@ -217,6 +225,7 @@ class EMRouting(Routing):
         standardise: bool = False,
         beta_u: float = 0.0,
         beta_a: float = 0.0,
+        gradient: Gradient = "all",
     ) -> None:
         super().__init__()
         self.steps = check_steps(steps)
@@ -231,6 +240,8 @@ class EMRouting(Routing):
         self.standardise = standardise
         self.beta_u = beta_u
         self.beta_a = beta_a
+        check_choice("gradient", gradient, ("all", "last"))
+        self.gradient = gradient
         self.register_parameter("unit_cost", None)
         self.register_parameter("activation_cost", None)
 
@@ -262,4 +273,6 @@ class EMRouting(Routing):
             self.standardise,
         )
         temperatures = inverse_temperatures(self.schedule, self.steps, self.inverse_temperature)
-        return em_routing(votes, activation, self.unit_cost, self.activation_cost, temperatures, settings)
+        return em_routing(
+            votes, activation, self.unit_cost, self.activation_cost, temperatures, settings, self.gradient
+        )
