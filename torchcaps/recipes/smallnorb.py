@@ -81,6 +81,7 @@ class SmallNORBSettings(TrainingOptions):
         cnn_args: of the network without.
         routing: arguments of EMRouting, but for the steps.
         spread: arguments of the spread loss.
+        gradient_clip: longest gradient of all weights together, for networks with capsules; None lets it be.
         rows: which networks; all if empty.
         thirteen_crops: whether the base row is also tested on the mean activation of 13 crops of each image.
     """
@@ -94,6 +95,7 @@ class SmallNORBSettings(TrainingOptions):
     cnn_args: Mapping[str, Any] = field(default_factory=dict)
     routing: Mapping[str, Any] = field(default_factory=dict)
     spread: Mapping[str, Any] = field(default_factory=dict)
+    gradient_clip: float | None = None
     preprocess: Mapping[str, Any] = field(default_factory=lambda: preparation(32))
     batch_size: int = 32
     rows: tuple[str, ...] = ()
@@ -136,8 +138,10 @@ def _capsule_options(settings: SmallNORBSettings, variant: Variant) -> dict[str,
         "margin": option("MarginLoss"),
         "cross-entropy": option("NegativeLogLikelihood"),
     }
+    extra = {"extra": {"gradient_clip_val": settings.gradient_clip}} if settings.gradient_clip else {}
     return {
         **settings.options(),
+        "trainer": {**settings.trainer, **extra},
         "model": "matrixcapsnet",
         "model_args": plain({**settings.model_args, "pose": variant.pose, "coordinates": variant.coordinates}),
         "routing": option("EMRouting", **{**settings.routing, "steps": variant.steps}),
@@ -153,12 +157,20 @@ def thirteen_crops_error(trained: Trained, settings: SmallNORBSettings) -> float
 
 QUICK = SmallNORBSettings(
     data=option("SmallNORB", size=32, validation=0.02),
-    epochs=4,
-    cnn_epochs=4,
+    epochs=6,
+    cnn_epochs=6,
+    optimizer=adam(2e-3),
     preprocess=preparation(24),
     model_args={"channels": 32, "types": [4, 8, 8]},
-    routing={"schedule": "constant", "inverse_temperature": 1.0, "standardise": True, "variance_floor": 0.1},
-    scheduler=falling(0.6),
+    routing={
+        "schedule": "constant",
+        "inverse_temperature": 1.0,
+        "standardise": True,
+        "variance_floor": 0.2,
+        "gradient": "last",
+    },
+    gradient_clip=1.0,
+    scheduler=falling(0.65),
 )
 """The quick preset of both recipes on smallNORB."""
 
@@ -210,8 +222,10 @@ class SmallNORBEM(Recipe[SmallNORBSettings]):
         "the learning rate and growth of the margin as in the released code. How long the convolutional network was "
         "trained, and with which dropout, was not published: 200 epochs and 0.5 here.",
         "The quick preset shrinks the images to 32 x 32 (crops of 24) and the network to 4, 8 and 8 types, "
-        "standardises the costs, holds the inverse temperature at 1 and adds 0.1 to the variances. With the usual "
-        "0.0005, trials with 3 steps, on training toys alone, were still at chance after 8,000 images.",
+        "standardises the costs, holds the inverse temperature at 1, adds 0.2 to the variances, stops the gradient "
+        "before the last step and clips it at 1. In trials of 400 steps of 32, on training toys alone, networks of 5 "
+        "steps and of vector poses, with the gradient through all steps, were still near chance: 31 and 20 % of "
+        "held-out images told, and gradients as long as 2,000; so trained, they told 58 and 59 %.",
     )
 
     def run(self, lab: Lab, settings: SmallNORBSettings) -> Outcome:
