@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> None:
     sys.exit(bool(failed))
 
 
-def survives(part) -> bool:
+def survives(part: Callable[[], object]) -> bool:
     """Whether the part ran to its end; prints why not."""
     try:
         part()

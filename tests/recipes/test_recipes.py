@@ -204,6 +204,14 @@ class TestResults:
         assert "- paper preset: not run" in table
         assert "`torchcaps run x`, seeds 0, 2" in table
 
+    def test_figures_of_other_programs_are_not_called_missing(self, made_up, tmp_path, monkeypatch):
+        line = Line("port", "error", 1.5, "somebody 2001", elsewhere=True)
+        monkeypatch.setattr(made_up, "lines", (*made_up.lines, line))
+        run_recipe("made-up", "quick", runs=tmp_path, results=tmp_path)
+        table = (tmp_path / "README.md").read_text()
+        assert "| port | error | 1.5 % (somebody 2001) |  |  |  |  |" in table
+        assert "\n| port |" not in table
+
     def test_the_paper_preset_comes_first_in_the_gap(self, made_up, tmp_path):
         run_recipe("made-up", "quick", [0], runs=tmp_path, results=tmp_path)
         run_recipe("made-up", "paper", [1], runs=tmp_path, results=tmp_path)

@@ -27,6 +27,7 @@ class Line:
         source: where that stands, and what must be known about it.
         unit: "%" or another; "" for a plain number.
         higher_is_better: False for an error; None where neither is better.
+        elsewhere: whether it is another program's figure, which no preset measures.
     """
 
     row: str
@@ -35,6 +36,7 @@ class Line:
     source: str = ""
     unit: str = "%"
     higher_is_better: bool | None = False
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, eq=False)

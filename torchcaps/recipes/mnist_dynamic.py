@@ -93,7 +93,7 @@ class MnistDynamic(Recipe[MnistDynamicSettings]):
     title: ClassVar[str] = "CapsNet on MNIST: routing steps and reconstruction"
     source: ClassVar[str] = "Sabour, Frosst & Hinton 2017, table 1; settings from the code released with it"
     lines: ClassVar[tuple[Line, ...]] = tuple(
-        Line(row, TEST_ERROR, *figure) for row, figure in {**PUBLISHED, **ELSEWHERE}.items()
+        Line(row, TEST_ERROR, *figure, elsewhere=row in ELSEWHERE) for row, figure in {**PUBLISHED, **ELSEWHERE}.items()
     )
     presets: ClassVar = {
         "paper": MnistDynamicSettings(

@@ -92,7 +92,9 @@ class OtherData(Recipe[OtherDataSettings]):
 
 
 def _lines(published: Mapping[str, tuple[float | None, str]]) -> tuple[Line, ...]:
-    return tuple(Line(row, TEST_ERROR, *figure) for row, figure in published.items())
+    return tuple(
+        Line(row, TEST_ERROR, *figure, elsewhere=row not in (MATRIX, CAPSNET, CNN)) for row, figure in published.items()
+    )
 
 
 def _em(steps: int) -> dict[str, Any]:

@@ -43,9 +43,9 @@ def values_of(result: Mapping[str, Any] | None, line: Line) -> list[float]:
 
 
 def in_words(values: list[float], line: Line) -> str:
-    """Mean and, of several seeds, standard deviation, with the unit."""
+    """Mean and, of several seeds, standard deviation, with the unit; nothing for what is not run here."""
     if not values:
-        return "not run"
+        return "" if line.elsewhere else "not run"
     unit = f" {line.unit}" if line.unit else ""
     spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
     return f"{mean(values):.2f}{spread}{unit}"
@@ -128,7 +128,8 @@ def _overview(results: Mapping[tuple[str, PresetName], dict[str, Any]]) -> str:
             if line.published is not None:
                 ours = [values_of(result, line) for result in presets]
                 cells = [line.row, line.measure, f"{published_in_words(line)} ({line.source})"]
-                cells += [*(in_words(one, line) for one in ours), gap_in_words(ours[0] or ours[1], line), seeds]
+                cells += [*(in_words(one, line) for one in ours), gap_in_words(ours[0] or ours[1], line)]
+                cells.append("" if line.elsewhere else seeds)
                 lines.append(f"| [{recipe.name}](#{_anchor(recipe)}) | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -160,7 +161,8 @@ def _section(recipe: Recipe[Any], results: Mapping[tuple[str, PresetName], dict[
 
 def _all_figures(recipe: Recipe[Any], result: Mapping[str, Any]) -> list[str]:
     """A table with the recipe's rows down and its measures across."""
-    cells = {(line.row, line.measure): in_words(values_of(result, line), line) for line in recipe.lines}
+    lines = [line for line in recipe.lines if not line.elsewhere]
+    cells = {(line.row, line.measure): in_words(values_of(result, line), line) for line in lines}
     rows, measures = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
     table = [f"| {result['preset']} preset | {' | '.join(measures)} |", "|---" * (len(measures) + 1) + "|"]
     for row in rows:

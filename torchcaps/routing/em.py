@@ -141,8 +141,9 @@ def em_routing(
         inverse_temperatures: lambda of each step.
         settings: where implementations of the M-step differ.
         gradient: through ``"all"`` steps, as in the released code, or through the ``"last"`` only, where the Gaussians
-            of the step before are then constants. Each step may amplify the gradient of the one after it, for a small
-            change of a Gaussian reassigns children: with all steps it can be a thousand times larger.
+            of the step before are then constants. With standardised costs most of the gradient goes through the first
+            step: children are assigned evenly there, the parents' costs are nearly equal, and standardising divides by
+            their small deviation. ``"last"`` leaves a far smaller and steadier one.
 
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", Procedure 1; the code released with it;
     Gritzman 2019, "Avoiding implementation pitfalls of matrix capsules with EM routing".
