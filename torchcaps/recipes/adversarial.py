@@ -382,6 +382,7 @@ class Adversarial(Recipe[AdversarialSettings]):
         ),
     }
     notes: ClassVar[tuple[str, ...]] = (
+        smallnorb.LOSSY,
         "Published as curves only. The paper's reading of them: targeted and untargeted attacks in the white box cost "
         "the capsules much less than the convolutional network, in the black box about as much (recalled).",
         "Both networks have the same accuracy on validation images: the convolutional one ends with the first part of "

@@ -395,6 +395,7 @@ class RoutingHealth(Recipe[RoutingHealthSettings]):
         ),
     }
     notes: ClassVar[tuple[str, ...]] = (
+        smallnorb.LOSSY,
         "The networks are those of the recipes mnist-dynamic, smallnorb-em and two-digits, with the same preset. Paik "
         "et al. claim that routing seldom beats uniform assignment, does not change the class in most cases, and "
         "polarises the links the more steps it takes. Mitterreiter et al. claim that capsules starve and networks of "

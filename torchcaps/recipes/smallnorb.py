@@ -32,6 +32,11 @@ class Variant(NamedTuple):
     coordinates: bool = True
 
 
+LOSSY = (
+    "The quick preset's figures come from lossy pixels: the smallNORB images that were at hand had been re-encoded as "
+    "JPEG (mean error about one grey level), in files of the original format. The recipe reads the original ones too."
+)
+
 BASE = "matrix pose, 3 steps, spread loss, coordinates"
 CNN = "convolutional network"
 VECTOR = (1, 16)
@@ -216,6 +221,7 @@ class SmallNORBEM(Recipe[SmallNORBSettings]):
     )
     presets: ClassVar = {"paper": PAPER, "quick": QUICK, "smoke": SMOKE}
     notes: ClassVar[tuple[str, ...]] = (
+        LOSSY,
         "Cross-entropy is -log(a_t / sum_j a_j) of the class activations a, our choice: the published formula was not "
         "at hand. A vector pose has the 16 elements of the matrix and 16 times its transforms.",
         "The paper preset is Procedure 1, with the inverse temperatures that its authors gave, weight decay, decay of "

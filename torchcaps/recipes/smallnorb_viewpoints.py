@@ -160,6 +160,7 @@ class SmallNORBViewpoints(Recipe[SmallNORBSettings]):
         ),
     }
     notes: ClassVar[tuple[str, ...]] = (
+        smallnorb.LOSSY,
         "The convolutional network is stopped at the validation accuracy that the capsules end with, looked at several "
         "times an epoch; the paper stopped the capsules at the error of the convolutional network. Validation images "
         "show toys of the training half from familiar viewpoints: the familiar test errors, on other toys, may differ.",
