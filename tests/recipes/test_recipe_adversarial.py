@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from torchcaps.data import Digits, Preprocess
 from torchcaps.losses import negative_log_likelihood, spread_loss
-from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.models import ImageClassifier, Prediction, create_model
 from torchcaps.recipes import run_recipe, smallnorb
 from torchcaps.recipes.adversarial import (
     BLACK,
@@ -33,6 +33,7 @@ from torchcaps.recipes.adversarial import (
     job,
     random_signs,
 )
+from torchcaps.routing import EMRouting
 
 SHAPE = (1, 3, 4)
 
@@ -52,6 +53,13 @@ class Fixed(ImageClassifier):
 
     def forward(self, images: torch.Tensor, target: torch.Tensor | None = None) -> Prediction:
         return Prediction(images.sum((1, 2)).sigmoid(), None, None)
+
+
+class Activation(nn.Module):
+    """The logarithms of a prediction's activations."""
+
+    def forward(self, prediction: Prediction) -> torch.Tensor:
+        return prediction.activation.log()
 
 
 def by_hand(weight, x, origin, labels, sign, epsilon, step):
@@ -100,6 +108,27 @@ def test_scores_are_of_what_the_network_sees_in_a_test():
     torch.testing.assert_close(scores(sample.pixels), network(batch.images).activation.log())
     pixels = sample.pixels.double().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: preprocess.evaluate(x).images, pixels[:2].detach().requires_grad_())
+
+
+def test_the_attack_sees_all_steps_of_routing():
+    torch.manual_seed(0)
+    pixels = torch.rand(3, 1, 20, 20)
+    found = []
+    for gradient in ("all", "last"):
+        torch.manual_seed(1)
+        routing = EMRouting.preset("standardised", gradient=gradient)
+        network = create_model(
+            "matrixcapsnet", image_shape=(1, 20, 20), classes=3, channels=4, types=(2, 3, 3), routing=routing
+        ).eval()
+        assert network.routing.gradient == gradient
+        for model in (Scores(network, Preprocess()), nn.Sequential(network, Activation())):
+            images = pixels.clone().requires_grad_()
+            found.append(torch.autograd.grad(F.cross_entropy(model(images), torch.tensor([0, 1, 2])), images)[0])
+        assert network.routing.gradient == gradient
+    attack_all_steps, all_steps, attack_last, last = found
+    torch.testing.assert_close(attack_all_steps, all_steps)
+    torch.testing.assert_close(attack_last, all_steps)
+    assert not torch.allclose(last, all_steps, rtol=1e-2)
 
 
 def test_the_attack_has_a_gradient_where_the_spread_loss_is_flat():

@@ -18,6 +18,7 @@ from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_reci
 from torchcaps.recipes.lab import Lab, Trained, data_of, run_name
 from torchcaps.recipes.options import adam, option
 from torchcaps.recipes.smallnorb import SmallNORBEM, SmallNORBSettings
+from torchcaps.routing import DynamicRouting, EMRouting
 
 HINTON = "Hinton, Sabour & Frosst 2018, section 5"
 
@@ -115,7 +116,8 @@ class Scores(nn.Module):
     its range. Cross-entropy of these scores is :math:`-\log (a_t / \sum_j a_j)`: for a network that ends in a softmax
     the loss that it was trained with. Unlike the spread loss it never becomes exactly flat where the true class leads
     by the margin, and :math:`\partial \log a / \partial x = (1 - a) \partial z / \partial x` does not vanish where a
-    logistic activation :math:`a = \sigma(z)` is close to 0.
+    logistic activation :math:`a = \sigma(z)` is close to 0. The gradient goes through all steps of routing, also where
+    it did not in the training: an attack that does not see the first ones would flatter the network.
 
     Args:
         network: is copied.
@@ -126,6 +128,9 @@ class Scores(nn.Module):
         super().__init__()
         self.network = copy.deepcopy(network).requires_grad_(False).eval()
         self.preprocess = preprocess
+        for module in self.network.modules():
+            if isinstance(module, DynamicRouting | EMRouting):
+                module.gradient = "all"
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Log activations (B, E) of pixels (B, C, H, W)."""
@@ -400,6 +405,7 @@ class Adversarial(Recipe[AdversarialSettings]):
         "networks: the convolutional one's training loss. The spread loss, which the capsules are trained with, is "
         "flat wherever the true class leads by the margin: attacks on it would fail for want of a gradient, which is "
         "no robustness.",
+        "The gradient of an attack goes through all steps of routing, also where the training's did not.",
         "Gradients can still mislead: 'zeros in the gradient' counts pixels that FGSM cannot change, 'random signs' is "
         "noise of the same size. A white box that costs less than the black box, or BIM less than FGSM at the same "
         "epsilon, means that the gradient hides a weakness. No attack adapted to routing was tried: resistance to "
