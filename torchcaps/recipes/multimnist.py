@@ -300,7 +300,8 @@ class MultiMNIST(Recipe[MultiMNISTSettings]):
         "The quick preset's CapsNet has 5 x 5 kernels, 32 and 128 channels with batch normalisation, 16 primary types.",
         "The CNN is that of Hinton et al. 2018 (two convolutions with pooling, a hidden layer), trained with the "
         "cross-entropy against half a probability for each digit. In the quick preset it has a third of the "
-        "CapsNet's epochs (each takes as long), half its learning rate and no batch normalisation: they are not alike.",
+        "CapsNet's epochs (each takes as long), half its learning rate and no batch normalisation: its row says "
+        "little.",
     )
 
     def run(self, lab: Lab, settings: MultiMNISTSettings) -> Outcome:
