@@ -145,6 +145,18 @@ class TestLab:
         with pytest.raises(FileExistsError, match="another epochs: choose"):
             lab.train("tiny", {**TINY, "epochs": 3})
 
+    def test_options_that_are_newer_than_a_run_have_their_defaults(self, lab):
+        routed = {**TINY, "routing": {"class_path": "DynamicRouting", "init_args": {"steps": 2}}}
+        done = lab.train("routed", routed)
+        config = done.folder / "config.yaml"
+        options = yaml.safe_load(config.read_text())
+        del options["routing"]["init_args"]["gradient"], options["batch_size"]
+        config.write_text(yaml.safe_dump(options))
+        assert lab.train("routed", routed).summary == done.summary
+        routed["routing"]["init_args"]["gradient"] = "last"
+        with pytest.raises(FileExistsError, match="another batch_size, routing: choose"):
+            lab.train("routed", {**routed, "batch_size": 32})
+
     def test_a_seed_has_a_run_of_its_own(self, lab):
         other = replace(lab, seed=1)
         assert other.folder("tiny").path != lab.folder("tiny").path

@@ -126,23 +126,33 @@ class Lab:
         def make(folder: RunFolder) -> None:
             train_parsed(folder, parser, options, command=self.command, show=self.show)
 
+        def complete(found: Mapping[str, Any]) -> Any:
+            return yaml.safe_load(parser.dump(parser.parse_object(found)))
+
         # A recipe acts on such a training by its options alone, and those are compared.
         package = {file: digest for file, digest in self.code.items() if not file.startswith("recipes/")}
-        return replace(self, code=package).keep(name, yaml.safe_load(parser.dump(options)), make)
+        return replace(self, code=package).keep(name, yaml.safe_load(parser.dump(options)), make, complete)
 
-    def keep(self, name: str, options: Mapping[str, Any], make: Callable[[RunFolder], None]) -> Trained:
+    def keep(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        make: Callable[[RunFolder], None],
+        complete: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+    ) -> Trained:
         """Has a network trained in some way, unless that was done already.
 
         Args:
             name: of the run.
             options: all that the training depends on, as in the configuration file of the run.
             make: trains in a folder, or goes on there, and leaves the configuration, the network and the summary.
+            complete: adds the defaults of options that are newer than a configuration that was found.
 
         Raises:
             FileExistsError: if there is a run of this name and preset with other options.
         """
         folder = self.folder(name)
-        check_same(folder, options)
+        check_same(folder, options, complete)
         if not folder.summary.is_file():
             self.show(f"{name}, seed {self.seed}: training in {folder.path}")
             self._note_code(folder)
@@ -178,12 +188,14 @@ def _noted_code(folder: RunFolder) -> tuple[Mapping[str, str], ...]:
     return tuple(json.loads(path.read_text())) if path.is_file() else ()
 
 
-def check_same(folder: RunFolder, options: Mapping[str, Any]) -> None:
-    """Raises a `FileExistsError` if the folder holds a run with other options."""
+def check_same(
+    folder: RunFolder, options: Mapping[str, Any], complete: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+) -> None:
+    """Raises a `FileExistsError` if the folder holds a run with other options, once its own are completed."""
     if not folder.config.is_file():
         folder.unused()
         return
-    found = yaml.safe_load(folder.config.read_text())
+    found = complete(yaml.safe_load(folder.config.read_text()))
     names = sorted(name for name in {*found, *options} - {"run"} if found.get(name) != options.get(name))
     if names:
         raise FileExistsError(
