@@ -324,6 +324,9 @@ def recipes_command(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     chosen = [recipes.get_recipe(name) for name in options.names or recipes.RECIPES]
     if options.check:
+        from torchcaps.training import quiet_lightning
+
+        quiet_lightning()
         failed = recipes.check([one.name for one in chosen], Path(options.results), partial(print, flush=True))
         if failed:
             raise ValueError(f"the smoke presets of {', '.join(failed)} fail")

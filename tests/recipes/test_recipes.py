@@ -322,7 +322,7 @@ class TestCheck:
         assert run_recipe("made-up", "quick", **folders)["older_networks"] == {"tiny-seed0": ["training.py"]}
         lines: list[str] = []
         recipes.check(["made-up"], tmp_path / "results", lines.append)
-        assert lines[-1].endswith("tiny-seed0 was trained by older code yet; changed since: training.py")
+        assert lines[-1].endswith("1 of its networks trained by older code; changed until the result: training.py")
         assert "(1 of its networks trained" in (tmp_path / "results" / "README.md").read_text()
 
     def test_a_failing_recipe_is_named(self, made_up, tmp_path, monkeypatch):

@@ -135,8 +135,12 @@ def check(names: Sequence[str], results: Path, show: Callable[[str], None]) -> l
                     f"{name}, {preset} preset: from older code, {result['code']['version']} of {result['finished']}; "
                     f"changed since: {_first(changed)}"
                 )
-            for run, older in result.get("older_networks", {}).items():
-                show(f"{name}, {preset} preset: {run} was trained by older code yet; changed since: {_first(older)}")
+            if older := result.get("older_networks"):
+                files = sorted(set().union(*older.values()))
+                show(
+                    f"{name}, {preset} preset: {len(older)} of its networks trained by older code; "
+                    f"changed until the result: {_first(files)}"
+                )
     return failed
 
 
