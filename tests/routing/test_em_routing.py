@@ -451,6 +451,6 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
         EMRouting(steps=0)
     with pytest.raises(ValueError, match=r"gradient must be one of .*got 'first'"):
-        em_routing(problem.votes(), *problem.arguments(), (1.0,), gradient="first")  # type: ignore[arg-type]
+        em_routing(problem.votes(), *problem.arguments(), (1.0,), gradient="first")
     with pytest.raises(ValueError, match=r"gradient must be one of .*got 'first'"):
-        EMRouting(gradient="first")  # type: ignore[arg-type]
+        EMRouting(gradient="first")
