@@ -10,7 +10,7 @@ from PIL import Image
 from torchcaps.cli import main
 from torchcaps.data import Digits, ImageFolder, Preprocess, load_image, standardise, thirteen_crops
 from torchcaps.models import create_model, list_models, load_pretrained
-from torchcaps.runs import train_parser
+from torchcaps.training import train_parser
 
 SMALL = [
     *("--model", "capsnet_digits", "--model_args.channels", "8", "--model_args.types", "2"),

@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader
 from torchcaps import create_model
 from torchcaps.data import Digits, ImageSet
 from torchcaps.explain import layer_entropy, observe_layers
+from torchcaps.explain.health import routing_health
 from torchcaps.losses import MarginLoss, ReconstructionLoss
 from torchcaps.models import ImageClassifier
-from torchcaps.monitor import RoutingHealth, routing_health
-from torchcaps.training import Classification, History
+from torchcaps.training import Classification, History, RoutingHealth
 
 DIGITS = Digits().train.subset(torch.arange(64))
 
@@ -111,7 +111,8 @@ from torch.utils.data import DataLoader
 from torchcaps import create_model
 from torchcaps.data import Digits
 from torchcaps.losses import MarginLoss, ReconstructionLoss
-from torchcaps.monitor import RoutingHealth, routing_health
+from torchcaps.explain.health import routing_health
+from torchcaps.training import RoutingHealth
 from torchcaps.training import Classification, History, train_loader
 
 torch.manual_seed(0)

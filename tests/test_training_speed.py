@@ -16,8 +16,7 @@ from torchcaps import create_model
 from torchcaps.data import Digits, ImageSet, Preprocess
 from torchcaps.losses import MarginLoss, ReconstructionLoss
 from torchcaps.models import CapsNet, load_pretrained
-from torchcaps.runs import train_parser
-from torchcaps.training import Classification, OptimizerFactory, Speed, TrainerOptions, fit
+from torchcaps.training import Classification, OptimizerFactory, Speed, TrainerOptions, fit, train_parser
 
 CPU = TrainerOptions(accelerator="cpu")
 EXACT = TrainerOptions(accelerator="cpu", precision="64-true")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
     from torchcaps.data import ImageData, ImageSet, Preprocess
-    from torchcaps.runs import RunFolder
+    from torchcaps.training import RunFolder
 
 SPLITS = ("test", "validation", "train")
 PREDICT_BATCH = 64
@@ -67,23 +67,22 @@ def _usage() -> str:
 
 def train_command(arguments: list[str]) -> None:
     """Train a network; writes a folder with metrics, checkpoints, the model, a summary and a report."""
-    from torchcaps import runs
-    from torchcaps.training import quiet_lightning
+    from torchcaps import training
 
-    parser = runs.train_parser()
+    parser = training.train_parser()
     resumed = _resumed_run(arguments)
     if resumed is None:
         config = parser.parse_args(arguments)
-        folder = runs.RunFolder(Path(config.run))
-        if runs.is_first_process():
+        folder = training.RunFolder(Path(config.run))
+        if training.is_first_process():
             folder.unused()
     else:
         folder, arguments = resumed
         config = parser.parse_args(["--config", str(folder.config), *arguments, "--run", str(folder.path)])
-    quiet_lightning()
+    training.quiet_lightning()
     terminal = sys.stdout.isatty()
     try:
-        summary = runs.train_parsed(
+        summary = training.train_parsed(
             folder,
             parser,
             config,
@@ -101,7 +100,7 @@ def train_command(arguments: list[str]) -> None:
 
 def _resumed_run(arguments: list[str]) -> "tuple[RunFolder, list[str]] | None":
     """The run that ``--resume`` names, and the other arguments."""
-    from torchcaps.runs import RunFolder
+    from torchcaps.training import RunFolder
 
     for place, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
@@ -145,7 +144,7 @@ def evaluate_command(arguments: list[str]) -> None:
 def explain_command(arguments: list[str]) -> None:
     """Draw the report of a trained network: reconstructions, perturbations, mistakes, assignment maps."""
     from torchcaps.explain import write_report
-    from torchcaps.runs import RunFolder, read_summary
+    from torchcaps.training import RunFolder, read_summary
 
     parser = _look_parser("explain", "Draw the report of a run.")
     parser.add_argument(
@@ -179,7 +178,7 @@ def _look_parser(command: str, description: str) -> "ArgumentParser":
 
 def _open(parser: "ArgumentParser", options: Any) -> "tuple[ImageClassifier, ImageSet]":
     """The network of a run and the images that the options name."""
-    from torchcaps.runs import RunFolder
+    from torchcaps.training import RunFolder
 
     folder = RunFolder(Path(options.run)).existing()
     network = load_pretrained(folder.model)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.ops.contract import compute_dtype
+from torchcaps.numerics import compute_dtype
 
 Weighting = Literal["paper", "released"]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from torchcaps.ops.contract import compute_dtype
+from torchcaps.numerics import compute_dtype
 
 Dims = int | tuple[int, ...]
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from torchcaps import CapsConv2d, Capsules, create_routing, list_routings, squash
-from torchcaps.layers.conv import ImageWide, Windows
 from torchcaps.ops import Gaussian, InnerProduct, Votes
+from torchcaps.ops.competition import ImageWide
 from torchcaps.ops.votes import in_windows
+from torchcaps.ops.windows import Windows
 from torchcaps.routing import EMRouting, Routing
 
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
@@ -21,7 +22,7 @@ TRAINABLE = pytest.mark.parametrize("routing", [name for name in list_routings()
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.ops.tiles.CPU_TILE", 1000)
+    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 1000)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

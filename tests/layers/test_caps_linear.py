@@ -116,7 +116,7 @@ class TestForward:
 
     @pytest.mark.parametrize("backend", ["naive", "chunked"])
     def test_backend(self, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("torchcaps.ops.tiles.CPU_TILE", 50)
+        monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 50)
         made = layer(backend=backend)
         children = random(3, I, P)
         with use_backend("chunked" if backend == "naive" else "naive"):
@@ -128,7 +128,7 @@ class TestForward:
 @TRANSFORMS
 @pytest.mark.parametrize("backend", ["naive", "chunked"])
 def test_gradcheck(transforms: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.ops.tiles.CPU_TILE", 10)
+    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 10)
     made = CapsLinear(None if transforms == "shared" else 3, 2, 2, 2, transforms=transforms, backend=backend).double()
     names = [name for name, _ in made.named_parameters()]
 

@@ -20,7 +20,7 @@ POSES = pytest.mark.parametrize(("in_pose", "out_pose"), [(3, 4), ((2, 3), (2, 2
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.ops.tiles.CPU_TILE", 100)
+    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 100)
 
 
 def make_children(height: int, width: int, pose: Any, batch: int = 2) -> Capsules:

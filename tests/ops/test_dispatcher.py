@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from torchcaps.ops import BACKENDS, Votes, choose_backend, native, use_backend
+from torchcaps.ops import BACKENDS, Votes, choose_backend, use_backend
 from torchcaps.ops.chunked import ChunkedVotes
-from torchcaps.ops.fused import NativeVotes, why_not
+from torchcaps.ops.dispatch import FEW
+from torchcaps.ops.fused import NativeVotes, native, why_not
 from torchcaps.ops.naive import NaiveVotes
-from torchcaps.ops.votes import FEW
 
 
 @pytest.fixture(autouse=True)

@@ -88,7 +88,7 @@ def largest(
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.ops.tiles.CPU_TILE", BUDGET)
+    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", BUDGET)
 
 
 @pytest.mark.usefixtures("small_tiles")

@@ -23,9 +23,9 @@ pytest.importorskip("triton")
 from ops_cases import close
 
 from torchcaps import CapsConv2d, Capsules, ClassCaps, create_routing, use_backend
-from torchcaps.ops import Gaussian, InnerProduct, Rule, naive, triton_kernels
-from torchcaps.ops.fused import Call
-from torchcaps.ops.triton_kernels import Tiling
+from torchcaps.ops import Gaussian, InnerProduct, Rule, naive
+from torchcaps.ops.fused import Call, triton_launch
+from torchcaps.ops.fused.triton_launch import Tiling
 
 WINDOWS = [[0, 1, 2], [1, 2, 3], [3, 1, 0]]  # of 5 children: three are shared by windows, one is in none
 
@@ -138,7 +138,7 @@ def gradients(outputs: dict[str, Tensor], call: Call) -> dict[str, Tensor]:
 def check_moments(case: Case, device: str, tiling: Tiling | None = None, dtype: torch.dtype = torch.float32) -> None:
     call = case.call(device, dtype)
     orphan = case.partition == "orphan"
-    mass, total, scatter = triton_kernels.moments(
+    mass, total, scatter = triton_launch.moments(
         call, orphan=orphan, hard=case.hard, scatter=case.scatter, tiling=tiling
     )
     actual = {"mass": mass, "sum": total} | ({} if scatter is None else {"scatter": scatter})
@@ -151,7 +151,7 @@ def check_moments(case: Case, device: str, tiling: Tiling | None = None, dtype: 
     close(actual, expected, 1e-5)
 
     grads = [upstream(output, k).to(mass) for k, output in enumerate(expected.values())]
-    found = triton_kernels.moments_backward(
+    found = triton_launch.moments_backward(
         call,
         moments.mean.detach().to(mass),
         *(*grads, None, None)[:3],
@@ -183,7 +183,7 @@ def test_hard_moments(partition: str, blocks: bool, device: str) -> None:
 def test_the_lowest_index_wins_a_tie(hard: bool, blocks: bool, device: str) -> None:
     call = Case("none", sizes=(2, 5, 1, 2, 2)).call(device)
     tiling = Tiling(parents=2) if blocks else None
-    mass, _, _ = triton_kernels.moments(call, orphan=False, hard=hard, scatter=False, tiling=tiling)
+    mass, _, _ = triton_launch.moments(call, orphan=False, hard=hard, scatter=False, tiling=tiling)
     share = torch.tensor([1.0, 0, 0, 0, 0]) if hard else torch.full((5,), 0.2)
     torch.testing.assert_close(mass.cpu(), 3 * share.expand(2, 5))
 
@@ -207,13 +207,13 @@ def test_blocks_of_parents_and_splits_of_children(case: Case, device: str) -> No
 @pytest.mark.usefixtures("poisoned")
 def test_several_tiles_of_rows(scatter: bool, splits: int, device: str) -> None:
     tiling = Tiling(warps=1, numbers=2, splits=splits)
-    assert triton_kernels.Launch(Case(sizes=(7, 3, 1, 2, 4)).call(device), tiling, 1).programs > 1
+    assert triton_launch.Launch(Case(sizes=(7, 3, 1, 2, 4)).call(device), tiling, 1).programs > 1
     check_moments(Case(weights=True, scatter=scatter, sizes=(7, 3, 1, 2, 4)), device, tiling)
 
 
 def test_tiles_large_enough_for_a_dot(device: str) -> None:
     case = Case(windows=True, weights=True, scatter=True, sizes=(2, 3, 4, 3, 2))
-    assert triton_kernels.Launch(case.call(device), None, 8).tile.dot
+    assert triton_launch.Launch(case.call(device), None, 8).tile.dot
     check_moments(case, device)
 
 
@@ -223,19 +223,19 @@ def test_half_precision_is_read_as_it_is(dtype: torch.dtype, device: str) -> Non
     narrow = wide._replace(children=wide.children.to(dtype), transforms=wide.transforms.to(dtype))
     rounded = wide._replace(children=narrow.children.float(), transforms=narrow.transforms.float())
     options = {"orphan": False, "hard": False}
-    mass, total, _ = triton_kernels.moments(narrow, scatter=False, **options)
-    expected = triton_kernels.moments(rounded, scatter=False, **options)
+    mass, total, _ = triton_launch.moments(narrow, scatter=False, **options)
+    expected = triton_launch.moments(rounded, scatter=False, **options)
     assert mass.dtype == total.dtype == torch.float32
     torch.testing.assert_close((mass, total), expected[:2])
-    found = triton_kernels.moments_backward(narrow, total, mass, total, None, **options)
+    found = triton_launch.moments_backward(narrow, total, mass, total, None, **options)
     assert found.children.dtype == found.transforms.dtype == dtype
-    exact = triton_kernels.moments_backward(rounded, total, mass, total, None, **options)
+    exact = triton_launch.moments_backward(rounded, total, mass, total, None, **options)
     close({"children": found.children}, {"children": exact.children}, 1e-2)
 
 
 def test_double_precision(device: str) -> None:
     call = Case(scatter=True).call(device, torch.float64)
-    mass, _, scatter = triton_kernels.moments(call, orphan=False, hard=False, scatter=True)
+    mass, _, scatter = triton_launch.moments(call, orphan=False, hard=False, scatter=True)
     votes, logits = expected_logits(call)
     expected = naive.weighted_moments(votes, logits.softmax(-1), None, True)
     torch.testing.assert_close((mass, scatter), (expected.mass, expected.scatter), rtol=1e-12, atol=1e-12)
@@ -247,7 +247,7 @@ def test_scatter_does_not_cancel(splits: int, device: str) -> None:
     I = 40
     children = torch.full((1, I, 1, 1), 100.0) + 0.01 * torch.randn(1, I, 1, 1, generator=torch.manual_seed(0))
     call = Call(children.to(device), torch.ones(1, 2, 1, 1, device=device), None, None, None, None, ())
-    _, total, scatter = triton_kernels.moments(
+    _, total, scatter = triton_launch.moments(
         call, orphan=False, hard=False, scatter=True, tiling=Tiling(splits=splits)
     )
     exact = children.double().flatten()
@@ -261,24 +261,24 @@ def test_a_parent_without_mass_has_zero_moments_and_finite_gradients(device: str
     call = Case(weights=True, scatter=True).call(device)
     assert call.weights is not None
     call.weights.zero_()
-    mass, total, scatter = triton_kernels.moments(call, orphan=False, hard=False, scatter=True)
+    mass, total, scatter = triton_launch.moments(call, orphan=False, hard=False, scatter=True)
     assert scatter is not None
     for moment in (mass, total, scatter):
         assert (moment == 0).all()
-    found = triton_kernels.moments_backward(call, total, mass + 1, total + 1, scatter + 1, orphan=False, hard=False)
+    found = triton_launch.moments_backward(call, total, mass + 1, total + 1, scatter + 1, orphan=False, hard=False)
     assert all(field.isfinite().all() for field in named(found).values())
 
 
 def check_scores(case: Case, device: str, reduced: bool, tiling: Tiling | None = None) -> None:
     call = case.call(device)
     orphan = case.partition == "orphan"
-    actual = triton_kernels.scores(call, orphan=orphan, reduced=reduced, tiling=tiling)
+    actual = triton_launch.scores(call, orphan=orphan, reduced=reduced, tiling=tiling)
     reference = leaves(call)
     _, logits = expected_logits(reference)
     expected = {"scores": naive.logits_partition(logits, orphan) if reduced else logits}
     close({"scores": actual}, expected, 1e-5)
     grad = upstream(expected["scores"], 0).to(actual)
-    found = triton_kernels.scores_backward(call, actual, grad, orphan=orphan, reduced=reduced, tiling=tiling)
+    found = triton_launch.scores_backward(call, actual, grad, orphan=orphan, reduced=reduced, tiling=tiling)
     close(named(found), gradients(expected, reference), 1e-4)
 
 
@@ -311,9 +311,9 @@ def test_random_shapes(sizes: Any, similarity: str, partition: str, flags: tuple
 def test_an_empty_batch(device: str) -> None:
     call = Case(scatter=True).call(device)
     empty = call._replace(children=call.children[:0], similarity=tuple(field[:0] for field in call.similarity))
-    mass, total, scatter = triton_kernels.moments(empty, orphan=False, hard=False, scatter=True)
+    mass, total, scatter = triton_launch.moments(empty, orphan=False, hard=False, scatter=True)
     assert (mass.shape, total.shape) == ((0, 3), (0, 3, 9))
-    grads = triton_kernels.moments_backward(empty, total, mass, total, scatter, orphan=False, hard=False)
+    grads = triton_launch.moments_backward(empty, total, mass, total, scatter, orphan=False, hard=False)
     assert (grads.transforms == 0).all()
 
 
@@ -337,17 +337,16 @@ def test_nothing_grows_with_children_times_parents(tiling: Tiling | None, device
         children=torch.randn(B, I, M, P, device=device), transforms=torch.randn(I, J, P, D, device=device)
     )
     with Largest() as largest:
-        mass, total, scatter = triton_kernels.moments(call, orphan=False, hard=False, scatter=True, tiling=tiling)
-        triton_kernels.moments_backward(call, total, mass, total, scatter, orphan=False, hard=False, tiling=tiling)
+        mass, total, scatter = triton_launch.moments(call, orphan=False, hard=False, scatter=True, tiling=tiling)
+        triton_launch.moments_backward(call, total, mass, total, scatter, orphan=False, hard=False, tiling=tiling)
     assert 0 < largest.numbers < B * I * J
 
 
 ALONE = """
 import torch
-from torchcaps.ops import triton_kernels
-from torchcaps.ops.fused import Call
+from torchcaps.ops.fused import Call, triton_launch
 call = Call(torch.ones(1, 2, 1, 2), torch.ones(2, 2, 2, 2), None, None, None, None, ())
-for run in (triton_kernels.prepare, lambda: triton_kernels.moments(call, orphan=False, hard=False, scatter=False)):
+for run in (triton_launch.prepare, lambda: triton_launch.moments(call, orphan=False, hard=False, scatter=False)):
     try:
         run()
     except RuntimeError as error:
@@ -372,8 +371,7 @@ COMPILE = """
 import re, subprocess, tempfile, torch, triton
 from pathlib import Path
 from triton.backends.compiler import GPUTarget
-from torchcaps.ops import triton_kernels
-from torchcaps.ops.fused import Call
+from torchcaps.ops.fused import Call, triton_launch
 
 class Driver:
     get_current_target = lambda self: GPUTarget("cuda", 90, 32)
@@ -392,14 +390,14 @@ def compiled(self, *arguments, grid, warmup, run=triton.JITFunction.run, **optio
 
 triton.runtime.driver.set_active(Driver())
 triton.JITFunction.run = compiled
-triton_kernels._check_device = lambda tensor: None
-triton_kernels._processors = lambda place: 132
+triton_launch._check_device = lambda tensor: None
+triton_launch._processors = lambda place: 132
 
 def step(call, scatter, **options):
-    mass, total, second = triton_kernels.moments(call, hard=False, scatter=scatter, **options)
-    triton_kernels.moments_backward(call, total, mass, total, second, hard=False, **options)
-    partition = triton_kernels.scores(call, reduced=True, **options)
-    triton_kernels.scores_backward(call, partition, partition, reduced=True, **options)
+    mass, total, second = triton_launch.moments(call, hard=False, scatter=scatter, **options)
+    triton_launch.moments_backward(call, total, mass, total, second, hard=False, **options)
+    partition = triton_launch.scores(call, reduced=True, **options)
+    triton_launch.scores_backward(call, partition, partition, reduced=True, **options)
 
 N, W, G, I, J = 1, 36, 14 * 14 * 32, 9 * 32, 32
 field = torch.zeros(N * W, J, 16)

@@ -24,7 +24,7 @@ from torchcaps.recipes.affine import (
     shift_limits,
 )
 from torchcaps.recipes.lab import data_of
-from torchcaps.runs import train_parser
+from torchcaps.training import train_parser
 
 QUARTER = torch.tensor([90.0])
 

@@ -11,7 +11,7 @@ from torchcaps.losses import MarginLoss, NegativeLogLikelihood
 from torchcaps.recipes import Line, run_recipe
 from torchcaps.recipes.mnist_dynamic import CAPSNET, CNN, PUBLISHED, ROWS, TEST_ERROR, MnistDynamic, job
 from torchcaps.recipes.pictures import error_bars
-from torchcaps.runs import train_parser
+from torchcaps.training import train_parser
 
 PRESETS = MnistDynamic.presets
 

@@ -9,7 +9,7 @@ import yaml
 from torchcaps import create_model
 from torchcaps.recipes import RECIPES, run_recipe
 from torchcaps.recipes.other_data import CAPSNET, CNN, MATRIX, TEST_ERROR, Cifar10, Fashion, MnistEM, OtherData, job
-from torchcaps.runs import train_parser
+from torchcaps.training import train_parser
 
 ALL: tuple[type[OtherData], ...] = (MnistEM, Fashion, Cifar10)
 SHAPES = {"mnist-em": (1, 28, 28), "fashion": (1, 28, 28), "cifar10": (3, 32, 32)}

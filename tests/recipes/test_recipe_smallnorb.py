@@ -15,7 +15,7 @@ from torchcaps.recipes.command import run_recipe
 from torchcaps.recipes.lab import Trained
 from torchcaps.recipes.smallnorb import BASE, CNN, ERROR, ROWS, THIRTEEN, SmallNORBEM, job, thirteen_crops_error
 from torchcaps.recipes.smallnorb_viewpoints import FAMILIAR, NOVEL, SmallNORBViewpoints, TurnedDigits, lower, turn
-from torchcaps.runs import train_parser
+from torchcaps.training import train_parser
 
 
 def _run(name: str, folder: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 @pytest.fixture
 def tensors(monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor, Tensor]:
     """Children (B, I, P), transforms (I, J, P, D), bias (J, D); tiles smaller than the votes."""
-    monkeypatch.setattr("torchcaps.ops.tiles.CPU_TILE", 100)
+    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 100)
     generator = torch.Generator().manual_seed(0)
     shapes = (3, 7, 4), (7, 5, 4, 6), (5, 6)
     children, transforms, bias = (torch.randn(s, generator=generator, dtype=torch.float64) / 1.5 for s in shapes)

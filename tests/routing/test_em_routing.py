@@ -18,7 +18,7 @@ LAMBDAS = (0.05, 0.1, 0.15, 0.2, 0.25)
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.ops.tiles.CPU_TILE", 100)
+    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 100)
 
 
 class Problem:

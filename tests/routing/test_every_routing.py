@@ -59,7 +59,7 @@ backends = pytest.mark.parametrize("backend", ["naive", "chunked"])
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.ops.tiles.CPU_TILE", 100)
+    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 100)
 
 
 def random(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -162,7 +162,7 @@ def test_backends_agree(routing: Function, shared: bool, plus: bool, dtype: torc
 @every_soft
 @backends
 def test_gradcheck(routing: Function, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.ops.tiles.CPU_TILE", 10)
+    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 10)
     monkeypatch.setattr(f"{__name__}.J", 2)
 
     def call(children: Tensor, transforms: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ STEPS = pytest.mark.parametrize("steps", [1, 2, 3, 5])
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.ops.tiles.CPU_TILE", 100)
+    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 100)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 from torchcaps.bench.measure import Spread
 from torchcaps.bench.suite import Row
-from torchcaps.ops.votes import FUSED
+from torchcaps.ops.dispatch import FUSED
 
 PORT_SECONDS, PORT_RATE = 1.1, 200e9
 """Forward and backward of DigitCaps in the fastest public port measured, where a matrix product ran at that rate."""

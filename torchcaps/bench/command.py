@@ -14,7 +14,7 @@ import torch
 
 from torchcaps.bench import bars, compare, measure, report, small, suite, sweep
 from torchcaps.bench.cases import CASES
-from torchcaps.ops.votes import BACKENDS, FUSED
+from torchcaps.ops.dispatch import BACKENDS, FUSED
 
 PARTS = ("suite", "sweep", "small", "compare")
 

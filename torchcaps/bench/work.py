@@ -51,7 +51,7 @@ NOTHING = Work(0.0, 0.0, 0.0)
 
 
 class RoutedShape(NamedTuple):
-    """The sizes of one routed layer, with the symbols of :mod:`torchcaps.ops.contract`.
+    """The sizes of one routed layer, with the symbols of :mod:`torchcaps.ops.backend`.
 
     Args:
         images: N.

@@ -57,7 +57,7 @@ def _panels(metrics: Sequence[dict[str, float]]) -> dict[str, dict[str, tuple[li
 
 
 def _health(metrics: Sequence[dict[str, float]]) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
-    """Epochs and values of what :class:`~torchcaps.monitor.RoutingHealth` logged: by quantity, by layer."""
+    """Epochs and values of what :class:`~torchcaps.training.RoutingHealth` logged: by quantity, by layer."""
     names = dict.fromkeys(name for row in metrics for name in row)
     panels: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
     for prefix, (quantity, _) in _HEALTH.items():

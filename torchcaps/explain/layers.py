@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.explain.assignments import assignment_entropy, dead_capsules
 from torchcaps.layers import CapsConv2d
-from torchcaps.layers.conv import Windows
 from torchcaps.models.base import CapsuleClassifier
+from torchcaps.ops.windows import Windows
 from torchcaps.routing import Routed, Routing
 from torchcaps.squash import length
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.explain.layers import Layer, below, observe_layers
-from torchcaps.layers.conv import Windows
 from torchcaps.models.base import CapsuleClassifier
+from torchcaps.ops.windows import Windows
 
 
 class Extent(NamedTuple):

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import Pose, check_map, check_rows, pose_shape
+from torchcaps.numerics import compute_dtype
 from torchcaps.ops import Votes
-from torchcaps.ops.contract import compute_dtype
 from torchcaps.routing import EMRouting, Routed, Routing, as_capsules
 
 

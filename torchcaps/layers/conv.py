@@ -1,129 +1,18 @@
 """Convolutional capsules: every window of children votes for the parents at its position."""
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import Pose, check_map, check_rows, pose_shape
-from torchcaps.ops import Normaliser, Rule, Similarity, Votes, VoteSource
+from torchcaps.ops import ImageWide, Normaliser, Votes, Windows
 from torchcaps.routing import EMRouting, Routed, Routing, as_capsules
 
 Pair = int | tuple[int, int]
 Competition = Literal["image", "window"]
-
-
-@dataclass(frozen=True)
-class Windows:
-    """The windows of a convolution over a grid of positions, (height, width) each.
-
-    Args:
-        size: of the grid, without padding.
-        kernel: of a window.
-        stride: between windows.
-        padding: positions added on each side, with children that are not there.
-        dilation: between the positions of a window.
-    """
-
-    size: tuple[int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-
-    def __post_init__(self) -> None:
-        if min(self.out) < 1:
-            raise ValueError(
-                f"children on a grid of {self.size[0]}x{self.size[1]} are fewer than a window of "
-                f"{self.kernel[0]}x{self.kernel[1]} spans (padding {self.padding}, dilation {self.dilation})"
-            )
-
-    @property
-    def out(self) -> tuple[int, int]:
-        """How many windows, (H', W')."""
-        height, width = (
-            (self.size[axis] + 2 * self.padding[axis] - self.dilation[axis] * (self.kernel[axis] - 1) - 1)
-            // self.stride[axis]
-            + 1
-            for axis in (0, 1)
-        )
-        return height, width
-
-    def sites(self, device: torch.device) -> Tensor:
-        """The flat position of each place of each window on the padded grid, int64 (H' * W', kH * kW)."""
-        rows, columns = (
-            torch.arange(self.out[axis], device=device)[:, None] * self.stride[axis]
-            + torch.arange(self.kernel[axis], device=device) * self.dilation[axis]
-            for axis in (0, 1)
-        )  # [H', kH], [W', kW]
-        width = self.size[1] + 2 * self.padding[1]
-        sites = rows[:, None, :, None] * width + columns[None, :, None, :]  # [H', W', kH, kW]
-        return sites.flatten(2).flatten(0, 1)
-
-    @property
-    def padded(self) -> int:
-        """The number of positions of the padded grid."""
-        height, width = (self.size[axis] + 2 * self.padding[axis] for axis in (0, 1))
-        return height * width
-
-    def children(self, types: int, device: torch.device) -> Tensor:
-        """The flat places of the children of each window, int32 (H' * W', kH * kW * C), on a grid as :meth:`pad`s."""
-        sites = self.sites(device)[:, :, None] * types + torch.arange(types, device=device)
-        return sites.flatten(1).to(torch.int32)
-
-    def pad(self, field: Tensor) -> Tensor:
-        """(N, H, W, C, ...) to all children in a row, those of the padding too, (N, G, ...)."""
-        vertical, horizontal = self.padding
-        if vertical or horizontal:
-            pads = [0, 0] * (field.ndim - 3) + [horizontal, horizontal, vertical, vertical]
-            field = nn.functional.pad(field, pads)
-        return field.flatten(1, 3)
-
-
-@dataclass(frozen=True)
-class ImageWide(Normaliser):
-    r"""All parents that see a child compete for it, in whatever window they are.
-
-    .. math:: Z_{i} = \log \sum_{\text{windows } w \ni i} \sum_j \exp l_{wij}
-
-    so that the assignment probabilities of a child add up to 1 over all types and positions of parents.
-
-    Args:
-        windows: of the convolution.
-        types: of children, C.
-
-    Source: Hinton, Sabour & Frosst 2018, section 4 and Procedure 1; Gritzman 2019, section 3.3.
-    """
-
-    windows: Windows | None = None
-    types: int = 1
-
-    def rule(self, source: VoteSource, similarity: Similarity | None) -> Rule:
-        """The rule with the normaliser of each child, the same in all windows that see it."""
-        if self.hard:
-            raise ValueError("hard assignments compete inside one window only: use competition='window'")
-        return Rule(log_partition=self.combine(source.log_partition(similarity, orphan=False)))
-
-    def combine(self, partition: Tensor) -> Tensor:
-        """From the normalisers over the parents of each window, (B, I), to those over all windows, (N, G).
-
-        A child that no window sees gets 0.
-        """
-        assert self.windows is not None
-        children = self.windows.children(self.types, partition.device)
-        field = partition.view(-1, children.numel())
-        index = children.long().view(1, -1).expand_as(field)
-        grid = field.new_full((len(field), self.windows.padded * self.types), -torch.inf)
-        peak = grid.scatter_reduce(1, index, field.detach(), "amax")
-        total = torch.zeros_like(grid).scatter_add(1, index, (field - peak.gather(1, index)).exp())
-        seen = total > 0
-        combined = torch.where(seen, peak + torch.where(seen, total, 1.0).log(), 0.0)
-        if self.orphan:
-            combined = torch.logaddexp(combined, combined.new_zeros(()))
-        return combined
 
 
 class CapsConv2d(nn.Module):

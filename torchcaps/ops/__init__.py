@@ -1,11 +1,16 @@
 """The one primitive under every routing algorithm: similarity, assignment and moments of votes that are not stored."""
 
-from torchcaps.ops.contract import Gaussian, InnerProduct, Moments, Rule, Similarity, VoteSource
-from torchcaps.ops.votes import BACKENDS, Normaliser, Votes, choose_backend, use_backend
+from torchcaps.ops.backend import Moments, Rule, VoteSource
+from torchcaps.ops.competition import ImageWide, Normaliser
+from torchcaps.ops.dispatch import BACKENDS, choose_backend, use_backend
+from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
+from torchcaps.ops.votes import Votes
+from torchcaps.ops.windows import Windows
 
 __all__ = [
     "BACKENDS",
     "Gaussian",
+    "ImageWide",
     "InnerProduct",
     "Moments",
     "Normaliser",
@@ -13,6 +18,7 @@ __all__ = [
     "Similarity",
     "VoteSource",
     "Votes",
+    "Windows",
     "choose_backend",
     "use_backend",
 ]

@@ -3,15 +3,9 @@
 import torch
 from torch import Tensor
 
-from torchcaps.ops.contract import (
-    Gaussian,
-    InnerProduct,
-    Moments,
-    Rule,
-    Similarity,
-    VoteSource,
-    positive,
-)
+from torchcaps.numerics import positive
+from torchcaps.ops.backend import Moments, Rule, VoteSource
+from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 
 
 def dense_votes(children: Tensor, transforms: Tensor, coordinates: Tensor | None = None) -> Tensor:

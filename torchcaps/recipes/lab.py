@@ -13,7 +13,7 @@ import yaml
 from torchcaps.data import ImageData
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.recipes.base import PresetName
-from torchcaps.runs import RunFolder, read_summary, train_parsed, train_parser
+from torchcaps.training import RunFolder, read_summary, train_parsed, train_parser
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class Trained:
 
     Args:
         network: at the end of the last epoch, in evaluation mode, on the device of the lab.
-        summary: of its run, as :func:`torchcaps.runs.train` writes it.
+        summary: of its run, as :func:`torchcaps.training.train` writes it.
         folder: of its run.
         code: digests of the source files that trained it, by file; more than one if the code changed in between, none
             if nobody took note.

@@ -18,8 +18,7 @@ from torchcaps.models import CapsuleClassifier, ImageClassifier, create_model
 from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_recipe
 from torchcaps.recipes.lab import Lab, Trained, data_of, run_name
 from torchcaps.recipes.options import option, plain
-from torchcaps.runs import RunFolder, circumstances
-from torchcaps.training import Classification, Speed, TrainerOptions, fit
+from torchcaps.training import Classification, RunFolder, Speed, TrainerOptions, circumstances, fit
 
 TEST_SEED = 0
 """Of the test pairs, which are the same for every seed of a training."""

@@ -11,35 +11,10 @@ The windows of a convolution share children. There are then ``N`` images of ``G`
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
-
-class InnerProduct(NamedTuple):
-    r"""Similarity :math:`l_{ij} = \langle \alpha_j, V_{ij} \rangle` of a vote and its parent.
-
-    Args:
-        alpha: what the votes are compared with, (B, J, H).
-    """
-
-    alpha: Tensor
-
-
-class Gaussian(NamedTuple):
-    r"""Similarity :math:`l_{ij} = \gamma_j - \frac12 \sum_h \beta_{jh} (V_{ijh} - \mu_{jh})^2`.
-
-    Args:
-        mean: :math:`\mu`, (B, J, H).
-        precision: :math:`\beta`, the inverse variances, (B, J, H).
-        log_weight: :math:`\gamma`, everything that does not depend on the vote, (B, J).
-    """
-
-    mean: Tensor
-    precision: Tensor
-    log_weight: Tensor
-
-
-Similarity = InnerProduct | Gaussian
+from torchcaps.numerics import positive
+from torchcaps.ops.similarity import Similarity
 
 
 class Rule(NamedTuple):
@@ -133,17 +108,3 @@ class VoteSource(ABC):
     @abstractmethod
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
         """The normaliser ``Z_i`` over the parents of these votes (and the orphan), (B, I)."""
-
-
-def positive(mass: Tensor) -> Tensor:
-    """The mass, or next to nothing where there is less: a divisor whose inverse is finite, and its gradient too."""
-    return mass.clamp(min=torch.finfo(mass.dtype).tiny ** 0.5)
-
-
-def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """The dtype that routing computes in: the widest of the inputs, and float32 at least."""
-    dtype = torch.float32
-    for tensor in tensors:
-        if tensor is not None:
-            dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype

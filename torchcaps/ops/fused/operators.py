@@ -13,9 +13,11 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
+from torchcaps.numerics import positive
 from torchcaps.ops import naive
-from torchcaps.ops.contract import InnerProduct, Moments, Rule, Similarity, VoteSource, positive
-from torchcaps.ops.contracted import attention_moments, uniform_moments
+from torchcaps.ops.backend import Moments, Rule, VoteSource
+from torchcaps.ops.closed_forms import attention_moments, uniform_moments
+from torchcaps.ops.similarity import InnerProduct, Similarity
 
 
 class Call(NamedTuple):
@@ -85,7 +87,7 @@ class Kernels(Protocol):
         """The gradients of every tensor of the call; ``scores`` is what :meth:`scores` gave."""
 
 
-KERNELS = {"native": "torchcaps.ops.native", "triton": "torchcaps.ops.triton_kernels"}
+KERNELS = {"native": "torchcaps.ops.fused.native", "triton": "torchcaps.ops.fused.triton_launch"}
 """The modules that hold the kernels, by backend; imported when first used."""
 
 _CALL = (

@@ -2,7 +2,7 @@
 //
 // The rows of the batch (images x windows) lie in the lanes of a vector register. A task takes a few vectors of rows,
 // goes through their children some at a time, and forms each vote in registers, once to compare it with its parent
-// and once more to add it up. The formulas are those of torchcaps/ops/tiled.py. Symbols: rows B, children I, parents
+// and once more to add it up. The formulas are those of torchcaps/ops/chunked/moments.py. Symbols: rows B, children I, parents
 // J, pose rows M, child dimension P, parent dimension D, H = M * D.
 
 #include <ATen/Parallel.h>
@@ -23,7 +23,7 @@ enum Similarity : int64_t { kUniform = 0, kInnerProduct = 1, kGaussian = 2 };
 
 }  // namespace
 
-// Mirrored in torchcaps/ops/native.py. Tensors are contiguous; a null pointer is a tensor that is not there.
+// Mirrored in torchcaps/ops/fused/native.py. Tensors are contiguous; a null pointer is a tensor that is not there.
 struct TorchcapsCall {
   int64_t images, grid, windows, I, J, M, P, D, shared, similarity, orphan, hard;
   const void *children, *transforms, *coordinates, *weights, *log_partition, *parents, *precision, *log_weight;

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchcaps.ops.fused import Call
+from torchcaps.ops.fused.operators import Call
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-std=c++20", "-Wno-psabi", "-fopenmp", "-fPIC", "-shared")
@@ -41,7 +41,7 @@ class _Call(ctypes.Structure):
 
 
 def moments(call: Call, *, orphan: bool, hard: bool, scatter: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """One E-step and its sums; see :class:`~torchcaps.ops.fused.Kernels`."""
+    """One E-step and its sums; see :class:`~torchcaps.ops.fused.operators.Kernels`."""
     B, _, J, M, _, D = call.sizes
     mass, total = call.children.new_empty(B, J), call.children.new_empty(B, J, M * D)
     second = torch.empty_like(total) if scatter else None

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torchcaps.ops.contract import Gaussian, InnerProduct, Similarity, positive
-from torchcaps.ops.tiles import columns_of, slices, tile_shape, uncolumns
+from torchcaps.numerics import positive
+from torchcaps.ops.chunked.tiles import columns_of, slices, tile_shape, uncolumns
+from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 
 
 class Options(NamedTuple):

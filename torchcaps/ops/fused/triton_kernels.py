@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-r"""Routing in Triton: the device code. :mod:`torchcaps.ops.triton_kernels` launches it.
+r"""Routing in Triton: the device code. :mod:`torchcaps.ops.fused.triton_launch` launches it.
 
 A program holds a tile of ``b`` rows of the batch and ``j`` parents, keeps the parents' fields and its sums in
 registers, and walks over the children, one at a time: it forms their votes ``[d, m, b, j]``, compares them, takes

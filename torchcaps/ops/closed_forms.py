@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops import naive
-from torchcaps.ops.contract import Moments, Rule
+from torchcaps.ops.backend import Moments, Rule
 
 
 def uniform_moments(children: Tensor, transforms: Tensor, weights: Tensor | None, rule: Rule) -> Moments:

@@ -1,6 +1,6 @@
 """Routing in Triton, on a GPU, or on a CPU under Triton's interpreter: how the kernels are launched.
 
-The device code, and why tiles are laid out as they are, is in :mod:`torchcaps.ops.triton_device`. Gradients that
+The device code, and why tiles are laid out as they are, is in :mod:`torchcaps.ops.fused.triton_kernels`. Gradients that
 several programs add to (of transforms and coordinates, and of children that windows share) are summed by atomic
 additions, so their last digits differ from run to run.
 """
@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchcaps.ops import triton_device as device
-from torchcaps.ops.contract import compute_dtype, positive
-from torchcaps.ops.fused import Call
+from torchcaps.numerics import compute_dtype, positive
+from torchcaps.ops.fused import triton_kernels as device
+from torchcaps.ops.fused.operators import Call
 from torchcaps.ops.naive import dense_votes
 
 
@@ -68,7 +68,7 @@ def interpreted() -> bool:
 def moments(
     call: Call, *, orphan: bool, hard: bool, scatter: bool, tiling: Tiling | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """One E-step and its sums; see :class:`~torchcaps.ops.fused.Kernels`."""
+    """One E-step and its sums; see :class:`~torchcaps.ops.fused.operators.Kernels`."""
     launch = Launch(call, tiling, WARPS, orphan=orphan, hard=hard)
     mass = launch.empty(launch.splits, launch.B, launch.J)
     first = launch.empty(launch.splits, launch.B, launch.H, launch.J)
@@ -100,7 +100,7 @@ def moments_backward(
     hard: bool,
     tiling: Tiling | None = None,
 ) -> Call:
-    """The gradients of every tensor of the call; see :class:`~torchcaps.ops.fused.Kernels`."""
+    """The gradients of every tensor of the call; see :class:`~torchcaps.ops.fused.operators.Kernels`."""
     launch = Launch(call, tiling, WARPS_BACKWARD, orphan=orphan, hard=hard)
     log_partition, best, tile = launch.competition()
     grads = Gradients(launch)
@@ -129,7 +129,7 @@ def moments_backward(
 
 
 def scores(call: Call, *, orphan: bool, reduced: bool, tiling: Tiling | None = None) -> Tensor:
-    """The logits, or their normaliser; see :class:`~torchcaps.ops.fused.Kernels`."""
+    """The logits, or their normaliser; see :class:`~torchcaps.ops.fused.operators.Kernels`."""
     launch = Launch(call, tiling, WARPS, orphan=orphan)
     return launch.partition() if reduced else launch.logits()
 
@@ -137,7 +137,7 @@ def scores(call: Call, *, orphan: bool, reduced: bool, tiling: Tiling | None = N
 def scores_backward(
     call: Call, scores: Tensor, grad: Tensor, *, orphan: bool, reduced: bool, tiling: Tiling | None = None
 ) -> Call:
-    """The gradients of every tensor of the call; see :class:`~torchcaps.ops.fused.Kernels`."""
+    """The gradients of every tensor of the call; see :class:`~torchcaps.ops.fused.operators.Kernels`."""
     launch = Launch(call, tiling, WARPS_BACKWARD, orphan=orphan)
     grads = Gradients(launch)
     _scores_backward(launch, scores.contiguous() if reduced else None, grad.contiguous(), grads)

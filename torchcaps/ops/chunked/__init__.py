@@ -1,0 +1,5 @@
+"""The primitive in plain PyTorch with bounded memory, on any device."""
+
+from torchcaps.ops.chunked.votes import ChunkedVotes
+
+__all__ = ["ChunkedVotes"]

@@ -1,0 +1,106 @@
+"""Which backend works on which votes, and why."""
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, NamedTuple
+
+from torchcaps.ops.backend import VoteSource
+from torchcaps.ops.chunked import ChunkedVotes
+from torchcaps.ops.fused import NativeVotes, TritonVotes, why_not
+from torchcaps.ops.naive import NaiveVotes
+
+if TYPE_CHECKING:
+    from torchcaps.ops.votes import Votes
+
+BACKENDS: dict[str, type[VoteSource]] = {
+    "naive": NaiveVotes,
+    "chunked": ChunkedVotes,
+    "native": NativeVotes,
+    "triton": TritonVotes,
+}
+
+
+BACKEND_VARIABLE = "TORCHCAPS_BACKEND"
+
+
+FUSED = {"cpu": "native", "cuda": "triton"}
+"""The fused backend of each device."""
+
+
+FEW = {"cpu": 2**13, "cuda": 2**20}
+"""Votes of at most so many numbers are stored: what ``torchcaps bench small`` found on a CPU; a guess for a GPU."""
+
+
+_forced: ContextVar[str | None] = ContextVar("torchcaps_backend", default=None)
+
+
+@contextmanager
+def use_backend(name: str | None) -> Iterator[None]:
+    """Forces a backend inside the ``with`` block, for all votes and layers that were not given one of their own.
+
+    Args:
+        name: ``"naive"``, ``"chunked"``, or ``"auto"``; None changes nothing.
+
+    Raises:
+        ValueError: if there is no such backend.
+    """
+    token = _forced.set(_checked(name) if name is not None else _forced.get())
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def _checked(name: str) -> str:
+    if name != "auto" and name not in BACKENDS:
+        raise ValueError(f"backend must be one of {['auto', *BACKENDS]}, got {name!r}")
+    return name
+
+
+def _constant(function: Callable[..., str]) -> Callable[..., str]:
+    """What ``torch.compiler.assume_constant_result`` does, which would import the compiler at once (a second)."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+class Choice(NamedTuple):
+    """A backend, and why it was chosen."""
+
+    backend: str
+    reason: str
+
+
+def choose_backend(votes: "Votes") -> Choice:
+    """The backend for these votes.
+
+    A name given to :func:`use_backend`, or else in the environment variable ``TORCHCAPS_BACKEND``, comes first. Few
+    votes are stored: that is quickest. Many are formed in fused kernels, and where these cannot run, tile by tile.
+    ``torch.compile`` keeps the choice that it met.
+    """
+    forced = _checked(votes.backend) if votes.backend else _forced_backend()
+    if forced != "auto":
+        return Choice(forced, f"asked for by use_backend, backend= or {BACKEND_VARIABLE}")
+    device = votes.children.device.type
+    few = FEW.get(device, FEW["cpu"])
+    if math.prod(votes.shape) <= few:
+        return Choice("naive", f"votes of at most {few:,} numbers are stored on {device}")
+    fused = FUSED.get(device)
+    if fused is None:
+        return Choice("chunked", f"there are no fused kernels for {device}")
+    trouble = _trouble(fused)
+    if trouble:
+        return Choice("chunked", f"the {fused} kernels cannot run: {trouble}")
+    return Choice(fused, f"votes of more than {few:,} numbers are not stored on {device}")
+
+
+@_constant
+def _forced_backend() -> str:
+    return _forced.get() or _checked(os.environ.get(BACKEND_VARIABLE) or "auto")
+
+
+@_constant
+def _trouble(fused: str) -> str:
+    return why_not(fused)

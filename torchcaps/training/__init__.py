@@ -1,0 +1,32 @@
+"""Training: the Lightning module, what it logs, and a run in a folder that can be killed and resumed."""
+
+from torchcaps.training.callbacks import History, RoutingHealth, StopAt, TrainingDiverged
+from torchcaps.training.fit import Classification, fit, quiet_lightning
+from torchcaps.training.folder import RunFolder, read_summary
+from torchcaps.training.loaders import evaluation_loader, train_loader
+from torchcaps.training.options import OptimizerFactory, SchedulerFactory, TrainerOptions
+from torchcaps.training.run import circumstances, is_first_process, train, train_parsed, train_parser
+from torchcaps.training.speed import Speed
+
+__all__ = [
+    "Classification",
+    "History",
+    "OptimizerFactory",
+    "RoutingHealth",
+    "RunFolder",
+    "SchedulerFactory",
+    "Speed",
+    "StopAt",
+    "TrainerOptions",
+    "TrainingDiverged",
+    "circumstances",
+    "evaluation_loader",
+    "fit",
+    "is_first_process",
+    "quiet_lightning",
+    "read_summary",
+    "train",
+    "train_loader",
+    "train_parsed",
+    "train_parser",
+]

@@ -1,0 +1,132 @@
+"""What watches a training: its history, the health of its routing, and when it may stop."""
+
+import csv
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from torchcaps.data import ImageSet
+from torchcaps.explain.health import routing_health
+
+SHOWN = ("train_accuracy", "train_loss", "val_accuracy", "val_loss")
+"""The metrics that are printed after each epoch; the file has them all."""
+
+
+class TrainingDiverged(FloatingPointError):
+    """The loss is not a number any more; the last checkpoint is from before."""
+
+
+class History(Callback):
+    """One row of metrics an epoch, in a CSV file and in the checkpoint: a resumed training continues the file.
+
+    Args:
+        path: of the CSV file, written anew after each epoch.
+        show: prints a line for each epoch, or None.
+    """
+
+    def __init__(self, path: Path, show: Callable[[str], None] | None = None) -> None:
+        self.path = path
+        self.show = show
+        self.rows: list[dict[str, float]] = []
+        self._started = 0.0
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Starts the clock."""
+        self._started = time.perf_counter()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Adds the row of this epoch; runs before the checkpoint is written."""
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        metrics = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
+        seconds = time.perf_counter() - self._started
+        self.rows.append({"epoch": trainer.current_epoch, "seconds": seconds, "learning_rate": rate, **metrics})
+        if not torch.tensor(metrics["train_loss"]).isfinite():
+            raise TrainingDiverged(f"the mean loss of epoch {trainer.current_epoch} is {metrics['train_loss']}")
+        if trainer.is_global_zero:
+            self._write()
+            if self.show is not None:
+                shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in metrics if name in SHOWN)
+                self.show(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}: {shown}")
+
+    def _write(self) -> None:
+        columns = list(dict.fromkeys(name for row in self.rows for name in row))
+        whole = self.path.with_suffix(".tmp")
+        with whole.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(self.rows)
+        whole.replace(self.path)  # in one step: whoever reads along, or a kill, never meets half a file
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows so far."""
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from these rows."""
+        self.rows = list(state_dict["rows"])
+
+
+class StopAt(Callback):
+    """Ends the training after the first epoch whose validation accuracy reaches a value.
+
+    For networks that shall be compared at equal accuracy. Stands behind :class:`History` in the list of callbacks.
+
+    Args:
+        accuracy: from 0 to 1.
+        history: of the metrics; a training that is resumed after such an epoch ends at once.
+
+    Raises:
+        ValueError: if the accuracy is not in (0, 1].
+    """
+
+    def __init__(self, accuracy: float, history: History) -> None:
+        if not 0 < accuracy <= 1:
+            raise ValueError(f"stop_at must be an accuracy in (0, 1], got {accuracy}")
+        self.accuracy = accuracy
+        self.history = history
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Looks whether the epoch before an interruption was the last."""
+        self.on_train_epoch_end(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Ends the training if the last epoch was good enough."""
+        if self.history.rows and self.history.rows[-1].get("val_accuracy", 0.0) >= self.accuracy:
+            trainer.should_stop = True
+
+
+class RoutingHealth(Callback):
+    """Logs :func:`routing_health` of the same few images at the end of each epoch.
+
+    Stands before :class:`~torchcaps.training.History` in the list of callbacks, which writes what was logged so far.
+    Every process observes the same images at the same time; what is logged is their mean.
+
+    Args:
+        images: where they come from: those for validation, or those for training where there are none.
+        count: how many, the first of the set; all if there are fewer.
+        threshold: of the activation, for dead capsules.
+
+    Raises:
+        ValueError: if there are no images, or ``count`` is less than 1.
+    """
+
+    def __init__(self, images: ImageSet, count: int = 64, threshold: float = 0.01) -> None:
+        if count < 1 or not len(images):
+            raise ValueError(f"there must be images to observe, got count={count} of {len(images)} images")
+        self.images = images.__getitems__(list(range(min(count, len(images))))).images
+        self.threshold = threshold
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Observes and logs."""
+        model = getattr(pl_module, "model", pl_module)
+        precision = trainer.precision_plugin
+        images = precision.convert_input(self.images.to(pl_module.device))
+        with precision.forward_context():
+            health = routing_health(model, images, self.threshold)
+        for name, value in health.items():
+            pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
