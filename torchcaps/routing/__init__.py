@@ -1,9 +1,11 @@
 """Routing algorithms: each is some steps of soft clustering on the primitive of ``torchcaps.ops``."""
 
 from torchcaps.routing.base import (
+    LayerShape,
     Routed,
     Routing,
     as_capsules,
+    constructor_arguments,
     create_routing,
     list_routings,
     register_routing,
@@ -27,9 +29,11 @@ __all__ = [
     "EuclideanKMeansRouting",
     "HardKMeansRouting",
     "InnerProductKMeansRouting",
+    "LayerShape",
     "Routed",
     "Routing",
     "as_capsules",
+    "constructor_arguments",
     "create_routing",
     "dynamic_routing",
     "em_routing",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.ops import InnerProduct, Votes
-from torchcaps.routing.base import Gradient, Routed, Routing, check_choice, check_steps, register_routing
+from torchcaps.routing.base import Gradient, LayerShape, Routed, Routing, check_choice, check_steps, register_routing
 from torchcaps.squash import length, squash
 
 
@@ -91,10 +91,10 @@ class DynamicRouting(Routing):
         self.gradient = gradient
         self.register_parameter("offset", None)
 
-    def make_parameters(self, parents: int, size: int) -> None:
+    def make_parameters(self, shape: LayerShape) -> None:
         """The bias, if there is one."""
         if self.bias:
-            self.offset = nn.Parameter(torch.full((parents, size), 0.1))
+            self.offset = nn.Parameter(torch.full((shape.parents, shape.size), 0.1))
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from torchcaps.ops import Gaussian, Moments, Votes
-from torchcaps.routing.base import Gradient, Routed, Routing, check_choice, check_steps, register_routing
+from torchcaps.routing.base import Gradient, LayerShape, Routed, Routing, check_choice, check_steps, register_routing
 
 Schedule = Literal["released", "linear", "constant"]
 
@@ -256,10 +256,10 @@ class EMRouting(Routing):
         check_choice("preset", name, tuple(EM_PRESETS))
         return cls(**{**EM_PRESETS[name], **arguments})
 
-    def make_parameters(self, parents: int, size: int) -> None:
+    def make_parameters(self, shape: LayerShape) -> None:
         """``beta_u`` and ``beta_a``, one of each a parent."""
-        self.unit_cost = nn.Parameter(torch.full((parents,), self.beta_u))
-        self.activation_cost = nn.Parameter(torch.full((parents,), self.beta_a))
+        self.unit_cost = nn.Parameter(torch.full((shape.parents,), self.beta_u))
+        self.activation_cost = nn.Parameter(torch.full((shape.parents,), self.beta_a))
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
