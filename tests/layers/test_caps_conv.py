@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcaps import CapsConv2d, Capsules, create_routing, list_routings, squash
 from torchcaps.ops import Gaussian, InnerProduct, Votes
-from torchcaps.ops.competition import ImageWide
+from torchcaps.ops.competition import GridWide
 from torchcaps.ops.votes import in_windows
 from torchcaps.ops.windows import Windows
 from torchcaps.routing import EMRouting, Routing
@@ -265,7 +265,7 @@ class TestWholeImage:
         windows = Windows((6, 5), (kernel,) * 2, (stride,) * 2, (padding,) * 2, (1, 1))
         children = random(2, 6, 5, TYPES, 2, 3)
         transforms = random(kernel**2 * TYPES, PARENTS, 3, 2, seed=1)
-        normaliser = ImageWide(orphan=orphan, windows=windows, types=TYPES)
+        normaliser = GridWide(orphan=orphan, windows=windows, types=TYPES)
         sites = windows.children(TYPES, children.device)
         return windows, Votes(windows.pad(children), transforms, normaliser=normaliser, backend=backend, sites=sites)
 
@@ -307,7 +307,7 @@ class TestWholeImage:
                 expected = field[0, y, x, 0] if 0 <= y < 6 and 0 <= x < 7 else 0
                 assert windows.pad(field)[0, windows.children(1, field.device)[number, place]] == expected
         transforms = random(math.prod(windows.kernel) * TYPES, PARENTS, 3, 2, seed=1)
-        normaliser = ImageWide(windows=windows, types=TYPES)
+        normaliser = GridWide(windows=windows, types=TYPES)
         children = windows.pad(random(2, 6, 7, TYPES, 2, 3))
         sites = windows.children(TYPES, children.device)
         votes = Votes(children, transforms, normaliser=normaliser, backend=backend, sites=sites)

@@ -8,7 +8,7 @@ from torch import nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import Pose, check_map, check_rows, pose_shape
-from torchcaps.ops import ImageWide, Normaliser, Votes, Windows
+from torchcaps.ops import GridWide, Normaliser, Votes, Windows
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 
 Pair = int | tuple[int, int]
@@ -98,7 +98,7 @@ class CapsConv2d(nn.Module):
             types = slice(group * share, (group + 1) * share)
             pose = windows.pad(children.pose[:, :, :, types])
             activation = windows.pad(children.activation[:, :, :, types])
-            normaliser = ImageWide(windows=windows, types=share) if self.competition == "image" else Normaliser()
+            normaliser = GridWide(windows=windows, types=share) if self.competition == "image" else Normaliser()
             transforms = self.weight[:, types].flatten(0, 1)
             sites = windows.children(share, pose.device)
             votes = Votes(pose, transforms, normaliser=normaliser, backend=self.backend, sites=sites)

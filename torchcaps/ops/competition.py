@@ -31,8 +31,8 @@ class Normaliser:
 
 
 @dataclass(frozen=True)
-class ImageWide(Normaliser):
-    r"""All parents that see a child compete for it, in whatever window they are.
+class GridWide(Normaliser):
+    r"""All parents that see a child compete for it, in whatever window of the grid they are.
 
     .. math:: Z_{i} = \log \sum_{\text{windows } w \ni i} \sum_j \exp l_{wij}
 
@@ -55,15 +55,15 @@ class ImageWide(Normaliser):
         return Rule(log_partition=self.combine(source.log_partition(similarity, orphan=False)))
 
     def combine(self, partition: Tensor) -> Tensor:
-        """From the normalisers over the parents of each window, (B, I), to those over all windows, (N, G).
+        """From the normalisers over the parents of each window, (B, I, ...), to those over all windows, (N, G, ...).
 
         A child that no window sees gets 0.
         """
         assert self.windows is not None
         children = self.windows.children(self.types, partition.device)
-        field = partition.view(-1, children.numel())
-        index = children.long().view(1, -1).expand_as(field)
-        grid = field.new_full((len(field), self.windows.padded * self.types), -torch.inf)
+        field = partition.reshape(-1, children.numel(), *partition.shape[2:])
+        index = children.long().view(1, -1, *[1] * (field.ndim - 2)).expand_as(field)
+        grid = field.new_full((len(field), self.windows.padded * self.types, *field.shape[2:]), -torch.inf)
         peak = grid.scatter_reduce(1, index, field.detach(), "amax")
         total = torch.zeros_like(grid).scatter_add(1, index, (field - peak.gather(1, index)).exp())
         seen = total > 0
