@@ -579,7 +579,7 @@ class TestArguments:
             CapsConv2d(2, 2, 3, 3, **{"kernel_size": 1, argument: value})
 
     def test_competition(self) -> None:
-        with pytest.raises(ValueError, match="competition must be 'image' or 'window', got 'batch'"):
+        with pytest.raises(ValueError, match=r"competition must be one of .*'image'.*'window'.*got 'batch'"):
             CapsConv2d(2, 2, 3, 3, 1, competition="batch")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(("in_pose", "out_pose"), [(4, (2, 4)), ((2, 4), (3, 4)), ((2, 4), 8)])
