@@ -8,11 +8,16 @@ from torch import nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import PerAxis, Pose, check_map, check_rows, per_axis, pose_shape
-from torchcaps.ops import GridWide, Normaliser, Votes, Windows
+from torchcaps.ops import GridWide, Normaliser, PositionWide, Votes, Windows
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 
-Competition = Literal["image", "grid", "window"]
-COMPETITIONS: dict[str, type[GridWide] | None] = {"image": GridWide, "grid": GridWide, "window": None}
+Competition = Literal["image", "grid", "position", "window"]
+COMPETITIONS: dict[str, type[GridWide] | None] = {
+    "image": GridWide,
+    "grid": GridWide,
+    "position": PositionWide,
+    "window": None,
+}
 
 
 class CapsConvNd(nn.Module):
@@ -33,8 +38,9 @@ class CapsConvNd(nn.Module):
         groups: types of children and of parents are cut into that many groups that do not see each other.
         routing: any routing; the layer keeps copies of its own. Default: EM routing.
         competition: which parents compete for a child: all that see it, in the whole ``"image"`` (the paper's meaning;
-            ``"grid"`` is the same and reads better for a sequence or a volume); or only those of one ``"window"``, each
-            window for itself (as in most ports).
+            ``"grid"`` is the same and reads better for a sequence or a volume); those of one type at all that see it,
+            whatever the ``"position"`` (the released code's meaning; types do not compete); or only those of one
+            ``"window"``, each window for itself (as in most ports).
         init_std: deviation of the transforms' normal initialisation.
         backend: ``"naive"``, ``"chunked"``, or None for the dispatcher's choice.
 

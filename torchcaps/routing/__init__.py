@@ -20,6 +20,9 @@ from torchcaps.routing.kmeans import (
     hard_kmeans_routing,
     inner_product_kmeans_routing,
 )
+from torchcaps.routing.max_min import MaxMin, MaxMinRouting, max_min_routing
+from torchcaps.routing.mean import MeanRouting, mean_routing
+from torchcaps.routing.self_routing import SelfRouting, self_routing
 
 __all__ = [
     "EM_PRESETS",
@@ -30,8 +33,12 @@ __all__ = [
     "HardKMeansRouting",
     "InnerProductKMeansRouting",
     "LayerShape",
+    "MaxMin",
+    "MaxMinRouting",
+    "MeanRouting",
     "Routed",
     "Routing",
+    "SelfRouting",
     "as_capsules",
     "constructor_arguments",
     "create_routing",
@@ -41,5 +48,8 @@ __all__ = [
     "hard_kmeans_routing",
     "inner_product_kmeans_routing",
     "list_routings",
+    "max_min_routing",
+    "mean_routing",
     "register_routing",
+    "self_routing",
 ]

@@ -77,6 +77,9 @@ class Routing(nn.Module, ABC):
     trainable: ClassVar[bool] = True
     """Whether gradients flow through this routing."""
 
+    resumable: ClassVar[bool] = False
+    """Whether :meth:`route` takes the parents of an earlier call, ``initial``, and goes on from them."""
+
     def bind(self, shape: LayerShape | int, size: int | None = None) -> "Routing":
         """A copy of this routing with fresh parameters.
 
@@ -104,9 +107,29 @@ class Routing(nn.Module, ABC):
             activation: the child activations, (B, I), or None when the children have none.
         """
 
-    def forward(self, votes: Votes, activation: Tensor | None = None) -> Routed:
-        """Clusters the votes: :meth:`route`."""
-        return self.route(votes, activation)
+    def forward(self, votes: Votes, activation: Tensor | None = None, *, initial: Routed | None = None) -> Routed:
+        """Clusters the votes: :meth:`route`.
+
+        Args:
+            votes: of I children for J parents.
+            activation: the child activations, (B, I), or None when the children have none.
+            initial: parents of an earlier call to go on from, in place of a uniform first step. With the same votes, so
+                many steps and so many more are as good as all of them at once; with those of children that have
+                changed since, this is concurrent routing.
+
+        Raises:
+            ValueError: if this routing is not ``resumable``, or ``initial`` has parents of another shape.
+
+        Source: concurrent routing: Tsai et al. 2020, "Capsules with Inverted Dot-Product Attention Routing".
+        """
+        if initial is None:
+            return self.route(votes, activation)
+        if not self.resumable:
+            raise ValueError(f"{type(self).__name__} cannot go on from earlier parents: initial must be None")
+        B, _, J, H = votes.shape
+        if initial.pose.shape != (B, J, H):
+            raise ValueError(f"initial must have poses {(B, J, H)}, got {tuple(initial.pose.shape)}")
+        return self.route(votes, activation, initial)  # type: ignore[call-arg]
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments."""
