@@ -18,9 +18,11 @@ from torchcaps import (
     PrimaryCaps1d,
     PrimaryCaps3d,
     create_routing,
+    ops,
 )
 from torchcaps.layers import CapsConvNd, PrimaryCapsNd, coordinate_addition
-from torchcaps.ops import Votes, Windows
+from torchcaps.ops import Gaussian, InnerProduct, PositionWide, Votes, Windows, use_backend
+from torchcaps.ops.dispatch import FEW
 from torchcaps.routing import EMRouting
 
 CPU = torch.device("cpu")
@@ -203,6 +205,136 @@ class TestConvolution:
     def test_one_number_for_each_axis(self, argument: str) -> None:
         with pytest.raises(ValueError, match=rf"{argument} must be one number, or 3, one for each axis, got \(1, 1\)"):
             CapsConv3d(2, 2, 3, 3, **{"kernel_size": 1, argument: (1, 1)})
+
+
+def looped_positions(logits: Tensor, windows: Windows, types: int, orphan: bool) -> Tensor:
+    """Softmax over all windows that see a child, child by child, each type of parents for itself; (N * W, I, J)."""
+    field = logits.unflatten(0, (-1, math.prod(windows.out)))  # [N, W, I, J]
+    seen: dict[int, list[tuple[int, int]]] = {}
+    for window, children in enumerate(windows.children(types, CPU).tolist()):
+        for place, child in enumerate(children):
+            seen.setdefault(child, []).append((window, place))
+    share: dict[tuple[int, int], Tensor] = {}
+    for pairs in seen.values():
+        candidates = [field[:, window, place] for window, place in pairs]  # [N, J] each
+        if orphan:
+            candidates.append(torch.zeros_like(candidates[0]))
+        share.update(zip(pairs, torch.stack(candidates).softmax(0), strict=False))
+    return torch.stack([share[key] for key in sorted(share)], 1).view_as(logits)
+
+
+class TestOneTypeOverAllPositions:
+    """``competition="position"`` against brute force."""
+
+    TYPES, PARENTS = 2, 3
+
+    def setting(self, windows: Windows, backend: str, orphan: bool) -> tuple[Votes, list[Tensor]]:
+        children = windows.pad(random(2, *windows.size, self.TYPES, 2, 3)).requires_grad_()
+        places = math.prod(windows.kernel) * self.TYPES
+        transforms = random(places, self.PARENTS, 3, 2, seed=1).requires_grad_()
+        normaliser = PositionWide(orphan=orphan, windows=windows, types=self.TYPES)
+        sites = windows.children(self.TYPES, CPU)
+        with use_backend(backend if backend != "native" else None):
+            votes = Votes(children, transforms, normaliser=normaliser, sites=sites)
+            assert ops.BACKENDS[backend] is type(votes.source)
+        return votes, [children, transforms]
+
+    def similarity(self, kind: str, rows: int) -> tuple[Any, list[Tensor]]:
+        tensors = [random(rows, self.PARENTS, 4, seed=seed) for seed in (2, 3)] + [random(rows, self.PARENTS, seed=4)]
+        tensors[1] = tensors[1].exp()
+        tensors = [tensor.requires_grad_() for tensor in tensors]
+        if kind == "uniform":
+            return None, []
+        return (InnerProduct(tensors[0]), tensors[:1]) if kind == "inner" else (Gaussian(*tensors), tensors)
+
+    @BACKENDS
+    @pytest.mark.parametrize("kind", ["uniform", "inner", "gaussian"])
+    @pytest.mark.parametrize("orphan", [False, True], ids=["", "orphan"])
+    @pytest.mark.parametrize(
+        "windows",
+        [
+            Windows((5, 4), (3, 3), (1, 1), (0, 0), (1, 1)),
+            Windows((5, 4), (3, 2), (2, 1), (1, 0), (1, 2)),
+            Windows((7, 6), (3, 3), (2, 2), (1, 1), (1, 1)),
+            Windows((7, 6), (2, 2), (3, 3), (0, 0), (1, 1)),  # children that no window sees
+            Windows((8,), (3,), (2,), (1,), (1,)),
+            Windows((3, 4, 3), (2, 2, 2), (1, 2, 1), (0, 0, 1), (1, 1, 1)),
+        ],
+        ids=lambda windows: f"{windows.axes}d-k{windows.kernel}-s{windows.stride}",
+    )
+    def test_brute_force(
+        self, windows: Windows, kind: str, orphan: bool, backend: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 200)
+        monkeypatch.setitem(FEW, "cpu", 0)
+        votes, inputs = self.setting(windows, backend, orphan)
+        similarity, parents = self.similarity(kind, votes.shape[0])
+        weights = random(*votes.children.shape[:2], seed=8).sigmoid().requires_grad_()
+        dense = votes.dense()
+        logits = torch.zeros_like(dense[..., 0]) if similarity is None else similarity.logits(dense)
+        expected = looped_positions(logits, windows, self.TYPES, orphan)
+        assignment = votes.assignment(similarity)
+        torch.testing.assert_close(assignment, expected, rtol=1e-9, atol=1e-12)
+
+        share = expected * votes.gather(weights)[..., None]
+        moments = votes.moments(similarity, weights, scatter=True)
+        mass, total = share.sum(1), torch.einsum("bij,bijh->bjh", share, dense)
+        second = torch.einsum("bij,bijh->bjh", share, (dense - (total / mass[..., None])[:, None]).square())
+        torch.testing.assert_close(tuple(moments), (mass, total, second), rtol=1e-9, atol=1e-11)
+
+        marks = [random(*tensor.shape, seed=9) for tensor in (expected, mass, total, second)]
+        leaves, results = [*inputs, *parents, weights], []
+        for outputs in ((assignment, *moments), (expected, mass, total, second)):
+            objective = sum((output * mark).sum() for output, mark in zip(outputs, marks, strict=True))
+            results.append(torch.autograd.grad(objective, leaves, retain_graph=True))
+        torch.testing.assert_close(*results, rtol=1e-8, atol=1e-10)
+
+    @pytest.mark.parametrize("stride", [1, 2, 3])
+    @BACKENDS
+    def test_each_type_shares_out_the_whole_child(self, stride: int, backend: str) -> None:
+        children = make_children(2, 6, 5, 2)
+        layer = make_convolution(2, 2, 3, (2, 3), (2, 2), 3, stride, 1, competition="position")
+        (routed,) = layer.route(children)
+        places = layer.windows(children).children(2, CPU).long().flatten()
+        given = routed.assignment.unflatten(0, (2, -1)).flatten(1, 2)  # [N, W * I, J]
+        total = torch.zeros(2, layer.windows(children).padded * 2, 3, dtype=torch.float64).index_add(1, places, given)
+        seen = total[:, places]
+        torch.testing.assert_close(seen, torch.ones_like(seen), rtol=1e-10, atol=0)
+
+    def test_types_do_not_compete(self) -> None:
+        """Other parents of other types change nothing for a type whose steps do not know of them."""
+        children = make_children(1, 5, 4, 2)
+        layer = make_convolution(2, 2, 3, (2, 3), (2, 2), 3, competition="position")
+        before = layer(children)
+        with torch.no_grad():
+            layer.weight[:, :, 2] *= 3
+        after = layer(children)
+        torch.testing.assert_close(after.pose[..., :2, :, :], before.pose[..., :2, :, :], rtol=1e-10, atol=1e-12)
+        assert (after.pose[..., 2, :, :] - before.pose[..., 2, :, :]).abs().max() > 0.1
+
+    def test_a_child_of_one_window_is_all_of_every_type(self) -> None:
+        layer = make_convolution(2, 2, 3, (2, 3), (2, 2), 2, 2, competition="position")
+        (routed,) = layer.route(make_children(1, 4, 4, 2))
+        torch.testing.assert_close(routed.assignment, torch.ones_like(routed.assignment), rtol=1e-12, atol=0)
+
+    def test_kernels_leave_it_to_tiles(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(FEW, "cpu", 0)
+        votes, _ = self.setting(Windows((4, 4), (2, 2), (1, 1), (0, 0), (1, 1)), "native", False)
+        choice = votes.choose(self.similarity("inner", votes.shape[0])[0])
+        assert choice.backend == "chunked"
+        assert "a normaliser for each pair" in choice.reason
+
+    @pytest.mark.parametrize("backend", ["naive", "chunked"])
+    def test_gradcheck(self, backend: str) -> None:
+        layer = make_convolution(1, 1, 2, (2, 2), (2, 2), 2, competition="position", backend=backend)
+        names = [name for name, _ in layer.named_parameters()]
+
+        def call(pose: Tensor, logits: Tensor, *parameters: Tensor) -> Capsules:
+            children = Capsules(pose, logits.sigmoid())
+            return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (children,))
+
+        pose, logits = random(1, 4, 1, 2, 2).requires_grad_(), random(1, 4, 1, seed=1).requires_grad_()
+        assert torch.autograd.gradcheck(call, (pose, logits, *layer.parameters()))
 
 
 PRIMARIES = {1: PrimaryCaps1d, 2: PrimaryCaps, 3: PrimaryCaps3d}
