@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers.pose import Pose, check_axes, check_map, check_rows, pose_shape
+from torchcaps.layers.pose import Pose, check_axes, check_map, check_rows, pose_shape, present
 from torchcaps.numerics import compute_dtype
 from torchcaps.ops import Votes
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
@@ -102,8 +102,8 @@ class ClassCaps(nn.Module):
         self.routing = (routing or EMRouting()).bind(LayerShape(None, classes, self.in_pose, self.out_pose))
         nn.init.normal_(self.weight, std=init_std)
 
-    def route(self, children: Capsules) -> Routed:
-        """Routes and keeps what an observer wants: the votes and the last assignment."""
+    def route(self, children: Capsules, mask: Tensor | None = None) -> Routed:
+        """Routes and keeps what an observer wants: the votes and the last assignment; ``mask`` as in forward."""
         grid = check_map(children, self.in_types, self.in_pose, self.axes)
         transforms = self.weight.expand(math.prod(grid), *self.weight.shape).flatten(0, 1)
         offsets = None
@@ -116,13 +116,19 @@ class ClassCaps(nn.Module):
                 device=self.weight.device,
             )
             offsets = field.unsqueeze(-2).expand(*grid, self.in_types, -1).flatten(0, -2)
-        flat = children.flatten()
-        return self.routing(Votes(flat.pose, transforms, offsets, backend=self.backend), flat.activation)
+        flat = present(children, mask).flatten()
+        there = None if mask is None else mask.flatten(1)
+        return self.routing(Votes(flat.pose, transforms, offsets, backend=self.backend, mask=there), flat.activation)
 
-    def forward(self, children: Capsules) -> Capsules:
-        """Routes the children to the classes."""
+    def forward(self, children: Capsules, mask: Tensor | None = None) -> Capsules:
+        """Routes the children to the classes.
+
+        Args:
+            children: on a grid.
+            mask: bool (B, *grid, in_types), False for children that are not there, whatever they hold; None: all are.
+        """
         dtype = torch.promote_types(children.pose.dtype, self.weight.dtype)
-        return as_capsules(self.route(children), self.out_pose, dtype)
+        return as_capsules(self.route(children, mask), self.out_pose, dtype)
 
     def extra_repr(self) -> str:
         """Shapes and coordinates."""

@@ -4,10 +4,10 @@ import math
 from typing import ClassVar, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers.pose import PerAxis, Pose, check_map, check_rows, per_axis, pose_shape
+from torchcaps.layers.pose import PerAxis, Pose, check_map, check_rows, per_axis, pose_shape, present
 from torchcaps.ops import GridWide, Normaliser, PositionWide, Votes, Windows
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 
@@ -101,30 +101,51 @@ class CapsConvNd(nn.Module):
         self.routings = nn.ModuleList(template.bind(shape) for _ in range(groups))
         nn.init.normal_(self.weight, std=init_std)
 
-    def route(self, children: Capsules) -> list[Routed]:
-        """Routes each group and keeps what an observer wants; batch and windows share the first axis."""
+    def route(self, children: Capsules, mask: Tensor | None = None) -> list[Routed]:
+        """Routes each group and keeps what an observer wants; batch and windows share the first axis.
+
+        Args:
+            children: on a grid.
+            mask: as in :meth:`forward`.
+        """
         windows = self.windows(children)
+        children = present(children, mask)
         share = self.in_types // self.groups
         normaliser = self._normaliser(windows, share)
         sites = windows.children(share, children.pose.device)
         routed = []
         for group, routing in enumerate(self.routings):
             first = group * share
+            types = slice(first, first + share)
             pose = windows.pad(children.pose.narrow(1 + self.axes, first, share))
             activation = windows.pad(children.activation.narrow(1 + self.axes, first, share))
-            transforms = self.weight[:, first : first + share].flatten(0, 1)
-            votes = Votes(pose, transforms, normaliser=normaliser, backend=self.backend, sites=sites)
+            there = None if mask is None else windows.pad(mask[..., types], value=True)  # as without a mask
+            transforms = self.weight[:, types].flatten(0, 1)
+            votes = Votes(pose, transforms, normaliser=normaliser, backend=self.backend, sites=sites, mask=there)
             routed.append(routing(votes, activation))
         return routed
 
-    def forward(self, children: Capsules) -> Capsules:
-        """Routes the children of each window to the parents at its position."""
+    def forward(self, children: Capsules, mask: Tensor | None = None) -> Capsules:
+        """Routes the children of each window to the parents at its position.
+
+        Args:
+            children: on a grid.
+            mask: bool (B, *grid, in_types), False for children that are not there, whatever they hold; None: all are.
+                Which parents are then there, for a layer above, :meth:`out_mask` says.
+        """
         out = self.windows(children).out
         dtype = torch.promote_types(children.pose.dtype, self.weight.dtype)
-        parts = [as_capsules(routed, self.out_pose, dtype) for routed in self.route(children)]
+        parts = [as_capsules(routed, self.out_pose, dtype) for routed in self.route(children, mask)]
         pose = torch.cat([part.pose for part in parts], dim=1).unflatten(0, (-1, *out))
         activation = torch.cat([part.activation for part in parts], dim=1).unflatten(0, (-1, *out))
         return Capsules(pose, activation)
+
+    def out_mask(self, mask: Tensor) -> Tensor:
+        """Which parents have a child in their window: bool (B, *grid, in_types) to (B, *grid', out_types)."""
+        windows = self._windows_on(tuple(mask.shape[1:-1]))
+        children = windows.pad(mask.unflatten(-1, (self.groups, -1)).any(-1)).unflatten(1, (windows.padded, -1))
+        seen = children[:, windows.sites(mask.device)].any(2).unflatten(1, windows.out)  # [B, *grid', groups]
+        return seen.repeat_interleave(self.out_types // self.groups, dim=-1)
 
     @property
     def routing(self) -> Routing:
@@ -137,7 +158,9 @@ class CapsConvNd(nn.Module):
         Raises:
             ValueError: if the children do not fit the layer.
         """
-        grid = check_map(children, self.in_types, self.in_pose, self.axes)
+        return self._windows_on(check_map(children, self.in_types, self.in_pose, self.axes))
+
+    def _windows_on(self, grid: tuple[int, ...]) -> Windows:
         return Windows(grid, self.kernel_size, self.stride, self.padding, self.dilation)
 
     def _normaliser(self, windows: Windows, types: int) -> Normaliser:

@@ -1,5 +1,8 @@
 """Shapes of poses and of grids of capsules, as layers take them."""
 
+import torch
+from torch import Tensor
+
 from torchcaps.capsules import Capsules
 
 Pose = int | tuple[int, int]
@@ -62,3 +65,20 @@ def check_map(children: Capsules, types: int, pose: tuple[int, ...], axes: int) 
             f"(B, {grid}, {types}), got {tuple(children.pose.shape)} and {tuple(sites)}"
         )
     return tuple(sites[1:-1])
+
+
+def present(children: Capsules, mask: Tensor | None) -> Capsules:
+    """The children with poses and activations 0 where the mask, bool (B, *sites), is False, whatever stood there.
+
+    Raises:
+        ValueError: if the mask is not of that kind.
+    """
+    if mask is None:
+        return children
+    if mask.dtype != torch.bool or mask.shape != children.activation.shape:
+        raise ValueError(
+            f"mask must be bool {tuple(children.activation.shape)}, one value for each child, got {mask.dtype} "
+            f"{tuple(mask.shape)}"
+        )
+    over_pose = mask.reshape(*mask.shape, *[1] * len(children.pose_shape))
+    return Capsules(torch.where(over_pose, children.pose, 0.0), torch.where(mask, children.activation, 0.0))
