@@ -58,7 +58,7 @@ class Observation:
 
     @property
     def grids(self) -> dict[str, Capsules]:
-        """Those of :attr:`capsules` that lie at positions of the image, more than one: activations (B, H', W'[, types])."""
+        """Those of :attr:`capsules` that lie at positions of the image, more than one."""
         return {name: capsules for name, capsules in self.capsules.items() if on_a_grid(capsules)}
 
     @property
@@ -142,8 +142,7 @@ class Observation:
     def _seen(self) -> _Seen:
         with evaluating(self.model) as device:
             parts = [
-                _keep(observe_layers(self.model, images.to(device)))
-                for images in self.selection.images.split(_AT_ONCE)
+                _keep(observe_layers(self.model, images.to(device))) for images in self.selection.images.split(_AT_ONCE)
             ]
         capsules = {
             name: Capsules(

@@ -164,4 +164,6 @@ def _mistake(findings: Findings, image_set: ImageSet, index: int) -> Mistake:
     true, said = int(findings.labels[index]), int(findings.prediction[index])
     name = image_set.files[index] if image_set.files else str(index)
     activation = findings.activation[index]
-    return Mistake(name, image_set.classes[true], image_set.classes[said], float(activation[said]), float(activation[true]))
+    return Mistake(
+        name, image_set.classes[true], image_set.classes[said], float(activation[said]), float(activation[true])
+    )

@@ -26,9 +26,9 @@ class Table(NamedTuple):
 class Exhibit:
     """Something to show: plain data that a picture, a page, a notebook or a browser draws in its own way.
 
-    A subclass is a frozen dataclass with :func:`register_exhibit` above it, fields of numbers, text, tensors on the CPU
-    or named tuples of these, and usually a class method ``of`` that makes it of what it shows, or gives None where there
-    is nothing to show. A field of images has ``metadata=PNG``.
+    A subclass is a frozen dataclass with :func:`register_exhibit` above it. Its fields are numbers, text, tensors on
+    the CPU or named tuples of these; one of images has ``metadata=PNG``. A class method ``of`` usually makes it of what
+    it needs to know, or gives None where there is nothing to show.
 
     Attributes:
         title: its heading.
