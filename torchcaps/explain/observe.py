@@ -140,18 +140,16 @@ class Observation:
 
     @cached_property
     def _seen(self) -> _Seen:
+        parts = []
         with evaluating(self.model) as device:
-            parts = [
-                _keep(observe_layers(self.model, images.to(device))) for images in self.selection.images.split(_AT_ONCE)
-            ]
-        capsules = {
-            name: Capsules(
-                torch.cat([part.capsules[name].pose for part in parts]),
-                torch.cat([part.capsules[name].activation for part in parts]),
-            )
-            for name in parts[0].capsules
-        }
-        return _Seen(capsules, {name: torch.cat([part.maps[name] for part in parts]) for name in parts[0].maps})
+            for images in self.selection.images.split(_AT_ONCE):
+                parts.append(_keep(observe_layers(self.model, images.to(device))))
+                if not parts[0].capsules:
+                    break  # and none will come
+        return _Seen(
+            {name: _joined([part.capsules[name] for part in parts]) for name in parts[0].capsules},
+            {name: torch.cat([part.maps[name] for part in parts]) for name in parts[0].maps},
+        )
 
 
 def _keep(layers: dict[str, Layer]) -> _Seen:
@@ -168,3 +166,7 @@ def _keep(layers: dict[str, Layer]) -> _Seen:
 
 def _to(capsules: Capsules, device: torch.device) -> Capsules:
     return Capsules(capsules.pose.to(device), capsules.activation.to(device))
+
+
+def _joined(parts: list[Capsules]) -> Capsules:
+    return Capsules(torch.cat([part.pose for part in parts]), torch.cat([part.activation for part in parts]))
