@@ -199,7 +199,7 @@ class TestResident:
         there = here.to(device)
         assert there.files == names
         for batch in ([0, 3], [2]):
-            for found, expected in zip(there.__getitems__(batch), here.__getitems__(batch), strict=True):
+            for found, expected in zip(there.__getitems__(batch)[:4], here.__getitems__(batch)[:4], strict=True):
                 assert found.device.type == device
                 torch.testing.assert_close(found.cpu(), expected)
         torch.testing.assert_close(there.crops([1]).cpu(), here.crops([1]))
