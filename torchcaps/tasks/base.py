@@ -84,8 +84,8 @@ class Answer:
 
     Attributes:
         classes: what it says is there, the most active first; exactly one in a classification.
-        probabilities: of all classes, by name. Capsules give lengths and no probabilities that were calibrated: the task
-            says how it makes the one of the other, see :meth:`Task.answers`.
+        probabilities: of all classes, by name. Capsules give lengths, and no probabilities that were calibrated: the
+            task says how it makes the one of the other, see :meth:`Task.answers`.
         lengths: the activation of each class: of capsules, the length or the activation that routing gave.
         poses: of each class capsule, (*pose); None for a network without capsules.
     """

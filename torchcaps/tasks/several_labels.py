@@ -20,8 +20,8 @@ class SeveralLabels(Task):
     more active than a threshold. An image counts as right only if its classes are told exactly.
 
     For a network whose activations add up to 1, such as one that ends in a softmax, each of k classes has at most 1/k:
-    give ``count``, or a threshold below 1/k. Losses that compare shares (``ActivationLoss.shares``) see the mask divided
-    by the number of its classes.
+    give ``count``, or a threshold below 1/k. Losses that compare shares (``ActivationLoss.shares``) see the mask
+    divided by the number of its classes.
 
     Args:
         count: how many classes each image has; None if it varies.
@@ -99,9 +99,7 @@ class SeveralLabels(Task):
         activation, labels = _observed(network, images, batch_size)
         said = self.said(activation)
         accuracy = (said == labels).all(1).double().mean().item()
-        classes = {
-            name: _class_figures(said[:, index], labels[:, index]) for index, name in enumerate(images.classes)
-        }
+        classes = {name: _class_figures(said[:, index], labels[:, index]) for index, name in enumerate(images.classes)}
         return Examination(
             {"accuracy": accuracy, "error_percent": 100 * (1 - accuracy)},
             {"per_class": classes},

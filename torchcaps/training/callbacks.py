@@ -14,6 +14,7 @@ from torchcaps.data import ImageSet
 from torchcaps.explain.health import routing_health
 from torchcaps.tasks import Measure
 
+
 class TrainingDiverged(FloatingPointError):
     """The loss is not a number any more; the last checkpoint is from before."""
 
@@ -27,9 +28,7 @@ class History(Callback):
         measure: what that line tells beside the loss; the file has all metrics.
     """
 
-    def __init__(
-        self, path: Path, show: Callable[[str], None] | None = None, measure: str = Measure().name
-    ) -> None:
+    def __init__(self, path: Path, show: Callable[[str], None] | None = None, measure: str = Measure().name) -> None:
         self.path = path
         self.show = show
         self.shown = {f"{stage}_{name}" for stage in ("train", "val") for name in (measure, "loss")}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -126,7 +126,7 @@ class Learner(L.LightningModule):
         losses = {**{f"{stage}_{name}": part for name, part in shown.items()}, f"{stage}_loss": loss}
         self.log_dict(losses, on_step=False, on_epoch=True, batch_size=len(batch.indices), sync_dist=True)
         for name, values in self.task.measure(prediction, batch).items():
-            mean = self.means[f"{stage}_{name}"]
+            mean = cast(Mean, self.means[f"{stage}_{name}"])
             mean.update(values)
             self.log(f"{stage}_{name}", mean, on_step=False, on_epoch=True, prog_bar=True)
         return loss

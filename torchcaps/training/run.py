@@ -4,7 +4,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from lightning import Trainer
@@ -111,7 +111,9 @@ def train_parser() -> "ArgumentParser":
     )
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of these options")
     parser.add_argument("--run", type=str, required=True, help="folder to write; must be new or empty")
-    parser.add_argument("--import", type=list[str], default=[], help=IMPORT_HELP)
+    parser.add_argument(
+        "--import", type=list[str], default=[], help="modules or .py files of your own to execute first"
+    )
     for group in GROUPS:
         parser.add_class_arguments(group)
     parser.set_defaults(
@@ -121,12 +123,6 @@ def train_parser() -> "ArgumentParser":
         }
     )
     return parser
-
-
-IMPORT_HELP = (
-    "a module or a .py file of your own to import first, for the routings, networks, data sets, tasks and similarities "
-    "in it; this executes it. May be given several times; a run keeps it"
-)
 
 
 def train_parsed(folder: RunFolder, parser: "ArgumentParser", config: Any, **how: Any) -> dict[str, Any] | None:
@@ -142,14 +138,21 @@ def train_parsed(folder: RunFolder, parser: "ArgumentParser", config: Any, **how
         What :func:`train` returns; raises what it raises.
     """
     ready = vars(parser.instantiate(config))
-    subject, optimisation, schedule, running = (_chosen(group, ready) for group in GROUPS)
     caller = Caller(config=parser.dump(config), imports=tuple(ready["import"]), **how)
-    return train(folder, subject, optimisation, schedule, running, caller)
+    return train(
+        folder,
+        _chosen(Subject, ready),
+        _chosen(Optimisation, ready),
+        _chosen(Schedule, ready),
+        _chosen(Running, ready),
+        caller,
+    )
 
 
 def _chosen(group: type[Options], options: Mapping[str, Any]) -> Options:
     """One group of options out of all."""
-    return group(**{field.name: options[field.name] for field in fields(group)})  # type: ignore[arg-type]
+    names = [field.name for field in fields(cast(Any, group))]
+    return group(**{name: options[name] for name in names})
 
 
 def is_first_process() -> bool:
