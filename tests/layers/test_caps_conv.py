@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -377,7 +378,7 @@ class TestWholeImage:
         """A constant added to all logits changes nothing, however large."""
         windows, votes = self.setting(3, 2, 0)
         similarity = similarity_of("gaussian", math.prod(windows.out), 4)
-        moved = similarity._replace(log_weight=similarity.log_weight + sign * 1e4)
+        moved = replace(similarity, log_weight=similarity.log_weight + sign * 1e4)
         torch.testing.assert_close(votes.assignment(moved), votes.assignment(similarity), rtol=1e-7, atol=1e-9)
         with_orphan = votes.restricted(orphan=True).assignment(moved)
         expected = votes.assignment(similarity) if sign > 0 else torch.zeros_like(with_orphan)

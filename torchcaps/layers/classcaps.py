@@ -9,7 +9,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import Pose, check_map, check_rows, pose_shape
 from torchcaps.numerics import compute_dtype
 from torchcaps.ops import Votes
-from torchcaps.routing import EMRouting, Routed, Routing, as_capsules
+from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 
 
 def coordinate_addition(
@@ -93,11 +93,10 @@ class ClassCaps(nn.Module):
         self.coordinates = coordinates
         self.coordinate_scale = coordinate_scale
         self.backend = backend
-        size = math.prod(self.out_pose)
         if coordinates:
-            coordinate_addition(1, 1, size)  # so that a vote too small for it is told at once
+            coordinate_addition(1, 1, math.prod(self.out_pose))  # so that a vote too small for it is told at once
         self.weight = nn.Parameter(torch.empty(in_types, classes, self.in_pose[-1], self.out_pose[-1]))
-        self.routing = (routing or EMRouting()).bind(classes, size)
+        self.routing = (routing or EMRouting()).bind(LayerShape(None, classes, self.in_pose, self.out_pose))
         nn.init.normal_(self.weight, std=init_std)
 
     def route(self, children: Capsules) -> Routed:

@@ -9,7 +9,7 @@ from torch import nn
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import Pose, check_map, check_rows, pose_shape
 from torchcaps.ops import ImageWide, Normaliser, Votes, Windows
-from torchcaps.routing import EMRouting, Routed, Routing, as_capsules
+from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 
 Pair = int | tuple[int, int]
 Competition = Literal["image", "window"]
@@ -85,8 +85,8 @@ class CapsConv2d(nn.Module):
             torch.empty(places, in_types, out_types // groups, self.in_pose[-1], self.out_pose[-1])
         )
         template = routing or EMRouting()
-        size = math.prod(self.out_pose)
-        self.routings = nn.ModuleList(template.bind(out_types // groups, size) for _ in range(groups))
+        shape = LayerShape(places * in_types // groups, out_types // groups, self.in_pose, self.out_pose)
+        self.routings = nn.ModuleList(template.bind(shape) for _ in range(groups))
         nn.init.normal_(self.weight, std=init_std)
 
     def route(self, children: Capsules) -> list[Routed]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import Pose, check_rows, pose_shape
 from torchcaps.ops import Votes
-from torchcaps.routing import DynamicRouting, Routed, Routing, as_capsules
+from torchcaps.routing import DynamicRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.squash import length
 
 Transforms = Literal["full", "shared", "factored"]
@@ -80,7 +80,9 @@ class CapsLinear(nn.Module):
         self.child_weight = (
             nn.Parameter(torch.empty(in_capsules, P, P)) if in_capsules and transforms == "factored" else None
         )
-        self.routing = (routing or DynamicRouting()).bind(out_capsules, math.prod(self.out_pose))
+        self.routing = (routing or DynamicRouting()).bind(
+            LayerShape(in_capsules, out_capsules, self.in_pose, self.out_pose)
+        )
         self.reset_parameters(init_std)
 
     def reset_parameters(self, init_std: float | None = None) -> None:
