@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import positive
+from torchcaps.numerics import compute_dtype, positive
 from torchcaps.ops import Given, Votes
 from torchcaps.routing.base import LayerShape, Routed, Routing, register_routing
 
@@ -29,12 +29,13 @@ def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Ten
 
     Source: Hahn, Pyeon & Kim 2019, "Self-Routing Capsule Networks", section 3.
     """
-    children = votes.gather(votes.children.flatten(2))
-    similarity = Given(torch.einsum("bip,ijp->bij", children, weight.to(children.dtype)) + bias)
+    dtype = compute_dtype(votes.children, weight)
+    children = votes.gather(votes.children.flatten(2)).to(dtype)
+    similarity = Given(torch.einsum("bip,ijp->bij", children, weight.to(dtype)) + bias)
     moments = votes.moments(similarity, weights)
     present = votes.present(weights)
-    total = moments.mass.new_tensor(votes.shape[1]) if present is None else votes.gather(present).sum(1, keepdim=True)
-    return Routed(moments.mean, moments.mass / positive(total), votes, similarity)
+    total = votes.shape[1] if present is None else positive(votes.gather(present).to(dtype).sum(1, keepdim=True))
+    return Routed(moments.mean, moments.mass / total, votes, similarity)
 
 
 @register_routing("self_routing")
