@@ -1,7 +1,7 @@
 """The one primitive under every routing algorithm: similarity, assignment and moments of votes that are not stored."""
 
 from torchcaps.ops.backend import AssignmentMap, Moments, Rule, VoteSource
-from torchcaps.ops.competition import ImageWide, Normaliser
+from torchcaps.ops.competition import GridWide, Normaliser, PositionWide
 from torchcaps.ops.dispatch import BACKENDS, choose_backend, use_backend
 from torchcaps.ops.fields import Fields, axes
 from torchcaps.ops.similarity import Adjusted, Gaussian, Given, InnerProduct, Similarity
@@ -15,10 +15,11 @@ __all__ = [
     "Fields",
     "Gaussian",
     "Given",
-    "ImageWide",
+    "GridWide",
     "InnerProduct",
     "Moments",
     "Normaliser",
+    "PositionWide",
     "Rule",
     "Similarity",
     "VoteSource",

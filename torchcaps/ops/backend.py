@@ -149,5 +149,9 @@ class VoteSource(ABC):
         """The assignment probabilities ``R_ij``, (B, I, J)."""
 
     @abstractmethod
+    def logits(self, similarity: Similarity | None) -> Tensor:
+        """The logits ``l_ij``, (B, I, J)."""
+
+    @abstractmethod
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
         """The normaliser ``Z_i`` over the parents of these votes (and the orphan), (B, I)."""

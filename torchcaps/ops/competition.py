@@ -59,8 +59,8 @@ class Normaliser:
 
 
 @dataclass(frozen=True, eq=False)
-class ImageWide(Normaliser):
-    r"""All parents that see a child compete for it, in whatever window they are.
+class GridWide(Normaliser):
+    r"""All parents that see a child compete for it, in whatever window of the grid they are.
 
     .. math:: Z_{i} = \log \sum_{\text{windows } w \ni i} \sum_j \exp l_{wij}
 
@@ -83,19 +83,23 @@ class ImageWide(Normaliser):
         if self.mapping is not None:
             name = type(self.mapping).__name__
             raise ValueError(f"the assignment map {name} is of one window only: use competition='window'")
-        partition = self.combine(source.log_partition(similarity, orphan=False))
+        partition = self.combine(self.partition(source, similarity))
         return Rule(log_partition=partition, scale=self.scale, offset=self.offset)
 
+    def partition(self, source: VoteSource, similarity: Similarity | None) -> Tensor:
+        """The normaliser of each child over the parents of one window that compete, (B, I)."""
+        return source.log_partition(similarity, orphan=False)
+
     def combine(self, partition: Tensor) -> Tensor:
-        """From the normalisers over the parents of each window, (B, I), to those over all windows, (N, G).
+        """From the normalisers over the parents of each window, (B, I, ...), to those over all windows, (N, G, ...).
 
         A child that no window sees gets 0.
         """
         assert self.windows is not None
         children = self.windows.children(self.types, partition.device)
-        field = partition.view(-1, children.numel())
-        index = children.long().view(1, -1).expand_as(field)
-        grid = field.new_full((len(field), self.windows.padded * self.types), -torch.inf)
+        field = partition.reshape(-1, children.numel(), *partition.shape[2:])
+        index = children.long().view(1, -1, *[1] * (field.ndim - 2)).expand_as(field)
+        grid = field.new_full((len(field), self.windows.padded * self.types, *field.shape[2:]), -torch.inf)
         peak = grid.scatter_reduce(1, index, field.detach(), "amax")
         total = torch.zeros_like(grid).scatter_add(1, index, (field - peak.gather(1, index)).exp())
         seen = total > 0
@@ -103,3 +107,24 @@ class ImageWide(Normaliser):
         if self.orphan:
             combined = torch.logaddexp(combined, combined.new_zeros(()))
         return combined
+
+
+@dataclass(frozen=True, eq=False)
+class PositionWide(GridWide):
+    r"""Parents of one type compete for a child over all windows that see it; parents of different types do not.
+
+    .. math:: R_{wij} = \exp(l_{wij} - Z_{ij}), \quad Z_{ij} = \log \sum_{\text{windows } w \ni i} \exp l_{wij}
+
+    so that each type of parents shares out the whole child over its positions, in an orphan's case all but what that
+    takes. The logits of all pairs are formed for it, (B, I, J), as they are for the assignment itself.
+
+    Args:
+        windows: of the convolution.
+        types: of children, C.
+
+    Source: the code released with Hinton, Sabour & Frosst 2018.
+    """
+
+    def partition(self, source: VoteSource, similarity: Similarity | None) -> Tensor:
+        """The logits: each type of parents of a window is alone, (B, I, J)."""
+        return source.logits(similarity)

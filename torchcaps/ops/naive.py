@@ -68,7 +68,8 @@ class NaiveVotes(VoteSource):
         super().__init__(children, transforms, coordinates)
         self.votes = dense_votes(children, transforms, coordinates)
 
-    def _logits(self, similarity: Similarity | None) -> Tensor:
+    def logits(self, similarity: Similarity | None) -> Tensor:
+        """The logits, (B, I, J)."""
         if similarity is None:
             return uniform_logits(self.children, self.transforms)
         return similarity.logits(self.votes)
@@ -85,8 +86,8 @@ class NaiveVotes(VoteSource):
 
     def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
         """The assignment probabilities, (B, I, J)."""
-        return logits_assignment(self._logits(similarity), rule)
+        return logits_assignment(self.logits(similarity), rule)
 
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
         """The normaliser, (B, I)."""
-        return logits_partition(self._logits(similarity), orphan)
+        return logits_partition(self.logits(similarity), orphan)

@@ -62,7 +62,7 @@ class ChunkedVotes(VoteSource):
 
     def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
         """The assignment probabilities, (B, I, J)."""
-        return naive.logits_assignment(self._logits(similarity), rule)
+        return naive.logits_assignment(self.logits(similarity), rule)
 
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
         """The normaliser, (B, I)."""
@@ -73,7 +73,8 @@ class ChunkedVotes(VoteSource):
             return any_similarity.log_partition(self._tile(similarity, None, Rule(orphan)), self.budget)
         return self._scores(similarity, reduced=True, orphan=orphan)
 
-    def _logits(self, similarity: Similarity | None) -> Tensor:
+    def logits(self, similarity: Similarity | None) -> Tensor:
+        """The logits, (B, I, J)."""
         if similarity is None:
             return naive.uniform_logits(self.children, self.transforms)
         if not _is_known(similarity):

@@ -249,11 +249,15 @@ class FusedVotes(VoteSource):
 
     def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
         """The assignment probabilities, (B, I, J)."""
-        logits = _scores(*self._call(similarity), self.backend, False, False)
+        logits = self.logits(similarity)
         partition = rule.log_partition
         if partition is not None and self.sites is not None:
             rule = Rule(rule.orphan, rule.hard, partition[:, self.sites].flatten(0, 1))
         return naive.logits_assignment(logits, rule)
+
+    def logits(self, similarity: Similarity | None) -> Tensor:
+        """The logits, (B, I, J)."""
+        return _scores(*self._call(similarity), self.backend, False, False)
 
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
         """The normaliser, (B, I)."""
