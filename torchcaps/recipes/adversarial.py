@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.data import ImageSet, Preprocess
-from torchcaps.explain.figures import new_figure, shorten
+from torchcaps.explain import new_figure, shorten
 from torchcaps.models import ImageClassifier
 from torchcaps.recipes import smallnorb
 from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_recipe

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchcaps.data import ImageData, ImageSet, RandomShift
 from torchcaps.data.base import TEST_SEED
-from torchcaps.explain.figures import new_figure
+from torchcaps.explain import new_figure
 from torchcaps.explain.findings import examine
 from torchcaps.models import ImageClassifier
 from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_recipe

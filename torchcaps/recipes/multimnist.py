@@ -11,7 +11,7 @@ import yaml
 from torch import Tensor
 
 from torchcaps.data import Batch, ImageSet
-from torchcaps.explain.figures import new_figure
+from torchcaps.explain import new_figure
 from torchcaps.explain.findings import evaluating
 from torchcaps.losses import ActivationLoss, MarginLoss, NegativeLogLikelihood
 from torchcaps.models import CapsuleClassifier, ImageClassifier, create_model

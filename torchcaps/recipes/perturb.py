@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.data import ImageSet, Preprocess
-from torchcaps.explain import default_sweep, perturb
-from torchcaps.explain.figures import new_figure, shorten
+from torchcaps.explain import default_sweep, new_figure, perturb, shorten
 from torchcaps.explain.findings import evaluating
 from torchcaps.models import CapsuleClassifier
 from torchcaps.recipes import affine, mnist_dynamic, multimnist

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from torchcaps.explain.figures import new_figure
+from torchcaps.explain import new_figure
 from torchcaps.recipes.base import Line, Picture
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.data import ImageSet, Preprocess
-from torchcaps.explain import dead_capsules, examine, layer_entropy, observe_layers, peak_activation
-from torchcaps.explain.figures import new_figure
+from torchcaps.explain import dead_capsules, examine, layer_entropy, new_figure, observe_layers, peak_activation
 from torchcaps.explain.findings import evaluating
 from torchcaps.explain.layers import Layer
 from torchcaps.recipes import mnist_dynamic, smallnorb, two_digits

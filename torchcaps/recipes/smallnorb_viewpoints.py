@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.data import Digits, ImageSet, Preprocess
-from torchcaps.explain import examine
-from torchcaps.explain.figures import new_figure
+from torchcaps.explain import examine, new_figure
 from torchcaps.recipes import smallnorb
 from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_recipe
 from torchcaps.recipes.lab import Lab, Trained, data_of, run_name

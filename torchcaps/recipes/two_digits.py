@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.data import ImageSet
-from torchcaps.explain.figures import new_figure
+from torchcaps.explain import new_figure
 from torchcaps.explain.findings import evaluating
 from torchcaps.models import ImageClassifier
 from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_recipe
