@@ -1,6 +1,5 @@
 """A trained network, ready to be used: with its preprocessing, the names of its classes and its task."""
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -12,7 +11,6 @@ from torch.nn import functional as F
 from torchcaps.data import ImageSet, Preprocess, load_image
 from torchcaps.data.folder import Resize, check_resize, fit_image
 from torchcaps.models import ImageClassifier, Prediction, load_pretrained
-from torchcaps.models.base import CONFIG_FILE
 from torchcaps.tasks import Answer, Examination, Task, as_task
 
 if TYPE_CHECKING:
@@ -85,14 +83,7 @@ class Classifier:
         """
         folder = Path(source)
         folder = folder / "model" if (folder / "model").is_dir() else folder
-        try:
-            return cls(load_pretrained(folder)).to(device)
-        except ValueError as error:
-            missing = _saved_imports(folder)
-            if not missing:
-                raise
-            names = ", ".join(missing)
-            raise ValueError(f"{error} (it was trained with modules that are to be imported first: {names})") from error
+        return cls(load_pretrained(folder)).to(device)
 
     def to(self, device: torch.device | str) -> "Classifier":
         """This classifier, with its network moved to a device."""
@@ -205,15 +196,6 @@ class Classifier:
         if capsules is not None:
             capsules = capsules._replace(pose=capsules.pose[:: crops.shape[1]].cpu(), activation=activation.cpu())
         return Prediction(activation.cpu(), capsules, None)
-
-
-def _saved_imports(folder: Path) -> list[str]:
-    """The modules that a saved network was trained with, as far as that can be read."""
-    try:
-        extra = json.loads((folder / CONFIG_FILE).read_text())["extra"]
-        return [str(name) for name in extra.get("imports", [])]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return []
 
 
 def _is_several(images: Any) -> bool:

@@ -1,5 +1,7 @@
 """A small data set with two digits in each image, made of the embedded ones: for tests, and for ``--import``."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -44,7 +46,7 @@ class Pairs(ImageData):
         seed: of the split.
     """
 
-    task = {"name": "several_labels", "count": 2}
+    task: ClassVar = {"name": "several_labels", "count": 2}
 
     def __init__(self, count: int = 200, validation: float = 0.2, seed: int = 0) -> None:
         super().__init__(validation, seed)
@@ -66,7 +68,7 @@ class Pairs(ImageData):
 class Masks(Pairs):
     """The same, as fixed images with masks and without parts."""
 
-    task = "several_labels"
+    task: ClassVar = "several_labels"
 
     def _fixed(self, images: ImageSet) -> ImageSet:
         batch = images.__getitems__(list(range(len(images))))

@@ -53,7 +53,7 @@ class TestCommandLine:
 
     def test_a_resumed_training_ends_like_an_unbroken_one(self, run, tmp_path):
         broken = tmp_path / "broken"
-        assert main(["train", *OPTIONS, "--run", str(broken), "--epochs", "1"]) == 0
+        assert main(["train", *OPTIONS, "--run", str(broken), "--epochs", "1", "--report", "false"]) == 0
         assert main(["train", "--resume", str(broken), "--epochs", "3"]) == 0
         assert rows(broken) == rows(run)
 
@@ -62,7 +62,8 @@ class TestCommandLine:
         aim = max(accuracies[:2])
         assert aim > 0  # or nothing is seen here
         stopped = tmp_path / "stopped"
-        assert main(["train", *OPTIONS, "--run", str(stopped), "--epochs", "3", "--stop_at", str(aim)]) == 0
+        options = ["--run", str(stopped), "--epochs", "3", "--stop_at", str(aim), "--report", "false"]
+        assert main(["train", *OPTIONS, *options]) == 0
         assert rows(stopped) == rows(run)[: accuracies.index(aim) + 1]
 
     def test_evaluate_agrees_with_the_summary(self, run, capsys):
@@ -89,6 +90,16 @@ class TestCommandLine:
             assert row["probabilities"] == row["lengths"]
         assert main(["predict", str(run), files[0]]) == 0
         assert capsys.readouterr().out.count("(") == 2
+
+    def test_the_report_shows_each_class_of_an_image(self, run):
+        exhibits = json.loads((run / "report" / "exhibits.json").read_text())["exhibits"]
+        kinds = {exhibit["kind"]: exhibit for exhibit in exhibits}
+        assert {"summary", "learning_curves", "reconstructions", "perturbations"} <= kinds.keys()
+        measured = {row["name"]: row["value"] for row in kinds["summary"]["measured"]}
+        assert measured["exactly right"] == json.loads((run / "summary.json").read_text())["test_accuracy"]
+        first, second = kinds["reconstructions"]["titles"][:2]
+        assert first.partition("\n")[2] == second.partition("\n")[2]  # one image, asked about each of its digits
+        assert first != second
 
     def test_a_network_alone_knows_its_task(self, run):
         classifier = Classifier.open(run / "model")
