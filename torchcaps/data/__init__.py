@@ -1,10 +1,12 @@
 """Data sets, all of one shape: bytes in memory, three splits, the test images read last."""
 
-from torchcaps.data.augment import RandomShift
+from torchcaps.data.augment import RandomShift, mixed_seed, random_integers
 from torchcaps.data.base import (
     Batch,
+    Composition,
     ImageData,
     ImageSet,
+    Parts,
     create_dataset,
     find_data_dir,
     list_datasets,
@@ -31,11 +33,13 @@ __all__ = [
     "CIFAR10",
     "MNIST",
     "Batch",
+    "Composition",
     "Digits",
     "FashionMNIST",
     "ImageData",
     "ImageFolder",
     "ImageSet",
+    "Parts",
     "Preprocess",
     "RandomBrightness",
     "RandomContrast",
@@ -49,6 +53,8 @@ __all__ = [
     "find_data_dir",
     "list_datasets",
     "load_image",
+    "mixed_seed",
+    "random_integers",
     "read_binary_matrix",
     "read_idx",
     "register_dataset",

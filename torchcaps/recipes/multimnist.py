@@ -13,12 +13,22 @@ from torch import Tensor
 from torchcaps.data import Batch, ImageSet
 from torchcaps.explain import new_figure
 from torchcaps.explain.findings import evaluating
-from torchcaps.losses import ActivationLoss, MarginLoss, NegativeLogLikelihood, ReconstructionLoss
+from torchcaps.losses import ActivationLoss, MarginLoss, NegativeLogLikelihood
 from torchcaps.models import CapsuleClassifier, ImageClassifier, create_model
 from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_recipe
 from torchcaps.recipes.lab import Lab, Trained, data_of, run_name
 from torchcaps.recipes.options import option, plain
-from torchcaps.training import Classification, RunFolder, Speed, TrainerOptions, circumstances, fit
+from torchcaps.training import (
+    Caller,
+    Learner,
+    Optimisation,
+    RunFolder,
+    Schedule,
+    Speed,
+    TrainerOptions,
+    circumstances,
+    fit,
+)
 
 TEST_SEED = 0
 """Of the test pairs, which are the same for every seed of a training."""
@@ -127,7 +137,7 @@ def bounding_box_overlap(parts: Tensor) -> Tensor:
     return sides[0][0] * sides[1][0] / areas.amin(1).clamp(min=1)
 
 
-class PairClassification(Classification):
+class PairClassification(Learner):
     """Trains a network on pairs that are made anew in every step.
 
     The loss is that of a target with two classes; with a decoder, each class capsule alone reconstructs its digit.
@@ -136,7 +146,7 @@ class PairClassification(Classification):
         overlay: makes the training pairs.
         validation: the validation pairs, in the order of the images that validation batches come from.
         shared: whether the loss wants probabilities that add up to 1 instead of a mask.
-        arguments: of :class:`~torchcaps.training.Classification`.
+        arguments: of :class:`~torchcaps.training.Learner`.
     """
 
     def __init__(self, *arguments: Any, overlay: Overlay, validation: Overlaid, shared: bool, **named: Any) -> None:
@@ -357,10 +367,12 @@ def train(lab: Lab, settings: MultiMNISTSettings, row: str) -> Trained:
         loss: ActivationLoss = MarginLoss() if capsules else NegativeLogLikelihood()
         task = PairClassification(
             network,
-            loss,
-            ReconstructionLoss(settings.reconstruction),
-            lambda parameters: torch.optim.Adam(parameters, lr=spec.learning_rate),
-            lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, decay),
+            Optimisation(
+                loss=loss,
+                reconstruction=settings.reconstruction,
+                optimizer=lambda parameters: torch.optim.Adam(parameters, lr=spec.learning_rate),
+                scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, decay),
+            ),
             overlay=overlay,
             validation=validation,
             shared=not capsules,
@@ -374,11 +386,9 @@ def train(lab: Lab, settings: MultiMNISTSettings, row: str) -> Trained:
             data.train,
             ImageSet((255 * validation.images).round().to(torch.uint8), validation.labels[:, 0], data.classes),
             folder.path,
-            epochs=spec.epochs,
-            batch_size=settings.batch_size,
-            seed=lab.seed,
-            options=TrainerOptions(**{"devices": 1, **trainer}),
-            show=lab.show,
+            Schedule(epochs=spec.epochs, batch_size=settings.batch_size, seed=lab.seed),
+            TrainerOptions(**{"devices": 1, **trainer}),
+            Caller(show=lab.show),
         )
         network.save_pretrained(folder.model, classes=list(data.classes))
         folder.write_summary(
