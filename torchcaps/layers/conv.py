@@ -8,6 +8,7 @@ from torch import nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import Pose, check_map, check_rows, pose_shape
+from torchcaps.layers.pose_norm import PoseNorm, PoseScale
 from torchcaps.ops import ImageWide, Normaliser, Votes, Windows
 from torchcaps.routing import EMRouting, Routed, Routing, as_capsules
 
@@ -34,7 +35,9 @@ class CapsConv2d(nn.Module):
         routing: any routing; the layer keeps copies of its own. Default: EM routing.
         competition: which parents compete for a child: all that see it, in the whole ``"image"`` (the paper's meaning),
             or only those of one ``"window"``, each window for itself (as in most ports).
-        init_std: deviation of the transforms' normal initialisation.
+        pose_norm: normalise the parents' poses, see :class:`~torchcaps.layers.PoseNorm`; None leaves them.
+        init_std: deviation of the transforms' normal initialisation; None for sqrt(I / P), with I children in a window
+            (of a group): the mean vote of children that agree on nothing then has their deviation, at any depth.
         backend: ``"naive"``, ``"chunked"``, or None for the dispatcher's choice.
 
     Shape:
@@ -61,7 +64,8 @@ class CapsConv2d(nn.Module):
         *,
         routing: Routing | None = None,
         competition: Competition = "image",
-        init_std: float = 0.3,
+        pose_norm: PoseScale | None = None,
+        init_std: float | None = 0.3,
         backend: str | None = None,
     ) -> None:
         super().__init__()
@@ -87,6 +91,9 @@ class CapsConv2d(nn.Module):
         template = routing or EMRouting()
         size = math.prod(self.out_pose)
         self.routings = nn.ModuleList(template.bind(out_types // groups, size) for _ in range(groups))
+        self.pose_norm = None if pose_norm is None else PoseNorm(out_types, out_pose, pose_norm)
+        if init_std is None:
+            init_std = math.sqrt(places * in_types // groups / self.in_pose[-1])
         nn.init.normal_(self.weight, std=init_std)
 
     def route(self, children: Capsules) -> list[Routed]:
@@ -112,7 +119,8 @@ class CapsConv2d(nn.Module):
         parts = [as_capsules(routed, self.out_pose, dtype) for routed in self.route(children)]
         pose = torch.cat([part.pose for part in parts], dim=1).unflatten(0, (-1, *out))
         activation = torch.cat([part.activation for part in parts], dim=1).unflatten(0, (-1, *out))
-        return Capsules(pose, activation)
+        parents = Capsules(pose, activation)
+        return parents if self.pose_norm is None else self.pose_norm(parents)
 
     @property
     def routing(self) -> Routing:

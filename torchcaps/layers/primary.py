@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import Pose, pose_shape
+from torchcaps.layers.pose_norm import PoseNorm, PoseScale
 from torchcaps.squash import SQUASHES, length, squash
 
 
@@ -36,6 +37,7 @@ class PrimaryCaps(nn.Module):
         routed: the released code's routing step with a bias.
         activation: ``"length"`` of the pose, or ``"learned"``.
         bias: of the convolutions.
+        pose_norm: normalise the poses, see :class:`~torchcaps.layers.PoseNorm`, behind the squash; None leaves them.
 
     Shape:
         (B, in_channels, H, W) to poses (B, H', W', types, *dim) and activations (B, H', W', types), H' and W' those of
@@ -59,6 +61,7 @@ class PrimaryCaps(nn.Module):
         routed: bool = False,
         activation: Literal["length", "learned"] = "length",
         bias: bool = True,
+        pose_norm: PoseScale | None = None,
     ) -> None:
         super().__init__()
         if activation not in ("length", "learned"):
@@ -72,6 +75,7 @@ class PrimaryCaps(nn.Module):
         needs_bias = bias and not (routed or batch_norm)
         self.conv = nn.Conv2d(in_channels, channels, kernel_size, stride, padding, bias=needs_bias)
         self.norm = nn.BatchNorm2d(channels) if batch_norm else nn.Identity()
+        self.pose_norm = None if pose_norm is None else PoseNorm(types, dim, pose_norm)
         self.bias = nn.Parameter(torch.full((types, *self.dim), 0.1)) if routed else None
         self.activation_conv = (
             nn.Conv2d(in_channels, types, kernel_size, stride, padding, bias=bias) if activation == "learned" else None
@@ -111,5 +115,8 @@ class PrimaryCaps(nn.Module):
         axes = tuple(range(-len(self.dim), 0))
         pose = squash(pose, self.squash, axes)
         if self.activation_conv is None:
-            return Capsules(pose, length(pose, axes))
-        return Capsules(pose, self.activation_conv(features).movedim(1, -1).sigmoid())
+            activation = length(pose, axes)
+        else:
+            activation = self.activation_conv(features).movedim(1, -1).sigmoid()
+        capsules = Capsules(pose, activation)
+        return capsules if self.pose_norm is None else self.pose_norm(capsules)
