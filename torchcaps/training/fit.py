@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 from torchmetrics.classification import MulticlassAccuracy
@@ -182,10 +182,12 @@ def fit(
         enable_version_counter=False,
     )
     bar = [RichProgressBar(leave=True)] if progress_bar else []
+    options = options or TrainerOptions()
+    average = [] if options.average is None else [EMAWeightAveraging(decay=options.average)]
     trainer = L.Trainer(
-        **(options or TrainerOptions()).arguments(),
+        **options.arguments(),
         max_epochs=epochs,
-        callbacks=[health, history, *stop, keep_last, *bar],
+        callbacks=[*average, health, history, *stop, keep_last, *bar],
         logger=TensorBoardLogger(folder, name="", version="tensorboard"),
         enable_progress_bar=progress_bar,
         enable_model_summary=False,
