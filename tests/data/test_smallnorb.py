@@ -353,6 +353,7 @@ def test_the_test_files_are_not_needed_to_train(tmp_path: Path) -> None:
         ({"size": 0}, "size must be a divisor of 96, got 0"),
         ({"size": 192}, "size must be a divisor of 96, got 192"),
         ({"cameras": "second"}, "cameras must be one of both_as_channels, both_as_images, first, got 'second'"),
+        ({"held_out": "lights"}, "held_out must be one of pairs, toys, got 'lights'"),
         ({"viewpoints": "lighting"}, "viewpoints must be one of all, azimuth, elevation, got 'lighting'"),
         ({"test_viewpoints": "all"}, "test_viewpoints must be one of novel, familiar, got 'all'"),
     ],
@@ -376,3 +377,30 @@ def test_pairs_prepared_as_in_the_paper(folder: str) -> None:
     torch.testing.assert_close(crops, torch.tensor([-1.0, 1.0])[:, None, None].expand_as(crops), atol=1e-5, rtol=0)
     pixels = torch.tensor([50, 150]) / 255
     assert torch.equal(images[0].pictures, pixels[None, :, None, None].expand(1, 2, 32, 32))
+
+
+@pytest.mark.parametrize("cameras", ["both_as_channels", "both_as_images"])
+def test_whole_toys_are_held_out(tmp_path: Path, cameras: Any) -> None:
+    """As many in every class, and none of them in the training images."""
+    info = INFO.clone()
+    info[:, 0] = torch.arange(COUNT) // 5 % 5 + LABELS % 2  # toys 0..4 of some classes, 1..5 of the others
+    files = {**FILES, f"{TRAIN}-info.mat": int32(info)}
+    data = SmallNORB(str(write(tmp_path, files)), cameras=cameras, held_out="toys", validation=0.4, seed=1)
+    kept, held_out = (
+        set(zip(images.labels.tolist(), data.info(split)[:, 0].tolist(), strict=True))
+        for images, split in ((data.train, "train"), (data.validation, "validation"))
+    )
+    assert not kept & held_out
+    for label in range(5):
+        assert sum(one == label for one, _ in held_out) == 2
+        assert sum(one == label for one, _ in kept) == 3
+    assert len(data.train) + len(data.validation) == COUNT * (2 if cameras == "both_as_images" else 1)
+
+
+@pytest.mark.parametrize(("share", "count"), [(0, 0), (0.01, 1), (0.4, 1), (0.9, 2)])
+def test_one_toy_at_least_is_held_out_and_one_is_kept(tmp_path: Path, share: float, count: int) -> None:
+    info = INFO.clone()
+    info[:, 0] = torch.arange(COUNT) // 5 % 3  # three toys of each class, in as many pairs
+    folder = write(tmp_path, {**FILES, f"{TRAIN}-info.mat": int32(info)})
+    data = SmallNORB(str(folder), held_out="toys", validation=share)
+    assert len(data.validation) == count * COUNT // 3

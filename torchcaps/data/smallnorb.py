@@ -17,6 +17,7 @@ from torchcaps.data.base import ImageData, ImageSet, find_data_dir, register_dat
 
 Cameras = Literal["both_as_channels", "both_as_images", "first"]
 Viewpoints = Literal["all", "azimuth", "elevation"]
+HeldOut = Literal["pairs", "toys"]
 TestViewpoints = Literal["novel", "familiar"]
 Split = Literal["train", "validation", "test"]
 
@@ -146,6 +147,8 @@ class SmallNORB(ImageData):
         validation: share of the training pairs put aside for validation, the same in every class; 0 puts
             none aside.
         seed: chooses which pairs those are; nothing else does.
+        held_out: what is put aside for validation: `pairs`, of toys that are trained on, or whole `toys`, as
+            many of each class as come nearest to the share and one at least: the test shows other toys, too.
 
     Raises:
         ValueError: an argument is not one of the above.
@@ -168,6 +171,7 @@ class SmallNORB(ImageData):
         test_viewpoints: TestViewpoints = "novel",
         validation: float = 0.1,
         seed: int = 0,
+        held_out: HeldOut = "pairs",
     ) -> None:
         super().__init__(validation, seed)
         if size < 1 or _SIDE % size:
@@ -175,11 +179,13 @@ class SmallNORB(ImageData):
         _check_choice("cameras", cameras, get_args(Cameras))
         _check_choice("viewpoints", viewpoints, get_args(Viewpoints))
         _check_choice("test_viewpoints", test_viewpoints, get_args(TestViewpoints))
+        _check_choice("held_out", held_out, get_args(HeldOut))
         self.data_dir = find_data_dir(data_dir)
         self.size = size
         self.cameras: Cameras = cameras
         self.viewpoints: Viewpoints = viewpoints
         self.test_viewpoints: TestViewpoints = test_viewpoints
+        self.held_out: HeldOut = held_out
 
     def load_train(self) -> ImageSet:
         """Read the training images, those for validation included.
@@ -220,7 +226,11 @@ class SmallNORB(ImageData):
     @cached_property
     def _split_indices(self) -> tuple[Tensor, Tensor]:
         """The training and the validation images. Pairs are divided, so that two images of one stay together."""
-        parts = stratified_split(self._train_half.labels, self.validation_share, self.seed)
+        half = self._train_half
+        if self.held_out == "toys":
+            parts = _split_toys(half.labels, half.info[:, 0], self.validation_share, self.seed)
+        else:
+            parts = stratified_split(half.labels, self.validation_share, self.seed)
         if self.cameras != "both_as_images":
             return parts
         rest, held_out = (torch.stack([2 * part, 2 * part + 1], dim=1).flatten() for part in parts)
@@ -280,6 +290,18 @@ class SmallNORB(ImageData):
 
     def _per_image(self, values: Tensor) -> Tensor:
         return values.repeat_interleave(2, dim=0) if self.cameras == "both_as_images" else values
+
+
+def _split_toys(labels: Tensor, toys: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """The rows of the toys that are kept and of those that are held out, the same number of toys in every class."""
+    generator = torch.Generator().manual_seed(seed)
+    held_out = torch.zeros_like(labels, dtype=torch.bool)
+    for label in labels.unique():
+        known = toys[labels == label].unique()
+        count = min(max(1, round(share * len(known))), len(known) - 1) if share else 0
+        chosen = known[torch.randperm(len(known), generator=generator)[:count]]
+        held_out |= (labels == label) & torch.isin(toys, chosen)
+    return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
 
 
 def _is_familiar(info: Tensor, viewpoints: Viewpoints) -> Tensor:

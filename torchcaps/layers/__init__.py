@@ -10,6 +10,7 @@ from torchcaps.layers.fixed_point import (
     self_weighted_pooling,
 )
 from torchcaps.layers.linear import CapsLinear
+from torchcaps.layers.pose_norm import PoseNorm
 from torchcaps.layers.primary import PrimaryCaps, PrimaryCaps1d, PrimaryCaps3d, PrimaryCapsNd
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "ClassCaps",
     "FullyConnectedDecoder",
     "ImplicitActivation",
+    "PoseNorm",
     "PrimaryCaps",
     "PrimaryCaps1d",
     "PrimaryCaps3d",

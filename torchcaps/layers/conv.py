@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import PerAxis, Pose, check_map, check_rows, per_axis, pose_shape, present
+from torchcaps.layers.pose_norm import PoseNorm, PoseScale
 from torchcaps.ops import GridWide, Normaliser, PositionWide, Votes, Windows
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 
@@ -41,7 +42,9 @@ class CapsConvNd(nn.Module):
             ``"grid"`` is the same and reads better for a sequence or a volume); those of one type at all that see it,
             whatever the ``"position"`` (the released code's meaning; types do not compete); or only those of one
             ``"window"``, each window for itself (as in most ports).
-        init_std: deviation of the transforms' normal initialisation.
+        pose_norm: normalise the parents' poses, see :class:`~torchcaps.layers.PoseNorm`; None leaves them.
+        init_std: deviation of the transforms' normal initialisation; None for sqrt(I / P), with I children in a window
+            (of a group): the mean vote of children that agree on nothing then has their deviation, at any depth.
         backend: ``"naive"``, ``"chunked"``, or None for the dispatcher's choice.
 
     Shape:
@@ -71,7 +74,8 @@ class CapsConvNd(nn.Module):
         *,
         routing: Routing | None = None,
         competition: Competition = "image",
-        init_std: float = 0.3,
+        pose_norm: PoseScale | None = None,
+        init_std: float | None = 0.3,
         backend: str | None = None,
     ) -> None:
         super().__init__()
@@ -99,6 +103,9 @@ class CapsConvNd(nn.Module):
         template = routing or EMRouting()
         shape = LayerShape(places * in_types // groups, out_types // groups, self.in_pose, self.out_pose)
         self.routings = nn.ModuleList(template.bind(shape) for _ in range(groups))
+        self.pose_norm = None if pose_norm is None else PoseNorm(out_types, out_pose, pose_norm)
+        if init_std is None:
+            init_std = math.sqrt(places * in_types // groups / self.in_pose[-1])
         nn.init.normal_(self.weight, std=init_std)
 
     def route(self, children: Capsules, mask: Tensor | None = None) -> list[Routed]:
@@ -138,7 +145,8 @@ class CapsConvNd(nn.Module):
         parts = [as_capsules(routed, self.out_pose, dtype) for routed in self.route(children, mask)]
         pose = torch.cat([part.pose for part in parts], dim=1).unflatten(0, (-1, *out))
         activation = torch.cat([part.activation for part in parts], dim=1).unflatten(0, (-1, *out))
-        return Capsules(pose, activation)
+        parents = Capsules(pose, activation)
+        return parents if self.pose_norm is None else self.pose_norm(parents)
 
     def out_mask(self, mask: Tensor) -> Tensor:
         """Which parents have a child in their window: bool (B, *grid, in_types) to (B, *grid', out_types)."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import AXES, PerAxis, Pose, per_axis, pose_shape
+from torchcaps.layers.pose_norm import PoseNorm, PoseScale
 from torchcaps.squash import SQUASHES, length, squash
 
 _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -39,6 +40,7 @@ class PrimaryCapsNd(nn.Module):
         routed: the released code's routing step with a bias.
         activation: ``"length"`` of the pose, or ``"learned"``.
         bias: of the convolutions.
+        pose_norm: normalise the poses, see :class:`~torchcaps.layers.PoseNorm`, behind the squash; None leaves them.
 
     Shape:
         (B, in_channels, *grid) to poses (B, *grid', types, *dim) and activations (B, *grid', types), grid' that of the
@@ -65,6 +67,7 @@ class PrimaryCapsNd(nn.Module):
         routed: bool = False,
         activation: Literal["length", "learned"] = "length",
         bias: bool = True,
+        pose_norm: PoseScale | None = None,
     ) -> None:
         super().__init__()
         if activation not in ("length", "learned"):
@@ -84,6 +87,7 @@ class PrimaryCapsNd(nn.Module):
         convolution: Any = _CONVOLUTIONS[self.axes]
         self.conv = convolution(in_channels, channels, *options, bias=needs_bias)
         self.norm = _NORMS[self.axes](channels) if batch_norm else nn.Identity()
+        self.pose_norm = None if pose_norm is None else PoseNorm(types, dim, pose_norm)
         self.bias = nn.Parameter(torch.full((types, *self.dim), 0.1)) if routed else None
         self.activation_conv = convolution(in_channels, types, *options, bias=bias) if activation == "learned" else None
 
@@ -124,8 +128,11 @@ class PrimaryCapsNd(nn.Module):
         axes = tuple(range(-len(self.dim), 0))
         pose = squash(pose, self.squash, axes)
         if self.activation_conv is None:
-            return Capsules(pose, length(pose, axes))
-        return Capsules(pose, self.activation_conv(features).movedim(1, -1).sigmoid())
+            activation = length(pose, axes)
+        else:
+            activation = self.activation_conv(features).movedim(1, -1).sigmoid()
+        capsules = Capsules(pose, activation)
+        return capsules if self.pose_norm is None else self.pose_norm(capsules)
 
 
 class PrimaryCaps1d(PrimaryCapsNd):

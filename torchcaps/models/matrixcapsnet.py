@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsConv2d, ClassCaps, FullyConnectedDecoder, PrimaryCaps
 from torchcaps.layers.conv import Competition
+from torchcaps.layers.pose_norm import PoseScale
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.registry import register_model
 from torchcaps.routing import EMRouting, Routing
@@ -50,6 +52,8 @@ class MatrixCapsNet(CapsuleClassifier):
         coordinates: add the children's places to their votes for the class capsules.
         decoder_hidden: widths of the decoder's hidden layers; None for no decoder, as in the paper.
         decoder_by_class: whether the decoder is told which class it decodes.
+        pose_norm: normalise the poses that go into each routed layer, see :class:`~torchcaps.layers.PoseNorm`; None, as
+            published, leaves them.
 
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 5 and figure 1.
     """
@@ -67,6 +71,7 @@ class MatrixCapsNet(CapsuleClassifier):
         coordinates: bool = True,
         decoder_hidden: Sequence[int] | None = None,
         decoder_by_class: bool = True,
+        pose_norm: PoseScale | None = None,
     ) -> None:
         super().__init__(image_shape, classes)
         if len(types) != 3:
@@ -78,6 +83,7 @@ class MatrixCapsNet(CapsuleClassifier):
         self.coordinates = coordinates
         self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
         self.decoder_by_class = decoder_by_class
+        self.pose_norm = pose_norm
         in_channels, height, width = self.image_shape
         if routing is None and class_routing is None and classes < 3:
             class_routing = EMRouting.preset("mass_scaled")
@@ -89,14 +95,19 @@ class MatrixCapsNet(CapsuleClassifier):
             )
         self.conv = nn.Conv2d(in_channels, channels, 5, stride=2)
         self.primary_caps = PrimaryCaps(
-            channels, first, self.pose, kernel_size=1, stride=1, squash="none", activation="learned", bias=False
+            channels,
+            first,
+            self.pose,
+            kernel_size=1,
+            stride=1,
+            squash="none",
+            activation="learned",
+            bias=False,
+            pose_norm=pose_norm,
         )
-        self.conv_caps1 = CapsConv2d(
-            first, second, self.pose, self.pose, 3, 2, routing=routing, competition=competition
-        )
-        self.conv_caps2 = CapsConv2d(
-            second, third, self.pose, self.pose, 3, 1, routing=routing, competition=competition
-        )
+        routed: dict[str, Any] = {"routing": routing, "competition": competition, "pose_norm": pose_norm}
+        self.conv_caps1 = CapsConv2d(first, second, self.pose, self.pose, 3, 2, **routed)
+        self.conv_caps2 = CapsConv2d(second, third, self.pose, self.pose, 3, 1, **routed)
         self.class_caps = ClassCaps(
             third, classes, self.pose, self.pose, routing=class_routing or routing, coordinates=coordinates
         )

@@ -1,7 +1,7 @@
 """EM routing (Hinton, Sabour & Frosst 2018): parents are Gaussians, routing fits the mixture."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -14,6 +14,8 @@ from torchcaps.ops import Gaussian, Moments, Votes
 from torchcaps.routing.base import Gradient, LayerShape, Routed, Routing, check_choice, check_steps, register_routing
 
 Schedule = Literal["released", "linear", "constant"]
+Sharpness = float | Tensor | Sequence[float | Tensor]
+Learned = Literal["layer", "parent"]
 
 
 class EMState(NamedTuple):
@@ -97,10 +99,20 @@ def em_m_step(
     return EMState(mean, variance, inverse_temperature * (settings.activation_scale * beta_a - cost))
 
 
-def em_similarity(state: EMState) -> Gaussian:
-    r"""The E-step's similarity, :math:`\log a_j + \log \mathcal N(V_{ij}; \mu_j, \sigma_j^2)`, but for a constant."""
-    log_weight = logsigmoid(state.logit) - state.variance.log().sum(-1) / 2
-    return Gaussian(state.mean, state.variance.reciprocal(), log_weight)
+def em_similarity(state: EMState, sharpness: float | Tensor = 1.0) -> Gaussian:
+    r"""The E-step's similarity, :math:`\log a_j + s_j \log \mathcal N(V_{ij}; \mu_j, \sigma_j^2)`, but for a constant.
+
+    The logarithm adds up H dimensions, and it does not change when all votes are scaled: unlike under an inner product,
+    no weight can learn how sharp the assignment is. With s = 1, as published, one M-step leaves it all but hard;
+    with s = 1 / H it is the mean over the dimensions that counts.
+
+    Args:
+        state: the parents.
+        sharpness: s, an inverse temperature of the likelihood alone: a number, or one a parent, (J,).
+    """
+    log_weight = logsigmoid(state.logit) - sharpness * state.variance.log().sum(-1) / 2
+    scale = sharpness[:, None] if isinstance(sharpness, Tensor) and sharpness.ndim else sharpness
+    return Gaussian(state.mean, scale / state.variance, log_weight)
 
 
 def inverse_temperatures(schedule: Schedule | Callable[[int, int], float], steps: int, final: float) -> list[float]:
@@ -130,6 +142,7 @@ def em_routing(
     inverse_temperatures: "list[float] | tuple[float, ...]",
     settings: EMSettings = EMSettings(),
     gradient: Gradient = "all",
+    sharpness: Sharpness = 1.0,
 ) -> Routed:
     r"""Routing by expectation maximisation: an M-step for each inverse temperature, an E-step between any two.
 
@@ -144,23 +157,35 @@ def em_routing(
             of the step before are then constants. With standardised costs nearly all of the gradient comes through the
             earlier steps, in bursts hundreds of times as long as usual; ``"last"`` leaves a far smaller and steadier
             one, which no longer is that of the loss (benchmarks/em_gradient.py).
+        sharpness: of the E-steps, see :func:`em_similarity`: a number, one a parent (J,), or a sequence with one of
+            these for each E-step.
 
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", Procedure 1; the code released with it;
     Gritzman 2019, "Avoiding implementation pitfalls of matrix capsules with EM routing".
     """
     steps = check_steps(len(inverse_temperatures))
     check_choice("gradient", gradient, ("all", "last"))
+    sharpnesses = _of_each(sharpness, steps - 1)
     similarity: Gaussian | None = None
     state: EMState | None = None
     for step, inverse_temperature in enumerate(inverse_temperatures):
         with torch.no_grad() if gradient == "last" and step < steps - 1 else nullcontext():
-            similarity = None if state is None else em_similarity(state)
+            similarity = None if state is None else em_similarity(state, sharpnesses[step - 1])
             moments = votes.moments(similarity, weights, scatter=True)
             state = em_m_step(
                 moments, beta_u, beta_a, inverse_temperature, settings, previous=state, children=votes.count
             )
     assert state is not None
     return Routed(state.mean, state.logit.sigmoid(), votes, similarity)
+
+
+def _of_each(sharpness: Sharpness, count: int) -> Sequence[float | Tensor]:
+    """The sharpness of each E-step."""
+    if not isinstance(sharpness, Sequence):
+        return [sharpness] * count
+    if len(sharpness) != count:
+        raise ValueError(f"sharpness must be one number or {count}, one an E-step, got {len(sharpness)}")
+    return sharpness
 
 
 # beta_u of the released code is sigma_bias * (1 + log 2 pi) / 2, beta_a is minus its activation bias.
@@ -211,6 +236,10 @@ class EMRouting(Routing):
         beta_u: initial value.
         beta_a: initial value.
         gradient: through all steps, or only the last.
+        sharpness: of the E-steps, above 0; ``"mean"`` is 1 / H, for likelihoods that are means over the H dimensions of
+            a pose; a sequence has one number an E-step, for a sharpness that rises over the steps.
+        learn_sharpness: learn a factor of it, kept positive: one for the ``"layer"``, or one a ``"parent"``; None
+            learns none.
     """
 
     def __init__(
@@ -227,6 +256,8 @@ class EMRouting(Routing):
         beta_u: float = 0.0,
         beta_a: float = 0.0,
         gradient: Gradient = "all",
+        sharpness: float | Literal["mean"] | Sequence[float] = 1.0,
+        learn_sharpness: Learned | None = None,
     ) -> None:
         super().__init__()
         self.steps = check_steps(steps)
@@ -243,8 +274,14 @@ class EMRouting(Routing):
         self.beta_a = beta_a
         check_choice("gradient", gradient, ("all", "last"))
         self.gradient = gradient
+        self.sharpness = _checked_sharpness(sharpness, steps - 1)
+        if learn_sharpness is not None:
+            check_choice("learn_sharpness", learn_sharpness, ("layer", "parent"))
+        self.learn_sharpness = learn_sharpness
+        self._size = 1
         self.register_parameter("unit_cost", None)
         self.register_parameter("activation_cost", None)
+        self.register_parameter("log_sharpness", None)
 
     @classmethod
     def preset(cls, name: str, **arguments: Any) -> "EMRouting":
@@ -257,7 +294,10 @@ class EMRouting(Routing):
         return cls(**{**EM_PRESETS[name], **arguments})
 
     def make_parameters(self, shape: LayerShape) -> None:
-        """``beta_u`` and ``beta_a``, one of each a parent."""
+        """``beta_u`` and ``beta_a``, one of each a parent, and the logarithm of what the sharpness is multiplied by."""
+        self._size = shape.size
+        if self.learn_sharpness is not None:
+            self.log_sharpness = nn.Parameter(torch.zeros(shape.parents if self.learn_sharpness == "parent" else ()))
         self.unit_cost = nn.Parameter(torch.full((shape.parents,), self.beta_u))
         self.activation_cost = nn.Parameter(torch.full((shape.parents,), self.beta_a))
 
@@ -275,5 +315,35 @@ class EMRouting(Routing):
         )
         temperatures = inverse_temperatures(self.schedule, self.steps, self.inverse_temperature)
         return em_routing(
-            votes, activation, self.unit_cost, self.activation_cost, temperatures, settings, self.gradient
+            votes,
+            activation,
+            self.unit_cost,
+            self.activation_cost,
+            temperatures,
+            settings,
+            self.gradient,
+            self.sharpnesses(),
         )
+
+    def sharpnesses(self) -> list[float | Tensor]:
+        """The sharpness of each E-step, as it is now; one a parent, (J,), where each learns its own."""
+        given = 1 / self._size if self.sharpness == "mean" else self.sharpness
+        start = given if isinstance(given, list) else [given] * (self.steps - 1)
+        factor = 1.0 if self.log_sharpness is None else self.log_sharpness.exp()
+        return [one * factor for one in start]
+
+
+def _checked_sharpness(sharpness: float | str | Sequence[float], count: int) -> Any:
+    """The sharpness as :class:`EMRouting` keeps it: "mean", a number, or a list of them.
+
+    Raises:
+        ValueError: if it is no positive number, not "mean", and not one positive number for each E-step.
+    """
+    if sharpness == "mean":
+        return sharpness
+    one = isinstance(sharpness, int | float)
+    numbers = [sharpness] if one else list(sharpness)  # type: ignore[arg-type]
+    fits = (one or len(numbers) == count) and all(isinstance(n, int | float) and 0 < n < math.inf for n in numbers)
+    if not fits:
+        raise ValueError(f"sharpness must be above 0, 'mean', or {count} numbers, one an E-step, got {sharpness!r}")
+    return sharpness if one else numbers

@@ -4,6 +4,7 @@
 A set of kernels is a module or object with the four functions of :class:`Kernels`.
 """
 
+import math
 import warnings
 from collections.abc import Sequence
 from functools import cache
@@ -261,6 +262,13 @@ class FusedVotes(VoteSource):
 
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
         """The normaliser, (B, I)."""
+        if similarity is None:
+            images, places = (
+                (len(self.children), self.children.shape[1])
+                if self.sites is None
+                else (len(self.children) * len(self.sites), self.sites.shape[1])
+            )
+            return self.children.new_full((images, places), math.log(self.transforms.shape[1] + orphan))
         return _scores(*self._call(similarity), self.backend, orphan, True)
 
     def _call(

@@ -1,0 +1,118 @@
+"""Poses that keep their scale from layer to layer."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from torchcaps import CapsConv2d, Capsules
+from torchcaps.layers import PoseNorm
+from torchcaps.routing import EMRouting
+from torchcaps.testing import assert_equivariant, orthogonal
+
+KINDS = pytest.mark.parametrize("kind", ["element", "type"])
+
+
+def capsules(*sites: int, scale: float = 1.0, shift: float = 0.0, seed: int = 0) -> Capsules:
+    generator = torch.Generator().manual_seed(seed)
+    pose = shift + scale * torch.randn(*sites, 4, 3, generator=generator, dtype=torch.float64)
+    return Capsules(pose, torch.rand(*sites, generator=generator, dtype=torch.float64))
+
+
+def test_element_standardises_each_element_of_each_type() -> None:
+    given = capsules(5, 6, 7, 2, scale=3.0, shift=2.0)
+    found = PoseNorm(2, (4, 3)).double()(given)
+    mean, variance = given.pose.mean((0, 1, 2)), given.pose.var((0, 1, 2), unbiased=False)
+    torch.testing.assert_close(found.pose, (given.pose - mean) / (variance + 1e-5).sqrt())
+    assert found.activation is given.activation
+
+
+def test_type_has_one_scale_a_type_and_no_shift() -> None:
+    given = capsules(5, 6, 7, 2, scale=3.0, shift=2.0)
+    found = PoseNorm(2, (4, 3), "type").double()(given)
+    square = given.pose.square().mean((0, 1, 2, 4, 5))
+    torch.testing.assert_close(found.pose, given.pose / (square + 1e-5).sqrt()[:, None, None])
+
+
+@KINDS
+def test_running_statistics_are_those_of_the_batches(kind: Any) -> None:
+    norm = PoseNorm(2, (4, 3), kind, momentum=0.5).double()
+    batches = [capsules(200, 6, 2, scale=3.0, seed=seed) for seed in range(12)]
+    for batch in batches:
+        norm(batch)
+    norm.eval()
+    torch.testing.assert_close(norm(batches[-1]).pose, batches[-1].pose / 3, rtol=0.05, atol=0.1)
+    before = {name: tensor.clone() for name, tensor in norm.state_dict().items()}
+    norm(capsules(3, 6, 2, scale=100.0))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in norm.state_dict().items())  # evaluation looks only
+
+
+def test_a_change_of_viewpoint_passes_through_one_scale_but_not_through_one_an_element() -> None:
+    given = capsules(5, 6, 7, 2, shift=1.0)
+    rotation = orthogonal(4, torch.Generator().manual_seed(0))
+    for training in (True, False):
+        norm = PoseNorm(2, (4, 3), "type").double().train(training)
+        assert_equivariant(norm, given, rotation, atol=1e-6, rtol=1e-6)
+    with pytest.raises(AssertionError, match="poses are off"):
+        assert_equivariant(PoseNorm(2, (4, 3), "element").double(), given, rotation)
+
+
+@KINDS
+def test_half_precision(kind: Any) -> None:
+    given = capsules(5, 6, 7, 2, scale=300.0)
+    half = Capsules(given.pose.bfloat16(), given.activation.bfloat16())
+    found = PoseNorm(2, (4, 3), kind)(half)
+    assert found.pose.dtype == torch.bfloat16
+    expected = PoseNorm(2, (4, 3), kind)(Capsules(half.pose.float(), half.activation.float()))
+    torch.testing.assert_close(found.pose, expected.pose.bfloat16())
+
+
+@KINDS
+def test_gradcheck(kind: Any) -> None:
+    norm = PoseNorm(2, (4, 3), kind).double()
+    given = capsules(3, 2, 2)
+    given.pose.requires_grad_()
+    assert torch.autograd.gradcheck(lambda pose: norm(Capsules(pose, given.activation)).pose, given.pose)
+
+
+@KINDS
+def test_constant_poses_stay_finite(kind: Any) -> None:
+    pose = torch.zeros(3, 2, 4, 3, requires_grad=True)
+    found = PoseNorm(2, (4, 3), kind)(Capsules(pose, torch.ones(3, 2)))
+    found.pose.sum().backward()
+    assert found.pose.isfinite().all()
+    assert pose.grad is not None
+    assert pose.grad.isfinite().all()
+
+
+def test_wrong() -> None:
+    with pytest.raises(ValueError, match="kind must be 'element' or 'type', got 'layer'"):
+        PoseNorm(2, 4, "layer")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"capsules must have poses \(B, \*sites, 3, 4, 3\), got \(1, 2, 4, 3\)"):
+        PoseNorm(3, (4, 3))(capsules(1, 2))
+
+
+def deviations(count: int, **options: Any) -> list[float]:
+    """Of the poses of stacked layers of EM routing, at the start."""
+    torch.manual_seed(0)
+    children = Capsules(torch.randn(8, 6, 6, 8, 4, 4), torch.rand(8, 6, 6, 8))
+    found = [children.pose.std().item()]
+    routing = EMRouting.preset("standardised", sharpness="mean")
+    for _ in range(count):
+        children = CapsConv2d(8, 8, (4, 4), (4, 4), 3, padding=1, routing=routing, **options)(children)
+        found.append(children.pose.std().item())
+    return found
+
+
+@KINDS
+def test_poses_of_ten_layers_keep_their_deviation(kind: Any) -> None:
+    found = deviations(10, pose_norm=kind)
+    assert max(found) < 3 * min(found)
+    assert deviations(3)[-1] < 0.01  # without, three layers are enough to lose them
+
+
+def test_transforms_that_keep_the_deviation_of_a_mean_vote() -> None:
+    torch.manual_seed(0)
+    children = Capsules(torch.randn(16, 9, 9, 8, 4, 4), torch.ones(16, 9, 9, 8))
+    layer = CapsConv2d(8, 64, (4, 4), (4, 4), 3, routing=EMRouting(steps=1), init_std=None)
+    assert layer(children).pose.std().item() == pytest.approx(1.0, rel=0.1)

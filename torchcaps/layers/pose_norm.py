@@ -1,0 +1,91 @@
+"""Poses that keep their scale from layer to layer."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.layers.pose import Pose, pose_shape
+
+PoseScale = Literal["element", "type"]
+
+
+class PoseNorm(nn.Module):
+    r"""Normalises the poses of capsules with running statistics, and leaves their activations alone.
+
+    A parent is the mean of many votes that agree on little at first, so poses fade from layer to layer (in
+    ``matrixcapsnet_small`` from a deviation of 0.24 over 0.058 to 0.008), until floors and coordinates drown them.
+
+    =========== ================================================== ====================================================
+    kind        :math:`M'` of type t                               :math:`M \to T M` for orthogonal T
+    =========== ================================================== ====================================================
+    ``element`` :math:`(M_{thd} - \mu_{thd}) / \sigma_{thd}`         is lost: each element has its own mean and scale
+    ``type``    :math:`M_t / \sqrt{\overline{M_{t}^2}}`             is kept: one scale a type, and no shift
+    =========== ================================================== ====================================================
+
+    Mean and square are over the batch, all places and (``type``) the elements of a pose. In training they are those of
+    the batch, and running means of them are kept for evaluation. No parameters: the next transforms scale as they need.
+
+    Args:
+        types: of capsules, the last site.
+        pose: D for vectors, (M, D) for matrices.
+        kind: a row of the table.
+        momentum: share of a batch in the running statistics.
+        eps: added to the variance, or the mean square.
+
+    Shape:
+        Capsules with poses (B, *sites, types, *pose) to the same; computed in float32 at least.
+
+    Raises:
+        ValueError: if there is no such kind, or the capsules do not fit.
+
+    Source: ``element``: Ioffe & Szegedy 2015, for poses as in Ribeiro et al. 2020 ("Capsule routing via variational
+    Bayes"), which has one mean and scale a type.
+    """
+
+    mean_square: Tensor
+
+    def __init__(
+        self, types: int, pose: Pose, kind: PoseScale = "element", momentum: float = 0.1, eps: float = 1e-5
+    ) -> None:
+        super().__init__()
+        if kind not in ("element", "type"):
+            raise ValueError(f"kind must be 'element' or 'type', got {kind!r}")
+        self.types, self.pose, self.kind = types, pose_shape(pose), kind
+        self.momentum, self.eps = momentum, eps
+        self.norm: nn.Module | None = None
+        if kind == "element":
+            self.norm = nn.BatchNorm1d(types * math.prod(self.pose), eps, momentum, affine=False)
+        else:
+            self.register_buffer("mean_square", torch.ones(types))
+
+    def forward(self, capsules: Capsules) -> Capsules:
+        """Normalises."""
+        pose = capsules.pose
+        if capsules.pose_shape != self.pose or capsules.activation.shape[-1] != self.types:
+            raise ValueError(
+                f"capsules must have poses (B, *sites, {self.types}, {', '.join(map(str, self.pose))}), "
+                f"got {tuple(pose.shape)} with activations {tuple(capsules.activation.shape)}"
+            )
+        flat = pose.float() if pose.dtype in (torch.float16, torch.bfloat16) else pose
+        flat = flat.flatten(-len(self.pose)).flatten(0, -3)  # [all sites, types, H]
+        with torch.autocast(pose.device.type, enabled=False):
+            if self.norm is not None:
+                normal = self.norm(flat.flatten(1)).view_as(flat)
+            else:
+                normal = flat * (self._mean_square(flat) + self.eps).rsqrt()[:, None]
+        return capsules._replace(pose=normal.view(pose.shape).to(pose.dtype))
+
+    def _mean_square(self, flat: Tensor) -> Tensor:
+        if not self.training:
+            return self.mean_square
+        found = flat.square().mean((0, 2))
+        with torch.no_grad():
+            self.mean_square.lerp_(found.to(self.mean_square.dtype), self.momentum)
+        return found
+
+    def extra_repr(self) -> str:
+        """Types, pose and kind."""
+        return f"{self.types}, {self.pose}, kind={self.kind!r}"
