@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback, EMAWeightAveraging, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from torchcaps.data import ImageSet
@@ -61,11 +61,10 @@ def fit(
     health = RoutingHealth(validation if len(validation) else train.prepared(learner.preprocess))
     bar: list[Callback] = [RichProgressBar(leave=True)] if caller.progress_bar else []
     options = options or TrainerOptions()
-    average = [] if options.average is None else [EMAWeightAveraging(decay=options.average)]
     trainer = L.Trainer(
         **options.arguments(),
         max_epochs=schedule.epochs,
-        callbacks=[*average, health, history, *stop, _keep_last(checkpoints), *bar],
+        callbacks=[*options.callbacks(), health, history, *stop, _keep_last(checkpoints), *bar],
         logger=TensorBoardLogger(folder, name="", version="tensorboard"),
         enable_progress_bar=caller.progress_bar,
         enable_model_summary=False,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch.callbacks import Callback, EMAWeightAveraging
 from torch import nn
 
 from torchcaps.data import ImageData, Preprocess
@@ -140,6 +141,10 @@ class TrainerOptions:
     def __post_init__(self) -> None:
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average must be a share between 0 and 1, got {self.average}")
+
+    def callbacks(self) -> list[Callback]:
+        """What the Trainer shall call besides: the averaging of the weights."""
+        return [] if self.average is None else [EMAWeightAveraging(decay=self.average)]
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for the Trainer. A CPU counts as one device unless told otherwise."""

@@ -263,12 +263,8 @@ class FusedVotes(VoteSource):
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
         """The normaliser, (B, I)."""
         if similarity is None:
-            images, places = (
-                (len(self.children), self.children.shape[1])
-                if self.sites is None
-                else (len(self.children) * len(self.sites), self.sites.shape[1])
-            )
-            return self.children.new_full((images, places), math.log(self.transforms.shape[1] + orphan))
+            B, I, J, *_ = self._call(None).sizes
+            return self.children.new_full((B, I), math.log(J + orphan))
         return _scores(*self._call(similarity), self.backend, orphan, True)
 
     def _call(
