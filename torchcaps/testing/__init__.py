@@ -2,6 +2,7 @@
 
 from torchcaps.testing.backends import check_backend
 from torchcaps.testing.equivariance import assert_equivariant, orthogonal, signed_permutation
+from torchcaps.testing.models import check_model
 from torchcaps.testing.routings import check_routing
 
-__all__ = ["assert_equivariant", "check_backend", "check_routing", "orthogonal", "signed_permutation"]
+__all__ = ["assert_equivariant", "check_backend", "check_model", "check_routing", "orthogonal", "signed_permutation"]
