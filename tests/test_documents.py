@@ -41,13 +41,13 @@ def test_ten_line_routing_of_contributing_works():
     }
     try:
         exec(compile(block, "CONTRIBUTING.md", "exec"), names)
-        layer = tc.CapsLinear(5, 3, 4, 6, routing=tc.create_routing("mean"))
+        layer = tc.CapsLinear(5, 3, 4, 6, routing=tc.create_routing("plain_mean"))
         children = torch.randn(2, 5, 4)
         weights = children.norm(dim=-1) / children.norm(dim=-1).sum(1, keepdim=True)
         expected = torch.einsum("bi,bip,ijpd->bjd", weights, children, layer.weight)
         torch.testing.assert_close(layer(children).pose, expected)
     finally:
-        ROUTINGS.pop("mean", None)
+        ROUTINGS.pop("plain_mean", None)
 
 
 def test_relative_links_of_the_documents_exist():
