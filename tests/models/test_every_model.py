@@ -15,6 +15,11 @@ from torchcaps.testing import check_model
 MODELS = list_models()
 
 
+def two_steps(routing: str) -> dict[str, int]:
+    """Two steps, of a routing that has some."""
+    return {"steps": 2} if "steps" in create_routing(routing).config() else {}
+
+
 def images(*shape: int) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(0))
 
@@ -111,8 +116,8 @@ class TestCapsNet:
 
     @pytest.mark.parametrize("name", list_routings())
     def test_any_routing(self, name: str, tmp_path: Path) -> None:
-        model = create_model("capsnet_digits", routing={"name": name, "steps": 2})
-        assert model.routing.config() == create_routing(name, steps=2).config()
+        model = create_model("capsnet_digits", routing={"name": name, **two_steps(name)})
+        assert model.routing.config() == create_routing(name, **two_steps(name)).config()
         pictures = images(2, 1, 8, 8)
         if name == "hard_kmeans":
             with pytest.raises(RuntimeError, match="cannot train"):
@@ -275,21 +280,25 @@ class TestMatrixCapsNet:
             create_model("matrixcapsnet_small", types=(8, 16))
 
     @pytest.mark.parametrize("name", [name for name in list_routings() if name != "hard_kmeans"])
-    @pytest.mark.parametrize("competition", ["image", "window"])
+    @pytest.mark.parametrize("competition", ["image", "position", "window"])
     def test_any_routing(self, name: str, competition: str, tmp_path: Path) -> None:
         model = create_model(
             "matrixcapsnet_small",
             image_shape=(1, 19, 21),
             channels=3,
             types=(2, 3, 2),
-            routing={"name": name, "steps": 2},
+            routing={"name": name, **two_steps(name)},
             class_routing={"name": "euclidean"},
             competition=competition,
         )
-        assert model.routing.config() == create_routing(name, steps=2).config()
+        assert model.routing.config() == create_routing(name, **two_steps(name)).config()
         assert model.class_routing.config() == create_routing("euclidean").config()
         assert model.conv_caps1.competition == model.conv_caps2.competition == competition
         pictures = images(2, 1, 19, 21)
+        if name == "max_min" and competition != "window":
+            with pytest.raises(ValueError, match="the assignment map MaxMin is of one window only"):
+                model(pictures)
+            return
         prediction = model(pictures)
         (prediction.activation.sum() + prediction.capsules.pose.square().sum()).backward()
         assert model.conv.weight.grad.isfinite().all()
