@@ -231,6 +231,11 @@ def load_module(path: Path, name: str) -> Any:
 MODULE = """
 from torch import nn
 from torchcaps.models import Network, register_model
+from torchcaps.routing import DynamicRouting, register_routing
+
+@register_routing("strange")
+class Strange(DynamicRouting):
+    pass
 
 @register_model("stranger", "nowhere")
 class Stranger(Network):
@@ -246,11 +251,12 @@ class Stranger(Network):
 
 @pytest.fixture
 def stranger(tmp_path: Path) -> Iterator[Any]:
-    before = dict(NETWORKS), dict(MODELS)
+    registries = NETWORKS, MODELS, ROUTINGS
+    before = [dict(registry) for registry in registries]
     path = tmp_path / "my_networks.py"
     path.write_text(MODULE)
     yield load_module(path, "my_networks")
-    for registry, content in zip((NETWORKS, MODELS), before, strict=True):  # as they were
+    for registry, content in zip(registries, before, strict=True):  # as they were
         registry.clear()
         registry.update(content)
     for name in ("my_networks", "other_networks", "same_file"):
@@ -260,7 +266,7 @@ def stranger(tmp_path: Path) -> Iterator[Any]:
 class TestNames:
     def test_another_class_of_the_same_name(self, stranger: Any, tmp_path: Path) -> None:
         other = tmp_path / "other.py"
-        other.write_text(MODULE)
+        other.write_text(MODULE.replace('"strange"', '"other"'))
         with pytest.raises(
             ValueError, match=r"'Stranger' exists already, my_networks\.Stranger: .*other_networks\.Str"
         ):
@@ -277,6 +283,7 @@ class TestNames:
         assert again.Stranger is not stranger.Stranger
         assert NETWORKS["Stranger"] is again.Stranger
         assert MODELS["stranger"].network is again.Stranger
+        assert ROUTINGS["strange"] is again.Strange
 
     def test_two_configurations_of_one_name(self, stranger: Any) -> None:
         for network in (stranger.Stranger, CapsNet):
