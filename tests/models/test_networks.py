@@ -31,6 +31,7 @@ from torchcaps.ops import Votes
 from torchcaps.routing import EMRouting, Routed, Routing
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.squash import length
+from torchcaps.testing import check_model
 
 
 class TinyText(Network):
@@ -86,6 +87,7 @@ def test_network_over_something_else(make: Any, batches: list[Tensor], tmp_path:
     """It learns, takes any size, and is saved and loaded."""
     torch.manual_seed(0)
     network = make()
+    check_model(network, lambda batch: batches[0][:batch])
     optimizer, labels, losses = torch.optim.Adam(network.parameters(), 0.03), torch.tensor([0, 1, 2]), []
     for _ in range(15):
         optimizer.zero_grad()
