@@ -2,7 +2,18 @@
 
 from torchcaps import layers, losses, models, ops, routing
 from torchcaps.capsules import Capsules
-from torchcaps.layers import CapsConv2d, CapsLinear, ClassCaps, FullyConnectedDecoder, PrimaryCaps, mask_capsules
+from torchcaps.layers import (
+    CapsConv1d,
+    CapsConv2d,
+    CapsConv3d,
+    CapsLinear,
+    ClassCaps,
+    FullyConnectedDecoder,
+    PrimaryCaps,
+    PrimaryCaps1d,
+    PrimaryCaps3d,
+    mask_capsules,
+)
 from torchcaps.losses import (
     LengthCrossEntropy,
     MarginLoss,
@@ -23,7 +34,9 @@ from torchcaps.squash import Squash, length, squash
 __version__ = "0.1.0"
 
 __all__ = [
+    "CapsConv1d",
     "CapsConv2d",
+    "CapsConv3d",
     "CapsLinear",
     "CapsNet",
     "Capsules",
@@ -34,6 +47,8 @@ __all__ = [
     "MatrixCapsNet",
     "NegativeLogLikelihood",
     "PrimaryCaps",
+    "PrimaryCaps1d",
+    "PrimaryCaps3d",
     "ReconstructionLoss",
     "SharedCapsNet",
     "SpreadLoss",

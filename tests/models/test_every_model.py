@@ -8,7 +8,7 @@ import torch
 
 from torchcaps import create_model, create_routing, list_models, list_routings, load_pretrained, margin_loss
 from torchcaps.models import CapsNet, CapsuleClassifier, ImageClassifier, describe_models
-from torchcaps.models.base import CONFIG_FILE, NETWORKS, WEIGHTS_FILE
+from torchcaps.models.network import CONFIG_FILE, NETWORKS, WEIGHTS_FILE
 from torchcaps.routing import EMRouting
 
 MODELS = list_models()

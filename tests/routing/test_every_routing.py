@@ -2,14 +2,18 @@
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from torchcaps import CapsConv2d, CapsLinear, ClassCaps, create_model, load_pretrained
+from torchcaps.models.base import CapsuleClassifier
 from torchcaps.ops import Votes
 from torchcaps.routing import (
     EMSettings,
+    LayerShape,
     Routed,
     Routing,
     create_routing,
@@ -21,7 +25,8 @@ from torchcaps.routing import (
     list_routings,
     register_routing,
 )
-from torchcaps.squash import squash
+from torchcaps.routing.base import ROUTINGS
+from torchcaps.squash import length, squash
 
 Function = Callable[..., Routed]
 J, M, P, D = 4, 2, 3, 3
@@ -234,3 +239,84 @@ class TestRegistry:
             class Again(Routing):
                 def route(self, votes: Votes, activation: Tensor | None) -> Routed:
                     raise NotImplementedError
+
+
+class Plain(Routing):
+    """No settings, and so no constructor of its own."""
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        pose = votes.moments(weights=activation).mean
+        return Routed(pose, length(pose), votes, None)
+
+
+class Gathering(Plain):
+    def __init__(self, steps: int = 2, *rest: object, **options: object) -> None:
+        super().__init__()
+        self.steps = steps
+
+
+class TestConstructors:
+    def test_without_arguments(self) -> None:
+        assert Plain().config() == {}
+        assert repr(Plain()) == "Plain()"
+        assert type(Plain().bind(3, 4)) is Plain
+
+    def test_gathered_arguments_are_no_settings(self) -> None:
+        assert Gathering(3).config() == {"steps": 3}
+        assert repr(Gathering()) == "Gathering(steps=2)"
+
+    def test_is_saved_with_its_network(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(ROUTINGS, "plain", Plain)
+        model = create_model("capsnet_digits", routing=Plain()).eval()
+        model.save_pretrained(tmp_path)
+        again = load_pretrained(tmp_path)
+        assert isinstance(again, CapsuleClassifier)
+        assert isinstance(again.routing, Plain)
+        images = torch.rand(2, *model.image_shape)
+        assert torch.equal(again(images).activation, model(images).activation)
+
+
+class TestLayerShape:
+    def test_vectors_are_matrices_of_one_row(self) -> None:
+        shape = LayerShape(5, 3, (4,), (2, 6))
+        assert shape.in_pose == (1, 4)
+        assert shape.out_pose == (2, 6)
+        assert shape.size == 12
+
+    @pytest.mark.parametrize(
+        ("layer", "expected"),
+        [
+            (lambda routing: CapsLinear(5, 3, 4, 6, routing=routing), LayerShape(5, 3, (1, 4), (1, 6))),
+            (
+                lambda routing: CapsLinear(None, 3, (2, 4), (2, 6), transforms="shared", routing=routing),
+                LayerShape(None, 3, (2, 4), (2, 6)),
+            ),
+            (
+                lambda routing: CapsConv2d(4, 6, (2, 4), (2, 5), (3, 2), groups=2, routing=routing),
+                LayerShape(12, 3, (2, 4), (2, 5)),
+            ),
+            (lambda routing: ClassCaps(4, 6, (2, 4), (2, 5), routing=routing), LayerShape(None, 6, (2, 4), (2, 5))),
+        ],
+        ids=["linear", "shared", "conv", "class"],
+    )
+    def test_of_every_layer(self, layer: Callable[[Routing], object], expected: LayerShape) -> None:
+        seen = []
+
+        class Watching(Plain):
+            def make_parameters(self, shape: LayerShape) -> None:
+                seen.append(shape)
+
+        layer(Watching())
+        assert set(seen) == {expected}
+
+    def test_parents_and_size(self) -> None:
+        seen = []
+
+        class Watching(Plain):
+            def make_parameters(self, shape: LayerShape) -> None:
+                seen.append(shape)
+
+        Watching().bind(3, 4)
+        assert seen == [LayerShape(None, 3, (4,), (4,))]
+        with pytest.raises(TypeError, match="bind takes a LayerShape"):
+            Watching().bind(3)

@@ -1,0 +1,7 @@
+"""Checks for what one has written oneself: they raise an AssertionError that says what is off, and by how much."""
+
+from torchcaps.testing.backends import check_backend
+from torchcaps.testing.equivariance import assert_equivariant, orthogonal, signed_permutation
+from torchcaps.testing.routings import check_routing
+
+__all__ = ["assert_equivariant", "check_backend", "check_routing", "orthogonal", "signed_permutation"]
