@@ -98,7 +98,8 @@ def select_samples(findings: Findings, image_set: ImageSet) -> Selection:
         order=order,
         example=int(first[findings.margin[chosen[first]].argmax()]),
         about="the class that was said",
-        note="These are the first images of each class; an arrow marks one that was taken for another class.",
+        note="These are the first images of each class; an arrow marks one that was taken for another class, and is "
+        "drawn as one of that.",
     )
 
 
