@@ -16,7 +16,7 @@ from torchcaps.data import Digits
 ROOT = Path(__file__).parent.parent
 TRAIN = (
     "train --import my_capsules --data Inverted --model plain_caps --routing CauchyRouting --routing.steps 2 "
-    "--epochs 3 --optimizer Adam --optimizer.lr 0.01 --trainer.accelerator cpu --run run"
+    "--epochs 5 --batch_size 32 --optimizer Adam --optimizer.lr 0.005 --trainer.accelerator cpu --run run"
 )
 
 

@@ -259,8 +259,9 @@ def _fit_numbers(image: Tensor, image_shape: tuple[int, int, int], resize: Resiz
         scales = (min(scales),) * 2 if resize == "pad" else (max(scales),) * 2
     size = [max(1, round(extent * scale)) for extent, scale in zip(image.shape[1:], scales, strict=True)]
     image = F.interpolate(image[None], size, mode="bicubic", antialias=True)[0].clamp(0, 1)
-    top, left = (have - want for have, want in zip(size, (height, width), strict=True))
-    return F.pad(image, (-(left // 2), left // 2 - left, -(top // 2), top // 2 - top))  # what is negative is cut off
+    missing = [want - have for want, have in zip((height, width), size, strict=True)]
+    top, left = (round(extent / 2) for extent in missing)
+    return F.pad(image, (left, missing[1] - left, top, missing[0] - top))  # what is negative is cut off
 
 
 def _with_channels(image: Tensor, channels: int) -> Tensor:

@@ -102,9 +102,11 @@ GROUPS = (Subject, Optimisation, Schedule, Running)
 
 def train_parser() -> "ArgumentParser":
     """The options of :func:`train` on the command line and in YAML, and the folder of the run as ``run``."""
-    from jsonargparse import ActionConfigFile, ArgumentParser
+    from jsonargparse import ActionConfigFile
 
-    parser = ArgumentParser(
+    from torchcaps.training.parser import OptionParser
+
+    parser = OptionParser(
         prog="torchcaps train",
         description="Train a network on images. '--resume RUN' instead of '--run RUN' continues an interrupted run.",
     )
