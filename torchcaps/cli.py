@@ -291,7 +291,7 @@ def run_command(arguments: list[str]) -> None:
         "two cores of a CPU, an hour at most; smoke: seconds")  # fmt: skip
     add("--seeds", type=int, nargs="+", default=[0], help="one run for each")
     add("--runs", type=str, default=str(recipes.RUNS), help="folder for the trained networks; run again to go on")
-    add("--results", type=str, default=str(recipes.RESULTS), help="folder for the result file and the table")
+    add("--results", type=str, default=str(recipes.results_folder()), help="folder for the result file and the table")
     add("--trainer", type=dict[str, Any], default={}, help="as in 'torchcaps train': --trainer.accelerator cpu")
     options = parser.parse_args(arguments)
     quiet_lightning()
@@ -317,7 +317,7 @@ def recipes_command(arguments: list[str]) -> None:
 
     parser = ArgumentParser(prog="torchcaps recipes", description="List the recipes, published figures beside ours.")
     parser.add_argument("names", type=str, nargs="*", help="recipes; default: all")
-    parser.add_argument("--results", type=str, default=str(recipes.RESULTS), help="folder of the result files")
+    parser.add_argument("--results", type=str, default=str(recipes.results_folder()), help="folder of the result files")
     parser.add_argument("--check", action="store_true", help="run the smoke presets; name results of older code")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)

@@ -23,7 +23,7 @@ from torchcaps.recipes.affine import (
     one_factor,
     shift_limits,
 )
-from torchcaps.recipes.lab import data_of
+from torchcaps.recipes.kit.lab import data_of
 from torchcaps.training import train_parser
 
 QUARTER = torch.tensor([90.0])

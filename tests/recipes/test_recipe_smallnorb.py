@@ -10,9 +10,9 @@ from torchcaps.data import Digits, Preprocess
 from torchcaps.data.preprocess import standardise, thirteen_crops
 from torchcaps.models import create_model, load_pretrained
 from torchcaps.recipes import smallnorb_viewpoints
-from torchcaps.recipes.base import PRESETS, Recipe
-from torchcaps.recipes.command import run_recipe
-from torchcaps.recipes.lab import Trained
+from torchcaps.recipes.kit.base import PRESETS, Recipe
+from torchcaps.recipes.kit.command import run_recipe
+from torchcaps.recipes.kit.lab import Trained
 from torchcaps.recipes.smallnorb import BASE, CNN, ERROR, ROWS, THIRTEEN, SmallNORBEM, job, thirteen_crops_error
 from torchcaps.recipes.smallnorb_viewpoints import FAMILIAR, NOVEL, SmallNORBViewpoints, TurnedDigits, lower, turn
 from torchcaps.training import train_parser

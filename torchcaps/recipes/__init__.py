@@ -1,6 +1,6 @@
 """The published experiments, by name, with the published figures beside ours: ``torchcaps recipes``."""
 
-from torchcaps.recipes.base import PRESETS, RECIPES, Line, Outcome, Picture, Recipe, get_recipe, register_recipe
+from torchcaps.recipes.kit.base import RECIPES, Line, Outcome, Picture, Recipe, get_recipe, register_recipe
 from torchcaps.recipes.mnist_dynamic import MnistDynamic
 from torchcaps.recipes.two_digits import TwoDigits
 from torchcaps.recipes.multimnist import MultiMNIST
@@ -11,19 +11,20 @@ from torchcaps.recipes.other_data import Cifar10, Fashion, MnistEM
 from torchcaps.recipes.adversarial import Adversarial
 from torchcaps.recipes.routing_health import RoutingHealth
 from torchcaps.recipes.perturb import Perturb
-from torchcaps.recipes.code import code_version
-from torchcaps.recipes.command import RESULTS, RUNS, check, run_recipe
-from torchcaps.recipes.lab import Lab, Trained
-from torchcaps.recipes.results import as_json, describe, read_results, result_path, write_table
+from torchcaps.recipes.kit.code import code_version
+from torchcaps.recipes.kit.command import RUNS, check, results_folder, run_recipe
+from torchcaps.recipes.kit.comparison import Comparison, Study
+from torchcaps.recipes.kit.lab import PRESETS, Lab, Trained
+from torchcaps.recipes.kit.results import as_json, describe, read_results, result_path, write_table
 
 __all__ = [
     "PRESETS",
     "RECIPES",
-    "RESULTS",
     "RUNS",
     "Adversarial",
     "AffineRobustness",
     "Cifar10",
+    "Comparison",
     "Fashion",
     "Lab",
     "Line",
@@ -37,6 +38,7 @@ __all__ = [
     "RoutingHealth",
     "SmallNORBEM",
     "SmallNORBViewpoints",
+    "Study",
     "Trained",
     "TwoDigits",
     "as_json",
@@ -47,6 +49,7 @@ __all__ = [
     "read_results",
     "register_recipe",
     "result_path",
+    "results_folder",
     "run_recipe",
     "write_table",
 ]

@@ -6,10 +6,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from torchcaps.data import Preprocess
 from torchcaps.explain import examine
-from torchcaps.recipes.base import Line, Outcome, Recipe, register_recipe
-from torchcaps.recipes.lab import Lab, Trained, data_of, run_name
-from torchcaps.recipes.options import TrainingOptions, adam, falling, option, plain
-from torchcaps.recipes.pictures import error_bars
+from torchcaps.recipes.kit.base import lines_of, register_recipe
+from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison, Study
+from torchcaps.recipes.kit.lab import Job, Trained, data_of, run_name
+from torchcaps.recipes.kit.options import TrainingOptions, adam, falling, option, plain
+from torchcaps.recipes.kit.pictures import error_bars
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 1"
 
@@ -56,7 +57,7 @@ ROWS: dict[str, Variant | None] = {
 }
 """The rows: the base row, variants that say what they change in it, and the network without capsules."""
 
-ERROR, THIRTEEN = "test error", "test error, 13 crops"
+ERROR, THIRTEEN = TEST_ERROR, f"{TEST_ERROR}, 13 crops"
 
 PUBLISHED: dict[tuple[str, str], float] = {
     (BASE, ERROR): 1.8,
@@ -110,13 +111,6 @@ class SmallNORBSettings(TrainingOptions):
 def preparation(crop: int) -> dict[str, Any]:
     """The option ``preprocess``: the published one, with crops of so many pixels (32 of 48)."""
     return {"crop": crop, "brightness": 0.247, "contrast": [0.2, 1.8], "standardise": True}
-
-
-def job(settings: SmallNORBSettings, row: str) -> tuple[str, dict[str, Any]]:
-    """Name of the run and options of ``torchcaps train`` for a row, as :meth:`Lab.train` takes them."""
-    variant = ROWS[row]
-    options = _cnn_options(settings) if variant is None else _capsule_options(settings, variant)
-    return run_name("smallnorb", row), {**options, "data": plain(settings.data)}
 
 
 def _cnn_options(settings: SmallNORBSettings) -> dict[str, Any]:
@@ -207,7 +201,7 @@ PAPER = SmallNORBSettings(
 
 
 @register_recipe
-class SmallNORBEM(Recipe[SmallNORBSettings]):
+class SmallNORBEM(Comparison[SmallNORBSettings]):
     """What each part of the matrix capsule network is worth: one or two of them changed in each row.
 
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 5 and table 1.
@@ -216,9 +210,8 @@ class SmallNORBEM(Recipe[SmallNORBSettings]):
     name: ClassVar[str] = "smallnorb-em"
     title: ClassVar[str] = "EM routing on smallNORB: steps, poses, losses, coordinates"
     source: ClassVar[str] = HINTON
-    lines: ClassVar[tuple[Line, ...]] = tuple(
-        Line(row, measure, PUBLISHED[row, measure], HINTON) for row, measure in PUBLISHED
-    )
+    rows: ClassVar = tuple(ROWS)
+    lines: ClassVar = lines_of(PUBLISHED, PUBLISHED, HINTON)
     presets: ClassVar = {"paper": PAPER, "quick": QUICK, "smoke": SMOKE}
     notes: ClassVar[tuple[str, ...]] = (
         LOSSY,
@@ -233,22 +226,24 @@ class SmallNORBEM(Recipe[SmallNORBSettings]):
         "start to learn more slowly (benchmarks/em_gradient.py).",
     )
 
-    def run(self, lab: Lab, settings: SmallNORBSettings) -> Outcome:
-        """Trains and tests the network of each row."""
-        figures: dict[tuple[str, str], float] = {}
-        facts: dict[str, dict[str, Any]] = {}
-        for row in settings.rows or tuple(ROWS):
-            trained = lab.train(*job(settings, row))
-            figures[row, ERROR] = trained.test_error
-            if row == BASE and settings.thirteen_crops:
-                figures[row, THIRTEEN] = thirteen_crops_error(trained, settings)
-            lab.show(f"{row}: {ERROR} {figures[row, ERROR]:.2f} %")
-            facts[row] = trained.facts
-        picture = error_bars(
-            self.lines,
-            figures,
-            "Matrix capsules on smallNORB",
-            "The error of the base network (first row), of variants that change what the row names, and of the "
-            "network without capsules, on the toys of the test half.",
+    def job(self, settings: SmallNORBSettings, row: str, stop_at: float | None = None) -> Job:
+        """The base network, with what the row changes in it, or the one without capsules."""
+        variant = ROWS[row]
+        options = _cnn_options(settings) if variant is None else _capsule_options(settings, variant)
+        return run_name("smallnorb", row), {**options, "data": plain(settings.data)}
+
+    def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
+        """The test error; of the base row also with 13 crops."""
+        trained = study.trained[row]
+        found = {ERROR: trained.test_error}
+        if row == BASE and study.settings.thirteen_crops:
+            found[THIRTEEN] = thirteen_crops_error(trained, study.settings)
+        return found
+
+    def finish(self, study: Study, given: Any) -> None:
+        """Bars of the test errors."""
+        caption = (
+            "The error of the base network (first row), of variants that change what the row names, and of the network "
+            "without capsules, on the toys of the test half."
         )
-        return Outcome(figures, facts, {"errors": picture})
+        study.pictures["errors"] = error_bars(self.lines, study.figures, "Matrix capsules on smallNORB", caption)

@@ -1,9 +1,47 @@
 """Pictures that several recipes share."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from torchcaps.explain.figures import new_figure
-from torchcaps.recipes.base import Line, Picture
+from torch import Tensor
+
+from torchcaps.explain.figures import new_figure, shorten
+from torchcaps.recipes.kit.base import Line, Picture
+
+__all__ = ["Cell", "error_bars", "image_grid", "new_figure", "shorten"]
+
+
+class Cell(NamedTuple):
+    """An image in a grid.
+
+    Args:
+        image: grey (H, W) or coloured (H, W, 3), in [0, 1].
+        title: over it.
+        colour: of the title.
+    """
+
+    image: Tensor
+    title: str = ""
+    colour: str = "black"
+
+
+def image_grid(rows: Sequence[tuple[str, Sequence[Cell]]], caption: str, height: float = 1.4) -> Picture:
+    """Images in rows that are named at the left.
+
+    Args:
+        rows: the name of each and its images, as many in all.
+        caption: under them.
+        height: of a row, in inches.
+    """
+    columns = len(rows[0][1])
+    figure = new_figure(1.1 * columns + 1.6, height * len(rows) + 0.5)
+    for line, (name, cells) in zip(figure.subplots(len(rows), columns, squeeze=False), rows, strict=True):
+        for axes, cell in zip(line, cells, strict=True):
+            axes.imshow(cell.image.numpy(), cmap="gray", vmin=0, vmax=1)
+            axes.set_title(cell.title, fontsize=8, color=cell.colour)
+            axes.set(xticks=[], yticks=[])
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+    return Picture(figure, caption)
 
 
 def error_bars(
@@ -20,7 +58,7 @@ def error_bars(
 
     Args:
         lines: of the recipe; those of other measures are left out.
-        figures: ours, by (row, measure), as in :class:`~torchcaps.recipes.base.Outcome`.
+        figures: ours, by (row, measure), as in :class:`~torchcaps.recipes.kit.base.Outcome`.
         title: over the bars.
         caption: under them; default: one made of the title.
         measure: which of the lines' measures.

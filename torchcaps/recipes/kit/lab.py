@@ -4,16 +4,23 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
 
 from torchcaps.data import ImageData
 from torchcaps.models import ImageClassifier, load_pretrained
-from torchcaps.recipes.base import PresetName
+from torchcaps.recipes.kit.code import Definitions
 from torchcaps.training import RunFolder, read_summary, train_parsed, train_parser
+
+PresetName = Literal["paper", "quick", "smoke"]
+PRESETS: tuple[PresetName, ...] = ("paper", "quick", "smoke")
+
+Job = tuple[str, dict[str, Any]]
+"""The name of a run and the options of its training."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,14 +31,13 @@ class Trained:
         network: at the end of the last epoch, in evaluation mode, on the device of the lab.
         summary: of its run, as :func:`torchcaps.training.train` writes it.
         folder: of its run.
-        code: digests of the source files that trained it, by file; more than one if the code changed in between, none
-            if nobody took note.
+        code: what trained it; more than one if the code changed in between, none if nobody took note.
     """
 
     network: ImageClassifier
     summary: Mapping[str, Any]
     folder: Path
-    code: tuple[Mapping[str, str], ...] = ()
+    code: tuple[Definitions, ...] = ()
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -77,7 +83,8 @@ class Lab:
         trainer: options of the trainer, over those of the recipe: see :class:`torchcaps.training.TrainerOptions`.
         command: how this was started, for the summaries.
         show: takes lines of text.
-        code: digests of the source files at hand, by file: beside each run it is noted which ones trained it.
+        code: the definitions of the package at hand: beside each run it is noted which ones trained it.
+        recipe: those of the recipe.
         trained: the networks so far.
 
     Raises:
@@ -90,7 +97,8 @@ class Lab:
     trainer: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
     show: Callable[[str], None] = lambda line: None
-    code: Mapping[str, str] = field(default_factory=dict)
+    code: Definitions = field(default_factory=dict)
+    recipe: Definitions = field(default_factory=dict)
     trained: list[Trained] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -130,8 +138,7 @@ class Lab:
             return yaml.safe_load(parser.dump(parser.parse_object(found)))
 
         # A recipe acts on such a training by its options alone, and those are compared.
-        package = {file: digest for file, digest in self.code.items() if not file.startswith("recipes/")}
-        return replace(self, code=package).keep(name, yaml.safe_load(parser.dump(options)), make, complete)
+        return replace(self, recipe={}).keep(name, yaml.safe_load(parser.dump(options)), make, complete)
 
     def keep(
         self,
@@ -172,18 +179,18 @@ class Lab:
 
     def _note_code(self, folder: RunFolder) -> None:
         """Takes note of the code that trains, beside the folder: a run begins with an empty one."""
-        noted = _noted_code(folder)
-        if self.code not in noted:
+        noted, code = _noted_code(folder), {**self.code, **self.recipe}
+        if code not in noted:
             path = _code_file(folder)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps([*noted, self.code], indent=1) + "\n")
+            path.write_text(json.dumps([*noted, code], indent=1) + "\n")
 
 
 def _code_file(folder: RunFolder) -> Path:
     return folder.path.with_name(f"{folder.path.name}.code.json")
 
 
-def _noted_code(folder: RunFolder) -> tuple[Mapping[str, str], ...]:
+def _noted_code(folder: RunFolder) -> tuple[Definitions, ...]:
     path = _code_file(folder)
     return tuple(json.loads(path.read_text())) if path.is_file() else ()
 
@@ -195,12 +202,27 @@ def check_same(
     if not folder.config.is_file():
         folder.unused()
         return
-    found = complete(yaml.safe_load(folder.config.read_text()))
-    names = sorted(name for name in {*found, *options} - {"run"} if found.get(name) != options.get(name))
+    found, wanted = _at_home(complete(yaml.safe_load(folder.config.read_text()))), _at_home(options)
+    names = sorted(name for name in {*found, *wanted} - {"run"} if found.get(name) != wanted.get(name))
     if names:
         raise FileExistsError(
             f"{folder.path} holds a run with another {', '.join(names)}: choose another folder with --runs, or move it"
         )
+
+
+def _at_home(options: Any) -> Any:
+    """Options in which each class is named by where it is defined: it may have moved, or have several names."""
+    if isinstance(options, Mapping):
+        return {
+            key: _home(value) if key == "class_path" else _at_home(value) for key, value in options.items()
+        }
+    return [_at_home(one) for one in options] if isinstance(options, list) else options
+
+
+def _home(path: str) -> str:
+    module, _, name = path.rpartition(".")
+    found = getattr(import_module(module), name, None) if module else None
+    return path if found is None else f"{found.__module__}.{found.__qualname__}"
 
 
 def run_name(experiment: str, row: str) -> str:

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 
-def option(class_path: str, **arguments: Any) -> dict[str, Any]:
-    """An object, by its class and the arguments of that."""
-    return {"class_path": class_path, "init_args": arguments}
+def option(kind: str | type, **arguments: Any) -> dict[str, Any]:
+    """An object, by its class or the name of that, and its arguments."""
+    path = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+    return {"class_path": path, "init_args": arguments}
 
 
 def adam(rate: float, **arguments: Any) -> dict[str, Any]:
