@@ -20,8 +20,8 @@ from torchcaps import create_model
 from torchcaps.bench import measure, report
 from torchcaps.bench.measure import Spread
 from torchcaps.data import Batch, ImageSet
-from torchcaps.losses import MarginLoss, ReconstructionLoss, SpreadLoss
-from torchcaps.training import Classification, Speed, TrainerOptions, fit, quiet_lightning
+from torchcaps.losses import MarginLoss, SpreadLoss
+from torchcaps.training import Learner, Optimisation, Schedule, Speed, TrainerOptions, fit, quiet_lightning
 
 MODELS = {"cpu": ["capsnet_small", "sharedcapsnet"], "cuda": ["capsnet", "sharedcapsnet", "matrixcapsnet"]}
 WARM = {"cpu": 3, "cuda": 20}
@@ -51,7 +51,7 @@ VARIANTS = {
 }
 
 
-class Timed(Classification):
+class Timed(Learner):
     """Notes when its first counted step begins and its last one ends."""
 
     def on_fit_start(self) -> None:
@@ -69,7 +69,7 @@ def task_of(name: str, speed: Speed) -> Timed:
     torch.manual_seed(0)
     model = create_model(name, image_shape=(1, 28, 28), classes=10)
     loss = SpreadLoss() if name.startswith("matrixcapsnet") else MarginLoss()
-    return Timed(model, loss, ReconstructionLoss(), partial(torch.optim.Adam, lr=1e-3), speed=speed)
+    return Timed(model, Optimisation(loss=loss, optimizer=partial(torch.optim.Adam, lr=1e-3)), speed=speed)
 
 
 def bare(task: Timed, batch: Batch, steps: int, device: str) -> float:
@@ -96,7 +96,7 @@ def loop(task: Timed, images: ImageSet, batch: int, steps: int, precision: str, 
     limit = {"limit_train_batches": WARM[device] + steps}
     options = TrainerOptions("gpu" if device == "cuda" else "cpu", 1, precision=precision, extra=limit)
     with TemporaryDirectory() as folder:
-        fit(task, images, images.subset(torch.arange(0)), Path(folder), epochs=1, batch_size=batch, options=options)
+        fit(task, images, images.subset(torch.arange(0)), Path(folder), Schedule(epochs=1, batch_size=batch), options)
     return steps * batch / (task.marks[1] - task.marks[0])
 
 

@@ -19,9 +19,8 @@ from torchcaps import create_model
 from torchcaps.data import Digits, ImageSet
 from torchcaps.explain import layer_entropy, observe_layers
 from torchcaps.explain.health import routing_health
-from torchcaps.losses import MarginLoss, ReconstructionLoss
 from torchcaps.models import ImageClassifier
-from torchcaps.training import Classification, History, RoutingHealth
+from torchcaps.training import History, Learner, Optimisation, RoutingHealth
 
 DIGITS = Digits().train.subset(torch.arange(64))
 
@@ -33,9 +32,9 @@ def tiny(**arguments: object) -> ImageClassifier:
 
 def fit(
     folder: Path, *callbacks: Callback, epochs: int = 2, ckpt_path: Path | None = None, **options: object
-) -> tuple[Classification, list[dict]]:
+) -> tuple[Learner, list[dict]]:
     """The steps of ``torchcaps.training.fit`` with callbacks of one's own."""
-    task = Classification(tiny(), MarginLoss(), ReconstructionLoss(), lambda p: torch.optim.Adam(p, 1e-3))
+    task = Learner(tiny(), Optimisation(optimizer=lambda p: torch.optim.Adam(p, 1e-3)))
     folder.mkdir(exist_ok=True)
     history = History(folder / "metrics.csv")
     trainer = L.Trainer(
@@ -110,15 +109,13 @@ import torch
 from torch.utils.data import DataLoader
 from torchcaps import create_model
 from torchcaps.data import Digits
-from torchcaps.losses import MarginLoss, ReconstructionLoss
 from torchcaps.explain.health import routing_health
-from torchcaps.training import RoutingHealth
-from torchcaps.training import Classification, History, train_loader
+from torchcaps.training import History, Learner, Optimisation, RoutingHealth, train_loader
 
 torch.manual_seed(0)
 digits = Digits().train.subset(torch.arange(64))
 model = create_model("capsnet_digits", channels=8, types=4, decoder_hidden=(8,))
-task = Classification(model, MarginLoss(), ReconstructionLoss(), lambda p: torch.optim.Adam(p, 1e-3))
+task = Learner(model, Optimisation(optimizer=lambda p: torch.optim.Adam(p, 1e-3)))
 trainer = L.Trainer(
     accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False, num_sanity_val_steps=0,
     enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, use_distributed_sampler=False,

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from torchcaps.data import Digits, ImageSet, Preprocess
-from torchcaps.losses import MarginLoss, ReconstructionLoss
+from torchcaps.losses import MarginLoss
 from torchcaps.models import create_model
-from torchcaps.training import Classification, TrainerOptions, TrainingDiverged, fit, train_loader
+from torchcaps.training import Learner, Optimisation, Schedule, TrainerOptions, TrainingDiverged, fit, train_loader
 
 SETTINGS = """
 data:
@@ -114,10 +114,10 @@ def test_two_processes_train_like_one(folder, unbroken):
         assert got["train_accuracy"] == pytest.approx(expected["train_accuracy"], abs=2 / 1280)
 
 
-def task(preprocess: Preprocess | None = None, seed: int = 0, **model_args) -> Classification:
+def task(preprocess: Preprocess | None = None, seed: int = 0, **model_args) -> Learner:
     model = create_model("capsnet_digits", channels=8, types=2, decoder_hidden=(8,), **model_args)
     optimizer = partial(torch.optim.Adam, lr=1e-3)
-    return Classification(model, MarginLoss(), ReconstructionLoss(), optimizer, preprocess=preprocess, seed=seed)
+    return Learner(model, Optimisation(optimizer=optimizer), preprocess=preprocess, seed=seed)
 
 
 @pytest.fixture
@@ -131,22 +131,22 @@ CPU = TrainerOptions(accelerator="cpu")
 class TestFit:
     def test_learns(self, few, tmp_path):
         torch.manual_seed(0)
-        _, metrics = fit(task(), few, few, tmp_path, epochs=8, batch_size=16, options=CPU)
+        _, metrics = fit(task(), few, few, tmp_path, Schedule(epochs=8, batch_size=16), CPU)
         assert metrics[-1]["train_loss"] < metrics[0]["train_loss"]
         assert metrics[-1]["val_loss"] < metrics[0]["val_loss"]
         assert [row["epoch"] for row in metrics] == list(range(8))
 
     def test_works_without_validation_images(self, few, tmp_path):
-        _, metrics = fit(task(), few, few.subset(torch.arange(0)), tmp_path, epochs=1, batch_size=16, options=CPU)
+        _, metrics = fit(task(), few, few.subset(torch.arange(0)), tmp_path, Schedule(epochs=1, batch_size=16), CPU)
         assert "val_loss" not in metrics[0]
 
     def test_half_precision_stays_finite(self, few, tmp_path):
         options = TrainerOptions(accelerator="cpu", precision="bf16-mixed")
-        _, metrics = fit(task(), few, few, tmp_path, epochs=2, batch_size=16, options=options)
+        _, metrics = fit(task(), few, few, tmp_path, Schedule(epochs=2, batch_size=16), options)
         assert all(torch.tensor(list(row.values())).isfinite().all() for row in metrics)
 
     def test_keeps_one_checkpoint_that_loads_without_code(self, few, tmp_path):
-        fit(task(), few, few, tmp_path, epochs=3, batch_size=16, options=CPU)
+        fit(task(), few, few, tmp_path, Schedule(epochs=3, batch_size=16), CPU)
         (checkpoint,) = (tmp_path / "checkpoints").iterdir()
         assert torch.load(checkpoint, weights_only=True)["epoch"] == 2
 
@@ -154,19 +154,19 @@ class TestFit:
         sick = task()
         sick.loss = MarginLoss(present=torch.nan)
         with pytest.raises(TrainingDiverged, match="epoch 0"):
-            fit(sick, few, few, tmp_path, epochs=1, batch_size=16, options=CPU)
+            fit(sick, few, few, tmp_path, Schedule(epochs=1, batch_size=16), CPU)
 
     def test_refuses_a_checkpoint_of_another_model(self, few, tmp_path):
-        fit(task(), few, few, tmp_path, epochs=1, batch_size=16, options=CPU)
+        fit(task(), few, few, tmp_path, Schedule(epochs=1, batch_size=16), CPU)
         with pytest.raises(ValueError, match=r"from another model: .*class_caps"):
-            fit(task(pose_dim=4), few, few, tmp_path, epochs=2, batch_size=16, options=CPU)
+            fit(task(pose_dim=4), few, few, tmp_path, Schedule(epochs=2, batch_size=16), CPU)
 
     def test_refuses_a_damaged_checkpoint(self, few, tmp_path):
-        fit(task(), few, few, tmp_path, epochs=1, batch_size=16, options=CPU)
+        fit(task(), few, few, tmp_path, Schedule(epochs=1, batch_size=16), CPU)
         (checkpoint,) = (tmp_path / "checkpoints").iterdir()
         checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
         with pytest.raises(ValueError, match=f"{checkpoint.name} is damaged"):
-            fit(task(), few, few, tmp_path, epochs=2, batch_size=16, options=CPU)
+            fit(task(), few, few, tmp_path, Schedule(epochs=2, batch_size=16), CPU)
 
 
 def test_training_and_validation_images_are_prepared_and_pixels_are_reconstructed(few, tmp_path):
@@ -176,7 +176,7 @@ def test_training_and_validation_images_are_prepared_and_pixels_are_reconstructe
     targets: list[torch.Tensor] = []
     spied.model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
     spied.reconstruction.register_forward_pre_hook(lambda _, arguments: targets.append(arguments[1]))
-    fit(spied, few, few.prepared(preprocess), tmp_path, epochs=2, batch_size=16, seed=5, options=CPU)
+    fit(spied, few, few.prepared(preprocess), tmp_path, Schedule(epochs=2, batch_size=16, seed=5), CPU)
     expected = []
     for epoch in range(2):
         loader = train_loader(few, 16, seed=5)

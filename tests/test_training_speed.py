@@ -14,9 +14,17 @@ from torch import Tensor
 
 from torchcaps import create_model
 from torchcaps.data import Digits, ImageSet, Preprocess
-from torchcaps.losses import MarginLoss, ReconstructionLoss
 from torchcaps.models import CapsNet, load_pretrained
-from torchcaps.training import Classification, OptimizerFactory, Speed, TrainerOptions, fit, train_parser
+from torchcaps.training import (
+    Learner,
+    Optimisation,
+    OptimizerFactory,
+    Schedule,
+    Speed,
+    TrainerOptions,
+    fit,
+    train_parser,
+)
 
 CPU = TrainerOptions(accelerator="cpu")
 EXACT = TrainerOptions(accelerator="cpu", precision="64-true")
@@ -32,23 +40,25 @@ def two_channels(count: int, size: int) -> ImageSet:
     return ImageSet(torch.cat([few.images, 255 - few.images], 1), few.labels, few.classes)
 
 
-def task(name: str, speed: Speed | None, optimizer: OptimizerFactory = SGD, **arguments: Any) -> Classification:
+def task(name: str, speed: Speed | None, optimizer: OptimizerFactory = SGD, **arguments: Any) -> Learner:
     torch.manual_seed(0)
-    return Classification(create_model(name, **arguments), MarginLoss(), ReconstructionLoss(), optimizer, speed=speed)
+    return Learner(create_model(name, **arguments), Optimisation(optimizer=optimizer), speed=speed)
 
 
-def digits_task(speed: Speed | None = None, optimizer: OptimizerFactory = SGD, **arguments: Any) -> Classification:
+def digits_task(speed: Speed | None = None, optimizer: OptimizerFactory = SGD, **arguments: Any) -> Learner:
     return task("capsnet_digits", speed, optimizer, **{"channels": 4, "types": 2, "decoder_hidden": (8,), **arguments})
 
 
-def train(task: Classification, images: ImageSet, folder: Path, epochs: int = 2, **how: Any) -> Rows:
+def train(
+    task: Learner, images: ImageSet, folder: Path, epochs: int = 2, options: TrainerOptions = EXACT, **how: Any
+) -> Rows:
     """Metrics of each epoch but the seconds."""
-    how = {"batch_size": 8, "options": EXACT, **how}
-    _, rows = fit(task, images, images, folder, epochs=epochs, **how)
+    schedule = Schedule(**{"epochs": epochs, "batch_size": 8, **how})
+    _, rows = fit(task, images, images, folder, schedule, options)
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
-def assert_same(found: tuple[Rows, Classification], expected: tuple[Rows, Classification], tolerance: float) -> None:
+def assert_same(found: tuple[Rows, Learner], expected: tuple[Rows, Learner], tolerance: float) -> None:
     """Metrics and weights."""
     for one, other in zip(found[0], expected[0], strict=True):
         assert one == pytest.approx(other, rel=tolerance, abs=tolerance)
@@ -97,7 +107,7 @@ class TestChannelsLast:
         """The checkpoint fits whatever the order of the rest of the training is."""
         images = two_channels(24, 8)
 
-        def make(last: bool) -> Classification:
+        def make(last: bool) -> Learner:
             return digits_task(Speed(channels_last=last), image_shape=(2, 8, 8)).double()  # so is what is resumed
 
         unbroken = make(True)
@@ -199,7 +209,7 @@ class TestResident:
         there = here.to(device)
         assert there.files == names
         for batch in ([0, 3], [2]):
-            for found, expected in zip(there.__getitems__(batch), here.__getitems__(batch), strict=True):
+            for found, expected in zip(there.__getitems__(batch)[:4], here.__getitems__(batch)[:4], strict=True):
                 assert found.device.type == device
                 torch.testing.assert_close(found.cpu(), expected)
         torch.testing.assert_close(there.crops([1]).cpu(), here.crops([1]))
@@ -242,7 +252,9 @@ class TestStopAt:
     def test_needs_validation(self, tmp_path: Path) -> None:
         few = Digits().train.subset(torch.arange(8))
         with pytest.raises(ValueError, match="stop_at needs validation images"):
-            fit(digits_task(), few, few.subset(torch.arange(0)), tmp_path, epochs=1, batch_size=8, stop_at=0.5)
+            fit(
+                digits_task(), few, few.subset(torch.arange(0)), tmp_path, Schedule(epochs=1, batch_size=8, stop_at=0.5)
+            )
 
     def test_epochs_without_validation_do_not_count(self, unbroken: Rows, tmp_path: Path) -> None:
         options = TrainerOptions(accelerator="cpu", extra={"check_val_every_n_epoch": 2})

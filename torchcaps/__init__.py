@@ -1,5 +1,7 @@
 """Capsule networks for PyTorch."""
 
+from typing import TYPE_CHECKING, Any
+
 from torchcaps import layers, losses, models, ops, routing
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsConv2d, CapsLinear, ClassCaps, FullyConnectedDecoder, PrimaryCaps, mask_capsules
@@ -20,6 +22,9 @@ from torchcaps.ops import Votes, choose_backend, use_backend
 from torchcaps.routing import create_routing, list_routings
 from torchcaps.squash import Squash, length, squash
 
+if TYPE_CHECKING:
+    from torchcaps.classifier import Classifier
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -28,6 +33,7 @@ __all__ = [
     "CapsNet",
     "Capsules",
     "ClassCaps",
+    "Classifier",
     "FullyConnectedDecoder",
     "LengthCrossEntropy",
     "MarginLoss",
@@ -60,3 +66,12 @@ __all__ = [
     "squash",
     "use_backend",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs more than torch is imported when it is first asked for."""
+    if name == "Classifier":
+        from torchcaps.classifier import Classifier
+
+        return Classifier
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,9 @@ def margin_loss(
 class ActivationLoss(nn.Module, ABC):
     """Base of the losses on class activations: what the command line's ``--loss`` takes."""
 
+    shares: ClassVar[bool] = False
+    """Whether a mask (B, E) must hold the shares of the classes in a whole, which add up to 1."""
+
     @abstractmethod
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
         """The loss, a scalar, of activations (B, E) and labels (B,) or a mask (B, E)."""
@@ -133,6 +136,8 @@ class LengthCrossEntropy(ActivationLoss):
         inverse_temperature: factor of the lengths before the softmax.
     """
 
+    shares: ClassVar[bool] = True
+
     def __init__(self, inverse_temperature: float = 10.0) -> None:
         super().__init__()
         self.inverse_temperature = inverse_temperature
@@ -161,6 +166,8 @@ def negative_log_likelihood(activation: Tensor, target: Tensor) -> Tensor:
 
 class NegativeLogLikelihood(ActivationLoss):
     """Module form of :func:`negative_log_likelihood`."""
+
+    shares: ClassVar[bool] = True
 
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
         """The loss, a scalar."""

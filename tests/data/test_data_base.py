@@ -71,7 +71,7 @@ def test_pixels_span_zero_to_one() -> None:
 def test_one_item_is_a_batch_of_one() -> None:
     one, batch = make_set()[3], make_set().__getitems__([3])
     assert one.images.shape == (1, 1, 3, 4)
-    assert all(torch.equal(a, b) for a, b in zip(one, batch, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(one[:4], batch[:4], strict=True))
 
 
 def test_data_loader_fetches_batches_whole() -> None:

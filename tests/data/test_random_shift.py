@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from torchcaps.data import RandomShift
-from torchcaps.data.augment import _random_integers
+from torchcaps.data.augment import random_integers
 
 
 def shifts(shift: RandomShift, indices: torch.Tensor, epoch: int) -> torch.Tensor:
@@ -77,7 +77,7 @@ def test_integers_are_those_of_splitmix64(seed: int, epoch: int) -> None:
     start = mix(mix(seed) + epoch)
     indices = [0, 1, 2, 59_999, 2**40]
     expected = [mix(start + (i + 1) * GAMMA) % 2**63 for i in indices]
-    assert _random_integers(seed, epoch, torch.tensor(indices)).tolist() == expected
+    assert random_integers(seed, epoch, torch.tensor(indices)).tolist() == expected
 
 
 def test_no_shift_is_the_identity() -> None:

@@ -1,10 +1,12 @@
 """Data sets, all of one shape: bytes in memory, three splits, the test images read last."""
 
-from torchcaps.data.augment import RandomShift
+from torchcaps.data.augment import RandomShift, mixed_seed, random_integers
 from torchcaps.data.base import (
     Batch,
+    Composition,
     ImageData,
     ImageSet,
+    Parts,
     create_dataset,
     find_data_dir,
     list_datasets,
@@ -20,6 +22,7 @@ from torchcaps.data.made import (
     Overlaid,
     Overlay,
     Padded,
+    Pairs,
     Scenes,
     TurnedDigits,
     apply_affine,
@@ -46,6 +49,7 @@ __all__ = [
     "Affine",
     "AffineRanges",
     "Batch",
+    "Composition",
     "Digits",
     "FashionMNIST",
     "ImageData",
@@ -54,6 +58,8 @@ __all__ = [
     "Overlaid",
     "Overlay",
     "Padded",
+    "Pairs",
+    "Parts",
     "Preprocess",
     "RandomBrightness",
     "RandomContrast",
@@ -73,6 +79,8 @@ __all__ = [
     "fixed_pairs",
     "list_datasets",
     "load_image",
+    "mixed_seed",
+    "random_integers",
     "read_binary_matrix",
     "read_idx",
     "register_dataset",

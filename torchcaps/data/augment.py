@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_GOLDEN = -0x61C8864680B583EB  # hexadecimal 9E3779B97F4A7C15 as a signed number
+_POSITIVE = 0x7FFFFFFFFFFFFFFF
+
 
 @dataclass(frozen=True)
 class RandomShift:
@@ -40,24 +43,36 @@ class RandomShift:
             )
         side = 2 * self.pixels + 1
         places = indices.to(images.device, torch.int64)
-        choice = _random_integers(self.seed, epoch, places) % (side * side)
+        choice = random_integers(self.seed, epoch, places) % (side * side)
         padded = F.pad(images, (self.pixels,) * 4)
         windows = padded.unfold(2, images.shape[2], 1).unfold(3, images.shape[3], 1)  # (B, C, side, side, H, W)
         rows = torch.arange(len(images), device=images.device)
         return windows[rows, :, choice // side, choice % side]
 
 
-def _random_integers(seed: int, epoch: int, indices: Tensor) -> Tensor:
+def mixed_seed(*numbers: int) -> int:
+    """One seed in [0, 2^63) out of several numbers: the same in every process, on every machine, in every version.
+
+    Args:
+        numbers: any 64-bit integers; their order counts.
+    """
+    state = torch.tensor(0)
+    for number in numbers:
+        state = mix(state + number + _GOLDEN)
+    return int(state) & _POSITIVE
+
+
+def random_integers(seed: int, epoch: int, indices: Tensor) -> Tensor:
     """One integer in [0, 2^63) for each index: the outputs of SplitMix64 at the places `indices`.
 
     Source: G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
     """
-    start = int(_mix(_mix(torch.tensor(seed)) + epoch))
-    # Hexadecimal 9E3779B97F4A7C15 as a signed number.
-    return _mix(start + (indices + 1) * -0x61C8864680B583EB) & 0x7FFFFFFFFFFFFFFF
+    start = int(mix(mix(torch.tensor(seed)) + epoch))
+    return mix(start + (indices + 1) * _GOLDEN) & _POSITIVE
 
 
-def _mix(bits: Tensor) -> Tensor:
+def mix(bits: Tensor) -> Tensor:
+    """SplitMix64's scrambling of int64 numbers: a permutation of them in which every bit depends on every other."""
     # The products wrap around, as they should. The factors are BF58476D1CE4E5B9 and 94D049BB133111EB.
     bits = (bits ^ _shift_right(bits, 30)) * -0x40A7B892E31B1A47
     bits = (bits ^ _shift_right(bits, 27)) * -0x6B2FB644ECCEEE15

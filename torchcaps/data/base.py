@@ -2,17 +2,17 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchcaps.data.view import Preprocess
+from torchcaps.data.view import Preprocess, View
 
 # Test sets that are drawn here (and not given by a source) come from this seed, never from the user's:
 # runs with different seeds are then measured on the same images.
@@ -21,20 +21,68 @@ TEST_SEED = 0
 _AS_THEY_ARE = Preprocess()
 
 
+class Parts(NamedTuple):
+    """What images were put together from, where that is known: each of K things alone.
+
+    Attributes:
+        labels: int64 (B, K), the class of each.
+        pictures: float32 (B, K, C, H, W), in [0, 1].
+    """
+
+    labels: Tensor
+    pictures: Tensor
+
+
 class Batch(NamedTuple):
     """Some images of an `ImageSet`, ready for a network.
 
     Attributes:
         images: float32 (B, C, H, W), in [0, 1] unless they were standardised.
-        labels: int64 (B,).
+        labels: int64 (B,), or bool (B, E), a mask of the classes in each image where there may be several.
         indices: int64 (B,), the places of the images in their `ImageSet`.
         pictures: float32 (B, C, H, W), the images before they were standardised, in [0, 1]: to draw, to reconstruct.
+        parts: what the images were put together from, if a `Composition` did so and says it.
     """
 
     images: Tensor
     labels: Tensor
     indices: Tensor
     pictures: Tensor
+    parts: Parts | None = None
+
+    def prepared(self, prepare: Callable[[Tensor], View]) -> "Batch":
+        """The batch with images, pictures and the pictures of the parts as `prepare` makes them of the images."""
+        view, parts = prepare(self.images), self.parts
+        if parts is not None:
+            pictures = [prepare(part).pictures for part in parts.pictures.unbind(1)]
+            parts = parts._replace(pictures=torch.stack(pictures, 1))
+        return self._replace(images=view.images, pictures=view.pictures, parts=parts)
+
+
+class Composition(ABC):
+    """Puts images together out of those of a set, anew in each epoch: two digits on top of each other, a scene, ...
+
+    What becomes of an image may depend on the seed, the epoch, the place of the image in its set and on what the
+    composition was made with, and on nothing else: then a resumed training and one on several processes see the same
+    images as an unbroken one on one process. `random_integers` gives numbers that do.
+    """
+
+    @abstractmethod
+    def image_shape(self, raw: tuple[int, int, int]) -> tuple[int, int, int]:
+        """The shape of what comes out of images of the shape `raw`, (C, H, W)."""
+
+    @abstractmethod
+    def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
+        """Puts images together, on the device of the batch.
+
+        Args:
+            batch: images and pictures (B, C, H, W) in [0, 1] and labels, as they are in the set.
+            epoch: from 0.
+            seed: of the training.
+
+        Returns:
+            The batch with new images and pictures in [0, 1], the labels of these, and their parts if there are any.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +94,13 @@ class ImageSet(Dataset[Batch]):
 
     Attributes:
         images: uint8 (N, C, H, W).
-        labels: int64 (N,), each in [0, len(classes)).
+        labels: int64 (N,), each in [0, len(classes)), or bool (N, len(classes)), a mask of the classes in each image
+            where there may be several, or none.
         classes: the name of each label.
         files: where each image came from, if it came from a file of its own.
         preprocess: how the images are prepared, in its way for the test; by default they are left as they are.
+        composition: puts new images together out of these; None leaves them as they are. In training they are new in
+            each epoch; what is fetched here is always the same, that of epoch 0 and seed 0.
 
     Raises:
         ValueError: a tensor has another type or shape, a label is out of range, or `preprocess` does not suit
@@ -61,21 +112,31 @@ class ImageSet(Dataset[Batch]):
     classes: tuple[str, ...]
     files: tuple[str, ...] | None = None
     preprocess: Preprocess = _AS_THEY_ARE
+    composition: Composition | None = None
 
     def __post_init__(self) -> None:
-        images, labels = self.images, self.labels
+        images = self.images
         if images.dtype != torch.uint8 or images.ndim != 4:
             raise ValueError(f"images must be uint8 (N, C, H, W), got {_describe(images)}")
-        if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
-            raise ValueError(f"labels must be int64 ({len(images)},), one per image, got {_describe(labels)}")
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(self.classes):
-            raise ValueError(
-                f"labels must lie in 0..{len(self.classes) - 1}, one of {len(self.classes)} classes, "
-                f"got labels from {int(labels.min())} to {int(labels.max())}"
-            )
+        self._check_labels()
         if self.files is not None and len(self.files) != len(images):
             raise ValueError(f"files must name {len(images)} files, one per image, got {len(self.files)}")
         self.preprocess.image_shape(self.raw_image_shape)
+
+    def _check_labels(self) -> None:
+        labels, count, classes = self.labels, len(self.images), len(self.classes)
+        if labels.dtype == torch.bool and labels.shape == (count, classes):
+            return
+        if labels.dtype != torch.int64 or labels.shape != (count,):
+            raise ValueError(
+                f"labels must be int64 ({count},), one per image, or bool ({count}, {classes}), a mask of the classes "
+                f"in each, got {_describe(labels)}"
+            )
+        if count and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            raise ValueError(
+                f"labels must lie in 0..{classes - 1}, one of {classes} classes, "
+                f"got labels from {int(labels.min())} to {int(labels.max())}"
+            )
 
     def __len__(self) -> int:
         return len(self.images)
@@ -84,13 +145,11 @@ class ImageSet(Dataset[Batch]):
         return self.__getitems__([index])
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        rows = self._rows(indices)
-        view = self.preprocess.evaluate(self._pixels(rows))
-        return Batch(view.images, self.labels[rows], rows, view.pictures)
+        return self._fetch(indices).prepared(self.preprocess.evaluate)
 
     def crops(self, indices: list[int]) -> Tensor:
         """All crops of the images at `indices` that a network is tested on, float32 (B, crops, C, H, W)."""
-        return self.preprocess.evaluate_crops(self._pixels(self._rows(indices)))
+        return self.preprocess.evaluate_crops(self._fetch(indices).images)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -101,7 +160,8 @@ class ImageSet(Dataset[Batch]):
     def raw_image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of every image before it is prepared."""
         _, channels, height, width = self.images.shape
-        return channels, height, width
+        shape = channels, height, width
+        return shape if self.composition is None else self.composition.image_shape(shape)
 
     def to(self, device: torch.device | str) -> "ImageSet":
         """The same images in the memory of a device; batches of them are made there."""
@@ -118,16 +178,20 @@ class ImageSet(Dataset[Batch]):
         files = None if self.files is None else tuple(self.files[i] for i in indices.tolist())
         return replace(self, images=self.images[indices], labels=self.labels[indices], files=files)
 
-    def _rows(self, indices: list[int]) -> Tensor:
+    def _fetch(self, indices: list[int]) -> Batch:
+        """Images in [0, 1] that are not prepared yet."""
         # Without non_blocking, every batch would wait until the device has done all that is queued.
-        return torch.as_tensor(indices, dtype=torch.int64).to(self.images.device, non_blocking=True)
-
-    def _pixels(self, rows: Tensor) -> Tensor:
-        return self.images[rows].to(torch.float32) / 255
+        rows = torch.as_tensor(indices, dtype=torch.int64).to(self.images.device, non_blocking=True)
+        pixels = self.images[rows].to(torch.float32) / 255
+        batch = Batch(pixels, self.labels[rows], rows, pixels)
+        return batch if self.composition is None else self.composition(batch, epoch=0, seed=0)
 
 
 class ImageData(ABC):
     """A data set with its training, validation and test images, each read when first asked for.
+
+    The attribute `task` says what networks are trained for on it unless somebody says otherwise: the name of a task in
+    `torchcaps.tasks`, or its name and arguments, such as `{"name": "several_labels", "count": 2}`.
 
     Args:
         validation: share of the training images put aside for validation, the same in every class;
@@ -137,6 +201,8 @@ class ImageData(ABC):
     Raises:
         ValueError: `validation` is outside [0, 1).
     """
+
+    task: ClassVar[str | Mapping[str, Any]] = "classification"
 
     def __init__(self, validation: float = 0.1, seed: int = 0) -> None:
         check_share("validation", validation)
@@ -193,7 +259,8 @@ def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, T
     """Put aside the same share of every class, at random.
 
     Args:
-        labels: int64 (N,).
+        labels: int64 (N,); or masks, bool (N, E): then all images count as one class, for no two sets of classes
+            need be the same.
         share: how much of each class to put aside, in [0, 1). Unless it is 0, every class of two or more
             keeps at least one on each side; a class of one is never put aside.
         seed: the only thing that the choice depends on, besides the labels.
@@ -206,6 +273,7 @@ def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, T
     """
     check_share("share", share)
     generator = torch.Generator().manual_seed(seed)
+    labels = labels if labels.ndim == 1 else torch.zeros(len(labels), dtype=torch.int64)
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
         members = (labels == label).nonzero().squeeze(1)

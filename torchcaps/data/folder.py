@@ -79,7 +79,7 @@ class ImageFolder(ImageData):
     ) -> None:
         super().__init__(validation, seed)
         check_share("test", test)
-        _check_resize(resize)
+        check_resize(resize)
         if channels not in (None, 1, 3):
             raise ValueError(f"channels must be 1, 3 or None, got {channels}")
         self.root = Path(root).expanduser()
@@ -147,10 +147,15 @@ def load_image(path: str | Path, image_shape: tuple[int, int, int], resize: Resi
     Raises:
         ValueError: the file is not an image, or is broken; an argument is out of range.
     """
-    _check_resize(resize)
+    check_resize(resize)
     if len(image_shape) != 3 or image_shape[0] not in (1, 3) or min(image_shape) < 1:
         raise ValueError(f"image_shape must be (1 or 3, height, width), got {image_shape}")
     return _to_tensor(_open_image(Path(path), image_shape[0]), image_shape, resize)
+
+
+def fit_image(image: "Image", image_shape: tuple[int, int, int], resize: Resize = "pad") -> Tensor:
+    """Make a PIL image into uint8 (C, H, W) the way `load_image` does with that of a file; raises what it raises."""
+    return _to_tensor(_in_mode(image, image_shape[0]), image_shape, resize)
 
 
 def _list_splits(root: Path, test: float) -> tuple[_Files, _Files | None, _Files]:
@@ -227,18 +232,25 @@ def _is_grey(path: Path) -> bool:
 
 def _open_image(path: Path, channels: int) -> "Image":
     """The whole image, upright, in the mode L (1 channel) or RGB (3 channels)."""
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     with _naming(path), Image.open(path) as source:
-        image = ImageOps.exif_transpose(source)  # This reads all of the file.
-        if image.mode == "F":
-            raise ValueError("floating-point pixels have no fixed range, expected 8 or 16 bit")
-        if image.mode.startswith("I"):
-            image = _to_8_bit(image)
-        if image.getbands()[-1] == "A" or "transparency" in image.info:
-            image = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image)
-        return image.convert("L" if channels == 1 else "RGB")
+        return _in_mode(source, channels)
+
+
+def _in_mode(source: "Image", channels: int) -> "Image":
+    """An image, upright, in the mode L (1 channel) or RGB (3 channels)."""
+    from PIL import Image, ImageOps
+
+    image = ImageOps.exif_transpose(source)  # This reads all of a file.
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no fixed range, expected 8 or 16 bit")
+    if image.mode.startswith("I"):
+        image = _to_8_bit(image)
+    if image.getbands()[-1] == "A" or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image)
+    return image.convert("L" if channels == 1 else "RGB")
 
 
 def _to_8_bit(image: "Image") -> "Image":
@@ -268,6 +280,7 @@ def _to_tensor(image: "Image", image_shape: tuple[int, int, int], resize: Resize
     return pixels.reshape(height, width, channels).permute(2, 0, 1).contiguous()
 
 
-def _check_resize(resize: str) -> None:
+def check_resize(resize: str) -> None:
+    """Raise a `ValueError` unless there is such a way to resize."""
     if resize not in get_args(Resize):
         raise ValueError(f"resize must be one of {', '.join(get_args(Resize))}, got {resize!r}")

@@ -1,16 +1,17 @@
 """Data sets and images that are made of others: on larger canvases, transformed, overlaid, side by side, turned."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.data.augment import RandomShift
-from torchcaps.data.base import TEST_SEED, ImageData, ImageSet
+from torchcaps.data.augment import RandomShift, random_integers
+from torchcaps.data.base import TEST_SEED, Batch, Composition, ImageData, ImageSet, Parts
 from torchcaps.data.digits import Digits
 
 Viewpoints = Literal["azimuth", "elevation"]
@@ -202,8 +203,10 @@ class Overlaid(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Overlay:
+class Overlay(Composition):
     """Lays each digit on another of a different class, both moved at random.
+
+    As a composition of the digits that it lies on, it makes other pairs in each epoch.
 
     Source: Sabour, Frosst & Hinton 2017, section 5.1: shifts up to 4 pixels on 36 x 36, so that the bounding boxes of
     the two overlap by 80 % on average.
@@ -229,20 +232,45 @@ class Overlay:
                 f"{self.size} x {self.size}, got {self.shift}"
             )
 
-    def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Overlaid:
+    def image_shape(self, raw: tuple[int, int, int]) -> tuple[int, int, int]:
+        """As many channels, of the full size."""
+        return raw[0], self.size, self.size
+
+    def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
+        """Pairs (B, C, H, W) with masks of their two classes; their parts are the digits, that of the set first."""
+        side = 2 * self.shift + 1
+        drawn = random_integers(seed, epoch, batch.indices)
+        moves = []
+        for _ in range(4):  # down and right of the digit, down and right of the other one
+            moves.append(drawn % side)
+            drawn = drawn // side
+        draws = torch.stack(moves).unflatten(0, (2, 2)).permute(1, 2, 0).flatten(1)  # [2, 2 B]
+        share = (drawn % 2**24).double() / 2**24
+        images, parts, labels = self._pairs(batch.images, batch.labels, share.cpu(), draws.cpu())
+        mask = F.one_hot(labels, len(self.digits.classes)).sum(1).bool()
+        return batch._replace(images=images, pictures=images, labels=mask, parts=Parts(labels, parts))
+
+    def draw(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Overlaid:
         """Overlays digits (B, C, h, w) in [0, 1]; the generator, on the CPU, draws the others and the shifts."""
-        chosen = self._others(labels.cpu(), generator)
+        share = torch.rand(len(labels), generator=generator)
+        return self._pairs(
+            images, labels, share, torch.randint(2 * self.shift + 1, (2, 2 * len(labels)), generator=generator)
+        )
+
+    def _pairs(self, images: Tensor, labels: Tensor, share: Tensor, draws: Tensor) -> Overlaid:
+        """Overlays digits, from where in (0, 1) the other one of each lies, (B,), and shifts of both, int64 (2, 2 B)."""
+        chosen = self._others(labels.cpu(), share)
         others = self.digits.images[chosen.to(self.digits.images.device)].to(images) / 255
         both = torch.stack([images, others], 1)  # [B, 2, C, h, w]
-        parts = self._moved(both.flatten(0, 1), generator).unflatten(0, both.shape[:2])
+        parts = self._moved(both.flatten(0, 1), draws.to(images.device)).unflatten(0, both.shape[:2])
         pairs = torch.stack([labels, self.digits.labels[chosen.to(self.digits.labels.device)].to(labels)], 1)
         return Overlaid(parts.sum(1).clamp(max=1), parts, pairs)
 
-    def _others(self, labels: Tensor, generator: torch.Generator) -> Tensor:
+    def _others(self, labels: Tensor, share: Tensor) -> Tensor:
         """A digit of another class for each label, all equally likely: int64 (B,)."""
         order, counts = self._by_class
         first = counts.cumsum(0) - counts
-        rank = (torch.rand(len(labels), generator=generator) * (len(order) - counts[labels])).long()
+        rank = (share * (len(order) - counts[labels])).long()
         rank = torch.where(rank >= first[labels], rank + counts[labels], rank)  # steps over the own class
         return order[rank.clamp(max=len(order) - 1)]
 
@@ -252,23 +280,60 @@ class Overlay:
         labels = self.digits.labels.cpu()
         return labels.argsort(stable=True), torch.bincount(labels, minlength=len(self.digits.classes))
 
-    def _moved(self, digits: Tensor, generator: torch.Generator) -> Tensor:
+    def _moved(self, digits: Tensor, draws: Tensor) -> Tensor:
         """Digits (N, C, h, w) on images of the full size, (N, C, H, W)."""
         height, width = digits.shape[2:]
         reach = self.size - height, self.size - width
         padded = F.pad(digits, (reach[1], reach[1], reach[0], reach[0]))
         windows = padded.unfold(2, self.size, 1).unfold(3, self.size, 1)  # [N, C, reach + 1, reach + 1, H, W]
-        side = 2 * self.shift + 1
-        draws = torch.randint(side, (2, len(digits)), generator=generator).to(digits.device)
         down, right = (extent - extent // 2 - self.shift + draw for extent, draw in zip(reach, draws, strict=True))
         return windows[torch.arange(len(digits), device=digits.device), :, down, right]
+
+
+class Pairs(ImageData):
+    """Digits laid on digits of other classes, one more in each image: both are to be told.
+
+    Training pairs are made anew in each epoch; those to validate and test on are always the same, and of validation
+    and test digits alone.
+
+    Args:
+        data: the digits.
+        size: see :class:`Overlay`.
+        shift: likewise.
+
+    Raises:
+        ValueError: if a digit could be moved off the image.
+    """
+
+    task: ClassVar[Mapping[str, Any]] = {"name": "several_labels", "count": 2}
+
+    def __init__(self, data: ImageData, size: int = 36, shift: int = 4) -> None:
+        super().__init__(data.validation_share, data.seed)
+        self.data = data
+        self.size = size
+        self.shift = shift
+
+    def load_train(self) -> ImageSet:
+        """Read the digits to train on, without those for validation; each comes with others in each epoch."""
+        return self._overlaid(self.data.train)
+
+    def load_validation(self) -> ImageSet:
+        """Read the validation digits, each with another one."""
+        return self._overlaid(self.data.validation)
+
+    def load_test(self) -> ImageSet:
+        """Read the test digits, each with another one."""
+        return self._overlaid(self.data.test)
+
+    def _overlaid(self, digits: ImageSet) -> ImageSet:
+        return replace(digits, composition=Overlay(digits, self.size, self.shift))
 
 
 def fixed_pairs(overlay: Overlay, count: int, seed: int) -> Overlaid:
     """So many pairs that are always the same: the digits one after the other, again and again, each with some other."""
     indices = torch.arange(count) % len(overlay.digits)
     images = overlay.digits.images[indices].float() / 255
-    return overlay(images, overlay.digits.labels[indices], torch.Generator().manual_seed(seed))
+    return overlay.draw(images, overlay.digits.labels[indices], torch.Generator().manual_seed(seed))
 
 
 def bounding_box_overlap(parts: Tensor) -> Tensor:

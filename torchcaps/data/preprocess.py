@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcaps.data.augment import _mix, _random_integers
+from torchcaps.data.augment import mix, random_integers
 
 # One stream of random numbers for each class below; RandomShift has the unnumbered one.
 _CROP, _BRIGHTNESS, _CONTRAST, _FLIP = 1, 2, 3, 4
@@ -212,8 +212,8 @@ def _draw(seed: int, stream: int, images: Tensor, indices: Tensor, epoch: int) -
     _check_images(images)
     if indices.shape != images.shape[:1]:
         raise ValueError(f"indices must be ({len(images)},), one per image, got {tuple(indices.shape)}")
-    own_seed = int(_mix(_mix(torch.tensor(seed)) + stream))
-    return _random_integers(own_seed, epoch, indices.to(images.device, torch.int64))
+    own_seed = int(mix(mix(torch.tensor(seed)) + stream))
+    return random_integers(own_seed, epoch, indices.to(images.device, torch.int64))
 
 
 def _to_share(integers: Tensor, images: Tensor) -> Tensor:

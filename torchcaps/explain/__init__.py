@@ -15,7 +15,7 @@ from torchcaps.explain.figures import (
     types_figure,
     worst_mistakes,
 )
-from torchcaps.explain.findings import Findings, examine
+from torchcaps.explain.findings import Findings, evaluating, examine
 from torchcaps.explain.flow import class_shares, share_maps
 from torchcaps.explain.layers import Layer, dead_types, layer_entropy, observe_layers, peak_activation
 from torchcaps.explain.places import Extent, layer_extents, map_extent
@@ -35,6 +35,7 @@ __all__ = [
     "dead_capsules",
     "dead_types",
     "default_sweep",
+    "evaluating",
     "examine",
     "flow_figure",
     "layer_entropy",

@@ -9,83 +9,20 @@ import torch.nn.functional as F
 import yaml
 from torch import Tensor
 
-from torchcaps.data import Batch, ImageSet, Overlaid, Overlay, bounding_box_overlap, fixed_pairs
-from torchcaps.explain.findings import evaluating
-from torchcaps.losses import ActivationLoss, MarginLoss, NegativeLogLikelihood, ReconstructionLoss
-from torchcaps.models import CapsuleClassifier, ImageClassifier, create_model
+from torchcaps import training
+from torchcaps.classifier import Classifier
+from torchcaps.data import Overlaid, Overlay, Pairs, bounding_box_overlap, fixed_pairs
+from torchcaps.losses import MarginLoss, NegativeLogLikelihood
+from torchcaps.models import CapsuleClassifier, ImageClassifier
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Lab, Trained, data_of, run_name
 from torchcaps.recipes.kit.options import option, plain
 from torchcaps.recipes.kit.pictures import Cell, image_grid
-from torchcaps.training import Classification, RunFolder, Speed, TrainerOptions, circumstances, fit
+from torchcaps.tasks import SeveralLabels
 
 TEST_SEED = 0
 """Of the test pairs, which are the same for every seed of a training."""
-
-
-class PairClassification(Classification):
-    """Trains a network on pairs that are made anew in every step.
-
-    The loss is that of a target with two classes; with a decoder, each class capsule alone reconstructs its digit.
-
-    Args:
-        overlay: makes the training pairs.
-        validation: the validation pairs, in the order of the images that validation batches come from.
-        shared: whether the loss wants probabilities that add up to 1 instead of a mask.
-        arguments: of :class:`~torchcaps.training.Classification`.
-    """
-
-    def __init__(self, *arguments: Any, overlay: Overlay, validation: Overlaid, shared: bool, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.overlay = overlay
-        self.pairs = validation
-        self.shared = shared
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """One step on new pairs."""
-        seed = hash((self.seed, self.current_epoch, batch_idx)) % 2**63
-        overlaid = self.overlay(batch.images, batch.labels, torch.Generator().manual_seed(seed))
-        loss, right = self._pair_step(overlaid, "train")
-        self.log("train_accuracy", right, on_step=False, on_epoch=True, batch_size=len(batch.labels))
-        return loss
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Loss and exact-pair accuracy on the validation pairs."""
-        rows = batch.indices.cpu()
-        overlaid = Overlaid(*(part[rows].to(batch.images.device) for part in self.pairs))
-        _, right = self._pair_step(overlaid, "val")
-        self.log("val_accuracy", right, on_epoch=True, prog_bar=True, batch_size=len(rows))
-
-    def _pair_step(self, overlaid: Overlaid, stage: str) -> tuple[Tensor, Tensor]:
-        mask = F.one_hot(overlaid.labels, self.model.classes).sum(1).float()
-        images = self.speed.arrange(overlaid.images)
-        if isinstance(self.model, CapsuleClassifier):
-            capsules = self.model.encode(images)
-            activation = capsules.activation
-        else:
-            activation = self.model(images).activation
-        loss = self.loss(activation, mask / 2 if self.shared else mask)
-        parts = {}
-        if isinstance(self.model, CapsuleClassifier) and self.model.decoder is not None:
-            parts[f"{stage}_class_loss"] = loss
-            for digit in range(2):
-                image = self.model.decode(capsules, overlaid.labels[:, digit])
-                loss = loss + self.reconstruction(image, overlaid.parts[:, digit])
-        parts[f"{stage}_loss"] = loss
-        self.log_dict(parts, on_step=False, on_epoch=True, batch_size=len(mask))
-        return loss, exact_pairs(activation, overlaid.labels).float().mean()
-
-
-def exact_pairs(activation: Tensor, labels: Tensor) -> Tensor:
-    """Whether the two most active classes are those of the pair, bool (B,): no credit for one of them.
-
-    Args:
-        activation: (B, E).
-        labels: int64 (B, 2), different in each row.
-    """
-    found = activation.topk(2, dim=1).indices.sort(1).values
-    return (found == labels.sort(1).values).all(1)
 
 
 @dataclass(frozen=True)
@@ -225,21 +162,6 @@ class MultiMNIST(Comparison[MultiMNISTSettings]):
             study.pictures["reconstructions"] = _picture(network, Overlaid(*(part[:200] for part in given)))
 
 
-def pair_error(network: ImageClassifier, pairs: Overlaid, batch_size: int = 256) -> float:
-    """The share of pairs, in percent, of which not both digits are told."""
-    with evaluating(network) as device:
-        right = [
-            exact_pairs(_activation(network, images.to(device)).cpu(), labels)
-            for images, labels in zip(pairs.images.split(batch_size), pairs.labels.split(batch_size), strict=True)
-        ]
-    return 100 * (1 - torch.cat(right).double().mean().item())
-
-
-def _activation(network: ImageClassifier, images: Tensor) -> Tensor:
-    """Of the classes, without decoding."""
-    return (network.encode(images) if isinstance(network, CapsuleClassifier) else network(images)).activation
-
-
 def train(lab: Lab, settings: MultiMNISTSettings, row: str) -> Trained:
     """Trains the network of a row on pairs, or opens it: :meth:`Lab.train` for this recipe."""
     spec = settings.networks[row]
@@ -248,56 +170,38 @@ def train(lab: Lab, settings: MultiMNISTSettings, row: str) -> Trained:
     own = {"network": asdict(spec), "trainer": trainer, "seed": lab.seed}
     options = plain({"recipe": MultiMNIST.name, "row": row, **shared, **own})
 
-    def make(folder: RunFolder) -> None:
-        torch.manual_seed(lab.seed)
-        data = data_of(settings.data)
-        overlay = Overlay(data.train, settings.size, settings.shift)
-        held_out = Overlay(data.validation, settings.size, settings.shift)
-        validation = fixed_pairs(held_out, len(data.validation), lab.seed)
-        image_shape = tuple(validation.images.shape[1:])
-        network = create_model(spec.model, image_shape=image_shape, classes=len(data.classes), **spec.arguments)
-        capsules = isinstance(network, CapsuleClassifier)
+    def make(folder: training.RunFolder) -> None:
         decay = spec.final_rate ** (1 / max(spec.epochs - 1, 1))
-        loss: ActivationLoss = MarginLoss() if capsules else NegativeLogLikelihood()
-        task = PairClassification(
-            network,
-            loss,
-            ReconstructionLoss(settings.reconstruction),
-            lambda parameters: torch.optim.Adam(parameters, lr=spec.learning_rate),
-            lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, decay),
-            overlay=overlay,
-            validation=validation,
-            shared=not capsules,
-            seed=lab.seed,
-            speed=Speed(**settings.speed),
-        )
-        folder.path.mkdir(parents=True, exist_ok=True)
-        folder.config.write_text(yaml.safe_dump(options, sort_keys=False))
-        runner, metrics = fit(
-            task,
-            data.train,
-            ImageSet((255 * validation.images).round().to(torch.uint8), validation.labels[:, 0], data.classes),
-            folder.path,
-            epochs=spec.epochs,
-            batch_size=settings.batch_size,
-            seed=lab.seed,
-            options=TrainerOptions(**{"devices": 1, **trainer}),
-            show=lab.show,
-        )
-        network.save_pretrained(folder.model, classes=list(data.classes))
-        folder.write_summary(
-            {
-                "model": spec.model,
-                "parameters": sum(parameter.numel() for parameter in network.parameters()),
-                "epochs": len(metrics),
-                "seed": lab.seed,
-                "last_epoch": metrics[-1],
-                **circumstances(runner, metrics),
-                "command": lab.command,
-            }
+        training.train(
+            folder,
+            training.Subject(
+                data=Pairs(data_of(settings.data), settings.size, settings.shift),
+                model=spec.model,
+                model_args=dict(spec.arguments),
+            ),
+            training.Optimisation(
+                loss=MarginLoss() if row == CAPSULES else NegativeLogLikelihood(),
+                reconstruction=settings.reconstruction,
+                optimizer=lambda parameters: torch.optim.Adam(parameters, lr=spec.learning_rate),
+                scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, decay),
+            ),
+            training.Schedule(epochs=spec.epochs, batch_size=settings.batch_size, seed=lab.seed),
+            training.Running(
+                trainer=training.TrainerOptions(**{"devices": 1, **trainer}),
+                speed=training.Speed(**settings.speed),
+                report=False,
+            ),
+            training.Caller(config=yaml.safe_dump(options, sort_keys=False), command=lab.command, show=lab.show),
         )
 
-    return lab.keep(run_name("multimnist", row), options, make)
+    return lab.keep(run_name(MultiMNIST.name, row), options, make)
+
+
+def pair_error(network: ImageClassifier, pairs: Overlaid, batch_size: int = 256) -> float:
+    """The share of pairs, in percent, of which not both digits are told: no credit for one of them."""
+    present = F.one_hot(pairs.labels, network.classes).sum(1).bool()
+    said = SeveralLabels(count=2).said(Classifier(network).activations(pairs.images, batch_size))
+    return 100 * (1 - (said == present).all(1).double().mean().item())
 
 
 @torch.no_grad()
@@ -305,9 +209,9 @@ def _picture(network: CapsuleClassifier, pairs: Overlaid, count: int = 7) -> Pic
     """Pairs, taken apart in two colours, and what the capsules say of wrong and of absent digits (figure 5)."""
     device = next(network.parameters()).device
     capsules = network.encode(pairs.images.to(device))
-    right = exact_pairs(capsules.activation.cpu(), pairs.labels)
-    chosen = torch.cat([right.nonzero().squeeze(1)[: count - 2], (~right).nonzero().squeeze(1)[:2]])[:count]
     told = capsules.activation.topk(2, dim=1).indices.cpu()
+    right = (told.sort(1).values == pairs.labels.sort(1).values).all(1)
+    chosen = torch.cat([right.nonzero().squeeze(1)[: count - 2], (~right).nonzero().squeeze(1)[:2]])[:count]
     absent = capsules.activation.cpu().scatter(1, pairs.labels, torch.inf).argmin(1, keepdim=True)
     claims = {
         "true": pairs.labels,

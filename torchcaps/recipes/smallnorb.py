@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from torchcaps.data import Preprocess
-from torchcaps.explain import examine
 from torchcaps.recipes.kit.base import lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison, Study
 from torchcaps.recipes.kit.lab import Job, Trained, data_of, run_name
@@ -150,8 +148,7 @@ def _capsule_options(settings: SmallNORBSettings, variant: Variant) -> dict[str,
 
 def thirteen_crops_error(trained: Trained, settings: SmallNORBSettings) -> float:
     """Error in percent on the test images, with class activations averaged over 13 crops of each."""
-    preprocess = replace(Preprocess.from_config(dict(settings.preprocess)), crops=13)
-    return 100 * examine(trained.network, data_of(settings.data).test.prepared(preprocess)).error
+    return trained.classifier.examine(data_of(settings.data).test, crops=13).figures["error_percent"]
 
 
 QUICK = SmallNORBSettings(

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from torchcaps.data import Preprocess, TurnedDigits
+from torchcaps.data import TurnedDigits
 from torchcaps.data.made import TestViewpoints, Viewpoints
-from torchcaps.explain import examine
 from torchcaps.recipes import smallnorb
 from torchcaps.recipes.kit.base import Picture, lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
@@ -46,7 +45,7 @@ def data_from(settings: SmallNORBSettings, viewpoints: Viewpoints, tested: TestV
 def novel_error(trained: Trained, settings: SmallNORBSettings, viewpoints: Viewpoints) -> float:
     """Error in percent on the test images from the viewpoints that were left out of training."""
     test = data_of(data_from(settings, viewpoints, "novel")).test
-    return 100 * examine(trained.network, test.prepared(Preprocess.from_config(dict(settings.preprocess)))).error
+    return trained.classifier.examine(test).figures["error_percent"]
 
 
 @register_recipe

@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from torchcaps.classifier import Classifier
 from torchcaps.data import Scenes, arrange
-from torchcaps.explain.findings import evaluating
-from torchcaps.models import ImageClassifier
 from torchcaps.recipes.kit.base import Picture, lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Job, data_of, run_name
@@ -27,13 +26,6 @@ LAYOUTS: dict[str, tuple[int, int]] = {
     "five in a row": (1, 5),
 }
 """Rows and columns of digits."""
-
-
-def activations_of(network: ImageClassifier, images: Tensor, batch_size: int = 128) -> Tensor:
-    """The class activations of images, uint8 (N, C, H, W), on the CPU, (N, E)."""
-    with evaluating(network) as device:
-        parts = [network(part.to(device).float() / 255).activation.float().cpu() for part in images.split(batch_size)]
-    return torch.cat(parts)
 
 
 def set_accuracy(activation: Tensor, present: Tensor, above: float = 0.0) -> float:
@@ -217,7 +209,8 @@ class TwoDigits(Comparison[TwoDigitsSettings]):
         found = {SINGLE: study.trained[row].test_accuracy}
         for name, (images, present) in given.items():
             if most_active(name) in measures(row):
-                activation = activations_of(study.trained[row].network, images)
+                shape = images.shape[1], images.shape[2], images.shape[3]
+                activation = Classifier(study.trained[row].network, image_shape=shape).activations(images)
                 found[most_active(name)] = set_accuracy(activation, present)
                 if name in PAIRS:
                     found[also_sure(name)] = set_accuracy(activation, present, above=0.5)

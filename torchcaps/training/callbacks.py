@@ -12,9 +12,7 @@ from lightning.pytorch.callbacks import Callback
 
 from torchcaps.data import ImageSet
 from torchcaps.explain.health import routing_health
-
-SHOWN = ("train_accuracy", "train_loss", "val_accuracy", "val_loss")
-"""The metrics that are printed after each epoch; the file has them all."""
+from torchcaps.tasks import Measure
 
 
 class TrainingDiverged(FloatingPointError):
@@ -26,12 +24,14 @@ class History(Callback):
 
     Args:
         path: of the CSV file, written anew after each epoch.
-        show: prints a line for each epoch, or None.
+        show: takes a line for each epoch, or None.
+        measure: what that line tells beside the loss; the file has all metrics.
     """
 
-    def __init__(self, path: Path, show: Callable[[str], None] | None = None) -> None:
+    def __init__(self, path: Path, show: Callable[[str], None] | None = None, measure: str = Measure().name) -> None:
         self.path = path
         self.show = show
+        self.shown = {f"{stage}_{name}" for stage in ("train", "val") for name in (measure, "loss")}
         self.rows: list[dict[str, float]] = []
         self._started = 0.0
 
@@ -50,7 +50,7 @@ class History(Callback):
         if trainer.is_global_zero:
             self._write()
             if self.show is not None:
-                shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in metrics if name in SHOWN)
+                shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in metrics if name in self.shown)
                 self.show(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}: {shown}")
 
     def _write(self) -> None:
@@ -72,22 +72,23 @@ class History(Callback):
 
 
 class StopAt(Callback):
-    """Ends the training after the first epoch whose validation accuracy reaches a value.
+    """Ends the training after the first epoch in which the task's measure of the validation images reaches a value.
 
     For networks that shall be compared at equal accuracy. Stands behind :class:`History` in the list of callbacks.
 
     Args:
-        accuracy: from 0 to 1.
+        aim: the value, in the measure's range.
         history: of the metrics; a training that is resumed after such an epoch ends at once.
+        measure: which one, and which direction is better; default: the accuracy.
 
     Raises:
-        ValueError: if the accuracy is not in (0, 1].
+        ValueError: if the aim is out of range.
     """
 
-    def __init__(self, accuracy: float, history: History) -> None:
-        if not 0 < accuracy <= 1:
-            raise ValueError(f"stop_at must be an accuracy in (0, 1], got {accuracy}")
-        self.accuracy = accuracy
+    def __init__(self, aim: float, history: History, measure: Measure | None = None) -> None:
+        self.measure = measure or Measure()
+        self.measure.check_aim(aim)
+        self.aim = aim
         self.history = history
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -96,7 +97,9 @@ class StopAt(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Ends the training if the last epoch was good enough."""
-        if self.history.rows and self.history.rows[-1].get("val_accuracy", 0.0) >= self.accuracy:
+        last = self.history.rows[-1] if self.history.rows else {}
+        value = last.get(f"val_{self.measure.name}")
+        if value is not None and self.measure.reached(value, self.aim):
             trainer.should_stop = True
 
 

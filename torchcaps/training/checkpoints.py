@@ -11,7 +11,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return max(folder.glob("*.ckpt"), default=None)
 
 
-def check_checkpoint(path: Path, task: nn.Module) -> None:
+def check_checkpoint(path: Path, learner: nn.Module) -> None:
     """Looks whether a checkpoint can be resumed from before Lightning does, for a clear word if not.
 
     Raises:
@@ -21,7 +21,7 @@ def check_checkpoint(path: Path, task: nn.Module) -> None:
         state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
     except Exception as error:  # torch.load raises almost anything on a damaged file
         raise ValueError(f"checkpoint {path} is damaged: {error}") from error
-    expected = {name: tensor.shape for name, tensor in task.state_dict().items()}
+    expected = {name: tensor.shape for name, tensor in learner.state_dict().items()}
     found = {name: tensor.shape for name, tensor in state.items()}
     if expected != found:
         different = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))

@@ -1,11 +1,13 @@
 """Batches of one process: the same training for any number of processes."""
 
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
 from torch.utils.data import DataLoader, DistributedSampler
 
 from torchcaps.data import Batch, ImageSet
+from torchcaps.training.options import Schedule
 from torchcaps.training.speed import Speed
 
 
@@ -44,24 +46,32 @@ def evaluation_loader(images: ImageSet, batch_size: int) -> DataLoader:
 
 
 class Loaders(L.LightningDataModule):
-    """Makes the loaders once the processes are known."""
+    """Makes the loaders once the processes are known, and puts training images together anew in each epoch."""
 
-    def __init__(self, train: ImageSet, validation: ImageSet, batch_size: int, seed: int, speed: Speed) -> None:
+    def __init__(self, train: ImageSet, validation: ImageSet, schedule: Schedule, speed: Speed) -> None:
         super().__init__()
-        self.sets = train, validation
-        self.batch_size = batch_size
-        self.seed = seed
+        self.composition = train.composition
+        self.sets = replace(train, composition=None), validation
+        self.schedule = schedule
         self.speed = speed
 
     def train_dataloader(self) -> DataLoader:
         """This process's shard of the training images."""
         assert self.trainer is not None
         rank, processes = self.trainer.global_rank, self.trainer.world_size
-        return train_loader(self._near(self.sets[0]), self.batch_size, self.seed, rank, processes)
+        images = self._near(self.sets[0])
+        return train_loader(images, self.schedule.batch_size, self.schedule.seed, rank, processes)
 
     def val_dataloader(self) -> DataLoader:
         """All validation images."""
-        return evaluation_loader(self._near(self.sets[1]), self.batch_size)
+        return evaluation_loader(self._near(self.sets[1]), self.schedule.batch_size)
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Puts the images of a training step together, on the device."""
+        assert self.trainer is not None
+        if self.composition is None or not self.trainer.training:
+            return batch
+        return self.composition(batch, self.trainer.current_epoch, self.schedule.seed)
 
     def _near(self, images: ImageSet) -> ImageSet:
         assert self.trainer is not None

@@ -1,16 +1,111 @@
-"""Where and how a training runs, and what it optimises with."""
+"""What is trained, how it is optimised, for how long, and where: the options of ``torchcaps train``."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from torchcaps.data import ImageData, Preprocess
+from torchcaps.losses import ActivationLoss, MarginLoss
+from torchcaps.models import ImageClassifier, create_model
+from torchcaps.routing import Routing
+from torchcaps.tasks import Task, as_task
+from torchcaps.training.speed import Speed
+
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-
-
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
+@dataclass(kw_only=True)
+class Subject:
+    """What is trained, on which images, and what for.
+
+    Attributes:
+        data: the images: Digits, MNIST, FashionMNIST, ImageFolder, or any other ImageData.
+        task: what the network is for: Classification, SeveralLabels, any other Task, or its name; default: what the
+            data say.
+        model: a network by name; 'torchcaps models' lists them.
+        model_args: arguments of the network, over those of its name.
+        routing: of the class capsules; default: the network's own.
+        preprocess: how the images are prepared, at random in training; the network sees, and keeps, the result.
+    """
+
+    data: ImageData
+    task: Task | str | None = None
+    model: str = "capsnet"
+    model_args: dict[str, Any] | None = None
+    routing: Routing | None = None
+    preprocess: Preprocess = field(default_factory=Preprocess)
+
+    def purpose(self) -> Task:
+        """The task that was chosen, or the one that the data say.
+
+        Raises:
+            ValueError: if there is no such task, or the images do not have its targets.
+        """
+        task = as_task(self.data.task if self.task is None else self.task)
+        task.check(self.data.train)
+        return task
+
+    def network(self, seed: int) -> ImageClassifier:
+        """The network, with initial weights that depend on the seed alone.
+
+        Raises:
+            ValueError: if arguments do not fit each other or the images.
+        """
+        if self.routing is not None and not self.routing.trainable:
+            raise ValueError(f"routing must have gradients to train with, got {type(self.routing).__name__}")
+        image_shape = self.preprocess.image_shape(self.data.image_shape)
+        arguments = {"image_shape": image_shape, "classes": len(self.data.classes), **(self.model_args or {})}
+        torch.manual_seed(seed)
+        return create_model(self.model, **arguments, **({} if self.routing is None else {"routing": self.routing}))
+
+
+@dataclass(kw_only=True)
+class Optimisation:
+    """What is optimised, and with what.
+
+    Attributes:
+        loss: on the activations of the class capsules.
+        reconstruction: weight of the sum of squared errors of the reconstruction.
+        optimizer: from the parameters.
+        scheduler: of the learning rate.
+        scheduler_interval: whether the scheduler steps each epoch or each step.
+    """
+
+    loss: ActivationLoss = field(default_factory=MarginLoss)
+    reconstruction: float = 0.0005
+    optimizer: OptimizerFactory
+    scheduler: SchedulerFactory | None = None
+    scheduler_interval: Literal["epoch", "step"] = "epoch"
+
+
+@dataclass(kw_only=True)
+class Schedule:
+    """For how long, in which steps, and from which random numbers.
+
+    Attributes:
+        epochs: how many times the training images are gone through.
+        batch_size: over all processes together.
+        seed: of the initial weights, the order of the images and their random changes.
+        stop_at: end after the first epoch with this value of the task's measure on the validation images, of a
+            classification their accuracy, from 0 to 1; None trains all epochs.
+
+    Raises:
+        ValueError: if ``epochs`` or ``batch_size`` is less than 1.
+    """
+
+    epochs: int = 20
+    batch_size: int = 128
+    seed: int = 0
+    stop_at: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 @dataclass
@@ -45,3 +140,37 @@ class TrainerOptions:
         if self.devices == "auto" and self.accelerator == "cpu":
             named["devices"] = 1
         return {**named, **self.extra}
+
+
+@dataclass(kw_only=True)
+class Running:
+    """Where and how a training runs.
+
+    Attributes:
+        trainer: where and how it runs.
+        speed: what makes it faster.
+        report: whether to draw the pictures at the end.
+    """
+
+    trainer: TrainerOptions = field(default_factory=TrainerOptions)
+    speed: Speed = field(default_factory=Speed)
+    report: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """Who trains, and what they want to see.
+
+    Attributes:
+        config: YAML of all options, kept in a new folder.
+        command: how this was started, for the summary.
+        imports: modules of the user's own that were imported for it, kept with the network.
+        progress_bar: whether to show one.
+        show: takes lines of text; None for silence.
+    """
+
+    config: str = ""
+    command: str = ""
+    imports: tuple[str, ...] = ()
+    progress_bar: bool = False
+    show: Callable[[str], None] | None = None

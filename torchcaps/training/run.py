@@ -2,51 +2,34 @@
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from lightning import Trainer
 
 import torchcaps
-from torchcaps.data import ImageData, Preprocess
-from torchcaps.explain import examine, write_report
-from torchcaps.losses import ActivationLoss, ReconstructionLoss
-from torchcaps.models import create_model, load_pretrained
-from torchcaps.routing import Routing
-from torchcaps.training.fit import Classification, fit
+from torchcaps.models import ImageClassifier, load_pretrained
+from torchcaps.tasks import Task
+from torchcaps.training.fit import fit
 from torchcaps.training.folder import RunFolder
-from torchcaps.training.options import OptimizerFactory, SchedulerFactory, TrainerOptions
-from torchcaps.training.speed import Speed
+from torchcaps.training.learner import Learner
+from torchcaps.training.options import Caller, Optimisation, Running, Schedule, Subject
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
+Options = TypeVar("Options")
+
 
 def train(
     folder: RunFolder,
-    *,
-    data: ImageData,
-    model: str = "capsnet",
-    model_args: dict[str, Any] | None = None,
-    routing: Routing | None = None,
-    loss: ActivationLoss,
-    reconstruction: float = 0.0005,
-    optimizer: OptimizerFactory,
-    scheduler: SchedulerFactory | None = None,
-    scheduler_interval: Literal["epoch", "step"] = "epoch",
-    preprocess: Preprocess,
-    epochs: int = 20,
-    batch_size: int = 128,
-    seed: int = 0,
-    stop_at: float | None = None,
-    trainer: TrainerOptions,
-    speed: Speed,
-    report: bool = True,
-    config: str = "",
-    command: str = "",
-    progress_bar: bool = False,
-    show: Callable[[str], None] | None = None,
+    subject: Subject,
+    optimisation: Optimisation,
+    schedule: Schedule | None = None,
+    running: Running | None = None,
+    caller: Caller | None = None,
 ) -> dict[str, Any] | None:
     """Trains a network on images, tests the last epoch and writes the report.
 
@@ -54,27 +37,11 @@ def train(
 
     Args:
         folder: of the run.
-        data: the images: Digits, MNIST, FashionMNIST, ImageFolder, or any other ImageData.
-        model: a network by name; 'torchcaps models' lists them.
-        model_args: arguments of the network, over those of its name.
-        routing: of the class capsules; default: the network's own.
-        loss: on the activations of the class capsules.
-        reconstruction: weight of the sum of squared errors of the reconstruction.
-        optimizer: from the parameters.
-        scheduler: of the learning rate.
-        scheduler_interval: whether the scheduler steps each epoch or each step.
-        preprocess: how the images are prepared, at random in training; the network sees, and keeps, the result.
-        epochs: how many times the training images are gone through.
-        batch_size: over all processes together.
-        seed: of the initial weights, the order of the images and their random changes.
-        stop_at: end after the first epoch with this validation accuracy, from 0 to 1; None trains all epochs.
-        trainer: where and how it runs.
-        speed: what makes it faster.
-        report: whether to draw the pictures at the end.
-        config: YAML of these options, kept in a new folder.
-        command: how this was started, for the summary.
-        progress_bar: whether to show one.
-        show: takes lines of text.
+        subject: what is trained, on which images, and what for.
+        optimisation: the losses and what makes them smaller.
+        schedule: for how long, in which steps, from which seed.
+        running: where and how.
+        caller: who trains, and what they want to see.
 
     Returns:
         The summary, on the first process; None on the others.
@@ -83,71 +50,55 @@ def train(
         ValueError: if arguments do not fit each other or a checkpoint does not fit them.
         TrainingDiverged: if the loss is not finite.
     """
-    for name, value in (("epochs", epochs), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if routing is not None and not routing.trainable:
-        raise ValueError(f"routing must have gradients to train with, got {type(routing).__name__}")
-    image_shape = preprocess.image_shape(data.image_shape)
-    torch.manual_seed(seed)
-    arguments = {"image_shape": image_shape, "classes": len(data.classes), **(model_args or {})}
-    network = create_model(model, **arguments, **({} if routing is None else {"routing": routing}))
-    task = Classification(
-        network,
-        loss,
-        ReconstructionLoss(reconstruction),
-        optimizer,
-        scheduler,
-        scheduler_interval,
-        preprocess,
-        seed,
-        speed,
-    )
+    schedule, running, caller = schedule or Schedule(), running or Running(), caller or Caller()
+    task, data = subject.purpose(), subject.data
+    network = subject.network(schedule.seed)
+    learner = Learner(network, optimisation, task, subject.preprocess, schedule.seed, running.speed)
     if is_first_process() and not folder.config.exists():
         folder.path.mkdir(parents=True, exist_ok=True)
-        folder.config.write_text(config)
-    runner, metrics = fit(
-        task,
-        data.train,
-        data.validation.prepared(preprocess),
-        folder.path,
-        epochs=epochs,
-        batch_size=batch_size,
-        seed=seed,
-        options=trainer,
-        stop_at=stop_at,
-        progress_bar=progress_bar,
-        show=show,
-    )
+        folder.config.write_text(caller.config)
+    validation = data.validation.prepared(subject.preprocess)
+    runner, metrics = fit(learner, data.train, validation, folder.path, schedule, running.trainer, caller)
     if not runner.is_global_zero:
         return None
-    network.save_pretrained(
-        folder.model,
-        classes=list(data.classes),
-        preprocess=preprocess.config(),
-        raw_image_shape=list(data.image_shape),
-    )
+    save(network, folder, subject, task, caller)
     network = load_pretrained(folder.model)  # what the summary speaks of is what was saved
-    test = data.test.prepared(preprocess)
-    findings = examine(network, test, batch_size=batch_size)
+    test = data.test.prepared(subject.preprocess)
+    figures = task.examine(network, test, schedule.batch_size).figures
     summary = {
-        "model": model,
+        "model": subject.model,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "data": type(data).__name__,
+        "task": task.name,
         "images": {"train": len(data.train), "validation": len(data.validation), "test": len(test)},
         "epochs": len(metrics),
-        "seed": seed,
-        "preprocess": preprocess.config(),
-        "test_accuracy": findings.accuracy,
-        "test_error_percent": round(100 * (1 - findings.accuracy), 4),
+        "seed": schedule.seed,
+        "preprocess": subject.preprocess.config(),
+        **{f"test_{name}": round(value, 4) if name.endswith("_percent") else value for name, value in figures.items()},
         "last_epoch": metrics[-1] if metrics else {},
         **circumstances(runner, metrics),
-        "command": command,
+        "command": caller.command,
     }
     folder.write_summary(summary)
-    if report:
-        write_report(folder.path, network, test, summary, metrics)
+    if running.report:
+        task.report(folder.path, network, test, summary, metrics)
     return summary
+
+
+def save(network: ImageClassifier, folder: RunFolder, subject: Subject, task: Task, caller: Caller) -> None:
+    """Saves a network with all that it takes to use it: the names of the classes, how images are prepared, the task."""
+    network.save_pretrained(
+        folder.model,
+        classes=list(subject.data.classes),
+        preprocess=subject.preprocess.config(),
+        raw_image_shape=list(subject.data.image_shape),
+        task=task.config(),
+        imports=list(caller.imports),
+    )
+
+
+GROUPS = (Subject, Optimisation, Schedule, Running)
+"""The options of :func:`train`; on the command line and in YAML they stand side by side."""
 
 
 def train_parser() -> "ArgumentParser":
@@ -160,7 +111,11 @@ def train_parser() -> "ArgumentParser":
     )
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of these options")
     parser.add_argument("--run", type=str, required=True, help="folder to write; must be new or empty")
-    parser.add_function_arguments(train, skip={"folder", "config", "command", "progress_bar", "show"})
+    parser.add_argument(
+        "--import", type=list[str], default=[], help="modules or .py files of your own to execute first"
+    )
+    for group in GROUPS:
+        parser.add_class_arguments(group)
     parser.set_defaults(
         {
             "loss": {"class_path": "torchcaps.losses.MarginLoss"},
@@ -177,14 +132,27 @@ def train_parsed(folder: RunFolder, parser: "ArgumentParser", config: Any, **how
         folder: of the run.
         parser: the one that read them.
         config: what it read.
-        how: ``command``, ``progress_bar`` and ``show`` of :func:`train`.
+        how: ``command``, ``progress_bar`` and ``show`` of :class:`Caller`.
 
     Returns:
         What :func:`train` returns; raises what it raises.
     """
-    ready = parser.instantiate(config)
-    options = {name: value for name, value in vars(ready).items() if name not in ("config", "run")}
-    return train(folder, **options, config=parser.dump(config), **how)
+    ready = vars(parser.instantiate(config))
+    caller = Caller(config=parser.dump(config), imports=tuple(ready["import"]), **how)
+    return train(
+        folder,
+        _chosen(Subject, ready),
+        _chosen(Optimisation, ready),
+        _chosen(Schedule, ready),
+        _chosen(Running, ready),
+        caller,
+    )
+
+
+def _chosen(group: type[Options], options: Mapping[str, Any]) -> Options:
+    """One group of options out of all."""
+    names = [field.name for field in fields(cast(Any, group))]
+    return group(**{name: options[name] for name in names})
 
 
 def is_first_process() -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 import yaml
 
+from torchcaps.classifier import Classifier
 from torchcaps.data import ImageData
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.recipes.kit.code import Definitions
@@ -38,6 +39,11 @@ class Trained:
     summary: Mapping[str, Any]
     folder: Path
     code: tuple[Definitions, ...] = ()
+
+    @property
+    def classifier(self) -> Classifier:
+        """The network with its preprocessing, the names of its classes and its task."""
+        return Classifier(self.network)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -213,9 +219,7 @@ def check_same(
 def _at_home(options: Any) -> Any:
     """Options in which each class is named by where it is defined: it may have moved, or have several names."""
     if isinstance(options, Mapping):
-        return {
-            key: _home(value) if key == "class_path" else _at_home(value) for key, value in options.items()
-        }
+        return {key: _home(value) if key == "class_path" else _at_home(value) for key, value in options.items()}
     return [_at_home(one) for one in options] if isinstance(options, list) else options
 
 

@@ -1,0 +1,302 @@
+"""A trained network, ready to be used: with its preprocessing, the names of its classes and its task."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchcaps.data import ImageSet, Preprocess, load_image
+from torchcaps.data.folder import Resize, check_resize, fit_image
+from torchcaps.models import ImageClassifier, Prediction, load_pretrained
+from torchcaps.models.base import CONFIG_FILE
+from torchcaps.tasks import Answer, Examination, Task, as_task
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image as PILImage
+
+    Image: TypeAlias = str | Path | PILImage | np.ndarray | Tensor
+
+_LUMA = (0.299, 0.587, 0.114)
+"""How bright red, green and blue are (ITU-R BT.601): what Pillow makes grey with."""
+
+
+class Classifier:
+    """A network that classifies images of any kind and size.
+
+    ``Classifier.open("runs/photos")`` opens a run of ``torchcaps train``; so does the folder of a saved network, or a
+    repository on the Hugging Face Hub. A classifier of a network at hand: ``Classifier(network, classes=[...])``.
+
+        classifier = tc.Classifier.open("runs/photos")
+        answer = classifier("new.jpg")
+        answer.classes, answer.probabilities["cat"], answer.lengths["cat"], answer.poses["cat"]
+
+    Args:
+        network: in evaluation mode from now on.
+        classes: their names; default: those that were saved with the network, or else their numbers.
+        preprocess: how the network's images are prepared; default: as was saved with it, or else not at all.
+        image_shape: (C, H, W) of images before they are prepared; default: as saved, or else that of the network.
+        task: what the network is for, its name, or its name and arguments; default: as saved, or else classification.
+
+    Raises:
+        ValueError: if there are not as many names as classes, there is no such task, or ``image_shape`` does not lead
+            to what the network takes.
+    """
+
+    def __init__(
+        self,
+        network: ImageClassifier,
+        *,
+        classes: Sequence[str] | None = None,
+        preprocess: Preprocess | None = None,
+        image_shape: tuple[int, int, int] | None = None,
+        task: Task | str | dict[str, Any] | None = None,
+    ) -> None:
+        saved = network.extra
+        self.network = network.eval()
+        self.classes = tuple(classes or saved.get("classes") or (str(label) for label in range(network.classes)))
+        self.preprocess = preprocess or Preprocess.from_config(saved.get("preprocess", {}))
+        channels, height, width = image_shape or saved.get("raw_image_shape") or network.image_shape
+        self.image_shape = (channels, height, width)
+        self.task = as_task(task or saved.get("task", "classification"))
+        if len(self.classes) != network.classes:
+            raise ValueError(f"classes must name the {network.classes} classes of the network, got {self.classes}")
+        seen = self.preprocess.image_shape(self.image_shape)
+        if seen != network.image_shape and not (network.any_size and seen[0] == network.image_shape[0]):
+            raise ValueError(
+                f"image_shape {self.image_shape} is prepared to {seen}, but the network takes {network.image_shape}"
+            )
+
+    @classmethod
+    def open(cls, source: str | Path, device: torch.device | str = "cpu") -> "Classifier":
+        """Opens a trained network; no code of its own is executed.
+
+        Args:
+            source: the folder of a run, or of a saved network, or a repository ``owner/name`` on the Hub.
+            device: where it shall compute.
+
+        Raises:
+            FileNotFoundError: if there is no network.
+            ValueError: if it is damaged, or needs a module that was not imported.
+        """
+        folder = Path(source)
+        folder = folder / "model" if (folder / "model").is_dir() else folder
+        try:
+            return cls(load_pretrained(folder)).to(device)
+        except ValueError as error:
+            missing = _saved_imports(folder)
+            if not missing:
+                raise
+            names = ", ".join(missing)
+            raise ValueError(f"{error} (it was trained with modules that are to be imported first: {names})") from error
+
+    def to(self, device: torch.device | str) -> "Classifier":
+        """This classifier, with its network moved to a device."""
+        self.network.to(device)
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network computes."""
+        return next((p.device for p in self.network.parameters()), torch.device("cpu"))
+
+    def __call__(self, images: "Image | Sequence[Image]", resize: Resize = "pad") -> Answer | list[Answer]:
+        """What the network says about one image, or about each of several: see :meth:`predict`."""
+        return self.predict(images, resize)
+
+    def predict(
+        self, images: "Image | Sequence[Image]", resize: Resize = "pad", batch_size: int = 64
+    ) -> Answer | list[Answer]:
+        """Classifies images.
+
+        Args:
+            images: one image, or several of any sizes: a list, or a tensor (B, C, H, W), or an array (B, H, W, C). One
+                image is the path of a file, a PIL image, an array (H, W) or (H, W, C), or a tensor (C, H, W). Numbers
+                are bytes, 0..255, or floating point in [0, 1]. Grey images become colour for a network that
+                takes three channels, colour ones grey for one that takes one, and transparent parts black.
+            resize: how images of another size get to that of the network: keep the aspect ratio and ``pad`` with
+                black, keep it and ``crop`` the centre, or ``stretch``.
+            batch_size: how many crops of images at a time.
+
+        Returns:
+            One :class:`~torchcaps.tasks.Answer` for one image, a list of them for several.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            ValueError: if an image cannot be read, or cannot be made into what the network takes.
+        """
+        several = _is_several(images)
+        each: Iterable[Any] = cast(Iterable[Any], images) if several else [images]
+        pixels = [self.pixels(image, resize) for image in each]
+        answers: list[Answer] = []
+        size = max(1, batch_size // self.preprocess.crops)
+        for start in range(0, len(pixels), size):
+            prediction = self._predict(torch.stack(pixels[start : start + size]))
+            answers += self.task.answers(prediction, self.classes)
+        return answers if several else answers[0]
+
+    def pixels(self, image: "Image", resize: Resize = "pad") -> Tensor:
+        """One image as this classifier takes it before it is prepared: float32 ``image_shape`` in [0, 1].
+
+        Raises what :meth:`predict` raises.
+        """
+        check_resize(resize)
+        if self.image_shape[0] in (1, 3):
+            if isinstance(image, str | Path):
+                return load_image(image, self.image_shape, resize).float() / 255
+            picture = _as_picture(image)
+            if picture is not None:
+                return fit_image(picture, self.image_shape, resize).float() / 255
+        elif not hasattr(image, "shape"):
+            raise ValueError(
+                f"image files have 1 or 3 channels, the network takes {self.image_shape[0]}: give an array or a tensor"
+            )
+        return _fit_numbers(_as_numbers(image), self.image_shape, resize)
+
+    def activations(self, images: Tensor, batch_size: int = 128) -> Tensor:
+        """The activations of the classes, float32 (B, E) on the CPU, averaged over the crops of an image.
+
+        Args:
+            images: (B, *image_shape), bytes or floating point in [0, 1]; they are prepared here.
+            batch_size: how many crops of images at a time.
+
+        Raises:
+            ValueError: if the images have another shape.
+        """
+        if images.shape[1:] != self.image_shape:
+            raise ValueError(f"images must be (B, {str(self.image_shape)[1:-1]}), got {tuple(images.shape)}")
+        parts = images.split(max(1, batch_size // self.preprocess.crops))
+        found = [self._predict(_as_numbers(part)).activation.float().cpu() for part in parts]
+        return torch.cat(found) if found else torch.empty(0, len(self.classes))
+
+    def examine(self, images: ImageSet, batch_size: int = 128, crops: int | None = None) -> Examination:
+        """What the task finds out about the network on images.
+
+        Args:
+            images: not prepared yet.
+            batch_size: how many at a time.
+            crops: of each image, 1 or 13; default: as the network was trained to be tested.
+
+        Raises:
+            ValueError: if the images do not fit the network or the task.
+        """
+        return self.task.examine(self.network, self.prepared(images, crops), batch_size)
+
+    def prepared(self, images: ImageSet, crops: int | None = None) -> ImageSet:
+        """Images, as they are in their data set, prepared for the network; raises what :meth:`examine` raises."""
+        if images.raw_image_shape != self.image_shape:
+            raise ValueError(f"the images are {images.raw_image_shape}, the network takes {self.image_shape}")
+        if len(images.classes) != len(self.classes):
+            raise ValueError(f"the images have {len(images.classes)} classes, the network has {len(self.classes)}")
+        options = self.preprocess.config()
+        return images.prepared(Preprocess.from_config(options if crops is None else {**options, "crops": crops}))
+
+    @torch.no_grad()
+    def _predict(self, pixels: Tensor) -> Prediction:
+        """The mean of the activations over the crops of each image, and the poses in the first, the centre."""
+        crops = self.preprocess.evaluate_crops(pixels.to(self.device))
+        prediction = self.network(crops.flatten(0, 1))
+        activation = prediction.activation.unflatten(0, crops.shape[:2]).mean(1)
+        capsules = prediction.capsules
+        if capsules is not None:
+            capsules = capsules._replace(pose=capsules.pose[:: crops.shape[1]].cpu(), activation=activation.cpu())
+        return Prediction(activation.cpu(), capsules, None)
+
+
+def _saved_imports(folder: Path) -> list[str]:
+    """The modules that a saved network was trained with, as far as that can be read."""
+    try:
+        extra = json.loads((folder / CONFIG_FILE).read_text())["extra"]
+        return [str(name) for name in extra.get("imports", [])]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return []
+
+
+def _is_several(images: Any) -> bool:
+    return isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
+
+
+def _as_picture(image: Any) -> "PILImage | None":
+    """A PIL image, or bytes with the channels of one, as a PIL image; None if it is something else."""
+    from PIL import Image as PIL
+
+    if isinstance(image, PIL.Image):
+        return image
+    if not hasattr(image, "shape"):
+        raise ValueError(f"an image must be a path, a PIL image, an array or a tensor, got {type(image).__name__}")
+    tensor = _as_tensor(image)
+    if tensor.dtype != torch.uint8 or tensor.shape[0] not in (1, 3, 4):
+        return None
+    pixels = tensor.cpu().permute(1, 2, 0).numpy()
+    return PIL.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+
+def _as_tensor(image: Any) -> Tensor:
+    """An array (H, W) or (H, W, C), or a tensor (C, H, W), as a tensor (C, H, W)."""
+    if isinstance(image, Tensor):
+        if image.ndim != 3:
+            raise ValueError(f"a tensor must be (C, H, W), or (B, C, H, W) for several images, got {_shape(image)}")
+        tensor = image
+    else:
+        if image.ndim not in (2, 3):
+            raise ValueError(f"an array must be (H, W) or (H, W, C), or (B, H, W, C) for several, got {_shape(image)}")
+        tensor = torch.as_tensor(image)
+        tensor = tensor[None] if tensor.ndim == 2 else tensor.permute(2, 0, 1)
+    if 0 in tensor.shape:
+        raise ValueError(f"an image must have pixels, got {_shape(image)}")
+    return tensor
+
+
+def _as_numbers(image: Any) -> Tensor:
+    """An image, or tensors of several, float32 in [0, 1] with the channels before height and width."""
+    tensor = image if isinstance(image, Tensor) and image.ndim == 4 else _as_tensor(image)
+    if tensor.dtype == torch.uint8:
+        return tensor.float() / 255
+    if not tensor.is_floating_point():
+        raise ValueError(f"pixels must be bytes (uint8), or floating point in [0, 1], got {tensor.dtype}")
+    if tensor.numel() and not (0 <= float(tensor.min()) and float(tensor.max()) <= 1):  # NaN included
+        raise ValueError(
+            f"floating-point pixels must lie in [0, 1], got {float(tensor.min()):g} to {float(tensor.max()):g}: "
+            "give bytes (uint8), or scale them"
+        )
+    return tensor.float()
+
+
+def _fit_numbers(image: Tensor, image_shape: tuple[int, int, int], resize: Resize) -> Tensor:
+    """Numbers (C, H, W) in [0, 1] in another shape."""
+    image = _with_channels(image, image_shape[0])
+    height, width = image_shape[1:]
+    if image.shape[1:] == (height, width):
+        return image
+    scales = height / image.shape[1], width / image.shape[2]
+    if resize != "stretch":
+        scales = (min(scales),) * 2 if resize == "pad" else (max(scales),) * 2
+    size = [max(1, round(extent * scale)) for extent, scale in zip(image.shape[1:], scales, strict=True)]
+    image = F.interpolate(image[None], size, mode="bicubic", antialias=True)[0].clamp(0, 1)
+    top, left = (have - want for have, want in zip(size, (height, width), strict=True))
+    return F.pad(image, (-(left // 2), left // 2 - left, -(top // 2), top // 2 - top))  # what is negative is cut off
+
+
+def _with_channels(image: Tensor, channels: int) -> Tensor:
+    """Grey as colour, colour as grey, transparent parts black; else the channels must be right."""
+    found = len(image)
+    if found == 4 and channels in (1, 3):
+        image, found = image[:3] * image[3:], 3
+    if found == channels:
+        return image
+    if (found, channels) == (1, 3):
+        return image.expand(3, -1, -1)
+    if (found, channels) == (3, 1):
+        return (image * image.new_tensor(_LUMA)[:, None, None]).sum(0, keepdim=True)
+    raise ValueError(
+        f"an image of {found} channels cannot be made into one of {channels}; "
+        "arrays are (H, W) or (H, W, C), tensors (C, H, W)"
+    )
+
+
+def _shape(image: Any) -> str:
+    return f"the shape {tuple(image.shape)}"

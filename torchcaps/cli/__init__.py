@@ -1,0 +1,62 @@
+"""The command line: ``torchcaps train | evaluate | predict | explain | models | run | recipes | bench``."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+import torchcaps
+from torchcaps.cli import bench, evaluate, explain, models, predict, recipes, run, train
+from torchcaps.cli.plugins import import_named, import_plugins, named_imports
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "train": train.command,
+    "evaluate": evaluate.command,
+    "predict": predict.command,
+    "explain": explain.command,
+    "models": models.command,
+    "run": run.command,
+    "recipes": recipes.command,
+    "bench": bench.command,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit status: 0, 1 for an error, 2 for wrong usage."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments == ["--version"]:
+        print(torchcaps.__version__)
+        return 0
+    if arguments in (["-h"], ["--help"]):
+        print(_usage())
+        return 0
+    if not arguments or arguments[0] not in COMMANDS:
+        print(_usage(), file=sys.stderr)
+        return 2
+    name, *rest = arguments
+    try:
+        import_plugins()
+        for module in named_imports(rest):
+            import_named(module)
+        COMMANDS[name](rest)
+    except (ValueError, OSError, FloatingPointError) as error:
+        if os.environ.get("TORCHCAPS_TRACEBACK"):
+            raise
+        print(f"torchcaps {name}: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _usage() -> str:
+    rows = [f"  {name:10}{(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: torchcaps COMMAND ...",
+            "",
+            *rows,
+            "",
+            "'torchcaps COMMAND --help' lists the options of a command.",
+            "'--import my_module' (or a .py file) executes a module of your own first; the routings, networks, data",
+            "sets, tasks and similarities in it are then known to any command.",
+            "TORCHCAPS_TRACEBACK=1 shows where an error came from.",
+        ]
+    )

@@ -1,0 +1,28 @@
+"""``torchcaps evaluate``."""
+
+import json
+from typing import Literal
+
+from torchcaps.cli.runs import look_parser, open_run
+
+
+def command(arguments: list[str]) -> None:
+    """Test a trained network: accuracy, error, confusion matrix, or what else its task asks."""
+    parser = look_parser("evaluate", "Test the network of a run.", arguments)
+    parser.add_argument("--crops", type=Literal[1, 13], help="of each image; default: what the run was trained with")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    classifier, images = open_run(parser, options)
+    found = classifier.examine(images, options.batch_size, options.crops)
+    if options.json:
+        result = {
+            "split": options.split,
+            "images": len(images),
+            "crops": options.crops or classifier.preprocess.crops,
+            **found.figures,
+            **found.details,
+            "classes": list(images.classes),
+        }
+        print(json.dumps(result))
+        return
+    print("\n".join([f"{options.split}: {found.lines[0]}", *found.lines[1:]]))

@@ -1,0 +1,35 @@
+"""``torchcaps explain``."""
+
+import csv
+from pathlib import Path
+
+from torchcaps.cli.runs import look_parser, open_run
+
+
+def command(arguments: list[str]) -> None:
+    """Draw the report of a trained network: reconstructions, perturbations, mistakes, assignment maps."""
+    from torchcaps.training import RunFolder, read_summary
+
+    parser = look_parser("explain", "Draw the report of a run.", arguments)
+    parser.add_argument(
+        "--out",
+        type=str,
+        help="folder to write 'report/' into; default: the run, or 'explain-SPLIT' in it for other images",
+    )
+    options = parser.parse_args(arguments)
+    classifier, images = open_run(parser, options)
+    folder = RunFolder(Path(options.run))
+    own = options.split == "test" and options.data is None
+    summary = read_summary(folder) if folder.summary.is_file() else {}
+    metrics = _read_metrics(folder.metrics) if folder.metrics.is_file() else []
+    out = Path(options.out) if options.out else folder.path if own else folder.path / f"explain-{options.split}"
+    out.mkdir(parents=True, exist_ok=True)
+    page = classifier.task.report(out, classifier.network, classifier.prepared(images), summary, metrics)
+    if page is None:
+        raise ValueError(f"the task {classifier.task.name!r} of this run draws no report")
+    print(page)
+
+
+def _read_metrics(path: Path) -> list[dict[str, float]]:
+    with path.open(newline="") as file:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]

@@ -1,0 +1,27 @@
+"""``torchcaps models``."""
+
+import json
+
+from torchcaps.cli.plugins import add_import
+from torchcaps.models import describe_models, list_models
+from torchcaps.routing import list_routings
+from torchcaps.routing.base import ROUTINGS
+
+
+def command(arguments: list[str]) -> None:
+    """List the networks and the routing algorithms."""
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(prog="torchcaps models", description="List the networks and the routing algorithms.")
+    parser.add_argument("pattern", type=str, nargs="?", default="*", help="shell pattern of network names")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_import(parser)
+    options = parser.parse_args(arguments)
+    rows = describe_models(list_models(options.pattern))
+    if options.json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        shape = "x".join(str(extent) for extent in row["image_shape"])
+        print(f"{row['name']:20} {row['parameters']:>10,} parameters at {shape:9} {row['source']}")
+    print("\nroutings: " + ", ".join(f"{name} ({ROUTINGS[name].__name__})" for name in list_routings()))

@@ -1,0 +1,115 @@
+"""Modules of the user's own, imported before a command looks at its options."""
+
+import importlib
+import importlib.util
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+GROUP = "torchcaps.plugins"
+"""Entry points of installed packages that are loaded by every command."""
+
+HELP = (
+    "a module or a .py file of your own to import first, for the routings, networks, data sets, tasks and similarities "
+    "in it: this executes it. May be given several times"
+)
+
+
+def add_import(parser: "ArgumentParser") -> None:
+    """Lists the option in the help of a command; :func:`named_imports` has read it by then."""
+    parser.add_argument("--import", action="append", default=[], metavar="MODULE", help=HELP)
+
+
+def named_imports(arguments: list[str]) -> list[str]:
+    """What ``--import`` names, in order; a .py file by its absolute path.
+
+    Raises:
+        ValueError: if there is nothing behind it.
+    """
+    named = []
+    for place, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=")
+        if option == "--import":
+            value = value if equals else "".join(arguments[place + 1 : place + 2])
+            if not value:
+                raise ValueError("--import needs the name of a module, or a .py file")
+            named.append(str(Path(value).absolute()) if value.endswith(".py") else value)
+    return named
+
+
+def without_imports(arguments: list[str]) -> list[str]:
+    """The arguments but for ``--import``."""
+    rest, skip = [], False
+    for argument in arguments:
+        if skip or argument.startswith("--import="):
+            skip = False
+        elif argument == "--import":
+            skip = True
+        else:
+            rest.append(argument)
+    return rest
+
+
+def import_plugins() -> None:
+    """Imports what installed packages offer under the entry-point group ``torchcaps.plugins``.
+
+    Raises:
+        ValueError: if one of them cannot be imported.
+    """
+    for point in entry_points(group=GROUP):
+        try:
+            point.load()
+        except Exception as error:  # whatever the code of others raises
+            raise ValueError(f"the plug-in {point.name} ({point.value}) cannot be imported: {error!r}") from error
+
+
+def import_named(name: str) -> ModuleType:
+    """Imports a module by name, also from the working directory, or a .py file under the name of the file.
+
+    Raises:
+        ValueError: if there is no such module or file, it fails, or another module has the name of the file.
+    """
+    try:
+        return _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
+    except Exception as error:  # whatever the user's code raises
+        if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
+            raise ValueError(
+                f"--import {name}: there is no such module in the working directory or among the installed packages; "
+                "a .py file elsewhere goes by its path"
+            ) from error
+        raise ValueError(
+            f"--import {name}: {error if isinstance(error, OSError | ValueError) else repr(error)}"
+        ) from error
+
+
+def _import_module(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    return importlib.import_module(name)
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise FileNotFoundError("there is no such file")
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None:
+        if getattr(loaded, "__file__", None) and Path(str(loaded.__file__)).resolve() == path.resolve():
+            return loaded
+        raise ValueError(f"another module is called {path.stem!r}: rename the file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # where the options and saved classes look for it
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+    return module

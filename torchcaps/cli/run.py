@@ -1,0 +1,41 @@
+"""``torchcaps run``."""
+
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torchcaps.cli.plugins import add_import
+
+
+def command(arguments: list[str]) -> None:
+    """Run a published experiment by name; writes its result, pictures and the table of all of them."""
+    from jsonargparse import ArgumentParser
+
+    from torchcaps import recipes
+    from torchcaps.training import quiet_lightning
+
+    parser = ArgumentParser(prog="torchcaps run", description="Run a recipe; 'torchcaps recipes' lists them.")
+    add = parser.add_argument
+    add("recipe", type=str, choices=list(recipes.RECIPES), help="its name")
+    add("--preset", type=str, choices=recipes.PRESETS, default="quick", help="paper: as published, for a GPU; quick: "
+        "two cores of a CPU, an hour at most; smoke: seconds")  # fmt: skip
+    add("--seeds", type=int, nargs="+", default=[0], help="one run for each")
+    add("--runs", type=str, default=str(recipes.RUNS), help="folder for the trained networks; run again to go on")
+    add("--results", type=str, default=str(recipes.results_folder()), help="folder for the result file and the table")
+    add("--trainer", type=dict[str, Any], default={}, help="as in 'torchcaps train': --trainer.accelerator cpu")
+    add_import(parser)
+    options = parser.parse_args(arguments)
+    quiet_lightning()
+    result = recipes.run_recipe(
+        options.recipe,
+        options.preset,
+        options.seeds,
+        runs=Path(options.runs),
+        results=Path(options.results),
+        trainer=options.trainer,
+        command=shlex.join(["torchcaps", "run", *arguments]),
+        show=partial(print, flush=True),
+    )
+    print(recipes.describe(recipes.get_recipe(options.recipe), {options.preset: result}))
+    print(f"result {recipes.result_path(Path(options.results), options.recipe, options.preset)}")

@@ -1,0 +1,84 @@
+"""``torchcaps train``."""
+
+import shlex
+import sys
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchcaps.cli.plugins import import_named, named_imports, without_imports
+
+if TYPE_CHECKING:
+    from torchcaps.training import RunFolder
+
+
+def command(arguments: list[str]) -> None:
+    """Train a network; writes a folder with metrics, checkpoints, the model, a summary and a report."""
+    from torchcaps import training
+
+    given = shlex.join(["torchcaps", "train", *sys.argv[2:]])
+    imports, arguments = named_imports(arguments), without_imports(arguments)
+    resumed = _resumed_run(arguments)
+    configs = _values(arguments, "--config") if resumed is None else [str(resumed[0].config)]
+    imports = list(dict.fromkeys([*_recorded(configs), *imports]))
+    for module in imports:
+        import_named(module)
+    parser = training.train_parser()
+    if resumed is None:
+        config = parser.parse_args(arguments)
+        folder = training.RunFolder(Path(config.run))
+        if training.is_first_process():
+            folder.unused()
+    else:
+        folder, arguments = resumed
+        config = parser.parse_args(["--config", str(folder.config), *arguments, "--run", str(folder.path)])
+    config["import"] = imports
+    training.quiet_lightning()
+    terminal = sys.stdout.isatty()
+    try:
+        summary = training.train_parsed(
+            folder,
+            parser,
+            config,
+            command=given,
+            progress_bar=terminal,
+            show=None if terminal else partial(print, flush=True),
+        )
+    except SystemExit:  # Lightning's answer to Ctrl-C
+        print(f"stopped; continue with: torchcaps train --resume {folder.path}", file=sys.stderr)
+        raise
+    if summary is not None:
+        from torchcaps.tasks import as_task
+
+        main = as_task(summary["task"]).main
+        print(f"test {main.name} {main.text(summary[f'test_{main.name}'])} after {summary['epochs']} epochs")
+        page = folder.path / "report" / "index.html"
+        print(f"summary {folder.summary}" + (f", report {page}" if page.is_file() else ""))
+
+
+def _resumed_run(arguments: list[str]) -> "tuple[RunFolder, list[str]] | None":
+    """The run that ``--resume`` names, and the other arguments."""
+    from torchcaps.training import RunFolder
+
+    for place, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name == "--resume":
+            path = value if equals else "".join(arguments[place + 1 : place + 2])
+            if not path:
+                raise ValueError("--resume needs the folder of a run")
+            return RunFolder(Path(path)).existing(), arguments[:place] + arguments[place + (1 if equals else 2) :]
+    return None
+
+
+def _values(arguments: list[str], name: str) -> list[str]:
+    """What stands behind an option, each time that it is given."""
+    following = [after for option, after in pairwise(arguments) if option == name]
+    return following + [one.partition("=")[2] for one in arguments if one.startswith(f"{name}=")]
+
+
+def _recorded(configs: list[str]) -> list[str]:
+    """The imports in YAML files; a file that cannot be read is left to the parser to speak of."""
+    from torchcaps.cli.runs import recorded_imports
+
+    return [name for config in configs if Path(config).is_file() for name in recorded_imports(Path(config))]

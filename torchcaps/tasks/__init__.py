@@ -1,0 +1,31 @@
+"""What a network is for: its loss, what is measured, what is found out about it, and what it says to people."""
+
+from torchcaps.tasks.base import (
+    Answer,
+    Criteria,
+    Examination,
+    Forward,
+    Measure,
+    Task,
+    as_task,
+    create_task,
+    list_tasks,
+    register_task,
+)
+from torchcaps.tasks.classification import Classification
+from torchcaps.tasks.several_labels import SeveralLabels
+
+__all__ = [
+    "Answer",
+    "Classification",
+    "Criteria",
+    "Examination",
+    "Forward",
+    "Measure",
+    "SeveralLabels",
+    "Task",
+    "as_task",
+    "create_task",
+    "list_tasks",
+    "register_task",
+]

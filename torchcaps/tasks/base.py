@@ -1,0 +1,237 @@
+"""The contract of a task: what training, resuming, testing and predicting ask it."""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from torchcaps.data import Batch, ImageSet
+from torchcaps.losses import ActivationLoss, ReconstructionLoss
+from torchcaps.models import ImageClassifier, Prediction
+
+Forward = Callable[[Tensor, Tensor], Prediction]
+"""A network in one step of training: from the images and what to reconstruct of them, labels (B,) or a mask (B, E)."""
+
+
+class Criteria(NamedTuple):
+    """The losses that a user chose.
+
+    Attributes:
+        loss: of the class activations and their targets.
+        reconstruction: of reconstructions and the images that they should be.
+    """
+
+    loss: ActivationLoss
+    reconstruction: ReconstructionLoss
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is measured of each image, and averaged: the accuracy, for one.
+
+    Attributes:
+        name: in lower case.
+        higher_is_better: whether more of it is better.
+        bounds: the range of its values; the worst of them is no aim.
+        percent: whether people read it in percent.
+    """
+
+    name: str = "accuracy"
+    higher_is_better: bool = True
+    bounds: tuple[float, float] = (0.0, 1.0)
+    percent: bool = True
+
+    def check_aim(self, aim: float) -> None:
+        """Raises a `ValueError` unless a training could stop at this value of the measure."""
+        low, high = self.bounds
+        fits = low < aim <= high if self.higher_is_better else low <= aim < high
+        if not fits:
+            allowed = f"({low:g}, {high:g}]" if self.higher_is_better else f"[{low:g}, {high:g})"
+            article = "an" if self.name[0] in "aeiou" else "a"
+            raise ValueError(f"stop_at must be {article} {self.name} in {allowed}, got {aim}")
+
+    def reached(self, value: float, aim: float) -> bool:
+        """Whether the value is as good as the aim."""
+        return value >= aim if self.higher_is_better else value <= aim
+
+    def text(self, value: float) -> str:
+        """The value for people."""
+        return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
+
+
+@dataclass(frozen=True, eq=False)
+class Examination:
+    """What was found out about a network on a set of images.
+
+    Attributes:
+        figures: numbers by name, those of the task's measures among them; kept in the summary of a run.
+        details: whatever else JSON can hold, by name.
+        lines: the same for people; the first says the main thing.
+    """
+
+    figures: Mapping[str, float]
+    details: Mapping[str, Any] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a network says about one image.
+
+    Attributes:
+        classes: what it says is there, the most active first; exactly one in a classification.
+        probabilities: of all classes, by name. Capsules give lengths, and no probabilities that were calibrated: the
+            task says how it makes the one of the other, see :meth:`Task.answers`.
+        lengths: the activation of each class: of capsules, the length or the activation that routing gave.
+        poses: of each class capsule, (*pose); None for a network without capsules.
+    """
+
+    classes: tuple[str, ...]
+    probabilities: Mapping[str, float]
+    lengths: Mapping[str, float]
+    poses: Mapping[str, Tensor] | None = None
+
+    def json(self) -> dict[str, Any]:
+        """The same, ready for JSON; with ``class`` and ``length`` where exactly one class is said."""
+        only = {"class": self.classes[0], "length": self.lengths[self.classes[0]]} if len(self.classes) == 1 else {}
+        row = {**only, "classes": list(self.classes), "lengths": dict(self.lengths)}
+        row["probabilities"] = dict(self.probabilities)
+        if self.poses is not None:
+            row["poses"] = {name: pose.tolist() for name, pose in self.poses.items()}
+        return row
+
+    def __str__(self) -> str:
+        said = [f"{name} ({self.lengths[name]:.3f})" for name in self.classes]
+        return ", ".join(said) or "nothing"
+
+
+class Task(ABC):
+    """What a network is for. Training, resuming, stopping, testing, the summary and predictions ask it.
+
+    A new task is one file: a subclass under ``@register_task(name)`` that says
+
+    - :meth:`check`: which targets it takes,
+    - :meth:`loss`: what a network answers to a batch, and the parts of the loss,
+    - :attr:`measures` and :meth:`measure`: what is measured of each image and logged beside the loss; the first is what
+      a training is judged by, on validation images, and ``--stop_at`` speaks of,
+    - :meth:`examine`: what is found out about a trained network,
+    - :meth:`answers`: what its predictions say to people,
+    - :meth:`report`, if there are pictures to draw.
+
+    Constructor arguments are kept as attributes of the same names, for :meth:`config`: they are saved with a network.
+    """
+
+    name: ClassVar[str]
+    """Set by :func:`register_task`."""
+
+    measures: ClassVar[tuple[Measure, ...]] = (Measure(),)
+
+    @property
+    def main(self) -> Measure:
+        """What a training is judged by."""
+        return self.measures[0]
+
+    @abstractmethod
+    def check(self, images: ImageSet) -> None:
+        """Raises a `ValueError` if the targets of these images are not those of the task."""
+
+    @abstractmethod
+    def loss(
+        self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria
+    ) -> tuple[Prediction, dict[str, Tensor]]:
+        """Answers a batch and says how wrong the answers are.
+
+        Args:
+            network: for what ``forward`` does not give; in training mode or not.
+            forward: runs the network, compiled if it was asked for.
+            batch: of images as the network shall see them.
+            criteria: the losses that were chosen.
+
+        Returns:
+            The prediction, and the parts of the loss by name, scalars that are added up.
+        """
+
+    @abstractmethod
+    def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
+        """The :attr:`measures` of each image by name, each (B,); what is logged is the mean over an epoch."""
+
+    @abstractmethod
+    def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
+        """Tests a network on images, so many at a time; it is left in the mode it came in.
+
+        Raises:
+            ValueError: if there are no images, or they do not fit the network or the task.
+        """
+
+    @abstractmethod
+    def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
+        """What a prediction says, image by image; the docstring says what a probability is here."""
+
+    def report(
+        self,
+        folder: Path,
+        network: ImageClassifier,
+        images: ImageSet,
+        summary: dict[str, Any],
+        metrics: Sequence[dict[str, float]],
+    ) -> Path | None:
+        """Draws what the network learned into ``folder / "report"`` and gives its page; None if nothing is drawn."""
+        return None
+
+    def config(self) -> dict[str, Any]:
+        """The name and the constructor's arguments, ready for JSON; :func:`as_task` takes them back."""
+        make: Any = type(self).__init__
+        own = [] if make is object.__init__ else list(inspect.signature(make).parameters)[1:]
+        return {"name": self.name, **{argument: getattr(self, argument) for argument in own}}
+
+
+TASKS: dict[str, type[Task]] = {}
+
+TaskType = TypeVar("TaskType", bound="type[Task]")
+
+
+def register_task(name: str) -> Callable[[TaskType], TaskType]:
+    """Class decorator: makes a task known to :func:`create_task`; a name taken is a `ValueError`."""
+
+    def register(cls: TaskType) -> TaskType:
+        if name in TASKS:
+            raise ValueError(f"a task named {name!r} exists already: {TASKS[name].__name__}")
+        TASKS[name] = cls
+        cls.name = name
+        return cls
+
+    return register
+
+
+def list_tasks() -> list[str]:
+    """The names that :func:`create_task` knows."""
+    return sorted(TASKS)
+
+
+def create_task(name: str, **arguments: Any) -> Task:
+    """A task by name.
+
+    Raises:
+        ValueError: if there is no task of that name.
+        TypeError: if it does not take these arguments.
+    """
+    if name not in TASKS:
+        raise ValueError(f"task must be one of {list_tasks()}, got {name!r}")
+    return TASKS[name](**arguments)
+
+
+def as_task(task: "Task | str | Mapping[str, Any]") -> Task:
+    """A task, its name, or its name and arguments, as a task.
+
+    Raises:
+        ValueError: if there is no task of that name.
+        TypeError: if it does not take these arguments.
+    """
+    if isinstance(task, Task):
+        return task
+    arguments = {"name": task} if isinstance(task, str) else dict(task)
+    return create_task(arguments.pop("name"), **arguments)

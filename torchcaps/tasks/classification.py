@@ -1,0 +1,84 @@
+"""One class for each image."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchcaps.data import Batch, ImageSet
+from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.numerics import compute_dtype
+from torchcaps.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
+from torchcaps.tasks.labels import answers_of
+
+
+@register_task("classification")
+class Classification(Task):
+    """Tells the one class of each image: the most active one."""
+
+    def check(self, images: ImageSet) -> None:
+        """Raises a `ValueError` unless each image has one label."""
+        if len(images) and images[0].labels.ndim != 1:
+            raise ValueError(
+                "task 'classification' takes images of one class each, these have masks of several: "
+                "task 'several_labels' takes them"
+            )
+
+    def loss(
+        self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria
+    ) -> tuple[Prediction, dict[str, Tensor]]:
+        """Loss of the class activations and, with a decoder, of the reconstruction by the capsule of the true class."""
+        prediction = forward(batch.images, batch.labels)
+        parts = {"class_loss": criteria.loss(prediction.activation, batch.labels)}
+        if prediction.reconstruction is not None:
+            parts["reconstruction_loss"] = criteria.reconstruction(prediction.reconstruction, batch.pictures)
+        return prediction, parts
+
+    def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
+        """``accuracy``: whether the most active class is the true one."""
+        return {"accuracy": prediction.activation.argmax(1) == batch.labels}
+
+    def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
+        """Accuracy, error, and which classes were taken for which: rows true, columns predicted."""
+        from torchcaps.explain import examine
+
+        self.check(images)
+        findings = examine(network, images, batch_size=batch_size)
+        confusion = findings.confusion.tolist()
+        return Examination(
+            {"accuracy": findings.accuracy, "error_percent": 100 * (1 - findings.accuracy)},
+            {"confusion": confusion},
+            (
+                f"{findings.accuracy:.2%} of {len(images)} images right",
+                *(
+                    f"  {name}: {' '.join(f'{count:5}' for count in row)}"
+                    for name, row in zip(images.classes, confusion, strict=True)
+                ),
+            ),
+        )
+
+    def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
+        """The most active class; probabilities are the shares of the classes in all activations, a_j / sum_k a_k.
+
+        That is what :func:`~torchcaps.negative_log_likelihood` takes them for; a network that ends in a softmax gives
+        its own probabilities back.
+        """
+        activation = prediction.activation.to(compute_dtype(prediction.activation))
+        said = F.one_hot(activation.argmax(1), activation.shape[1]).bool()
+        shares = activation / activation.sum(1, keepdim=True).clamp_min(1e-30)
+        return answers_of(prediction, said, shares, classes)
+
+    def report(
+        self,
+        folder: Path,
+        network: ImageClassifier,
+        images: ImageSet,
+        summary: dict[str, Any],
+        metrics: Sequence[dict[str, float]],
+    ) -> Path:
+        """The page of :func:`torchcaps.explain.write_report`."""
+        from torchcaps.explain import write_report
+
+        return write_report(folder, network, images, summary, metrics)

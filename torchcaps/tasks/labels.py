@@ -1,0 +1,32 @@
+"""What the tasks have in common whose answers are classes."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from torchcaps.models import Prediction
+from torchcaps.tasks.base import Answer
+
+
+def answers_of(prediction: Prediction, said: Tensor, probabilities: Tensor, classes: Sequence[str]) -> list[Answer]:
+    """An answer for each image.
+
+    Args:
+        prediction: of B images.
+        said: which classes the network says are there, bool (B, E).
+        probabilities: (B, E).
+        classes: their names.
+    """
+    poses = None if prediction.capsules is None else prediction.capsules.pose
+    answers = []
+    for image, activation in enumerate(prediction.activation):
+        order = [index for index in activation.argsort(descending=True).tolist() if said[image, index]]
+        answers.append(
+            Answer(
+                tuple(classes[index] for index in order),
+                dict(zip(classes, probabilities[image].tolist(), strict=True)),
+                dict(zip(classes, activation.tolist(), strict=True)),
+                None if poses is None else dict(zip(classes, poses[image], strict=True)),
+            )
+        )
+    return answers

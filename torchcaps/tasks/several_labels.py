@@ -1,0 +1,154 @@
+"""Several classes in an image at once, or none."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.data import Batch, ImageSet
+from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
+from torchcaps.tasks.labels import answers_of
+
+
+@register_task("several_labels")
+class SeveralLabels(Task):
+    """Tells all classes of each image, from targets that are masks, bool (B, E).
+
+    Where it is known how many classes each image has, the answer is so many of the most active ones; else all that are
+    more active than a threshold. An image counts as right only if its classes are told exactly.
+
+    For a network whose activations add up to 1, such as one that ends in a softmax, each of k classes has at most 1/k:
+    give ``count``, or a threshold below 1/k. Losses that compare shares (``ActivationLoss.shares``) see the mask
+    divided by the number of its classes.
+
+    Args:
+        count: how many classes each image has; None if it varies.
+        threshold: of the activation of a class that is there, where ``count`` is None.
+
+    Raises:
+        ValueError: if ``count`` is less than 1 or the threshold is not in (0, 1).
+
+    Source: Sabour, Frosst & Hinton 2017, section 5 (two digits at once, no credit for one of them).
+    """
+
+    def __init__(self, count: int | None = None, threshold: float = 0.5) -> None:
+        if count is not None and count < 1:
+            raise ValueError(f"count must be at least 1, or None where it varies, got {count}")
+        if not 0 < threshold < 1:
+            raise ValueError(f"threshold must be in (0, 1), got {threshold}")
+        self.count = count
+        self.threshold = threshold
+
+    def check(self, images: ImageSet) -> None:
+        """Raises a `ValueError` unless the labels are masks, and of ``count`` classes each if that is known."""
+        if not len(images):
+            return
+        labels = images[0].labels
+        if labels.ndim != 2:
+            raise ValueError(
+                "task 'several_labels' takes images with masks, bool (N, E), as labels, these have one class each: "
+                "task 'classification' takes them"
+            )
+        if self.count is not None and int(labels.sum()) != self.count:
+            raise ValueError(f"count is {self.count}, but the first image has {int(labels.sum())} classes")
+
+    def said(self, activation: Tensor) -> Tensor:
+        """Which classes are there, by their activations (B, E): bool (B, E)."""
+        if self.count is None:
+            return activation > self.threshold
+        chosen = activation.topk(self.count, dim=1).indices
+        return torch.zeros_like(activation, dtype=torch.bool).scatter_(1, chosen, True)
+
+    def loss(
+        self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria
+    ) -> tuple[Prediction, dict[str, Tensor]]:
+        """Loss of the class activations and, with a decoder, of reconstructions.
+
+        Where the batch says what its images were put together from, the capsule of each part alone reconstructs that
+        part, and the errors add up; else the capsules of all classes that are there reconstruct the image together.
+        """
+        shown = batch.labels if batch.parts is None else batch.parts.labels[:, 0]
+        prediction = forward(batch.images, shown)
+        mask = batch.labels.to(prediction.activation.dtype)
+        target = mask / mask.sum(1, keepdim=True).clamp_min(1) if criteria.loss.shares else mask
+        parts = {"class_loss": criteria.loss(prediction.activation, target)}
+        if prediction.reconstruction is not None:
+            parts["reconstruction_loss"] = self._reconstruction(network, prediction, batch, criteria)
+        return prediction, parts
+
+    @staticmethod
+    def _reconstruction(network: Any, prediction: Prediction, batch: Batch, criteria: Criteria) -> Tensor:
+        if batch.parts is None:
+            return criteria.reconstruction(prediction.reconstruction, batch.pictures)
+        labels, pictures = batch.parts
+        loss = criteria.reconstruction(prediction.reconstruction, pictures[:, 0])
+        for part in range(1, labels.shape[1]):
+            alone = network.decode(prediction.capsules, labels[:, part])
+            loss = loss + criteria.reconstruction(alone, pictures[:, part])
+        return loss
+
+    def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
+        """``accuracy``: whether exactly the classes of the image are said."""
+        return {"accuracy": (self.said(prediction.activation) == batch.labels).all(1)}
+
+    def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
+        """Exact accuracy, and of each class in how many images it is, and precision, recall and F1 of saying so."""
+        self.check(images)
+        activation, labels = _observed(network, images, batch_size)
+        said = self.said(activation)
+        accuracy = (said == labels).all(1).double().mean().item()
+        classes = {name: _class_figures(said[:, index], labels[:, index]) for index, name in enumerate(images.classes)}
+        return Examination(
+            {"accuracy": accuracy, "error_percent": 100 * (1 - accuracy)},
+            {"per_class": classes},
+            (
+                f"{accuracy:.2%} of {len(images)} images right in all their classes",
+                *(f"  {name}: {_class_text(row)}" for name, row in classes.items()),
+            ),
+        )
+
+    def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
+        """The classes that are there; the probability of a class is its activation, apart from the others.
+
+        This is what the length of a class capsule is trained to be: the probability that its class is present. It need
+        not add up to 1 over the classes.
+        """
+        return answers_of(prediction, self.said(prediction.activation), prediction.activation, classes)
+
+
+def _observed(network: ImageClassifier, images: ImageSet, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Activations (N, E), averaged over the crops of an image, and the mask of its classes, on the CPU."""
+    from torchcaps.explain import evaluating
+
+    if not len(images):
+        raise ValueError("there are no images to examine")
+    if len(images.classes) != network.classes:
+        raise ValueError(f"the images have {len(images.classes)} classes, the network has {network.classes}")
+    step = max(1, batch_size // images.preprocess.crops)
+    activations, labels = [], []
+    with evaluating(network) as device:
+        for start in range(0, len(images), step):
+            rows = list(range(start, min(start + step, len(images))))
+            crops = images.crops(rows)
+            activation = network(crops.flatten(0, 1).to(device)).activation.float()
+            activations.append(activation.unflatten(0, crops.shape[:2]).mean(1).cpu())
+            labels.append(images.__getitems__(rows).labels.cpu())
+    return torch.cat(activations), torch.cat(labels)
+
+
+def _class_figures(said: Tensor, there: Tensor) -> dict[str, float | int | None]:
+    """How well one class is told; None where nothing can be said."""
+    right, told, count = int((said & there).sum()), int(said.sum()), int(there.sum())
+    return {
+        "images": count,
+        "precision": right / told if told else None,
+        "recall": right / count if count else None,
+        "f1": 2 * right / (told + count) if told + count else None,
+    }
+
+
+def _class_text(figures: dict[str, float | int | None]) -> str:
+    shares = [f"{name} {'-' if figures[name] is None else f'{figures[name]:.2%}'}" for name in ("precision", "recall")]
+    return f"in {figures['images']} images, {', '.join(shares)}"

@@ -1,0 +1,132 @@
+"""The Lightning module."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from torchcaps.data import Batch, Preprocess, mixed_seed
+from torchcaps.losses import ReconstructionLoss
+from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.tasks import Classification, Criteria, Task
+from torchcaps.training.callbacks import TrainingDiverged
+from torchcaps.training.options import Optimisation
+from torchcaps.training.speed import Speed
+
+LOG_EVERY = 50
+"""Steps between two looks at the loss: each one waits for the device."""
+
+
+class Mean(Metric):
+    """The mean of one number for each image, over all images of an epoch in all processes."""
+
+    full_state_update = False
+    total: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, values: Tensor) -> None:
+        """Adds the numbers (B,) of some images."""
+        self.total += values.detach().sum()
+        self.count += len(values)
+
+    def compute(self) -> Tensor:
+        """The mean so far."""
+        return self.total / self.count
+
+
+class Learner(L.LightningModule):
+    """Trains a network, capsules or not, for a task, and logs the loss and the measures of each epoch.
+
+    Everything random depends on ``seed``, the epoch and the place of an image in its set alone, so that a resumed
+    training and one on several processes go the way of an unbroken one on one process.
+
+    Args:
+        model: the network.
+        optimisation: the losses, the optimizer and the scheduler.
+        task: what the network is for; default: classification.
+        preprocess: how the training images are prepared; validation images come prepared, by their ImageSet.
+        seed: of that, and of the random numbers that the network itself draws, such as dropout.
+        speed: how the steps are made faster.
+    """
+
+    def __init__(
+        self,
+        model: ImageClassifier,
+        optimisation: Optimisation,
+        task: Task | None = None,
+        preprocess: Preprocess | None = None,
+        seed: int = 0,
+        speed: Speed | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.speed = speed or Speed()
+        self.speed.lay_out(model)
+        self.run = self.speed.step()
+        self.task = task or Classification()
+        self.optimisation = optimisation
+        self.loss = optimisation.loss
+        self.reconstruction = ReconstructionLoss(optimisation.reconstruction)
+        self.preprocess = preprocess or Preprocess()
+        self.seed = seed
+        names = [f"{stage}_{measure.name}" for stage in ("train", "val") for measure in self.task.measures]
+        self.means = nn.ModuleDict({name: Mean() for name in names})
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer and, if there is one, the scheduler."""
+        how = self.optimisation
+        optimizer = how.optimizer(self.model.parameters())
+        if how.scheduler is None:
+            return optimizer
+        scheduler = {"scheduler": how.scheduler(optimizer), "interval": how.scheduler_interval}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def on_train_epoch_start(self) -> None:
+        """Ties the random numbers to the epoch."""
+        torch.manual_seed(mixed_seed(self.seed, self.current_epoch, self.global_rank))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """One step: the loss of the task.
+
+        Raises:
+            TrainingDiverged: if the loss is not finite.
+        """
+        self.loss.advance(self.current_epoch, self.trainer.max_epochs or 1, self.global_step)
+        seen = batch.prepared(
+            lambda images: self.preprocess.train(images, batch.indices, self.current_epoch, self.seed)
+        )
+        loss = self._step(partial(self.run, self.model), seen, "train")
+        if batch_idx % LOG_EVERY == 0 and not loss.isfinite():
+            raise TrainingDiverged(
+                f"the loss is {loss.item()} in epoch {self.current_epoch}, step {batch_idx}: "
+                "lower the learning rate, or clip the gradients (--trainer.gradient_clip_val 1)"
+            )
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Loss and measures on the validation images."""
+        self._step(self.model, batch, "val")
+
+    def _step(self, forward: Callable[[Tensor, Tensor], Prediction], batch: Batch, stage: str) -> Tensor:
+        batch = batch._replace(images=self.speed.arrange(batch.images))
+        criteria = Criteria(self.loss, self.reconstruction)
+        prediction, parts = self.task.loss(self.model, forward, batch, criteria)
+        first, *others = parts.values()
+        loss = sum(others, first)
+        shown = parts if others else {}
+        losses = {**{f"{stage}_{name}": part for name, part in shown.items()}, f"{stage}_loss": loss}
+        self.log_dict(losses, on_step=False, on_epoch=True, batch_size=len(batch.indices), sync_dist=True)
+        for name, values in self.task.measure(prediction, batch).items():
+            mean = cast(Mean, self.means[f"{stage}_{name}"])
+            mean.update(values)
+            self.log(f"{stage}_{name}", mean, on_step=False, on_epoch=True, prog_bar=True)
+        return loss
