@@ -182,6 +182,36 @@ AFFNIST = AffineRanges()
 """The ranges of affNIST."""
 
 
+FACTORS = ("rotation", "shear", "scale", "shift")
+"""What an affine transform is made of."""
+
+
+def one_factor(name: str, value: float, count: int, seed: int = TEST_SEED) -> Affine:
+    """Transforms in which one factor is changed and the others stay.
+
+    Args:
+        name: of the factor.
+        value: of it. A scale is the same in x and in y; a shift is as large in x and in y, each to a random side.
+        count: how many transforms.
+        seed: of those sides.
+
+    Raises:
+        ValueError: if there is no such factor.
+    """
+    if name not in FACTORS:
+        raise ValueError(f"name must be one of {', '.join(FACTORS)}, got {name!r}")
+    zero = torch.zeros(count)
+    still = Affine(zero, zero, torch.ones(count, 2), torch.zeros(count, 2))
+    if name == "rotation":
+        return still._replace(rotation=zero + value)
+    if name == "shear":
+        return still._replace(shear=zero + value)
+    if name == "scale":
+        return still._replace(scale=still.scale * value)
+    sides = torch.randint(2, (count, 2), generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    return still._replace(shift=sides * value)
+
+
 def _side(images: Tensor) -> int:
     if images.ndim != 4 or images.shape[2] != images.shape[3]:
         raise ValueError(f"images must be (N, C, H, W) and square, got shape {tuple(images.shape)}")
@@ -258,7 +288,7 @@ class Overlay(Composition):
         )
 
     def _pairs(self, images: Tensor, labels: Tensor, share: Tensor, draws: Tensor) -> Overlaid:
-        """Overlays digits, from where in (0, 1) the other one of each lies, (B,), and shifts of both, int64 (2, 2 B)."""
+        """Overlays digits: where in [0, 1) the other one of each is, (B,), and shifts of both, int64 (2, 2 B)."""
         chosen = self._others(labels.cpu(), share)
         others = self.digits.images[chosen.to(self.digits.images.device)].to(images) / 255
         both = torch.stack([images, others], 1)  # [B, 2, C, h, w]

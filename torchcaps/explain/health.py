@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchcaps.data import ImageSet
 from torchcaps.explain.assignments import dead_capsules
-from torchcaps.explain.findings import evaluating
+from torchcaps.explain.findings import evaluating, examine
 from torchcaps.explain.layers import Layer, layer_entropy, observe_layers, peak_activation
 from torchcaps.routing import EMRouting, Routing
 from torchcaps.routing.em import inverse_temperatures
@@ -234,3 +235,43 @@ def _stretched_schedule(routing: EMRouting, steps: int) -> Callable[[int, int], 
     trained = inverse_temperatures(routing.schedule, routing.steps, 1.0)
     temperatures = stretched(trained, steps)
     return lambda step, steps: temperatures[step]
+
+
+@dataclass(frozen=True, eq=False)
+class AtSteps:
+    """What a network does with one number of routing steps.
+
+    Args:
+        accuracy: on test images, in percent.
+        prediction: the most active class of each of these images.
+        layers: the health of each layer, on a few of them.
+    """
+
+    accuracy: float
+    prediction: Tensor
+    layers: Mapping[str, Health]
+
+    @property
+    def classes(self) -> Health:
+        """Of the class capsules, the last layer that routes."""
+        return [health for health in self.layers.values() if health.entropy is not None][-1]
+
+    @property
+    def first(self) -> Health:
+        """Of the lowest capsules."""
+        return next(iter(self.layers.values()))
+
+
+def at_steps(network: Any, test: ImageSet, steps: int, observed: int) -> AtSteps:
+    """What a network does if all its routings take so many steps.
+
+    Args:
+        network: a classifier with capsules.
+        test: images, prepared for it.
+        steps: see :func:`routing_steps`.
+        observed: how many of the images the health of the layers is measured on.
+    """
+    with routing_steps(network, steps):
+        findings = examine(network, test, batch_size=64)
+        images = test.__getitems__(list(range(min(observed, len(test))))).images
+        return AtSteps(100 * findings.accuracy, findings.prediction, layer_health(network, images))

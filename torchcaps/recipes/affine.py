@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from torchcaps.data import Affine, AffineRanges, ImageSet, Padded, apply_affine
 from torchcaps.data.base import TEST_SEED
+from torchcaps.data.made import one_factor
 from torchcaps.explain import examine
 from torchcaps.models import ImageClassifier
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
@@ -70,32 +71,6 @@ FACTORS: dict[str, Factor] = {
     "shift": Factor("shift in x and in y, pixels", _steps(0, 10, 1), None, (0.0, AFFNIST.shift)),
 }
 """What the curves are drawn over."""
-
-
-def one_factor(name: str, value: float, count: int, seed: int = TEST_SEED) -> Affine:
-    """The transforms of one point of a curve.
-
-    Args:
-        name: of the factor.
-        value: of it. A scale is the same in x and in y; a shift is as large in x and in y, each to a random side.
-        count: how many transforms.
-        seed: of those sides.
-
-    Raises:
-        ValueError: if there is no such factor.
-    """
-    if name not in FACTORS:
-        raise ValueError(f"name must be one of {', '.join(FACTORS)}, got {name!r}")
-    zero = torch.zeros(count)
-    still = Affine(zero, zero, torch.ones(count, 2), torch.zeros(count, 2))
-    if name == "rotation":
-        return still._replace(rotation=zero + value)
-    if name == "shear":
-        return still._replace(shear=zero + value)
-    if name == "scale":
-        return still._replace(scale=still.scale * value)
-    sides = torch.randint(2, (count, 2), generator=torch.Generator().manual_seed(seed)) * 2 - 1
-    return still._replace(shift=sides * value)
 
 
 def accuracy_under(network: ImageClassifier, images: ImageSet, affine: Affine, batch_size: int) -> float:
@@ -288,9 +263,9 @@ def _curves(study: Study) -> Picture:
         for row in ROWS
     )
     caption = (
-        f"Accuracy on {curves['images']} test digits when one factor of the transform is changed and the others stay. Green: what "
-        "training showed; grey: the range of the affine test, where shifts keep the digit on its canvas (in the curve, "
-        f"the largest shifts cut off some of it). {ends}."
+        f"Accuracy on {curves['images']} test digits when one factor of the transform is changed and the others stay. "
+        "Green: what training showed; grey: the range of the affine test, where shifts keep the digit on its canvas "
+        f"(in the curve, the largest shifts cut off some of it). {ends}."
     )
     return Picture(figure, caption)
 

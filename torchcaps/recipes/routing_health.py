@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from torchcaps.data import ImageSet, Preprocess
-from torchcaps.explain import examine
-from torchcaps.explain.health import Health, layer_health, routing_steps
+from torchcaps.explain.health import AtSteps, at_steps
 from torchcaps.recipes import mnist_dynamic, smallnorb, two_digits
 from torchcaps.recipes.kit.base import Key, Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
@@ -18,46 +16,6 @@ from torchcaps.recipes.kit.pictures import new_figure
 
 PAIK = "Paik, Kwak & Kim 2019"
 MITTERREITER = "Mitterreiter, Koch, Giesen & Laue 2023"
-
-
-@dataclass(frozen=True, eq=False)
-class Point:
-    """A network with one number of steps.
-
-    Args:
-        accuracy: on test images, in percent.
-        prediction: the most active class of each of these images.
-        layers: the health of each layer, on a few of them.
-    """
-
-    accuracy: float
-    prediction: Tensor
-    layers: Mapping[str, Health]
-
-    @property
-    def classes(self) -> Health:
-        """Of the class capsules, the last layer that routes."""
-        return [health for health in self.layers.values() if health.entropy is not None][-1]
-
-    @property
-    def first(self) -> Health:
-        """Of the lowest capsules."""
-        return next(iter(self.layers.values()))
-
-
-def measure(network: Any, test: ImageSet, steps: int, observed: int) -> Point:
-    """What a network does if all its routings take so many steps.
-
-    Args:
-        network: a classifier with capsules.
-        test: images, prepared for it.
-        steps: see :func:`routing_steps`.
-        observed: how many of the images the health of the layers is measured on.
-    """
-    with routing_steps(network, steps):
-        findings = examine(network, test, batch_size=64)
-        images = test.__getitems__(list(range(min(observed, len(test))))).images
-        return Point(100 * findings.accuracy, findings.prediction, layer_health(network, images))
 
 
 def sample(test: ImageSet, count: int, summary: Mapping[str, Any]) -> ImageSet:
@@ -234,7 +192,7 @@ class RoutingHealth(Comparison[RoutingHealthSettings]):
         (source, own), trained, settings = ROWS[row], study.trained[row], study.settings
         images = sample(given[source.label], settings.images, trained.summary)
         steps = sorted({*settings.steps, source.steps[own]})
-        points = {one: measure(trained.network, images, one, settings.observed) for one in steps}
+        points = {one: at_steps(trained.network, images, one, settings.observed) for one in steps}
         study.curves.setdefault(source.label, {})[own] = as_curves(points, source.steps[own])
         return findings(points, source.steps[own])
 
@@ -246,7 +204,7 @@ class RoutingHealth(Comparison[RoutingHealthSettings]):
             study.pictures[label.replace(" ", "-").lower()] = _picture(label, rows)
 
 
-def findings(points: Mapping[int, Point], trained: int) -> dict[str, float]:
+def findings(points: Mapping[int, AtSteps], trained: int) -> dict[str, float]:
     """The lines of one network, by measure.
 
     Args:
@@ -279,7 +237,7 @@ def differences(source: Source, networks: Mapping[str, Trained]) -> dict[Key, fl
     }
 
 
-def as_curves(points: Mapping[int, Point], trained: int) -> dict[str, Any]:
+def as_curves(points: Mapping[int, AtSteps], trained: int) -> dict[str, Any]:
     """The measurements of one network, ready for JSON: accuracy in percent; the rest from 0 to 1, by layer."""
     layers = {
         name: {
