@@ -124,10 +124,7 @@ _TINY = SmallNORBSettings(
 
 @register_recipe
 class Adversarial(Comparison[AdversarialSettings]):
-    """Attacks a matrix capsule network and a convolutional one of the same accuracy, each on itself and on the other.
-
-    Source: Hinton, Sabour & Frosst 2018, section 5.
-    """
+    """Attacks a matrix capsule network and a convolutional one of the same accuracy, each on itself and on the other."""
 
     name: ClassVar[str] = "adversarial"
     title: ClassVar[str] = "adversarial images against matrix capsules and a convolutional network"

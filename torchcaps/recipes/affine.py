@@ -1,12 +1,10 @@
 """Trained on digits placed at random, tested on digits under small affine transforms (Sabour et al. 2017)."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from torchcaps.data import Affine, AffineRanges, ImageSet, Padded, apply_affine
 from torchcaps.data.base import TEST_SEED
@@ -16,8 +14,8 @@ from torchcaps.models import ImageClassifier
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Job, data_of, run_name
-from torchcaps.recipes.kit.options import TrainingOptions, adam, falling, option, plain
-from torchcaps.recipes.kit.pictures import new_figure
+from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, TrainingOptions, adam, falling, option, plain
+from torchcaps.recipes.kit.pictures import Cell, image_grid, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,14 +27,8 @@ AFFNIST = AffineRanges()
 """The ranges of affNIST."""
 
 
-class Digits(NamedTuple):
-    """What both networks are tested on.
-
-    Args:
-        test: digits in the middle of their canvases.
-        affine: a random transform of each.
-        few: some of the digits, for the curves.
-    """
+class Tested(NamedTuple):
+    """What both networks are tested on: digits in the middle, a random transform of each, and a few for the curves."""
 
     test: ImageSet
     affine: Affine
@@ -126,10 +118,7 @@ def _line(row: str, measure: str) -> Line:
 
 @register_recipe
 class AffineRobustness(Comparison[AffineSettings]):
-    """Trains on digits placed at random, stops at one clean accuracy, and tests on digits under affine transforms.
-
-    Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", robustness to affine transformations.
-    """
+    """Trains on digits placed at random, stops at one clean accuracy, and tests on digits under affine transforms."""
 
     name: ClassVar[str] = "affine"
     title: ClassVar[str] = "trained on digits placed at random, tested on digits under small affine transforms"
@@ -159,8 +148,7 @@ class AffineRobustness(Comparison[AffineSettings]):
             batch_size=64,
             optimizer=adam(2e-3),
             scheduler=falling(0.85),
-            trainer={"precision": "bf16-mixed"},
-            speed={"channels_last": True},
+            **FAST,
         ),
         "smoke": AffineSettings(
             data=option("Digits", size=16),
@@ -191,29 +179,16 @@ class AffineRobustness(Comparison[AffineSettings]):
 
     def job(self, settings: AffineSettings, row: str, stop_at: float | None = None) -> Job:
         """The network of the row on larger canvases, moved there in training."""
-        options = {
-            **settings.options(),
-            "data": option(Padded, data=plain(settings.data), pad=settings.pad),
-            "preprocess": {**settings.preprocess, "shift": settings.pad},
-            "stop_at": stop_at,
-        }
         if row == CAPSULES:
-            options |= {
-                "model": settings.model,
-                "model_args": plain(settings.model_args),
-                "routing": option("DynamicRouting", steps=3),
-                "loss": option("MarginLoss"),
-                "reconstruction": settings.reconstruction,
-            }
+            network = {"model": settings.model, "model_args": settings.model_args, "loss": MARGIN}
+            network |= {"routing": option("DynamicRouting", steps=3), "reconstruction": settings.reconstruction}
         else:
-            options |= {
-                "model": "matrixcapsnet_cnn",
-                "model_args": plain(settings.twin_args),
-                "loss": option("NegativeLogLikelihood"),
-            }
-        return run_name(self.name, row), options
+            network = {"model": "matrixcapsnet_cnn", "model_args": settings.twin_args, "loss": ENTROPY}
+        moved = {**settings.preprocess, "shift": settings.pad}
+        data = option(Padded, data=plain(settings.data), pad=settings.pad)
+        return run_name(self.name, row), settings.options(data=data, preprocess=moved, stop_at=stop_at, **network)
 
-    def begin(self, study: Study) -> Digits:
+    def begin(self, study: Study) -> Tested:
         """The test digits, and their transforms, which are the same for both networks."""
         settings = study.settings
         test = Padded(data_of(settings.data), settings.pad).centred_test()
@@ -221,9 +196,9 @@ class AffineRobustness(Comparison[AffineSettings]):
         few = test.subset(chosen[: settings.curve_images])
         study.curves["images"] = len(few)
         study.curves |= {name: {"values": list(one.values)} for name, one in FACTORS.items()}
-        return Digits(test, AFFNIST.draw(test.images), few)
+        return Tested(test, AFFNIST.draw(test.images), few)
 
-    def measure(self, study: Study, row: str, given: Digits) -> dict[str, float]:
+    def measure(self, study: Study, row: str, given: Tested) -> dict[str, float]:
         """Random transforms, and one factor at a time."""
         trained, batch, few = study.trained[row], study.settings.batch_size, given.few
         for name, factor in FACTORS.items():
@@ -235,7 +210,7 @@ class AffineRobustness(Comparison[AffineSettings]):
             TRANSFORMED: accuracy_under(trained.network, given.test, given.affine, batch),
         }
 
-    def finish(self, study: Study, given: Digits) -> None:
+    def finish(self, study: Study, given: Tested) -> None:
         """Curves of each factor, and the digits."""
         clean = Padded(data_of(study.settings.data), study.settings.pad).test
         moved = replace(given.test, images=apply_affine(given.test.images, given.affine))
@@ -274,24 +249,16 @@ def _shade(axes: "Axes", factor: Factor, pad: int) -> None:
     """The range of the affine test and what training showed, behind the curves."""
     low, high = factor.trained or (0.0, float(pad))
     axes.axvspan(*factor.tested, color="0.9", zorder=0, label="affine test")
-    if math.isclose(low, high):
-        axes.axvline(low, color="C2", alpha=0.5, linewidth=3, zorder=1, label="in training")
-    else:
-        axes.axvspan(low, high, color="C2", alpha=0.25, zorder=1, label="in training")
+    axes.axvspan(low, high, color="C2", alpha=0.25, linewidth=3 * (low == high), zorder=1, label="in training")
 
 
 def _digits(clean: ImageSet, moved: ImageSet) -> Picture:
     """The first test digit of each class as the networks see it in both tests, a row each."""
-    first = torch.stack([(clean.labels == label).nonzero()[0, 0] for label in clean.labels.unique()])
-    figure = new_figure(9.0, 2.1)
-    for place, (title, images) in enumerate({"placed at random": clean, "affine test": moved}.items(), 1):
-        tiles = F.pad(images.images[first].amax(1), (1, 1, 1, 1), value=128)  # [classes, H, W]
-        axes = figure.add_subplot(2, 1, place)
-        axes.imshow(torch.cat(list(tiles), -1).numpy(), cmap="gray", vmin=0, vmax=255)
-        axes.set(xticks=[], yticks=[])
-        axes.set_ylabel(title, fontsize=7)
+    first = [int((clean.labels == label).nonzero()[0]) for label in clean.labels.unique()]
+    rows = {"placed\nat random": clean, "affine test": moved}
     caption = (
         "The first test digit of each class: placed at random on its canvas as in training (above), and under a random "
         "affine transform (below)."
     )
-    return Picture(figure, caption)
+    cells = {name: [Cell(one.images[place].amax(0) / 255) for place in first] for name, one in rows.items()}
+    return image_grid(list(cells.items()), caption, 1.0)

@@ -8,7 +8,7 @@ from torchcaps.losses import Weighting
 from torchcaps.recipes.kit.base import Line, register_recipe
 from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison
 from torchcaps.recipes.kit.lab import Job, run_name
-from torchcaps.recipes.kit.options import TrainingOptions, adam, falling, option, plain
+from torchcaps.recipes.kit.options import ENTROPY, FAST, TrainingOptions, adam, falling, option
 
 SABOUR = "Sabour et al. 2017, table 1"
 
@@ -82,10 +82,7 @@ ELSEWHERE: dict[str, tuple[float, str]] = {
 
 @register_recipe
 class MnistDynamic(Comparison[MnistDynamicSettings]):
-    """Dynamic routing on MNIST: how many steps, and what the reconstruction is worth.
-
-    Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", table 1; the code released with it.
-    """
+    """Dynamic routing on MNIST: how many steps, and what the reconstruction is worth."""
 
     name: ClassVar[str] = "mnist-dynamic"
     title: ClassVar[str] = "CapsNet on MNIST: routing steps and reconstruction"
@@ -108,8 +105,7 @@ class MnistDynamic(Comparison[MnistDynamicSettings]):
             batch_size=64,
             optimizer=adam(2e-3),
             scheduler=falling(0.65),
-            trainer={"precision": "bf16-mixed"},
-            speed={"channels_last": True},
+            **FAST,
             model="capsnet_small",
             cnn="capsnet_small_cnn",
         ),
@@ -142,20 +138,15 @@ class MnistDynamic(Comparison[MnistDynamicSettings]):
         """Steps and losses of the row; capsules or not."""
         if row not in ROWS:
             raise ValueError(f"row must be one of {', '.join(ROWS)}, got {row!r}")
-        options: dict[str, Any] = {**settings.options(), "data": plain(settings.data)}
         kind = ROWS[row]
         if kind is None:
-            options |= {
-                "model": settings.cnn,
-                "model_args": plain(settings.cnn_args),
-                "loss": option("NegativeLogLikelihood"),
-            }
-        else:
-            decoder = {"decoder_hidden": None} if kind.weighting is None else {}
-            options |= {
-                "model": settings.model,
-                "model_args": {**plain(settings.model_args), **decoder},
-                "routing": option("DynamicRouting", steps=kind.steps),
-                "loss": option("MarginLoss", weighting=kind.weighting or "paper"),
-            }
-        return run_name(self.name, row), options
+            return run_name(self.name, row), settings.options(
+                model=settings.cnn, model_args=settings.cnn_args, loss=ENTROPY
+            )
+        decoder = {} if kind.weighting else {"decoder_hidden": None}
+        return run_name(self.name, row), settings.options(
+            model=settings.model,
+            model_args={**settings.model_args, **decoder},
+            routing=option("DynamicRouting", steps=kind.steps),
+            loss=option("MarginLoss", weighting=kind.weighting or "paper"),
+        )

@@ -79,10 +79,7 @@ SABOUR = "Sabour et al. 2017, section 5"
 
 @register_recipe
 class MultiMNIST(Comparison[MultiMNISTSettings]):
-    """Trains on pairs of overlapping digits and takes them apart.
-
-    Source: Sabour, Frosst & Hinton 2017, section 5 and figure 5.
-    """
+    """Trains on pairs of overlapping digits and takes them apart."""
 
     name: ClassVar[str] = "multimnist"
     title: ClassVar[str] = "two digits on top of each other"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torchcaps.recipes.kit.base import Line, register_recipe
 from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison
 from torchcaps.recipes.kit.lab import Job, run_name
-from torchcaps.recipes.kit.options import TrainingOptions, adam, falling, option, plain
+from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, SPREAD, TrainingOptions, adam, falling, option
 
 MATRIX, CAPSNET, CNN = "MatrixCapsNet, EM routing", "CapsNet, dynamic routing, 3 steps", "CNN baseline of the EM paper"
 
@@ -47,13 +47,9 @@ class OtherDataSettings:
 class OtherData(Comparison[OtherDataSettings]):
     """Base of the recipes that train each network once and test its last epoch."""
 
-    @property
-    def caption(self) -> str:
-        """Of the bars."""
-        return (
-            f"{self.title}: test error of the networks that were trained here, and the published figures, also of "
-            "networks that were not."
-        )
+    def __init_subclass__(cls) -> None:
+        what = "test error of the networks that were trained here, and the published figures"
+        cls.caption = f"{cls.title}: {what}, also of networks that were not."
 
     def present(self, settings: OtherDataSettings) -> tuple[str, ...]:
         """The networks of a preset."""
@@ -64,9 +60,8 @@ class OtherData(Comparison[OtherDataSettings]):
         if row not in settings.networks:
             raise ValueError(f"row must be one of {', '.join(settings.networks)}, got {row!r}")
         network = settings.networks[row]
-        own = {name: plain(getattr(network, name)) for name in ("model", "model_args", "loss", "routing")}
-        own = {name: value for name, value in own.items() if value is not None}
-        return run_name(self.name, row), {**network.options(), "data": plain(settings.data), **own}
+        own = {name: getattr(network, name) for name in ("model", "model_args", "loss", "routing")}
+        return run_name(self.name, row), network.options(data=settings.data, **own)
 
 
 def _lines(published: Mapping[str, tuple[float | None, str]]) -> tuple[Line, ...]:
@@ -94,9 +89,7 @@ def _network(model: str, loss: Mapping[str, Any], rate: float, epochs: int, batc
     return Network(model=model, loss=loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size, **more)
 
 
-_SPREAD, _MARGIN, _ENTROPY = option("SpreadLoss"), option("MarginLoss"), option("NegativeLogLikelihood")
 _DYNAMIC, _ORPHAN = option("DynamicRouting", steps=3), option("DynamicRouting", steps=3, orphan=True)
-_FAST: dict[str, Any] = {"trainer": {"precision": "bf16-mixed"}, "speed": {"channels_last": True}}
 
 
 def _matrix_paper(
@@ -111,30 +104,30 @@ def _matrix_paper(
 def _capsnet_paper(epochs: int, **more: Any) -> Network:
     """As on MNIST: 0.001, falling by 4 % every 2,000 steps, batches of 128."""
     pace = {"scheduler": falling(0.96 ** (1 / 2000)), "scheduler_interval": "step"}
-    return _network("capsnet", _MARGIN, 1e-3, epochs, 128, **{**pace, "routing": _DYNAMIC, **more})
+    return _network("capsnet", MARGIN, 1e-3, epochs, 128, **{**pace, "routing": _DYNAMIC, **more})
 
 
 def _cnn_paper(epochs: int, **preprocess: Any) -> Network:
     """With the learning rate of CapsNet, falling to a hundredth over the epochs."""
     more = {"scheduler": falling(0.01 ** (1 / epochs)), "preprocess": {**preprocess, "standardise": True}}
-    return _network("matrixcapsnet_cnn", _ENTROPY, 1e-3, epochs, 128, **more)
+    return _network("matrixcapsnet_cnn", ENTROPY, 1e-3, epochs, 128, **more)
 
 
 def _matrix_quick(epochs: int, routing: Mapping[str, Any] | None = None, **more: Any) -> Network:
     """Eight types in each layer, two steps, competition within windows."""
     arguments = {"channels": 32, "types": (8, 8, 8), "competition": "window"}
     more |= {"model_args": arguments, "routing": routing or _em(2), "scheduler": _quickly(epochs)}
-    return _network("matrixcapsnet_small", _SPREAD, 3e-3, epochs, 32, **more)
+    return _network("matrixcapsnet_small", SPREAD, 3e-3, epochs, 32, **more)
 
 
 def _capsnet_quick(epochs: int, **more: Any) -> Network:
-    more = {"routing": _DYNAMIC, "scheduler": _quickly(epochs), **_FAST, **more}
-    return _network("capsnet_small", _MARGIN, 2e-3, epochs, 64, **more)
+    more = {"routing": _DYNAMIC, "scheduler": _quickly(epochs), **FAST, **more}
+    return _network("capsnet_small", MARGIN, 2e-3, epochs, 64, **more)
 
 
 def _cnn_quick(epochs: int, **more: Any) -> Network:
-    more = {"scheduler": _quickly(epochs), **_FAST, **more}
-    return _network("matrixcapsnet_cnn", _ENTROPY, 1e-3, epochs, 64, **more)
+    more = {"scheduler": _quickly(epochs), **FAST, **more}
+    return _network("matrixcapsnet_cnn", ENTROPY, 1e-3, epochs, 64, **more)
 
 
 def _quickly(epochs: int) -> dict[str, Any]:
@@ -148,9 +141,9 @@ def _smoke(*rows: str) -> OtherDataSettings:
     sharp = {"routing": _em(2), "preprocess": {"standardise": True}}
     capsnet, cnn = {"channels": 8, "types": 2, "decoder_hidden": (16, 16)}, {"channels": (4, 8), "hidden": 32}
     networks = {
-        MATRIX: _network("matrixcapsnet_small", _SPREAD, 3e-3, 1, 128, model_args=matrix, **sharp),
-        CAPSNET: _network("capsnet_small", _MARGIN, 3e-3, 1, 128, model_args=capsnet),
-        CNN: _network("matrixcapsnet_cnn", _ENTROPY, 3e-3, 1, 128, model_args=cnn),
+        MATRIX: _network("matrixcapsnet_small", SPREAD, 3e-3, 1, 128, model_args=matrix, **sharp),
+        CAPSNET: _network("capsnet_small", MARGIN, 3e-3, 1, 128, model_args=capsnet),
+        CNN: _network("matrixcapsnet_cnn", ENTROPY, 3e-3, 1, 128, model_args=cnn),
     }
     return OtherDataSettings(option("Digits", size=20), {row: networks[row] for row in rows})
 
@@ -166,10 +159,7 @@ QUICK = (
 
 @register_recipe
 class MnistEM(OtherData):
-    """Matrix capsules with EM routing on MNIST.
-
-    Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 5.
-    """
+    """Matrix capsules with EM routing on MNIST."""
 
     name: ClassVar[str] = "mnist-em"
     title: ClassVar[str] = "MatrixCapsNet with EM routing on MNIST"
@@ -245,10 +235,7 @@ class Fashion(OtherData):
 
 @register_recipe
 class Cifar10(OtherData):
-    """Capsule networks and a convolutional network on CIFAR-10.
-
-    Source: Hinton, Sabour & Frosst 2018 (A = 256); Sabour, Frosst & Hinton 2017, section 7.
-    """
+    """Capsule networks and a convolutional network on CIFAR-10."""
 
     name: ClassVar[str] = "cifar10"
     title: ClassVar[str] = "Capsule networks on CIFAR-10"

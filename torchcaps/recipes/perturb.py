@@ -12,6 +12,7 @@ from torch import Tensor
 from torchcaps.data import ImageSet, Preprocess
 from torchcaps.explain import default_sweep
 from torchcaps.explain.sweeps import Sweep, reconstruction_error, sweep
+from torchcaps.models import CapsuleClassifier
 from torchcaps.recipes import affine, mnist_dynamic, multimnist
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
@@ -75,10 +76,7 @@ class PerturbSettings:
 
 @register_recipe
 class Perturb(Comparison[PerturbSettings]):
-    """Moves one number of a pose at a time and looks at what is drawn.
-
-    Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", section 5.1 and figure 4.
-    """
+    """Moves one number of a pose at a time and looks at what is drawn."""
 
     name: ClassVar[str] = "perturb"
     title: ClassVar[str] = "what the dimensions of a pose draw"
@@ -119,6 +117,7 @@ class Perturb(Comparison[PerturbSettings]):
     def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
         """Sweeps the poses of the first test images of each class; reconstructs others."""
         settings, network = study.settings, study.trained[row].network
+        assert isinstance(network, CapsuleClassifier)
         test = digits_for(study.lab, row, study.trained[row])
         chosen = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[: settings.tested]
         swept = sweep(network, test, settings.images)

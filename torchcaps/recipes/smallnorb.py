@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from torchcaps.recipes.kit.base import lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison, Study
 from torchcaps.recipes.kit.lab import Job, Trained, data_of, run_name
-from torchcaps.recipes.kit.options import TrainingOptions, adam, falling, option, plain
+from torchcaps.recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, adam, falling, option
 from torchcaps.recipes.kit.pictures import error_bars
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 1"
@@ -113,37 +113,22 @@ def preparation(crop: int) -> dict[str, Any]:
 
 def _cnn_options(settings: SmallNORBSettings) -> dict[str, Any]:
     extra = {"extra": {"limit_train_batches": settings.cnn_share}} if settings.cnn_share < 1 else {}
-    training = replace(
-        settings,
-        epochs=settings.cnn_epochs,
-        optimizer=settings.cnn_optimizer,
-        scheduler=None,
-        scheduler_interval="epoch",
-        trainer={**settings.trainer, **extra},
-    )
-    return {
-        **training.options(),
-        "model": "matrixcapsnet_cnn",
-        "model_args": plain(settings.cnn_args),
-        "loss": option("NegativeLogLikelihood"),
-    }
+    training = replace(settings, scheduler=None, scheduler_interval="epoch", trainer={**settings.trainer, **extra})
+    pace = {"epochs": settings.cnn_epochs, "optimizer": settings.cnn_optimizer}
+    return training.options(model="matrixcapsnet_cnn", model_args=settings.cnn_args, loss=ENTROPY, **pace)
 
 
 def _capsule_options(settings: SmallNORBSettings, variant: Variant) -> dict[str, Any]:
-    losses: dict[Loss, dict[str, Any]] = {
-        "spread": option("SpreadLoss", **settings.spread),
-        "margin": option("MarginLoss"),
-        "cross-entropy": option("NegativeLogLikelihood"),
-    }
+    spread = option("SpreadLoss", **settings.spread)
+    losses: dict[Loss, dict[str, Any]] = {"spread": spread, "margin": MARGIN, "cross-entropy": ENTROPY}
     extra = {"extra": {"gradient_clip_val": settings.gradient_clip}} if settings.gradient_clip else {}
-    return {
-        **settings.options(),
-        "trainer": {**settings.trainer, **extra},
-        "model": "matrixcapsnet",
-        "model_args": plain({**settings.model_args, "pose": variant.pose, "coordinates": variant.coordinates}),
-        "routing": option("EMRouting", **{**settings.routing, "steps": variant.steps}),
-        "loss": losses[variant.loss],
-    }
+    return settings.options(
+        trainer={**settings.trainer, **extra},
+        model="matrixcapsnet",
+        model_args={**settings.model_args, "pose": variant.pose, "coordinates": variant.coordinates},
+        routing=option("EMRouting", **{**settings.routing, "steps": variant.steps}),
+        loss=losses[variant.loss],
+    )
 
 
 def thirteen_crops_error(trained: Trained, settings: SmallNORBSettings) -> float:
@@ -199,10 +184,7 @@ PAPER = SmallNORBSettings(
 
 @register_recipe
 class SmallNORBEM(Comparison[SmallNORBSettings]):
-    """What each part of the matrix capsule network is worth: one or two of them changed in each row.
-
-    Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 5 and table 1.
-    """
+    """What each part of the matrix capsule network is worth: one or two of them changed in each row."""
 
     name: ClassVar[str] = "smallnorb-em"
     title: ClassVar[str] = "EM routing on smallNORB: steps, poses, losses, coordinates"
@@ -227,7 +209,7 @@ class SmallNORBEM(Comparison[SmallNORBSettings]):
         """The base network, with what the row changes in it, or the one without capsules."""
         variant = ROWS[row]
         options = _cnn_options(settings) if variant is None else _capsule_options(settings, variant)
-        return run_name("smallnorb", row), {**options, "data": plain(settings.data)}
+        return run_name("smallnorb", row), options
 
     def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
         """The test error; of the base row also with 13 crops."""

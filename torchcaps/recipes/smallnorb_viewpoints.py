@@ -54,8 +54,6 @@ class SmallNORBViewpoints(Comparison[SmallNORBSettings]):
 
     The network with capsules is trained to the end of its last epoch; the other one until its validation accuracy, on
     familiar viewpoints, is the same.
-
-    Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 5.1 and table 2.
     """
 
     name: ClassVar[str] = "smallnorb-viewpoints"

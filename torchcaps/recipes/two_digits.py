@@ -12,7 +12,7 @@ from torchcaps.data import Scenes, arrange
 from torchcaps.recipes.kit.base import Picture, lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Job, data_of, run_name
-from torchcaps.recipes.kit.options import TrainingOptions, adam, falling, option, plain
+from torchcaps.recipes.kit.options import FAST, TrainingOptions, adam, falling, option
 from torchcaps.recipes.kit.pictures import new_figure
 
 SU_A = "Su 2018a, kexue.fm 4819"
@@ -130,10 +130,7 @@ def measures(row: str) -> tuple[str, ...]:
 
 @register_recipe
 class TwoDigits(Comparison[TwoDigitsSettings]):
-    """Trains on single digits, tests on several: does a capsule's length say that a class is present?
-
-    Source: Su Jianlin 2018a and 2018b (kexue.fm 4819 and 5112) and the code of ``bojone/Capsule``.
-    """
+    """Trains on single digits, tests on several: does a capsule's length say that a class is present?"""
 
     name: ClassVar[str] = "two-digits"
     title: ClassVar[str] = "trained on single digits, tested on several side by side"
@@ -156,8 +153,7 @@ class TwoDigits(Comparison[TwoDigitsSettings]):
             optimizer=adam(2e-3),
             scheduler=falling(0.55),
             variant_channels=(32, 32, 64, 64),
-            trainer={"precision": "bf16-mixed"},
-            speed={"channels_last": True},
+            **FAST,
             pairs=5000,
             scenes=1000,
         ),
@@ -185,18 +181,13 @@ class TwoDigits(Comparison[TwoDigitsSettings]):
     def job(self, settings: TwoDigitsSettings, row: str, stop_at: float | None = None) -> Job:
         """One network with transforms shared by all places, or its twin; every row has a routing of its own."""
         routing = ROUTINGS[row]
-        options = {
-            **settings.options(),
-            "data": plain(settings.data),
-            "model": "sharedcapsnet_cnn" if routing is None else "sharedcapsnet",
-            "model_args": {"channels": list(settings.variant_channels if row in VARIANTS else settings.channels)},
-            "loss": option("MarginLoss", down_weight=0.25),
-        }
+        channels = list(settings.variant_channels if row in VARIANTS else settings.channels)
+        network = {"model_args": {"channels": channels}, "loss": option("MarginLoss", down_weight=0.25)}
         if routing is not None:
-            options["routing"] = routing
-        elif settings.twin_epochs is not None:
-            options["epochs"] = settings.twin_epochs
-        return run_name("single-digits", row), options
+            network |= {"model": "sharedcapsnet", "routing": routing}
+        else:
+            network |= {"model": "sharedcapsnet_cnn", "epochs": settings.twin_epochs or settings.epochs}
+        return run_name("single-digits", row), settings.options(**network)
 
     def begin(self, study: Study) -> Mapping[str, Scenes]:
         """Test digits in every layout, the same for all networks."""

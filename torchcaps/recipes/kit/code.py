@@ -150,11 +150,10 @@ class _Essence(ast.NodeTransformer):
         return ast.arg(node.arg)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        node.returns, node.type_params = None, []
+        node.returns = None
         return self._registered(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        node.type_params = []
         return self._registered(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
