@@ -52,6 +52,11 @@ class Curve(NamedTuple):
         self.success.append(percent(said == sample.targets))
 
 
+def shown(curve: Curve, goal: str) -> list[float]:
+    """What an attack is judged by: the accuracy, or how often it reached its target."""
+    return curve.accuracy if goal == UNTARGETED else curve.success
+
+
 class Sample(NamedTuple):
     """Test images to attack.
 

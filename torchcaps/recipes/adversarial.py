@@ -22,13 +22,15 @@ from torchcaps.explain.attacks import (
     attack_library,
     draw_sample,
     random_signs,
+    shown,
 )
+from torchcaps.explain.charts import Cell, attack_curves, image_grid
+from torchcaps.explain.figures import shorten
 from torchcaps.recipes import smallnorb
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Job, data_of, run_name
 from torchcaps.recipes.kit.options import adam, option
-from torchcaps.recipes.kit.pictures import Cell, image_grid, new_figure, shorten
 from torchcaps.recipes.smallnorb import SmallNORBEM, SmallNORBSettings
 
 HINTON = "Hinton, Sabour & Frosst 2018, section 5"
@@ -124,7 +126,7 @@ _TINY = SmallNORBSettings(
 
 @register_recipe
 class Adversarial(Comparison[AdversarialSettings]):
-    """Attacks a matrix capsule network and a convolutional one of the same accuracy, each on itself and on the other."""
+    """Attacks a matrix capsule network and a convolutional one of the same accuracy, on itself and on the other."""
 
     name: ClassVar[str] = "adversarial"
     title: ClassVar[str] = "adversarial images against matrix capsules and a convolutional network"
@@ -218,8 +220,8 @@ class Adversarial(Comparison[AdversarialSettings]):
             }
         study.curves |= {", ".join(key): curve._asdict() for key, curve in curves.items()}
         study.curves |= {f"{network}, random signs": curve._asdict() for network, curve in noise.items()}
-        study.pictures["curves"] = draw_curves(curves, noise, 100 / len(test.classes))
-        study.pictures["images"] = draw_images(attackers, sample, epsilons, test.classes)
+        study.pictures["curves"] = Picture(attack_curves(curves, noise, 100 / len(test.classes)), _CURVES)
+        study.pictures["images"] = _images(attackers, sample, epsilons, test.classes)
 
 
 def _attacker(study: Study, row: str, preprocess: Preprocess) -> Attacker:
@@ -233,71 +235,21 @@ def _figures(network: str, curves: Mapping[Key, Curve], noise: Curve) -> dict[st
     figures = {CLEAN: noise.accuracy[0], NOISE: noise.accuracy[noise.epsilon.index(0.1)]}
     for measure, key, epsilon in measured(network):
         curve = curves[key]
-        figures[measure] = _shown(curve, key.goal)[curve.epsilon.index(epsilon)]
+        figures[measure] = shown(curve, key.goal)[curve.epsilon.index(epsilon)]
     return figures
 
 
-def _shown(curve: Curve, goal: str) -> list[float]:
-    return curve.accuracy if goal == UNTARGETED else curve.success
+_CURVES = (
+    "Left: accuracy under untargeted attacks. Right: images that targeted attacks make the network take for the "
+    "target, a random wrong class. White box: images made on the network itself; black box: made on the other "
+    "network; random signs (upper row): noise of the same size. Chance is a guess among all classes."
+)
 
 
-_COLOURS = {CAPSULES: "C0", CNN: "C1"}
-_STYLES = {WHITE: "-", BLACK: "--"}
-
-
-def draw_curves(curves: Mapping[Key, Curve], noise: Mapping[str, Curve], chance: float) -> Picture:
-    """Accuracy against epsilon, and how often the target is reached, for FGSM and BIM.
-
-    Args:
-        curves: of the attacks.
-        noise: of random signs, by network.
-        chance: accuracy of a guess, percent.
-    """
-    figure = new_figure(9.0, 6.6)
-    panels = figure.subplots(len(IN_TABLE), 2, sharey=True, sharex="row")
-    for row, attack in enumerate(IN_TABLE):
-        for axes, goal in zip(panels[row], (UNTARGETED, TARGETED), strict=True):
-            for network, colour in _COLOURS.items():
-                named = {
-                    f"{network}, {box}": (curves[Key(network, attack, goal, box)], _STYLES[box]) for box in _STYLES
-                }
-                if attack == "FGSM":
-                    named[f"{network}, random signs"] = noise[network], ":"
-                for label, (curve, style) in named.items():
-                    marker = "" if style == ":" else "."
-                    axes.plot(curve.epsilon, _shown(curve, goal), style, color=colour, marker=marker, label=label)
-            axes.axhline(chance, color="grey", linewidth=0.8, label=f"chance, {chance:g} %")
-            epsilons = curves[Key(CAPSULES, attack, goal, WHITE)].epsilon
-            axes.set_xscale("symlog", linthresh=epsilons[1], linscale=0.3)  # linear only from 0 to the first
-            axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons], fontsize=7)
-            axes.set_xticks([], minor=True)
-            axes.set_title(f"{attack}, {goal}", fontsize=10)
-            axes.set_xlabel("epsilon, largest change of a pixel in [0, 1]; logarithmic", fontsize=9)
-            axes.set_ylabel("accuracy, %" if goal == UNTARGETED else "taken for the target, %", fontsize=9)
-            axes.yaxis.set_tick_params(labelleft=True)
-            axes.set_ylim(-2, 102)
-            axes.grid(alpha=0.3)
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=8, frameon=False)
-    caption = (
-        "Left: accuracy under untargeted attacks. Right: images that targeted attacks make the network take for the "
-        "target, a random wrong class. White box: images made on the network itself; black box: made on the other "
-        "network; random signs (upper row): noise of the same size. Chance is a guess among all classes."
-    )
-    return Picture(figure, caption)
-
-
-def draw_images(
+def _images(
     attackers: Mapping[str, Attacker], sample: Sample, epsilons: Sequence[float], classes: Sequence[str]
 ) -> Picture:
-    """Two test images with growing epsilon, and what each network says of what was made on it.
-
-    Args:
-        attackers: by network.
-        sample: to choose from: the first image of each of two classes that all networks know, if there are.
-        epsilons: of FGSM.
-        classes: their names.
-    """
+    """Two test images with growing epsilon of FGSM, and what each network says of what was made on it."""
 
     def cell(attacker: Attacker, place: int, epsilon: float) -> Cell:
         pixels, label = sample.pixels[place : place + 1], sample.labels[place : place + 1]
@@ -306,17 +258,17 @@ def draw_images(
         colour = "black" if said == int(label) else "tab:red"
         return Cell(image[0, 0], f"ε {epsilon:g}\n{shorten(classes[said], 12)}", colour)
 
-    rows = [
-        (name.replace(" ", "\n"), [cell(attacker, place, epsilon) for epsilon in (0.0, *epsilons)])
-        for place in _two_images(attackers, sample)
+    rows = {
+        f"{name.replace(' ', chr(10))}\n{number}": [cell(attacker, place, epsilon) for epsilon in (0.0, *epsilons)]
+        for number, place in enumerate(_two_images(attackers, sample), 1)
         for name, attacker in attackers.items()
-    ]
+    }
     caption = (
         "Test images after untargeted FGSM in the white box, with growing epsilon (largest change of a pixel in "
         "[0, 1]). Above each: the class that the network at the left says, red where it is wrong. Of a stereo pair the "
         "first image is shown."
     )
-    return image_grid(rows, caption)
+    return Picture(image_grid(rows), caption)
 
 
 def _two_images(attackers: Mapping[str, Attacker], sample: Sample) -> list[int]:

@@ -10,12 +10,13 @@ from torchcaps.data import Affine, AffineRanges, ImageSet, Padded, apply_affine
 from torchcaps.data.base import TEST_SEED
 from torchcaps.data.made import one_factor
 from torchcaps.explain import examine
+from torchcaps.explain.charts import Cell, image_grid
+from torchcaps.explain.figures import new_figure
 from torchcaps.models import ImageClassifier
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Job, data_of, run_name
 from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, TrainingOptions, adam, falling, option, plain
-from torchcaps.recipes.kit.pictures import Cell, image_grid, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -179,6 +180,7 @@ class AffineRobustness(Comparison[AffineSettings]):
 
     def job(self, settings: AffineSettings, row: str, stop_at: float | None = None) -> Job:
         """The network of the row on larger canvases, moved there in training."""
+        network: dict[str, Any]
         if row == CAPSULES:
             network = {"model": settings.model, "model_args": settings.model_args, "loss": MARGIN}
             network |= {"routing": option("DynamicRouting", steps=3), "reconstruction": settings.reconstruction}
@@ -261,4 +263,4 @@ def _digits(clean: ImageSet, moved: ImageSet) -> Picture:
         "affine transform (below)."
     )
     cells = {name: [Cell(one.images[place].amax(0) / 255) for place in first] for name, one in rows.items()}
-    return image_grid(list(cells.items()), caption, 1.0)
+    return Picture(image_grid(cells, 1.0), caption)

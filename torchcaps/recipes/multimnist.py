@@ -12,13 +12,13 @@ from torch import Tensor
 from torchcaps import training
 from torchcaps.classifier import Classifier
 from torchcaps.data import Overlaid, Overlay, Pairs, bounding_box_overlap, fixed_pairs
+from torchcaps.explain.charts import Cell, image_grid
 from torchcaps.losses import MarginLoss, NegativeLogLikelihood
 from torchcaps.models import CapsuleClassifier, ImageClassifier
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Lab, Trained, data_of, run_name
 from torchcaps.recipes.kit.options import option, plain
-from torchcaps.recipes.kit.pictures import Cell, image_grid
 from torchcaps.tasks import SeveralLabels
 
 TEST_SEED = 0
@@ -216,24 +216,19 @@ def _picture(network: CapsuleClassifier, pairs: Overlaid, count: int = 7) -> Pic
         "true, absent": torch.cat([pairs.labels[:, :1], absent], 1),
     }
     places = chosen.tolist()
-    rows = [
-        ("input", [Cell(pairs.images[place, 0]) for place in places]),
-        (
-            "its digits",
-            [Cell(_two_colours(pairs.parts[place, :, 0]), _digits(pairs.labels[place])) for place in places],
-        ),
-    ]
+    rows = {
+        "input": [Cell(pairs.images[place, 0]) for place in places],
+        "its digits": [Cell(_two_colours(pairs.parts[place, :, 0]), _digits(pairs.labels[place])) for place in places],
+    }
     for name, labels in claims.items():
         drawn = torch.stack([network.decode(capsules, one.to(device))[:, 0].cpu() for one in labels.unbind(1)], 1)
-        rows.append(
-            (f"capsules:\n{name}", [Cell(_two_colours(drawn[place]), _digits(labels[place])) for place in places])
-        )
+        rows[f"capsules:\n{name}"] = [Cell(_two_colours(drawn[place]), _digits(labels[place])) for place in places]
     caption = (
         "Test pairs, their two digits in red and green, and reconstructions of single class capsules in the same "
         "colours: of the true classes, of the two most active ones (the last columns: pairs that were not told right), "
         "and of one true and the least active class, which is not in the image."
     )
-    return image_grid(rows, caption, 1.25)
+    return Picture(image_grid(rows, 1.25), caption)
 
 
 def _two_colours(digits: Tensor) -> Tensor:

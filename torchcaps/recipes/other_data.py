@@ -84,19 +84,21 @@ def _gentle_em(steps: int) -> dict[str, Any]:
 _COLOURS: dict[str, Any] = {"brightness": 63 / 255, "contrast": (0.2, 1.8)}
 
 
-def _network(model: str, loss: Mapping[str, Any], rate: float, epochs: int, batch_size: int, **more: Any) -> Network:
-    optimizer = adam(rate, **more.pop("decay", {}))
-    return Network(model=model, loss=loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size, **more)
-
-
 _DYNAMIC, _ORPHAN = option("DynamicRouting", steps=3), option("DynamicRouting", steps=3, orphan=True)
+_TYPES = {"channels": 32, "types": (8, 8, 8), "competition": "window"}
+
+
+def _network(model: str, loss: Mapping[str, Any], rate: float, epochs: int, batch_size: int, **more: Any) -> Network:
+    options = {"optimizer": adam(rate), **more}
+    return Network(model=model, loss=loss, epochs=epochs, batch_size=batch_size, **options)
 
 
 def _matrix_paper(
     epochs: int, model: str = "matrixcapsnet", routing: Mapping[str, Any] | None = None, **preprocess: Any
 ) -> Network:
     """As on smallNORB: 0.003, falling by 4 % every 20,000 steps, weight decay 2e-7, batches of 64."""
-    pace = {"scheduler": falling(0.96 ** (1 / 20000)), "scheduler_interval": "step", "decay": {"weight_decay": 2e-7}}
+    pace = {"scheduler": falling(0.96 ** (1 / 20000)), "scheduler_interval": "step"}
+    pace |= {"optimizer": adam(3e-3, weight_decay=2e-7)}
     changes = {"routing": routing or _em(3), "preprocess": {**preprocess, "standardise": True}}
     return _network(model, option("SpreadLoss", schedule="sigmoid"), 3e-3, epochs, 64, **pace, **changes)
 
@@ -113,26 +115,16 @@ def _cnn_paper(epochs: int, **preprocess: Any) -> Network:
     return _network("matrixcapsnet_cnn", ENTROPY, 1e-3, epochs, 128, **more)
 
 
-def _matrix_quick(epochs: int, routing: Mapping[str, Any] | None = None, **more: Any) -> Network:
-    """Eight types in each layer, two steps, competition within windows."""
-    arguments = {"channels": 32, "types": (8, 8, 8), "competition": "window"}
-    more |= {"model_args": arguments, "routing": routing or _em(2), "scheduler": _quickly(epochs)}
-    return _network("matrixcapsnet_small", SPREAD, 3e-3, epochs, 32, **more)
-
-
-def _capsnet_quick(epochs: int, **more: Any) -> Network:
-    more = {"routing": _DYNAMIC, "scheduler": _quickly(epochs), **FAST, **more}
-    return _network("capsnet_small", MARGIN, 2e-3, epochs, 64, **more)
-
-
-def _cnn_quick(epochs: int, **more: Any) -> Network:
-    more = {"scheduler": _quickly(epochs), **FAST, **more}
-    return _network("matrixcapsnet_cnn", ENTROPY, 1e-3, epochs, 64, **more)
-
-
-def _quickly(epochs: int) -> dict[str, Any]:
-    """Falling in each epoch so that the last one learns at a twentieth of the first one's rate."""
-    return falling(round(0.05 ** (1 / max(epochs - 1, 1)), 3))
+def _quick(row: str, epochs: int, **more: Any) -> Network:
+    """Small networks; the last epoch learns at a twentieth of the first one's rate."""
+    more = {"scheduler": falling(round(0.05 ** (1 / max(epochs - 1, 1)), 3)), **more}
+    if row == MATRIX:
+        return _network(
+            "matrixcapsnet_small", SPREAD, 3e-3, epochs, 32, **{"routing": _em(2), "model_args": _TYPES, **more}
+        )
+    if row == CAPSNET:
+        return _network("capsnet_small", MARGIN, 2e-3, epochs, 64, **{"routing": _DYNAMIC, **FAST, **more})
+    return _network("matrixcapsnet_cnn", ENTROPY, 1e-3, epochs, 64, **{**FAST, **more})
 
 
 def _smoke(*rows: str) -> OtherDataSettings:
@@ -175,7 +167,7 @@ class MnistEM(OtherData):
     )
     presets: ClassVar = {
         "paper": OtherDataSettings(option("MNIST", validation=0), {MATRIX: _matrix_paper(320, shift=2)}),
-        "quick": OtherDataSettings(option("MNIST"), {MATRIX: _matrix_quick(4, preprocess={"shift": 1})}),
+        "quick": OtherDataSettings(option("MNIST"), {MATRIX: _quick(MATRIX, 4, preprocess={"shift": 1})}),
         "smoke": _smoke(MATRIX),
     }
     notes: ClassVar[tuple[str, ...]] = (
@@ -218,9 +210,9 @@ class Fashion(OtherData):
         "quick": OtherDataSettings(
             option("FashionMNIST"),
             {
-                MATRIX: _matrix_quick(3),
-                CAPSNET: _capsnet_quick(4),
-                CNN: _cnn_quick(3),
+                MATRIX: _quick(MATRIX, 3),
+                CAPSNET: _quick(CAPSNET, 4),
+                CNN: _quick(CNN, 3),
             },
         ),
         "smoke": _smoke(MATRIX, CAPSNET, CNN),
@@ -269,14 +261,17 @@ class Cifar10(OtherData):
         "quick": OtherDataSettings(
             option("CIFAR10"),
             {
-                MATRIX: _matrix_quick(4, _gentle_em(2), preprocess={"crop": 24, "flip": True, "standardise": True}),
-                CAPSNET: _capsnet_quick(
+                MATRIX: _quick(
+                    MATRIX, 4, routing=_gentle_em(2), preprocess={"crop": 24, "flip": True, "standardise": True}
+                ),
+                CAPSNET: _quick(
+                    CAPSNET,
                     5,
                     model_args={"decoder_hidden": None},
                     routing=_ORPHAN,
                     preprocess={"crop": 24, "flip": True, "standardise": True},
                 ),
-                CNN: _cnn_quick(5, preprocess={"crop": 24, "flip": True, "standardise": True}),
+                CNN: _quick(CNN, 5, preprocess={"crop": 24, "flip": True, "standardise": True}),
             },
         ),
         "smoke": _smoke(MATRIX, CAPSNET, CNN),

@@ -1,23 +1,22 @@
 """What the dimensions of a pose draw: the sweeps of Sabour et al. 2017, figure 4, for trained networks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 import yaml
-from torch import Tensor
 
 from torchcaps.data import ImageSet, Preprocess
 from torchcaps.explain import default_sweep
+from torchcaps.explain.charts import sweep_figure
 from torchcaps.explain.sweeps import Sweep, reconstruction_error, sweep
 from torchcaps.models import CapsuleClassifier
 from torchcaps.recipes import affine, mnist_dynamic, multimnist
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Lab, Trained, data_of, run_name
-from torchcaps.recipes.kit.pictures import new_figure, shorten
 
 SABOUR = "Sabour, Frosst & Hinton 2017, section 5.1 and figure 4"
 
@@ -123,7 +122,13 @@ class Perturb(Comparison[PerturbSettings]):
         swept = sweep(network, test, settings.images)
         study.curves[row] = {test.classes[label]: one.change.tolist() for label, one in swept.items()}
         drawn = {test.classes[label]: swept[label] for label in settings.drawn if label in swept}
-        study.pictures[run_name("", row).strip("-")] = _picture(drawn, default_sweep().tolist(), row)
+        figure = sweep_figure(drawn, default_sweep().tolist(), row)
+        caption = (
+            f"{row}: test images drawn from the capsule of their class while one number of its pose moves; in the "
+            "middle column the pose is as it was. Behind each row, how much the ends differ from the middle on average, in "
+            "percent of the range from black to white."
+        )
+        study.pictures[run_name("", row).strip("-")] = Picture(figure, caption)
         return {**findings(swept, settings.idle), ERROR: reconstruction_error(network, test.subset(chosen))}
 
     def finish(self, study: Study, given: Any) -> None:
@@ -142,42 +147,3 @@ def findings(swept: Mapping[int, Sweep], idle: float) -> dict[str, float]:
         CHANGE: change.flatten().quantile(0.5).item(),
         IDLE: 100 * (change < idle).double().mean().item(),
     }
-
-
-def tiles(grid: Tensor, gap: int = 1) -> Tensor:
-    """Images (D, V, C, H, W) in rows and columns with grey lines between, as one picture (h, w, 3).
-
-    Args:
-        grid: values in [0, 1]; of one channel, or of three.
-        gap: width of the lines, in pixels.
-    """
-    D, V = grid.shape[:2]
-    rgb = grid.clamp(0, 1).expand(D, V, 3, *grid.shape[3:]) if grid.shape[2] == 1 else grid.clamp(0, 1)
-    framed = F.pad(rgb, (0, gap, 0, gap), value=0.5)
-    return framed.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)
-
-
-def _picture(swept: Mapping[str, Sweep], values: Sequence[float], row: str) -> Picture:
-    """The sweeps of a few classes beside each other: a row a dimension, a column a value."""
-    dimensions = len(next(iter(swept.values())).change) if swept else 1
-    figure = new_figure(0.6 + 3.7 * len(swept), 1.1 + 0.285 * dimensions)
-    panels = figure.subplots(1, max(len(swept), 1), squeeze=False)[0]
-    for axes, (name, one) in zip(panels, swept.items(), strict=False):
-        D, V = one.grid.shape[:2]
-        axes.imshow(tiles(one.grid).numpy(), extent=(0, V, D, 0), interpolation="nearest")
-        axes.set_xticks([0.5, V / 2, V - 0.5], [f"{values[0]:+.2f}", "0", f"{values[-1]:+.2f}"])
-        axes.set_yticks([place + 0.5 for place in range(D)], [str(place) for place in range(D)])
-        axes.tick_params(length=0, labelsize=7)
-        axes.set_title(f"class {shorten(name)}", fontsize=9)
-        axes.set_xlabel("added to the number", fontsize=8)
-        axes.spines[:].set_visible(False)
-        for place, change in enumerate(one.change.tolist()):
-            axes.text(V + 0.15, place + 0.5, f"{change:.1f} %", fontsize=7, va="center", color="0.3")
-    panels[0].set_ylabel("dimension of the pose", fontsize=8)
-    figure.suptitle(shorten(row, 80), fontsize=10)
-    caption = (
-        f"{row}: test images drawn from the capsule of their class while one number of its pose moves; in the middle "
-        "column the pose is as it was. Behind each row, how much the ends differ from the middle on average, in "
-        "percent of the range from black to white."
-    )
-    return Picture(figure, caption)

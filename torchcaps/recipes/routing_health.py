@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 import torch
 
 from torchcaps.data import ImageSet, Preprocess
+from torchcaps.explain.charts import steps_figure
 from torchcaps.explain.health import AtSteps, at_steps
 from torchcaps.recipes import mnist_dynamic, smallnorb, two_digits
 from torchcaps.recipes.kit.base import Key, Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Trained, data_of
-from torchcaps.recipes.kit.pictures import new_figure
 
 PAIK = "Paik, Kwak & Kim 2019"
 MITTERREITER = "Mitterreiter, Koch, Giesen & Laue 2023"
@@ -201,7 +201,7 @@ class RoutingHealth(Comparison[RoutingHealthSettings]):
         for source in SOURCES:
             study.figures |= differences(source, study.trained)
         for label, rows in study.curves.items():
-            study.pictures[label.replace(" ", "-").lower()] = _picture(label, rows)
+            study.pictures[label.replace(" ", "-").lower()] = Picture(steps_figure(label, rows), _caption(label, rows))
 
 
 def findings(points: Mapping[int, AtSteps], trained: int) -> dict[str, float]:
@@ -254,38 +254,11 @@ def as_curves(points: Mapping[int, AtSteps], trained: int) -> dict[str, Any]:
     }
 
 
-def _picture(label: str, rows: Mapping[str, Mapping[str, Any]]) -> Picture:
-    """Accuracy, entropy and polarisation over the number of steps at test time, a line for each network."""
-    figure = new_figure(11.0, 3.7 + 0.2 * len(rows), "constrained")
-    panels = figure.subplots(1, 3)
-    for rank, (row, curves) in enumerate(rows.items()):
-        steps, trained = curves["steps"], curves["steps"].index(curves["trained"])
-        routed = [health for health in curves["layers"].values() if health["entropy"][0] is not None]
-        lines = [(panels[0], curves["accuracy"], "-")]
-        for place, health in enumerate(reversed(routed)):
-            style = ("-", "--", ":")[min(place, 2)]
-            lines += [(panels[1], health["entropy"], style), (panels[2], health["polarisation"], style)]
-        wide = 1.2 + 0.5 * (len(rows) - 1 - rank)  # so that curves that lie on each other can all be seen
-        for axes, values, style in lines:
-            width, named = (wide, row) if style == "-" else (1.0, "")
-            axes.plot(steps, values, style, color=f"C{rank}", linewidth=width, label=named)
-            axes.plot(steps[trained], values[trained], "o", color=f"C{rank}", markersize=width + 3.5)
-    titles = (("test accuracy", "% of images"), ("entropy of the assignment", "0 hard, 1 uniform"),
-              ("polarisation", "0 uniform, 1 hard"))  # fmt: skip
-    for axes, (title, unit) in zip(panels, titles, strict=True):
-        axes.set(title=title, ylabel=unit, xlabel="steps of routing at test time")
-        axes.set_xticks(sorted({step for curves in rows.values() for step in curves["steps"]}))
-        axes.grid(alpha=0.3)
-    for axes in panels[1:]:
-        axes.set_ylim(-0.04, 1.04)
-    figure.suptitle(label, fontsize=11)
-    figure.get_layout_engine().set(w_pad=0.12)  # type: ignore[union-attr, call-arg]
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", fontsize=8, frameon=False)
+def _caption(label: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
     several = any(sum(h["entropy"][0] is not None for h in curves["layers"].values()) > 1 for curves in rows.values())
     below = " Broken lines: the layers below the class capsules, dotted the lowest." if several else ""
-    caption = (
+    return (
         f"Networks of {label}, tested with other numbers of routing steps than they were trained with (dots): the "
         f"test accuracy, and entropy and polarisation of the assignment to the class capsules; 1 step is uniform "
         f"assignment.{below}"
     )
-    return Picture(figure, caption)

@@ -6,12 +6,13 @@ from typing import Any, ClassVar
 
 from torchcaps.data import TurnedDigits
 from torchcaps.data.made import TestViewpoints, Viewpoints
+from torchcaps.explain.charts import bars_upwards
+from torchcaps.explain.figures import new_figure
 from torchcaps.recipes import smallnorb
 from torchcaps.recipes.kit.base import Picture, lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Job, Trained, data_of, run_name
 from torchcaps.recipes.kit.options import falling, option
-from torchcaps.recipes.kit.pictures import new_figure
 from torchcaps.recipes.smallnorb import SmallNORBEM, SmallNORBSettings
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 2, recalled"
@@ -122,13 +123,9 @@ def _picture(figures: Mapping[tuple[str, str], float]) -> Picture:
     figure = new_figure(9.0, 4.0)
     for panel, (title, values) in enumerate((("ours", figures), ("published", PUBLISHED))):
         axes = figure.add_subplot(1, 2, panel + 1)
-        for offset, measure, colour in ((-0.2, FAMILIAR, "0.7"), (0.2, NOVEL, "C0")):
-            places = [place + offset for place in range(len(ROWS))]
-            heights = [values[row, measure] for row in ROWS]
-            bars = axes.bar(places, heights, 0.4, label=measure.partition(",")[0], color=colour)
-            axes.bar_label(bars, fmt="%.1f", fontsize=8)
-        axes.set_xticks(range(len(ROWS)), [row.replace(", ", "\n") for row in ROWS], fontsize=9)
-        axes.margins(y=0.12)
+        series = {measure.partition(",")[0]: [values[row, measure] for row in ROWS] for measure in (FAMILIAR, NOVEL)}
+        labels = [row.replace(", ", "\n") for row in ROWS]
+        bars_upwards(axes, labels, series, 1, **{"familiar viewpoints": "0.7", "novel viewpoints": "C0"})
         axes.set_ylabel("test error, %")
         axes.set_title(title)
     figure.legend(*axes.get_legend_handles_labels(), fontsize=9, ncols=2, loc="outside lower center", frameon=False)

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from torchcaps.classifier import Classifier
 from torchcaps.data import Scenes, arrange
+from torchcaps.explain.charts import bars_upwards
+from torchcaps.explain.figures import new_figure
 from torchcaps.recipes.kit.base import Picture, lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Job, data_of, run_name
 from torchcaps.recipes.kit.options import FAST, TrainingOptions, adam, falling, option
-from torchcaps.recipes.kit.pictures import new_figure
 
 SU_A = "Su 2018a, kexue.fm 4819"
 SU_B = "Su 2018b, kexue.fm 5112"
@@ -182,7 +183,7 @@ class TwoDigits(Comparison[TwoDigitsSettings]):
         """One network with transforms shared by all places, or its twin; every row has a routing of its own."""
         routing = ROUTINGS[row]
         channels = list(settings.variant_channels if row in VARIANTS else settings.channels)
-        network = {"model_args": {"channels": channels}, "loss": option("MarginLoss", down_weight=0.25)}
+        network: dict[str, Any] = {"model_args": {"channels": channels}, "loss": option("MarginLoss", down_weight=0.25)}
         if routing is not None:
             network |= {"model": "sharedcapsnet", "routing": routing}
         else:
@@ -224,13 +225,7 @@ def _picture(figures: Mapping[tuple[str, str], float], scenes: Mapping[str, Scen
         axes.set_title(name, fontsize=9)
         axes.set_axis_off()
     axes = figure.add_subplot(grid[1, :])
-    width = 0.8 / max(len(rows), 1)
-    for number, row in enumerate(rows):
-        values = [figures[row, most_active(name)] for name in names]
-        left = [place - 0.4 + (number + 0.5) * width for place in range(len(names))]
-        bars = axes.bar(left, values, width, label=row)
-        axes.bar_label(bars, fmt="%.0f", fontsize=8)
-    axes.set_xticks(range(len(names)), names)
+    bars_upwards(axes, names, {row: [figures[row, most_active(name)] for name in names] for row in rows})
     axes.set_ylim(0, 108)
     axes.set_ylabel("all digits found, % of images")
     axes.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)

@@ -67,7 +67,7 @@ class Picture:
     caption: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
     """What a recipe measured with one seed.
 
@@ -78,10 +78,10 @@ class Outcome:
         curves: numbers behind the pictures, ready for JSON.
     """
 
-    figures: Mapping[Key, float]
-    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    pictures: Mapping[str, Picture] = field(default_factory=dict)
-    curves: Mapping[str, Any] = field(default_factory=dict)
+    figures: dict[Key, float] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pictures: dict[str, Picture] = field(default_factory=dict)
+    curves: dict[str, Any] = field(default_factory=dict)
 
 
 Settings = TypeVar("Settings")

@@ -13,8 +13,8 @@ from typing import Any
 import torchcaps
 
 _PACKAGE = Path(torchcaps.__file__).parent
-_BESIDE = ("__main__", "bench", "cli", "mixture", "recipes", "testing", "explain/figures", "explain/report",
-           "explain/exhibits", "explain/draw", "explain/page")  # fmt: skip
+_DRAWING = ("charts", "draw", "exhibits", "figures", "page", "report")
+_BESIDE = ("__main__", "bench", "cli", "mixture", "recipes", "testing", *(f"explain/{name}" for name in _DRAWING))
 """What no result depends on; of the recipes, only the one at hand and those that it imports matter, not their kit."""
 
 Definitions = Mapping[str, str]
@@ -94,8 +94,7 @@ def _all_of(paths: Iterable[Path]) -> Definitions:
 
 def is_beside(path: Path) -> bool:
     """Whether no result depends on a file of the package."""
-    name = path.relative_to(_PACKAGE).with_suffix("").as_posix()
-    return any(name == one or name.startswith(f"{one}/") for one in _BESIDE)
+    return f"{path.relative_to(_PACKAGE).with_suffix('').as_posix()}/".startswith(tuple(f"{one}/" for one in _BESIDE))
 
 
 def definitions(source: str, file: str) -> dict[str, str]:
@@ -129,46 +128,29 @@ def _name_of(node: ast.stmt, file: str) -> str | None:
 class _Essence(ast.NodeTransformer):
     """Leaves out what does not act."""
 
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        super().generic_visit(node)
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            acting = [one for one in body if not _is_text(one)]
-            node.body = acting if isinstance(node, ast.Module) else acting or [ast.Pass()]  # type: ignore[attr-defined]
-        return node
-
-    def visit_Import(self, node: ast.Import) -> None:
-        return None
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        return None
-
-    def visit_If(self, node: ast.If) -> ast.AST | None:
-        return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
-
-    def visit_arg(self, node: ast.arg) -> ast.arg:
-        return ast.arg(node.arg)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        node.returns = None
-        return self._registered(node)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        return self._registered(node)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        """A field of a dataclass keeps its place."""
+    def visit(self, node: Any) -> Any:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            return None
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return None
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            return None
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+        if hasattr(node, "decorator_list"):
+            node.decorator_list = [one for one in node.decorator_list if not ast.unparse(one).startswith("register")]
         self.generic_visit(node)
+        if getattr(node, "body", None) == [] and not isinstance(node, ast.Module):
+            node.body = [ast.Pass()]
+        return self._plain(node) if isinstance(node, ast.AnnAssign) else node
+
+    @staticmethod
+    def _plain(node: ast.AnnAssign) -> ast.AST:
+        """Without the annotation; a field of a dataclass keeps its place."""
         plain = ast.Expr(node.target) if node.value is None else ast.Assign([node.target], node.value)
         return ast.fix_missing_locations(ast.copy_location(plain, node))
-
-    def _registered(self, node: Any) -> ast.AST:
-        node.decorator_list = [one for one in node.decorator_list if not ast.unparse(one).startswith("register")]
-        return self.generic_visit(node)
-
-
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def _imported(path: Path) -> Iterator[Path]:

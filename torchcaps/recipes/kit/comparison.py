@@ -1,38 +1,29 @@
 """Most recipes: rows, each a network that is trained and measured, beside the published figures."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from torchcaps.recipes.kit.base import Key, Outcome, Picture, Recipe, Settings
+from torchcaps.recipes.kit.base import Outcome, Recipe, Settings
 from torchcaps.recipes.kit.lab import Job, Lab, Trained
 from torchcaps.recipes.kit.pictures import error_bars
 
 TEST_ERROR = "test error"
 
 
-class Study:
-    """One run of a comparison, with one seed: what its rows share, and what was found so far.
+@dataclass(kw_only=True)
+class Study(Outcome):
+    """One run of a comparison, with one seed: what its rows share, and the outcome so far.
 
     Args:
         lab: where it is run.
         settings: of the preset.
-
-    Attributes:
-        trained: the network of each row so far.
-        figures: by row and measure.
-        facts: of each row.
-        pictures: by a short name for the file.
-        curves: numbers behind the pictures.
+        trained: the network of each row.
     """
 
-    def __init__(self, lab: Lab, settings: Any) -> None:
-        self.lab = lab
-        self.settings = settings
-        self.trained: dict[str, Trained] = {}
-        self.figures: dict[Key, float] = {}
-        self.facts: dict[str, dict[str, Any]] = {}
-        self.pictures: dict[str, Picture] = {}
-        self.curves: dict[str, Any] = {}
+    lab: Lab
+    settings: Any
+    trained: dict[str, Trained] = field(default_factory=dict)
 
     def note(self, row: str, found: Mapping[str, float]) -> None:
         """Takes down figures of a row, by measure, and shows them."""
@@ -94,7 +85,7 @@ class Comparison(Recipe[Settings]):
 
     def run(self, lab: Lab, settings: Settings) -> Outcome:
         """Trains and measures the network of each row."""
-        study = Study(lab, settings)
+        study = Study(lab=lab, settings=settings)
         given = self.begin(study)
         for row in self.present(settings):
             stop_at = self._stop_at(study, row)
@@ -107,7 +98,7 @@ class Comparison(Recipe[Settings]):
             if found := self.measure(study, row, given):
                 study.note(row, found)
         self.finish(study, given)
-        return Outcome(study.figures, study.facts, study.pictures, study.curves)
+        return study
 
     def _stop_at(self, study: Study, row: str) -> float | None:
         """That of the settings, if they have one, or what the twin reached, if that is less."""

@@ -68,14 +68,14 @@ class Trained:
         return max(math.floor(1000 * self.validation_accuracy) / 1000, 0.001)
 
     @property
-    def test_error(self) -> float:
-        """On the test images of its own data, in percent."""
-        return 100 * (1 - self.summary["test_accuracy"])
-
-    @property
     def test_accuracy(self) -> float:
         """On the test images of its own data, in percent."""
         return 100 * self.summary["test_accuracy"]
+
+    @property
+    def test_error(self) -> float:
+        """Likewise."""
+        return 100 * (1 - self.summary["test_accuracy"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,18 +140,14 @@ class Lab:
         def make(folder: RunFolder) -> None:
             train_parsed(folder, parser, options, command=self.command, show=self.show)
 
-        def complete(found: Mapping[str, Any]) -> Any:
-            return yaml.safe_load(parser.dump(parser.parse_object(found)))
+        def whole(options: Any) -> Any:
+            return yaml.safe_load(parser.dump(parser.parse_object(options)))
 
         # A recipe acts on such a training by its options alone, and those are compared.
-        return replace(self, recipe={}).keep(name, yaml.safe_load(parser.dump(options)), make, complete)
+        return replace(self, recipe={}).keep(name, whole(options), make, whole)
 
     def keep(
-        self,
-        name: str,
-        options: Mapping[str, Any],
-        make: Callable[[RunFolder], None],
-        complete: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+        self, name: str, options: Any, make: Callable[[RunFolder], Any], complete: Callable[[Any], Any] = dict
     ) -> Trained:
         """Has a network trained in some way, unless that was done already.
 
@@ -168,7 +164,7 @@ class Lab:
         check_same(folder, options, complete)
         if not folder.summary.is_file():
             self.show(f"{name}, seed {self.seed}: training in {folder.path}")
-            self._note_code(folder)
+            self._code(folder, {**self.code, **self.recipe})
             make(folder)
         return self.open(folder)
 
@@ -179,31 +175,22 @@ class Lab:
     def open(self, folder: RunFolder) -> Trained:
         """A finished run, which is counted among the trained networks."""
         network = load_pretrained(folder.model).to(self.device)
-        done = Trained(network, read_summary(folder), folder.path, _noted_code(folder))
+        done = Trained(network, read_summary(folder), folder.path, tuple(self._code(folder)))
         self.trained.append(done)
         return done
 
-    def _note_code(self, folder: RunFolder) -> None:
-        """Takes note of the code that trains, beside the folder: a run begins with an empty one."""
-        noted, code = _noted_code(folder), {**self.code, **self.recipe}
-        if code not in noted:
-            path = _code_file(folder)
+    def _code(self, folder: RunFolder, more: Definitions | None = None) -> list[Definitions]:
+        """The code that trained, noted beside the folder, for a run begins with an empty one; takes note of more."""
+        path = folder.path.with_name(f"{folder.path.name}.code.json")
+        noted: list[Definitions] = json.loads(path.read_text()) if path.is_file() else []
+        if more is not None and more not in noted:
+            noted.append(more)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps([*noted, code], indent=1) + "\n")
+            path.write_text(json.dumps(noted, indent=1) + "\n")
+        return noted
 
 
-def _code_file(folder: RunFolder) -> Path:
-    return folder.path.with_name(f"{folder.path.name}.code.json")
-
-
-def _noted_code(folder: RunFolder) -> tuple[Definitions, ...]:
-    path = _code_file(folder)
-    return tuple(json.loads(path.read_text())) if path.is_file() else ()
-
-
-def check_same(
-    folder: RunFolder, options: Mapping[str, Any], complete: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
-) -> None:
+def check_same(folder: RunFolder, options: Any, complete: Callable[[Any], Any] = dict) -> None:
     """Raises a `FileExistsError` if the folder holds a run with other options, once its own are completed."""
     if not folder.config.is_file():
         folder.unused()
