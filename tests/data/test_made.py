@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torchcaps.data import Digits, ImageSet
 from torchcaps.data.made import (
     FACTORS,
+    LAYOUTS,
     Affine,
     AffineRanges,
     Overlaid,
@@ -26,7 +27,6 @@ from torchcaps.data.made import (
     turn,
 )
 from torchcaps.recipes.kit.lab import data_of
-from torchcaps.recipes.two_digits import LAYOUTS
 
 AFFNIST = AffineRanges()
 QUARTER = torch.tensor([90.0])

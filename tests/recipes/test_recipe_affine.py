@@ -7,11 +7,11 @@ from torchcaps.models import create_model
 from torchcaps.recipes import run_recipe
 from torchcaps.recipes.affine import (
     CLEAN,
-    FACTORS,
     ROWS,
     STOP,
     TRANSFORMED,
     AffineRobustness,
+    factors,
 )
 from torchcaps.recipes.kit.lab import PRESETS
 from torchcaps.training import train_parser
@@ -58,9 +58,9 @@ def test_smoke_preset_measures_every_line_and_trains_once(tmp_path):
         assert ours[row, STOP] == [pytest.approx(100 * facts["validation_accuracy"])]
         assert facts["reached"] == (facts["validation_accuracy"] >= settings["stop_at"])
         assert facts["reached"] or facts["epochs"] == settings["epochs"]
-        assert all(len(curves[name][row]) == len(factor.values) for name, factor in FACTORS.items())
+        assert all(len(curves[name][row]) == len(factor.values) for name, factor in factors(4).items())
         # Where nothing is transformed, all four curves meet.
-        middle = [curves[name][row][curves[name]["values"].index(name == "scale")] for name in FACTORS]
+        middle = [curves[name][row][curves[name]["values"].index(name == "scale")] for name in factors(4)]
         assert len(set(middle)) == 1
     assert {one["file"] for one in result["pictures"]} == {"affine-smoke-curves.png", "affine-smoke-digits.png"}
     assert all((tmp_path / "results" / one["file"]).is_file() for one in result["pictures"])

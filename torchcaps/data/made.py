@@ -385,6 +385,16 @@ def bounding_box_overlap(parts: Tensor) -> Tensor:
     return sides[0][0] * sides[1][0] / areas.amin(1).clamp(min=1)
 
 
+LAYOUTS: dict[str, tuple[int, int]] = {
+    "one above the other": (2, 1),
+    "side by side": (1, 2),
+    "three in a row": (1, 3),
+    "2 x 2": (2, 2),
+    "five in a row": (1, 5),
+}
+"""Rows and columns of digits side by side."""
+
+
 class Scenes(NamedTuple):
     """Images of several different digits each.
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -190,3 +191,86 @@ def steps_figure(title: str, rows: Mapping[str, Mapping[str, Any]]) -> "Figure":
     figure.get_layout_engine().set(w_pad=0.12)  # type: ignore[union-attr, call-arg]
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", fontsize=8, frameon=False)
     return figure
+
+
+def bars_under_images(images: Mapping[str, Tensor], series: Mapping[str, Sequence[float]], what: str) -> "Figure":
+    """Groups of bars from 0 to 100 %, with an image (H, W) of each group over it.
+
+    Args:
+        images: by the label of the group.
+        series: a value for each group, by name.
+        what: the axis says.
+    """
+    figure = new_figure(9.0, 5.2)
+    grid = figure.add_gridspec(2, len(images), height_ratios=(1.0, 2.6))
+    for place, (name, image) in enumerate(images.items()):
+        axes = figure.add_subplot(grid[0, place])
+        axes.imshow(image.numpy(), cmap="gray")
+        axes.set_title(name, fontsize=9)
+        axes.set_axis_off()
+    axes = figure.add_subplot(grid[1, :])
+    bars_upwards(axes, list(images), series)
+    axes.set_ylim(0, 108)
+    axes.set_ylabel(what)
+    axes.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    return figure
+
+
+def bar_panels(panels: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequence[str], what: str) -> "Figure":
+    """Panels of groups of bars beside each other, all with the same groups and series; the first series is grey."""
+    figure = new_figure(9.0, 4.0)
+    for place, (title, series) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(1, len(panels), place)
+        bars_upwards(axes, labels, series, 1, **{next(iter(series)): "0.7"})
+        axes.set(title=title, ylabel=what)
+    figure.legend(*axes.get_legend_handles_labels(), fontsize=9, ncols=2, loc="outside lower center", frameon=False)
+    return figure
+
+
+class Factor(NamedTuple):
+    """One number that is changed while the others stay.
+
+    Args:
+        label: with its unit, for an axis.
+        values: on the curve.
+        trained: the values that training showed, lowest and highest.
+        tested: those of a test.
+    """
+
+    label: str
+    values: tuple[float, ...]
+    trained: tuple[float, float]
+    tested: tuple[float, float]
+
+
+def factor_curves(
+    factors: Mapping[str, Factor], curves: Mapping[str, Mapping[str, Sequence[float]]], rows: Sequence[str], test: str
+) -> "Figure":
+    """Accuracy in percent against up to four factors, one panel each.
+
+    Args:
+        factors: by name.
+        curves: of each factor, the accuracies by row.
+        rows: the networks.
+        test: what the legend calls the range that is grey; green is what training showed.
+    """
+    figure = new_figure(9.0, 6.4)
+    figure.suptitle("Accuracy when one factor is changed")
+    for place, (name, factor) in enumerate(factors.items(), 1):
+        axes = figure.add_subplot(2, 2, place)
+        low, high = factor.trained
+        axes.axvspan(*factor.tested, color="0.9", zorder=0, label=test)
+        axes.axvspan(low, high, color="C2", alpha=0.25, linewidth=3 * (low == high), zorder=1, label="in training")
+        for row in rows:
+            axes.plot(factor.values, curves[name][row], marker="o", markersize=3, label=row)
+        axes.set(xlabel=factor.label, ylabel="accuracy, %", ylim=(0, 103))
+        axes.grid(alpha=0.3)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def two_colours(images: Tensor) -> Tensor:
+    """Two grey images (2, H, W) as the red and the green channel of one, (H, W, 3)."""
+    red, green = images.clamp(0, 1)
+    return torch.stack([red, green, torch.zeros_like(red)], -1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -10,16 +10,12 @@ from torchcaps.data import Affine, AffineRanges, ImageSet, Padded, apply_affine
 from torchcaps.data.base import TEST_SEED
 from torchcaps.data.made import one_factor
 from torchcaps.explain import examine
-from torchcaps.explain.charts import Cell, image_grid
-from torchcaps.explain.figures import new_figure
+from torchcaps.explain.charts import Cell, Factor, factor_curves, image_grid
 from torchcaps.models import ImageClassifier
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Job, data_of, run_name
 from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, TrainingOptions, adam, falling, option, plain
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 SABOUR = "Sabour et al. 2017, section on affine transformations"
 
@@ -36,34 +32,19 @@ class Tested(NamedTuple):
     few: ImageSet
 
 
-@dataclass(frozen=True)
-class Factor:
-    """One number of an affine transform that is changed while the others stay.
-
-    Attributes:
-        label: with its unit, for an axis.
-        values: on the curve.
-        trained: the values that training showed, lowest and highest; None for the shift of the training.
-        tested: those of the affine test.
-    """
-
-    label: str
-    values: tuple[float, ...]
-    trained: tuple[float, float] | None
-    tested: tuple[float, float]
-
-
 def _steps(first: int, last: int, step: int, unit: float = 1.0) -> tuple[float, ...]:
     return tuple(round(value * unit, 6) for value in range(first, last + 1, step))
 
 
-FACTORS: dict[str, Factor] = {
-    "rotation": Factor("rotation, degrees", _steps(-60, 60, 10), (0.0, 0.0), (-AFFNIST.rotation, AFFNIST.rotation)),
-    "shear": Factor("shear, pixels per pixel", _steps(-6, 6, 1, 0.1), (0.0, 0.0), (-AFFNIST.shear, AFFNIST.shear)),
-    "scale": Factor("scale in x and in y", _steps(5, 15, 1, 0.1), (1.0, 1.0), AFFNIST.scale),
-    "shift": Factor("shift in x and in y, pixels", _steps(0, 10, 1), None, (0.0, AFFNIST.shift)),
-}
-"""What the curves are drawn over."""
+def factors(pad: int) -> dict[str, Factor]:
+    """What the curves are drawn over, for a training that moved digits by up to ``pad`` pixels."""
+    turned, sheared = (-AFFNIST.rotation, AFFNIST.rotation), (-AFFNIST.shear, AFFNIST.shear)
+    return {
+        "rotation": Factor("rotation, degrees", _steps(-60, 60, 10), (0.0, 0.0), turned),
+        "shear": Factor("shear, pixels per pixel", _steps(-6, 6, 1, 0.1), (0.0, 0.0), sheared),
+        "scale": Factor("scale in x and in y", _steps(5, 15, 1, 0.1), (1.0, 1.0), AFFNIST.scale),
+        "shift": Factor("shift in x and in y, pixels", _steps(0, 10, 1), (0.0, float(pad)), (0.0, AFFNIST.shift)),
+    }
 
 
 def accuracy_under(network: ImageClassifier, images: ImageSet, affine: Affine, batch_size: int) -> float:
@@ -197,13 +178,13 @@ class AffineRobustness(Comparison[AffineSettings]):
         chosen = torch.randperm(len(test), generator=torch.Generator().manual_seed(TEST_SEED))
         few = test.subset(chosen[: settings.curve_images])
         study.curves["images"] = len(few)
-        study.curves |= {name: {"values": list(one.values)} for name, one in FACTORS.items()}
+        study.curves |= {name: {"values": list(one.values)} for name, one in factors(settings.pad).items()}
         return Tested(test, AFFNIST.draw(test.images), few)
 
     def measure(self, study: Study, row: str, given: Tested) -> dict[str, float]:
         """Random transforms, and one factor at a time."""
         trained, batch, few = study.trained[row], study.settings.batch_size, given.few
-        for name, factor in FACTORS.items():
+        for name, factor in factors(study.settings.pad).items():
             points = (one_factor(name, value, len(few)) for value in factor.values)
             study.curves[name][row] = [round(accuracy_under(trained.network, few, point, batch), 4) for point in points]
         return {
@@ -221,19 +202,9 @@ class AffineRobustness(Comparison[AffineSettings]):
 
 
 def _curves(study: Study) -> Picture:
-    """Accuracy against each factor, one panel each."""
+    """Accuracy against each factor."""
     curves, facts = study.curves, study.facts
-    figure = new_figure(9.0, 6.4)
-    figure.suptitle("Accuracy when one factor is changed")
-    for place, (name, factor) in enumerate(FACTORS.items(), 1):
-        axes = figure.add_subplot(2, 2, place)
-        _shade(axes, factor, study.settings.pad)
-        for row in ROWS:
-            axes.plot(curves[name]["values"], curves[name][row], marker="o", markersize=3, label=row)
-        axes.set(xlabel=factor.label, ylabel="accuracy, %", ylim=(0, 103))
-        axes.grid(alpha=0.3)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    figure = factor_curves(factors(study.settings.pad), curves, ROWS, "affine test")
     ends = "; ".join(
         f"{row} ended at {100 * facts[row]['validation_accuracy']:.2f} % of the validation images after "
         f"{facts[row]['epochs']} epochs" + ("" if facts[row]["reached"] else ", short of the accuracy to stop at")
@@ -245,13 +216,6 @@ def _curves(study: Study) -> Picture:
         f"(in the curve, the largest shifts cut off some of it). {ends}."
     )
     return Picture(figure, caption)
-
-
-def _shade(axes: "Axes", factor: Factor, pad: int) -> None:
-    """The range of the affine test and what training showed, behind the curves."""
-    low, high = factor.trained or (0.0, float(pad))
-    axes.axvspan(*factor.tested, color="0.9", zorder=0, label="affine test")
-    axes.axvspan(low, high, color="C2", alpha=0.25, linewidth=3 * (low == high), zorder=1, label="in training")
 
 
 def _digits(clean: ImageSet, moved: ImageSet) -> Picture:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchcaps import training
 from torchcaps.classifier import Classifier
 from torchcaps.data import Overlaid, Overlay, Pairs, bounding_box_overlap, fixed_pairs
-from torchcaps.explain.charts import Cell, image_grid
+from torchcaps.explain.charts import Cell, image_grid, two_colours
 from torchcaps.losses import MarginLoss, NegativeLogLikelihood
 from torchcaps.models import CapsuleClassifier, ImageClassifier
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
@@ -218,23 +218,17 @@ def _picture(network: CapsuleClassifier, pairs: Overlaid, count: int = 7) -> Pic
     places = chosen.tolist()
     rows = {
         "input": [Cell(pairs.images[place, 0]) for place in places],
-        "its digits": [Cell(_two_colours(pairs.parts[place, :, 0]), _digits(pairs.labels[place])) for place in places],
+        "its digits": [Cell(two_colours(pairs.parts[place, :, 0]), _digits(pairs.labels[place])) for place in places],
     }
     for name, labels in claims.items():
         drawn = torch.stack([network.decode(capsules, one.to(device))[:, 0].cpu() for one in labels.unbind(1)], 1)
-        rows[f"capsules:\n{name}"] = [Cell(_two_colours(drawn[place]), _digits(labels[place])) for place in places]
+        rows[f"capsules:\n{name}"] = [Cell(two_colours(drawn[place]), _digits(labels[place])) for place in places]
     caption = (
         "Test pairs, their two digits in red and green, and reconstructions of single class capsules in the same "
         "colours: of the true classes, of the two most active ones (the last columns: pairs that were not told right), "
         "and of one true and the least active class, which is not in the image."
     )
     return Picture(image_grid(rows, 1.25), caption)
-
-
-def _two_colours(digits: Tensor) -> Tensor:
-    """Two grey images (2, H, W) as the red and the green channel of one, (H, W, 3)."""
-    red, green = digits.clamp(0, 1)
-    return torch.stack([red, green, torch.zeros_like(red)], -1)
 
 
 def _digits(labels: Tensor) -> str:

@@ -80,6 +80,7 @@ def _gentle_em(steps: int) -> dict[str, Any]:
     return option("EMRouting", steps=steps, schedule="released", inverse_temperature=0.01)
 
 
+_CENTRE: dict[str, Any] = {"crop": 24, "flip": True, "standardise": True}
 # Random changes of colour photographs as the released code of Hinton et al. makes them on smallNORB.
 _COLOURS: dict[str, Any] = {"brightness": 63 / 255, "contrast": (0.2, 1.8)}
 
@@ -261,17 +262,15 @@ class Cifar10(OtherData):
         "quick": OtherDataSettings(
             option("CIFAR10"),
             {
-                MATRIX: _quick(
-                    MATRIX, 4, routing=_gentle_em(2), preprocess={"crop": 24, "flip": True, "standardise": True}
-                ),
+                MATRIX: _quick(MATRIX, 4, routing=_gentle_em(2), preprocess=_CENTRE),
                 CAPSNET: _quick(
                     CAPSNET,
                     5,
                     model_args={"decoder_hidden": None},
                     routing=_ORPHAN,
-                    preprocess={"crop": 24, "flip": True, "standardise": True},
+                    preprocess=_CENTRE,
                 ),
-                CNN: _quick(CNN, 5, preprocess={"crop": 24, "flip": True, "standardise": True}),
+                CNN: _quick(CNN, 5, preprocess=_CENTRE),
             },
         ),
         "smoke": _smoke(MATRIX, CAPSNET, CNN),

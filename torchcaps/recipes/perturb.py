@@ -125,8 +125,8 @@ class Perturb(Comparison[PerturbSettings]):
         figure = sweep_figure(drawn, default_sweep().tolist(), row)
         caption = (
             f"{row}: test images drawn from the capsule of their class while one number of its pose moves; in the "
-            "middle column the pose is as it was. Behind each row, how much the ends differ from the middle on average, in "
-            "percent of the range from black to white."
+            "middle column the pose is as it was. Behind each row, how much the ends differ from the middle on "
+            "average, in percent of the range from black to white."
         )
         study.pictures[run_name("", row).strip("-")] = Picture(figure, caption)
         return {**findings(swept, settings.idle), ERROR: reconstruction_error(network, test.subset(chosen))}

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from torchcaps.explain import examine
 from torchcaps.recipes.kit.base import lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison, Study
 from torchcaps.recipes.kit.lab import Job, Trained, data_of, run_name
@@ -133,7 +134,8 @@ def _capsule_options(settings: SmallNORBSettings, variant: Variant) -> dict[str,
 
 def thirteen_crops_error(trained: Trained, settings: SmallNORBSettings) -> float:
     """Error in percent on the test images, with class activations averaged over 13 crops of each."""
-    return trained.classifier.examine(data_of(settings.data).test, crops=13).figures["error_percent"]
+    test = trained.classifier.prepared(data_of(settings.data).test, crops=13)
+    return 100 * examine(trained.network, test).error
 
 
 QUICK = SmallNORBSettings(

@@ -1,13 +1,12 @@
 """Viewpoints not seen in training: capsules and a network without them (Hinton, Sabour & Frosst 2018, table 2)."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from torchcaps.data import TurnedDigits
 from torchcaps.data.made import TestViewpoints, Viewpoints
-from torchcaps.explain.charts import bars_upwards
-from torchcaps.explain.figures import new_figure
+from torchcaps.explain import examine
+from torchcaps.explain.charts import bar_panels
 from torchcaps.recipes import smallnorb
 from torchcaps.recipes.kit.base import Picture, lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
@@ -46,7 +45,7 @@ def data_from(settings: SmallNORBSettings, viewpoints: Viewpoints, tested: TestV
 def novel_error(trained: Trained, settings: SmallNORBSettings, viewpoints: Viewpoints) -> float:
     """Error in percent on the test images from the viewpoints that were left out of training."""
     test = data_of(data_from(settings, viewpoints, "novel")).test
-    return trained.classifier.examine(test).figures["error_percent"]
+    return 100 * examine(trained.network, trained.classifier.prepared(test)).error
 
 
 @register_recipe
@@ -114,24 +113,16 @@ class SmallNORBViewpoints(Comparison[SmallNORBSettings]):
         return {FAMILIAR: trained.test_error, NOVEL: novel_error(trained, study.settings, ROWS[row][0])}
 
     def finish(self, study: Study, given: Any) -> None:
-        """Bars of both kinds."""
-        study.pictures["errors"] = _picture(study.figures)
-
-
-def _picture(figures: Mapping[tuple[str, str], float]) -> Picture:
-    """Two panels, ours and published, of bars for familiar and novel viewpoints."""
-    figure = new_figure(9.0, 4.0)
-    for panel, (title, values) in enumerate((("ours", figures), ("published", PUBLISHED))):
-        axes = figure.add_subplot(1, 2, panel + 1)
-        series = {measure.partition(",")[0]: [values[row, measure] for row in ROWS] for measure in (FAMILIAR, NOVEL)}
-        labels = [row.replace(", ", "\n") for row in ROWS]
-        bars_upwards(axes, labels, series, 1, **{"familiar viewpoints": "0.7", "novel viewpoints": "C0"})
-        axes.set_ylabel("test error, %")
-        axes.set_title(title)
-    figure.legend(*axes.get_legend_handles_labels(), fontsize=9, ncols=2, loc="outside lower center", frameon=False)
-    caption = (
-        "Trained on a third of the azimuths or of the elevations, tested on other toys from the same viewpoints "
-        "(familiar) and from the others (novel); the convolutional network was stopped at the validation accuracy of "
-        "the one with capsules."
-    )
-    return Picture(figure, caption)
+        """Two panels, ours and published, of bars for familiar and novel viewpoints."""
+        kinds = {measure.partition(",")[0]: measure for measure in (FAMILIAR, NOVEL)}
+        panels = {
+            title: {kind: [values[row, measure] for row in ROWS] for kind, measure in kinds.items()}
+            for title, values in (("ours", study.figures), ("published", PUBLISHED))
+        }
+        caption = (
+            "Trained on a third of the azimuths or of the elevations, tested on other toys from the same viewpoints "
+            "(familiar) and from the others (novel); the convolutional network was stopped at the validation accuracy "
+            "of the one with capsules."
+        )
+        figure = bar_panels(panels, [row.replace(", ", "\n") for row in ROWS], "test error, %")
+        study.pictures["errors"] = Picture(figure, caption)

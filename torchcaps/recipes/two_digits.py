@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.classifier import Classifier
-from torchcaps.data import Scenes, arrange
-from torchcaps.explain.charts import bars_upwards
-from torchcaps.explain.figures import new_figure
+from torchcaps.data.made import LAYOUTS, Scenes, arrange
+from torchcaps.explain.charts import bars_under_images
 from torchcaps.recipes.kit.base import Picture, lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Job, data_of, run_name
@@ -18,15 +17,6 @@ from torchcaps.recipes.kit.options import FAST, TrainingOptions, adam, falling, 
 
 SU_A = "Su 2018a, kexue.fm 4819"
 SU_B = "Su 2018b, kexue.fm 5112"
-
-LAYOUTS: dict[str, tuple[int, int]] = {
-    "one above the other": (2, 1),
-    "side by side": (1, 2),
-    "three in a row": (1, 3),
-    "2 x 2": (2, 2),
-    "five in a row": (1, 5),
-}
-"""Rows and columns of digits."""
 
 
 def set_accuracy(activation: Tensor, present: Tensor, above: float = 0.0) -> float:
@@ -209,28 +199,13 @@ class TwoDigits(Comparison[TwoDigitsSettings]):
         return found
 
     def finish(self, study: Study, given: Mapping[str, Scenes]) -> None:
-        """Bars of all layouts."""
-        study.pictures["layouts"] = _picture(study.figures, given)
-
-
-def _picture(figures: Mapping[tuple[str, str], float], scenes: Mapping[str, Scenes]) -> Picture:
-    """Bars of the set accuracy over the layouts, with an example of each above them."""
-    names = list(LAYOUTS)
-    rows = [row for row in ROUTINGS if (row, "2 x 2, the most active") in figures]
-    figure = new_figure(9.0, 5.2)
-    grid = figure.add_gridspec(2, len(names), height_ratios=(1.0, 2.6))
-    for place, name in enumerate(names):
-        axes = figure.add_subplot(grid[0, place])
-        axes.imshow(scenes[name].images[0].amax(0).numpy(), cmap="gray")
-        axes.set_title(name, fontsize=9)
-        axes.set_axis_off()
-    axes = figure.add_subplot(grid[1, :])
-    bars_upwards(axes, names, {row: [figures[row, most_active(name)] for name in names] for row in rows})
-    axes.set_ylim(0, 108)
-    axes.set_ylabel("all digits found, % of images")
-    axes.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
-    caption = (
-        "Trained on single digits, tested on several: the share of images whose most active classes are exactly the "
-        "digits in it, for five layouts of test digits."
-    )
-    return Picture(figure, caption)
+        """Bars of the set accuracy over the layouts, with an example of each above them."""
+        rows = [row for row in study.trained if set(OTHERS) <= set(measures(row))]
+        bars = {row: [study.figures[row, most_active(name)] for name in LAYOUTS] for row in rows}
+        examples = {name: scenes.images[0].amax(0) for name, scenes in given.items()}
+        caption = (
+            "Trained on single digits, tested on several: the share of images whose most active classes are exactly "
+            "the digits in it, for five layouts of test digits."
+        )
+        figure = bars_under_images(examples, bars, "all digits found, % of images")
+        study.pictures["layouts"] = Picture(figure, caption)
