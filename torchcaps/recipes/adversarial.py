@@ -144,12 +144,7 @@ class Adversarial(Comparison[AdversarialSettings]):
         ),
         "quick": AdversarialSettings(networks=SmallNORBEM.presets["quick"], epochs=100, share=0.05),
         "smoke": AdversarialSettings(
-            networks=_TINY,
-            epochs=10,
-            share=0.5,
-            images=30,
-            epsilons={"FGSM": (0.01, 0.1), "BIM": (0.01, 0.1)},
-            steps=3,
+            networks=_TINY, epochs=10, share=0.5, images=30, epsilons={"FGSM": (0.01, 0.1), "BIM": (0.01, 0.1)}, steps=3
         ),
     }
     notes: ClassVar[tuple[str, ...]] = (

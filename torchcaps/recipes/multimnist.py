@@ -210,11 +210,7 @@ def _picture(network: CapsuleClassifier, pairs: Overlaid, count: int = 7) -> Pic
     right = (told.sort(1).values == pairs.labels.sort(1).values).all(1)
     chosen = torch.cat([right.nonzero().squeeze(1)[: count - 2], (~right).nonzero().squeeze(1)[:2]])[:count]
     absent = capsules.activation.cpu().scatter(1, pairs.labels, torch.inf).argmin(1, keepdim=True)
-    claims = {
-        "true": pairs.labels,
-        "told": told,
-        "true, absent": torch.cat([pairs.labels[:, :1], absent], 1),
-    }
+    claims = {"true": pairs.labels, "told": told, "true, absent": torch.cat([pairs.labels[:, :1], absent], 1)}
     places = chosen.tolist()
     rows = {
         "input": [Cell(pairs.images[place, 0]) for place in places],

@@ -209,12 +209,7 @@ class Fashion(OtherData):
             },
         ),
         "quick": OtherDataSettings(
-            option("FashionMNIST"),
-            {
-                MATRIX: _quick(MATRIX, 3),
-                CAPSNET: _quick(CAPSNET, 4),
-                CNN: _quick(CNN, 3),
-            },
+            option("FashionMNIST"), {MATRIX: _quick(MATRIX, 3), CAPSNET: _quick(CAPSNET, 4), CNN: _quick(CNN, 3)}
         ),
         "smoke": _smoke(MATRIX, CAPSNET, CNN),
     }
@@ -263,13 +258,7 @@ class Cifar10(OtherData):
             option("CIFAR10"),
             {
                 MATRIX: _quick(MATRIX, 4, routing=_gentle_em(2), preprocess=_CENTRE),
-                CAPSNET: _quick(
-                    CAPSNET,
-                    5,
-                    model_args={"decoder_hidden": None},
-                    routing=_ORPHAN,
-                    preprocess=_CENTRE,
-                ),
+                CAPSNET: _quick(CAPSNET, 5, model_args={"decoder_hidden": None}, routing=_ORPHAN, preprocess=_CENTRE),
                 CNN: _quick(CNN, 5, preprocess=_CENTRE),
             },
         ),

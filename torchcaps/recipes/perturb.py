@@ -143,7 +143,4 @@ def findings(swept: Mapping[int, Sweep], idle: float) -> dict[str, float]:
         idle: the change, in percent of the range of greys, below which a dimension has hardly any effect.
     """
     change = torch.stack([one.change for one in swept.values()])  # [classes, D]
-    return {
-        CHANGE: change.flatten().quantile(0.5).item(),
-        IDLE: 100 * (change < idle).double().mean().item(),
-    }
+    return {CHANGE: change.flatten().quantile(0.5).item(), IDLE: 100 * (change < idle).double().mean().item()}

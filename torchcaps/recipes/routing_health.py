@@ -152,11 +152,7 @@ class RoutingHealth(Comparison[RoutingHealthSettings]):
             images=64,
             observed=16,
             steps=(1, 2, 10),
-            rows=(
-                f"MNIST: {mnist_dynamic.CAPSNET}",
-                f"smallNORB: {smallnorb.BASE}",
-                "smallNORB: 1 step",
-            ),
+            rows=(f"MNIST: {mnist_dynamic.CAPSNET}", f"smallNORB: {smallnorb.BASE}", "smallNORB: 1 step"),
         ),
     }
     notes: ClassVar[tuple[str, ...]] = (

@@ -78,12 +78,7 @@ class SmallNORBViewpoints(Comparison[SmallNORBSettings]):
             cnn_epochs=200,
             cnn_share=0.05,
         ),
-        "smoke": replace(
-            smallnorb.SMOKE,
-            data=option(TurnedDigits, size=24),
-            cnn_epochs=4,
-            cnn_share=0.5,
-        ),
+        "smoke": replace(smallnorb.SMOKE, data=option(TurnedDigits, size=24), cnn_epochs=4, cnn_share=0.5),
     }
     notes: ClassVar[tuple[str, ...]] = (
         smallnorb.LOSSY,

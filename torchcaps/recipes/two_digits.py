@@ -131,12 +131,7 @@ class TwoDigits(Comparison[TwoDigitsSettings]):
         ((row, measure) for row in ROUTINGS for measure in measures(row)), PUBLISHED, higher_is_better=True
     )
     presets: ClassVar = {
-        "paper": TwoDigitsSettings(
-            data=option("MNIST"),
-            epochs=10,
-            twin_epochs=20,
-            optimizer=adam(1e-3),
-        ),
+        "paper": TwoDigitsSettings(data=option("MNIST"), epochs=10, twin_epochs=20, optimizer=adam(1e-3)),
         "quick": TwoDigitsSettings(
             data=option("MNIST", validation=0.02),
             epochs=6,

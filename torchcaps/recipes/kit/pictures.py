@@ -7,11 +7,7 @@ from torchcaps.recipes.kit.base import Key, Line, Picture
 
 
 def error_bars(
-    lines: Sequence[Line],
-    figures: Mapping[Key, float],
-    title: str,
-    caption: str = "",
-    measure: str = "test error",
+    lines: Sequence[Line], figures: Mapping[Key, float], title: str, caption: str = "", measure: str = "test error"
 ) -> Picture:
     """Bars of one measure, ours and the published figure beside each other, a pair for each row that has either.
 
