@@ -4,14 +4,13 @@ import math
 
 import pytest
 
+from torchcaps.explain.attacks import UNTARGETED, WHITE
 from torchcaps.recipes import run_recipe, smallnorb
 from torchcaps.recipes.adversarial import (
     CAPSULES,
     CLEAN,
     CNN,
     NETWORKS,
-    UNTARGETED,
-    WHITE,
     Adversarial,
     AdversarialSettings,
 )

@@ -18,7 +18,6 @@ from torchcaps.recipes.perturb import (
     digits_for,
     findings,
     network_of,
-    tiles,
 )
 
 
@@ -28,15 +27,6 @@ def test_figures_of_sweeps() -> None:
 
     found = findings({0: one(0.25, 4.0), 3: one(0.5, 2.0), 4: one(0.125, 3.0)}, idle=0.5)
     assert found == {CHANGE: pytest.approx(1.25), IDLE: pytest.approx(100 / 3)}
-
-
-def test_tiles_stand_in_rows_and_columns() -> None:
-    grid = torch.arange(6.0).div(10).reshape(2, 3, 1, 1, 1).expand(2, 3, 1, 2, 4)
-    picture = tiles(grid, gap=1)
-    assert picture.shape == (2 * 3, 3 * 5, 3)
-    assert picture[0::3, 0::5, 0].tolist() == [pytest.approx([0, 0.1, 0.2]), pytest.approx([0.3, 0.4, 0.5])]
-    assert (picture[2::3] == 0.5).all()
-    assert (picture[:, 4::5] == 0.5).all()
 
 
 def test_rows_are_those_with_a_decoder() -> None:

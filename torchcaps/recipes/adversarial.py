@@ -8,22 +8,7 @@ from typing import ClassVar
 import torch
 
 from torchcaps.data import Preprocess
-from torchcaps.explain.attacks import (
-    BLACK,
-    TARGETED,
-    UNTARGETED,
-    WHITE,
-    Attacker,
-    Curve,
-    Key,
-    Sample,
-    Scores,
-    attack_all,
-    attack_library,
-    draw_sample,
-    random_signs,
-    shown,
-)
+from torchcaps.explain import attacks
 from torchcaps.explain.charts import Cell, attack_curves, image_grid
 from torchcaps.explain.figures import shorten
 from torchcaps.recipes import smallnorb
@@ -45,14 +30,14 @@ IN_TABLE: dict[str, tuple[float, ...]] = {"FGSM": (0.01, 0.1), "BIM": (0.01,)}
 CLEAN, NOISE, ZEROS = "accuracy, no attack", "accuracy, random signs 0.1", "zeros in the gradient, no attack"
 
 
-def measured(network: str) -> Iterator[tuple[str, Key, float]]:
+def measured(network: str) -> Iterator[tuple[str, attacks.Key, float]]:
     """What is in the table of the attacks on a network: the measure, the curve that it is on, the epsilon."""
     for attack, epsilons in IN_TABLE.items():
-        for goal, what in ((UNTARGETED, "accuracy"), (TARGETED, "taken for the target")):
-            for box in (WHITE, BLACK):
+        for goal, what in ((attacks.UNTARGETED, "accuracy"), (attacks.TARGETED, "taken for the target")):
+            for box in (attacks.WHITE, attacks.BLACK):
                 for epsilon in epsilons:
                     measure = f"{what}, {attack} {epsilon:g}, {goal}, {box}"
-                    yield measure, Key(network, attack, goal, box), epsilon
+                    yield measure, attacks.Key(network, attack, goal, box), epsilon
 
 
 @dataclass(frozen=True)
@@ -104,9 +89,9 @@ def _lines() -> tuple[Line, ...]:
     for network in NETWORKS:
         lines += [Line(network, measure, higher_is_better=True) for measure in (CLEAN, NOISE)]
         for measure, key, epsilon in measured(network):
-            first = key == Key(network, "FGSM", UNTARGETED, WHITE)
+            first = key == attacks.Key(network, "FGSM", attacks.UNTARGETED, attacks.WHITE)
             source = _RECALLED.get((network, epsilon), "") if first else ""
-            lines.append(Line(network, measure, None, source, higher_is_better=key.goal == UNTARGETED))
+            lines.append(Line(network, measure, None, source, higher_is_better=key.goal == attacks.UNTARGETED))
         lines.append(Line(network, ZEROS, higher_is_better=None))
     return tuple(lines)
 
@@ -186,7 +171,7 @@ class Adversarial(Comparison[AdversarialSettings]):
 
     def begin(self, study: Study) -> None:
         """Nothing is trained if nothing can be attacked."""
-        attack_library()
+        attacks.attack_library()
 
     def measure(self, study: Study, row: str, given: None) -> dict[str, float]:
         """Nothing before both networks are there."""
@@ -197,11 +182,11 @@ class Adversarial(Comparison[AdversarialSettings]):
         settings = study.settings
         test = data_of(settings.networks.data).test
         preprocess = Preprocess.from_config(study.trained[CAPSULES].network.extra["preprocess"])
-        sample = draw_sample(test, preprocess, settings.images)
+        sample = attacks.draw_sample(test, preprocess, settings.images)
         attackers = {row: _attacker(study, row, preprocess) for row in NETWORKS}
         start, epsilons = time.perf_counter(), settings.epsilons["FGSM"]
-        curves = attack_all(attackers, sample, settings.epsilons)
-        noise = {row: random_signs(one, sample, epsilons) for row, one in attackers.items()}
+        curves = attacks.attack_all(attackers, sample, settings.epsilons)
+        noise = {row: attacks.random_signs(one, sample, epsilons) for row, one in attackers.items()}
         for row, attacker in attackers.items():
             study.note(row, {**_figures(row, curves, noise[row]), ZEROS: attacker.zeros(sample.pixels, sample.labels)})
         seconds = round(time.perf_counter() - start, 1)
@@ -219,18 +204,18 @@ class Adversarial(Comparison[AdversarialSettings]):
         study.pictures["images"] = _images(attackers, sample, epsilons, test.classes)
 
 
-def _attacker(study: Study, row: str, preprocess: Preprocess) -> Attacker:
+def _attacker(study: Study, row: str, preprocess: Preprocess) -> attacks.Attacker:
     network, settings = study.trained[row].network, study.settings
-    scores, how = Scores(network, preprocess), (settings.steps, settings.batch_size, study.lab.device)
-    return Attacker(scores, network.image_shape, network.classes, *how)
+    scores, how = attacks.Scores(network, preprocess), (settings.steps, settings.batch_size, study.lab.device)
+    return attacks.Attacker(scores, network.image_shape, network.classes, *how)
 
 
-def _figures(network: str, curves: Mapping[Key, Curve], noise: Curve) -> dict[str, float]:
+def _figures(network: str, curves: Mapping[attacks.Key, attacks.Curve], noise: attacks.Curve) -> dict[str, float]:
     """The values of a network's lines, by measure."""
     figures = {CLEAN: noise.accuracy[0], NOISE: noise.accuracy[noise.epsilon.index(0.1)]}
     for measure, key, epsilon in measured(network):
         curve = curves[key]
-        figures[measure] = shown(curve, key.goal)[curve.epsilon.index(epsilon)]
+        figures[measure] = attacks.shown(curve, key.goal)[curve.epsilon.index(epsilon)]
     return figures
 
 
@@ -242,11 +227,11 @@ _CURVES = (
 
 
 def _images(
-    attackers: Mapping[str, Attacker], sample: Sample, epsilons: Sequence[float], classes: Sequence[str]
+    attackers: Mapping[str, attacks.Attacker], sample: attacks.Sample, epsilons: Sequence[float], classes: Sequence[str]
 ) -> Picture:
     """Two test images with growing epsilon of FGSM, and what each network says of what was made on it."""
 
-    def cell(attacker: Attacker, place: int, epsilon: float) -> Cell:
+    def cell(attacker: attacks.Attacker, place: int, epsilon: float) -> Cell:
         pixels, label = sample.pixels[place : place + 1], sample.labels[place : place + 1]
         image = attacker.attacked("FGSM", epsilon, pixels, label, targeted=False)
         said = int(attacker.answers(image))
@@ -266,7 +251,7 @@ def _images(
     return Picture(image_grid(rows), caption)
 
 
-def _two_images(attackers: Mapping[str, Attacker], sample: Sample) -> list[int]:
+def _two_images(attackers: Mapping[str, attacks.Attacker], sample: attacks.Sample) -> list[int]:
     """Places of the first image that all networks know, and of the first such one of another class."""
     known = torch.stack([one.answers(sample.pixels) == sample.labels for one in attackers.values()]).all(0)
     first = int(known.int().argmax())

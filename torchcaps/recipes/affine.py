@@ -15,7 +15,7 @@ from torchcaps.models import ImageClassifier
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Job, data_of, run_name
-from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, TrainingOptions, adam, falling, option, plain
+from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, TrainingOptions, option, pace, plain
 
 SABOUR = "Sabour et al. 2017, section on affine transformations"
 
@@ -112,36 +112,28 @@ class AffineRobustness(Comparison[AffineSettings]):
     )
     presets: ClassVar = {
         "paper": AffineSettings(
+            **pace(100, 1e-3, decay=0.96 ** (1 / 2000), each="step"),
             data=option("MNIST"),
             model="capsnet",
             twin_args={"hidden": 2048},
-            epochs=100,
-            optimizer=adam(1e-3),
-            scheduler=falling(0.96 ** (1 / 2000)),
-            scheduler_interval="step",
             curve_images=10000,
         ),
         "quick": AffineSettings(
+            **pace(14, 2e-3, 64, decay=0.85),
             data=option("MNIST"),
             model="capsnet_small",
             twin_args={"hidden": 336},
-            epochs=14,
             stop_at=0.99,
-            batch_size=64,
-            optimizer=adam(2e-3),
-            scheduler=falling(0.85),
             **FAST,
         ),
         "smoke": AffineSettings(
+            **pace(3, 5e-3, 32),
             data=option("Digits", size=16),
             model="capsnet_small",
             model_args={"channels": 8, "types": 4, "decoder_hidden": [16, 32]},
             twin_args={"channels": [4, 8], "hidden": 32},
-            epochs=3,
-            batch_size=32,
             stop_at=0.3,
             pad=4,
-            optimizer=adam(5e-3),
             curve_images=40,
         ),
     }

@@ -8,7 +8,7 @@ from torchcaps.losses import Weighting
 from torchcaps.recipes.kit.base import Line, register_recipe
 from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison
 from torchcaps.recipes.kit.lab import Job, run_name
-from torchcaps.recipes.kit.options import ENTROPY, FAST, TrainingOptions, adam, falling, option
+from torchcaps.recipes.kit.options import ENTROPY, FAST, TrainingOptions, option, pace
 
 SABOUR = "Sabour et al. 2017, table 1"
 
@@ -93,26 +93,18 @@ class MnistDynamic(Comparison[MnistDynamicSettings]):
     rows: ClassVar = tuple(ROWS)
     presets: ClassVar = {
         "paper": MnistDynamicSettings(
-            data=option("MNIST", validation=0),
-            epochs=641,
-            optimizer=adam(1e-3),
-            scheduler=falling(0.96 ** (1 / 2000)),
-            scheduler_interval="step",
+            **pace(641, 1e-3, decay=0.96 ** (1 / 2000), each="step"), data=option("MNIST", validation=0)
         ),
         "quick": MnistDynamicSettings(
+            **pace(8, 2e-3, 64, decay=0.65),
             data=option("MNIST"),
-            epochs=8,
-            batch_size=64,
-            optimizer=adam(2e-3),
-            scheduler=falling(0.65),
             **FAST,
             model="capsnet_small",
             cnn="capsnet_small_cnn",
         ),
         "smoke": MnistDynamicSettings(
+            **pace(2, 1e-2),
             data=option("Digits"),
-            epochs=2,
-            optimizer=adam(1e-2),
             preprocess={"shift": 1},
             model="capsnet_digits",
             model_args={"channels": 16, "types": 4, "decoder_hidden": (32, 32)},

@@ -169,27 +169,20 @@ def train(lab: Lab, settings: MultiMNISTSettings, row: str) -> Trained:
 
     def make(folder: training.RunFolder) -> None:
         decay = spec.final_rate ** (1 / max(spec.epochs - 1, 1))
-        training.train(
-            folder,
-            training.Subject(
-                data=Pairs(data_of(settings.data), settings.size, settings.shift),
-                model=spec.model,
-                model_args=dict(spec.arguments),
-            ),
-            training.Optimisation(
-                loss=MarginLoss() if row == CAPSULES else NegativeLogLikelihood(),
-                reconstruction=settings.reconstruction,
-                optimizer=lambda parameters: torch.optim.Adam(parameters, lr=spec.learning_rate),
-                scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, decay),
-            ),
-            training.Schedule(epochs=spec.epochs, batch_size=settings.batch_size, seed=lab.seed),
-            training.Running(
-                trainer=training.TrainerOptions(**{"devices": 1, **trainer}),
-                speed=training.Speed(**settings.speed),
-                report=False,
-            ),
-            training.Caller(config=yaml.safe_dump(options, sort_keys=False), command=lab.command, show=lab.show),
+        pairs = Pairs(data_of(settings.data), settings.size, settings.shift)
+        subject = training.Subject(data=pairs, model=spec.model, model_args=dict(spec.arguments))
+        optimisation = training.Optimisation(
+            loss=MarginLoss() if row == CAPSULES else NegativeLogLikelihood(),
+            reconstruction=settings.reconstruction,
+            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=spec.learning_rate),
+            scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, decay),
         )
+        schedule = training.Schedule(epochs=spec.epochs, batch_size=settings.batch_size, seed=lab.seed)
+        how = training.TrainerOptions(**{"devices": 1, **trainer})
+        running = training.Running(trainer=how, speed=training.Speed(**settings.speed), report=False)
+        config = yaml.safe_dump(options, sort_keys=False)
+        caller = training.Caller(config=config, command=lab.command, show=lab.show)
+        training.train(folder, subject, optimisation, schedule, running, caller)
 
     return lab.keep(run_name(MultiMNIST.name, row), options, make)
 

@@ -13,7 +13,7 @@ from torchcaps.explain.charts import bars_under_images
 from torchcaps.recipes.kit.base import Picture, lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Job, data_of, run_name
-from torchcaps.recipes.kit.options import FAST, TrainingOptions, adam, falling, option
+from torchcaps.recipes.kit.options import FAST, TrainingOptions, adam, option, pace
 
 SU_A = "Su 2018a, kexue.fm 4819"
 SU_B = "Su 2018b, kexue.fm 5112"
@@ -133,20 +133,16 @@ class TwoDigits(Comparison[TwoDigitsSettings]):
     presets: ClassVar = {
         "paper": TwoDigitsSettings(data=option("MNIST"), epochs=10, twin_epochs=20, optimizer=adam(1e-3)),
         "quick": TwoDigitsSettings(
+            **pace(6, 2e-3, 32, decay=0.55),
             data=option("MNIST", validation=0.02),
-            epochs=6,
-            batch_size=32,
-            optimizer=adam(2e-3),
-            scheduler=falling(0.55),
             variant_channels=(32, 32, 64, 64),
             **FAST,
             pairs=5000,
             scenes=1000,
         ),
         "smoke": TwoDigitsSettings(
+            **pace(2, 3e-3),
             data=option("Digits", size=16),
-            epochs=2,
-            optimizer=adam(3e-3),
             channels=(4, 4, 8, 8),
             rows=(TWIN, KMEANS),
             pairs=50,

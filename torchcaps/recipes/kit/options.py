@@ -16,6 +16,15 @@ def adam(rate: float, **arguments: Any) -> dict[str, Any]:
     return option("torch.optim.Adam", lr=rate, **arguments)
 
 
+def pace(
+    epochs: int, rate: float, batch_size: int = 128, decay: float | None = None, each: str = "epoch"
+) -> dict[str, Any]:
+    """Options of :class:`TrainingOptions`: Adam with a rate that falls by the factor ``decay`` each epoch or step."""
+    scheduler = None if decay is None else falling(decay)
+    options = {"epochs": epochs, "optimizer": adam(rate), "batch_size": batch_size, "scheduler": scheduler}
+    return {**options, "scheduler_interval": each}
+
+
 FAST: dict[str, Any] = {"trainer": {"precision": "bf16-mixed"}, "speed": {"channels_last": True}}
 """What makes the quick presets fast on a CPU."""
 
