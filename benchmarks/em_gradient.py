@@ -16,7 +16,7 @@ import torch
 from torchcaps import SpreadLoss, create_model
 from torchcaps.data import ImageSet, Preprocess
 from torchcaps.explain import examine
-from torchcaps.recipes.lab import data_of
+from torchcaps.recipes.kit.lab import data_of
 from torchcaps.recipes.smallnorb import QUICK, VECTOR
 from torchcaps.routing import EMRouting
 from torchcaps.training import train_loader

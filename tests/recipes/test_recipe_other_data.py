@@ -8,7 +8,7 @@ import yaml
 
 from torchcaps import create_model
 from torchcaps.recipes import RECIPES, run_recipe
-from torchcaps.recipes.other_data import CAPSNET, CNN, MATRIX, TEST_ERROR, Cifar10, Fashion, MnistEM, OtherData, job
+from torchcaps.recipes.other_data import CAPSNET, CNN, MATRIX, TEST_ERROR, Cifar10, Fashion, MnistEM, OtherData
 from torchcaps.training import train_parser
 
 ALL: tuple[type[OtherData], ...] = (MnistEM, Fashion, Cifar10)
@@ -30,7 +30,7 @@ def parsed(config: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(("recipe", "preset", "row"), ROWS)
 def test_options_make_a_network_for_the_data(recipe: type[OtherData], preset: str, row: str) -> None:
     settings = recipe.presets[preset]
-    name, config = job(recipe.name, settings, row)
+    name, config = recipe().job(settings, row)
     assert name.startswith(recipe.name)
     options = parsed(config)
     assert type(options.loss).__name__ == {MATRIX: "SpreadLoss", CAPSNET: "MarginLoss"}.get(
@@ -80,7 +80,7 @@ def test_lossy_pixels_are_told() -> None:
 
 def test_unknown_row() -> None:
     with pytest.raises(ValueError, match=f"row must be one of {MATRIX}, got '{CNN}'"):
-        job("mnist-em", MnistEM.presets["smoke"], CNN)
+        MnistEM().job(MnistEM.presets["smoke"], CNN)
 
 
 @pytest.mark.parametrize("recipe", ALL)

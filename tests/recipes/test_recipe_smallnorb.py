@@ -7,15 +7,19 @@ import pytest
 import torch
 
 from torchcaps.data import Digits, Preprocess
+from torchcaps.data.made import turn
 from torchcaps.data.preprocess import standardise, thirteen_crops
 from torchcaps.models import create_model, load_pretrained
 from torchcaps.recipes import smallnorb_viewpoints
-from torchcaps.recipes.base import PRESETS, Recipe
-from torchcaps.recipes.command import run_recipe
-from torchcaps.recipes.lab import Trained
-from torchcaps.recipes.smallnorb import BASE, CNN, ERROR, ROWS, THIRTEEN, SmallNORBEM, job, thirteen_crops_error
-from torchcaps.recipes.smallnorb_viewpoints import FAMILIAR, NOVEL, SmallNORBViewpoints, TurnedDigits, lower, turn
+from torchcaps.recipes.kit.base import Recipe
+from torchcaps.recipes.kit.command import run_recipe
+from torchcaps.recipes.kit.lab import PRESETS, Trained
+from torchcaps.recipes.smallnorb import BASE, CNN, ERROR, ROWS, THIRTEEN, SmallNORBEM, thirteen_crops_error
+from torchcaps.recipes.smallnorb_viewpoints import FAMILIAR, NOVEL, SmallNORBViewpoints
 from torchcaps.training import train_parser
+
+job = SmallNORBEM().job
+viewpoints_job = SmallNORBViewpoints().job
 
 
 def _run(name: str, folder: Path) -> dict[str, Any]:
@@ -122,14 +126,14 @@ class TestJobs:
             name, config = job(SmallNORBEM.presets[preset], row)
             parser.parse_object({**config, "run": name})
         for row in smallnorb_viewpoints.NETWORKS:
-            name, config = smallnorb_viewpoints.job(SmallNORBViewpoints.presets[preset], "azimuth", row, 0.9)
+            name, config = viewpoints_job(SmallNORBViewpoints.presets[preset], f"azimuth, {row}", 0.9)
             assert config["stop_at"] == 0.9
             parser.parse_object({**config, "run": name})
 
     def test_names_are_different(self) -> None:
         names = [job(SmallNORBEM.presets["quick"], row)[0] for row in ROWS]
         names += [
-            smallnorb_viewpoints.job(SmallNORBViewpoints.presets["quick"], kind, network)[0]
+            viewpoints_job(SmallNORBViewpoints.presets["quick"], f"{kind}, {network}")[0]
             for kind in smallnorb_viewpoints.VIEWPOINTS
             for network in smallnorb_viewpoints.NETWORKS
         ]
@@ -176,7 +180,7 @@ class TestViewpoints:
 
     def test_novel_error_is_that_of_turned_digits(self, viewpoints: dict[str, Any], folder: Path) -> None:
         settings = SmallNORBViewpoints.presets["smoke"]
-        name, config = smallnorb_viewpoints.job(settings, "azimuth", "convolutional")
+        name, config = viewpoints_job(settings, "azimuth, convolutional")
         network = load_pretrained(folder / "runs" / "smoke" / f"{name}-seed0" / "model").eval()
         test = Digits(size=24).test
         for measure, images in ((FAMILIAR, test.images), (NOVEL, turn(test.images, 30))):
@@ -187,30 +191,9 @@ class TestViewpoints:
 
     def test_training_never_sees_the_novel_viewpoints(self) -> None:
         for preset in PRESETS:
-            config = smallnorb_viewpoints.job(SmallNORBViewpoints.presets[preset], "elevation", "capsules")[1]
+            config = viewpoints_job(SmallNORBViewpoints.presets[preset], "elevation, capsules")[1]
             arguments = config["data"]["init_args"]
             assert (arguments["viewpoints"], arguments["test_viewpoints"]) == ("elevation", "familiar")
-
-
-class TestTurnedDigits:
-    def test_only_novel_test_digits_are_changed(self) -> None:
-        plain = Digits(size=16)
-        for kind in smallnorb_viewpoints.VIEWPOINTS:
-            familiar, novel = TurnedDigits(kind, "familiar", size=16), TurnedDigits(kind, "novel", size=16)
-            assert torch.equal(familiar.test.images, plain.test.images)
-            assert torch.equal(novel.train.images, plain.train.images)
-            assert torch.equal(novel.test.labels, plain.test.labels)
-            assert (novel.test.images != plain.test.images).float().mean() > 0.2
-
-    def test_a_quarter_turn(self) -> None:
-        images = torch.randint(256, (3, 2, 9, 9), dtype=torch.uint8)
-        assert torch.equal(turn(images, 90), images.rot90(1, (2, 3)))
-        assert torch.equal(turn(images, 0), images)
-
-    def test_half_as_high(self) -> None:
-        half = lower(torch.full((1, 1, 8, 6), 200, dtype=torch.uint8), 0.5)
-        assert half[0, 0, :, 0].tolist() == [0, 0, 200, 200, 200, 200, 0, 0]
-        assert (half == half[..., :1]).all()
 
 
 @pytest.mark.parametrize("recipe", [SmallNORBEM, SmallNORBViewpoints])

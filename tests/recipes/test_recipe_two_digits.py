@@ -1,9 +1,7 @@
 import json
 
-import pytest
 import torch
 
-from torchcaps.data import Digits, ImageSet
 from torchcaps.recipes import run_recipe
 from torchcaps.recipes.two_digits import (
     KMEANS,
@@ -12,48 +10,9 @@ from torchcaps.recipes.two_digits import (
     SINGLE,
     TWIN,
     also_sure,
-    arrange,
     most_active,
     set_accuracy,
 )
-
-
-@pytest.fixture(scope="module")
-def digits() -> ImageSet:
-    return Digits().test
-
-
-class TestArrange:
-    @pytest.mark.parametrize("layout", list(LAYOUTS.values()))
-    def test_every_place_shows_a_test_digit_of_a_class_of_its_own(self, digits, layout):
-        rows, columns = layout
-        images, present = arrange(digits, layout, 40)
-        assert images.shape == (40, 1, 8 * rows, 8 * columns)
-        assert images.dtype == torch.uint8
-        known = {image.numpy().tobytes(): int(label) for image, label in zip(digits.images, digits.labels, strict=True)}
-        for image, classes in zip(images, present, strict=True):
-            tiles = [
-                image[:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8].contiguous()
-                for row in range(rows)
-                for column in range(columns)
-            ]
-            labels = [known[tile.numpy().tobytes()] for tile in tiles]
-            assert len(set(labels)) == rows * columns
-            assert sorted(labels) == classes.nonzero().squeeze(1).tolist()
-
-    def test_seed(self, digits):
-        one, two, three = (arrange(digits, (1, 2), 20, seed).images for seed in (0, 0, 1))
-        assert torch.equal(one, two)
-        assert not torch.equal(one, three)
-
-    def test_all_classes_and_digits_come_up(self, digits):
-        images, present = arrange(digits, (1, 2), 4000)
-        assert present.float().mean(0).sub(0.2).abs().max() < 0.03
-        assert len(images[..., :8].flatten(1).unique(dim=0)) == len(digits.images.flatten(1).unique(dim=0))
-
-    def test_too_many_places(self, digits):
-        with pytest.raises(ValueError, match=r"\(3, 4\) needs 12 different classes, there are 10"):
-            arrange(digits, (3, 4), 1)
 
 
 class TestSetAccuracy:

@@ -18,11 +18,10 @@ from torchcaps.recipes import (
     Outcome,
     Recipe,
     Trained,
-    code,
     get_recipe,
-    results,
     run_recipe,
 )
+from torchcaps.recipes.kit import code, results
 
 CPU = {"accelerator": "cpu"}
 
@@ -172,12 +171,21 @@ class TestLab:
         assert again.summary["test_accuracy"] == done.summary["test_accuracy"]
 
     def test_the_code_that_trained_is_noted(self, runs):
-        first = Lab("smoke", 7, runs, CPU, code={"training.py": "1", "recipes/lab.py": "2"})
-        later = replace(first, code={"training.py": "3", "recipes/lab.py": "2"})
-        assert first.train("tiny", TINY).code == ({"training.py": "1"},)  # of the recipe, the options say all
-        assert later.train("tiny", TINY).code == ({"training.py": "1"},)  # nothing was trained
+        first = Lab("smoke", 7, runs, CPU, code={"1": "fit"}, recipe={"2": "MadeUp"})
+        later = replace(first, code={"3": "fit"})
+        assert first.train("tiny", TINY).code == ({"1": "fit"},)  # of the recipe, the options say all
+        assert later.train("tiny", TINY).code == ({"1": "fit"},)  # nothing was trained
         (first.folder("tiny").path / "summary.json").unlink()
-        assert later.train("tiny", TINY).code == ({"training.py": "1"}, {"training.py": "3"})
+        assert later.train("tiny", TINY).code == ({"1": "fit"}, {"3": "fit"})
+
+    def test_a_class_that_moved_is_the_same_option(self, lab):
+        inner = {"data": {"class_path": "Digits"}, "pad": 1}
+        was = {"class_path": "torchcaps.recipes.affine.Padded", "init_args": inner}
+        done = lab.train("padded", {**TINY, "data": was})
+        home = {**was, "class_path": "torchcaps.data.made.Padded"}
+        assert lab.train("padded", {**TINY, "data": home}).summary == done.summary
+        with pytest.raises(FileExistsError, match="another data"):
+            lab.train("padded", {**TINY, "data": {**home, "init_args": {**inner, "pad": 2}}})
 
     def test_a_strange_folder_is_left_alone(self, lab):
         folder = lab.folder("strange").path
@@ -263,34 +271,140 @@ class TestResults:
         assert results.gap_in_words(values, line) == words
 
 
-class TestCode:
-    def test_comments_and_docstrings_do_not_count(self, tmp_path):
-        one, two, three = (tmp_path / name for name in ("one.py", "two.py", "three.py"))
-        one.write_text('"""Doc."""\ndef f(x):\n    """Adds."""\n    return x + 1\n')
-        two.write_text("def f(x):  # adds\n    return (x+1)\n")
-        three.write_text("def f(x):\n    return x + 2\n")
-        assert code._essence(one) == code._essence(two) != code._essence(three)
+BEFORE = """
+'''Doc.'''
+from torch import nn
+from old.place import helper
 
-    def test_own_file_counts_and_those_of_others_do_not(self):
-        files = code.code_version(get_recipe("two-digits"))["files"]
-        assert {"recipes/two_digits.py", "recipes/lab.py", "ops/native.cpp", "training.py"} <= set(files)
-        assert not {"recipes/multimnist.py", "cli.py", "explain/report.py"} & set(files)
+LIMIT: int = 3
+
+@dataclass(frozen=True)
+class Pair:
+    '''Two.'''
+    first: int
+    second: float = 1.0
+
+@register_thing("add")
+def add(x: int) -> int:
+    '''Adds.'''
+    from old.place import one
+    return x + one
+"""
+
+AFTER = """
+# Moved, and annotated otherwise.
+import os
+from typing import TYPE_CHECKING
+from new.home import helper
+if TYPE_CHECKING:
+    from somewhere import Thing
+
+def add(x):  # adds
+    from new.home import one
+    return (x +
+            one)
+
+class New:
+    pass
+
+@dataclass(frozen=True)
+class Pair:
+    first: "Thing"
+    second: int = 1.0
+
+LIMIT = 3
+"""
+
+
+class TestCode:
+    def test_places_comments_annotations_imports_and_registration_do_not_count(self):
+        was, now = code.definitions(BEFORE, "one.py"), code.definitions(AFTER, "two.py")
+        assert sorted(was.values()) == ["LIMIT", "Pair", "add"]
+        assert set(now.items()) > set(was.items())
+        assert code.changed(was, now) == []
+
+    @pytest.mark.parametrize(
+        ("old", "new", "names"),
+        [
+            ("return (x +", "return (x -", ["add"]),
+            ("LIMIT = 3", "LIMIT = 4", ["LIMIT"]),
+            ("second: int = 1.0", "second: int = 2.0", ["Pair"]),
+            ('first: "Thing"\n', 'third: "Thing"\n', ["Pair"]),
+            ("frozen=True", "frozen=False", ["Pair"]),
+            ("def add(x)", "def add(x, y=0)", ["add"]),
+            ("def add", "def plus", ["add"]),
+        ],
+    )
+    def test_what_acts_counts(self, old, new, names):
+        assert old in AFTER
+        now = code.definitions(AFTER.replace(old, new), "two.py")
+        assert code.changed(code.definitions(BEFORE, "one.py"), now) == names
+
+    def test_comments_of_cpp_do_not_count(self):
+        source = 'int f() { /* a\n b */ return 1; } // c\nconst char* url = "http://x";\n'
+        same = 'int f() {   return 1; }\nconst char* url = "http://x"; // other\n'
+        other = same.replace("http://x", "http://y")
+        one, two, three = (code.definitions(text, "native.cpp") for text in (source, same, other))
+        assert one == two != three
+        assert list(one.values()) == ["native.cpp"]
+
+    def test_own_definitions_count_and_those_of_others_do_not(self):
+        names = set(code.code_version(get_recipe("two-digits"))["definitions"].values())
+        assert {"TwoDigits", "set_accuracy", "native.cpp", "fit", "margin_loss", "arrange"} <= names
+        assert not {"MultiMNIST", "SmallNORBEM", "Lab", "write_report", "main", "GaussianMixture"} & names
 
     def test_what_a_recipe_imports_counts(self):
-        files = code.code_version(get_recipe("routing-health"))["files"]
-        assert {"recipes/routing_health.py", "recipes/mnist_dynamic.py", "recipes/smallnorb.py"} <= set(files)
-        assert not {"recipes/affine.py", "recipes/pictures.py"} & set(files)
+        names = set(code.code_version(get_recipe("routing-health"))["definitions"].values())
+        assert {"RoutingHealth", "MnistDynamic", "SmallNORBEM", "TwoDigits"} <= names
+        assert not {"AffineRobustness", "error_bars", "Comparison"} & names
 
-    def test_changed_files_are_named(self):
-        was = {"files": {"a.py": "1", "b.py": "2", "c.py": "3"}}
-        now = {"files": {"a.py": "1", "b.py": "9", "d.py": "4"}}
-        assert code.changed_files(was, now) == ["b.py", "c.py", "d.py"]
+    def test_a_moved_file_changes_nothing(self, tmp_path, monkeypatch):
+        package = tmp_path / "torchcaps"
+        (package / "ops").mkdir(parents=True)
+        (package / "ops" / "old.py").write_text(BEFORE)
+        monkeypatch.setattr(code, "_PACKAGE", package)
+        was = code.package_definitions.__wrapped__()
+        (package / "training").mkdir()
+        (package / "ops" / "old.py").rename(package / "training" / "new.py")
+        (package / "bench").mkdir()
+        (package / "bench" / "more.py").write_text("def slow(): ...")
+        assert code.package_definitions.__wrapped__() == was
+        assert len(was) == 3
 
-    def test_files_that_have_changed_since_a_network_was_trained(self):
-        now = {"files": {"a.py": "1", "b.py": "9"}}
-        assert code.older_files([], now) == ["unknown"]
-        assert code.older_files([{"a.py": "1", "c.py": "3"}], now) == []
-        assert code.older_files([{"a.py": "1"}, {"a.py": "1", "b.py": "2"}], now) == ["b.py"]
+    def test_changes_since_a_network_was_trained(self):
+        now = {"1": "a", "9": "b"}
+        assert code.older([], now) == ["unknown"]
+        assert code.older([{"1": "a"}], now) == []
+        assert code.older([{"1": "a"}, {"1": "a", "2": "b"}, {"3": "c"}], now) == ["b", "c"]
+
+
+class TestFolders:
+    def test_at_home_results_go_into_the_documents(self, monkeypatch):
+        home = Path(recipes.__file__).parents[2]
+        monkeypatch.chdir(home)
+        assert recipes.results_folder() == Path("docs/results/recipes")
+        monkeypatch.chdir(home / "tests")
+        assert recipes.results_folder().resolve() == home / "docs/results/recipes"
+
+    def test_elsewhere_they_stay_beside_the_runs(self, monkeypatch, tmp_path):
+        (tmp_path / "docs" / "results" / "recipes").mkdir(parents=True)  # of somebody else's project
+        monkeypatch.chdir(tmp_path)
+        assert recipes.results_folder() == Path("runs/recipes/results")
+
+    def test_an_installed_package_is_no_checkout(self, monkeypatch, tmp_path):
+        package = tmp_path / "site-packages" / "torchcaps"
+        (tmp_path / "site-packages" / "docs" / "results" / "recipes").mkdir(parents=True)
+        monkeypatch.setattr("torchcaps.__file__", str(package / "__init__.py"))
+        monkeypatch.chdir(tmp_path / "site-packages")
+        assert recipes.results_folder() == Path("runs/recipes/results")
+
+    def test_the_commands_write_and_read_there(self, made_up, monkeypatch, tmp_path, capsys):
+        monkeypatch.chdir(tmp_path)
+        assert main(["run", "made-up"]) == 0
+        assert "runs/recipes/results/made-up-quick.json" in capsys.readouterr().out
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
+        assert main(["recipes", "made-up"]) == 0
+        assert "3.00 %" in capsys.readouterr().out
 
 
 class TestCheck:
@@ -301,12 +415,12 @@ class TestCheck:
         assert [line for line in lines if "older code" in line] == []
         path = tmp_path / "made-up-quick.json"
         result = json.loads(path.read_text())
-        result["code"]["files"]["training.py"] = "00000000"
+        result["code"]["definitions"]["0000000000"] = "fit"
         path.write_text(json.dumps(result))
         lines.clear()
         assert recipes.check(["made-up"], tmp_path, lines.append) == []
         assert "made-up, quick preset: from older code" in lines[-1]
-        assert lines[-1].endswith("changed since: training.py")
+        assert lines[-1].endswith("changed since: fit")
 
     def test_networks_of_older_code_are_flagged(self, made_up, tmp_path, monkeypatch):
         def run(self, lab, settings):
@@ -318,11 +432,11 @@ class TestCheck:
         assert run_recipe("made-up", "quick", **folders)["older_networks"] == {}
         (note,) = (tmp_path / "runs/quick").glob("*.json")
         (noted,) = json.loads(note.read_text())
-        note.write_text(json.dumps([{**noted, "training.py": "00000000"}]))
-        assert run_recipe("made-up", "quick", **folders)["older_networks"] == {"tiny-seed0": ["training.py"]}
+        note.write_text(json.dumps([{**noted, "0000000000": "fit"}]))
+        assert run_recipe("made-up", "quick", **folders)["older_networks"] == {"tiny-seed0": ["fit"]}
         lines: list[str] = []
         recipes.check(["made-up"], tmp_path / "results", lines.append)
-        assert lines[-1].endswith("1 of its networks trained by older code; changed until the result: training.py")
+        assert lines[-1].endswith("1 of its networks trained by older code; changed until the result: fit")
         assert "(1 of its networks trained" in (tmp_path / "results" / "README.md").read_text()
 
     def test_a_failing_recipe_is_named(self, made_up, tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ def command(arguments: list[str]) -> None:
 
     parser = ArgumentParser(prog="torchcaps recipes", description="List the recipes, published figures beside ours.")
     parser.add_argument("names", type=str, nargs="*", help="recipes; default: all")
-    parser.add_argument("--results", type=str, default=str(recipes.RESULTS), help="folder of the result files")
+    parser.add_argument("--results", type=str, default=str(recipes.results_folder()), help="folder of the result files")
     parser.add_argument("--check", action="store_true", help="run the smoke presets; name results of older code")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_import(parser)

@@ -22,7 +22,7 @@ def command(arguments: list[str]) -> None:
         "two cores of a CPU, an hour at most; smoke: seconds")  # fmt: skip
     add("--seeds", type=int, nargs="+", default=[0], help="one run for each")
     add("--runs", type=str, default=str(recipes.RUNS), help="folder for the trained networks; run again to go on")
-    add("--results", type=str, default=str(recipes.RESULTS), help="folder for the result file and the table")
+    add("--results", type=str, default=str(recipes.results_folder()), help="folder for the result file and the table")
     add("--trainer", type=dict[str, Any], default={}, help="as in 'torchcaps train': --trainer.accelerator cpu")
     add_import(parser)
     options = parser.parse_args(arguments)

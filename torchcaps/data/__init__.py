@@ -16,6 +16,20 @@ from torchcaps.data.base import (
 from torchcaps.data.cifar10 import CIFAR10
 from torchcaps.data.digits import Digits
 from torchcaps.data.folder import ImageFolder, load_image
+from torchcaps.data.made import (
+    Affine,
+    AffineRanges,
+    Overlaid,
+    Overlay,
+    Padded,
+    Pairs,
+    Scenes,
+    TurnedDigits,
+    apply_affine,
+    arrange,
+    bounding_box_overlap,
+    fixed_pairs,
+)
 from torchcaps.data.mnist import MNIST, FashionMNIST, read_idx
 from torchcaps.data.preprocess import (
     RandomBrightness,
@@ -32,6 +46,8 @@ from torchcaps.data.view import Preprocess, View
 __all__ = [
     "CIFAR10",
     "MNIST",
+    "Affine",
+    "AffineRanges",
     "Batch",
     "Composition",
     "Digits",
@@ -39,6 +55,10 @@ __all__ = [
     "ImageData",
     "ImageFolder",
     "ImageSet",
+    "Overlaid",
+    "Overlay",
+    "Padded",
+    "Pairs",
     "Parts",
     "Preprocess",
     "RandomBrightness",
@@ -46,11 +66,17 @@ __all__ = [
     "RandomCrop",
     "RandomFlip",
     "RandomShift",
+    "Scenes",
     "SmallNORB",
+    "TurnedDigits",
     "View",
+    "apply_affine",
+    "arrange",
+    "bounding_box_overlap",
     "centre_crop",
     "create_dataset",
     "find_data_dir",
+    "fixed_pairs",
     "list_datasets",
     "load_image",
     "mixed_seed",

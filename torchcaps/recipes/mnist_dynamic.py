@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from torchcaps.losses import Weighting
-from torchcaps.recipes.base import Line, Outcome, Recipe, register_recipe
-from torchcaps.recipes.lab import Lab, run_name
-from torchcaps.recipes.options import TrainingOptions, adam, falling, option, plain
-from torchcaps.recipes.pictures import error_bars
+from torchcaps.recipes.kit.base import Line, register_recipe
+from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison
+from torchcaps.recipes.kit.lab import Job, run_name
+from torchcaps.recipes.kit.options import ENTROPY, FAST, TrainingOptions, option, pace
 
 SABOUR = "Sabour et al. 2017, table 1"
 
@@ -63,8 +63,6 @@ ROWS: dict[str, Row | None] = {
 CAPSNET = "3 steps, reconstruction weighted as in the paper"
 """The row of :data:`ROWS` that is the CapsNet of the paper."""
 
-TEST_ERROR = "test error"
-
 PUBLISHED: dict[str, tuple[float, str]] = {
     "1 step, no reconstruction": (0.34, f"{SABOUR}: ± 0.032"),
     "3 steps, no reconstruction": (0.35, f"{SABOUR}: ± 0.036"),
@@ -83,11 +81,8 @@ ELSEWHERE: dict[str, tuple[float, str]] = {
 
 
 @register_recipe
-class MnistDynamic(Recipe[MnistDynamicSettings]):
-    """Dynamic routing on MNIST: how many steps, and what the reconstruction is worth.
-
-    Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", table 1; the code released with it.
-    """
+class MnistDynamic(Comparison[MnistDynamicSettings]):
+    """Dynamic routing on MNIST: how many steps, and what the reconstruction is worth."""
 
     name: ClassVar[str] = "mnist-dynamic"
     title: ClassVar[str] = "CapsNet on MNIST: routing steps and reconstruction"
@@ -95,29 +90,21 @@ class MnistDynamic(Recipe[MnistDynamicSettings]):
     lines: ClassVar[tuple[Line, ...]] = tuple(
         Line(row, TEST_ERROR, *figure, elsewhere=row in ELSEWHERE) for row, figure in {**PUBLISHED, **ELSEWHERE}.items()
     )
+    rows: ClassVar = tuple(ROWS)
     presets: ClassVar = {
         "paper": MnistDynamicSettings(
-            data=option("MNIST", validation=0),
-            epochs=641,
-            optimizer=adam(1e-3),
-            scheduler=falling(0.96 ** (1 / 2000)),
-            scheduler_interval="step",
+            **pace(641, 1e-3, decay=0.96 ** (1 / 2000), each="step"), data=option("MNIST", validation=0)
         ),
         "quick": MnistDynamicSettings(
+            **pace(8, 2e-3, 64, decay=0.65),
             data=option("MNIST"),
-            epochs=8,
-            batch_size=64,
-            optimizer=adam(2e-3),
-            scheduler=falling(0.65),
-            trainer={"precision": "bf16-mixed"},
-            speed={"channels_last": True},
+            **FAST,
             model="capsnet_small",
             cnn="capsnet_small_cnn",
         ),
         "smoke": MnistDynamicSettings(
+            **pace(2, 1e-2),
             data=option("Digits"),
-            epochs=2,
-            optimizer=adam(1e-2),
             preprocess={"shift": 1},
             model="capsnet_digits",
             model_args={"channels": 16, "types": 4, "decoder_hidden": (32, 32)},
@@ -139,42 +126,19 @@ class MnistDynamic(Recipe[MnistDynamicSettings]):
         "reconstruction.",
     )
 
-    def run(self, lab: Lab, settings: MnistDynamicSettings) -> Outcome:
-        """Trains the network of each row and tests its last epoch."""
-        figures: dict[tuple[str, str], float] = {}
-        facts: dict[str, dict[str, Any]] = {}
-        for row in settings.rows or tuple(ROWS):
-            trained = lab.train(*job(settings, row))
-            figures[row, TEST_ERROR] = trained.test_error
-            facts[row] = trained.facts
-            lab.show(f"{row}: {TEST_ERROR} {trained.test_error:.2f} %")
-        picture = error_bars(self.lines, figures, self.title)
-        return Outcome(figures, facts, {"errors": picture})
-
-
-def job(settings: MnistDynamicSettings, row: str) -> tuple[str, dict[str, Any]]:
-    """Name of the run and options of ``torchcaps train`` for one of :data:`ROWS`, as :meth:`Lab.train` takes them.
-
-    Other recipes that need the same network call this with the settings of their preset's name.
-
-    Raises:
-        ValueError: if there is no such row.
-    """
-    if row not in ROWS:
-        raise ValueError(f"row must be one of {', '.join(ROWS)}, got {row!r}")
-    kind = ROWS[row]
-    if kind is None:
-        network = {
-            "model": settings.cnn,
-            "model_args": plain(settings.cnn_args),
-            "loss": option("NegativeLogLikelihood"),
-        }
-    else:
-        decoder = {"decoder_hidden": None} if kind.weighting is None else {}
-        network = {
-            "model": settings.model,
-            "model_args": {**plain(settings.model_args), **decoder},
-            "routing": option("DynamicRouting", steps=kind.steps),
-            "loss": option("MarginLoss", weighting=kind.weighting or "paper"),
-        }
-    return run_name("mnist-dynamic", row), {**settings.options(), "data": plain(settings.data), **network}
+    def job(self, settings: MnistDynamicSettings, row: str, stop_at: float | None = None) -> Job:
+        """Steps and losses of the row; capsules or not."""
+        if row not in ROWS:
+            raise ValueError(f"row must be one of {', '.join(ROWS)}, got {row!r}")
+        kind = ROWS[row]
+        if kind is None:
+            return run_name(self.name, row), settings.options(
+                model=settings.cnn, model_args=settings.cnn_args, loss=ENTROPY
+            )
+        decoder = {} if kind.weighting else {"decoder_hidden": None}
+        return run_name(self.name, row), settings.options(
+            model=settings.model,
+            model_args={**settings.model_args, **decoder},
+            routing=option("DynamicRouting", steps=kind.steps),
+            loss=option("MarginLoss", weighting=kind.weighting or "paper"),
+        )

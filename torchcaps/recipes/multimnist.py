@@ -2,203 +2,27 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 import yaml
 from torch import Tensor
 
-from torchcaps.data import Batch, ImageSet
-from torchcaps.explain import new_figure
-from torchcaps.explain.findings import evaluating
-from torchcaps.losses import ActivationLoss, MarginLoss, NegativeLogLikelihood
-from torchcaps.models import CapsuleClassifier, ImageClassifier, create_model
-from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_recipe
-from torchcaps.recipes.lab import Lab, Trained, data_of, run_name
-from torchcaps.recipes.options import option, plain
-from torchcaps.training import (
-    Caller,
-    Learner,
-    Optimisation,
-    RunFolder,
-    Schedule,
-    Speed,
-    TrainerOptions,
-    circumstances,
-    fit,
-)
+from torchcaps import training
+from torchcaps.classifier import Classifier
+from torchcaps.data import Overlaid, Overlay, Pairs, bounding_box_overlap, fixed_pairs
+from torchcaps.explain.draw.charts import Cell, image_grid, two_colours
+from torchcaps.losses import MarginLoss, NegativeLogLikelihood
+from torchcaps.models import CapsuleClassifier, ImageClassifier
+from torchcaps.recipes.kit.base import Line, Picture, register_recipe
+from torchcaps.recipes.kit.comparison import Comparison, Study
+from torchcaps.recipes.kit.lab import Lab, Trained, data_of, run_name
+from torchcaps.recipes.kit.options import option, plain
+from torchcaps.tasks import SeveralLabels
 
 TEST_SEED = 0
 """Of the test pairs, which are the same for every seed of a training."""
-
-
-class Overlaid(NamedTuple):
-    """Digits of two different classes, one on top of the other.
-
-    Args:
-        images: of both, (B, C, H, W) in [0, 1]: the sum, clipped.
-        parts: each alone, (B, 2, C, H, W).
-        labels: of each, int64 (B, 2).
-    """
-
-    images: Tensor
-    parts: Tensor
-    labels: Tensor
-
-
-@dataclass(frozen=True)
-class Overlay:
-    """Lays each digit on another of a different class, both moved at random.
-
-    Source: Sabour, Frosst & Hinton 2017, section 5.1: shifts up to 4 pixels on 36 x 36, so that the bounding boxes of
-    the two overlap by 80 % on average.
-
-    Args:
-        digits: where the other digits come from.
-        size: height and width of the images, at least that of the digits.
-        shift: how far each digit is moved from the centre in x and in y at most, in pixels.
-
-    Raises:
-        ValueError: if a digit could be moved off the image.
-    """
-
-    digits: ImageSet
-    size: int = 36
-    shift: int = 4
-
-    def __post_init__(self) -> None:
-        height, width = self.digits.raw_image_shape[1:]
-        if not 0 <= self.shift <= (self.size - max(height, width)) // 2:
-            raise ValueError(
-                f"shift must be from 0 to {(self.size - max(height, width)) // 2} for digits of {height} x {width} on "
-                f"{self.size} x {self.size}, got {self.shift}"
-            )
-
-    def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Overlaid:
-        """Overlays digits (B, C, h, w) in [0, 1]; the generator, on the CPU, draws the others and the shifts."""
-        chosen = self._others(labels.cpu(), generator)
-        others = self.digits.images[chosen.to(self.digits.images.device)].to(images) / 255
-        both = torch.stack([images, others], 1)  # [B, 2, C, h, w]
-        parts = self._moved(both.flatten(0, 1), generator).unflatten(0, both.shape[:2])
-        pairs = torch.stack([labels, self.digits.labels[chosen.to(self.digits.labels.device)].to(labels)], 1)
-        return Overlaid(parts.sum(1).clamp(max=1), parts, pairs)
-
-    def _others(self, labels: Tensor, generator: torch.Generator) -> Tensor:
-        """A digit of another class for each label, all equally likely: int64 (B,)."""
-        order, counts = self._by_class
-        first = counts.cumsum(0) - counts
-        rank = (torch.rand(len(labels), generator=generator) * (len(order) - counts[labels])).long()
-        rank = torch.where(rank >= first[labels], rank + counts[labels], rank)  # steps over the own class
-        return order[rank.clamp(max=len(order) - 1)]
-
-    @cached_property
-    def _by_class(self) -> tuple[Tensor, Tensor]:
-        """The digits' indices, class by class, and how many there are of each class."""
-        labels = self.digits.labels.cpu()
-        return labels.argsort(stable=True), torch.bincount(labels, minlength=len(self.digits.classes))
-
-    def _moved(self, digits: Tensor, generator: torch.Generator) -> Tensor:
-        """Digits (N, C, h, w) on images of the full size, (N, C, H, W)."""
-        height, width = digits.shape[2:]
-        reach = self.size - height, self.size - width
-        padded = F.pad(digits, (reach[1], reach[1], reach[0], reach[0]))
-        windows = padded.unfold(2, self.size, 1).unfold(3, self.size, 1)  # [N, C, reach + 1, reach + 1, H, W]
-        side = 2 * self.shift + 1
-        draws = torch.randint(side, (2, len(digits)), generator=generator).to(digits.device)
-        down, right = (extent - extent // 2 - self.shift + draw for extent, draw in zip(reach, draws, strict=True))
-        return windows[torch.arange(len(digits), device=digits.device), :, down, right]
-
-
-def fixed_pairs(overlay: Overlay, count: int, seed: int) -> Overlaid:
-    """So many pairs that are always the same: the digits one after the other, again and again, each with some other."""
-    indices = torch.arange(count) % len(overlay.digits)
-    images = overlay.digits.images[indices].float() / 255
-    return overlay(images, overlay.digits.labels[indices], torch.Generator().manual_seed(seed))
-
-
-def bounding_box_overlap(parts: Tensor) -> Tensor:
-    """Share of the two digits' bounding boxes that both cover, intersection over the smaller box, (B,).
-
-    Args:
-        parts: each digit alone, (B, 2, C, H, W).
-    """
-    ink = parts.amax(2) > 0  # [B, 2, H, W]
-    sides = []
-    for axis in (2, 3):
-        seen = ink.any(5 - axis)  # [B, 2, extent]
-        extent = seen.shape[-1]
-        low = seen.int().argmax(-1)
-        high = extent - seen.flip(-1).int().argmax(-1)
-        common = (high.amin(1) - low.amax(1)).clamp(min=0)
-        sides.append((common, high - low))
-    areas = sides[0][1] * sides[1][1]
-    return sides[0][0] * sides[1][0] / areas.amin(1).clamp(min=1)
-
-
-class PairClassification(Learner):
-    """Trains a network on pairs that are made anew in every step.
-
-    The loss is that of a target with two classes; with a decoder, each class capsule alone reconstructs its digit.
-
-    Args:
-        overlay: makes the training pairs.
-        validation: the validation pairs, in the order of the images that validation batches come from.
-        shared: whether the loss wants probabilities that add up to 1 instead of a mask.
-        arguments: of :class:`~torchcaps.training.Learner`.
-    """
-
-    def __init__(self, *arguments: Any, overlay: Overlay, validation: Overlaid, shared: bool, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.overlay = overlay
-        self.pairs = validation
-        self.shared = shared
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """One step on new pairs."""
-        seed = hash((self.seed, self.current_epoch, batch_idx)) % 2**63
-        overlaid = self.overlay(batch.images, batch.labels, torch.Generator().manual_seed(seed))
-        loss, right = self._pair_step(overlaid, "train")
-        self.log("train_accuracy", right, on_step=False, on_epoch=True, batch_size=len(batch.labels))
-        return loss
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Loss and exact-pair accuracy on the validation pairs."""
-        rows = batch.indices.cpu()
-        overlaid = Overlaid(*(part[rows].to(batch.images.device) for part in self.pairs))
-        _, right = self._pair_step(overlaid, "val")
-        self.log("val_accuracy", right, on_epoch=True, prog_bar=True, batch_size=len(rows))
-
-    def _pair_step(self, overlaid: Overlaid, stage: str) -> tuple[Tensor, Tensor]:
-        mask = F.one_hot(overlaid.labels, self.model.classes).sum(1).float()
-        images = self.speed.arrange(overlaid.images)
-        if isinstance(self.model, CapsuleClassifier):
-            capsules = self.model.encode(images)
-            activation = capsules.activation
-        else:
-            activation = self.model(images).activation
-        loss = self.loss(activation, mask / 2 if self.shared else mask)
-        parts = {}
-        if isinstance(self.model, CapsuleClassifier) and self.model.decoder is not None:
-            parts[f"{stage}_class_loss"] = loss
-            for digit in range(2):
-                image = self.model.decode(capsules, overlaid.labels[:, digit])
-                loss = loss + self.reconstruction(image, overlaid.parts[:, digit])
-        parts[f"{stage}_loss"] = loss
-        self.log_dict(parts, on_step=False, on_epoch=True, batch_size=len(mask))
-        return loss, exact_pairs(activation, overlaid.labels).float().mean()
-
-
-def exact_pairs(activation: Tensor, labels: Tensor) -> Tensor:
-    """Whether the two most active classes are those of the pair, bool (B,): no credit for one of them.
-
-    Args:
-        activation: (B, E).
-        labels: int64 (B, 2), different in each row.
-    """
-    found = activation.topk(2, dim=1).indices.sort(1).values
-    return (found == labels.sort(1).values).all(1)
 
 
 @dataclass(frozen=True)
@@ -249,15 +73,13 @@ class MultiMNISTSettings:
 
 CAPSULES, CNN = "CapsNet, 3 steps", "convolutional network"
 ERROR = "exact-pair test error"
+PAIRS, OVERLAP = "test pairs", "overlap of the bounding boxes"
 SABOUR = "Sabour et al. 2017, section 5"
 
 
 @register_recipe
-class MultiMNIST(Recipe[MultiMNISTSettings]):
-    """Trains on pairs of overlapping digits and takes them apart.
-
-    Source: Sabour, Frosst & Hinton 2017, section 5 and figure 5.
-    """
+class MultiMNIST(Comparison[MultiMNISTSettings]):
+    """Trains on pairs of overlapping digits and takes them apart."""
 
     name: ClassVar[str] = "multimnist"
     title: ClassVar[str] = "two digits on top of each other"
@@ -265,8 +87,9 @@ class MultiMNIST(Recipe[MultiMNISTSettings]):
     lines: ClassVar[tuple[Line, ...]] = (
         Line(CAPSULES, ERROR, 5.2, f"{SABOUR}, recalled"),
         Line(CNN, ERROR, 8.1, f"{SABOUR}, recalled: another network, of 24.6 M parameters"),
-        Line("test pairs", "overlap of the bounding boxes", 80, SABOUR, higher_is_better=None),
+        Line(PAIRS, OVERLAP, 80, SABOUR, higher_is_better=None),
     )
+    rows: ClassVar = (CAPSULES, CNN)
     presets: ClassVar = {
         "paper": MultiMNISTSettings(
             data=option("MNIST", validation=0.02),
@@ -313,37 +136,27 @@ class MultiMNIST(Recipe[MultiMNISTSettings]):
         "little.",
     )
 
-    def run(self, lab: Lab, settings: MultiMNISTSettings) -> Outcome:
-        """Trains both networks, tests them on pairs and draws the reconstructions of the capsules."""
-        data = data_of(settings.data)
-        test = fixed_pairs(Overlay(data.test, settings.size, settings.shift), settings.test_pairs, TEST_SEED)
-        figures = {
-            ("test pairs", "overlap of the bounding boxes"): 100 * float(bounding_box_overlap(test.parts).mean())
-        }
-        facts, pictures = {}, {}
-        for row in (CAPSULES, CNN):
-            trained = train(lab, settings, row)
-            figures[row, ERROR] = pair_error(trained.network, test)
-            facts[row] = trained.facts
-            lab.show(f"{row}: {ERROR} {figures[row, ERROR]:.2f} %")
-            if isinstance(trained.network, CapsuleClassifier) and trained.network.decoder is not None:
-                pictures["reconstructions"] = _picture(trained.network, Overlaid(*(part[:200] for part in test)))
-        return Outcome(figures, facts, pictures)
+    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
+        """On pairs."""
+        return train(study.lab, study.settings, row)
 
+    def begin(self, study: Study) -> Overlaid:
+        """The test pairs, and how much they overlap."""
+        settings = study.settings
+        test = Overlay(data_of(settings.data).test, settings.size, settings.shift)
+        pairs = fixed_pairs(test, settings.test_pairs, TEST_SEED)
+        study.note(PAIRS, {OVERLAP: 100 * float(bounding_box_overlap(pairs.parts).mean())})
+        return pairs
 
-def pair_error(network: ImageClassifier, pairs: Overlaid, batch_size: int = 256) -> float:
-    """The share of pairs, in percent, of which not both digits are told."""
-    with evaluating(network) as device:
-        right = [
-            exact_pairs(_activation(network, images.to(device)).cpu(), labels)
-            for images, labels in zip(pairs.images.split(batch_size), pairs.labels.split(batch_size), strict=True)
-        ]
-    return 100 * (1 - torch.cat(right).double().mean().item())
+    def measure(self, study: Study, row: str, given: Overlaid) -> dict[str, float]:
+        """Both digits must be told."""
+        return {ERROR: pair_error(study.trained[row].network, given)}
 
-
-def _activation(network: ImageClassifier, images: Tensor) -> Tensor:
-    """Of the classes, without decoding."""
-    return (network.encode(images) if isinstance(network, CapsuleClassifier) else network(images)).activation
+    def finish(self, study: Study, given: Overlaid) -> None:
+        """The reconstructions of the capsules."""
+        network = study.trained[CAPSULES].network
+        if isinstance(network, CapsuleClassifier) and network.decoder is not None:
+            study.pictures["reconstructions"] = _picture(network, Overlaid(*(part[:200] for part in given)))
 
 
 def train(lab: Lab, settings: MultiMNISTSettings, row: str) -> Trained:
@@ -354,56 +167,31 @@ def train(lab: Lab, settings: MultiMNISTSettings, row: str) -> Trained:
     own = {"network": asdict(spec), "trainer": trainer, "seed": lab.seed}
     options = plain({"recipe": MultiMNIST.name, "row": row, **shared, **own})
 
-    def make(folder: RunFolder) -> None:
-        torch.manual_seed(lab.seed)
-        data = data_of(settings.data)
-        overlay = Overlay(data.train, settings.size, settings.shift)
-        held_out = Overlay(data.validation, settings.size, settings.shift)
-        validation = fixed_pairs(held_out, len(data.validation), lab.seed)
-        image_shape = tuple(validation.images.shape[1:])
-        network = create_model(spec.model, image_shape=image_shape, classes=len(data.classes), **spec.arguments)
-        capsules = isinstance(network, CapsuleClassifier)
+    def make(folder: training.RunFolder) -> None:
         decay = spec.final_rate ** (1 / max(spec.epochs - 1, 1))
-        loss: ActivationLoss = MarginLoss() if capsules else NegativeLogLikelihood()
-        task = PairClassification(
-            network,
-            Optimisation(
-                loss=loss,
-                reconstruction=settings.reconstruction,
-                optimizer=lambda parameters: torch.optim.Adam(parameters, lr=spec.learning_rate),
-                scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, decay),
-            ),
-            overlay=overlay,
-            validation=validation,
-            shared=not capsules,
-            seed=lab.seed,
-            speed=Speed(**settings.speed),
+        pairs = Pairs(data_of(settings.data), settings.size, settings.shift)
+        subject = training.Subject(data=pairs, model=spec.model, model_args=dict(spec.arguments))
+        optimisation = training.Optimisation(
+            loss=MarginLoss() if row == CAPSULES else NegativeLogLikelihood(),
+            reconstruction=settings.reconstruction,
+            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=spec.learning_rate),
+            scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, decay),
         )
-        folder.path.mkdir(parents=True, exist_ok=True)
-        folder.config.write_text(yaml.safe_dump(options, sort_keys=False))
-        runner, metrics = fit(
-            task,
-            data.train,
-            ImageSet((255 * validation.images).round().to(torch.uint8), validation.labels[:, 0], data.classes),
-            folder.path,
-            Schedule(epochs=spec.epochs, batch_size=settings.batch_size, seed=lab.seed),
-            TrainerOptions(**{"devices": 1, **trainer}),
-            Caller(show=lab.show),
-        )
-        network.save_pretrained(folder.model, classes=list(data.classes))
-        folder.write_summary(
-            {
-                "model": spec.model,
-                "parameters": sum(parameter.numel() for parameter in network.parameters()),
-                "epochs": len(metrics),
-                "seed": lab.seed,
-                "last_epoch": metrics[-1],
-                **circumstances(runner, metrics),
-                "command": lab.command,
-            }
-        )
+        schedule = training.Schedule(epochs=spec.epochs, batch_size=settings.batch_size, seed=lab.seed)
+        how = training.TrainerOptions(**{"devices": 1, **trainer})
+        running = training.Running(trainer=how, speed=training.Speed(**settings.speed), report=False)
+        config = yaml.safe_dump(options, sort_keys=False)
+        caller = training.Caller(config=config, command=lab.command, show=lab.show)
+        training.train(folder, subject, optimisation, schedule, running, caller)
 
-    return lab.keep(run_name("multimnist", row), options, make)
+    return lab.keep(run_name(MultiMNIST.name, row), options, make)
+
+
+def pair_error(network: ImageClassifier, pairs: Overlaid, batch_size: int = 256) -> float:
+    """The share of pairs, in percent, of which not both digits are told: no credit for one of them."""
+    present = F.one_hot(pairs.labels, network.classes).sum(1).bool()
+    said = SeveralLabels(count=2).said(Classifier(network).activations(pairs.images, batch_size))
+    return 100 * (1 - (said == present).all(1).double().mean().item())
 
 
 @torch.no_grad()
@@ -411,44 +199,25 @@ def _picture(network: CapsuleClassifier, pairs: Overlaid, count: int = 7) -> Pic
     """Pairs, taken apart in two colours, and what the capsules say of wrong and of absent digits (figure 5)."""
     device = next(network.parameters()).device
     capsules = network.encode(pairs.images.to(device))
-    right = exact_pairs(capsules.activation.cpu(), pairs.labels)
-    chosen = torch.cat([right.nonzero().squeeze(1)[: count - 2], (~right).nonzero().squeeze(1)[:2]])[:count]
     told = capsules.activation.topk(2, dim=1).indices.cpu()
+    right = (told.sort(1).values == pairs.labels.sort(1).values).all(1)
+    chosen = torch.cat([right.nonzero().squeeze(1)[: count - 2], (~right).nonzero().squeeze(1)[:2]])[:count]
     absent = capsules.activation.cpu().scatter(1, pairs.labels, torch.inf).argmin(1, keepdim=True)
-    claims = {
-        "true": pairs.labels,
-        "told": told,
-        "true, absent": torch.cat([pairs.labels[:, :1], absent], 1),
+    claims = {"true": pairs.labels, "told": told, "true, absent": torch.cat([pairs.labels[:, :1], absent], 1)}
+    places = chosen.tolist()
+    rows = {
+        "input": [Cell(pairs.images[place, 0]) for place in places],
+        "its digits": [Cell(two_colours(pairs.parts[place, :, 0]), _digits(pairs.labels[place])) for place in places],
     }
-    figure = new_figure(1.15 * len(chosen) + 1.2, 6.6)
-    rows = ["input", "its digits", *(f"capsules:\n{name}" for name in claims)]
-    axes = figure.subplots(len(rows), len(chosen), squeeze=False)
-    for column, index in enumerate(chosen.tolist()):
-        images = [pairs.images[index, 0], _two_colours(pairs.parts[index, :, 0])]
-        titles = ["", _digits(pairs.labels[index])]
-        for labels in claims.values():
-            decoded = [network.decode(capsules, labels[:, digit].to(device))[index, 0].cpu() for digit in range(2)]
-            images.append(_two_colours(torch.stack(decoded)))
-            titles.append(_digits(labels[index]))
-        for row, (image, title) in enumerate(zip(images, titles, strict=True)):
-            axes[row, column].imshow(image.numpy(), cmap="gray", vmin=0, vmax=1)
-            axes[row, column].set_title(title, fontsize=9)
-            axes[row, column].set_xticks([])
-            axes[row, column].set_yticks([])
-    for row, name in enumerate(rows):
-        axes[row, 0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+    for name, labels in claims.items():
+        drawn = torch.stack([network.decode(capsules, one.to(device))[:, 0].cpu() for one in labels.unbind(1)], 1)
+        rows[f"capsules:\n{name}"] = [Cell(two_colours(drawn[place]), _digits(labels[place])) for place in places]
     caption = (
         "Test pairs, their two digits in red and green, and reconstructions of single class capsules in the same "
         "colours: of the true classes, of the two most active ones (the last columns: pairs that were not told right), "
         "and of one true and the least active class, which is not in the image."
     )
-    return Picture(figure, caption)
-
-
-def _two_colours(digits: Tensor) -> Tensor:
-    """Two grey images (2, H, W) as the red and the green channel of one, (H, W, 3)."""
-    red, green = digits.clamp(0, 1)
-    return torch.stack([red, green, torch.zeros_like(red)], -1)
+    return Picture(image_grid(rows, 1.25), caption)
 
 
 def _digits(labels: Tensor) -> str:

@@ -4,14 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from torchcaps.recipes.base import Line, Outcome, Recipe, register_recipe
-from torchcaps.recipes.lab import Lab, run_name
-from torchcaps.recipes.options import TrainingOptions, adam, falling, option, plain
-from torchcaps.recipes.pictures import error_bars
+from torchcaps.recipes.kit.base import Line, register_recipe
+from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison
+from torchcaps.recipes.kit.lab import Job, run_name
+from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, SPREAD, TrainingOptions, adam, falling, option
 
 MATRIX, CAPSNET, CNN = "MatrixCapsNet, EM routing", "CapsNet, dynamic routing, 3 steps", "CNN baseline of the EM paper"
-
-TEST_ERROR = "test error"
 
 HINTON = "Hinton, Sabour & Frosst 2018"
 
@@ -46,49 +44,24 @@ class OtherDataSettings:
     networks: Mapping[str, Network]
 
 
-def job(experiment: str, settings: OtherDataSettings, row: str) -> tuple[str, dict[str, Any]]:
-    """Name of the run and options of ``torchcaps train`` for a row, as :meth:`Lab.train` takes them.
-
-    Args:
-        experiment: the name of the recipe.
-        settings: of its preset.
-        row: one of the settings' networks.
-
-    Raises:
-        ValueError: if the settings have no such row.
-    """
-    if row not in settings.networks:
-        raise ValueError(f"row must be one of {', '.join(settings.networks)}, got {row!r}")
-    network = settings.networks[row]
-    config = {
-        **network.options(),
-        "data": plain(settings.data),
-        "model": network.model,
-        "model_args": plain(network.model_args),
-        "loss": plain(network.loss),
-    }
-    if network.routing is not None:
-        config["routing"] = plain(network.routing)
-    return run_name(experiment, row), config
-
-
-class OtherData(Recipe[OtherDataSettings]):
+class OtherData(Comparison[OtherDataSettings]):
     """Base of the recipes that train each network once and test its last epoch."""
 
-    def run(self, lab: Lab, settings: OtherDataSettings) -> Outcome:
-        """Trains the network of each row and tests its last epoch."""
-        figures: dict[tuple[str, str], float] = {}
-        facts: dict[str, dict[str, Any]] = {}
-        for row in settings.networks:
-            trained = lab.train(*job(self.name, settings, row))
-            figures[row, TEST_ERROR] = trained.test_error
-            facts[row] = trained.facts
-            lab.show(f"{row}: {TEST_ERROR} {trained.test_error:.2f} %")
-        caption = (
-            f"{self.title}: test error of the networks that were trained here, and the published figures, also of "
-            "networks that were not."
-        )
-        return Outcome(figures, facts, {"errors": error_bars(self.lines, figures, self.title, caption)})
+    def __init_subclass__(cls) -> None:
+        what = "test error of the networks that were trained here, and the published figures"
+        cls.caption = f"{cls.title}: {what}, also of networks that were not."
+
+    def present(self, settings: OtherDataSettings) -> tuple[str, ...]:
+        """The networks of a preset."""
+        return tuple(settings.networks)
+
+    def job(self, settings: OtherDataSettings, row: str, stop_at: float | None = None) -> Job:
+        """The network of the row as its settings say."""
+        if row not in settings.networks:
+            raise ValueError(f"row must be one of {', '.join(settings.networks)}, got {row!r}")
+        network = settings.networks[row]
+        own = {name: getattr(network, name) for name in ("model", "model_args", "loss", "routing")}
+        return run_name(self.name, row), network.options(data=settings.data, **own)
 
 
 def _lines(published: Mapping[str, tuple[float | None, str]]) -> tuple[Line, ...]:
@@ -107,125 +80,63 @@ def _gentle_em(steps: int) -> dict[str, Any]:
     return option("EMRouting", steps=steps, schedule="released", inverse_temperature=0.01)
 
 
+_CENTRE: dict[str, Any] = {"crop": 24, "flip": True, "standardise": True}
 # Random changes of colour photographs as the released code of Hinton et al. makes them on smallNORB.
 _COLOURS: dict[str, Any] = {"brightness": 63 / 255, "contrast": (0.2, 1.8)}
+
+
+_DYNAMIC, _ORPHAN = option("DynamicRouting", steps=3), option("DynamicRouting", steps=3, orphan=True)
+_TYPES = {"channels": 32, "types": (8, 8, 8), "competition": "window"}
+
+
+def _network(model: str, loss: Mapping[str, Any], rate: float, epochs: int, batch_size: int, **more: Any) -> Network:
+    options = {"optimizer": adam(rate), **more}
+    return Network(model=model, loss=loss, epochs=epochs, batch_size=batch_size, **options)
 
 
 def _matrix_paper(
     epochs: int, model: str = "matrixcapsnet", routing: Mapping[str, Any] | None = None, **preprocess: Any
 ) -> Network:
     """As on smallNORB: 0.003, falling by 4 % every 20,000 steps, weight decay 2e-7, batches of 64."""
-    return Network(
-        model=model,
-        loss=option("SpreadLoss", schedule="sigmoid"),
-        epochs=epochs,
-        optimizer=adam(3e-3, weight_decay=2e-7),
-        batch_size=64,
-        routing=routing or _em(3),
-        scheduler=falling(0.96 ** (1 / 20000)),
-        scheduler_interval="step",
-        preprocess={**preprocess, "standardise": True},
-    )
+    pace = {"scheduler": falling(0.96 ** (1 / 20000)), "scheduler_interval": "step"}
+    pace |= {"optimizer": adam(3e-3, weight_decay=2e-7)}
+    changes = {"routing": routing or _em(3), "preprocess": {**preprocess, "standardise": True}}
+    return _network(model, option("SpreadLoss", schedule="sigmoid"), 3e-3, epochs, 64, **pace, **changes)
 
 
 def _capsnet_paper(epochs: int, **more: Any) -> Network:
     """As on MNIST: 0.001, falling by 4 % every 2,000 steps, batches of 128."""
-    return Network(
-        model="capsnet",
-        loss=option("MarginLoss"),
-        epochs=epochs,
-        optimizer=adam(1e-3),
-        batch_size=128,
-        scheduler=falling(0.96 ** (1 / 2000)),
-        scheduler_interval="step",
-        **{"routing": option("DynamicRouting", steps=3), **more},
-    )
+    pace = {"scheduler": falling(0.96 ** (1 / 2000)), "scheduler_interval": "step"}
+    return _network("capsnet", MARGIN, 1e-3, epochs, 128, **{**pace, "routing": _DYNAMIC, **more})
 
 
 def _cnn_paper(epochs: int, **preprocess: Any) -> Network:
     """With the learning rate of CapsNet, falling to a hundredth over the epochs."""
-    return Network(
-        model="matrixcapsnet_cnn",
-        loss=option("NegativeLogLikelihood"),
-        epochs=epochs,
-        optimizer=adam(1e-3),
-        batch_size=128,
-        scheduler=falling(0.01 ** (1 / epochs)),
-        preprocess={**preprocess, "standardise": True},
-    )
+    more = {"scheduler": falling(0.01 ** (1 / epochs)), "preprocess": {**preprocess, "standardise": True}}
+    return _network("matrixcapsnet_cnn", ENTROPY, 1e-3, epochs, 128, **more)
 
 
-_FAST: dict[str, Any] = {"trainer": {"precision": "bf16-mixed"}, "speed": {"channels_last": True}}
-
-
-def _matrix_quick(epochs: int, routing: Mapping[str, Any] | None = None, **more: Any) -> Network:
-    """Eight types in each layer, two steps, competition within windows."""
-    return Network(
-        model="matrixcapsnet_small",
-        loss=option("SpreadLoss"),
-        epochs=epochs,
-        optimizer=adam(3e-3),
-        batch_size=32,
-        model_args={"channels": 32, "types": (8, 8, 8), "competition": "window"},
-        routing=routing or _em(2),
-        scheduler=falling(_gamma(epochs)),
-        **more,
-    )
-
-
-def _capsnet_quick(epochs: int, **more: Any) -> Network:
-    return Network(
-        model="capsnet_small",
-        loss=option("MarginLoss"),
-        epochs=epochs,
-        optimizer=adam(2e-3),
-        batch_size=64,
-        scheduler=falling(_gamma(epochs)),
-        **{"routing": option("DynamicRouting", steps=3), **_FAST, **more},
-    )
-
-
-def _cnn_quick(epochs: int, **more: Any) -> Network:
-    return Network(
-        model="matrixcapsnet_cnn",
-        loss=option("NegativeLogLikelihood"),
-        epochs=epochs,
-        optimizer=adam(1e-3),
-        batch_size=64,
-        scheduler=falling(_gamma(epochs)),
-        **{**_FAST, **more},
-    )
-
-
-def _gamma(epochs: int) -> float:
-    """The factor of each epoch with which the last one learns at a twentieth of the first one's rate."""
-    return round(0.05 ** (1 / max(epochs - 1, 1)), 3)
+def _quick(row: str, epochs: int, **more: Any) -> Network:
+    """Small networks; the last epoch learns at a twentieth of the first one's rate."""
+    more = {"scheduler": falling(round(0.05 ** (1 / max(epochs - 1, 1)), 3)), **more}
+    if row == MATRIX:
+        return _network(
+            "matrixcapsnet_small", SPREAD, 3e-3, epochs, 32, **{"routing": _em(2), "model_args": _TYPES, **more}
+        )
+    if row == CAPSNET:
+        return _network("capsnet_small", MARGIN, 2e-3, epochs, 64, **{"routing": _DYNAMIC, **FAST, **more})
+    return _network("matrixcapsnet_cnn", ENTROPY, 1e-3, epochs, 64, **{**FAST, **more})
 
 
 def _smoke(*rows: str) -> OtherDataSettings:
     """Tiny networks on scikit-learn's digits, scaled to 20 x 20."""
-    common: dict[str, Any] = {"epochs": 1, "optimizer": adam(3e-3), "batch_size": 128}
+    matrix = {"channels": 4, "types": (2, 2, 2), "competition": "window"}
+    sharp = {"routing": _em(2), "preprocess": {"standardise": True}}
+    capsnet, cnn = {"channels": 8, "types": 2, "decoder_hidden": (16, 16)}, {"channels": (4, 8), "hidden": 32}
     networks = {
-        MATRIX: Network(
-            model="matrixcapsnet_small",
-            loss=option("SpreadLoss"),
-            model_args={"channels": 4, "types": (2, 2, 2), "competition": "window"},
-            routing=_em(2),
-            preprocess={"standardise": True},
-            **common,
-        ),
-        CAPSNET: Network(
-            model="capsnet_small",
-            loss=option("MarginLoss"),
-            model_args={"channels": 8, "types": 2, "decoder_hidden": (16, 16)},
-            **common,
-        ),
-        CNN: Network(
-            model="matrixcapsnet_cnn",
-            loss=option("NegativeLogLikelihood"),
-            model_args={"channels": (4, 8), "hidden": 32},
-            **common,
-        ),
+        MATRIX: _network("matrixcapsnet_small", SPREAD, 3e-3, 1, 128, model_args=matrix, **sharp),
+        CAPSNET: _network("capsnet_small", MARGIN, 3e-3, 1, 128, model_args=capsnet),
+        CNN: _network("matrixcapsnet_cnn", ENTROPY, 3e-3, 1, 128, model_args=cnn),
     }
     return OtherDataSettings(option("Digits", size=20), {row: networks[row] for row in rows})
 
@@ -241,10 +152,7 @@ QUICK = (
 
 @register_recipe
 class MnistEM(OtherData):
-    """Matrix capsules with EM routing on MNIST.
-
-    Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 5.
-    """
+    """Matrix capsules with EM routing on MNIST."""
 
     name: ClassVar[str] = "mnist-em"
     title: ClassVar[str] = "MatrixCapsNet with EM routing on MNIST"
@@ -260,7 +168,7 @@ class MnistEM(OtherData):
     )
     presets: ClassVar = {
         "paper": OtherDataSettings(option("MNIST", validation=0), {MATRIX: _matrix_paper(320, shift=2)}),
-        "quick": OtherDataSettings(option("MNIST"), {MATRIX: _matrix_quick(4, preprocess={"shift": 1})}),
+        "quick": OtherDataSettings(option("MNIST"), {MATRIX: _quick(MATRIX, 4, preprocess={"shift": 1})}),
         "smoke": _smoke(MATRIX),
     }
     notes: ClassVar[tuple[str, ...]] = (
@@ -301,12 +209,7 @@ class Fashion(OtherData):
             },
         ),
         "quick": OtherDataSettings(
-            option("FashionMNIST"),
-            {
-                MATRIX: _matrix_quick(3),
-                CAPSNET: _capsnet_quick(4),
-                CNN: _cnn_quick(3),
-            },
+            option("FashionMNIST"), {MATRIX: _quick(MATRIX, 3), CAPSNET: _quick(CAPSNET, 4), CNN: _quick(CNN, 3)}
         ),
         "smoke": _smoke(MATRIX, CAPSNET, CNN),
     }
@@ -320,10 +223,7 @@ class Fashion(OtherData):
 
 @register_recipe
 class Cifar10(OtherData):
-    """Capsule networks and a convolutional network on CIFAR-10.
-
-    Source: Hinton, Sabour & Frosst 2018 (A = 256); Sabour, Frosst & Hinton 2017, section 7.
-    """
+    """Capsule networks and a convolutional network on CIFAR-10."""
 
     name: ClassVar[str] = "cifar10"
     title: ClassVar[str] = "Capsule networks on CIFAR-10"
@@ -348,7 +248,7 @@ class Cifar10(OtherData):
                 CAPSNET: _capsnet_paper(
                     1539,
                     model_args={"types": 64, "decoder_hidden": None},
-                    routing=option("DynamicRouting", steps=3, orphan=True),
+                    routing=_ORPHAN,
                     preprocess={"crop": 24, "flip": True, **_COLOURS, "standardise": True},
                 ),
                 CNN: _cnn_paper(100, crop=24, flip=True, **_COLOURS),
@@ -357,14 +257,9 @@ class Cifar10(OtherData):
         "quick": OtherDataSettings(
             option("CIFAR10"),
             {
-                MATRIX: _matrix_quick(4, _gentle_em(2), preprocess={"crop": 24, "flip": True, "standardise": True}),
-                CAPSNET: _capsnet_quick(
-                    5,
-                    model_args={"decoder_hidden": None},
-                    routing=option("DynamicRouting", steps=3, orphan=True),
-                    preprocess={"crop": 24, "flip": True, "standardise": True},
-                ),
-                CNN: _cnn_quick(5, preprocess={"crop": 24, "flip": True, "standardise": True}),
+                MATRIX: _quick(MATRIX, 4, routing=_gentle_em(2), preprocess=_CENTRE),
+                CAPSNET: _quick(CAPSNET, 5, model_args={"decoder_hidden": None}, routing=_ORPHAN, preprocess=_CENTRE),
+                CNN: _quick(CNN, 5, preprocess=_CENTRE),
             },
         ),
         "smoke": _smoke(MATRIX, CAPSNET, CNN),

@@ -1,20 +1,22 @@
 """What the dimensions of a pose draw: the sweeps of Sabour et al. 2017, figure 4, for trained networks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+import yaml
 
 from torchcaps.data import ImageSet, Preprocess
-from torchcaps.explain import default_sweep, new_figure, perturb, shorten
-from torchcaps.explain.findings import evaluating
+from torchcaps.explain import default_sweep
+from torchcaps.explain.draw.charts import sweep_figure
+from torchcaps.explain.sweeps import Sweep, reconstruction_error, sweep
 from torchcaps.models import CapsuleClassifier
 from torchcaps.recipes import affine, mnist_dynamic, multimnist
-from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_recipe
-from torchcaps.recipes.lab import Lab, Trained, data_of, run_name
+from torchcaps.recipes.kit.base import Line, Picture, register_recipe
+from torchcaps.recipes.kit.comparison import Comparison, Study
+from torchcaps.recipes.kit.lab import Lab, Trained, data_of, run_name
 
 SABOUR = "Sabour, Frosst & Hinton 2017, section 5.1 and figure 4"
 
@@ -27,106 +29,28 @@ PLACED, OVERLAID = "CapsNet of the recipe affine", "CapsNet of the recipe multim
 ROWS = (*SINGLE, PLACED, OVERLAID)
 
 
-def network_of(lab: Lab, row: str) -> tuple[Trained, ImageSet]:
-    """The network of one of :data:`ROWS`, trained if it is missing, and test images of single digits for it."""
+def network_of(lab: Lab, row: str) -> Trained:
+    """The network of one of :data:`ROWS`, trained if it is missing."""
+    if row == OVERLAID:
+        return multimnist.train(lab, multimnist.MultiMNIST.presets[lab.preset], multimnist.CAPSULES)
+    recipe, own = (affine.AffineRobustness, affine.CAPSULES) if row == PLACED else (mnist_dynamic.MnistDynamic, row)
+    settings = recipe.presets[lab.preset]
+    return lab.train(*recipe().job(settings, own, getattr(settings, "stop_at", None)))
+
+
+def digits_for(lab: Lab, row: str, trained: Trained) -> ImageSet:
+    """Test images of single digits for the network of a row."""
     if row == OVERLAID:
         pairs = multimnist.MultiMNIST.presets[lab.preset]
         test = data_of(pairs.data).test
         before = (pairs.size - test.image_shape[1]) // 2
         border = (before, pairs.size - test.image_shape[1] - before) * 2
-        return multimnist.train(lab, pairs, multimnist.CAPSULES), replace(test, images=F.pad(test.images, border))
-    if row == PLACED:
-        placed = affine.AffineRobustness.presets[lab.preset]
-        name, config = affine.job(placed, affine.CAPSULES, placed.stop_at)
-    else:
-        name, config = mnist_dynamic.job(mnist_dynamic.MnistDynamic.presets[lab.preset], row)
-    trained = lab.train(name, config)
-    return trained, data_of(config["data"]).test.prepared(Preprocess.from_config(dict(trained.summary["preprocess"])))
+        return replace(test, images=F.pad(test.images, border))
+    data = yaml.safe_load((trained.folder / "config.yaml").read_text())["data"]
+    return data_of(data).test.prepared(Preprocess.from_config(dict(trained.summary["preprocess"])))
 
 
 CHANGE, IDLE, ERROR = "change at ±0.25, median", "dimensions with hardly any effect", "error of the reconstruction"
-
-
-def changes(grids: Tensor) -> Tensor:
-    r"""How much the picture changes as one number of the pose moves to either end of its sweep.
-
-    .. math::
-        c_{bd} = \frac{100}{2 C H W} \sum_{chw} |x_{bd,\text{first}} - x_{bd,0}| + |x_{bd,\text{last}} - x_{bd,0}|
-
-    with x the decoded image, from 0 (black) to 1 (white), and 0 the middle of the sweep, the pose as it is.
-
-    Args:
-        grids: (B, D, V, C, H, W) with V odd, as :func:`~torchcaps.explain.perturb` returns it for a sweep around 0.
-
-    Returns:
-        (B, D), in percent of the range of greys.
-
-    Raises:
-        ValueError: if ``grids`` has another number of axes, or no middle.
-    """
-    if grids.ndim != 6 or grids.shape[2] % 2 == 0:
-        raise ValueError(f"grids must be (B, D, V, C, H, W) with an odd V, got shape {tuple(grids.shape)}")
-    middle = grids[:, :, grids.shape[2] // 2]
-    ends = [(grids[:, :, end] - middle).abs().flatten(2).mean(2) for end in (0, -1)]
-    return 50 * (ends[0] + ends[1])
-
-
-class Sweep(NamedTuple):
-    """The sweeps of one class.
-
-    Args:
-        change: of each dimension, in percent of the range of greys, averaged over the images of the class, (D,).
-        image: the first of these images, (C, H, W).
-        grid: its sweeps, (D, V, C, H, W).
-    """
-
-    change: Tensor
-    image: Tensor
-    grid: Tensor
-
-
-def sweep(network: CapsuleClassifier, test: ImageSet, images: int) -> dict[int, Sweep]:
-    """Sweeps the pose of the true class, over the first test images of each class.
-
-    Args:
-        network: with a decoder.
-        test: images, prepared for it.
-        images: how many of each class.
-
-    Returns:
-        By label.
-    """
-    found = {}
-    with evaluating(network) as device:
-        for label in test.labels.unique().tolist():
-            places = (test.labels == label).nonzero().squeeze(1)[:images]
-            batch = test.__getitems__(places.tolist())
-            capsules = network.encode(batch.images.to(device))
-            grids = perturb(network, capsules, batch.labels.to(device), default_sweep().to(device)).float().cpu()
-            found[int(label)] = Sweep(changes(grids).mean(0), batch.pictures[0], grids[0])
-    return found
-
-
-def reconstruction_error(network: CapsuleClassifier, test: ImageSet, batch_size: int = 250) -> float:
-    r"""The root mean square error of reconstructions from the true class's capsule, in percent of the range of greys.
-
-    .. math::
-        100 \sqrt{\frac{1}{N C H W} \sum_{nchw} (\hat x_{nchw} - x_{nchw})^2}
-
-    Args:
-        network: with a decoder.
-        test: images, prepared for it.
-        batch_size: how many at a time.
-    """
-    total, numbers = 0.0, 0
-    with evaluating(network) as device:
-        for places in torch.arange(len(test)).split(batch_size):
-            batch = test.__getitems__(places.tolist())
-            images, labels, pictures = (one.to(device) for one in (batch.images, batch.labels, batch.pictures))
-            drawn = network.decode(network.encode(images), labels)
-            total += (drawn.double() - pictures).square().sum().item()
-            numbers += pictures.numel()
-    return 100 * (total / numbers) ** 0.5
 
 
 @dataclass(frozen=True)
@@ -149,8 +73,15 @@ class PerturbSettings:
     rows: tuple[str, ...] = ()
 
 
-def _lines() -> tuple[Line, ...]:
-    return tuple(
+@register_recipe
+class Perturb(Comparison[PerturbSettings]):
+    """Moves one number of a pose at a time and looks at what is drawn."""
+
+    name: ClassVar[str] = "perturb"
+    title: ClassVar[str] = "what the dimensions of a pose draw"
+    source: ClassVar[str] = SABOUR
+    rows: ClassVar = ROWS
+    lines: ClassVar = tuple(
         line
         for row in ROWS
         for line in (
@@ -159,19 +90,6 @@ def _lines() -> tuple[Line, ...]:
             Line(row, ERROR, unit="% of grey"),
         )
     )
-
-
-@register_recipe
-class Perturb(Recipe[PerturbSettings]):
-    """Moves one number of a pose at a time and looks at what is drawn.
-
-    Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", section 5.1 and figure 4.
-    """
-
-    name: ClassVar[str] = "perturb"
-    title: ClassVar[str] = "what the dimensions of a pose draw"
-    source: ClassVar[str] = SABOUR
-    lines: ClassVar[tuple[Line, ...]] = _lines()
     presets: ClassVar = {
         "paper": PerturbSettings(tested=10000),
         "quick": PerturbSettings(),
@@ -191,26 +109,30 @@ class Perturb(Recipe[PerturbSettings]):
         "drawn from the capsule of the true class.",
     )
 
-    def run(self, lab: Lab, settings: PerturbSettings) -> Outcome:
-        """Opens the networks with a decoder, trains those that are missing, and sweeps their poses."""
-        figures: dict[tuple[str, str], float] = {}
-        facts: dict[str, dict[str, Any]] = {}
-        pictures: dict[str, Picture] = {}
-        curves: dict[str, Any] = {}
-        for row in settings.rows or ROWS:
-            trained, test = network_of(lab, row)
-            network = trained.network
-            assert isinstance(network, CapsuleClassifier)
-            chosen = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[: settings.tested]
-            swept = sweep(network, test, settings.images)
-            figures |= {(row, key): value for key, value in findings(swept, settings.idle).items()}
-            figures[row, ERROR] = error = reconstruction_error(network, test.subset(chosen))
-            lab.show(f"{row}: median change {figures[row, CHANGE]:.2f} % of grey, error {error:.2f} % of grey")
-            facts[row] = trained.facts
-            curves[row] = {test.classes[label]: one.change.tolist() for label, one in swept.items()}
-            drawn = {test.classes[label]: swept[label] for label in settings.drawn if label in swept}
-            pictures[run_name("", row).strip("-")] = _picture(drawn, default_sweep().tolist(), row)
-        return Outcome(figures, facts, pictures, curves)
+    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
+        """As the recipe trains it that the network is of."""
+        return network_of(study.lab, row)
+
+    def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
+        """Sweeps the poses of the first test images of each class; reconstructs others."""
+        settings, network = study.settings, study.trained[row].network
+        assert isinstance(network, CapsuleClassifier)
+        test = digits_for(study.lab, row, study.trained[row])
+        chosen = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[: settings.tested]
+        swept = sweep(network, test, settings.images)
+        study.curves[row] = {test.classes[label]: one.change.tolist() for label, one in swept.items()}
+        drawn = {test.classes[label]: swept[label] for label in settings.drawn if label in swept}
+        figure = sweep_figure(drawn, default_sweep().tolist(), row)
+        caption = (
+            f"{row}: test images drawn from the capsule of their class while one number of its pose moves; in the "
+            "middle column the pose is as it was. Behind each row, how much the ends differ from the middle on "
+            "average, in percent of the range from black to white."
+        )
+        study.pictures[run_name("", row).strip("-")] = Picture(figure, caption)
+        return {**findings(swept, settings.idle), ERROR: reconstruction_error(network, test.subset(chosen))}
+
+    def finish(self, study: Study, given: Any) -> None:
+        """Each row has a picture of its own."""
 
 
 def findings(swept: Mapping[int, Sweep], idle: float) -> dict[str, float]:
@@ -221,46 +143,4 @@ def findings(swept: Mapping[int, Sweep], idle: float) -> dict[str, float]:
         idle: the change, in percent of the range of greys, below which a dimension has hardly any effect.
     """
     change = torch.stack([one.change for one in swept.values()])  # [classes, D]
-    return {
-        CHANGE: change.flatten().quantile(0.5).item(),
-        IDLE: 100 * (change < idle).double().mean().item(),
-    }
-
-
-def tiles(grid: Tensor, gap: int = 1) -> Tensor:
-    """Images (D, V, C, H, W) in rows and columns with grey lines between, as one picture (h, w, 3).
-
-    Args:
-        grid: values in [0, 1]; of one channel, or of three.
-        gap: width of the lines, in pixels.
-    """
-    D, V = grid.shape[:2]
-    rgb = grid.clamp(0, 1).expand(D, V, 3, *grid.shape[3:]) if grid.shape[2] == 1 else grid.clamp(0, 1)
-    framed = F.pad(rgb, (0, gap, 0, gap), value=0.5)
-    return framed.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)
-
-
-def _picture(swept: Mapping[str, Sweep], values: Sequence[float], row: str) -> Picture:
-    """The sweeps of a few classes beside each other: a row a dimension, a column a value."""
-    dimensions = len(next(iter(swept.values())).change) if swept else 1
-    figure = new_figure(0.6 + 3.7 * len(swept), 1.1 + 0.285 * dimensions)
-    panels = figure.subplots(1, max(len(swept), 1), squeeze=False)[0]
-    for axes, (name, one) in zip(panels, swept.items(), strict=False):
-        D, V = one.grid.shape[:2]
-        axes.imshow(tiles(one.grid).numpy(), extent=(0, V, D, 0), interpolation="nearest")
-        axes.set_xticks([0.5, V / 2, V - 0.5], [f"{values[0]:+.2f}", "0", f"{values[-1]:+.2f}"])
-        axes.set_yticks([place + 0.5 for place in range(D)], [str(place) for place in range(D)])
-        axes.tick_params(length=0, labelsize=7)
-        axes.set_title(f"class {shorten(name)}", fontsize=9)
-        axes.set_xlabel("added to the number", fontsize=8)
-        axes.spines[:].set_visible(False)
-        for place, change in enumerate(one.change.tolist()):
-            axes.text(V + 0.15, place + 0.5, f"{change:.1f} %", fontsize=7, va="center", color="0.3")
-    panels[0].set_ylabel("dimension of the pose", fontsize=8)
-    figure.suptitle(shorten(row, 80), fontsize=10)
-    caption = (
-        f"{row}: test images drawn from the capsule of their class while one number of its pose moves; in the middle "
-        "column the pose is as it was. Behind each row, how much the ends differ from the middle on average, in "
-        "percent of the range from black to white."
-    )
-    return Picture(figure, caption)
+    return {CHANGE: change.flatten().quantile(0.5).item(), IDLE: 100 * (change < idle).double().mean().item()}

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from torchcaps.data import Preprocess
 from torchcaps.explain import examine
-from torchcaps.recipes.base import Line, Outcome, Recipe, register_recipe
-from torchcaps.recipes.lab import Lab, Trained, data_of, run_name
-from torchcaps.recipes.options import TrainingOptions, adam, falling, option, plain
-from torchcaps.recipes.pictures import error_bars
+from torchcaps.recipes.kit.base import lines_of, register_recipe
+from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison, Study
+from torchcaps.recipes.kit.lab import Job, Trained, data_of, run_name
+from torchcaps.recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, adam, falling, option
+from torchcaps.recipes.kit.pictures import error_bars
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 1"
 
@@ -56,7 +56,7 @@ ROWS: dict[str, Variant | None] = {
 }
 """The rows: the base row, variants that say what they change in it, and the network without capsules."""
 
-ERROR, THIRTEEN = "test error", "test error, 13 crops"
+ERROR, THIRTEEN = TEST_ERROR, f"{TEST_ERROR}, 13 crops"
 
 PUBLISHED: dict[tuple[str, str], float] = {
     (BASE, ERROR): 1.8,
@@ -112,52 +112,30 @@ def preparation(crop: int) -> dict[str, Any]:
     return {"crop": crop, "brightness": 0.247, "contrast": [0.2, 1.8], "standardise": True}
 
 
-def job(settings: SmallNORBSettings, row: str) -> tuple[str, dict[str, Any]]:
-    """Name of the run and options of ``torchcaps train`` for a row, as :meth:`Lab.train` takes them."""
-    variant = ROWS[row]
-    options = _cnn_options(settings) if variant is None else _capsule_options(settings, variant)
-    return run_name("smallnorb", row), {**options, "data": plain(settings.data)}
-
-
 def _cnn_options(settings: SmallNORBSettings) -> dict[str, Any]:
     extra = {"extra": {"limit_train_batches": settings.cnn_share}} if settings.cnn_share < 1 else {}
-    training = replace(
-        settings,
-        epochs=settings.cnn_epochs,
-        optimizer=settings.cnn_optimizer,
-        scheduler=None,
-        scheduler_interval="epoch",
-        trainer={**settings.trainer, **extra},
-    )
-    return {
-        **training.options(),
-        "model": "matrixcapsnet_cnn",
-        "model_args": plain(settings.cnn_args),
-        "loss": option("NegativeLogLikelihood"),
-    }
+    training = replace(settings, scheduler=None, scheduler_interval="epoch", trainer={**settings.trainer, **extra})
+    pace = {"epochs": settings.cnn_epochs, "optimizer": settings.cnn_optimizer}
+    return training.options(model="matrixcapsnet_cnn", model_args=settings.cnn_args, loss=ENTROPY, **pace)
 
 
 def _capsule_options(settings: SmallNORBSettings, variant: Variant) -> dict[str, Any]:
-    losses: dict[Loss, dict[str, Any]] = {
-        "spread": option("SpreadLoss", **settings.spread),
-        "margin": option("MarginLoss"),
-        "cross-entropy": option("NegativeLogLikelihood"),
-    }
+    spread = option("SpreadLoss", **settings.spread)
+    losses: dict[Loss, dict[str, Any]] = {"spread": spread, "margin": MARGIN, "cross-entropy": ENTROPY}
     extra = {"extra": {"gradient_clip_val": settings.gradient_clip}} if settings.gradient_clip else {}
-    return {
-        **settings.options(),
-        "trainer": {**settings.trainer, **extra},
-        "model": "matrixcapsnet",
-        "model_args": plain({**settings.model_args, "pose": variant.pose, "coordinates": variant.coordinates}),
-        "routing": option("EMRouting", **{**settings.routing, "steps": variant.steps}),
-        "loss": losses[variant.loss],
-    }
+    return settings.options(
+        trainer={**settings.trainer, **extra},
+        model="matrixcapsnet",
+        model_args={**settings.model_args, "pose": variant.pose, "coordinates": variant.coordinates},
+        routing=option("EMRouting", **{**settings.routing, "steps": variant.steps}),
+        loss=losses[variant.loss],
+    )
 
 
 def thirteen_crops_error(trained: Trained, settings: SmallNORBSettings) -> float:
     """Error in percent on the test images, with class activations averaged over 13 crops of each."""
-    preprocess = replace(Preprocess.from_config(dict(settings.preprocess)), crops=13)
-    return 100 * examine(trained.network, data_of(settings.data).test.prepared(preprocess)).error
+    test = trained.classifier.prepared(data_of(settings.data).test, crops=13)
+    return 100 * examine(trained.network, test).error
 
 
 QUICK = SmallNORBSettings(
@@ -207,18 +185,14 @@ PAPER = SmallNORBSettings(
 
 
 @register_recipe
-class SmallNORBEM(Recipe[SmallNORBSettings]):
-    """What each part of the matrix capsule network is worth: one or two of them changed in each row.
-
-    Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 5 and table 1.
-    """
+class SmallNORBEM(Comparison[SmallNORBSettings]):
+    """What each part of the matrix capsule network is worth: one or two of them changed in each row."""
 
     name: ClassVar[str] = "smallnorb-em"
     title: ClassVar[str] = "EM routing on smallNORB: steps, poses, losses, coordinates"
     source: ClassVar[str] = HINTON
-    lines: ClassVar[tuple[Line, ...]] = tuple(
-        Line(row, measure, PUBLISHED[row, measure], HINTON) for row, measure in PUBLISHED
-    )
+    rows: ClassVar = tuple(ROWS)
+    lines: ClassVar = lines_of(PUBLISHED, PUBLISHED, HINTON)
     presets: ClassVar = {"paper": PAPER, "quick": QUICK, "smoke": SMOKE}
     notes: ClassVar[tuple[str, ...]] = (
         LOSSY,
@@ -233,22 +207,24 @@ class SmallNORBEM(Recipe[SmallNORBSettings]):
         "start to learn more slowly (benchmarks/em_gradient.py).",
     )
 
-    def run(self, lab: Lab, settings: SmallNORBSettings) -> Outcome:
-        """Trains and tests the network of each row."""
-        figures: dict[tuple[str, str], float] = {}
-        facts: dict[str, dict[str, Any]] = {}
-        for row in settings.rows or tuple(ROWS):
-            trained = lab.train(*job(settings, row))
-            figures[row, ERROR] = trained.test_error
-            if row == BASE and settings.thirteen_crops:
-                figures[row, THIRTEEN] = thirteen_crops_error(trained, settings)
-            lab.show(f"{row}: {ERROR} {figures[row, ERROR]:.2f} %")
-            facts[row] = trained.facts
-        picture = error_bars(
-            self.lines,
-            figures,
-            "Matrix capsules on smallNORB",
-            "The error of the base network (first row), of variants that change what the row names, and of the "
-            "network without capsules, on the toys of the test half.",
+    def job(self, settings: SmallNORBSettings, row: str, stop_at: float | None = None) -> Job:
+        """The base network, with what the row changes in it, or the one without capsules."""
+        variant = ROWS[row]
+        options = _cnn_options(settings) if variant is None else _capsule_options(settings, variant)
+        return run_name("smallnorb", row), options
+
+    def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
+        """The test error; of the base row also with 13 crops."""
+        trained = study.trained[row]
+        found = {ERROR: trained.test_error}
+        if row == BASE and study.settings.thirteen_crops:
+            found[THIRTEEN] = thirteen_crops_error(trained, study.settings)
+        return found
+
+    def finish(self, study: Study, given: Any) -> None:
+        """Bars of the test errors."""
+        caption = (
+            "The error of the base network (first row), of variants that change what the row names, and of the network "
+            "without capsules, on the toys of the test half."
         )
-        return Outcome(figures, facts, {"errors": picture})
+        study.pictures["errors"] = error_bars(self.lines, study.figures, "Matrix capsules on smallNORB", caption)

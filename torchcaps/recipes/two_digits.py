@@ -2,78 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.data import ImageSet
-from torchcaps.explain import new_figure
-from torchcaps.explain.findings import evaluating
-from torchcaps.models import ImageClassifier
-from torchcaps.recipes.base import Line, Outcome, Picture, Recipe, register_recipe
-from torchcaps.recipes.lab import Lab, data_of, run_name
-from torchcaps.recipes.options import TrainingOptions, adam, falling, option, plain
+from torchcaps.classifier import Classifier
+from torchcaps.data.made import LAYOUTS, Scenes, arrange
+from torchcaps.explain.draw.charts import bars_under_images
+from torchcaps.recipes.kit.base import Picture, lines_of, register_recipe
+from torchcaps.recipes.kit.comparison import Comparison, Study
+from torchcaps.recipes.kit.lab import Job, data_of, run_name
+from torchcaps.recipes.kit.options import FAST, TrainingOptions, adam, option, pace
 
 SU_A = "Su 2018a, kexue.fm 4819"
 SU_B = "Su 2018b, kexue.fm 5112"
-
-LAYOUTS: dict[str, tuple[int, int]] = {
-    "one above the other": (2, 1),
-    "side by side": (1, 2),
-    "three in a row": (1, 3),
-    "2 x 2": (2, 2),
-    "five in a row": (1, 5),
-}
-"""Rows and columns of digits."""
-
-
-class Scenes(NamedTuple):
-    """Images of several different digits each.
-
-    Args:
-        images: uint8 (N, C, rows H, columns W).
-        present: which digits an image shows, bool (N, E).
-    """
-
-    images: Tensor
-    present: Tensor
-
-
-def arrange(digits: ImageSet, layout: tuple[int, int], count: int, seed: int = 0) -> Scenes:
-    """Lays test digits side by side, those of one image of different classes.
-
-    Args:
-        digits: where they come from.
-        layout: rows and columns.
-        count: how many images.
-        seed: of the choice.
-
-    Raises:
-        ValueError: if there are fewer classes than places.
-    """
-    (rows, columns), classes = layout, len(digits.classes)
-    places = rows * columns
-    if places > classes:
-        raise ValueError(f"layout {layout} needs {places} different classes, there are {classes}")
-    generator = torch.Generator().manual_seed(seed)
-    chosen = torch.rand(count, classes, generator=generator).argsort(1)[:, :places]  # [N, places] labels
-    rank = torch.rand(count, places, generator=generator)
-    members = [(digits.labels == label).nonzero().squeeze(1) for label in range(classes)]
-    sizes = torch.tensor([len(one) for one in members])
-    picked = (rank * sizes[chosen]).long()
-    index = torch.nn.utils.rnn.pad_sequence(members, batch_first=True)[chosen, picked]
-    tiles = digits.images[index].unflatten(1, layout)  # [N, rows, columns, C, H, W]
-    images = tiles.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
-    return Scenes(images, F.one_hot(chosen, classes).sum(1).bool())
-
-
-def activations_of(network: ImageClassifier, images: Tensor, batch_size: int = 128) -> Tensor:
-    """The class activations of images, uint8 (N, C, H, W), on the CPU, (N, E)."""
-    with evaluating(network) as device:
-        parts = [network(part.to(device).float() / 255).activation.float().cpu() for part in images.split(batch_size)]
-    return torch.cat(parts)
 
 
 def set_accuracy(activation: Tensor, present: Tensor, above: float = 0.0) -> float:
@@ -166,52 +109,40 @@ PUBLISHED: dict[tuple[str, str], tuple[float, str]] = {
 }
 
 
-def _lines() -> tuple[Line, ...]:
-    lines = []
-    for row in ROUTINGS:
-        for measure in (SINGLE, *(kind(layout) for layout in PAIRS for kind in (most_active, also_sure))):
-            value, source = PUBLISHED.get((row, measure), (None, ""))
-            lines.append(Line(row, measure, value, source, higher_is_better=True))
-        if row in (TWIN, DYNAMIC, KMEANS):
-            others = [name for name in LAYOUTS if name not in PAIRS]
-            lines += [Line(row, most_active(name), higher_is_better=True) for name in others]
-    return tuple(lines)
+OTHERS = tuple(most_active(name) for name in LAYOUTS if name not in PAIRS)
+"""The measures of other layouts than pairs, of the three networks that the source compares."""
+
+
+def measures(row: str) -> tuple[str, ...]:
+    """What is measured of a row."""
+    pairs = (kind(layout) for layout in PAIRS for kind in (most_active, also_sure))
+    return (SINGLE, *pairs, *(OTHERS if row in (TWIN, DYNAMIC, KMEANS) else ()))
 
 
 @register_recipe
-class TwoDigits(Recipe[TwoDigitsSettings]):
-    """Trains on single digits, tests on several: does a capsule's length say that a class is present?
-
-    Source: Su Jianlin 2018a and 2018b (kexue.fm 4819 and 5112) and the code of ``bojone/Capsule``.
-    """
+class TwoDigits(Comparison[TwoDigitsSettings]):
+    """Trains on single digits, tests on several: does a capsule's length say that a class is present?"""
 
     name: ClassVar[str] = "two-digits"
     title: ClassVar[str] = "trained on single digits, tested on several side by side"
     source: ClassVar[str] = f"{SU_A}; {SU_B}"
-    lines: ClassVar[tuple[Line, ...]] = _lines()
+    rows: ClassVar = tuple(ROUTINGS)
+    lines: ClassVar = lines_of(
+        ((row, measure) for row in ROUTINGS for measure in measures(row)), PUBLISHED, higher_is_better=True
+    )
     presets: ClassVar = {
-        "paper": TwoDigitsSettings(
-            data=option("MNIST"),
-            epochs=10,
-            twin_epochs=20,
-            optimizer=adam(1e-3),
-        ),
+        "paper": TwoDigitsSettings(data=option("MNIST"), epochs=10, twin_epochs=20, optimizer=adam(1e-3)),
         "quick": TwoDigitsSettings(
+            **pace(6, 2e-3, 32, decay=0.55),
             data=option("MNIST", validation=0.02),
-            epochs=6,
-            batch_size=32,
-            optimizer=adam(2e-3),
-            scheduler=falling(0.55),
             variant_channels=(32, 32, 64, 64),
-            trainer={"precision": "bf16-mixed"},
-            speed={"channels_last": True},
+            **FAST,
             pairs=5000,
             scenes=1000,
         ),
         "smoke": TwoDigitsSettings(
+            **pace(2, 3e-3),
             data=option("Digits", size=16),
-            epochs=2,
-            optimizer=adam(3e-3),
             channels=(4, 4, 8, 8),
             rows=(TWIN, KMEANS),
             pairs=50,
@@ -229,72 +160,43 @@ class TwoDigits(Recipe[TwoDigitsSettings]):
         "networks.",
     )
 
-    def run(self, lab: Lab, settings: TwoDigitsSettings) -> Outcome:
-        """Trains the network of each row and tests it on every layout."""
-        test = data_of(settings.data).test
-        scenes = {
-            name: arrange(test, layout, settings.pairs if name in PAIRS else settings.scenes)
-            for name, layout in LAYOUTS.items()
-        }
-        figures: dict[tuple[str, str], float] = {}
-        facts: dict[str, dict[str, Any]] = {}
-        known = {(line.row, line.measure) for line in self.lines}
-        for row in settings.rows or tuple(ROUTINGS):
-            trained = lab.train(*job(settings, row))
-            found = {(row, SINGLE): trained.test_accuracy}
-            for name, (images, present) in scenes.items():
-                if (row, most_active(name)) in known:
-                    activation = activations_of(trained.network, images)
-                    found[row, most_active(name)] = set_accuracy(activation, present)
-                    if name in PAIRS:
-                        found[row, also_sure(name)] = set_accuracy(activation, present, above=0.5)
-            lab.show(", ".join(f"{measure} {value:.2f} %" for (_, measure), value in found.items()))
-            figures.update(found)
-            facts[row] = trained.facts
-        return Outcome(figures, facts, {"layouts": _picture(figures, scenes)})
+    def job(self, settings: TwoDigitsSettings, row: str, stop_at: float | None = None) -> Job:
+        """One network with transforms shared by all places, or its twin; every row has a routing of its own."""
+        routing = ROUTINGS[row]
+        channels = list(settings.variant_channels if row in VARIANTS else settings.channels)
+        network: dict[str, Any] = {"model_args": {"channels": channels}, "loss": option("MarginLoss", down_weight=0.25)}
+        if routing is not None:
+            network |= {"model": "sharedcapsnet", "routing": routing}
+        else:
+            network |= {"model": "sharedcapsnet_cnn", "epochs": settings.twin_epochs or settings.epochs}
+        return run_name("single-digits", row), settings.options(**network)
 
+    def begin(self, study: Study) -> Mapping[str, Scenes]:
+        """Test digits in every layout, the same for all networks."""
+        test, settings = data_of(study.settings.data).test, study.settings
+        count = {name: settings.pairs if name in PAIRS else settings.scenes for name in LAYOUTS}
+        return {name: arrange(test, layout, count[name]) for name, layout in LAYOUTS.items()}
 
-def job(settings: TwoDigitsSettings, row: str) -> tuple[str, dict[str, Any]]:
-    """Name of the run and options of ``torchcaps train`` for a row, as :meth:`Lab.train` takes them."""
-    routing = ROUTINGS[row]
-    config = {
-        **settings.options(),
-        "data": plain(settings.data),
-        "model": "sharedcapsnet_cnn" if routing is None else "sharedcapsnet",
-        "model_args": {"channels": list(settings.variant_channels if row in VARIANTS else settings.channels)},
-        "loss": option("MarginLoss", down_weight=0.25),
-    }
-    if routing is not None:
-        config["routing"] = routing
-    elif settings.twin_epochs is not None:
-        config["epochs"] = settings.twin_epochs
-    return run_name("single-digits", row), config
+    def measure(self, study: Study, row: str, given: Mapping[str, Scenes]) -> dict[str, float]:
+        """Single digits, and the digits of every layout that is in the table."""
+        found = {SINGLE: study.trained[row].test_accuracy}
+        for name, (images, present) in given.items():
+            if most_active(name) in measures(row):
+                shape = images.shape[1], images.shape[2], images.shape[3]
+                activation = Classifier(study.trained[row].network, image_shape=shape).activations(images)
+                found[most_active(name)] = set_accuracy(activation, present)
+                if name in PAIRS:
+                    found[also_sure(name)] = set_accuracy(activation, present, above=0.5)
+        return found
 
-
-def _picture(figures: Mapping[tuple[str, str], float], scenes: Mapping[str, Scenes]) -> Picture:
-    """Bars of the set accuracy over the layouts, with an example of each above them."""
-    names = list(LAYOUTS)
-    rows = [row for row in ROUTINGS if (row, "2 x 2, the most active") in figures]
-    figure = new_figure(9.0, 5.2)
-    grid = figure.add_gridspec(2, len(names), height_ratios=(1.0, 2.6))
-    for place, name in enumerate(names):
-        axes = figure.add_subplot(grid[0, place])
-        axes.imshow(scenes[name].images[0].amax(0).numpy(), cmap="gray")
-        axes.set_title(name, fontsize=9)
-        axes.set_axis_off()
-    axes = figure.add_subplot(grid[1, :])
-    width = 0.8 / max(len(rows), 1)
-    for number, row in enumerate(rows):
-        values = [figures[row, most_active(name)] for name in names]
-        left = [place - 0.4 + (number + 0.5) * width for place in range(len(names))]
-        bars = axes.bar(left, values, width, label=row)
-        axes.bar_label(bars, fmt="%.0f", fontsize=8)
-    axes.set_xticks(range(len(names)), names)
-    axes.set_ylim(0, 108)
-    axes.set_ylabel("all digits found, % of images")
-    axes.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
-    caption = (
-        "Trained on single digits, tested on several: the share of images whose most active classes are exactly the "
-        "digits in it, for five layouts of test digits."
-    )
-    return Picture(figure, caption)
+    def finish(self, study: Study, given: Mapping[str, Scenes]) -> None:
+        """Bars of the set accuracy over the layouts, with an example of each above them."""
+        rows = [row for row in study.trained if set(OTHERS) <= set(measures(row))]
+        bars = {row: [study.figures[row, most_active(name)] for name in LAYOUTS] for row in rows}
+        examples = {name: scenes.images[0].amax(0) for name, scenes in given.items()}
+        caption = (
+            "Trained on single digits, tested on several: the share of images whose most active classes are exactly "
+            "the digits in it, for five layouts of test digits."
+        )
+        figure = bars_under_images(examples, bars, "all digits found, % of images")
+        study.pictures["layouts"] = Picture(figure, caption)

@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from torchcaps.recipes.base import PRESETS, RECIPES, Line, PresetName, Recipe
+from torchcaps.recipes.kit.base import RECIPES, Line, Recipe
+from torchcaps.recipes.kit.lab import PRESETS, PresetName
 
 TABLE = "README.md"
 _SHOWN: tuple[PresetName, ...] = ("paper", "quick")

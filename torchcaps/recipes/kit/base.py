@@ -1,19 +1,19 @@
 """What a recipe is: a named experiment with the published figures, its presets, and what it measured."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from torchcaps.recipes.kit.lab import PRESETS, Lab, PresetName
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from torchcaps.recipes.lab import Lab
-
-PresetName = Literal["paper", "quick", "smoke"]
-PRESETS: tuple[PresetName, ...] = ("paper", "quick", "smoke")
-
 RECIPES: dict[str, "Recipe[Any]"] = {}
+
+Key = tuple[str, str]
+"""A row and a measure: where a figure stands in a table."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,21 @@ class Line:
     elsewhere: bool = False
 
 
+def lines_of(
+    keys: Iterable[Key], published: Mapping[Key, float | tuple[float | None, str]], source: str = "", **kind: Any
+) -> tuple[Line, ...]:
+    """The lines of a table.
+
+    Args:
+        keys: where they stand, in order.
+        published: the figures of some of them, alone or with what must be known about them.
+        source: of figures that stand alone.
+        kind: what all have in common: ``unit``, ``higher_is_better``, ``elsewhere``.
+    """
+    found = {key: one if isinstance(one, tuple) else (one, source) for key, one in published.items()}
+    return tuple(Line(*key, *found.get(key, ()), **kind) for key in keys)
+
+
 @dataclass(frozen=True, eq=False)
 class Picture:
     """A figure with the words that belong under it.
@@ -52,21 +67,21 @@ class Picture:
     caption: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
     """What a recipe measured with one seed.
 
     Args:
-        figures: the value of each line that was measured, by (row, measure), in the line's unit.
+        figures: the value of each line that was measured, in the line's unit.
         facts: of each row, what belongs beside its figures: parameters, epochs, seconds of training.
         pictures: by a short name for the file.
         curves: numbers behind the pictures, ready for JSON.
     """
 
-    figures: Mapping[tuple[str, str], float]
-    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    pictures: Mapping[str, Picture] = field(default_factory=dict)
-    curves: Mapping[str, Any] = field(default_factory=dict)
+    figures: dict[Key, float] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pictures: dict[str, Picture] = field(default_factory=dict)
+    curves: dict[str, Any] = field(default_factory=dict)
 
 
 Settings = TypeVar("Settings")
@@ -95,7 +110,7 @@ class Recipe(ABC, Generic[Settings]):
     notes: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def run(self, lab: "Lab", settings: Settings) -> Outcome:
+    def run(self, lab: Lab, settings: Settings) -> Outcome:
         """Runs the experiment with the settings of one preset and one seed, that of the lab."""
 
 

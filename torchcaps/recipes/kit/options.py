@@ -5,14 +5,30 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 
-def option(class_path: str, **arguments: Any) -> dict[str, Any]:
-    """An object, by its class and the arguments of that."""
-    return {"class_path": class_path, "init_args": arguments}
+def option(kind: str | type, **arguments: Any) -> dict[str, Any]:
+    """An object, by its class or the name of that, and its arguments."""
+    path = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+    return {"class_path": path, "init_args": arguments}
 
 
 def adam(rate: float, **arguments: Any) -> dict[str, Any]:
     """The option ``optimizer``: Adam with this learning rate."""
     return option("torch.optim.Adam", lr=rate, **arguments)
+
+
+def pace(
+    epochs: int, rate: float, batch_size: int = 128, decay: float | None = None, each: str = "epoch"
+) -> dict[str, Any]:
+    """Options of :class:`TrainingOptions`: Adam with a rate that falls by the factor ``decay`` each epoch or step."""
+    scheduler = None if decay is None else falling(decay)
+    options = {"epochs": epochs, "optimizer": adam(rate), "batch_size": batch_size, "scheduler": scheduler}
+    return {**options, "scheduler_interval": each}
+
+
+FAST: dict[str, Any] = {"trainer": {"precision": "bf16-mixed"}, "speed": {"channels_last": True}}
+"""What makes the quick presets fast on a CPU."""
+
+SPREAD, MARGIN, ENTROPY = option("SpreadLoss"), option("MarginLoss"), option("NegativeLogLikelihood")
 
 
 def falling(factor: float) -> dict[str, Any]:
@@ -44,10 +60,11 @@ class TrainingOptions:
     trainer: Mapping[str, Any] = field(default_factory=dict)
     speed: Mapping[str, Any] = field(default_factory=dict)
 
-    def options(self) -> dict[str, Any]:
-        """The options by name, without those of what there is not."""
-        values = {one.name: plain(getattr(self, one.name)) for one in fields(TrainingOptions)}
-        return {name: value for name, value in values.items() if value is not None}
+    def options(self, **more: Any) -> dict[str, Any]:
+        """The options by name, those that a row has besides, and the data; without those of what there is not."""
+        values = {one.name: getattr(self, one.name) for one in fields(TrainingOptions)}
+        values |= {"data": getattr(self, "data", None), **more}
+        return {name: plain(value) for name, value in values.items() if value is not None}
 
 
 def plain(value: Any) -> Any:

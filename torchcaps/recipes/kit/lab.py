@@ -4,16 +4,24 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
 
+from torchcaps.classifier import Classifier
 from torchcaps.data import ImageData
 from torchcaps.models import ImageClassifier, load_pretrained
-from torchcaps.recipes.base import PresetName
+from torchcaps.recipes.kit.code import Definitions
 from torchcaps.training import RunFolder, read_summary, train_parsed, train_parser
+
+PresetName = Literal["paper", "quick", "smoke"]
+PRESETS: tuple[PresetName, ...] = ("paper", "quick", "smoke")
+
+Job = tuple[str, dict[str, Any]]
+"""The name of a run and the options of its training."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,14 +32,18 @@ class Trained:
         network: at the end of the last epoch, in evaluation mode, on the device of the lab.
         summary: of its run, as :func:`torchcaps.training.train` writes it.
         folder: of its run.
-        code: digests of the source files that trained it, by file; more than one if the code changed in between, none
-            if nobody took note.
+        code: what trained it; more than one if the code changed in between, none if nobody took note.
     """
 
     network: ImageClassifier
     summary: Mapping[str, Any]
     folder: Path
-    code: tuple[Mapping[str, str], ...] = ()
+    code: tuple[Definitions, ...] = ()
+
+    @property
+    def classifier(self) -> Classifier:
+        """The network with its preprocessing, the names of its classes and its task."""
+        return Classifier(self.network)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -56,14 +68,14 @@ class Trained:
         return max(math.floor(1000 * self.validation_accuracy) / 1000, 0.001)
 
     @property
-    def test_error(self) -> float:
-        """On the test images of its own data, in percent."""
-        return 100 * (1 - self.summary["test_accuracy"])
-
-    @property
     def test_accuracy(self) -> float:
         """On the test images of its own data, in percent."""
         return 100 * self.summary["test_accuracy"]
+
+    @property
+    def test_error(self) -> float:
+        """Likewise."""
+        return 100 * (1 - self.summary["test_accuracy"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +89,8 @@ class Lab:
         trainer: options of the trainer, over those of the recipe: see :class:`torchcaps.training.TrainerOptions`.
         command: how this was started, for the summaries.
         show: takes lines of text.
-        code: digests of the source files at hand, by file: beside each run it is noted which ones trained it.
+        code: the definitions of the package at hand: beside each run it is noted which ones trained it.
+        recipe: those of the recipe.
         trained: the networks so far.
 
     Raises:
@@ -90,7 +103,8 @@ class Lab:
     trainer: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
     show: Callable[[str], None] = lambda line: None
-    code: Mapping[str, str] = field(default_factory=dict)
+    code: Definitions = field(default_factory=dict)
+    recipe: Definitions = field(default_factory=dict)
     trained: list[Trained] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -126,19 +140,14 @@ class Lab:
         def make(folder: RunFolder) -> None:
             train_parsed(folder, parser, options, command=self.command, show=self.show)
 
-        def complete(found: Mapping[str, Any]) -> Any:
-            return yaml.safe_load(parser.dump(parser.parse_object(found)))
+        def whole(options: Any) -> Any:
+            return yaml.safe_load(parser.dump(parser.parse_object(options)))
 
         # A recipe acts on such a training by its options alone, and those are compared.
-        package = {file: digest for file, digest in self.code.items() if not file.startswith("recipes/")}
-        return replace(self, code=package).keep(name, yaml.safe_load(parser.dump(options)), make, complete)
+        return replace(self, recipe={}).keep(name, whole(options), make, whole)
 
     def keep(
-        self,
-        name: str,
-        options: Mapping[str, Any],
-        make: Callable[[RunFolder], None],
-        complete: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+        self, name: str, options: Any, make: Callable[[RunFolder], Any], complete: Callable[[Any], Any] = dict
     ) -> Trained:
         """Has a network trained in some way, unless that was done already.
 
@@ -155,7 +164,7 @@ class Lab:
         check_same(folder, options, complete)
         if not folder.summary.is_file():
             self.show(f"{name}, seed {self.seed}: training in {folder.path}")
-            self._note_code(folder)
+            self._code(folder, {**self.code, **self.recipe})
             make(folder)
         return self.open(folder)
 
@@ -166,41 +175,45 @@ class Lab:
     def open(self, folder: RunFolder) -> Trained:
         """A finished run, which is counted among the trained networks."""
         network = load_pretrained(folder.model).to(self.device)
-        done = Trained(network, read_summary(folder), folder.path, _noted_code(folder))
+        done = Trained(network, read_summary(folder), folder.path, tuple(self._code(folder)))
         self.trained.append(done)
         return done
 
-    def _note_code(self, folder: RunFolder) -> None:
-        """Takes note of the code that trains, beside the folder: a run begins with an empty one."""
-        noted = _noted_code(folder)
-        if self.code not in noted:
-            path = _code_file(folder)
+    def _code(self, folder: RunFolder, more: Definitions | None = None) -> list[Definitions]:
+        """The code that trained, noted beside the folder, for a run begins with an empty one; takes note of more."""
+        path = folder.path.with_name(f"{folder.path.name}.code.json")
+        noted: list[Definitions] = json.loads(path.read_text()) if path.is_file() else []
+        if more is not None and more not in noted:
+            noted.append(more)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps([*noted, self.code], indent=1) + "\n")
+            path.write_text(json.dumps(noted, indent=1) + "\n")
+        return noted
 
 
-def _code_file(folder: RunFolder) -> Path:
-    return folder.path.with_name(f"{folder.path.name}.code.json")
-
-
-def _noted_code(folder: RunFolder) -> tuple[Mapping[str, str], ...]:
-    path = _code_file(folder)
-    return tuple(json.loads(path.read_text())) if path.is_file() else ()
-
-
-def check_same(
-    folder: RunFolder, options: Mapping[str, Any], complete: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
-) -> None:
+def check_same(folder: RunFolder, options: Any, complete: Callable[[Any], Any] = dict) -> None:
     """Raises a `FileExistsError` if the folder holds a run with other options, once its own are completed."""
     if not folder.config.is_file():
         folder.unused()
         return
-    found = complete(yaml.safe_load(folder.config.read_text()))
-    names = sorted(name for name in {*found, *options} - {"run"} if found.get(name) != options.get(name))
+    found, wanted = _at_home(complete(yaml.safe_load(folder.config.read_text()))), _at_home(options)
+    names = sorted(name for name in {*found, *wanted} - {"run"} if found.get(name) != wanted.get(name))
     if names:
         raise FileExistsError(
             f"{folder.path} holds a run with another {', '.join(names)}: choose another folder with --runs, or move it"
         )
+
+
+def _at_home(options: Any) -> Any:
+    """Options in which each class is named by where it is defined: it may have moved, or have several names."""
+    if isinstance(options, Mapping):
+        return {key: _home(value) if key == "class_path" else _at_home(value) for key, value in options.items()}
+    return [_at_home(one) for one in options] if isinstance(options, list) else options
+
+
+def _home(path: str) -> str:
+    module, _, name = path.rpartition(".")
+    found = getattr(import_module(module), name, None) if module else None
+    return path if found is None else f"{found.__module__}.{found.__qualname__}"
 
 
 def run_name(experiment: str, row: str) -> str:

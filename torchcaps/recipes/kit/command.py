@@ -1,0 +1,173 @@
+"""``torchcaps run`` and ``torchcaps recipes``: running recipes, listing and checking their results."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torchcaps
+from torchcaps.recipes.kit.base import Outcome, Picture, Recipe, get_recipe
+from torchcaps.recipes.kit.code import changed, code_version, older, package_definitions, recipe_definitions
+from torchcaps.recipes.kit.lab import Lab, PresetName, Trained
+from torchcaps.recipes.kit.results import read_results, result_path, write_table
+
+RUNS = Path("runs/recipes")
+
+
+def results_folder() -> Path:
+    """Where results are by default: inside a checkout of this project its own, else beside the runs.
+
+    Returns:
+        ``docs/results/recipes`` of the checkout that the package lies in, if that is where we are;
+        ``runs/recipes/results`` below the current folder otherwise.
+    """
+    checkout = Path(torchcaps.__file__).resolve().parents[1]
+    own = checkout / "docs" / "results" / "recipes"
+    at_home = (checkout / ".git").exists() and own.is_dir() and Path.cwd().is_relative_to(checkout)
+    return Path(os.path.relpath(own)) if at_home else RUNS / "results"
+
+
+def run_recipe(
+    name: str,
+    preset: PresetName = "quick",
+    seeds: Sequence[int] = (0,),
+    *,
+    runs: Path = RUNS,
+    results: Path | None = None,
+    trainer: Mapping[str, Any] | None = None,
+    command: str = "",
+    show: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Runs a recipe to the end and, with a folder for them, writes its result, its pictures and the table of all.
+
+    Networks that are trained already are not trained again, an interrupted training goes on: run it again after a kill.
+
+    Args:
+        name: of the recipe.
+        preset: ``paper``, ``quick`` or ``smoke``.
+        seeds: one run for each; the pictures are of the first.
+        runs: folder for the trained networks.
+        results: folder for the result; None writes nothing.
+        trainer: options of the trainer, over those of the preset, such as ``{"accelerator": "cpu"}``.
+        command: how this was started.
+        show: takes lines of text.
+
+    Returns:
+        The content of the result file.
+
+    Raises:
+        ValueError: if there is no such recipe or preset, or no seed.
+        FileExistsError: if ``runs`` holds a run of the same name with other options.
+    """
+    recipe = get_recipe(name)
+    if preset not in recipe.presets:
+        raise ValueError(f"preset must be one of {', '.join(recipe.presets)}, got {preset!r}")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must be different numbers, at least one, got {list(seeds)}")
+    definitions = package_definitions(), recipe_definitions(recipe)
+    labs = [Lab(preset, seed, runs, trainer or {}, command, show, *definitions) for seed in seeds]
+    outcomes = [recipe.run(lab, recipe.presets[preset]) for lab in labs]
+    files = {f"{name}-{preset}-{short}.png": picture for short, picture in outcomes[0].pictures.items()}
+    result = {
+        "recipe": name,
+        "preset": preset,
+        "title": recipe.title,
+        "source": recipe.source,
+        "seeds": list(seeds),
+        "settings": asdict(recipe.presets[preset]),
+        "trainer": dict(trainer or {}),
+        **_found(recipe, outcomes),
+        "pictures": [{"file": file, "caption": picture.caption} for file, picture in files.items()],
+        "notes": list(recipe.notes),
+        **_circumstances(recipe, {one.folder: one for lab in labs for one in lab.trained}.values()),
+        "command": command,
+    }
+    if results is not None:
+        _write(results, result, files)
+    return result
+
+
+def _found(recipe: Recipe[Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    figures = [outcome.figures for outcome in outcomes]
+    known = {(line.row, line.measure) for line in recipe.lines}
+    unknown = sorted({key for one in figures for key in one} - known)
+    if unknown:
+        raise ValueError(f"{recipe.name} measured what is not among its lines: {unknown}")
+    return {
+        "rows": [
+            {**asdict(line), "ours": [one[key] for one in figures if (key := (line.row, line.measure)) in one]}
+            for line in recipe.lines
+        ],
+        "facts": [{row: dict(facts) for row, facts in outcome.facts.items()} for outcome in outcomes],
+        "curves": [dict(outcome.curves) for outcome in outcomes],
+    }
+
+
+def _circumstances(recipe: Recipe[Any], networks: Collection[Trained]) -> dict[str, Any]:
+    code = code_version(recipe)
+    changes = {one.folder.name: older(one.code, code["definitions"]) for one in networks}
+    return {
+        "training_seconds": round(sum(one.summary["training_seconds"] for one in networks), 1),
+        "hardware": sorted({one.summary["hardware"] for one in networks}),
+        "finished": time.strftime("%Y-%m-%d"),
+        "versions": next((one.summary["versions"] for one in networks), {}),
+        "code": code,
+        "older_networks": {name: names for name, names in changes.items() if names},
+    }
+
+
+def _write(folder: Path, result: Mapping[str, Any], files: Mapping[str, Picture]) -> None:
+    """The pictures, the result file in one step, and the table of all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, picture in files.items():
+        picture.figure.savefig(folder / file, dpi=150)
+    path = result_path(folder, result["recipe"], result["preset"])
+    whole = path.with_suffix(".tmp")
+    whole.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    whole.replace(path)
+    write_table(folder)
+
+
+def check(names: Sequence[str], results: Path, show: Callable[[str], None]) -> list[str]:
+    """Runs the smoke preset of recipes and names the results that came from other code than the present one.
+
+    Args:
+        names: of the recipes.
+        results: folder of the results.
+        show: takes lines of text.
+
+    Returns:
+        The recipes whose smoke preset failed.
+    """
+    failed = []
+    for name in names:
+        start = time.perf_counter()
+        try:
+            with TemporaryDirectory() as folder:
+                run_recipe(name, "smoke", runs=Path(folder) / "runs", results=Path(folder) / "results",
+                           trainer={"accelerator": "cpu"})  # fmt: skip
+            show(f"{name}: the smoke preset runs, {time.perf_counter() - start:.0f} s")
+        except Exception as error:  # whatever is wrong with one recipe, the others are looked at
+            failed.append(name)
+            show(f"{name}: the smoke preset fails: {type(error).__name__}: {error}")
+    for (name, preset), result in read_results(results).items():
+        if name in names:
+            what = f"{name}, {preset} preset"
+            code, networks = result["code"], result.get("older_networks", {})
+            if since := changed(code["definitions"], code_version(get_recipe(name))["definitions"]):
+                dated = f"{code['version']} of {result['finished']}"
+                show(f"{what}: from older code, {dated}; changed since: {_first(since)}")
+            if networks:
+                until = _first(sorted({one for names in networks.values() for one in names}))
+                trained = f"{len(networks)} of its networks trained by older code"
+                show(f"{what}: {trained}; changed until the result: {until}")
+    return failed
+
+
+def _first(names: Sequence[str], count: int = 5) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:count]) + (f" and {len(names) - count} others" if len(names) > count else "")
