@@ -1,8 +1,6 @@
 """What makes a training faster changes nothing else; and a training ends once it is good enough."""
 
 import copy
-import json
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,13 @@ from torch import Tensor
 from torchcaps import create_model
 from torchcaps.data import Digits, ImageSet, Preprocess
 from torchcaps.losses import MarginLoss, ReconstructionLoss
-from torchcaps.models import CapsNet, load_pretrained
+from torchcaps.models import load_pretrained
 from torchcaps.training import Classification, OptimizerFactory, Speed, TrainerOptions, fit, train_parser
 
 CPU = TrainerOptions(accelerator="cpu")
 EXACT = TrainerOptions(accelerator="cpu", precision="64-true")
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)  # Adam blows up the rounding of a gradient that is about 0
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
-ROOT = Path(__file__).parent.parent
 Rows = list[dict[str, float]]
 
 
@@ -284,35 +281,3 @@ class TestDigitsOfAnySize:
     def test_range(self, size: int) -> None:
         with pytest.raises(ValueError, match=f"size must be 1 or more, got {size}"):
             Digits(size=size)
-
-
-class TestBenchmark:
-    TINY = ("--model", "capsnet_small", "--batch", "4", "--images", "24", "--seconds", "0", "--runs", "2", "--out")
-
-    def run(self, monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
-        monkeypatch.syspath_prepend(ROOT)
-        from benchmarks.__main__ import main
-
-        main(["training", *options])
-
-    def test_rates_are_those_of_the_steps(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """A network that takes at least 20 ms trains on no more than 200 images a second, four at a time."""
-        forward = CapsNet.forward
-        monkeypatch.setattr(CapsNet, "forward", lambda *arguments: time.sleep(0.02) or forward(*arguments))
-        self.run(monkeypatch, *self.TINY, str(tmp_path), "--variants", "channels-last", "bf16")
-        rows = json.loads((tmp_path / "training.json").read_text())["rows"]
-        assert [row["variant"] for row in rows] == ["bare step", "default", "channels-last", "bf16"]
-        for row in rows:
-            assert len(row["rates"]) == 2
-            assert all(1 < rate <= 200 for rate in row["rates"])
-            shares = [rate / ceiling for rate, ceiling in zip(row["rates"], rows[0]["rates"], strict=True)]
-            assert row["over bare step"]["low"] == pytest.approx(min(shares))
-        assert rows[1]["over default"] == {"median": 1.0, "low": 1.0, "high": 1.0}
-        assert "/ default" in capsys.readouterr().out
-
-    def test_too_few_images(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            self.run(monkeypatch, "--batch", "100", "--images", "300")
-        assert "--images must be 4 batches or more" in capsys.readouterr().err

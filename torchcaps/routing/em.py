@@ -143,7 +143,7 @@ def em_routing(
         gradient: through ``"all"`` steps, as in the released code, or through the ``"last"`` only, where the Gaussians
             of the step before are then constants. With standardised costs nearly all of the gradient comes through the
             earlier steps, in bursts hundreds of times as long as usual; ``"last"`` leaves a far smaller and steadier
-            one, which no longer is that of the loss (benchmarks/em_gradient.py).
+            one, which no longer is that of the loss (torchcaps bench em_gradient).
 
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", Procedure 1; the code released with it;
     Gritzman 2019, "Avoiding implementation pitfalls of matrix capsules with EM routing".
