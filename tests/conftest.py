@@ -1,4 +1,4 @@
-"""What all tests share: one thread in each process, and kernels that were compiled before the first test."""
+"""What all tests share: one thread in each process, the same examples in each run, kernels compiled beforehand."""
 
 import os
 
@@ -8,7 +8,10 @@ from contextlib import suppress
 
 import pytest
 import torch
+from hypothesis import settings
 
+settings.register_profile("tests", deadline=None, derandomize=True, database=None)  # the same everywhere, at any speed
+settings.load_profile("tests")
 torch.set_num_threads(1)  # with tensors this small, threads only wait for each other
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
