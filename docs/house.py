@@ -103,7 +103,7 @@ def _owner(source: str, name: str) -> str:
     if f"{source}.{name}" in modules():
         return f"{source}.{name}"
     if source == PACKAGE:
-        for statement in tree(PACKAGE).body:
+        for statement in ast.walk(tree(PACKAGE)):  # in functions too: some names are loaded when asked for
             if isinstance(statement, ast.ImportFrom) and name in {a.asname or a.name for a in statement.names}:
                 return statement.module or PACKAGE
     return source

@@ -64,7 +64,11 @@ class TestImportOrder:
 
     def test_imports_are_found_wherever_they_stand(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         files = {
-            "__init__.py": "from torchcaps.ops import moments\n",
+            "__init__.py": (
+                "from torchcaps.ops import moments\n"
+                "def __getattr__(name):\n    from torchcaps.routing import Routing\n    return Routing\n"
+            ),
+            "cli.py": "from torchcaps import Routing\nimport torchcaps\n",
             "ops/__init__.py": "from .moments import moments\n",
             "ops/moments.py": "def moments():\n    import torch, torchcaps.routing\n",
             "routing.py": (
@@ -89,6 +93,9 @@ class TestImportOrder:
                 function.cache_clear()
         assert found == [
             ("torchcaps", "torchcaps.ops.moments", 1, False),
+            ("torchcaps", "torchcaps.routing", 3, True),
+            ("torchcaps.cli", "torchcaps.routing", 1, False),
+            ("torchcaps.cli", "torchcaps", 2, False),
             ("torchcaps.ops", "torchcaps.ops.moments", 1, False),
             ("torchcaps.ops.moments", "torchcaps.routing", 2, True),
             ("torchcaps.routing", "torchcaps.ops", 2, False),
