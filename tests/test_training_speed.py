@@ -146,13 +146,15 @@ def test_compiled_training_is_the_same(tmp_path: Path) -> None:
 def test_a_process_may_compile_any_number_of_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = torch.compile
     monkeypatch.setattr(torch, "compile", lambda run, mode: compiled(run, backend="eager"))
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)  # as shipped, 8
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     images = Digits(size=14).train.subset(torch.arange(8))
-    for width in (1, 2, 3):
-        one = task("sharedcapsnet_cnn", Speed(compile="default"), image_shape=(1, 14, 14), channels=(width, 1, 1, 1))
-        train(one, images, tmp_path / str(width), epochs=1)
+    with torch._dynamo.config.patch(recompile_limit=2):  # as shipped, 8
+        for width in (1, 2, 3):
+            network = {"image_shape": (1, 14, 14), "channels": (width, 1, 1, 1)}
+            train(
+                task("sharedcapsnet_cnn", Speed(compile="default"), **network), images, tmp_path / str(width), epochs=1
+            )
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
 
 
