@@ -3,8 +3,10 @@ PYTHON ?= python3
 # Pinned, so that a fresh machine gets the tested release (and, where one is served, the CPU build).
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
+# Processes that share the tests; one thread each.
+JOBS ?= 2
 
-.PHONY: setup demo test lint bench guide clean
+.PHONY: setup demo test lint bench guide house clean
 
 setup: .venv/.installed
 
@@ -19,7 +21,7 @@ demo: setup
 	$(BIN)/torchcaps train --config examples/digits.yaml --run runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .
@@ -32,6 +34,11 @@ bench: setup
 # Runs the guide's chapters and draws their pictures anew.
 guide: setup
 	$(BIN)/python -m docs.guide
+
+# Draws the picture of the house anew and notes the public names, after rooms or names changed.
+house: setup
+	$(BIN)/python -m docs.house
+	$(BIN)/python -m tests.api_surface
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -1,7 +1,26 @@
+"""What all tests share: one thread in each process, the same examples in each run, kernels compiled beforehand."""
+
 import os
 
-import torch
+os.environ["OMP_NUM_THREADS"] = "1"  # of this process and of those that tests start; before torch starts any threads
 
+from contextlib import suppress
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("tests", deadline=None, derandomize=True, database=None)  # the same everywhere, at any speed
+settings.load_profile("tests")
 torch.set_num_threads(1)  # with tensors this small, threads only wait for each other
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compiles the kernels once, before processes start that would all do so at the same time."""
+    if not hasattr(config, "workerinput"):  # not in one of the processes that pytest-xdist starts
+        from torchcaps.ops.fused import native
+
+        with suppress(RuntimeError):  # the tests of the kernels will tell
+            native.build()

@@ -2,27 +2,85 @@
 
 import re
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torchcaps as tc
 
 ROOT = Path(__file__).parent.parent
 
 
+DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
+
+
 def python_blocks(document: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_readme_code_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    blocks = python_blocks("README.md")
-    assert len(blocks) >= 3
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
+def executed(document: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names that the code of a document defines, block after block."""
+    monkeypatch.chdir(folder)
+    names: dict[str, Any] = {}
+    for block in python_blocks(document):
+        exec(compile(block, document, "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/layers.md"])
+def test_code_of_layers_and_networks_runs(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(python_blocks(document)) >= 2
+    names = executed(document, tmp_path, monkeypatch)
     assert names["capsules"].activation.shape == (4, 10)
     assert names["capsules"].pose.shape == (4, 10, 16)
+    assert names["loss"].isfinite()
+    assert isinstance(names["model"], tc.CapsNet)
+    assert names["prediction"].reconstruction.shape == (1, 3, 32, 32)
+
+
+def test_code_of_looking_inside_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = executed("docs/explaining.md", tmp_path, monkeypatch)
     assert names["routed"].assignment.shape == (4, 1152, 10)
+    assert names["routed"].votes.dense().shape == (4, 1152, 10, 16)
 
 
-def test_relative_links_of_the_documents_exist():
-    for document in ("README.md", "CONTRIBUTING.md"):
-        for link in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / document).read_text()):
-            assert (ROOT / link).exists(), f"{document} links to {link}"
+def test_no_code_is_left_unexecuted() -> None:
+    """The guide's is executed by its own tests."""
+    with_code = {document for document in DOCUMENTS if python_blocks(document) and "guide/" not in document}
+    assert with_code == {"README.md", "CONTRIBUTING.md", "docs/layers.md", "docs/explaining.md"}
+
+
+def test_readme_is_short() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    first = lines.index("## Train on your folder of images")
+    assert first <= 45  # the first screen
+    assert any("<img " in line for line in lines[:first])
+
+
+def anchors(document: Path) -> set[str]:
+    """The names that headings can be linked by, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_relative_links_of_the_documents_exist(document: str) -> None:
+    place = ROOT / document
+    text = re.sub(r"```.*?```", "", place.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)|<img src=\"(?!https?:)([^\"]+)\"", text):
+        path, _, anchor = "".join(link).partition("#")
+        target = place.parent / path if path else place
+        assert target.exists(), f"{document} links to {path}"
+        assert not anchor or anchor in anchors(target), f"{document} links to {path}#{anchor}"
+
+
+def test_every_document_is_reached_from_the_readme() -> None:
+    reached, todo = set(), [ROOT / "README.md"]
+    while todo:
+        document = todo.pop().resolve()
+        if document.suffix == ".md" and document not in reached:
+            reached.add(document)
+            links = re.findall(r"\]\((?!https?:)([^)#\s]+)", document.read_text(encoding="utf-8"))
+            todo += [document.parent / link for link in links]
+    assert {path.relative_to(ROOT.resolve()).as_posix() for path in reached} == set(DOCUMENTS)

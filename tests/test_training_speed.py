@@ -1,8 +1,6 @@
 """What makes a training faster changes nothing else; and a training ends once it is good enough."""
 
 import copy
-import json
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from torch import Tensor
 
 from torchcaps import create_model
 from torchcaps.data import Digits, ImageSet, Preprocess
-from torchcaps.models import CapsNet, load_pretrained
+from torchcaps.models import load_pretrained
 from torchcaps.training import (
     Learner,
     Optimisation,
@@ -30,7 +28,6 @@ CPU = TrainerOptions(accelerator="cpu")
 EXACT = TrainerOptions(accelerator="cpu", precision="64-true")
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)  # Adam blows up the rounding of a gradient that is about 0
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
-ROOT = Path(__file__).parent.parent
 Rows = list[dict[str, float]]
 
 
@@ -159,13 +156,15 @@ def test_compiled_training_is_the_same(tmp_path: Path) -> None:
 def test_a_process_may_compile_any_number_of_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = torch.compile
     monkeypatch.setattr(torch, "compile", lambda run, mode: compiled(run, backend="eager"))
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)  # as shipped, 8
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     images = Digits(size=14).train.subset(torch.arange(8))
-    for width in (1, 2, 3):
-        one = task("sharedcapsnet_cnn", Speed(compile="default"), image_shape=(1, 14, 14), channels=(width, 1, 1, 1))
-        train(one, images, tmp_path / str(width), epochs=1)
+    with torch._dynamo.config.patch(recompile_limit=2):  # as shipped, 8
+        for width in (1, 2, 3):
+            network = {"image_shape": (1, 14, 14), "channels": (width, 1, 1, 1)}
+            train(
+                task("sharedcapsnet_cnn", Speed(compile="default"), **network), images, tmp_path / str(width), epochs=1
+            )
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
 
 
@@ -296,35 +295,3 @@ class TestDigitsOfAnySize:
     def test_range(self, size: int) -> None:
         with pytest.raises(ValueError, match=f"size must be 1 or more, got {size}"):
             Digits(size=size)
-
-
-class TestBenchmark:
-    TINY = ("--model", "capsnet_small", "--batch", "4", "--images", "24", "--seconds", "0", "--runs", "2", "--out")
-
-    def run(self, monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
-        monkeypatch.syspath_prepend(ROOT)
-        from benchmarks.__main__ import main
-
-        main(["training", *options])
-
-    def test_rates_are_those_of_the_steps(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """A network that takes at least 20 ms trains on no more than 200 images a second, four at a time."""
-        forward = CapsNet.forward
-        monkeypatch.setattr(CapsNet, "forward", lambda *arguments: time.sleep(0.02) or forward(*arguments))
-        self.run(monkeypatch, *self.TINY, str(tmp_path), "--variants", "channels-last", "bf16")
-        rows = json.loads((tmp_path / "training.json").read_text())["rows"]
-        assert [row["variant"] for row in rows] == ["bare step", "default", "channels-last", "bf16"]
-        for row in rows:
-            assert len(row["rates"]) == 2
-            assert all(1 < rate <= 200 for rate in row["rates"])
-            shares = [rate / ceiling for rate, ceiling in zip(row["rates"], rows[0]["rates"], strict=True)]
-            assert row["over bare step"]["low"] == pytest.approx(min(shares))
-        assert rows[1]["over default"] == {"median": 1.0, "low": 1.0, "high": 1.0}
-        assert "/ default" in capsys.readouterr().out
-
-    def test_too_few_images(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            self.run(monkeypatch, "--batch", "100", "--images", "300")
-        assert "--images must be 4 batches or more" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``torchcaps bench``: options, and what each of its parts prints and writes."""
+"""``torchcaps bench``: its parts, the options of those that share them, and what these print and write."""
 
 import argparse
 import os
@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,36 @@ import torch
 
 from torchcaps.bench import bars, compare, measure, report, small, suite, sweep
 from torchcaps.bench.cases import CASES
+from torchcaps.bench.suite import Show
 from torchcaps.ops.dispatch import BACKENDS, FUSED
 
 PARTS = ("suite", "sweep", "small", "compare")
+OWN_OPTIONS = {
+    "training": "images a second of whole training loops",
+    "stability": "whether loss and gradients stay finite through 2,000 training steps",
+    "em_gradient": "how EM routing starts to learn, with gradients through all steps or the last",
+    "gpu": "tests of the Triton kernels, suite and training loops on a CUDA machine",
+}
+"""Parts with options of their own, each ``main(arguments, show, program)`` in the module of its name."""
 
 
-def main(arguments: list[str], show: Callable[[str], None], program: str = "torchcaps bench") -> None:
+def main(arguments: list[str], show: Show, program: str = "torchcaps bench") -> None:
     """Runs one part of the benchmarks.
 
     Args:
-        arguments: of the command line.
+        arguments: of the command line: the name of a part, or of a case of the suite, and options.
         show: takes what is printed.
         program: its name in messages.
 
     Raises:
-        ValueError: if the options do not fit the machine.
+        ValueError: if the options do not fit the machine, or a package is missing.
     """
+    name = arguments[0] if arguments else ""
+    if name in OWN_OPTIONS:
+        _part(name)(arguments[1:], show, f"{program} {name}")
+        return
+    if name in CASES:
+        arguments = ["suite", "--cases", *arguments]
     options = _parser(program).parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda needs a GPU that torch can use")
@@ -43,8 +58,25 @@ def main(arguments: list[str], show: Callable[[str], None], program: str = "torc
     {"suite": _suite, "sweep": _sweep, "small": _small, "compare": _compare}[options.part](options, about, out, show)
 
 
+def _part(name: str) -> Callable[[list[str], Show, str], None]:
+    try:
+        main: Callable[[list[str], Show, str], None] = import_module(f"torchcaps.bench.{name}").main
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "torchcaps":
+            raise
+        raise ValueError(f"{name} needs the package {error.name}: pip install 'torchcaps[train]'") from error
+    return main
+
+
 def _parser(program: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=program, description="Measure speed and memory.", allow_abbrev=False)
+    own = [f"  {program} {name} --help: {what}" for name, what in OWN_OPTIONS.items()]
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description="Measure speed and memory.",
+        epilog="\n".join(["parts with options of their own:", *own]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     add = parser.add_argument
     add("part", nargs="?", choices=PARTS, default="suite", help="layers and networks (default); growth with one factor "
         "at a time; where storing the votes stops being quickest; two versions of the code")  # fmt: skip
@@ -64,7 +96,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _with_huge_pages(arguments: list[str], setting: str, out: Path, show: Callable[[str], None]) -> None:
+def _with_huge_pages(arguments: list[str], setting: str, out: Path, show: Show) -> None:
     """Runs the command once or twice in a process with that environment variable."""
     rest, skip = [], False
     for argument in arguments:
@@ -94,12 +126,12 @@ def _options(options: argparse.Namespace, runs: int) -> suite.Options:
     )
 
 
-def _suite(options: argparse.Namespace, about: dict[str, Any], out: Path, show: Callable[[str], None]) -> None:
+def _suite(options: argparse.Namespace, about: dict[str, Any], out: Path, show: Show) -> None:
     suite_report(options.cases, _options(options, 7), about, out, show)
 
 
 def suite_report(
-    cases: list[str], options: suite.Options, about: dict[str, Any], out: Path, show: Callable[[str], None]
+    cases: list[str], options: suite.Options, about: dict[str, Any], out: Path, show: Show
 ) -> list[suite.Row]:
     """Measures the cases; shows tables; writes ``suite.json`` and ``suite.png``."""
     rows = suite.run(cases, options, show)
@@ -113,7 +145,7 @@ def suite_report(
     return rows
 
 
-def _draw(draw: Callable[[], None], out: Path, show: Callable[[str], None]) -> None:
+def _draw(draw: Callable[[], None], out: Path, show: Show) -> None:
     if report.have_matplotlib():
         draw()
         show(f"\nresults and plot: {out}")
@@ -121,7 +153,7 @@ def _draw(draw: Callable[[], None], out: Path, show: Callable[[str], None]) -> N
         show(f"\nresults: {out} (pip install matplotlib for plots)")
 
 
-def _sweep(options: argparse.Namespace, about: dict[str, Any], out: Path, show: Callable[[str], None]) -> None:
+def _sweep(options: argparse.Namespace, about: dict[str, Any], out: Path, show: Show) -> None:
     factors = {name: sweep.FACTORS[name] for name in options.factors}
     found = {}
     for routing in options.routing:
@@ -137,7 +169,7 @@ def _sweep(options: argparse.Namespace, about: dict[str, Any], out: Path, show: 
     _draw(draw, out, show)
 
 
-def _small(options: argparse.Namespace, about: dict[str, Any], out: Path, show: Callable[[str], None]) -> None:
+def _small(options: argparse.Namespace, about: dict[str, Any], out: Path, show: Show) -> None:
     fused = FUSED[options.device]
     sizes = small.small(_options(options, 25), show)
     show("\n" + small.small_table(sizes, fused))
@@ -145,7 +177,7 @@ def _small(options: argparse.Namespace, about: dict[str, Any], out: Path, show: 
     _draw(lambda: small.draw_small(sizes, fused, out / "small.png"), out, show)
 
 
-def _compare(options: argparse.Namespace, about: dict[str, Any], out: Path, show: Callable[[str], None]) -> None:
+def _compare(options: argparse.Namespace, about: dict[str, Any], out: Path, show: Show) -> None:
     if options.against is None:
         raise ValueError("compare needs --against, the root of a checkout of the other version")
     backend = options.backends[0] if options.backends else "auto"

@@ -1,4 +1,4 @@
-"""``python -m benchmarks training``: images a second of whole training loops, beside those of the bare step.
+"""``torchcaps bench training``: images a second of whole training loops, beside those of the bare step.
 
 The bare step is forward, loss, backward and optimizer on one batch that lies on the device already: the ceiling. All
 else goes through ``torchcaps.training.fit`` with images of MNIST's size that are drawn at random. Every variant runs in
@@ -19,6 +19,7 @@ import torch
 from torchcaps import create_model
 from torchcaps.bench import measure, report
 from torchcaps.bench.measure import Spread
+from torchcaps.bench.suite import Show
 from torchcaps.data import Batch, ImageSet
 from torchcaps.losses import MarginLoss, SpreadLoss
 from torchcaps.training import Learner, Optimisation, Schedule, Speed, TrainerOptions, fit, quiet_lightning
@@ -55,9 +56,11 @@ class Timed(Learner):
     """Notes when its first counted step begins and its last one ends."""
 
     def on_fit_start(self) -> None:
+        """Forgets the marks of another training."""
         self.marks: list[float] = []
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        """Takes the time where the clock starts and where it stops."""
         if batch_idx + 1 in (WARM[self.device.type], self.trainer.num_training_batches):
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
@@ -100,7 +103,7 @@ def loop(task: Timed, images: ImageSet, batch: int, steps: int, precision: str, 
     return steps * batch / (task.marks[1] - task.marks[0])
 
 
-def rates_of(name: str, images: ImageSet, options: argparse.Namespace) -> dict[str, list[float]]:
+def rates_of(name: str, images: ImageSet, options: argparse.Namespace, show: Show) -> dict[str, list[float]]:
     """Images a second of each variant in each round, after one that is not counted; without those that failed."""
     device, batch = options.device, images.__getitems__(list(range(options.batch)))
     plain = task_of(name, Speed())
@@ -116,7 +119,7 @@ def rates_of(name: str, images: ImageSet, options: argparse.Namespace) -> dict[s
         try:
             calls[key]()
         except Exception as error:  # no compiler, too little memory: the others are worth having
-            print(f"{name}, {key} failed: {error!r}", flush=True)
+            show(f"{name}, {key} failed: {error!r}")
             del calls[key], rates[key]
     for _ in range(options.runs):
         for key, call in calls.items():
@@ -145,9 +148,9 @@ def table_of(rows: list[dict[str, Any]]) -> str:
     return report.table(("model", "variant", "images/s", *(f"/ {other}" for other in REFERENCES)), cells)
 
 
-def main(arguments: list[str]) -> None:
-    """Measures, prints a table and writes ``training.json``."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks training", description=__doc__)
+def main(arguments: list[str], show: Show, program: str) -> None:
+    """Measures, shows a table and writes ``training.json``; see :func:`torchcaps.bench.command.main`."""
+    parser = argparse.ArgumentParser(prog=program, description=__doc__)
     parser.add_argument("--device", choices=MODELS, default="cpu", help="default: cpu")
     parser.add_argument("--model", nargs="+", help="names; default: a few that suit the device")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="beside the default")
@@ -166,13 +169,13 @@ def main(arguments: list[str]) -> None:
     quiet_lightning()
     about = report.environment(options.device, torch.get_num_threads(), report.command_line())
     about["settings"] |= {"batch": options.batch, "dtype": "float32, TF32 in convolutions on a GPU"}
-    print(report.heading(about), flush=True)
+    show(report.heading(about))
     pixels = torch.randint(256, (options.images, 1, 28, 28), dtype=torch.uint8)
     images = ImageSet(pixels, torch.arange(options.images) % 10, tuple("0123456789"))
     rows: list[dict[str, Any]] = []
     for name in options.model or MODELS[options.device]:
-        rows += rows_of(name, rates_of(name, images, options))
-    print("\n" + table_of(rows), flush=True)
+        rows += rows_of(name, rates_of(name, images, options, show))
+    show("\n" + table_of(rows))
     out = Path(options.out or f"runs/bench-training-{time.strftime('%Y%m%d-%H%M%S')}")
     report.write_json(out / "training.json", **about, rows=rows)
-    print(f"\nresults: {out}", flush=True)
+    show(f"\nresults: {out}")

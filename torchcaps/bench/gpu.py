@@ -1,4 +1,4 @@
-"""``python -m benchmarks gpu``: all that a CUDA machine is needed for, in one call.
+"""``torchcaps bench gpu``: all that a CUDA machine is needed for, in one call.
 
 The tests of the Triton kernels; the suite at batch 128; MatrixCapsNet at batch 512; whole training loops.
 Results go to ``--out``, or the folder that the environment variable ``OUT`` names, or ``runs/bench-gpu``.
@@ -17,14 +17,24 @@ import torch
 
 from torchcaps.bench import command, measure, report, suite
 from torchcaps.bench.cases import CASES
+from torchcaps.bench.suite import Show
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 TESTS = "tests/ops/test_triton_kernels.py"
 
 
-def main(arguments: list[str]) -> None:
-    """Runs the tests and all measurements, and writes the results; a part that fails does not stop the others."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks gpu", description=__doc__)
+def main(arguments: list[str], show: Show, program: str) -> None:
+    """Runs the tests and all measurements, and writes the results; a part that fails does not stop the others.
+
+    Args:
+        arguments: of the command line.
+        show: takes what is printed.
+        program: its name in messages.
+
+    Raises:
+        SystemExit: with status 1 if a part failed.
+    """
+    parser = argparse.ArgumentParser(prog=program, description=__doc__)
     parser.add_argument("--out", default=os.environ.get("OUT") or "runs/bench-gpu", help="folder for results")
     parser.add_argument("--runs", type=int, default=20, help="counted runs of each call")
     parser.add_argument("--seconds", type=float, default=20.0, help="time for the runs of one comparison")
@@ -35,29 +45,32 @@ def main(arguments: list[str]) -> None:
         parser.error("this needs a GPU that torch can use")
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    parts = [] if options.no_tests else [("tests", lambda: run_tests(out))]
+    parts = [] if options.no_tests else [("tests", lambda: run_tests(out, show))]
     parts += [
-        ("suite", lambda: measured(list(CASES), options, out)),
-        ("large", lambda: measured(["matrixcapsnet"], options, out / "large", options.large)),
-        ("training", lambda: loops(out)),
+        ("suite", lambda: measured(list(CASES), options, out, show)),
+        ("large", lambda: measured(["matrixcapsnet"], options, out / "large", show, options.large)),
+        ("training", lambda: loops(out, show)),
     ]
-    failed = [name for name, part in parts if not survives(part)]
-    print("failed: " + ", ".join(failed) if failed else "all parts done", flush=True)
-    sys.exit(bool(failed))
+    failed = [name for name, part in parts if not survives(part, show)]
+    show("failed: " + ", ".join(failed) if failed else "all parts done")
+    if failed:
+        sys.exit(1)
 
 
-def survives(part: Callable[[], object]) -> bool:
-    """Whether the part ran to its end; prints why not."""
+def survives(part: Callable[[], object], show: Show) -> bool:
+    """Whether the part ran to its end; shows why not."""
     try:
         part()
     except Exception:
-        traceback.print_exc()
+        show(traceback.format_exc())
         return False
     return True
 
 
-def run_tests(out: Path) -> None:
+def run_tests(out: Path, show: Show) -> None:
     """The tests of the Triton kernels on the GPU, with their output in a file."""
+    if not (ROOT / TESTS).is_file():
+        raise FileNotFoundError(f"the tests are not installed with the package: {TESTS} is in a checkout")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
     start = time.perf_counter()
@@ -66,29 +79,27 @@ def run_tests(out: Path) -> None:
         cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     (out / "tests.txt").write_text(done.stdout)
-    print(f"{done.stdout[-3000:]}\ntests: {time.perf_counter() - start:.0f} s", flush=True)
+    show(f"{done.stdout[-3000:]}\ntests: {time.perf_counter() - start:.0f} s")
     if done.returncode:
         raise RuntimeError(f"the tests ended with status {done.returncode}: see {out / 'tests.txt'}")
 
 
-def loops(out: Path) -> None:
+def loops(out: Path, show: Show) -> None:
     """Images a second of whole training loops."""
-    from benchmarks import training
-
-    training.main(["--device", "cuda", "--seconds", "0.5", "--out", str(out)])
+    command.main(["training", "--device", "cuda", "--seconds", "0.5", "--out", str(out)], show)
 
 
-def measured(names: list[str], options: argparse.Namespace, out: Path, batch: int | None = None) -> None:
+def measured(names: list[str], options: argparse.Namespace, out: Path, show: Show, batch: int | None = None) -> None:
     """The suite on the GPU over these cases: tables, JSON and plot in the folder."""
     measure.full_float32()
     about = report.environment("cuda", torch.get_num_threads(), report.command_line())
-    print(report.heading(about), flush=True)
+    show(report.heading(about))
     how = suite.Options("cuda", options.runs, options.seconds, torch.get_num_threads(), batch)
     lines: list[str] = []
 
-    def show(line: str) -> None:
+    def note(line: str) -> None:
         lines.append(line)
-        print(line, flush=True)
+        show(line)
 
-    command.suite_report(names, how, about, out, show)
+    command.suite_report(names, how, about, out, note)
     (out / "suite.txt").write_text("\n".join(lines) + "\n")

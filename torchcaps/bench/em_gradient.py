@@ -1,4 +1,4 @@
-"""``python -m benchmarks.em_gradient``: how EM routing starts to learn, with gradients through all steps or the last.
+"""``torchcaps bench em_gradient``: how EM routing starts to learn, with gradients through all steps or the last.
 
 Trains networks of the quick preset of the recipe ``smallnorb-em`` for some hundred steps and prints a table: training
 accuracy over the last steps, accuracy on training toys that were held out, the middle and the largest norm of the
@@ -14,6 +14,7 @@ from statistics import mean, median
 import torch
 
 from torchcaps import SpreadLoss, create_model
+from torchcaps.bench.suite import Show
 from torchcaps.data import ImageSet, Preprocess
 from torchcaps.explain import examine
 from torchcaps.recipes.kit.lab import data_of
@@ -62,23 +63,19 @@ def run(steps: int, gradient: str, pose: tuple[int, int], clip: float, count: in
     return [100 * mean(last), 100 * held_out, median(norms), max(norms), seconds]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: list[str], show: Show, program: str) -> None:
+    """Trains each of the networks with each seed and shows the table; see :func:`torchcaps.bench.command.main`."""
+    parser = argparse.ArgumentParser(prog=program, description=__doc__)
     parser.add_argument("--steps", type=int, default=400, help="of training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--clip", type=float, nargs="+", default=[float("inf"), 1.0])
-    options = parser.parse_args()
-    print(f"{HEAD}\n{'|---' * 9}|", flush=True)
+    options = parser.parse_args(arguments)
+    show(f"{HEAD}\n{'|---' * 9}|")
     for ((steps, gradient), pose), clip in itertools.product(CASES, options.clip):
         runs = [run(steps, gradient, pose, clip, options.steps, seed) for seed in options.seeds]
         train, held_out, middle, largest, seconds = zip(*runs, strict=True)
         ranges = [f"{mean(values):.0f} ({min(values):.0f}-{max(values):.0f})" for values in (train, held_out)]
-        print(
+        show(
             f"| {steps} | {pose[0]} x {pose[1]} | {gradient} | {clip:g} | {' | '.join(ranges)} | "
-            f"{median(middle):.2g} | {max(largest):.2g} | {mean(seconds):.0f} |",
-            flush=True,
+            f"{median(middle):.2g} | {max(largest):.2g} | {mean(seconds):.0f} |"
         )
-
-
-if __name__ == "__main__":
-    main()

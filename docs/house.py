@@ -1,0 +1,302 @@
+"""The house and its rooms: ``python -m docs.house`` draws it anew from the imports, from the root of the repository.
+
+A room is a module or a package directly below ``torchcaps``. An arrow goes from a room to one that it imports from;
+imports that follow from others (A from B, B from C: so A may well from C) are left out of the picture. Lines of code
+are those that are neither blank nor comment nor docstring.
+"""
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "torchcaps"
+PICTURE = Path(__file__).with_suffix(".svg")
+
+ORDER = (
+    "capsules", "numerics", "squash", "ops", "routing", "layers", "losses", "models", "data", "tasks", "classifier",
+    "explain", "training", "recipes", "bench", "cli",
+)  # fmt: skip
+"""Each room imports from those before it only."""
+
+BESIDE = {"mixture": "layers", "testing": "data"}
+"""Rooms that no other imports from, and the last room of the order that they may stand on."""
+
+LAZILY = {("tasks", "explain")}
+"""Imports against the order that a function may make when it is called."""
+
+FRONT_DOORS = (PACKAGE, f"{PACKAGE}.__main__")
+"""Modules that are no room: they hand on what is in one."""
+
+
+class Import(NamedTuple):
+    """One module that another imports.
+
+    Args:
+        module: that imports.
+        target: module that is imported, both with all dots.
+        line: where.
+        lazy: inside a function: when that is called.
+    """
+
+    module: str
+    target: str
+    line: int
+    lazy: bool
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """The files of the package by the names of their modules."""
+    found = {}
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    """The parsed source of a module."""
+    return ast.parse(modules()[module].read_text(encoding="utf-8"))
+
+
+@cache
+def imports(module: str) -> tuple[Import, ...]:
+    """What a module imports of the package, but not what it imports for type checkers."""
+    return tuple(_imports(module, tree(module), lazy=False))
+
+
+def _imports(module: str, node: ast.AST, lazy: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            yield from _imports(module, ast.Module(child.orelse, []), lazy)
+        elif isinstance(child, (ast.Import, ast.ImportFrom)):
+            for target in _targets(module, child):
+                yield Import(module, target, child.lineno, lazy)
+        else:
+            yield from _imports(
+                module, child, lazy or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            )
+
+
+def _targets(module: str, statement: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    if isinstance(statement, ast.Import):
+        yield from (alias.name for alias in statement.names if alias.name in modules())
+        return
+    source = statement.module or ""
+    if statement.level:
+        base = module.split(".") if modules()[module].name == "__init__.py" else module.split(".")[:-1]
+        source = ".".join([*base[: len(base) - statement.level + 1], *filter(None, [source])])
+    if source in modules():
+        yield from dict.fromkeys(_owner(source, alias.name) for alias in statement.names)
+
+
+def _owner(source: str, name: str) -> str:
+    """The module that an imported name stands for; a name of the package itself is that of the room that it is from."""
+    if f"{source}.{name}" in modules():
+        return f"{source}.{name}"
+    if source == PACKAGE:
+        for statement in ast.walk(tree(PACKAGE)):  # in functions too: some names are loaded when asked for
+            if isinstance(statement, ast.ImportFrom) and name in {a.asname or a.name for a in statement.names}:
+                return statement.module or PACKAGE
+    return source
+
+
+def room(module: str) -> str:
+    """The room that a module is in; empty for a front door."""
+    return "" if module in FRONT_DOORS else module.split(".")[1]
+
+
+def rooms() -> dict[str, set[str]]:
+    """The rooms, in order, and those that each imports from."""
+    found: dict[str, set[str]] = {name: set() for name in (*ORDER, *BESIDE)}
+    for module in modules():
+        if room(module):
+            targets = {room(one.target) for one in imports(module)}
+            found.setdefault(room(module), set()).update(targets - {"", room(module)})
+    return {name: found[name] for name in found if any(room(module) == name for module in modules())}
+
+
+def may_import(importer: str, imported: str, lazy: bool = False) -> bool:
+    """Whether the order of the house allows one room to import from another."""
+    if importer == imported or (lazy and (importer, imported) in LAZILY):
+        return True
+    if imported not in ORDER or importer not in (*ORDER, *BESIDE):
+        return False
+    last = ORDER.index(BESIDE[importer]) if importer in BESIDE else ORDER.index(importer) - 1
+    return ORDER.index(imported) <= last
+
+
+def code_lines(path: Path) -> set[int]:
+    """The numbers of the lines of a file that are neither blank nor comment nor docstring."""
+    text = path.read_text(encoding="utf-8")
+    code = {
+        n for n, line in enumerate(text.splitlines(), 1) if line.strip() and not line.strip().startswith(("#", "//"))
+    }
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(text)):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                code -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return code
+
+
+def size(name: str) -> int:
+    """Lines of code in a room."""
+    place = ROOT / PACKAGE / name
+    files = [path for path in place.rglob("*") if path.suffix in (".py", ".cpp")] if place.is_dir() else []
+    return sum(len(code_lines(path)) for path in files or [place.with_suffix(".py")])
+
+
+def reduced(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    """The graph without the arrows that follow from others."""
+    behind: dict[str, set[str]] = {}
+
+    def reach(name: str) -> set[str]:
+        if name not in behind:
+            behind[name] = set()  # ends a circle
+            behind[name] = set().union(*({target} | reach(target) for target in graph[name]))
+        return behind[name]
+
+    return {
+        name: {target for target in targets if not any(target in reach(other) for other in targets - {target})}
+        for name, targets in graph.items()
+    }
+
+
+WIDTH, HEIGHT, GAP, ROW, MARGIN, BAR = 176, 52, 40, 96, 24, 152
+"""Of the picture, in pixels: a box, the space between boxes and between the tops of two rows, the edge, a full bar."""
+
+STYLE = """
+text { font-family: Helvetica, Arial, sans-serif; text-anchor: middle; fill: #1f2933; }
+.name { font-size: 17px; font-weight: bold; } .lines { font-size: 13px; fill: #52606d; }
+.room { fill: #e8f0fa; stroke: #3b6ea5; stroke-width: 1.5; } .beside { fill: #fdf3e1; stroke: #b7791f; }
+.bar { fill: #3b6ea5; } .beside + text + text + .bar { fill: #b7791f; }
+.import { fill: none; stroke: #7b8794; stroke-width: 1.6; }
+"""
+
+
+class Point(NamedTuple):
+    """A place in the picture."""
+
+    x: float
+    y: float
+
+
+def layers(arrows: dict[str, set[str]]) -> dict[str, int]:
+    """The row of each room, 0 at the bottom: above all that it imports from, and close to what imports it."""
+
+    def lowest(name: str) -> int:
+        return max((1 + lowest(target) for target in arrows[name]), default=0)
+
+    rows = {name: lowest(name) for name in arrows}
+    for name in reversed(ORDER):
+        above = [rows[other] - 1 for other in arrows if name in arrows[other]]
+        if name in rows and above:
+            rows[name] = min(above)
+    return rows
+
+
+def chains(arrows: dict[str, set[str]], rows: dict[str, int]) -> dict[tuple[str, str], list[str]]:
+    """Each arrow as the boxes and, in the rows between them, the gaps that it passes."""
+    return {
+        (name, target): [name, *(f"{name} {target} {row}" for row in range(rows[name] - 1, rows[target], -1)), target]
+        for name, targets in arrows.items()
+        for target in sorted(targets)
+    }
+
+
+def places(rows: dict[str, int], paths: Sequence[Sequence[str]]) -> dict[str, Point]:
+    """The middle of every box, and of every gap that an arrow passes through a row."""
+    row_of = dict(rows)
+    beside: dict[str, set[str]] = {name: set() for name in rows}
+    for path in paths:
+        for step, (upper, lower) in enumerate(pairwise(path)):
+            row_of[lower] = row_of[path[0]] - step - 1
+            beside.setdefault(upper, set()).add(lower)
+            beside.setdefault(lower, set()).add(upper)
+    x = dict.fromkeys(row_of, 0.0)
+    for _ in range(40):
+        for row in range(max(row_of.values()) + 1):
+            items = [name for name in row_of if row_of[name] == row]
+            wish = {name: sum(x[other] for other in beside[name]) / max(len(beside[name]), 1) for name in items}
+            items.sort(key=lambda name: wish[name])
+            widths = [WIDTH if name in rows else GAP for name in items]
+            left = -(sum(widths) + GAP * (len(items) - 1)) / 2
+            for name, width in zip(items, widths, strict=True):
+                x[name] = left + width / 2
+                left += width + GAP
+    start, top = min(x.values()) - WIDTH / 2, max(row_of.values())
+    return {name: Point(x[name] - start + MARGIN, (top - row_of[name]) * ROW + MARGIN + HEIGHT / 2) for name in row_of}
+
+
+def curve(points: Sequence[Point]) -> str:
+    """The path of an arrow from the bottom of the first box, through gaps, to the top of the last."""
+    half = HEIGHT / 2
+    x, y = points[0].x, points[0].y + half
+    drawn = [f"M{x:.0f} {y:.0f}"]
+    for number, point in enumerate(points[1:], 2):
+        upper, bend = point.y - half - (4 if number == len(points) else 0), (ROW - HEIGHT) / 2
+        drawn.append(f"C{x:.0f} {y + bend:.0f} {point.x:.0f} {upper - bend:.0f} {point.x:.0f} {upper:.0f}")
+        if number < len(points):
+            drawn.append(f"V{point.y + half:.0f}")
+        x, y = point.x, point.y + half
+    return " ".join(drawn)
+
+
+def picture() -> str:
+    """The house as SVG."""
+    arrows, sizes = reduced(rooms()), {name: size(name) for name in rooms()}
+    rows = layers(arrows)
+    paths = chains(arrows, rows)
+    at = places(rows, list(paths.values()))
+    width = max(point.x for point in at.values()) + WIDTH / 2 + MARGIN
+    height = max(point.y for point in at.values()) + HEIGHT / 2 + MARGIN
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}">',
+        f"<title>The rooms of {PACKAGE}, what each imports from, and its lines of code</title>",
+        f"<style>{STYLE}</style>",
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="5" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<path d="M0 0L8 4L0 8z" fill="#7b8794"/></marker></defs>',
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    for (name, target), path in paths.items():
+        line = curve([at[step] for step in path])
+        parts.append(f'<path class="import" data-from="{name}" data-to="{target}" d="{line}" marker-end="url(#head)"/>')
+    parts += [_box(name, at[name], sizes[name], max(sizes.values())) for name in sizes]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _box(name: str, middle: Point, lines: int, most: int) -> str:
+    x, y = middle.x - WIDTH / 2, middle.y - HEIGHT / 2
+    kind = "room beside" if name in BESIDE else "room"
+    bar = max(BAR * lines / most, 1)
+    return (
+        f'<rect class="{kind}" data-room="{name}" x="{x:.0f}" y="{y:.0f}" width="{WIDTH}" height="{HEIGHT}" rx="6"/>'
+        f'<text class="name" x="{middle.x:.0f}" y="{y + 20:.0f}">{escape(name)}</text>'
+        f'<text class="lines" x="{middle.x:.0f}" y="{y + 36:.0f}">{lines:,} lines</text>'
+        f'<rect class="bar" x="{middle.x - bar / 2:.1f}" y="{y + 42:.0f}" width="{bar:.1f}" height="4"/>'
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draws the picture."""
+    parser = argparse.ArgumentParser(prog="python -m docs.house", description=__doc__)
+    parser.add_argument("--picture", type=Path, default=PICTURE, help="the SVG file to write")
+    options = parser.parse_args(arguments)
+    options.picture.write_text(picture(), encoding="utf-8")
+    sys.stdout.write(f"{options.picture}\n")
+
+
+if __name__ == "__main__":
+    main()

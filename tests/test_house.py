@@ -1,0 +1,252 @@
+"""The house is in order: who imports whom, lengths of functions, what ``import torchcaps`` needs, public names."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from docs import house
+from docs.house import Import
+from tests.api_surface import SURFACE, surface
+
+LONGEST = 60
+"""Lines of code of a function."""
+
+TOO_LONG: set[str] = {
+    "torchcaps.models.capsnet.CapsNet.__init__",
+    "torchcaps.ops.fused.triton_kernels.moments_backward_kernel",
+    "torchcaps.training.run.train",
+}
+"""Functions that are longer today; nothing is added here."""
+
+CIRCLES: set[tuple[str, ...]] = set()
+"""Circles of imports that functions close today; nothing is added here."""
+
+EVERY_IMPORT = [one for module in house.modules() for one in house.imports(module)]
+
+
+class TestImportOrder:
+    def test_every_room_has_a_place(self) -> None:
+        rooms = {house.room(module) for module in house.modules()} - {""}
+        assert rooms <= {*house.ORDER, *house.BESIDE}
+
+    def test_each_room_imports_from_those_before_it_only(self) -> None:
+        wrong = [
+            f"{one.module}, line {one.line}: {house.room(one.module)} may not import from {house.room(one.target)}"
+            for one in EVERY_IMPORT
+            if house.room(one.module) and house.room(one.target)
+            if not house.may_import(house.room(one.module), house.room(one.target), one.lazy)
+        ]
+        assert not wrong, "\n".join(wrong)
+
+    @pytest.mark.parametrize(
+        ("importer", "imported", "lazy", "allowed"),
+        [
+            ("ops", "numerics", False, True),
+            ("numerics", "ops", True, False),
+            ("tasks", "explain", False, False),
+            ("tasks", "explain", True, True),
+            ("mixture", "layers", False, True),
+            ("mixture", "models", False, False),
+            ("testing", "data", False, True),
+            ("cli", "testing", False, False),
+            ("attic", "ops", False, False),
+            ("cli", "attic", False, False),
+        ],
+    )
+    def test_rule(self, importer: str, imported: str, lazy: bool, allowed: bool) -> None:
+        assert house.may_import(importer, imported, lazy) is allowed
+
+    def test_imports_are_found_wherever_they_stand(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        files = {
+            "__init__.py": (
+                "from torchcaps.ops import moments\n"
+                "def __getattr__(name):\n    from torchcaps.routing import Routing\n    return Routing\n"
+            ),
+            "cli.py": "from torchcaps import Routing\nimport torchcaps\n",
+            "ops/__init__.py": "from .moments import moments\n",
+            "ops/moments.py": "def moments():\n    import torch, torchcaps.routing\n",
+            "routing.py": (
+                "from typing import TYPE_CHECKING\n"
+                "from torchcaps import moments\n"
+                "from torchcaps.ops import moments as module\n"
+                "if TYPE_CHECKING:\n    from torchcaps import cli\n"
+                "class Routing:\n    route = lambda: __import__('math')\n    from .ops import moments\n"
+            ),
+        }
+        for name, text in files.items():
+            (tmp_path / "torchcaps" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "torchcaps" / name).write_text(text)
+        monkeypatch.setattr(house, "ROOT", tmp_path)
+        cached = (house.modules, house.tree, house.imports)
+        try:
+            for function in cached:
+                function.cache_clear()
+            found = [tuple(one) for module in house.modules() for one in house.imports(module)]
+        finally:
+            for function in cached:
+                function.cache_clear()
+        assert found == [
+            ("torchcaps", "torchcaps.ops.moments", 1, False),
+            ("torchcaps", "torchcaps.routing", 3, True),
+            ("torchcaps.cli", "torchcaps.routing", 1, False),
+            ("torchcaps.cli", "torchcaps", 2, False),
+            ("torchcaps.ops", "torchcaps.ops.moments", 1, False),
+            ("torchcaps.ops.moments", "torchcaps.routing", 2, True),
+            ("torchcaps.routing", "torchcaps.ops", 2, False),
+            ("torchcaps.routing", "torchcaps.ops.moments", 3, False),
+            ("torchcaps.routing", "torchcaps.ops.moments", 8, False),
+        ]
+
+
+def circles(imports: list[Import]) -> set[tuple[str, ...]]:
+    """The strongly connected components of more than one module (Tarjan)."""
+    targets: dict[str, list[str]] = {}
+    for one in imports:
+        targets.setdefault(one.module, []).append(one.target)
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: set[tuple[str, ...]] = set()
+
+    def visit(module: str) -> None:
+        number[module] = low[module] = len(number)
+        stack.append(module)
+        for target in targets.get(module, []):
+            if target not in number:
+                visit(target)
+                low[module] = min(low[module], low[target])
+            elif target in stack:
+                low[module] = min(low[module], number[target])
+        if low[module] == number[module]:
+            place = stack.index(module)
+            if len(stack) > place + 1:
+                found.add(tuple(sorted(stack[place:])))
+            del stack[place:]
+
+    for module in targets:
+        if module not in number:
+            visit(module)
+    return found
+
+
+class TestNoCircle:
+    def test_when_modules_are_imported(self) -> None:
+        assert circles([one for one in EVERY_IMPORT if not one.lazy]) == set()
+
+    def test_when_functions_are_called(self) -> None:
+        """The front door hands on what is behind it, and rooms ask it for the version: that is no circle."""
+        inside = [one for one in EVERY_IMPORT if house.PACKAGE not in (one.module, one.target)]
+        assert circles(inside) == CIRCLES
+
+    def test_circles_are_found(self) -> None:
+        arrows = ["ab", "bc", "ca", "cd", "de", "ed", "fa"]
+        assert circles([Import(a, b, 1, False) for a, b in arrows]) == {("a", "b", "c"), ("d", "e")}
+
+
+def functions(module: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """All functions of a module with their full names."""
+
+    def inside(node: ast.AST, name: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield f"{name}.{child.name}", child
+            named = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+            yield from inside(child, f"{name}.{child.name}" if named else name)
+
+    yield from inside(house.tree(module), module)
+
+
+def test_no_function_is_longer_than_a_page() -> None:
+    """Docstrings, blank lines and comments not counted."""
+    long = {}
+    for module, path in house.modules().items():
+        code = house.code_lines(path)
+        for name, node in functions(module):
+            lines = len(code & set(range(node.lineno, (node.end_lineno or node.lineno) + 1)))
+            if lines > LONGEST:
+                long[name] = lines
+    assert long.keys() == TOO_LONG, f"longer than {LONGEST} lines of code: {long}"
+
+
+def test_lines_of_code_are_neither_blank_nor_comment_nor_docstring(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(
+        '"""One\n\ntwo."""\n\n# Three\nA = 1  # four\n"""What A is."""\n\n'
+        'def f():\n    """Five."""\n    x = """\n\n    """\n'
+    )
+    assert house.code_lines(path) == {6, 9, 11, 13}
+
+
+IMPORT = (
+    "import json, sys, torch; before = set(sys.modules); import torchcaps; "
+    "print(json.dumps(sorted(set(sys.modules) - before)))"
+)
+
+
+@pytest.fixture(scope="module")
+def brought() -> list[str]:
+    """The modules that ``import torchcaps`` loads where torch is there already."""
+    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+class TestImportOfThePackage:
+    def test_needs_torch_alone(self, brought: list[str]) -> None:
+        """Nothing comes with it but itself, parts of torch, and what those stand on."""
+        others = {name.split(".")[0] for name in brought} - set(sys.stdlib_module_names)
+        assert others == {"torchcaps"}
+
+    def test_brings_no_room_that_it_does_not_show(self, brought: list[str]) -> None:
+        rooms = {house.room(name) for name in brought if name.split(".")[0] == "torchcaps"} - {""}
+        assert rooms <= set(house.ORDER[: house.ORDER.index("models") + 1])
+
+
+def test_public_names_are_those_of_the_list() -> None:
+    was, now = set(json.loads(SURFACE.read_text(encoding="utf-8"))), set(surface())
+    changes = [f"- {name}" for name in sorted(was - now)] + [f"+ {name}" for name in sorted(now - was)]
+    assert not changes, "\n".join(["public names changed; python -m tests.api_surface notes them:", *changes])
+
+
+class TestPicture:
+    def test_shows_the_rooms_and_imports_of_today(self) -> None:
+        svg = house.PICTURE.read_text(encoding="utf-8")
+        assert set(re.findall(r'data-room="(\w+)"', svg)) == set(house.rooms()), "python -m docs.house draws it anew"
+        arrows = {(name, target) for name, targets in house.reduced(house.rooms()).items() for target in targets}
+        shown = set(re.findall(r'data-from="(\w+)" data-to="(\w+)"', svg))
+        assert shown == arrows, "python -m docs.house draws it anew"
+
+    def test_is_well_formed_and_boxes_do_not_overlap(self, tmp_path: Path) -> None:
+        from xml.etree import ElementTree
+
+        house.main(["--picture", str(tmp_path / "house.svg")])
+        root = ElementTree.parse(tmp_path / "house.svg").getroot()
+        width, height = map(float, root.get("viewBox", "").split()[2:])
+        boxes = [rect for rect in root.iter("{http://www.w3.org/2000/svg}rect") if rect.get("data-room")]
+        corners = [(float(box.get("x", "")), float(box.get("y", ""))) for box in boxes]
+        assert len(corners) == len(house.rooms())
+        for number, (x, y) in enumerate(corners):
+            assert 0 <= x <= width - house.WIDTH
+            assert 0 <= y <= height - house.HEIGHT
+            for other_x, other_y in corners[:number]:
+                assert abs(x - other_x) >= house.WIDTH or abs(y - other_y) >= house.HEIGHT
+
+    def test_arrows_that_follow_from_others_are_left_out(self) -> None:
+        graph = {"a": {"b", "c", "d"}, "b": {"c"}, "c": set(), "d": set()}
+        assert house.reduced(graph) == {"a": {"b", "d"}, "b": {"c"}, "c": set(), "d": set()}
+
+    def test_arrows_point_down(self) -> None:
+        arrows = house.reduced(house.rooms())
+        rows = house.layers(arrows)
+        assert all(rows[name] > rows[target] for name, targets in arrows.items() for target in targets)
+
+
+def test_each_room_has_its_paragraph_in_order() -> None:
+    page = house.PICTURE.with_suffix(".md").read_text(encoding="utf-8")
+    assert re.findall(r"^\*\*`(\w+)`\*\*", page, re.MULTILINE) == list(house.rooms())
+    assert "](house.svg)" in page
