@@ -1,9 +1,10 @@
 """Small objects made of tensors that can be cut into tiles: what similarities and rules are."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, field
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import Tensor
 
 FieldsType = TypeVar("FieldsType", bound="Fields")
@@ -67,19 +68,45 @@ class Fields:
                 values[name] = function(value, self._layout(name, value))
         return type(self)(**values)
 
-    def check(self, sizes: Mapping[str, int]) -> None:
-        """Sees whether the tensors have these sizes along the axes of these letters.
+    def fitting(self: FieldsType, shapes: "Shapes", dtype: torch.dtype) -> FieldsType:
+        """The same in that dtype.
 
         Raises:
-            ValueError: if one has not.
+            ValueError: if a tensor has not these sizes along its axes.
         """
+        same = True
         for name, tensor, layout in self.items():
-            for letter, size in zip(layout, tensor.shape, strict=True):
-                if sizes.get(letter, size) != size:
-                    expected = ", ".join(f"{one} = {sizes[one]}" if one in sizes else one for one in layout)
-                    raise ValueError(
-                        f"{name} of {type(self).__name__} must be ({expected}), got shape {tuple(tensor.shape)}"
-                    )
+            if tensor.shape != shapes.of(layout, tensor.shape):
+                raise ValueError(
+                    f"{name} of {type(self).__name__} must be {shapes.words(layout)}, got shape {tuple(tensor.shape)}"
+                )
+            same = same and tensor.dtype == dtype
+        return self if same else self.map(lambda tensor, _: tensor.to(dtype))
+
+
+class Shapes:
+    """The shapes of tensors with given axes, in one call.
+
+    Args:
+        sizes: along the axes of each letter.
+    """
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        self.sizes = sizes
+        self._known: dict[str, tuple[int, ...]] = {}
+
+    def of(self, layout: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape along these axes; axes of another letter are as long as they are in ``shape``."""
+        known = self._known.get(layout)
+        if known is None:
+            known = tuple(self.sizes.get(letter, size) for letter, size in zip(layout, shape, strict=True))
+            if all(letter in self.sizes for letter in layout):
+                self._known[layout] = known
+        return known
+
+    def words(self, layout: str) -> str:
+        """The shape along these axes, to be read."""
+        return f"({', '.join(f'{one} = {self.sizes[one]}' if one in self.sizes else one for one in layout)})"
 
 
 def cut(tensor: Tensor, layout: str, rows: slice, columns: slice) -> Tensor:

@@ -11,9 +11,11 @@ from torchcaps.numerics import compute_dtype
 from torchcaps.ops.backend import Moments, Rule, VoteSource
 from torchcaps.ops.competition import Normaliser
 from torchcaps.ops.dispatch import BACKENDS, Choice, able_backend, preferred_backend
-from torchcaps.ops.fields import FieldsType
+from torchcaps.ops.fields import FieldsType, Shapes
 from torchcaps.ops.naive import dense_votes
 from torchcaps.ops.similarity import Similarity
+
+SOFTMAX = Rule()
 
 
 class Votes:
@@ -54,6 +56,7 @@ class Votes:
         self._preferred: Choice | None = None
         self._sources: dict[str, VoteSource] = {}
         _check_shapes(self.children, transforms, coordinates, sites)
+        self._shapes = Shapes(dict(zip("BIJH", self.shape, strict=True)))
         if mask is not None:
             _check_mask(mask, self.children)
             self.children = torch.where(mask[..., None, None], self.children, 0.0)
@@ -173,7 +176,7 @@ class Votes:
         similarity = self.normaliser.adjusted(_checked_similarity(similarity))
         if similarity is not None:
             similarity = self._fitting(similarity)
-        rule = self.normaliser.rule(self._able(similarity, Rule()), similarity)
+        rule = self.normaliser.rule(self._able(similarity, SOFTMAX), similarity)
         source = self._able(similarity, rule)
         partition = rule.log_partition
         if rule.scale is not None or rule.offset is not None or rule.mapping is not None:
@@ -191,11 +194,7 @@ class Votes:
 
     def _fitting(self, fields: FieldsType) -> FieldsType:
         """A similarity or rule whose tensors fit the votes, in the dtype of the votes."""
-        fields.check(dict(zip("BIJH", self.shape, strict=True)))
-        dtype = self.source.children.dtype
-        if all(tensor.dtype == dtype for tensor in fields.tensors):
-            return fields
-        return fields.map(lambda tensor, _: tensor.to(dtype))
+        return fields.fitting(self._shapes, self.source.children.dtype)
 
     def _for_source(self, source: VoteSource, field: Tensor) -> Tensor:
         """A number for each child, (N, G), as the backend takes it."""
