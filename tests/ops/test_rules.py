@@ -12,7 +12,7 @@ from torchcaps.ops import (
     AssignmentMap,
     Gaussian,
     Given,
-    ImageWide,
+    GridWide,
     InnerProduct,
     Normaliser,
     Similarity,
@@ -283,7 +283,7 @@ class TestMapping:
     def test_is_of_one_window(self) -> None:
         windows = Windows((3, 3), (2, 2), (1, 1), (0, 0), (1, 1))
         sites = windows.children(1, torch.device("cpu"))
-        normaliser = ImageWide(windows=windows, types=1, mapping=Doubled(torch.ones(J)))
+        normaliser = GridWide(windows=windows, types=1, mapping=Doubled(torch.ones(J)))
         made = Votes(torch.ones(2, 9, P), torch.ones(4, J, P, D), normaliser=normaliser, sites=sites)
         with pytest.raises(ValueError, match="Doubled is of one window only: use competition='window'"):
             made.moments()
@@ -296,7 +296,7 @@ class TestOverTheImage:
 
     def made(self, backend: str, **settings: Tensor | float) -> Votes:
         sites = self.windows.children(1, torch.device("cpu"))
-        normaliser = ImageWide(windows=self.windows, types=1, **settings)
+        normaliser = GridWide(windows=self.windows, types=1, **settings)
         return Votes(normal(2, 9, P), normal(4, J, P, D), normaliser=normaliser, sites=sites, backend=backend)
 
     @OPEN

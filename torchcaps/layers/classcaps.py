@@ -128,7 +128,8 @@ class ClassCaps(nn.Module):
             mask: bool (B, *grid, in_types), False for children that are not there, whatever they hold; None: all are.
         """
         dtype = torch.promote_types(children.pose.dtype, self.weight.dtype)
-        return as_capsules(self.route(children, mask), self.out_pose, dtype)
+        routed = self.route(children) if mask is None else self.route(children, mask)
+        return as_capsules(routed, self.out_pose, dtype)
 
     def extra_repr(self) -> str:
         """Shapes and coordinates."""

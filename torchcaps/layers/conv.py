@@ -142,7 +142,8 @@ class CapsConvNd(nn.Module):
         """
         out = self.windows(children).out
         dtype = torch.promote_types(children.pose.dtype, self.weight.dtype)
-        parts = [as_capsules(routed, self.out_pose, dtype) for routed in self.route(children, mask)]
+        groups = self.route(children) if mask is None else self.route(children, mask)
+        parts = [as_capsules(routed, self.out_pose, dtype) for routed in groups]
         pose = torch.cat([part.pose for part in parts], dim=1).unflatten(0, (-1, *out))
         activation = torch.cat([part.activation for part in parts], dim=1).unflatten(0, (-1, *out))
         parents = Capsules(pose, activation)

@@ -117,7 +117,7 @@ class CapsLinear(nn.Module):
             children: capsules, or their poses alone.
             mask: bool (B, *sites), False for children that are not there, whatever they hold; None: all are.
         """
-        routed = self.route(children, mask)
+        routed = self.route(children) if mask is None else self.route(children, mask)
         given = children.pose if isinstance(children, Capsules) else children
         return as_capsules(routed, self.out_pose, torch.promote_types(given.dtype, self.weight.dtype))
 
