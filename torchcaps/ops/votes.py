@@ -161,8 +161,8 @@ class Votes:
 
     @property
     def count(self) -> int | Tensor:
-        """How many children there are to a row: I, or with a mask, (B, 1)."""
-        return self.shape[1] if self.mask is None else self.gather(self.mask).sum(1, keepdim=True)
+        """How many children there are to a row, to divide by: I, or with a mask, (B, 1), 1 at least."""
+        return self.shape[1] if self.mask is None else self.gather(self.mask).sum(1, keepdim=True).clamp(min=1)
 
     def gather(self, field: Tensor) -> Tensor:
         """What belongs to the children of each window, (N, G, ...) to (B, I, ...)."""

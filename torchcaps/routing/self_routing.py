@@ -31,7 +31,8 @@ def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Ten
     """
     dtype = compute_dtype(votes.children, weight)
     children = votes.gather(votes.children.flatten(2)).to(dtype)
-    similarity = Given(torch.einsum("bip,ijp->bij", children, weight.to(dtype)) + bias)
+    with torch.autocast(children.device.type, enabled=False):
+        similarity = Given(torch.einsum("bip,ijp->bij", children, weight.to(dtype)) + bias)
     moments = votes.moments(similarity, weights)
     present = votes.present(weights)
     total = votes.shape[1] if present is None else positive(votes.gather(present).to(dtype).sum(1, keepdim=True))
