@@ -370,7 +370,7 @@ class TestWholeImage:
             transforms = votes.transforms.to(dtype)
             low = Votes(children, transforms, normaliser=votes.normaliser, backend=backend, sites=votes.sites)
             similarity = similarity_of(kind, math.prod(windows.out), 4, scale=sign * 1e4)
-            similarity = type(similarity)(*(field.to(dtype).requires_grad_() for field in similarity))
+            similarity = type(similarity)(*(field.to(dtype).requires_grad_() for field in similarity.tensors))
             assignment = low.assignment(similarity)
             assert assignment.isfinite().all()
             totals = looped_totals(assignment, windows, TYPES)
@@ -378,7 +378,7 @@ class TestWholeImage:
             if not orphan:
                 assert (totals >= 0.99).all()
             objective = assignment.square().sum() + low.moments(similarity).sum.square().mean()
-            for gradient in torch.autograd.grad(objective, [children, *similarity]):
+            for gradient in torch.autograd.grad(objective, [children, *similarity.tensors]):
                 assert gradient.isfinite().all()
 
     @pytest.mark.parametrize("sign", [1, -1])

@@ -31,6 +31,7 @@ from torchcaps.ops import Votes
 from torchcaps.routing import EMRouting, Routed, Routing
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.squash import length
+from torchcaps.testing import check_model
 
 
 class TinyText(Network):
@@ -86,6 +87,7 @@ def test_network_over_something_else(make: Any, batches: list[Tensor], tmp_path:
     """It learns, takes any size, and is saved and loaded."""
     torch.manual_seed(0)
     network = make()
+    check_model(network, lambda batch: batches[0][:batch])
     optimizer, labels, losses = torch.optim.Adam(network.parameters(), 0.03), torch.tensor([0, 1, 2]), []
     for _ in range(15):
         optimizer.zero_grad()
@@ -231,6 +233,11 @@ def load_module(path: Path, name: str) -> Any:
 MODULE = """
 from torch import nn
 from torchcaps.models import Network, register_model
+from torchcaps.routing import DynamicRouting, register_routing
+
+@register_routing("strange")
+class Strange(DynamicRouting):
+    pass
 
 @register_model("stranger", "nowhere")
 class Stranger(Network):
@@ -246,11 +253,12 @@ class Stranger(Network):
 
 @pytest.fixture
 def stranger(tmp_path: Path) -> Iterator[Any]:
-    before = dict(NETWORKS), dict(MODELS)
+    registries = NETWORKS, MODELS, ROUTINGS
+    before = [dict(registry) for registry in registries]
     path = tmp_path / "my_networks.py"
     path.write_text(MODULE)
     yield load_module(path, "my_networks")
-    for registry, content in zip((NETWORKS, MODELS), before, strict=True):  # as they were
+    for registry, content in zip(registries, before, strict=True):  # as they were
         registry.clear()
         registry.update(content)
     for name in ("my_networks", "other_networks", "same_file"):
@@ -260,7 +268,7 @@ def stranger(tmp_path: Path) -> Iterator[Any]:
 class TestNames:
     def test_another_class_of_the_same_name(self, stranger: Any, tmp_path: Path) -> None:
         other = tmp_path / "other.py"
-        other.write_text(MODULE)
+        other.write_text(MODULE.replace('"strange"', '"other"'))
         with pytest.raises(
             ValueError, match=r"'Stranger' exists already, my_networks\.Stranger: .*other_networks\.Str"
         ):
@@ -277,6 +285,7 @@ class TestNames:
         assert again.Stranger is not stranger.Stranger
         assert NETWORKS["Stranger"] is again.Stranger
         assert MODELS["stranger"].network is again.Stranger
+        assert ROUTINGS["strange"] is again.Strange
 
     def test_two_configurations_of_one_name(self, stranger: Any) -> None:
         for network in (stranger.Stranger, CapsNet):

@@ -39,8 +39,8 @@ class CapsConvNd(nn.Module):
         routing: any routing; the layer keeps copies of its own. Default: EM routing.
         competition: which parents compete for a child: all that see it, in the whole ``"image"`` (the paper's meaning;
             ``"grid"`` is the same and reads better for a sequence or a volume); those of one type at all that see it,
-            whatever the ``"position"`` (the released code's meaning; types do not compete); or only those of one
-            ``"window"``, each window for itself (as in most ports).
+            whatever the ``"position"`` (types do not compete, as in the released code's ``update_conv_routing``); or
+            only those of one ``"window"``, each window for itself (as in most ports).
         init_std: deviation of the transforms' normal initialisation.
         backend: ``"naive"``, ``"chunked"``, or None for the dispatcher's choice.
 

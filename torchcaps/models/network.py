@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from torchcaps.routing import Routing, constructor_arguments, create_routing
-from torchcaps.routing.base import ROUTINGS
+from torchcaps.routing.base import ROUTINGS, same_class
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -130,13 +129,6 @@ class Network(nn.Module, ABC):
         if not isinstance(network, cls):
             raise ValueError(f"{source} holds a {type(network).__name__}, not a {cls.__name__}")
         return network
-
-
-def same_class(one: type, other: type) -> bool:
-    """Whether two classes are the same one, defined again: by reloading its module, or running its cell once more."""
-    files = {getattr(sys.modules.get(cls.__module__), "__file__", None) for cls in (one, other)}
-    one_module = one.__module__ == other.__module__ or (len(files) == 1 and None not in files)
-    return one_module and one.__qualname__ == other.__qualname__
 
 
 def _positions(cls: type) -> int:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
-from torchcaps.models.network import Network, same_class
+from torchcaps.models.network import Network
 from torchcaps.routing import constructor_arguments
+from torchcaps.routing.base import same_class
 
 
 class Configuration(NamedTuple):

@@ -122,7 +122,9 @@ class PositionWide(GridWide):
         windows: of the convolution.
         types: of children, C.
 
-    Source: the code released with Hinton, Sabour & Frosst 2018.
+    Source: ``update_conv_routing`` of the code released with Hinton, Sabour & Frosst 2018, from its second step on; in
+    the first it shares a child out over the types of each window, 1 / J. (Its ``update_conv_routing_fast`` has the
+    competition of :class:`GridWide`.)
     """
 
     def partition(self, source: VoteSource, similarity: Similarity | None) -> Tensor:

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import math
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -146,11 +147,18 @@ def constructor_arguments(cls: type) -> list[str]:
     return [name for name, parameter in inspect.signature(cls).parameters.items() if parameter.kind not in gathered]
 
 
+def same_class(one: type, other: type) -> bool:
+    """Whether two classes are the same one, defined again: by reloading its module, or running its cell once more."""
+    files = {getattr(sys.modules.get(cls.__module__), "__file__", None) for cls in (one, other)}
+    one_module = one.__module__ == other.__module__ or (len(files) == 1 and None not in files)
+    return one_module and one.__qualname__ == other.__qualname__
+
+
 def register_routing(name: str) -> Any:
     """Class decorator: makes a routing known to :func:`create_routing` and to the command line."""
 
     def register(cls: RoutingType) -> RoutingType:
-        if name in ROUTINGS:
+        if name in ROUTINGS and not same_class(ROUTINGS[name], cls):
             raise ValueError(f"a routing named {name!r} exists already: {ROUTINGS[name].__name__}")
         ROUTINGS[name] = cls
         return cls
