@@ -24,9 +24,11 @@ from torchcaps.explain import (
     Selection,
     ask,
     examine,
+    exhibits_of,
     exhibits_of_classifier,
     list_exhibits,
     new_figure,
+    page,
     pictures_of,
     register_exhibit,
     write_page,
@@ -79,7 +81,10 @@ def png_pixels(value: Any) -> int:
 
 
 @pytest.mark.parametrize("name", ["capsnet_digits", "matrixcapsnet", "sharedcapsnet_cnn"])
-def test_every_exhibit_is_valid_json_and_holds_no_more_than_is_shown(name: str, tmp_path: Path) -> None:
+def test_every_exhibit_is_valid_json_and_holds_no_more_than_is_shown(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "pictures_of", lambda exhibit: iter(()))  # drawing takes long and adds nothing here
     model = tiny(name)
     images = image_set(model.image_shape)
     exhibits = list(exhibits_of_classifier(model, images, examine(model, images), {"rate": math.nan}, METRICS))
@@ -169,6 +174,26 @@ def test_answers_need_no_labels() -> None:
     findings = examine(model, images, batch_size=5)
     assert torch.equal(answers.activation, findings.activation)
     assert answers.entropy == findings.entropy
+
+
+def test_a_task_of_several_labels_shows_each_image_for_each_of_its_classes(tmp_path: Path) -> None:
+    model = tiny("capsnet_digits")
+    images = image_set(model.image_shape, count=3)
+    activation = ask(model, images).activation
+    said = torch.zeros(3, 3, dtype=torch.bool).scatter(1, activation.topk(2, 1).indices, True)
+    places, target = said.nonzero().T  # an image for each of its two classes
+    batch = images.__getitems__(places.tolist())
+    titles = tuple(f"{place}: {images.classes[label]}" for place, label in said.nonzero().tolist())
+    shown = Observation(model, Selection(batch.images, batch.pictures, target, titles, about="a class that was said"))
+    summary = Summary.of("What it learned", {}, [Measure("exactly right", 0.5, percent=True)])
+    index = write_page(tmp_path, [summary, *exhibits_of(shown)])
+    assert "the capsule of a class that was said alone" in index.read_text()
+    read = json.loads((index.parent / "exhibits.json").read_text())["exhibits"]
+    assert [part["kind"] for part in read[:2]] == ["summary", "reconstructions"]
+    assert read[1]["titles"] == list(titles)
+    assert len(read[1]["pictures"]) == 6
+    assert "true class" not in index.read_text()
+    assert len(list(index.parent.glob("perturbation_*.png"))) == 6
 
 
 @register_exhibit("test_own")

@@ -21,6 +21,7 @@ from torchcaps.explain import (
     exhibits_of,
     layer_extents,
     observe_layers,
+    page,
     perturb,
     select_examples,
     select_samples,
@@ -118,7 +119,10 @@ def test_nothing_runs_before_it_is_asked_for_and_then_once() -> None:
 
 @pytest.mark.parametrize("build", [digits_net, matrix_net, plain_net])
 @pytest.mark.parametrize("batch_size", [8, 256])
-def test_a_report_runs_the_network_few_times(build: Any, batch_size: int, tmp_path: Path) -> None:
+def test_a_report_runs_the_network_few_times(
+    build: Any, batch_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "pictures_of", lambda exhibit: iter(()))  # drawing takes long and runs nothing
     model = build()
     images = image_set(model)
     runs = runs_of(model)

@@ -76,12 +76,9 @@ def write_page(folder: str | Path, exhibits: Iterable[Exhibit]) -> Path:
         old.unlink()
     body: list[str] = []
     data: list[dict[str, Any]] = []
-    seen: set[str] = set()
+    drawn: set[str] = set()
     for exhibit in exhibits:
-        pictures = dict(_draw(exhibit, report))
-        if twice := seen & set(pictures):
-            raise ValueError(f"pictures must have names of their own, got {', '.join(sorted(twice))} twice")
-        seen |= set(pictures)
+        pictures = dict(_draw(exhibit, report, drawn))
         body.append(_section(exhibit, pictures, "h2" if body else "h1"))
         data.append(exhibit.to_json())
     (report / _DATA).write_text(json.dumps({"format": 1, "exhibits": data}, allow_nan=False) + "\n", encoding="ascii")
@@ -106,9 +103,12 @@ def _old_pictures(report: Path) -> list[Path]:
     return [path for name in names for path in report.glob(f"{name}.png")]
 
 
-def _draw(exhibit: Exhibit, report: Path) -> Iterator[tuple[str, str]]:
-    """Saves the pictures of an exhibit; gives their names and descriptions."""
+def _draw(exhibit: Exhibit, report: Path, drawn: set[str]) -> Iterator[tuple[str, str]]:
+    """Saves the pictures of an exhibit, beside those drawn before; gives their names and descriptions."""
     for file, description, figure in pictures_of(exhibit):
+        if file in drawn:
+            raise ValueError(f"pictures must have names of their own, got {file} twice")
+        drawn.add(file)
         figure.savefig(report / file)
         yield file, description
 

@@ -29,6 +29,8 @@ class Selection:
         order: positions of all images, int64 (B,), those first that are to be shown where there is no room for all;
             None for that of the images.
         example: the position of the image to show where there is room for one.
+        about: what the target is, to be read behind "the capsule of".
+        note: a sentence or two about these images and their titles.
 
     Raises:
         ValueError: if there are no images, or shapes or numbers do not fit.
@@ -40,6 +42,8 @@ class Selection:
     titles: tuple[str, ...] = ()
     order: Tensor | None = None
     example: int = 0
+    about: str = "the class in question"
+    note: str = ""
 
     def __post_init__(self) -> None:
         count = len(self.images)
@@ -93,6 +97,9 @@ def select_samples(findings: Findings, image_set: ImageSet) -> Selection:
         titles=tuple(_said(findings, image_set, index) for index in chosen.tolist()),
         order=order,
         example=int(first[findings.margin[chosen[first]].argmax()]),
+        about="the class that was said",
+        note="These are the first images of each class; an arrow marks one that was taken for another class, and is "
+        "drawn as one of that.",
     )
 
 
@@ -102,7 +109,14 @@ def select_examples(findings: Findings, image_set: ImageSet) -> Selection:
     batch = image_set.__getitems__(chosen.tolist())
     target = findings.labels[chosen]
     titles = tuple(image_set.classes[label] for label in target.tolist())
-    return Selection(batch.images, batch.pictures, target, titles)
+    return Selection(
+        batch.images,
+        batch.pictures,
+        target,
+        titles,
+        about="its class",
+        note="These are the clearest images of each class.",
+    )
 
 
 def _said(findings: Findings, image_set: ImageSet, index: int) -> str:

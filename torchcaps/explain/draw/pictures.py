@@ -74,10 +74,12 @@ def _(exhibit: Reconstructions) -> Iterator[Picture]:
 
 @pictures_of.register
 def _(exhibit: Perturbations) -> Iterator[Picture]:
-    for grids, label, name in zip(exhibit.grids, exhibit.targets.tolist(), exhibit.classes, strict=True):
+    labels = exhibit.targets.tolist()
+    numbers = labels if len(set(labels)) == len(labels) else list(range(len(labels)))
+    for grids, number, name in zip(exhibit.grids, numbers, exhibit.classes, strict=True):
         figure = perturbation_grid(grids, exhibit.values, f"class {shorten(name, 30)}")
         description = f"Reconstructions of class {name} as each pose dimension moves"
-        yield Picture(f"perturbation_{label:03d}.png", description, figure)
+        yield Picture(f"perturbation_{number:03d}.png", description, figure)
 
 
 @pictures_of.register

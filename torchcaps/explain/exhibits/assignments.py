@@ -54,9 +54,10 @@ class Assignments(Exhibit):
         chosen = observation.selection.first(max(COLUMNS, classes))
         targets, even = observation.target[chosen], 1 / classes
         text = (
-            "At each position, the share of the active child capsules that routing assigned to the class that was "
-            f"said. An even split would give every class {even:.2g}: red places spoke for this class, blue places for "
-            "others. Each cell lies at the centre of what its children see, and they see more than the cell."
+            "At each position, the share of the active child capsules that routing assigned to "
+            f"{observation.selection.about}. An even split would give every class {even:.2g}: red places spoke for "
+            "this class, blue places for others. Each cell lies at the centre of what its children see, and they see "
+            "more than the cell."
         )
         if len(observation.maps) > 1:
             text += (

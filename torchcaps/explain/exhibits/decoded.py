@@ -32,15 +32,15 @@ class Reconstructions(Exhibit):
         classes = observation.classes
         if classes is None or not observation.decodes:
             return None
-        numbers = " x ".join(map(str, classes.pose_shape))
+        selection, numbers = observation.selection, " x ".join(map(str, classes.pose_shape))
         return cls(
             title="Reconstructions",
-            text="The first images of each class, and below each what the decoder draws from the "
-            f"{numbers} numbers of the most active capsule alone. What is missing below is what the capsule did not "
-            "keep; an arrow marks an image that was taken for another class, and is drawn as one of that.",
-            pictures=observation.selection.pictures,
+            text=f"Images, and below each what the decoder draws from the {numbers} numbers of the capsule of "
+            f"{selection.about} alone. What is missing below is what the capsule did not keep. "
+            f"{selection.note}".strip(),
+            pictures=selection.pictures,
             reconstructions=observation.reconstructions,
-            titles=observation.selection.titles_at(),
+            titles=selection.titles_at(),
         )
 
 
@@ -74,23 +74,26 @@ class Perturbations(Exhibit):
         """None without a decoder.
 
         Args:
-            observation: of one image of each class, with the name of the class as its title.
+            observation: of one image of each class, titled with the name of the class; else its label is its name.
             values: what to add; default: :func:`~torchcaps.explain.default_sweep`.
         """
         if not observation.decodes:
             return None
         values = default_sweep() if values is None else values
+        selection, titles = observation.selection, observation.selection.titles_at()
         grids = torch.stack(list(observation.sweeps(values)))
         return cls(
             title="What the dimensions of a pose mean",
-            text="The clearest image of each class, reconstructed from the capsule of that class while one number of "
-            "its pose is moved: each row is one dimension, the middle column the untouched pose. A row in which the "
-            "shape changes steadily has learned something about it, such as its thickness, its slant or the size of a "
-            "loop. The number behind a row is the mean difference of its outermost images (1 is black against white): "
-            "where it is small, the decoder makes little use of this dimension.",
+            text=f"Images, each reconstructed from the capsule of {selection.about} while one number of its pose is "
+            "moved: each row is one dimension, the middle column the untouched pose. A row in which the shape changes "
+            "steadily has learned something about it, such as its thickness, its slant or the size of a loop. The "
+            "number behind a row is the mean difference of its outermost images (1 is black against white): where it "
+            f"is small, the decoder makes little use of this dimension. {selection.note}".strip(),
             grids=grids,
             values=values.cpu(),
             changes=pose_changes(grids),
             targets=observation.target,
-            classes=observation.selection.titles_at(),
+            classes=tuple(
+                title or str(label) for title, label in zip(titles, observation.target.tolist(), strict=True)
+            ),
         )

@@ -120,8 +120,8 @@ class LayerTypes(Exhibit):
             return None
         return cls(
             title="Types of capsules",
-            text="One image again, and where the most active types of each layer are active. A type that found "
-            "something answers in few places.",
+            text="For one image, where the most active types of each layer are active. A type that found something "
+            "answers in few places.",
             picture=observation.selection.pictures[place],
             image_title=observation.selection.title(place),
             layers=tuple(TypeMaps.of(name, part, observation.extents.get(name)) for name, part in maps.items()),
@@ -167,9 +167,9 @@ class LayerPoses(Exhibit):
             return None
         return cls(
             title="Poses",
-            text="The numbers of the pose of the most active type of each layer, for the same image, at each position, "
-            "in the rows and columns of its matrix (of a vector: in rows of four). Numbers of a pose that change "
-            "steadily along a stroke describe it.",
+            text="For one image, the numbers of the pose of the most active type of each layer at each position, in "
+            "the rows and columns of its matrix (of a vector: in rows of four). Numbers of a pose that change steadily "
+            "along a stroke describe it.",
             picture=observation.selection.pictures[place],
             image_title=observation.selection.title(place),
             layers=layers,
