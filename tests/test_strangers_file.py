@@ -74,9 +74,10 @@ def test_a_saved_network_alone_executes_nothing(folder: Path) -> None:
 
 IN_PYTHON = """
 import torch, my_capsules, torchcaps as tc
-from torchcaps.testing import check_dataset, check_routing
+from torchcaps.testing import check_dataset, check_model, check_routing
 check_routing(my_capsules.CauchyRouting(2))
 check_dataset(my_capsules.Inverted)
+check_model("plain_caps")
 classifier = tc.Classifier.open("run")
 assert isinstance(classifier.network, my_capsules.PlainCaps)
 answer = classifier("0.png")
