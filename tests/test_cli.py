@@ -100,7 +100,9 @@ class TestTrain:
         [
             (["--model", "capsnut"], "model must be one of .*capsnet.* got 'capsnut'"),
             (["--epochs", "x"], "epochs"),
-            (["--routing", "Nothing"], "routing"),
+            (["--routing", "Nothing"], r"(?s)routing.*There are .*DynamicRouting, .*EMRouting.* --import"),
+            (["--loss", "Nothing"], r"(?s)loss.*There are LengthCrossEntropy, MarginLoss"),
+            (["--data", "Nothing"], r"(?s)data.*There are .*Digits, .*MNIST.* --import"),
             (["--loss.present", "x", "--loss", "MarginLoss"], "present"),
             (["--routing", "HardKMeansRouting"], "routing must have gradients"),
             (["--batch_size", "0"], "batch_size must be at least 1, got 0"),
@@ -112,7 +114,7 @@ class TestTrain:
             (["--preprocess.contrast", "[2,1]"], "contrast must be two factors"),
         ],
         ids=[
-            *("model", "number", "routing", "hard", "loss", "batch", "kernel", "argument"),
+            *("model", "number", "routing", "loss name", "data", "hard", "loss", "batch", "kernel", "argument"),
             *("crop", "margin", "crops", "contrast"),
         ],
     )

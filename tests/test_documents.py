@@ -3,13 +3,6 @@
 import re
 from pathlib import Path
 
-import torch
-
-import torchcaps as tc
-from torchcaps.ops import Votes
-from torchcaps.routing import Routed, Routing, register_routing
-from torchcaps.routing.base import ROUTINGS
-
 ROOT = Path(__file__).parent.parent
 
 
@@ -27,27 +20,6 @@ def test_readme_code_runs(tmp_path, monkeypatch):
     assert names["capsules"].activation.shape == (4, 10)
     assert names["capsules"].pose.shape == (4, 10, 16)
     assert names["routed"].assignment.shape == (4, 1152, 10)
-
-
-def test_ten_line_routing_of_contributing_works():
-    (block,) = python_blocks("CONTRIBUTING.md")
-    names = {
-        "register_routing": register_routing,
-        "Routing": Routing,
-        "Routed": Routed,
-        "Votes": Votes,
-        "Tensor": torch.Tensor,
-        "length": tc.length,
-    }
-    try:
-        exec(compile(block, "CONTRIBUTING.md", "exec"), names)
-        layer = tc.CapsLinear(5, 3, 4, 6, routing=tc.create_routing("mean"))
-        children = torch.randn(2, 5, 4)
-        weights = children.norm(dim=-1) / children.norm(dim=-1).sum(1, keepdim=True)
-        expected = torch.einsum("bi,bip,ijpd->bjd", weights, children, layer.weight)
-        torch.testing.assert_close(layer(children).pose, expected)
-    finally:
-        ROUTINGS.pop("mean", None)
 
 
 def test_relative_links_of_the_documents_exist():

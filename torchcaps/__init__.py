@@ -4,7 +4,18 @@ from typing import TYPE_CHECKING, Any
 
 from torchcaps import layers, losses, models, ops, routing
 from torchcaps.capsules import Capsules
-from torchcaps.layers import CapsConv2d, CapsLinear, ClassCaps, FullyConnectedDecoder, PrimaryCaps, mask_capsules
+from torchcaps.layers import (
+    CapsConv1d,
+    CapsConv2d,
+    CapsConv3d,
+    CapsLinear,
+    ClassCaps,
+    FullyConnectedDecoder,
+    PrimaryCaps,
+    PrimaryCaps1d,
+    PrimaryCaps3d,
+    mask_capsules,
+)
 from torchcaps.losses import (
     LengthCrossEntropy,
     MarginLoss,
@@ -28,7 +39,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CapsConv1d",
     "CapsConv2d",
+    "CapsConv3d",
     "CapsLinear",
     "CapsNet",
     "Capsules",
@@ -40,6 +53,8 @@ __all__ = [
     "MatrixCapsNet",
     "NegativeLogLikelihood",
     "PrimaryCaps",
+    "PrimaryCaps1d",
+    "PrimaryCaps3d",
     "ReconstructionLoss",
     "SharedCapsNet",
     "SpreadLoss",

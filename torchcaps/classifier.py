@@ -1,6 +1,5 @@
 """A trained network, ready to be used: with its preprocessing, the names of its classes and its task."""
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -12,7 +11,6 @@ from torch.nn import functional as F
 from torchcaps.data import ImageSet, Preprocess, load_image
 from torchcaps.data.folder import Resize, check_resize, fit_image
 from torchcaps.models import ImageClassifier, Prediction, load_pretrained
-from torchcaps.models.base import CONFIG_FILE
 from torchcaps.tasks import Answer, Examination, Task, as_task
 
 if TYPE_CHECKING:
@@ -85,14 +83,7 @@ class Classifier:
         """
         folder = Path(source)
         folder = folder / "model" if (folder / "model").is_dir() else folder
-        try:
-            return cls(load_pretrained(folder)).to(device)
-        except ValueError as error:
-            missing = _saved_imports(folder)
-            if not missing:
-                raise
-            names = ", ".join(missing)
-            raise ValueError(f"{error} (it was trained with modules that are to be imported first: {names})") from error
+        return cls(load_pretrained(folder)).to(device)
 
     def to(self, device: torch.device | str) -> "Classifier":
         """This classifier, with its network moved to a device."""
@@ -207,15 +198,6 @@ class Classifier:
         return Prediction(activation.cpu(), capsules, None)
 
 
-def _saved_imports(folder: Path) -> list[str]:
-    """The modules that a saved network was trained with, as far as that can be read."""
-    try:
-        extra = json.loads((folder / CONFIG_FILE).read_text())["extra"]
-        return [str(name) for name in extra.get("imports", [])]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return []
-
-
 def _is_several(images: Any) -> bool:
     return isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
 
@@ -277,8 +259,9 @@ def _fit_numbers(image: Tensor, image_shape: tuple[int, int, int], resize: Resiz
         scales = (min(scales),) * 2 if resize == "pad" else (max(scales),) * 2
     size = [max(1, round(extent * scale)) for extent, scale in zip(image.shape[1:], scales, strict=True)]
     image = F.interpolate(image[None], size, mode="bicubic", antialias=True)[0].clamp(0, 1)
-    top, left = (have - want for have, want in zip(size, (height, width), strict=True))
-    return F.pad(image, (-(left // 2), left // 2 - left, -(top // 2), top // 2 - top))  # what is negative is cut off
+    missing = [want - have for want, have in zip((height, width), size, strict=True)]
+    top, left = (round(extent / 2) for extent in missing)
+    return F.pad(image, (left, missing[1] - left, top, missing[0] - top))  # what is negative is cut off
 
 
 def _with_channels(image: Tensor, channels: int) -> Tensor:

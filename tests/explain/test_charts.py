@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchcaps.explain.charts import (
+from torchcaps.explain.draw.charts import (
     Cell,
     Factor,
     bars_across,

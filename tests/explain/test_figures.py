@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from torchcaps import explain
-from torchcaps.explain import figures
+from torchcaps.explain.exhibits import LearningCurves
 
 
 def render(figure: Figure) -> bytes:
@@ -112,8 +112,10 @@ def test_every_number_of_a_pose_has_a_map(shape: tuple[int, ...], drawn: int) ->
     render(figure)
     maps = [axes for axes in figure.axes[1:] if axes.images]
     assert len(maps) == drawn
+    largest = pose.abs().max().item()
     for axes, expected in zip(maps, pose.flatten(2).unbind(-1), strict=True):
         np.testing.assert_allclose(shown(axes), expected)
+        assert axes.images[0].get_clim() == (-largest, largest)  # one scale, and nothing in it that is not a number
 
 
 def test_flow_lays_every_layer_where_it_belongs() -> None:
@@ -133,7 +135,7 @@ def test_flow_lays_every_layer_where_it_belongs() -> None:
 
 @pytest.mark.parametrize("metrics", [[], [{"epoch": 1.0}]])
 def test_no_metrics_are_no_figure(metrics: list[dict[str, float]]) -> None:
-    assert not figures.has_curves(metrics)
+    assert LearningCurves.of(metrics) is None
     with pytest.raises(ValueError, match="metrics must hold"):
         explain.learning_curves(metrics)
 

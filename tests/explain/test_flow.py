@@ -26,7 +26,7 @@ def matrix_net(classes: int = 3, **arguments: object) -> CapsuleClassifier:
 IMAGES = torch.rand(2, 1, 23, 26, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("competition", ["image", "window"])
+@pytest.mark.parametrize("competition", ["image", "position", "window"])
 @pytest.mark.parametrize("routing", ["em", "dynamic"])
 @torch.no_grad()
 def test_shares_of_all_classes_add_up_to_one_through_the_layers(competition: str, routing: str) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from torchcaps import create_model
 from torchcaps.data import ImageSet, Preprocess, centre_crop, standardise, thirteen_crops
-from torchcaps.explain import assignment_entropy, examine, figures, write_report
+from torchcaps.explain import assignment_entropy, assignment_figure, examine, write_report
+from torchcaps.explain.draw import pictures
 from torchcaps.models import ImageClassifier, Prediction
 
 PREPROCESS = Preprocess(crop=8, standardise=True, crops=13)
@@ -65,8 +66,8 @@ def test_report_draws_pixels_and_decodes_what_was_said(tmp_path: Path, monkeypat
         drawn[draw.__name__] = arguments
         return draw(*arguments)
 
-    for draw in (figures.worst_mistakes, figures.reconstructions, figures.assignment_figure):
-        monkeypatch.setattr(figures, draw.__name__, partial(spy, draw))
+    for draw in (pictures.worst_mistakes, pictures.reconstructions, pictures.assignment_figure):
+        monkeypatch.setattr(pictures, draw.__name__, partial(spy, draw))
     model, images = tiny(), image_set()
     images = images.prepared(PREPROCESS)
     findings = examine(model, images)
@@ -83,7 +84,7 @@ def test_report_draws_pixels_and_decodes_what_was_said(tmp_path: Path, monkeypat
 
 def test_stereo_pairs_show_their_first_camera_under_the_map() -> None:
     pairs = torch.stack([torch.zeros(8, 8), torch.ones(8, 8)])[None]
-    figure = figures.assignment_figure(pairs, torch.full((1, 2, 2), 0.5), ["a"])
+    figure = assignment_figure(pairs, torch.full((1, 2, 2), 0.5), ["a"])
     image, below = (figure.axes[place].images[0].get_array() for place in (0, 1))
     assert image.max() == 0
     assert below.max() == below.min() == 0.25

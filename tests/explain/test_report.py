@@ -52,12 +52,14 @@ def tiny(name: str, classes: int, **arguments: object) -> ImageClassifier:
 
 
 def check(index: Path) -> set[str]:
-    """The pictures of a report, every one linked and there, and nothing else beside them."""
+    """The pictures of a report, every one linked and there, and nothing else beside them and their data."""
     links = set(Page(index).links)
     beside = {path.name for path in index.parent.iterdir()} - {index.name}
     assert links == beside
-    assert all((index.parent / link).read_bytes().startswith(b"\x89PNG") for link in links)
-    return links
+    pictures = links - {"exhibits.json"}
+    assert len(pictures) == len(links) - 1
+    assert all((index.parent / link).read_bytes().startswith(b"\x89PNG") for link in pictures)
+    return pictures
 
 
 def test_a_network_with_everything(tmp_path: Path) -> None:

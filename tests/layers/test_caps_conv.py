@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,14 +11,21 @@ from torch import Tensor
 
 from torchcaps import CapsConv2d, Capsules, create_routing, list_routings, squash
 from torchcaps.ops import Gaussian, InnerProduct, Votes
-from torchcaps.ops.competition import ImageWide
+from torchcaps.ops.competition import GridWide
 from torchcaps.ops.votes import in_windows
 from torchcaps.ops.windows import Windows
 from torchcaps.routing import EMRouting, Routing
 
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 ROUTINGS = ("dynamic", "kmeans", "euclidean", "em")
+ONE_WINDOW = ("hard_kmeans", "max_min")  # what they make of the logits is of one window
 TRAINABLE = pytest.mark.parametrize("routing", [name for name in list_routings() if name != "hard_kmeans"])
+GRID_WIDE = pytest.mark.parametrize("routing", [name for name in list_routings() if name not in ONE_WINDOW])
+IN_COMPETITION = pytest.mark.parametrize(
+    ("routing", "competition"),
+    [(name, "window") for name in list_routings() if name != "hard_kmeans"]
+    + [(name, wide) for name in list_routings() if name not in ONE_WINDOW for wide in ("image", "position")],
+)
 
 
 @pytest.fixture(autouse=True)
@@ -179,9 +187,10 @@ class TestOneWindow:
         layer = make_layer(2, 3, 3, 4, 3, routing=create_routing("hard_kmeans"), competition="window").eval()
         torch.testing.assert_close(layer(children), looped_convolution(children, layer))
 
-    @pytest.mark.parametrize("competition", ["image", "window"])
-    @TRAINABLE
-    def test_one_window_over_the_whole_map_is_dense(self, competition: str, routing: str) -> None:
+    @pytest.mark.parametrize(
+        ("routing", "competition"), [mark for mark in IN_COMPETITION.args[1] if mark[1] != "position"]
+    )
+    def test_one_window_over_the_whole_map_is_dense(self, routing: str, competition: str) -> None:
         """Where a child is seen by one window only, the image-wide competition is that of the window."""
         children = make_children(2, 3, 4, 2, (2, 3))
         layer = make_layer(2, 3, (2, 3), (2, 2), (3, 4), routing=make_routing(routing), competition=competition)
@@ -265,7 +274,7 @@ class TestWholeImage:
         windows = Windows((6, 5), (kernel,) * 2, (stride,) * 2, (padding,) * 2, (1, 1))
         children = random(2, 6, 5, TYPES, 2, 3)
         transforms = random(kernel**2 * TYPES, PARENTS, 3, 2, seed=1)
-        normaliser = ImageWide(orphan=orphan, windows=windows, types=TYPES)
+        normaliser = GridWide(orphan=orphan, windows=windows, types=TYPES)
         sites = windows.children(TYPES, children.device)
         return windows, Votes(windows.pad(children), transforms, normaliser=normaliser, backend=backend, sites=sites)
 
@@ -307,7 +316,7 @@ class TestWholeImage:
                 expected = field[0, y, x, 0] if 0 <= y < 6 and 0 <= x < 7 else 0
                 assert windows.pad(field)[0, windows.children(1, field.device)[number, place]] == expected
         transforms = random(math.prod(windows.kernel) * TYPES, PARENTS, 3, 2, seed=1)
-        normaliser = ImageWide(windows=windows, types=TYPES)
+        normaliser = GridWide(windows=windows, types=TYPES)
         children = windows.pad(random(2, 6, 7, TYPES, 2, 3))
         sites = windows.children(TYPES, children.device)
         votes = Votes(children, transforms, normaliser=normaliser, backend=backend, sites=sites)
@@ -361,7 +370,7 @@ class TestWholeImage:
             transforms = votes.transforms.to(dtype)
             low = Votes(children, transforms, normaliser=votes.normaliser, backend=backend, sites=votes.sites)
             similarity = similarity_of(kind, math.prod(windows.out), 4, scale=sign * 1e4)
-            similarity = type(similarity)(*(field.to(dtype).requires_grad_() for field in similarity))
+            similarity = type(similarity)(*(field.to(dtype).requires_grad_() for field in similarity.tensors))
             assignment = low.assignment(similarity)
             assert assignment.isfinite().all()
             totals = looped_totals(assignment, windows, TYPES)
@@ -369,7 +378,7 @@ class TestWholeImage:
             if not orphan:
                 assert (totals >= 0.99).all()
             objective = assignment.square().sum() + low.moments(similarity).sum.square().mean()
-            for gradient in torch.autograd.grad(objective, [children, *similarity]):
+            for gradient in torch.autograd.grad(objective, [children, *similarity.tensors]):
                 assert gradient.isfinite().all()
 
     @pytest.mark.parametrize("sign", [1, -1])
@@ -377,7 +386,7 @@ class TestWholeImage:
         """A constant added to all logits changes nothing, however large."""
         windows, votes = self.setting(3, 2, 0)
         similarity = similarity_of("gaussian", math.prod(windows.out), 4)
-        moved = similarity._replace(log_weight=similarity.log_weight + sign * 1e4)
+        moved = replace(similarity, log_weight=similarity.log_weight + sign * 1e4)
         torch.testing.assert_close(votes.assignment(moved), votes.assignment(similarity), rtol=1e-7, atol=1e-9)
         with_orphan = votes.restricted(orphan=True).assignment(moved)
         expected = votes.assignment(similarity) if sign > 0 else torch.zeros_like(with_orphan)
@@ -510,8 +519,7 @@ class TestShift:
 
 
 class TestPrecision:
-    @TRAINABLE
-    @pytest.mark.parametrize("competition", ["image", "window"])
+    @IN_COMPETITION
     def test_autocast(self, routing: str, competition: str) -> None:
         layer = make_layer(2, 3, (2, 2), (2, 2), 3, routing=make_routing(routing), competition=competition).float()
         children = Capsules(*(field.float() for field in make_children(1, 5, 4, 2, (2, 2), grad=False)))
@@ -525,7 +533,7 @@ class TestPrecision:
         for tensor in (*low, pose.grad, *(p.grad for p in layer.parameters())):
             assert tensor.isfinite().all()
 
-    @TRAINABLE
+    @GRID_WIDE
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
     def test_half(self, routing: str, dtype: torch.dtype) -> None:
         layer = make_layer(2, 3, (2, 2), (2, 2), 3, routing=make_routing(routing)).to(dtype)
@@ -535,7 +543,7 @@ class TestPrecision:
         (parents.pose.sum() + parents.activation.sum()).backward()
         assert all(tensor.isfinite().all() for tensor in (*parents, *(p.grad for p in layer.parameters())))
 
-    @TRAINABLE
+    @GRID_WIDE
     @pytest.mark.parametrize("padding", [0, 1])
     def test_no_child_at_all(self, routing: str, padding: int) -> None:
         """Nothing but zeros, with padding: finite values and gradients."""
@@ -579,7 +587,7 @@ class TestArguments:
             CapsConv2d(2, 2, 3, 3, **{"kernel_size": 1, argument: value})
 
     def test_competition(self) -> None:
-        with pytest.raises(ValueError, match="competition must be 'image' or 'window', got 'batch'"):
+        with pytest.raises(ValueError, match=r"competition must be one of .*'image'.*'window'.*got 'batch'"):
             CapsConv2d(2, 2, 3, 3, 1, competition="batch")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(("in_pose", "out_pose"), [(4, (2, 4)), ((2, 4), (3, 4)), ((2, 4), 8)])
@@ -620,6 +628,13 @@ class TestArguments:
     def test_hard_assignments_over_the_image(self) -> None:
         layer = CapsConv2d(2, 3, 3, 3, 3, routing=create_routing("hard_kmeans")).eval()
         with pytest.raises(ValueError, match=r"hard assignments compete inside one window only: .*'window'"):
+            layer(Capsules(torch.zeros(1, 4, 5, 2, 3), torch.zeros(1, 4, 5, 2)))
+
+    @pytest.mark.parametrize("competition", ["image", "position"])
+    @pytest.mark.parametrize("routing", ONE_WINDOW)
+    def test_routings_of_one_window(self, routing: str, competition: Any) -> None:
+        layer = CapsConv2d(2, 3, 3, 3, 3, routing=create_routing(routing), competition=competition).eval()
+        with pytest.raises(ValueError, match=r"(hard assignments compete inside|is of) one window only: .*'window'"):
             layer(Capsules(torch.zeros(1, 4, 5, 2, 3), torch.zeros(1, 4, 5, 2)))
 
     def test_backend(self) -> None:

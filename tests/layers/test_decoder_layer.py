@@ -81,3 +81,9 @@ class TestDecoder:
         network = MatrixCapsNet((1, 17, 17), 3, 2, (2, 2, 2), (2, 2), decoder_hidden=(4,), decoder_by_class=False)
         assert network(torch.rand(2, 1, 17, 17)).reconstruction.shape == (2, 1, 17, 17)
         assert network.decoder.layers[0].in_features == 4
+
+
+@pytest.mark.parametrize("shape", [(3, 12), (2, 4, 5, 6)], ids=["sequence", "volume"])
+def test_other_things_than_images(shape: tuple[int, ...]) -> None:
+    decoder = FullyConnectedDecoder(3 * 4, shape, hidden=(8,))
+    assert decoder(torch.zeros(2, 3, 4)).shape == (2, *shape)

@@ -7,75 +7,54 @@ import pytest
 import torch
 
 from torchcaps import create_model, create_routing, list_models, list_routings, load_pretrained, margin_loss
-from torchcaps.models import CapsNet, CapsuleClassifier, ImageClassifier, describe_models
-from torchcaps.models.base import CONFIG_FILE, NETWORKS, WEIGHTS_FILE
+from torchcaps.models import CapsNet, ImageClassifier, describe_models
+from torchcaps.models.network import CONFIG_FILE, NETWORKS, WEIGHTS_FILE
 from torchcaps.routing import EMRouting
+from torchcaps.testing import check_model
 
 MODELS = list_models()
+
+
+def two_steps(routing: str) -> dict[str, int]:
+    """Two steps, of a routing that has some."""
+    return {"steps": 2} if "steps" in create_routing(routing).config() else {}
 
 
 def images(*shape: int) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(0))
 
 
-def check_learning(model: ImageClassifier, batch: int) -> None:
-    """Forward and backward; every parameter gets a gradient."""
-    pictures, labels = images(batch, *model.image_shape), torch.arange(batch) % model.classes
-    prediction = model(pictures, labels)
-    assert prediction.activation.shape == (batch, model.classes)
-    assert ((prediction.activation >= 0) & (prediction.activation <= 1)).all()
-    loss = margin_loss(prediction.activation, labels)
-    if isinstance(model, CapsuleClassifier):
-        assert prediction.capsules.pose.shape[:2] == (batch, model.classes)
-        assert torch.equal(prediction.capsules.activation, prediction.activation)
-    if prediction.reconstruction is not None:
-        assert prediction.reconstruction.shape == pictures.shape
-        loss = loss + (prediction.reconstruction - pictures).square().mean()
-    loss.backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-        assert (parameter.grad != 0).any(), name
+def check_without_export(model: ImageClassifier | str) -> None:
+    """All checks but one: tests/ops/test_compiled_and_exported.py exports every model."""
+    check_model(model, skip=("export",))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model(name: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    check_learning(create_model(name), batch=1)
-    check_learning(create_model(name, image_shape=(3, 32, 32), classes=5), batch=2)
-    model = create_model(name, image_shape=(2, 30, 28), classes=3)
-    check_learning(model, batch=1)
+def test_every_model(name: str) -> None:
+    check_without_export(name)
 
-    again = type(model).from_config(json.loads(json.dumps(model.config())))
-    assert again.config() == model.config()
-    assert {n: p.shape for n, p in again.state_dict().items()} == {n: p.shape for n, p in model.state_dict().items()}
 
-    model.eval().save_pretrained(tmp_path, labels=["a", "b", "c"])
-    loaded = load_pretrained(tmp_path)
-    assert type(loaded) is type(model)
-    assert not loaded.training
-    assert loaded.extra == {"labels": ["a", "b", "c"]}
-    assert loaded.config() == model.config()
-    pictures = images(2, 2, 30, 28)
-    with torch.no_grad():
-        before, after = model(pictures), loaded(pictures)
-    assert torch.equal(before.activation, after.activation)
-    if before.reconstruction is not None:
-        assert torch.equal(before.reconstruction, after.reconstruction)
+class TestImagesThatDoNotFit:
+    """What the errors say; that there are any is checked for every model."""
 
-    for wrong in (images(1, 3, 40, 36), images(2, 30, 28), images(1, 1, 40, 36)):
-        with pytest.raises(ValueError, match=r"images must be \(B, 2, .*got shape"):
-            model(wrong)
-    if not model.any_size:
+    @pytest.mark.parametrize("name", ["capsnet_small", "sharedcapsnet"])
+    def test_messages(self, name: str) -> None:
+        model = create_model(name, image_shape=(2, 30, 28), classes=3)
+        for wrong in (images(1, 3, 40, 36), images(2, 30, 28), images(1, 1, 40, 36)):
+            with pytest.raises(ValueError, match=r"images must be \(B, 2, .*got shape"):
+                model(wrong)
+        for bad in (torch.nan, torch.inf):
+            broken = images(2, 2, 30, 28)
+            broken[1, 0, 3, 4] = bad
+            with pytest.raises(ValueError, match="NaN or infinite"):
+                model(broken)
+        with pytest.raises(ValueError, match=r"floating point .*torch\.uint8"):
+            model(torch.zeros(1, 2, 30, 28, dtype=torch.uint8))
+
+    def test_another_size(self) -> None:
+        model = create_model("capsnet_small", image_shape=(2, 30, 28), classes=3)
         with pytest.raises(ValueError, match=r"images must be \(B, 2, 30, 28\), got shape \(1, 2, 28, 30\)"):
             model(images(1, 2, 28, 30))
-    for bad in (torch.nan, torch.inf):
-        broken = pictures.clone()
-        broken[1, 0, 3, 4] = bad
-        with pytest.raises(ValueError, match="NaN or infinite"):
-            model(broken)
-    with pytest.raises(ValueError, match=r"floating point .*torch\.uint8"):
-        model(torch.zeros(1, 2, 30, 28, dtype=torch.uint8))
 
 
 def parameters(model: torch.nn.Module) -> int:
@@ -137,8 +116,8 @@ class TestCapsNet:
 
     @pytest.mark.parametrize("name", list_routings())
     def test_any_routing(self, name: str, tmp_path: Path) -> None:
-        model = create_model("capsnet_digits", routing={"name": name, "steps": 2})
-        assert model.routing.config() == create_routing(name, steps=2).config()
+        model = create_model("capsnet_digits", routing={"name": name, **two_steps(name)})
+        assert model.routing.config() == create_routing(name, **two_steps(name)).config()
         pictures = images(2, 1, 8, 8)
         if name == "hard_kmeans":
             with pytest.raises(RuntimeError, match="cannot train"):
@@ -156,11 +135,11 @@ class TestCapsNet:
 
     @pytest.mark.parametrize("transforms", ["full", "shared", "factored"])
     def test_any_transforms(self, transforms: str) -> None:
-        check_learning(create_model("capsnet_digits", transforms=transforms, batch_norm=True), batch=3)
+        check_without_export(create_model("capsnet_digits", transforms=transforms, batch_norm=True))
 
     def test_stem(self, tmp_path: Path) -> None:
         model = create_model("capsnet_digits", image_shape=(1, 12, 12), channels=8, types=2, stem=(3, 5))
-        check_learning(model, batch=3)
+        check_without_export(model)
         widths = [module.weight.shape[:2] for module in model.features if isinstance(module, torch.nn.Conv2d)]
         assert [*widths, model.conv.weight.shape[:2]] == [(3, 1), (5, 3), (8, 5)]
         images = torch.rand(2, 1, 12, 12)
@@ -301,21 +280,25 @@ class TestMatrixCapsNet:
             create_model("matrixcapsnet_small", types=(8, 16))
 
     @pytest.mark.parametrize("name", [name for name in list_routings() if name != "hard_kmeans"])
-    @pytest.mark.parametrize("competition", ["image", "window"])
+    @pytest.mark.parametrize("competition", ["image", "position", "window"])
     def test_any_routing(self, name: str, competition: str, tmp_path: Path) -> None:
         model = create_model(
             "matrixcapsnet_small",
             image_shape=(1, 19, 21),
             channels=3,
             types=(2, 3, 2),
-            routing={"name": name, "steps": 2},
+            routing={"name": name, **two_steps(name)},
             class_routing={"name": "euclidean"},
             competition=competition,
         )
-        assert model.routing.config() == create_routing(name, steps=2).config()
+        assert model.routing.config() == create_routing(name, **two_steps(name)).config()
         assert model.class_routing.config() == create_routing("euclidean").config()
         assert model.conv_caps1.competition == model.conv_caps2.competition == competition
         pictures = images(2, 1, 19, 21)
+        if name == "max_min" and competition != "window":
+            with pytest.raises(ValueError, match="the assignment map MaxMin is of one window only"):
+                model(pictures)
+            return
         prediction = model(pictures)
         (prediction.activation.sum() + prediction.capsules.pose.square().sum()).backward()
         assert model.conv.weight.grad.isfinite().all()

@@ -1,6 +1,7 @@
 """Chunked and fused votes are never stored: no tensor comes near their size, forward or backward."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchcaps import CapsConv2d, Capsules, ClassCaps, create_routing
-from torchcaps.ops import Votes
+from torchcaps.ops import Similarity, Votes, axes
 from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.routing import (
     Routed,
@@ -18,6 +19,7 @@ from torchcaps.routing import (
     euclidean_kmeans_routing,
     hard_kmeans_routing,
     inner_product_kmeans_routing,
+    max_min_routing,
 )
 
 B, I, J, P, D = 25, 31, 7, 2, 32
@@ -103,6 +105,51 @@ def test_no_tensor_is_as_large_as_the_votes(
     bound = max(transforms * J * P * D // rows, B * I * (J + 1), B * I * rows * P, 2 * BUDGET)
     assert bound < VOTES / 5
     assert largest(monkeypatch, routing, backend, transforms, rows, coordinates) <= bound
+
+
+@dataclass(frozen=True)
+class City(Similarity):
+    centre: torch.Tensor = axes("BJH")
+    liking: torch.Tensor = axes("IJ", "BIJ")
+
+    def logits(self, votes: torch.Tensor) -> torch.Tensor:
+        return self.liking - (votes - self.centre[:, None]).abs().sum(-1)
+
+
+def own(votes: Votes, weights: torch.Tensor | None = None) -> Routed:
+    """Three steps with a similarity that nobody knows."""
+    liking = torch.zeros(B, I, J, requires_grad=True)
+    mean = votes.moments(None, weights).mean
+    for _ in range(2):
+        similarity = City(mean, liking)
+        mean = votes.moments(similarity, weights, scatter=True).mean
+    return Routed(mean, mean.sum(-1), votes, similarity)
+
+
+RULES: dict[str, Callable[..., Routed]] = {
+    "own": own,
+    "prior": lambda votes, weights: dynamic_routing(votes.restricted(prior=torch.zeros(I, J)), weights),
+    "pairs": lambda votes, weights: dynamic_routing(votes.restricted(offset=torch.zeros(B, I, J)), weights),
+    "max-min": max_min_routing,
+}
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("coordinates", [False, True], ids=["plain", "coordinates"])
+@pytest.mark.parametrize("transforms", [1, I], ids=["shared", "full"])
+@pytest.mark.parametrize("routing", RULES)
+@pytest.mark.parametrize("backend", ["chunked", "naive"])
+def test_nor_under_a_similarity_or_rule_of_ones_own(
+    monkeypatch: pytest.MonkeyPatch, backend: str, routing: str, transforms: int, coordinates: bool
+) -> None:
+    monkeypatch.setitem(ROUTINGS, routing, RULES[routing])
+    bound = max(transforms * J * P * D, B * I * (J + 1), B * I * P, 2 * BUDGET)
+    assert bound < VOTES / 5
+    found = largest(monkeypatch, routing, backend, transforms, 1, coordinates)
+    if backend == "naive":
+        assert found >= VOTES
+    else:
+        assert found <= bound
 
 
 @pytest.mark.parametrize("routing", ["dynamic", "kmeans", "euclidean", "em"])

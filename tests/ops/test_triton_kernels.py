@@ -114,7 +114,7 @@ def expected_logits(call: Call) -> tuple[Tensor, Tensor]:
     if not call.similarity:
         return votes, votes.sum(-1) * 0
     kind = InnerProduct if len(call.similarity) == 1 else Gaussian
-    return votes, naive.vote_logits(votes, kind(*call.similarity))
+    return votes, kind(*call.similarity).logits(votes)
 
 
 def upstream(tensor: Tensor, seed: int) -> Tensor:

@@ -2,16 +2,21 @@
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from torchcaps import CapsConv2d, CapsLinear, ClassCaps, create_model, load_pretrained
+from torchcaps.models.base import CapsuleClassifier
 from torchcaps.ops import Votes
 from torchcaps.routing import (
     EMSettings,
+    LayerShape,
     Routed,
     Routing,
+    constructor_arguments,
     create_routing,
     dynamic_routing,
     em_routing,
@@ -21,7 +26,8 @@ from torchcaps.routing import (
     list_routings,
     register_routing,
 )
-from torchcaps.squash import squash
+from torchcaps.routing.base import ROUTINGS
+from torchcaps.squash import length, squash
 
 Function = Callable[..., Routed]
 J, M, P, D = 4, 2, 3, 3
@@ -198,18 +204,21 @@ def test_examples_of_a_batch_do_not_see_each_other(routing: Function) -> None:
 
 class TestRegistry:
     def test_names(self) -> None:
-        assert {"dynamic", "em", "euclidean", "hard_kmeans", "kmeans"} <= set(list_routings())
+        known = {"dynamic", "em", "euclidean", "hard_kmeans", "kmeans", "max_min", "mean", "self_routing"}
+        assert known <= set(list_routings())
         assert list_routings() == sorted(list_routings())
 
     @pytest.mark.parametrize("name", list_routings())
     def test_config_makes_it_again(self, name: str) -> None:
-        routing = create_routing(name, steps=2)
+        takes_steps = "steps" in constructor_arguments(ROUTINGS[name])
+        routing = create_routing(name, **({"steps": 2} if takes_steps else {}))
         again = create_routing(name, **routing.config())
         assert type(again) is type(routing)
         assert again.config() == routing.config()
-        assert routing.config().keys() == inspect.signature(type(routing)).parameters.keys()
-        assert routing.config()["steps"] == 2
-        assert "steps=2" in repr(routing)
+        if takes_steps:
+            assert routing.config().keys() == inspect.signature(type(routing)).parameters.keys()
+            assert routing.config()["steps"] == 2
+            assert "steps=2" in repr(routing)
 
     @pytest.mark.parametrize("name", list_routings())
     def test_bind_makes_a_copy(self, name: str) -> None:
@@ -234,3 +243,153 @@ class TestRegistry:
             class Again(Routing):
                 def route(self, votes: Votes, activation: Tensor | None) -> Routed:
                     raise NotImplementedError
+
+
+class Plain(Routing):
+    """No settings, and so no constructor of its own."""
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        pose = votes.moments(weights=activation).mean
+        return Routed(pose, length(pose), votes, None)
+
+
+class Gathering(Plain):
+    def __init__(self, steps: int = 2, *rest: object, **options: object) -> None:
+        super().__init__()
+        self.steps = steps
+
+
+class TestConstructors:
+    def test_without_arguments(self) -> None:
+        assert Plain().config() == {}
+        assert repr(Plain()) == "Plain()"
+        assert type(Plain().bind(3, 4)) is Plain
+
+    def test_gathered_arguments_are_no_settings(self) -> None:
+        assert Gathering(3).config() == {"steps": 3}
+        assert repr(Gathering()) == "Gathering(steps=2)"
+
+    def test_is_saved_with_its_network(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(ROUTINGS, "plain", Plain)
+        model = create_model("capsnet_digits", routing=Plain()).eval()
+        model.save_pretrained(tmp_path)
+        again = load_pretrained(tmp_path)
+        assert isinstance(again, CapsuleClassifier)
+        assert isinstance(again.routing, Plain)
+        images = torch.rand(2, *model.image_shape)
+        assert torch.equal(again(images).activation, model(images).activation)
+
+
+class TestLayerShape:
+    def test_vectors_are_matrices_of_one_row(self) -> None:
+        shape = LayerShape(5, 3, (4,), (2, 6))
+        assert shape.in_pose == (1, 4)
+        assert shape.out_pose == (2, 6)
+        assert shape.size == 12
+
+    @pytest.mark.parametrize(
+        ("layer", "expected"),
+        [
+            (lambda routing: CapsLinear(5, 3, 4, 6, routing=routing), LayerShape(5, 3, (1, 4), (1, 6))),
+            (
+                lambda routing: CapsLinear(None, 3, (2, 4), (2, 6), transforms="shared", routing=routing),
+                LayerShape(None, 3, (2, 4), (2, 6)),
+            ),
+            (
+                lambda routing: CapsConv2d(4, 6, (2, 4), (2, 5), (3, 2), groups=2, routing=routing),
+                LayerShape(12, 3, (2, 4), (2, 5)),
+            ),
+            (lambda routing: ClassCaps(4, 6, (2, 4), (2, 5), routing=routing), LayerShape(None, 6, (2, 4), (2, 5))),
+        ],
+        ids=["linear", "shared", "conv", "class"],
+    )
+    def test_of_every_layer(self, layer: Callable[[Routing], object], expected: LayerShape) -> None:
+        seen = []
+
+        class Watching(Plain):
+            def make_parameters(self, shape: LayerShape) -> None:
+                seen.append(shape)
+
+        layer(Watching())
+        assert set(seen) == {expected}
+
+    def test_parents_and_size(self) -> None:
+        seen = []
+
+        class Watching(Plain):
+            def make_parameters(self, shape: LayerShape) -> None:
+                seen.append(shape)
+
+        Watching().bind(3, 4)
+        assert seen == [LayerShape(None, 3, (4,), (4,))]
+        with pytest.raises(TypeError, match="bind takes a LayerShape"):
+            Watching().bind(3)
+
+
+class TestGoingOn:
+    """Concurrent routing: a call that begins with the parents of an earlier one."""
+
+    @backends
+    @pytest.mark.parametrize("name", ["dynamic", "kmeans", "euclidean"])
+    @pytest.mark.parametrize(("first", "then"), [(1, 1), (1, 3), (3, 2)])
+    def test_some_steps_and_some_more_are_all_of_them(self, name: str, backend: str, first: int, then: int) -> None:
+        tensors = problem()
+
+        def results(*steps: int) -> list[Tensor]:
+            children, transforms, coordinates, activation = tensors
+            routed = None
+            for number in steps:
+                votes = Votes(children, transforms, coordinates, backend=backend)
+                routed = create_routing(name, steps=number)(votes, activation, initial=routed)
+            objective = routed.pose.square().sum() + routed.activation.sum()
+            gradients = torch.autograd.grad(objective, tensors, materialize_grads=True)
+            return [routed.pose, routed.activation, routed.assignment, *gradients]
+
+        torch.testing.assert_close(results(first, then), results(first + then), rtol=1e-9, atol=1e-11)
+
+    @pytest.mark.parametrize("first", [1, 2])
+    def test_without_accumulation_only_the_pose_counts(self, first: int) -> None:
+        children, transforms, _, _ = problem()
+        votes = Votes(children, transforms)
+        routing = create_routing("dynamic", steps=2, accumulate=False)
+        start = create_routing("dynamic", steps=first, accumulate=False)(votes)
+        expected = create_routing("dynamic", steps=2 + first, accumulate=False)(votes)
+        torch.testing.assert_close(routing(votes, initial=start).pose, expected.pose)
+
+    def test_last_step_alone_has_a_gradient(self) -> None:
+        children, transforms, _, _ = problem()
+        votes = Votes(children, transforms)
+        start = create_routing("dynamic", steps=2)(votes)
+        routing = create_routing("dynamic", steps=1, gradient="last")
+        expected = create_routing("dynamic", steps=3, gradient="last")(votes)
+        found = routing(votes, initial=start)
+        gradients = [
+            torch.autograd.grad(one.pose.square().sum(), children, retain_graph=True) for one in (found, expected)
+        ]
+        torch.testing.assert_close(*gradients)
+
+    def test_children_may_have_changed_since(self) -> None:
+        children, transforms, _, _ = problem()
+        before = create_routing("euclidean", steps=2)(Votes(children, transforms))
+        votes = Votes(children * 0.5, transforms)
+        found = create_routing("euclidean", steps=1)(votes, initial=before)
+        distance = (votes.dense() - before.pose[:, None]).square().sum(-1)
+        torch.testing.assert_close(found.assignment, (-distance).softmax(-1))
+
+    @pytest.mark.parametrize("name", ["em", "hard_kmeans", "max_min", "mean", "self_routing"])
+    def test_others_say_that_they_cannot(self, name: str) -> None:
+        children, transforms, _, activation = problem()
+        routing = create_routing(name).bind(LayerShape(7, J, (M, P), (M, D))).double().eval()
+        first = routing(Votes(children, transforms), activation)
+        with pytest.raises(ValueError, match="cannot go on from earlier parents"):
+            routing(Votes(children, transforms), activation, initial=first)
+
+    def test_parents_of_another_layer(self) -> None:
+        children, transforms, _, activation = problem()
+        routing = create_routing("dynamic")
+        first = routing(Votes(children, transforms), activation)
+        with pytest.raises(ValueError, match=r"initial must have poses \(2, 3, 6\), got \(2, 4, 6\)"):
+            routing(Votes(children, transforms[:, :3]), activation, initial=first)
+        gaussian = create_routing("euclidean")(Votes(children, transforms), activation)
+        with pytest.raises(ValueError, match="initial must come from inner products, got Gaussian"):
+            routing(Votes(children, transforms), activation, initial=gaussian)

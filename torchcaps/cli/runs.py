@@ -39,16 +39,15 @@ def recorded_imports(config: Path) -> list[str]:
 
 def look_parser(command: str, description: str, arguments: list[str]) -> "ArgumentParser":
     """The options of a command that looks at a run; first, the run's own modules are imported."""
-    from jsonargparse import ArgumentParser
-
     from torchcaps.data import ImageData
+    from torchcaps.training.parser import OptionParser
 
     # To know which argument is the run takes the parser, and to make that takes the imports.
     configs = (Path(argument) / "config.yaml" for argument in arguments)
     config = next((path for path in configs if path.is_file()), None)
     for module in [] if config is None else recorded_imports(config):
         import_named(module)
-    parser = ArgumentParser(prog=f"torchcaps {command}", description=description)
+    parser = OptionParser(prog=f"torchcaps {command}", description=description)
     parser.add_argument("run", type=str, help="folder of a run")
     parser.add_argument("--data", type=ImageData | None, help="other images than those of the run")
     parser.add_argument("--split", type=str, choices=SPLITS, default="test", help="which images")

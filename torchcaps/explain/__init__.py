@@ -1,35 +1,52 @@
-"""What a network learned, in tensors and in pictures. Matplotlib is imported by the functions that draw."""
+"""What a network learned: observed as tensors, told as exhibits of plain data, drawn as pictures.
+
+Matplotlib is imported by the functions that draw.
+"""
 
 from torchcaps.explain.assignments import assignment_entropy, assignment_maps, dead_capsules
-from torchcaps.explain.figures import (
+from torchcaps.explain.draw import (
+    Picture,
     activation_figure,
     assignment_figure,
     confusion_matrix,
     flow_figure,
     learning_curves,
     mistake_title,
+    new_figure,
     perturbation_atlas,
     perturbation_grid,
+    pictures_of,
     pose_figure,
     reconstructions,
+    shorten,
     types_figure,
     worst_mistakes,
 )
-from torchcaps.explain.findings import Findings, evaluating, examine
-from torchcaps.explain.flow import class_shares, share_maps
+from torchcaps.explain.exhibits import Exhibit, exhibits_of, exhibits_of_classifier, list_exhibits, register_exhibit
+from torchcaps.explain.findings import Answers, Findings, ask, evaluating, examine
+from torchcaps.explain.flow import class_maps, class_shares, share_maps
 from torchcaps.explain.layers import Layer, dead_types, layer_entropy, observe_layers, peak_activation
+from torchcaps.explain.observe import Observation
+from torchcaps.explain.page import write_page, write_report
 from torchcaps.explain.places import Extent, layer_extents, map_extent
 from torchcaps.explain.poses import default_sweep, perturb
-from torchcaps.explain.report import write_report
+from torchcaps.explain.selection import Selection, select_examples, select_samples
 
 __all__ = [
+    "Answers",
+    "Exhibit",
     "Extent",
     "Findings",
     "Layer",
+    "Observation",
+    "Picture",
+    "Selection",
     "activation_figure",
+    "ask",
     "assignment_entropy",
     "assignment_figure",
     "assignment_maps",
+    "class_maps",
     "class_shares",
     "confusion_matrix",
     "dead_capsules",
@@ -37,21 +54,31 @@ __all__ = [
     "default_sweep",
     "evaluating",
     "examine",
+    "exhibits_of",
+    "exhibits_of_classifier",
     "flow_figure",
     "layer_entropy",
     "layer_extents",
     "learning_curves",
+    "list_exhibits",
     "map_extent",
     "mistake_title",
+    "new_figure",
     "observe_layers",
     "peak_activation",
     "perturb",
     "perturbation_atlas",
     "perturbation_grid",
+    "pictures_of",
     "pose_figure",
     "reconstructions",
+    "register_exhibit",
+    "select_examples",
+    "select_samples",
     "share_maps",
+    "shorten",
     "types_figure",
     "worst_mistakes",
+    "write_page",
     "write_report",
 ]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -75,12 +76,16 @@ class Findings:
         members = [(self.labels == label).nonzero().squeeze(1) for label in self.labels.unique()]
         return torch.stack([group[margin[group].argmax()] for group in members])
 
-    def samples(self, count: int) -> Tensor:
-        """Indices of at most so many images: the first of each class, then the second of each, ..., sorted by class."""
+    def ranked(self) -> Tensor:
+        """Indices of all images: the first of each class, then the second of each, ..."""
         rank = torch.zeros_like(self.labels)
         for label in self.labels.unique():
             rank[self.labels == label] = torch.arange(int((self.labels == label).sum()))
-        chosen = (rank * self.activation.shape[1] + self.labels).argsort(stable=True)[:count]
+        return (rank * self.activation.shape[1] + self.labels).argsort(stable=True)
+
+    def samples(self, count: int) -> Tensor:
+        """Indices of at most so many images, the first of :meth:`ranked`, sorted by class."""
+        chosen = self.ranked()[:count]
         return chosen[self.labels[chosen].argsort(stable=True)]
 
 
@@ -97,8 +102,22 @@ def evaluating(model: nn.Module) -> Iterator[torch.device]:
             module.training = mode
 
 
-def examine(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> Findings:
+class Answers(NamedTuple):
+    """What a network said about N images, whatever is true of them.
+
+    Args:
+        activation: of the classes, float32 (N, E); averaged over the crops of an image, if it has several.
+        entropy: :func:`~torchcaps.explain.assignment_entropy` averaged over the images; None without capsules.
+    """
+
+    activation: Tensor
+    entropy: float | None
+
+
+def ask(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> Answers:
     """Runs a network over images, in evaluation mode; the network is left in the mode it came in.
+
+    What the images show is not asked: labels, masks of labels or anything else may be compared with the answers.
 
     Args:
         model: any network, on any device.
@@ -128,4 +147,10 @@ def examine(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) 
                 activation = model(images).activation
             activations.append(activation.float().unflatten(0, crops.shape[:2]).mean(1).cpu())
     entropy = torch.cat(entropies).mean().item() if entropies else None
-    return Findings(image_set.labels, torch.cat(activations), entropy)
+    return Answers(torch.cat(activations), entropy)
+
+
+def examine(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> Findings:
+    """What a network says about images of one class each, and what is true; arguments and errors of :func:`ask`."""
+    activation, entropy = ask(model, image_set, batch_size)
+    return Findings(image_set.labels, activation, entropy)

@@ -71,8 +71,7 @@ def _group_handed_down(layer: Layer, group: int, shares: Tensor | None) -> Tenso
 def share_maps(shares: Tensor, activation: Tensor, target: Tensor) -> Tensor:
     r"""The shares of one class on the grid of the children, as :func:`~torchcaps.explain.assignment_maps` defines them.
 
-    .. math::
-        m_{yx} = \frac{\sum_t a_{yxt} s_{yxtj}}{\sum_t a_{yxt}}
+    One class of :func:`class_maps` for each image.
 
     Args:
         shares: (B, H', W', E) or (B, H', W', types, E), of :func:`class_shares`.
@@ -81,6 +80,30 @@ def share_maps(shares: Tensor, activation: Tensor, target: Tensor) -> Tensor:
 
     Returns:
         (B, H', W'), shares in [0, 1]; NaN where nothing of any child went to any class.
+
+    Raises:
+        ValueError: if the children do not lie on a grid, or shapes do not fit.
+    """
+    return maps_of(class_maps(shares, activation), target)
+
+
+def maps_of(maps: Tensor, target: Tensor) -> Tensor:
+    """Of each image the map of one class: (B, H', W', E) and labels (B,) to (B, H', W')."""
+    return maps[torch.arange(len(target), device=target.device), :, :, target]
+
+
+def class_maps(shares: Tensor, activation: Tensor) -> Tensor:
+    r"""The shares of every class on the grid of the children: the mean over the types, weighted by their activations.
+
+    .. math::
+        m_{yxj} = \frac{\sum_t a_{yxt} s_{yxtj}}{\sum_t a_{yxt}}
+
+    Args:
+        shares: (B, H', W', E) or (B, H', W', types, E), of :func:`class_shares`.
+        activation: of the same children, without E.
+
+    Returns:
+        (B, H', W', E), shares in [0, 1]; NaN where nothing of any child went to any class.
 
     Raises:
         ValueError: if the children do not lie on a grid, or shapes do not fit.
@@ -94,7 +117,5 @@ def share_maps(shares: Tensor, activation: Tensor, target: Tensor) -> Tensor:
         shares, activation = shares.unsqueeze(-2), activation.unsqueeze(-1)
     weight = activation.to(shares.dtype)
     weight = torch.where(weight.sum(-1, keepdim=True) > 0, weight, 1.0)
-    all_classes = (weight.unsqueeze(-1) * shares).sum(-2) / weight.sum(-1, keepdim=True)  # [B, H', W', E]
-    rows = torch.arange(len(target), device=target.device)
-    maps = all_classes[rows, :, :, target]
-    return maps.masked_fill(all_classes.sum(-1) == 0, torch.nan)
+    maps = (weight.unsqueeze(-1) * shares).sum(-2) / weight.sum(-1, keepdim=True)  # [B, H', W', E]
+    return maps.masked_fill(maps.sum(-1, keepdim=True) == 0, torch.nan)

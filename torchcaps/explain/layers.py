@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.explain.assignments import assignment_entropy, dead_capsules
-from torchcaps.layers import CapsConv2d
+from torchcaps.layers.conv import CapsConvNd
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.ops.windows import Windows
 from torchcaps.routing import Routed, Routing
@@ -40,11 +40,14 @@ class Layer:
     @cached_property
     def windows(self) -> Windows | None:
         """The windows of a convolutional layer; None where every child votes for every parent."""
-        if not isinstance(self.module, CapsConv2d) or self.children is None:
+        if not isinstance(self.module, CapsConvNd) or self.children is None:
             return None
-        size = (self.children.activation.shape[1], self.children.activation.shape[2])
-        layer = self.module
-        return Windows(size, layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+        return self.module.windows(self.children)
+
+    @property
+    def competition(self) -> str:
+        """Which parents compete for a child: of :class:`~torchcaps.CapsConv2d`, else those of its one window."""
+        return getattr(self.module, "competition", "window")
 
     def assignment(self, group: int = 0) -> Tensor:
         r"""The last assignment probabilities R, by windows, with what each child gives away adding up to 1 at most.
@@ -55,15 +58,16 @@ class Layer:
         Returns:
             (B, windows, I, J): I children in a window (places x types), J parents at its position; one window with all
             children where the layer has none. Where every window routes for itself (``competition="window"``), R is
-            divided by the number of windows that see the child: each of them speaks for an equal part of it.
+            divided by the number of windows that see the child, and where every type does (``"position"``) by J: each
+            of them speaks for an equal part of it.
         """
         R = self.routed[group].assignment
         if self.windows is None:
             return R.unsqueeze(1)
         R = R.unflatten(0, (-1, math.prod(self.windows.out)))
-        if _apart(self):
+        if self.competition == "window":
             R = R / self.gather(self.scatter(torch.ones_like(R[..., :1]))).clamp(min=1)
-        return R
+        return R / R.shape[-1] if self.competition == "position" else R
 
     def scatter(self, field: Tensor) -> Tensor:
         """Adds up what the windows say of each child, (B, windows, I, ...) to (B, children, ...), in float32 at least.
@@ -91,20 +95,16 @@ class Layer:
         assert self.children is not None
         if self.windows is None:
             return field.unflatten(1, self.children.activation.shape[1:])
-        (height, width), (top, left) = self.windows.size, self.windows.padding
-        grid = field.unflatten(1, (height + 2 * top, width + 2 * left, -1))
-        return grid[:, top : top + height, left : left + width]
+        grid = field.unflatten(1, (*self.windows.extent, -1))
+        for axis, (size, padding) in enumerate(zip(self.windows.size, self.windows.padding, strict=True), 1):
+            grid = grid.narrow(axis, padding, size)
+        return grid
 
     def _sites(self, field: Tensor) -> tuple[Tensor, int, int]:
         """The flat index of each place of each window, the number of places, and of types at each."""
         assert self.windows is not None
         sites = self.windows.sites(field.device)
         return sites.flatten(), sites.shape[1], field.shape[2] // sites.shape[1]
-
-
-def _apart(layer: Layer) -> bool:
-    """Whether each window routes for itself, so that a child gives all of itself to every one."""
-    return getattr(layer.module, "competition", "window") == "window"
 
 
 def observe_layers(model: nn.Module, images: Tensor) -> dict[str, Layer]:
@@ -197,8 +197,9 @@ def layer_entropy(layer: Layer) -> Tensor:
         r_{ip} = \frac{R_{ip}}{\sum_{p'} R_{ip'}}
 
     In a convolution whose parents compete over the whole image, p runs over the parents of all windows that see the
-    child, K_i in number: fewer at the border. Where each window routes for itself, p runs over the J parents of one
-    window, and the average also over the windows. Padding and children that no window sees are left out; groups are
+    child, K_i in number: fewer at the border. Where types do not compete, only over those of one type, and the average
+    also over the types. Where each window routes for itself, p runs over the J parents of one window, and the average
+    also over the windows. Padding and children that no window sees are left out; groups are
     averaged.
 
     Args:
@@ -220,17 +221,27 @@ def _group_entropy(layer: Layer, group: int) -> Tensor:
     if layer.windows is None:
         return assignment_entropy(R.squeeze(1))
     R = R.to(torch.promote_types(R.dtype, torch.float32))
-    competing = layer.scatter(torch.ones_like(R)).sum(-1)  # [B, children]
-    if _apart(layer):
+    if layer.competition == "window":
+        windows = layer.scatter(torch.ones_like(R[..., 0]))  # [B, children]
         entropy = assignment_entropy(R.flatten(0, 1)[:, :, None].flatten(0, 1)).view(R.shape[:3])  # of each row
-        mean = layer.scatter(entropy) / (competing / R.shape[-1]).clamp(min=1)
+        mean = layer.scatter(entropy) / windows.clamp(min=1)
     else:
-        total = layer.gather(layer.scatter(R).sum(-1)).unsqueeze(-1)
-        even = 1 / layer.gather(competing).unsqueeze(-1)
-        share = torch.where(total > 0, R / torch.where(total > 0, total, 1.0), even)
-        mean = -layer.scatter(torch.xlogy(share, share)).sum(-1) / competing.clamp(min=2).log()
-    mean, seen = (layer.inside(field).flatten(1) for field in (mean, (competing > 0).to(mean.dtype)))
+        windows, mean = _wide_entropy(layer, R)
+    mean, seen = (layer.inside(field).flatten(1) for field in (mean, (windows > 0).to(mean.dtype)))
     return (mean * seen).sum(1) / seen.sum(1)
+
+
+def _wide_entropy(layer: Layer, R: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each child the number of parents in all windows that compete for it, and their entropy, (B, children)."""
+
+    def together(field: Tensor) -> Tensor:
+        return field if layer.competition == "position" else field.sum(-1, keepdim=True)
+
+    total = layer.gather(together(layer.scatter(R)))
+    competing = together(layer.scatter(torch.ones_like(R)))  # [B, children, J or 1]
+    share = torch.where(total > 0, R / torch.where(total > 0, total, 1.0), 1 / layer.gather(competing))
+    entropy = -together(layer.scatter(torch.xlogy(share, share))) / competing.clamp(min=2).log()
+    return competing.amax(-1), entropy.mean(-1)
 
 
 def peak_activation(capsules: Capsules) -> Tensor:

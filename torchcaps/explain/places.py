@@ -20,8 +20,8 @@ class Extent(NamedTuple):
     top: float
 
 
-def grids(layers: dict[str, Layer]) -> dict[str, Capsules]:
-    """The capsules that lie at positions of an image, more than one of them, from the lowest layer up.
+def placed_capsules(layers: dict[str, Layer]) -> dict[str, Capsules]:
+    """All capsules, from the lowest layer up.
 
     By the names of :func:`layer_extents`: a layer's, or ``name.children`` of children that no observed layer made.
     """
@@ -30,16 +30,17 @@ def grids(layers: dict[str, Layer]) -> dict[str, Capsules]:
         if layer.children is not None and below(layers, layer) is None:
             found[f"{name}.children"] = layer.children
         found[name] = layer.capsules
-    return {name: capsules for name, capsules in found.items() if _on_a_grid(capsules)}
+    return found
 
 
-def _on_a_grid(capsules: Capsules) -> bool:
+def on_a_grid(capsules: Capsules) -> bool:
+    """Whether the capsules lie at positions of an image, more than one of them."""
     shape = capsules.activation.shape
     return len(shape) in (3, 4) and shape[1] * shape[2] > 1
 
 
 def origin(layers: dict[str, Layer], layer: Layer) -> str:
-    """The name of a layer's children, as :func:`grids` and :func:`layer_extents` have it."""
+    """The name of a layer's children, as :func:`placed_capsules` and :func:`layer_extents` have it."""
     lower = below(layers, layer)
     return f"{layer.name}.children" if lower is None else lower.name
 

@@ -56,7 +56,24 @@ def perturb(model: CapsuleClassifier, capsules: Capsules, target: Tensor, values
 def check_target(target: Tensor, activation: Tensor) -> None:
     """Raises a `ValueError` unless ``target`` is a label of each row of ``activation`` (B, J)."""
     B, J = activation.shape
-    if target.shape != (B,) or target.is_floating_point() or target.dtype == torch.bool:
-        raise ValueError(f"target must be integer labels ({B},), got {target.dtype} of shape {tuple(target.shape)}")
+    check_labels(target, B)
     if B and not 0 <= int(target.min()) <= int(target.max()) < J:
         raise ValueError(f"target must lie in 0..{J - 1}, got labels from {int(target.min())} to {int(target.max())}")
+
+
+def check_labels(target: Tensor, count: int) -> None:
+    """Raises a `ValueError` unless ``target`` is so many integers."""
+    if target.shape != (count,) or target.is_floating_point() or target.dtype == torch.bool:
+        raise ValueError(f"target must be integer labels ({count},), got {target.dtype} of shape {tuple(target.shape)}")
+
+
+def pose_changes(grids: Tensor) -> Tensor:
+    """How far the last image of each sweep is from the first: the mean absolute difference of their pixels.
+
+    Args:
+        grids: (..., D, V, C, H, W), of :func:`perturb`.
+
+    Returns:
+        (..., D).
+    """
+    return (grids[..., -1, :, :, :] - grids[..., 0, :, :, :]).detach().abs().flatten(-3).mean(-1)

@@ -1,7 +1,7 @@
 """Capsule layers."""
 
 from torchcaps.layers.classcaps import ClassCaps, coordinate_addition
-from torchcaps.layers.conv import CapsConv2d
+from torchcaps.layers.conv import CapsConv1d, CapsConv2d, CapsConv3d, CapsConvNd
 from torchcaps.layers.decoder import FullyConnectedDecoder, mask_capsules
 from torchcaps.layers.fixed_point import (
     ImplicitActivation,
@@ -10,15 +10,21 @@ from torchcaps.layers.fixed_point import (
     self_weighted_pooling,
 )
 from torchcaps.layers.linear import CapsLinear
-from torchcaps.layers.primary import PrimaryCaps
+from torchcaps.layers.primary import PrimaryCaps, PrimaryCaps1d, PrimaryCaps3d, PrimaryCapsNd
 
 __all__ = [
+    "CapsConv1d",
     "CapsConv2d",
+    "CapsConv3d",
+    "CapsConvNd",
     "CapsLinear",
     "ClassCaps",
     "FullyConnectedDecoder",
     "ImplicitActivation",
     "PrimaryCaps",
+    "PrimaryCaps1d",
+    "PrimaryCaps3d",
+    "PrimaryCapsNd",
     "SelfWeightedPooling",
     "coordinate_addition",
     "implicit_activation",

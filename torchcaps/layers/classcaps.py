@@ -6,44 +6,41 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers.pose import Pose, check_map, check_rows, pose_shape
+from torchcaps.layers.pose import Pose, check_axes, check_map, check_rows, pose_shape, present
 from torchcaps.numerics import compute_dtype
 from torchcaps.ops import Votes
-from torchcaps.routing import EMRouting, Routed, Routing, as_capsules
+from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 
 
 def coordinate_addition(
-    height: int,
-    width: int,
-    size: int,
+    *sizes: int,
     scale: float = 1.0,
-    *,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    r"""What coordinate addition adds to the votes of each position, (height, width, size).
+    r"""What coordinate addition adds to the votes of each position, a tensor of shape ``sizes``, (\*grid, H).
 
-    The first two elements of a vote get the position's row and column, in (0, 1] times the scale,
-    :math:`((y + \frac12) / H, (x + \frac12) / W)`; the others get 0.
+    The first elements of a vote, one for each axis of the grid, get the position along that axis, in (0, 1] times the
+    scale: on an image :math:`((y + \frac12) / H, (x + \frac12) / W)`; the others get 0.
 
     Args:
-        height: H of the map.
-        width: W of the map.
-        size: of a vote, H in the primitive; at least 2.
+        sizes: of the grid, (L,), (H, W) or (D, H, W); and last that of a vote, at least as many as the grid has axes.
         scale: of the coordinates.
         dtype: of the result.
         device: of the result.
 
     Raises:
-        ValueError: if a vote has fewer than two elements.
+        ValueError: if a vote has too few elements.
 
     Source: Hinton, Sabour & Frosst 2018, section 4.
     """
-    if size < 2:
-        raise ValueError(f"coordinate addition needs votes of 2 elements or more, got {size}")
-    field = torch.zeros(height, width, size, dtype=dtype, device=device)
-    field[..., 0] = scale * (torch.arange(height, dtype=dtype, device=device)[:, None] + 0.5) / height
-    field[..., 1] = scale * (torch.arange(width, dtype=dtype, device=device) + 0.5) / width
+    *grid, size = sizes
+    if size < len(grid):
+        raise ValueError(f"coordinate addition needs votes of {len(grid)} elements or more, got {size}")
+    field = torch.zeros(*sizes, dtype=dtype, device=device)
+    for axis, extent in enumerate(grid):
+        along = scale * (torch.arange(extent, dtype=dtype, device=device) + 0.5) / extent
+        field[..., axis] = along.view(-1, *[1] * (len(grid) - 1 - axis))
     return field
 
 
@@ -51,7 +48,7 @@ class ClassCaps(nn.Module):
     r"""Every child of a map votes for every class, :math:`V_{yxtj} = u_{yxt} W_{tj} + c_{yx}`.
 
     The transforms are shared by all positions, so that a map of any size does; the position comes back into the votes
-    by coordinate addition.
+    by coordinate addition. A map is an image's grid of capsules, or with ``axes`` that of a sequence or a volume.
 
     Args:
         in_types: types of children at each position.
@@ -61,11 +58,13 @@ class ClassCaps(nn.Module):
         routing: any routing; the layer keeps a copy of its own. Default: EM routing.
         coordinates: whether to add the positions to the votes.
         coordinate_scale: of the positions.
+        axes: of the grid: 1, 2 or 3.
         init_std: deviation of the transforms' normal initialisation.
         backend: ``"naive"``, ``"chunked"``, or None for the dispatcher's choice.
 
     Shape:
-        Capsules with poses (B, H, W, in_types, *in_pose) to poses (B, classes, *out_pose) and activations (B, classes).
+        Capsules with poses (B, *grid, in_types, *in_pose), the grid (L,), (H, W) or (D, H, W), to poses (B, classes,
+        *out_pose) and activations (B, classes).
 
     Raises:
         ValueError: if arguments contradict each other, or the children do not fit them.
@@ -83,6 +82,7 @@ class ClassCaps(nn.Module):
         routing: Routing | None = None,
         coordinates: bool = True,
         coordinate_scale: float = 1.0,
+        axes: int = 2,
         init_std: float = 0.3,
         backend: str | None = None,
     ) -> None:
@@ -92,37 +92,43 @@ class ClassCaps(nn.Module):
         check_rows(self.in_pose, self.out_pose)
         self.coordinates = coordinates
         self.coordinate_scale = coordinate_scale
+        self.axes = check_axes(axes)
         self.backend = backend
-        size = math.prod(self.out_pose)
         if coordinates:
-            coordinate_addition(1, 1, size)  # so that a vote too small for it is told at once
+            coordinate_addition(
+                *[1] * axes, math.prod(self.out_pose)
+            )  # so that a vote too small for it is told at once
         self.weight = nn.Parameter(torch.empty(in_types, classes, self.in_pose[-1], self.out_pose[-1]))
-        self.routing = (routing or EMRouting()).bind(classes, size)
+        self.routing = (routing or EMRouting()).bind(LayerShape(None, classes, self.in_pose, self.out_pose))
         nn.init.normal_(self.weight, std=init_std)
 
-    def route(self, children: Capsules) -> Routed:
-        """Routes and keeps what an observer wants: the votes and the last assignment."""
-        check_map(children, self.in_types, self.in_pose)
-        _, height, width, types = children.activation.shape
-        transforms = self.weight.expand(height * width, *self.weight.shape).flatten(0, 1)
+    def route(self, children: Capsules, mask: Tensor | None = None) -> Routed:
+        """Routes and keeps what an observer wants: the votes and the last assignment; ``mask`` as in forward."""
+        grid = check_map(children, self.in_types, self.in_pose, self.axes)
+        transforms = self.weight.expand(math.prod(grid), *self.weight.shape).flatten(0, 1)
         offsets = None
         if self.coordinates:
             field = coordinate_addition(
-                height,
-                width,
+                *grid,
                 math.prod(self.out_pose),
-                self.coordinate_scale,
+                scale=self.coordinate_scale,
                 dtype=compute_dtype(children.pose, self.weight),
                 device=self.weight.device,
             )
-            offsets = field[:, :, None].expand(-1, -1, types, -1).flatten(0, 2)
-        flat = children.flatten()
-        return self.routing(Votes(flat.pose, transforms, offsets, backend=self.backend), flat.activation)
+            offsets = field.unsqueeze(-2).expand(*grid, self.in_types, -1).flatten(0, -2)
+        flat = present(children, mask).flatten()
+        there = None if mask is None else mask.flatten(1)
+        return self.routing(Votes(flat.pose, transforms, offsets, backend=self.backend, mask=there), flat.activation)
 
-    def forward(self, children: Capsules) -> Capsules:
-        """Routes the children to the classes."""
+    def forward(self, children: Capsules, mask: Tensor | None = None) -> Capsules:
+        """Routes the children to the classes.
+
+        Args:
+            children: on a grid.
+            mask: bool (B, *grid, in_types), False for children that are not there, whatever they hold; None: all are.
+        """
         dtype = torch.promote_types(children.pose.dtype, self.weight.dtype)
-        return as_capsules(self.route(children), self.out_pose, dtype)
+        return as_capsules(self.route(children, mask), self.out_pose, dtype)
 
     def extra_repr(self) -> str:
         """Shapes and coordinates."""

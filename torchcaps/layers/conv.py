@@ -1,22 +1,27 @@
 """Convolutional capsules: every window of children votes for the parents at its position."""
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers.pose import Pose, check_map, check_rows, pose_shape
-from torchcaps.ops import ImageWide, Normaliser, Votes, Windows
-from torchcaps.routing import EMRouting, Routed, Routing, as_capsules
+from torchcaps.layers.pose import PerAxis, Pose, check_map, check_rows, per_axis, pose_shape, present
+from torchcaps.ops import GridWide, Normaliser, PositionWide, Votes, Windows
+from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 
-Pair = int | tuple[int, int]
-Competition = Literal["image", "window"]
+Competition = Literal["image", "grid", "position", "window"]
+COMPETITIONS: dict[str, type[GridWide] | None] = {
+    "image": GridWide,
+    "grid": GridWide,
+    "position": PositionWide,
+    "window": None,
+}
 
 
-class CapsConv2d(nn.Module):
-    r"""Convolutional capsules.
+class CapsConvNd(nn.Module):
+    r"""Convolutional capsules over a grid of any number of axes.
 
     Each parent takes the votes of the children in its window, :math:`V_{ij} = u_i W_{ij}`, with transforms for each
     place in the window, type of child and type of parent, shared by all positions.
@@ -26,20 +31,22 @@ class CapsConv2d(nn.Module):
         out_types: types of parents at each position.
         in_pose: child pose: P for vectors, (M, P) for matrices.
         out_pose: parent pose: D for vectors, (M, D) for matrices.
-        kernel_size: of the windows.
+        kernel_size: of the windows; here and below one number, or one for each axis.
         stride: between windows.
         padding: positions added on each side; children there have activation 0.
         dilation: between the positions of a window.
         groups: types of children and of parents are cut into that many groups that do not see each other.
         routing: any routing; the layer keeps copies of its own. Default: EM routing.
-        competition: which parents compete for a child: all that see it, in the whole ``"image"`` (the paper's meaning),
-            or only those of one ``"window"``, each window for itself (as in most ports).
+        competition: which parents compete for a child: all that see it, in the whole ``"image"`` (the paper's meaning;
+            ``"grid"`` is the same and reads better for a sequence or a volume); those of one type at all that see it,
+            whatever the ``"position"`` (types do not compete, as in the released code's ``update_conv_routing``); or
+            only those of one ``"window"``, each window for itself (as in most ports).
         init_std: deviation of the transforms' normal initialisation.
         backend: ``"naive"``, ``"chunked"``, or None for the dispatcher's choice.
 
     Shape:
-        Capsules with poses (B, H, W, in_types, *in_pose) and activations (B, H, W, in_types) to poses (B, H', W',
-        out_types, *out_pose) and activations (B, H', W', out_types).
+        Capsules with poses (B, *grid, in_types, *in_pose) and activations (B, *grid, in_types) to poses (B, *grid',
+        out_types, *out_pose) and activations (B, *grid', out_types).
 
     Raises:
         ValueError: if arguments contradict each other, or the children do not fit them.
@@ -47,16 +54,19 @@ class CapsConv2d(nn.Module):
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 4.
     """
 
+    axes: ClassVar[int]
+    """How many axes the grid has."""
+
     def __init__(
         self,
         in_types: int,
         out_types: int,
         in_pose: Pose,
         out_pose: Pose,
-        kernel_size: Pair,
-        stride: Pair = 1,
-        padding: Pair = 0,
-        dilation: Pair = 1,
+        kernel_size: PerAxis,
+        stride: PerAxis = 1,
+        padding: PerAxis = 0,
+        dilation: PerAxis = 1,
         groups: int = 1,
         *,
         routing: Routing | None = None,
@@ -65,16 +75,18 @@ class CapsConv2d(nn.Module):
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        self.kernel_size, self.stride = _pair("kernel_size", kernel_size, 1), _pair("stride", stride, 1)
-        self.padding, self.dilation = _pair("padding", padding, 0), _pair("dilation", dilation, 1)
+        self.kernel_size = per_axis("kernel_size", kernel_size, self.axes, 1)
+        self.stride = per_axis("stride", stride, self.axes, 1)
+        self.padding = per_axis("padding", padding, self.axes, 0)
+        self.dilation = per_axis("dilation", dilation, self.axes, 1)
         if min(in_types, out_types, groups) < 1:
             raise ValueError(
                 f"in_types, out_types and groups must be at least 1, got {in_types}, {out_types} and {groups}"
             )
         if in_types % groups or out_types % groups:
             raise ValueError(f"groups must divide in_types and out_types, got {groups} for {in_types} and {out_types}")
-        if competition not in ("image", "window"):
-            raise ValueError(f"competition must be 'image' or 'window', got {competition!r}")
+        if competition not in COMPETITIONS:
+            raise ValueError(f"competition must be one of {list(COMPETITIONS)}, got {competition!r}")
         self.in_types, self.out_types, self.groups = in_types, out_types, groups
         self.in_pose, self.out_pose = pose_shape(in_pose), pose_shape(out_pose)
         check_rows(self.in_pose, self.out_pose)
@@ -85,45 +97,75 @@ class CapsConv2d(nn.Module):
             torch.empty(places, in_types, out_types // groups, self.in_pose[-1], self.out_pose[-1])
         )
         template = routing or EMRouting()
-        size = math.prod(self.out_pose)
-        self.routings = nn.ModuleList(template.bind(out_types // groups, size) for _ in range(groups))
+        shape = LayerShape(places * in_types // groups, out_types // groups, self.in_pose, self.out_pose)
+        self.routings = nn.ModuleList(template.bind(shape) for _ in range(groups))
         nn.init.normal_(self.weight, std=init_std)
 
-    def route(self, children: Capsules) -> list[Routed]:
-        """Routes each group and keeps what an observer wants; batch and windows share the first axis."""
-        windows = self._windows(children)
+    def route(self, children: Capsules, mask: Tensor | None = None) -> list[Routed]:
+        """Routes each group and keeps what an observer wants; batch and windows share the first axis.
+
+        Args:
+            children: on a grid.
+            mask: as in :meth:`forward`.
+        """
+        windows = self.windows(children)
+        children = present(children, mask)
         share = self.in_types // self.groups
+        normaliser = self._normaliser(windows, share)
+        sites = windows.children(share, children.pose.device)
         routed = []
         for group, routing in enumerate(self.routings):
-            types = slice(group * share, (group + 1) * share)
-            pose = windows.pad(children.pose[:, :, :, types])
-            activation = windows.pad(children.activation[:, :, :, types])
-            normaliser = ImageWide(windows=windows, types=share) if self.competition == "image" else Normaliser()
+            first = group * share
+            types = slice(first, first + share)
+            pose = windows.pad(children.pose.narrow(1 + self.axes, first, share))
+            activation = windows.pad(children.activation.narrow(1 + self.axes, first, share))
+            there = None if mask is None else windows.pad(mask[..., types], value=True)  # as without a mask
             transforms = self.weight[:, types].flatten(0, 1)
-            sites = windows.children(share, pose.device)
-            votes = Votes(pose, transforms, normaliser=normaliser, backend=self.backend, sites=sites)
+            votes = Votes(pose, transforms, normaliser=normaliser, backend=self.backend, sites=sites, mask=there)
             routed.append(routing(votes, activation))
         return routed
 
-    def forward(self, children: Capsules) -> Capsules:
-        """Routes the children of each window to the parents at its position."""
-        out = self._windows(children).out
+    def forward(self, children: Capsules, mask: Tensor | None = None) -> Capsules:
+        """Routes the children of each window to the parents at its position.
+
+        Args:
+            children: on a grid.
+            mask: bool (B, *grid, in_types), False for children that are not there, whatever they hold; None: all are.
+                Which parents are then there, for a layer above, :meth:`out_mask` says.
+        """
+        out = self.windows(children).out
         dtype = torch.promote_types(children.pose.dtype, self.weight.dtype)
-        parts = [as_capsules(routed, self.out_pose, dtype) for routed in self.route(children)]
+        parts = [as_capsules(routed, self.out_pose, dtype) for routed in self.route(children, mask)]
         pose = torch.cat([part.pose for part in parts], dim=1).unflatten(0, (-1, *out))
         activation = torch.cat([part.activation for part in parts], dim=1).unflatten(0, (-1, *out))
         return Capsules(pose, activation)
+
+    def out_mask(self, mask: Tensor) -> Tensor:
+        """Which parents have a child in their window: bool (B, *grid, in_types) to (B, *grid', out_types)."""
+        windows = self._windows_on(tuple(mask.shape[1:-1]))
+        children = windows.pad(mask.unflatten(-1, (self.groups, -1)).any(-1)).unflatten(1, (windows.padded, -1))
+        seen = children[:, windows.sites(mask.device)].any(2).unflatten(1, windows.out)  # [B, *grid', groups]
+        return seen.repeat_interleave(self.out_types // self.groups, dim=-1)
 
     @property
     def routing(self) -> Routing:
         """The routing of the first group; the others have the same settings."""
         return self.routings[0]  # type: ignore[return-value]
 
-    def _windows(self, children: Capsules) -> Windows:
-        check_map(children, self.in_types, self.in_pose)
-        _, height, width, _ = children.activation.shape
-        size = (height, width)
-        return Windows(size, self.kernel_size, self.stride, self.padding, self.dilation)
+    def windows(self, children: Capsules) -> Windows:
+        """The windows over the grid of these children.
+
+        Raises:
+            ValueError: if the children do not fit the layer.
+        """
+        return self._windows_on(check_map(children, self.in_types, self.in_pose, self.axes))
+
+    def _windows_on(self, grid: tuple[int, ...]) -> Windows:
+        return Windows(grid, self.kernel_size, self.stride, self.padding, self.dilation)
+
+    def _normaliser(self, windows: Windows, types: int) -> Normaliser:
+        wide = COMPETITIONS[self.competition]
+        return Normaliser() if wide is None else wide(windows=windows, types=types)
 
     def extra_repr(self) -> str:
         """Shapes, window and competition."""
@@ -134,8 +176,34 @@ class CapsConv2d(nn.Module):
         )
 
 
-def _pair(argument: str, value: Pair, least: int) -> tuple[int, int]:
-    pair = (value, value) if isinstance(value, int) else value
-    if min(pair) < least:
-        raise ValueError(f"{argument} must be at least {least}, got {value}")
-    return pair
+class CapsConv1d(CapsConvNd):
+    """Convolutional capsules over a sequence: :class:`CapsConvNd` with one axis.
+
+    Shape:
+        Capsules with poses (B, L, in_types, *in_pose) and activations (B, L, in_types) to poses (B, L', out_types,
+        *out_pose) and activations (B, L', out_types).
+    """
+
+    axes = 1
+
+
+class CapsConv2d(CapsConvNd):
+    """Convolutional capsules over an image: :class:`CapsConvNd` with two axes.
+
+    Shape:
+        Capsules with poses (B, H, W, in_types, *in_pose) and activations (B, H, W, in_types) to poses (B, H', W',
+        out_types, *out_pose) and activations (B, H', W', out_types).
+    """
+
+    axes = 2
+
+
+class CapsConv3d(CapsConvNd):
+    """Convolutional capsules over a volume: :class:`CapsConvNd` with three axes.
+
+    Shape:
+        Capsules with poses (B, D, H, W, in_types, *in_pose) and activations (B, D, H, W, in_types) to poses (B, D', H',
+        W', out_types, *out_pose) and activations (B, D', H', W', out_types).
+    """
+
+    axes = 3

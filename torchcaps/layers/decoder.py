@@ -38,7 +38,7 @@ class FullyConnectedDecoder(nn.Module):
 
     Args:
         in_features: numbers in all class poses together, J x H.
-        image_shape: (C, H, W) of the image, any.
+        image_shape: (C, H, W) of the image, any; or that of a sequence or a volume.
         hidden: widths of the hidden layers.
         by_class: whether each class has weights of its own in the first layer, as in the paper. If not, the decoder
             sees the pose of the chosen class alone and not which class it is, so that a pose must say the same in all
@@ -53,7 +53,7 @@ class FullyConnectedDecoder(nn.Module):
     def __init__(
         self,
         in_features: int,
-        image_shape: tuple[int, int, int],
+        image_shape: Sequence[int],
         hidden: Sequence[int] = (512, 1024),
         by_class: bool = True,
     ) -> None:

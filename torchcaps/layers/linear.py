@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers.pose import Pose, check_rows, pose_shape
+from torchcaps.layers.pose import Pose, check_rows, pose_shape, present
 from torchcaps.ops import Votes
-from torchcaps.routing import DynamicRouting, Routed, Routing, as_capsules
+from torchcaps.routing import DynamicRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.squash import length
 
 Transforms = Literal["full", "shared", "factored"]
@@ -80,7 +80,9 @@ class CapsLinear(nn.Module):
         self.child_weight = (
             nn.Parameter(torch.empty(in_capsules, P, P)) if in_capsules and transforms == "factored" else None
         )
-        self.routing = (routing or DynamicRouting()).bind(out_capsules, math.prod(self.out_pose))
+        self.routing = (routing or DynamicRouting()).bind(
+            LayerShape(in_capsules, out_capsules, self.in_pose, self.out_pose)
+        )
         self.reset_parameters(init_std)
 
     def reset_parameters(self, init_std: float | None = None) -> None:
@@ -93,31 +95,38 @@ class CapsLinear(nn.Module):
         if self.child_weight is not None:
             nn.init.normal_(self.child_weight, std=1 / math.sqrt(P))  # keeps the length of a pose on average
 
-    def votes(self, children: Capsules | Tensor) -> Votes:
-        """The votes of the children, not yet formed."""
-        return self._votes(self._as_children(children))
+    def votes(self, children: Capsules | Tensor, mask: Tensor | None = None) -> Votes:
+        """The votes of the children, not yet formed; ``mask`` as in :meth:`forward`."""
+        return self._votes(self._as_children(children, mask), mask)
 
-    def _votes(self, children: Capsules) -> Votes:
+    def _votes(self, children: Capsules, mask: Tensor | None) -> Votes:
         pose = children.pose
         if self.child_weight is not None:
             pose = torch.einsum("bi...p,ipq->bi...q", pose, self.child_weight)
-        return Votes(pose, self.weight, backend=self.backend)
+        return Votes(pose, self.weight, backend=self.backend, mask=None if mask is None else mask.flatten(1))
 
-    def route(self, children: Capsules | Tensor) -> Routed:
-        """Routes and keeps what an observer wants: the votes and the last assignment."""
-        children = self._as_children(children)
-        return self.routing(self._votes(children), children.activation)
+    def route(self, children: Capsules | Tensor, mask: Tensor | None = None) -> Routed:
+        """Routes and keeps what an observer wants: the votes and the last assignment; ``mask`` as in forward."""
+        children = self._as_children(children, mask)
+        return self.routing(self._votes(children, mask), children.activation)
 
-    def forward(self, children: Capsules | Tensor) -> Capsules:
-        """Routes the children to the parents."""
-        routed = self.route(children)
+    def forward(self, children: Capsules | Tensor, mask: Tensor | None = None) -> Capsules:
+        """Routes the children to the parents.
+
+        Args:
+            children: capsules, or their poses alone.
+            mask: bool (B, *sites), False for children that are not there, whatever they hold; None: all are.
+        """
+        routed = self.route(children, mask)
         given = children.pose if isinstance(children, Capsules) else children
         return as_capsules(routed, self.out_pose, torch.promote_types(given.dtype, self.weight.dtype))
 
-    def _as_children(self, children: Capsules | Tensor) -> Capsules:
-        """Children with all sites on one axis."""
+    def _as_children(self, children: Capsules | Tensor, mask: Tensor | None) -> Capsules:
+        """Children with all sites on one axis, 0 where they are not there."""
         if isinstance(children, Tensor):
             pose_axes = tuple(range(-len(self.in_pose), 0))
+            if mask is not None:  # before the length, whose gradient they could spoil
+                children = present(Capsules(children, children.detach().sum(pose_axes)), mask).pose
             children = Capsules(children, length(children, pose_axes))
         sites = children.activation.shape
         if len(sites) < 2 or children.pose.shape != (*sites, *self.in_pose):
@@ -125,7 +134,7 @@ class CapsLinear(nn.Module):
                 f"children must have poses (B, *sites, {', '.join(map(str, self.in_pose))}) and activations "
                 f"(B, *sites), got {tuple(children.pose.shape)} and {tuple(sites)}"
             )
-        children = children.flatten()
+        children = present(children, mask).flatten()
         if self.in_capsules is not None and children.activation.shape[1] != self.in_capsules:
             raise ValueError(
                 f"this layer has transforms for {self.in_capsules} children, got {children.activation.shape[1]} "

@@ -1,9 +1,18 @@
-"""Shapes of poses, as layers take them."""
+"""Shapes of poses and of grids of capsules, as layers take them."""
+
+import torch
+from torch import Tensor
 
 from torchcaps.capsules import Capsules
 
 Pose = int | tuple[int, int]
 """D for vector capsules, (M, D) for matrix capsules."""
+
+PerAxis = int | tuple[int, ...]
+"""One number for all axes of a grid, or one for each."""
+
+AXES = {1: "L", 2: "H, W", 3: "D, H, W"}
+"""The axes of a grid by their number: a sequence, an image, a volume."""
 
 
 def pose_shape(pose: Pose) -> tuple[int, ...]:
@@ -17,11 +26,59 @@ def check_rows(in_pose: tuple[int, ...], out_pose: tuple[int, ...]) -> None:
         raise ValueError(f"poses must have the same rows: in_pose is {in_pose}, out_pose is {out_pose}")
 
 
-def check_map(children: Capsules, types: int, pose: tuple[int, ...]) -> None:
-    """Raises a ValueError unless the children lie on a map (B, H, W, types) with poses of that shape."""
+def check_axes(axes: int) -> int:
+    """The number of axes of a grid, if layers have a name for it.
+
+    Raises:
+        ValueError: if it is not 1, 2 or 3.
+    """
+    if axes not in AXES:
+        raise ValueError(f"axes must be one of {list(AXES)}, got {axes!r}")
+    return axes
+
+
+def per_axis(argument: str, value: PerAxis, axes: int, least: int) -> tuple[int, ...]:
+    """One number for each axis of a grid.
+
+    Raises:
+        ValueError: if they are not as many, or too small; names the argument.
+    """
+    numbers = (value,) * axes if isinstance(value, int) else tuple(value)
+    if len(numbers) != axes:
+        raise ValueError(f"{argument} must be one number, or {axes}, one for each axis, got {value}")
+    if min(numbers) < least:
+        raise ValueError(f"{argument} must be at least {least}, got {value}")
+    return numbers
+
+
+def check_map(children: Capsules, types: int, pose: tuple[int, ...], axes: int) -> tuple[int, ...]:
+    """The size of the grid on which children lie, (B, *grid, types) with poses of that shape.
+
+    Raises:
+        ValueError: if they do not lie on a grid of so many axes.
+    """
     sites = children.activation.shape
-    if len(sites) != 4 or sites[-1] != types or children.pose.shape != (*sites, *pose):
+    if len(sites) != axes + 2 or sites[-1] != types or children.pose.shape != (*sites, *pose):
+        grid = AXES[axes]
         raise ValueError(
-            f"children must have poses (B, H, W, {types}, {', '.join(map(str, pose))}) and activations "
-            f"(B, H, W, {types}), got {tuple(children.pose.shape)} and {tuple(sites)}"
+            f"children must have poses (B, {grid}, {types}, {', '.join(map(str, pose))}) and activations "
+            f"(B, {grid}, {types}), got {tuple(children.pose.shape)} and {tuple(sites)}"
         )
+    return tuple(sites[1:-1])
+
+
+def present(children: Capsules, mask: Tensor | None) -> Capsules:
+    """The children with poses and activations 0 where the mask, bool (B, *sites), is False, whatever stood there.
+
+    Raises:
+        ValueError: if the mask is not of that kind.
+    """
+    if mask is None:
+        return children
+    if mask.dtype != torch.bool or mask.shape != children.activation.shape:
+        raise ValueError(
+            f"mask must be bool {tuple(children.activation.shape)}, one value for each child, got {mask.dtype} "
+            f"{tuple(mask.shape)}"
+        )
+    over_pose = mask.reshape(*mask.shape, *[1] * len(children.pose_shape))
+    return Capsules(torch.where(over_pose, children.pose, 0.0), torch.where(mask, children.activation, 0.0))

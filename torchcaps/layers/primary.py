@@ -1,18 +1,21 @@
 """The first capsules of a network: a convolution whose channels are cut into poses."""
 
 import math
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers.pose import Pose, pose_shape
+from torchcaps.layers.pose import AXES, PerAxis, Pose, per_axis, pose_shape
 from torchcaps.squash import SQUASHES, length, squash
 
+_CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
-class PrimaryCaps(nn.Module):
-    r"""Primary capsules: ``types`` capsules of pose ``dim`` at every output position of a convolution.
+
+class PrimaryCapsNd(nn.Module):
+    r"""Primary capsules: ``types`` capsules of pose ``dim`` at every output position of a convolution over any axes.
 
     .. math:: u = \operatorname{squash}(\operatorname{conv}(x)), \quad a = |u|
 
@@ -28,7 +31,7 @@ class PrimaryCaps(nn.Module):
         in_channels: channels of the feature map.
         types: capsule types at each position.
         dim: pose: D for vectors, (M, D) for matrices.
-        kernel_size: of the convolution.
+        kernel_size: of the convolution; here and below one number, or one for each axis.
         stride: of the convolution.
         padding: of the convolution.
         squash: a row of the table in :func:`~torchcaps.squash.squash`.
@@ -38,21 +41,24 @@ class PrimaryCaps(nn.Module):
         bias: of the convolutions.
 
     Shape:
-        (B, in_channels, H, W) to poses (B, H', W', types, *dim) and activations (B, H', W', types), H' and W' those of
-        the convolution.
+        (B, in_channels, *grid) to poses (B, *grid', types, *dim) and activations (B, *grid', types), grid' that of the
+        convolution.
 
     Source: Sabour, Frosst & Hinton 2017, section 4, and the code released with it; learned activations: Hinton, Sabour
     & Frosst 2018, section 4.
     """
+
+    axes: ClassVar[int]
+    """How many axes the grid has."""
 
     def __init__(
         self,
         in_channels: int,
         types: int,
         dim: Pose,
-        kernel_size: int = 9,
-        stride: int = 2,
-        padding: int = 0,
+        kernel_size: PerAxis = 9,
+        stride: PerAxis = 2,
+        padding: PerAxis = 0,
         *,
         squash: str = "sabour",
         batch_norm: bool = False,
@@ -70,31 +76,36 @@ class PrimaryCaps(nn.Module):
         self.squash = squash
         channels = types * math.prod(self.dim)
         needs_bias = bias and not (routed or batch_norm)
-        self.conv = nn.Conv2d(in_channels, channels, kernel_size, stride, padding, bias=needs_bias)
-        self.norm = nn.BatchNorm2d(channels) if batch_norm else nn.Identity()
-        self.bias = nn.Parameter(torch.full((types, *self.dim), 0.1)) if routed else None
-        self.activation_conv = (
-            nn.Conv2d(in_channels, types, kernel_size, stride, padding, bias=bias) if activation == "learned" else None
+        options = (
+            per_axis("kernel_size", kernel_size, self.axes, 1),
+            per_axis("stride", stride, self.axes, 1),
+            per_axis("padding", padding, self.axes, 0),
         )
+        convolution: Any = _CONVOLUTIONS[self.axes]
+        self.conv = convolution(in_channels, channels, *options, bias=needs_bias)
+        self.norm = _NORMS[self.axes](channels) if batch_norm else nn.Identity()
+        self.bias = nn.Parameter(torch.full((types, *self.dim), 0.1)) if routed else None
+        self.activation_conv = convolution(in_channels, types, *options, bias=bias) if activation == "learned" else None
 
-    def sites(self, height: int, width: int) -> tuple[int, int, int]:
-        """(H', W', types) for a feature map of that size.
+    def sites(self, *grid: int) -> tuple[int, ...]:
+        """(*grid', types) for a feature map of that size, (H', W', types) for one of (H, W).
 
         Raises:
-            ValueError: if the map is smaller than the kernel.
+            ValueError: if the map has another number of axes, or is smaller than the kernel.
         """
-        size = []
-        for axis, extent in enumerate((height, width)):
-            kernel, stride, padding = (
-                int(option[axis]) for option in (self.conv.kernel_size, self.conv.stride, self.conv.padding)
-            )
+        if len(grid) != self.axes:
+            raise ValueError(f"sites takes the {self.axes} sizes of a feature map ({AXES[self.axes]}), got {grid}")
+        out = []
+        for extent, kernel, stride, padding in zip(
+            grid, self.conv.kernel_size, self.conv.stride, self.conv.padding, strict=True
+        ):
             if extent + 2 * padding < kernel:
                 raise ValueError(
-                    f"the feature map is {height}x{width}, smaller than the primary capsules' kernel of {kernel}: "
-                    "use larger images or smaller kernels"
+                    f"the feature map is {'x'.join(map(str, grid))}, smaller than the primary capsules' kernel of "
+                    f"{kernel}: use larger images or smaller kernels"
                 )
-            size.append((extent + 2 * padding - kernel) // stride + 1)
-        return size[0], size[1], self.types
+            out.append((extent + 2 * padding - kernel) // stride + 1)
+        return *out, self.types
 
     def forward(self, features: Tensor) -> Capsules:
         """Convolves, cuts into capsules, squashes.
@@ -102,8 +113,10 @@ class PrimaryCaps(nn.Module):
         Raises:
             ValueError: if ``features`` has the wrong number of axes or channels, or is smaller than the kernel.
         """
-        if features.ndim != 4 or features.shape[1] != self.conv.in_channels:
-            raise ValueError(f"features must be (B, {self.conv.in_channels}, H, W), got shape {tuple(features.shape)}")
+        if features.ndim != 2 + self.axes or features.shape[1] != self.conv.in_channels:
+            raise ValueError(
+                f"features must be (B, {self.conv.in_channels}, {AXES[self.axes]}), got shape {tuple(features.shape)}"
+            )
         self.sites(*features.shape[2:])
         pose = self.norm(self.conv(features)).movedim(1, -1).unflatten(-1, (self.types, *self.dim))
         if self.bias is not None:
@@ -113,3 +126,33 @@ class PrimaryCaps(nn.Module):
         if self.activation_conv is None:
             return Capsules(pose, length(pose, axes))
         return Capsules(pose, self.activation_conv(features).movedim(1, -1).sigmoid())
+
+
+class PrimaryCaps1d(PrimaryCapsNd):
+    """Primary capsules over a sequence: :class:`PrimaryCapsNd` with one axis.
+
+    Shape:
+        (B, in_channels, L) to poses (B, L', types, *dim) and activations (B, L', types).
+    """
+
+    axes = 1
+
+
+class PrimaryCaps(PrimaryCapsNd):
+    """Primary capsules over an image: :class:`PrimaryCapsNd` with two axes.
+
+    Shape:
+        (B, in_channels, H, W) to poses (B, H', W', types, *dim) and activations (B, H', W', types).
+    """
+
+    axes = 2
+
+
+class PrimaryCaps3d(PrimaryCapsNd):
+    """Primary capsules over a volume: :class:`PrimaryCapsNd` with three axes.
+
+    Shape:
+        (B, in_channels, D, H, W) to poses (B, D', H', W', types, *dim) and activations (B, D', H', W', types).
+    """
+
+    axes = 3

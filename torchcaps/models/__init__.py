@@ -1,8 +1,9 @@
 """Networks, and a registry of their published configurations."""
 
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction, load_pretrained
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.capsnet import CapsNet, CapsNetTwin
 from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
+from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.registry import create_model, describe_models, list_models, register_model
 from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
 
@@ -13,6 +14,7 @@ __all__ = [
     "ImageClassifier",
     "MatrixCapsNet",
     "MatrixCapsNetTwin",
+    "Network",
     "Prediction",
     "SharedCapsNet",
     "SharedCapsNetTwin",

@@ -1,25 +1,15 @@
-"""What every network of this package can do: predict, show its capsules, save and load itself."""
+"""Networks that classify images, and those among them whose classes are capsules."""
 
-import inspect
-import json
-from abc import ABC, abstractmethod
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from abc import abstractmethod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, ClassCaps, mask_capsules
-from torchcaps.routing import Routed, Routing, create_routing
-from torchcaps.routing.base import ROUTINGS
-
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-
-NETWORKS: dict[str, type["ImageClassifier"]] = {}
-
-Network = TypeVar("Network", bound="ImageClassifier")
+from torchcaps.models.network import Network
+from torchcaps.routing import Routed, Routing
 
 
 class Prediction(NamedTuple):
@@ -36,18 +26,13 @@ class Prediction(NamedTuple):
     reconstruction: Tensor | None
 
 
-class ImageClassifier(nn.Module, ABC):
-    """Base of the networks. Constructor arguments are kept as attributes of the same names, for :meth:`config`.
+class ImageClassifier(Network):
+    """Base of the networks that classify images.
 
     Args:
         image_shape: (C, H, W) of the images.
         classes: number of classes E.
     """
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Makes the class known to :func:`load_pretrained`."""
-        super().__init_subclass__(**kwargs)
-        NETWORKS[cls.__name__] = cls
 
     def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()
@@ -57,7 +42,6 @@ class ImageClassifier(nn.Module, ABC):
             raise ValueError(f"classes must be at least 1, got {classes}")
         self.image_shape = (int(image_shape[0]), int(image_shape[1]), int(image_shape[2]))
         self.classes = classes
-        self.extra: dict[str, Any] = {}
 
     any_size = False
     """Whether images may have another height and width than ``image_shape``."""
@@ -86,50 +70,6 @@ class ImageClassifier(nn.Module, ABC):
         # Where looking would stall the device or break a compiled graph, the loss tells later.
         if images.device.type == "cpu" and not torch.compiler.is_compiling() and not images.isfinite().all():
             raise ValueError("images hold NaN or infinite values")
-
-    def config(self) -> dict[str, Any]:
-        """The constructor's arguments, ready for JSON."""
-        arguments = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-        return {name: _plain(value) for name, value in arguments.items()}
-
-    @classmethod
-    def from_config(cls: type[Network], config: dict[str, Any]) -> Network:
-        """The network with these constructor's arguments, freshly initialised."""
-        network: Any = cls
-        return network(**{name: _rich(value) for name, value in config.items()})
-
-    def save_pretrained(self, folder: str | Path, **extra: Any) -> None:
-        """Writes ``config.json`` and ``model.safetensors``.
-
-        Args:
-            folder: made if it is missing.
-            extra: anything JSON can hold, kept in ``config.json`` and given back as the attribute ``extra``; the
-                command line keeps the names of the classes and how images are prepared here.
-        """
-        from safetensors.torch import save_file
-
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        config = {"network": type(self).__name__, "arguments": self.config(), "extra": extra}
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        save_file(state, folder / WEIGHTS_FILE)
-        (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
-
-    @classmethod
-    def from_pretrained(cls: type[Network], source: str | Path) -> Network:
-        """A network that :meth:`save_pretrained` wrote, in evaluation mode.
-
-        Args:
-            source: the folder, or else a repository on the Hugging Face Hub.
-
-        Raises:
-            FileNotFoundError: if a file is missing.
-            ValueError: if the files are damaged, or hold another network.
-        """
-        network = load_pretrained(source)
-        if not isinstance(network, cls):
-            raise ValueError(f"{source} holds a {type(network).__name__}, not a {cls.__name__}")
-        return network
 
 
 class CapsuleClassifier(ImageClassifier):
@@ -170,71 +110,3 @@ class CapsuleClassifier(ImageClassifier):
         capsules = self.encode(images)
         reconstruction = None if self.decoder is None else self.decode(capsules, target)
         return Prediction(capsules.activation, capsules, reconstruction)
-
-
-def _plain(value: Any) -> Any:
-    """A routing as its name and settings, a tuple as a list; everything else is plain already."""
-    if isinstance(value, Routing):
-        name = next((name for name, cls in ROUTINGS.items() if cls is type(value)), None)
-        if name is None:
-            raise ValueError(f"{type(value).__name__} is not registered: decorate it with @register_routing(name)")
-        config = {"name": name, **value.config()}
-        for argument, setting in config.items():
-            if callable(setting):
-                raise ValueError(f"{name} routing with a function as {argument} cannot be saved: give it by name")
-        return config
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _rich(value: Any) -> Any:
-    """What :func:`_plain` made plain."""
-    if isinstance(value, dict):
-        settings = dict(value)
-        return create_routing(settings.pop("name"), **settings)
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _locate(source: str | Path) -> Path:
-    folder = Path(source)
-    if folder.is_dir():
-        return folder
-    if folder.exists() or len(folder.parts) != 2 or folder.is_absolute():  # a Hub repository reads owner/name
-        raise FileNotFoundError(f"{source} is not a folder with a saved network")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    try:
-        return Path(snapshot_download(str(source), allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
-    except (OSError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError) as error:
-        raise FileNotFoundError(f"{source} is neither a folder nor a repository that can be reached") from error
-
-
-def load_pretrained(source: str | Path) -> ImageClassifier:
-    """A network that :meth:`ImageClassifier.save_pretrained` wrote, in evaluation mode; no code is executed.
-
-    Raises:
-        FileNotFoundError: if a file is missing.
-        ValueError: if the files are damaged or do not belong together.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    folder = _locate(source)
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} holds no {name}: it is not a saved network, or not a whole one")
-    try:
-        config = json.loads((folder / CONFIG_FILE).read_text())
-        network = NETWORKS[config["network"]].from_config(config["arguments"])
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"{folder / CONFIG_FILE} is damaged, or from another version: {error!r}") from error
-    try:
-        state = load_file(folder / WEIGHTS_FILE)
-    except SafetensorError as error:
-        raise ValueError(f"{folder / WEIGHTS_FILE} is damaged: {error}") from error
-    try:
-        network.load_state_dict(state)
-    except RuntimeError as error:
-        raise ValueError(f"{folder / WEIGHTS_FILE} does not fit {folder / CONFIG_FILE}: {error}") from error
-    network.extra = config.get("extra", {})
-    return network.eval()

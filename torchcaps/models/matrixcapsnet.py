@@ -46,7 +46,8 @@ class MatrixCapsNet(CapsuleClassifier):
             default: EM routing in 3 steps with standardised costs, or with scaled masses for fewer than three classes,
             which leave nothing to standardise over.
         class_routing: of the class capsules.
-        competition: which parents compete for a child: all that see it in the ``image``, or those of one ``window``.
+        competition: which parents compete for a child: all that see it in the ``image``, those of one type at any
+            ``position``, or those of one ``window``.
         coordinates: add the children's places to their votes for the class capsules.
         decoder_hidden: widths of the decoder's hidden layers; None for no decoder, as in the paper.
         decoder_by_class: whether the decoder is told which class it decodes.

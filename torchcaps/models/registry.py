@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
-from torchcaps.models.base import ImageClassifier
+from torchcaps.models.network import Network
+from torchcaps.routing import constructor_arguments
+from torchcaps.routing.base import same_class
 
 
 class Configuration(NamedTuple):
     """A network with its arguments, and where it was published."""
 
-    network: type[ImageClassifier]
+    network: type[Network]
     arguments: dict[str, Any]
     source: str
 
@@ -30,8 +32,9 @@ def register_model(name: str, source: str, **arguments: Any) -> Callable[[type],
     """
 
     def register(network: type) -> type:
-        if name in MODELS:
-            raise ValueError(f"a model named {name!r} exists already")
+        known = MODELS[name].network if name in MODELS else None
+        if known is not None and (known is network or not same_class(known, network)):
+            raise ValueError(f"a model named {name!r} exists already: a {known.__name__}")
         MODELS[name] = Configuration(network, arguments, source)
         return network
 
@@ -43,7 +46,7 @@ def list_models(pattern: str = "*") -> list[str]:
     return sorted(name for name in MODELS if fnmatch(name, pattern))
 
 
-def create_model(name: str, **arguments: Any) -> ImageClassifier:
+def create_model(name: str, **arguments: Any) -> Any:
     """A network by name.
 
     Args:
@@ -56,9 +59,11 @@ def create_model(name: str, **arguments: Any) -> ImageClassifier:
     if name not in MODELS:
         raise ValueError(f"model must be one of {list_models()}, got {name!r}")
     configuration = MODELS[name]
-    known = list(inspect.signature(configuration.network).parameters)
+    known = constructor_arguments(configuration.network)
+    parameters = inspect.signature(configuration.network).parameters.values()
+    any_name = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
     for argument in arguments:
-        if argument not in known:
+        if argument not in known and not any_name:
             raise ValueError(f"{name} takes no argument {argument!r}; it takes {', '.join(known)}")
     return configuration.network.from_config({**configuration.arguments, **arguments})
 
@@ -72,7 +77,7 @@ def describe_models(names: Iterable[str]) -> list[dict[str, Any]]:
             {
                 "name": name,
                 "network": type(model).__name__,
-                "image_shape": model.image_shape,
+                "image_shape": getattr(model, "image_shape", ()),
                 "parameters": sum(p.numel() for p in model.parameters()),
                 "source": MODELS[name].source,
             }

@@ -1,24 +1,31 @@
 """The one primitive under every routing algorithm: similarity, assignment and moments of votes that are not stored."""
 
-from torchcaps.ops.backend import Moments, Rule, VoteSource
-from torchcaps.ops.competition import ImageWide, Normaliser
+from torchcaps.ops.backend import AssignmentMap, Moments, Rule, VoteSource
+from torchcaps.ops.competition import GridWide, Normaliser, PositionWide
 from torchcaps.ops.dispatch import BACKENDS, choose_backend, use_backend
-from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
+from torchcaps.ops.fields import Fields, axes
+from torchcaps.ops.similarity import Adjusted, Gaussian, Given, InnerProduct, Similarity
 from torchcaps.ops.votes import Votes
 from torchcaps.ops.windows import Windows
 
 __all__ = [
     "BACKENDS",
+    "Adjusted",
+    "AssignmentMap",
+    "Fields",
     "Gaussian",
-    "ImageWide",
+    "Given",
+    "GridWide",
     "InnerProduct",
     "Moments",
     "Normaliser",
+    "PositionWide",
     "Rule",
     "Similarity",
     "VoteSource",
     "Votes",
     "Windows",
+    "axes",
     "choose_backend",
     "use_backend",
 ]

@@ -9,33 +9,71 @@ The windows of a convolution share children. There are then ``N`` images of ``G`
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
 from torchcaps.numerics import positive
+from torchcaps.ops.fields import Fields, axes
 from torchcaps.ops.similarity import Similarity
 
 
-class Rule(NamedTuple):
-    r"""How the similarities of one child become its assignment probabilities.
+class AssignmentMap(Fields, ABC):
+    """Another map than the softmax from the logits of one child to its assignment.
 
-    By default :math:`R_{ij} = \exp(l_{ij} - Z_i)` with :math:`Z_i = \log \sum_j \exp l_{ij}`.
+    One's own is a frozen dataclass like a :class:`~torchcaps.ops.Similarity`, for ``naive`` and ``chunked``.
+    """
+
+    @abstractmethod
+    def assignment(self, logits: Tensor) -> Tensor:
+        """The assignments ``R_ij`` (B, I, J) of logits (B, I, J): of all, or of some rows and children."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rule(Fields):
+    r"""How the similarities of one child become the shares of its parents.
+
+    By default :math:`R_{ij} = \exp(l_{ij} - Z_i)` with :math:`Z_i = \log \sum_j \exp l_{ij}`, and the parent takes
+    :math:`r_{ij} = a_i R_{ij}` of the child.
 
     Args:
         orphan: one more candidate with logit 0, "none of these parents" (leaky routing, the code released with
             Sabour et al. 2017); its share of the child is dropped.
-        hard: all of the child goes to its most similar parent (the lowest index wins a tie). Not differentiable.
-        log_partition: :math:`Z_i`, (N, G), when the parents that compete for a child lie outside these votes.
+        hard: all of the child goes to its most similar parent (the lowest index wins a tie), or to nobody where an
+            orphan has a larger logit. Not differentiable.
+        log_partition: :math:`Z_i`, (N, G), when the parents that compete for a child lie outside these votes;
+            :math:`Z_{ij}`, (N, G, J), when not all parents compete with each other.
+        scale: with ``offset``, a map of each pair behind the softmax, :math:`r_{ij} = a_i (s_{ij} R_{ij} + o_{ij})`,
+            with shares of either sign: (I, J) or (B, I, J), or None for 1. The mean and the scatter of a parent are
+            defined where its mass is positive.
+        offset: (I, J) or (B, I, J), or None for 0.
+        mapping: in place of the softmax, from logits to :math:`R_{ij}`.
     """
 
     orphan: bool = False
     hard: bool = False
-    log_partition: Tensor | None = None
+    log_partition: Tensor | None = axes("BI", "BIJ", default=None)
+    scale: Tensor | None = axes("IJ", "BIJ", default=None)
+    offset: Tensor | None = axes("IJ", "BIJ", default=None)
+    mapping: AssignmentMap | None = None
+
+    @property
+    def special(self) -> str:
+        """What it has of the rarer things, in words; empty for a softmax or an argmax over the parents."""
+        if self.scale is not None or self.offset is not None:
+            return "weights of pairs behind the softmax"
+        if self.mapping is not None:
+            return f"the assignment map {type(self.mapping).__name__}"
+        if self.hard and self.orphan:
+            return "hard assignments beside an orphan"
+        if self.log_partition is not None and self.log_partition.ndim == 3:
+            return "a normaliser for each pair"
+        return ""
 
 
 class Moments(NamedTuple):
-    r"""What the M-step needs from the votes, with :math:`r_{ij} = a_i R_{ij}`.
+    r"""What the M-step needs from the votes, with the shares :math:`r_{ij} = a_i R_{ij}`.
 
     Args:
         mass: :math:`N_j = \sum_i r_{ij}`, (B, J).
@@ -90,6 +128,11 @@ class VoteSource(ABC):
         self.coordinates = coordinates
         self.sites = sites
 
+    @classmethod
+    @abstractmethod
+    def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
+        """Whether this backend can do that similarity under that rule: empty, or why not, in words."""
+
     @abstractmethod
     def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
         """One E-step and the sums of the M-step that follows.
@@ -104,6 +147,10 @@ class VoteSource(ABC):
     @abstractmethod
     def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
         """The assignment probabilities ``R_ij``, (B, I, J)."""
+
+    @abstractmethod
+    def logits(self, similarity: Similarity | None) -> Tensor:
+        """The logits ``l_ij``, (B, I, J)."""
 
     @abstractmethod
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcaps.ops.backend import Rule, VoteSource
-from torchcaps.ops.similarity import Similarity
+from torchcaps.ops.backend import AssignmentMap, Rule, VoteSource
+from torchcaps.ops.similarity import Adjusted, Given, Similarity
 from torchcaps.ops.windows import Windows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Normaliser:
     r"""Which parents compete for a child: :math:`R_{ij} = \exp(l_{ij} - Z_i)`.
 
@@ -20,19 +20,47 @@ class Normaliser:
     Args:
         orphan: one more candidate with logit 0 that takes what fits no parent (leaky routing).
         hard: the most similar parent takes all of the child; not differentiable.
+        sharpness: factor of the similarity, an inverse temperature: a number, or one for each parent, (J,).
+        prior: added to the sharpened similarity, inside the softmax: (I, J) or (B, I, J).
+        scale: of each pair behind the softmax, with ``offset``: the parent takes :math:`a_i (s_{ij} R_{ij} + o_{ij})`
+            of the child; (I, J) or (B, I, J). Scale 1 and offset b: a prior behind the softmax (Mazzia et al. 2021).
+            Scale :math:`\beta^{use} + \beta^{ign}` and offset :math:`-\beta^{ign}`: credit for what is used, less
+            what is ignored (Heinsen 2019).
+        offset: (I, J) or (B, I, J).
+        mapping: in place of the softmax over the parents.
+
+    Raises:
+        ValueError: if a mapping is to be hard too, or to leave a share to an orphan.
     """
 
     orphan: bool = False
     hard: bool = False
+    sharpness: float | Tensor = 1.0
+    prior: Tensor | None = None
+    scale: Tensor | None = None
+    offset: Tensor | None = None
+    mapping: AssignmentMap | None = None
+
+    def __post_init__(self) -> None:
+        if self.mapping is not None and (self.hard or self.orphan):
+            raise ValueError("a mapping takes the place of the softmax: it cannot be hard or have an orphan")
+
+    def adjusted(self, similarity: Similarity | None) -> Similarity | None:
+        """The similarity that the parents compete with: sharpened, and with the prior."""
+        if similarity is not None and (isinstance(self.sharpness, Tensor) or self.sharpness != 1.0):
+            similarity = similarity.sharpened(self.sharpness)
+        if self.prior is None:
+            return similarity
+        return Given(self.prior) if similarity is None else Adjusted(similarity, prior=self.prior)
 
     def rule(self, source: VoteSource, similarity: Similarity | None) -> Rule:
-        """The rule for one E-step."""
-        return Rule(orphan=self.orphan, hard=self.hard)
+        """The rule for one E-step with this similarity, adjusted already; ``source`` can do it."""
+        return Rule(self.orphan, self.hard, None, self.scale, self.offset, self.mapping)
 
 
-@dataclass(frozen=True)
-class ImageWide(Normaliser):
-    r"""All parents that see a child compete for it, in whatever window they are.
+@dataclass(frozen=True, eq=False)
+class GridWide(Normaliser):
+    r"""All parents that see a child compete for it, in whatever window of the grid they are.
 
     .. math:: Z_{i} = \log \sum_{\text{windows } w \ni i} \sum_j \exp l_{wij}
 
@@ -52,18 +80,26 @@ class ImageWide(Normaliser):
         """The rule with the normaliser of each child, the same in all windows that see it."""
         if self.hard:
             raise ValueError("hard assignments compete inside one window only: use competition='window'")
-        return Rule(log_partition=self.combine(source.log_partition(similarity, orphan=False)))
+        if self.mapping is not None:
+            name = type(self.mapping).__name__
+            raise ValueError(f"the assignment map {name} is of one window only: use competition='window'")
+        partition = self.combine(self.partition(source, similarity))
+        return Rule(log_partition=partition, scale=self.scale, offset=self.offset)
+
+    def partition(self, source: VoteSource, similarity: Similarity | None) -> Tensor:
+        """The normaliser of each child over the parents of one window that compete, (B, I)."""
+        return source.log_partition(similarity, orphan=False)
 
     def combine(self, partition: Tensor) -> Tensor:
-        """From the normalisers over the parents of each window, (B, I), to those over all windows, (N, G).
+        """From the normalisers over the parents of each window, (B, I, ...), to those over all windows, (N, G, ...).
 
         A child that no window sees gets 0.
         """
         assert self.windows is not None
         children = self.windows.children(self.types, partition.device)
-        field = partition.view(-1, children.numel())
-        index = children.long().view(1, -1).expand_as(field)
-        grid = field.new_full((len(field), self.windows.padded * self.types), -torch.inf)
+        field = partition.reshape(-1, children.numel(), *partition.shape[2:])
+        index = children.long().view(1, -1, *[1] * (field.ndim - 2)).expand_as(field)
+        grid = field.new_full((len(field), self.windows.padded * self.types, *field.shape[2:]), -torch.inf)
         peak = grid.scatter_reduce(1, index, field.detach(), "amax")
         total = torch.zeros_like(grid).scatter_add(1, index, (field - peak.gather(1, index)).exp())
         seen = total > 0
@@ -71,3 +107,26 @@ class ImageWide(Normaliser):
         if self.orphan:
             combined = torch.logaddexp(combined, combined.new_zeros(()))
         return combined
+
+
+@dataclass(frozen=True, eq=False)
+class PositionWide(GridWide):
+    r"""Parents of one type compete for a child over all windows that see it; parents of different types do not.
+
+    .. math:: R_{wij} = \exp(l_{wij} - Z_{ij}), \quad Z_{ij} = \log \sum_{\text{windows } w \ni i} \exp l_{wij}
+
+    so that each type of parents shares out the whole child over its positions, in an orphan's case all but what that
+    takes. The logits of all pairs are formed for it, (B, I, J), as they are for the assignment itself.
+
+    Args:
+        windows: of the convolution.
+        types: of children, C.
+
+    Source: ``update_conv_routing`` of the code released with Hinton, Sabour & Frosst 2018, from its second step on; in
+    the first it shares a child out over the types of each window, 1 / J. (Its ``update_conv_routing_fast`` has the
+    competition of :class:`GridWide`.)
+    """
+
+    def partition(self, source: VoteSource, similarity: Similarity | None) -> Tensor:
+        """The logits: each type of parents of a window is alone, (B, I, J)."""
+        return source.logits(similarity)

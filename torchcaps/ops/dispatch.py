@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchcaps.ops.backend import VoteSource
+from torchcaps.ops.backend import Rule, VoteSource
 from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.ops.fused import NativeVotes, TritonVotes, why_not
 from torchcaps.ops.naive import NaiveVotes
+from torchcaps.ops.similarity import Similarity
 
 if TYPE_CHECKING:
     from torchcaps.ops.votes import Votes
@@ -66,6 +67,9 @@ def _constant(function: Callable[..., str]) -> Callable[..., str]:
     return function
 
 
+ASKED_FOR = f"asked for by use_backend, backend= or {BACKEND_VARIABLE}"
+
+
 class Choice(NamedTuple):
     """A backend, and why it was chosen."""
 
@@ -73,16 +77,24 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose_backend(votes: "Votes") -> Choice:
-    """The backend for these votes.
+def choose_backend(votes: "Votes", similarity: Similarity | None = None) -> Choice:
+    """The backend for one call on these votes, ``votes.moments(similarity)``, and why.
 
     A name given to :func:`use_backend`, or else in the environment variable ``TORCHCAPS_BACKEND``, comes first. Few
-    votes are stored: that is quickest. Many are formed in fused kernels, and where these cannot run, tile by tile.
-    ``torch.compile`` keeps the choice that it met.
+    votes are stored: that is quickest. Many are formed in fused kernels, and where these cannot run, or have not got
+    the similarity or the rule, tile by tile. ``torch.compile`` keeps the choice that it met.
+
+    Raises:
+        ValueError: if a backend that was asked for by name cannot do the call.
     """
+    return votes.choose(similarity)
+
+
+def preferred_backend(votes: "Votes") -> Choice:
+    """The backend for these votes, as long as it can do what is asked."""
     forced = _checked(votes.backend) if votes.backend else _forced_backend()
     if forced != "auto":
-        return Choice(forced, f"asked for by use_backend, backend= or {BACKEND_VARIABLE}")
+        return Choice(forced, ASKED_FOR)
     device = votes.children.device.type
     few = FEW.get(device, FEW["cpu"])
     if math.prod(votes.shape) <= few:
@@ -94,6 +106,22 @@ def choose_backend(votes: "Votes") -> Choice:
     if trouble:
         return Choice("chunked", f"the {fused} kernels cannot run: {trouble}")
     return Choice(fused, f"votes of more than {few:,} numbers are not stored on {device}")
+
+
+def able_backend(preferred: Choice, similarity: Similarity | None, rule: Rule) -> Choice:
+    """The preferred backend, or the next that can do that similarity under that rule.
+
+    Raises:
+        ValueError: if the preferred one cannot, and was asked for by name.
+    """
+    trouble = BACKENDS[preferred.backend].supports(similarity, rule)
+    if not trouble:
+        return preferred
+    if preferred.reason == ASKED_FOR:
+        name = "uniform logits" if similarity is None else type(similarity).__name__
+        raise ValueError(f"backend {preferred.backend!r} cannot do {name}: {trouble}")
+    able = next(name for name in ("chunked", "naive") if not BACKENDS[name].supports(similarity, rule))
+    return Choice(able, f"{preferred.backend} is not for this call: {trouble}")
 
 
 @_constant

@@ -5,23 +5,13 @@ from torch import Tensor
 
 from torchcaps.numerics import positive
 from torchcaps.ops.backend import Moments, Rule, VoteSource
-from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
+from torchcaps.ops.similarity import Similarity
 
 
 def dense_votes(children: Tensor, transforms: Tensor, coordinates: Tensor | None = None) -> Tensor:
     """All votes ``V_ij = u_i W_ij (+ c_i)``, (B, I, J, H)."""
     votes = torch.einsum("bimp,ijpd->bijmd", children, transforms).flatten(-2)  # I = 1 in transforms broadcasts
     return votes if coordinates is None else votes + coordinates[:, None]
-
-
-def vote_logits(votes: Tensor, similarity: Similarity) -> Tensor:
-    """The similarity of every vote to its parent, (B, I, J)."""
-    match similarity:
-        case InnerProduct(alpha):
-            return torch.einsum("bijh,bjh->bij", votes, alpha)
-        case Gaussian(mean, precision, log_weight):
-            distance = (votes - mean[:, None]).square()
-            return log_weight[:, None] - torch.einsum("bijh,bjh->bij", distance, precision) / 2
 
 
 def logits_partition(logits: Tensor, orphan: bool) -> Tensor:
@@ -33,18 +23,27 @@ def logits_partition(logits: Tensor, orphan: bool) -> Tensor:
 
 def logits_assignment(logits: Tensor, rule: Rule) -> Tensor:
     """The assignment probabilities ``R_ij``, (B, I, J)."""
+    if rule.mapping is not None:
+        return rule.mapping.assignment(logits)
     if rule.hard:
-        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        chosen = torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        return chosen * (logits >= 0) if rule.orphan else chosen
     partition = rule.log_partition
     if partition is None:
         if not rule.orphan:
             return logits.softmax(-1)
         partition = logits_partition(logits, orphan=True)
-    return (logits - partition[..., None]).exp()
+    return (logits - (partition if partition.ndim == 3 else partition[..., None])).exp()
+
+
+def pair_shares(assignment: Tensor, rule: Rule) -> Tensor:
+    """What the parents take of each child, before its activation: ``s_ij R_ij + o_ij``, (B, I, J)."""
+    shares = assignment if rule.scale is None else assignment * rule.scale
+    return shares if rule.offset is None else shares + rule.offset
 
 
 def weighted_moments(votes: Tensor, assignment: Tensor, weights: Tensor | None, scatter: bool) -> Moments:
-    """The moments of the votes (B, I, J, H) under the assignments (B, I, J) and child activations (B, I)."""
+    """The moments of the votes (B, I, J, H) under assignments, or shares, (B, I, J) and child activations (B, I)."""
     share = assignment if weights is None else assignment * weights[..., None]
     mass = share.sum(1)
     if not scatter:
@@ -69,19 +68,26 @@ class NaiveVotes(VoteSource):
         super().__init__(children, transforms, coordinates)
         self.votes = dense_votes(children, transforms, coordinates)
 
-    def _logits(self, similarity: Similarity | None) -> Tensor:
+    def logits(self, similarity: Similarity | None) -> Tensor:
+        """The logits, (B, I, J)."""
         if similarity is None:
             return uniform_logits(self.children, self.transforms)
-        return vote_logits(self.votes, similarity)
+        return similarity.logits(self.votes)
+
+    @classmethod
+    def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
+        """Everything."""
+        return ""
 
     def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
         """One E-step and the sums of the M-step that follows."""
-        return weighted_moments(self.votes, self.assignment(similarity, rule), weights, scatter)
+        shares = pair_shares(self.assignment(similarity, rule), rule)
+        return weighted_moments(self.votes, shares, weights, scatter)
 
     def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
         """The assignment probabilities, (B, I, J)."""
-        return logits_assignment(self._logits(similarity), rule)
+        return logits_assignment(self.logits(similarity), rule)
 
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
         """The normaliser, (B, I)."""
-        return logits_partition(self._logits(similarity), orphan)
+        return logits_partition(self.logits(similarity), orphan)

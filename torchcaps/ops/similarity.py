@@ -1,21 +1,63 @@
 """How similar a vote is to its parent."""
 
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from torchcaps.ops.fields import Fields, axes
 
-class InnerProduct(NamedTuple):
+
+class Similarity(Fields, ABC):
+    r"""The logits :math:`l_{ij}` of votes: how well each fits its parent.
+
+    A similarity of one's own is a frozen dataclass that declares the axes of its tensors and has a method
+    :meth:`logits`::
+
+        @dataclass(frozen=True)
+        class Cauchy(Similarity):
+            centre: Tensor = axes("BJH")
+            width: Tensor = axes("J")
+
+            def logits(self, votes):
+                distance = (votes - self.centre[:, None]).square().sum(-1)
+                return -torch.log1p(distance / self.width.square())
+
+    It works on ``naive`` and on ``chunked``, which hands it one tile of votes at a time with the parts of its tensors
+    that belong there, forward and backward; the fused backends leave it to these.
+    """
+
+    @abstractmethod
+    def logits(self, votes: Tensor) -> Tensor:
+        """The logits (B, I, J) of votes (B, I, J, H): of all, or of some rows and children."""
+
+    def sharpened(self, sharpness: float | Tensor) -> "Similarity":
+        """The similarity with logits ``sharpness`` times as large: a number, or one for each parent, (J,)."""
+        return Adjusted(self, sharpness)
+
+
+@dataclass(frozen=True, eq=False)
+class InnerProduct(Similarity):
     r"""Similarity :math:`l_{ij} = \langle \alpha_j, V_{ij} \rangle` of a vote and its parent.
 
     Args:
         alpha: what the votes are compared with, (B, J, H).
     """
 
-    alpha: Tensor
+    alpha: Tensor = axes("BJH")
+
+    def logits(self, votes: Tensor) -> Tensor:
+        """The logits (B, I, J) of votes (B, I, J, H)."""
+        return torch.einsum("bijh,bjh->bij", votes, self.alpha)
+
+    def sharpened(self, sharpness: float | Tensor) -> "InnerProduct":
+        """Exactly so with a longer alpha."""
+        return InnerProduct(self.alpha * _for_each_number(sharpness))
 
 
-class Gaussian(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Gaussian(Similarity):
     r"""Similarity :math:`l_{ij} = \gamma_j - \frac12 \sum_h \beta_{jh} (V_{ijh} - \mu_{jh})^2`.
 
     Args:
@@ -24,9 +66,55 @@ class Gaussian(NamedTuple):
         log_weight: :math:`\gamma`, everything that does not depend on the vote, (B, J).
     """
 
-    mean: Tensor
-    precision: Tensor
-    log_weight: Tensor
+    mean: Tensor = axes("BJH")
+    precision: Tensor = axes("BJH")
+    log_weight: Tensor = axes("BJ")
+
+    def logits(self, votes: Tensor) -> Tensor:
+        """The logits (B, I, J) of votes (B, I, J, H)."""
+        distance = (votes - self.mean[:, None]).square()
+        return self.log_weight[:, None] - torch.einsum("bijh,bjh->bij", distance, self.precision) / 2
+
+    def sharpened(self, sharpness: float | Tensor) -> "Gaussian":
+        """Exactly so with other precisions and weights."""
+        return Gaussian(self.mean, self.precision * _for_each_number(sharpness), self.log_weight * sharpness)
 
 
-Similarity = InnerProduct | Gaussian
+@dataclass(frozen=True, eq=False)
+class Given(Similarity):
+    r"""Logits :math:`l_{ij}` that are given, whatever the votes are.
+
+    Args:
+        values: the logits, (B, I, J), or (I, J) for all rows.
+    """
+
+    values: Tensor = axes("IJ", "BIJ")
+
+    def logits(self, votes: Tensor) -> Tensor:
+        """The logits (B, I, J) of votes (B, I, J, H)."""
+        return self.values.expand(votes.shape[:3])
+
+
+@dataclass(frozen=True, eq=False)
+class Adjusted(Similarity):
+    r"""Another similarity :math:`l'`, sharpened and with a prior: :math:`l_{ij} = k_j l'_{ij} + p_{ij}`.
+
+    Args:
+        similarity: :math:`l'`.
+        sharpness: :math:`k`, a number, or (J,).
+        prior: :math:`p`, (I, J) or (B, I, J), or None for 0.
+    """
+
+    similarity: Similarity
+    sharpness: float | Tensor = axes("", "J", default=1.0)
+    prior: Tensor | None = axes("IJ", "BIJ", default=None)
+
+    def logits(self, votes: Tensor) -> Tensor:
+        """The logits (B, I, J) of votes (B, I, J, H)."""
+        logits = self.similarity.logits(votes) * self.sharpness
+        return logits if self.prior is None else logits + self.prior
+
+
+def _for_each_number(sharpness: float | Tensor) -> float | Tensor:
+    """A number for each parent, (J,), as one for each number of its votes."""
+    return sharpness[:, None] if isinstance(sharpness, Tensor) and sharpness.ndim else sharpness

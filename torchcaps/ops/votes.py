@@ -1,6 +1,8 @@
 """Votes: what routing algorithms are written against."""
 
+from copy import copy
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,7 +10,8 @@ from torch import Tensor
 from torchcaps.numerics import compute_dtype
 from torchcaps.ops.backend import Moments, Rule, VoteSource
 from torchcaps.ops.competition import Normaliser
-from torchcaps.ops.dispatch import BACKENDS, choose_backend
+from torchcaps.ops.dispatch import BACKENDS, Choice, able_backend, preferred_backend
+from torchcaps.ops.fields import FieldsType
 from torchcaps.ops.naive import dense_votes
 from torchcaps.ops.similarity import Similarity
 
@@ -24,6 +27,8 @@ class Votes:
         backend: one of ``BACKENDS``, or None to let :func:`choose_backend` decide.
         sites: int32 (W, I): the children of each of W windows, as places among the G; the rows of the batch are then
             B = N * W. None: one window with all children, B = N and I = G.
+        mask: bool (N, G), False for children that are not there. Their poses and activations do not matter, and may be
+            NaN: nothing of them is in any result or gradient.
 
     Raises:
         ValueError: if shapes do not fit.
@@ -37,6 +42,7 @@ class Votes:
         normaliser: Normaliser | None = None,
         backend: str | None = None,
         sites: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> None:
         self.children = children.unsqueeze(2) if children.ndim == 3 else children
         self.transforms = transforms
@@ -44,8 +50,13 @@ class Votes:
         self.normaliser = normaliser or Normaliser()
         self.backend = backend
         self.sites = sites
-        self._source: VoteSource | None = None
+        self.mask = mask
+        self._preferred: Choice | None = None
+        self._sources: dict[str, VoteSource] = {}
         _check_shapes(self.children, transforms, coordinates, sites)
+        if mask is not None:
+            _check_mask(mask, self.children)
+            self.children = torch.where(mask[..., None, None], self.children, 0.0)
 
     @property
     def parents(self) -> int:
@@ -61,15 +72,20 @@ class Votes:
 
     @property
     def source(self) -> VoteSource:
-        """The backend at work on these votes."""
-        if self._source is None:
-            self._source = self._make_source()
-        return self._source
+        """The backend at work on these votes, as long as it can do what is asked."""
+        if self._preferred is None:
+            self._preferred = preferred_backend(self)
+        return self._source_of(self._preferred)
 
-    def _make_source(self) -> VoteSource:
+    def _source_of(self, choice: Choice) -> VoteSource:
+        source = self._sources.get(choice.backend)
+        if source is None:
+            source = self._sources[choice.backend] = self._make_source(BACKENDS[choice.backend])
+        return source
+
+    def _make_source(self, backend: type[VoteSource]) -> VoteSource:
         dtype = compute_dtype(self.children, self.transforms)
         coordinates = None if self.coordinates is None else self.coordinates.to(dtype)
-        backend = BACKENDS[choose_backend(self).backend]
         # With gradients even where the first look is without: the backend stays for later ones.
         with _full_precision(self.children), torch.enable_grad():
             children, transforms = self.children.to(dtype), self.transforms.to(dtype)
@@ -77,11 +93,24 @@ class Votes:
                 return backend(children, transforms, coordinates, self.sites)
             return backend(in_windows(children, self.sites), transforms, coordinates)
 
-    def restricted(self, *, orphan: bool = False, hard: bool = False) -> "Votes":
-        """The same votes under a normaliser with these changes; the votes themselves are not formed again."""
-        normaliser = replace(self.normaliser, orphan=orphan, hard=hard)
-        votes = Votes(self.children, self.transforms, self.coordinates, normaliser, self.backend, self.sites)
-        votes._source = self.source
+    def choose(self, similarity: Similarity | None = None) -> Choice:
+        """The backend of ``moments(similarity)`` and why: :func:`~torchcaps.ops.choose_backend`."""
+        with _full_precision(self.children):
+            similarity, rule, _ = self._competition(similarity)
+        assert self._preferred is not None
+        return able_backend(self._preferred, similarity, rule)
+
+    def restricted(self, **changes: Any) -> "Votes":
+        """The same votes under a normaliser with these changes, and no others: ``restricted(orphan=True)``.
+
+        The votes themselves are not formed again.
+
+        Raises:
+            TypeError: if a name is no argument of the normaliser.
+        """
+        _ = self.source  # chosen here, and shared from now on
+        votes = copy(self)
+        votes.normaliser = replace(self.normaliser, **changes)
         return votes
 
     def moments(
@@ -96,16 +125,27 @@ class Votes:
 
         Returns:
             Mass (B, J), sum (B, J, H) and scatter (B, J, H) or None, float32 at least.
+
+        Raises:
+            TypeError: if the similarity is none.
+            ValueError: if its tensors do not fit the votes, or a backend that was asked for by name cannot do it.
         """
         with _full_precision(self.children):
+            similarity, rule, source = self._competition(similarity)
+            weights = self.present(weights)
             if weights is not None:
-                weights = self._for_source(weights.to(self.source.children.dtype))
-            return self.source.moments(similarity, weights, self._rule(similarity), scatter)
+                weights = self._for_source(source, weights.to(source.children.dtype))
+            return source.moments(similarity, weights, rule, scatter)
 
     def assignment(self, similarity: Similarity | None = None) -> Tensor:
-        """The assignment probabilities (coupling coefficients) ``R_ij``, (B, I, J)."""
+        """The assignment probabilities (coupling coefficients) ``R_ij``, (B, I, J); 0 for children that are not there.
+
+        Without the weights of pairs behind the softmax, where the normaliser has some.
+        """
         with _full_precision(self.children):
-            return self.source.assignment(similarity, self._rule(similarity))
+            similarity, rule, source = self._competition(similarity)
+            assignment = source.assignment(similarity, rule)
+            return assignment if self.mask is None else assignment * self.gather(self.mask)[..., None]
 
     def dense(self) -> Tensor:
         """All votes, stored, (B, I, J, H): for looking at them."""
@@ -113,20 +153,67 @@ class Votes:
         with _full_precision(self.children):
             return dense_votes(in_windows(source.children, source.sites), source.transforms, source.coordinates)
 
-    def _rule(self, similarity: Similarity | None) -> Rule:
-        rule = self.normaliser.rule(self.source, similarity)
-        if rule.log_partition is None:
-            return rule
-        return rule._replace(log_partition=self._for_source(rule.log_partition))
+    def present(self, weights: Tensor | None) -> Tensor | None:
+        """The child activations, (N, G), with 0 for children that are not there; None for ones."""
+        if self.mask is None:
+            return weights
+        return self.mask.to(self.children.dtype) if weights is None else torch.where(self.mask, weights, 0.0)
 
-    def _for_source(self, field: Tensor) -> Tensor:
+    @property
+    def count(self) -> int | Tensor:
+        """How many children there are to a row, to divide by: I, or with a mask, (B, 1), 1 at least."""
+        return self.shape[1] if self.mask is None else self.gather(self.mask).sum(1, keepdim=True).clamp(min=1)
+
+    def gather(self, field: Tensor) -> Tensor:
+        """What belongs to the children of each window, (N, G, ...) to (B, I, ...)."""
+        return in_windows(field, self.sites)
+
+    def _competition(self, similarity: Similarity | None) -> tuple[Similarity | None, Rule, VoteSource]:
+        """What one E-step is made of: similarity, rule, and a backend that can do them."""
+        similarity = self.normaliser.adjusted(_checked_similarity(similarity))
+        if similarity is not None:
+            similarity = self._fitting(similarity)
+        rule = self.normaliser.rule(self._able(similarity, Rule()), similarity)
+        source = self._able(similarity, rule)
+        partition = rule.log_partition
+        if rule.scale is not None or rule.offset is not None or rule.mapping is not None:
+            rule = self._fitting(replace(rule, log_partition=None))
+        if partition is not None:
+            rule = replace(rule, log_partition=self._for_source(source, partition))
+        return similarity, rule, source
+
+    def _able(self, similarity: Similarity | None, rule: Rule) -> VoteSource:
+        source = self.source
+        if not source.supports(similarity, rule):
+            return source
+        assert self._preferred is not None
+        return self._source_of(able_backend(self._preferred, similarity, rule))
+
+    def _fitting(self, fields: FieldsType) -> FieldsType:
+        """A similarity or rule whose tensors fit the votes, in the dtype of the votes."""
+        fields.check(dict(zip("BIJH", self.shape, strict=True)))
+        dtype = self.source.children.dtype
+        if all(tensor.dtype == dtype for tensor in fields.tensors):
+            return fields
+        return fields.map(lambda tensor, _: tensor.to(dtype))
+
+    def _for_source(self, source: VoteSource, field: Tensor) -> Tensor:
         """A number for each child, (N, G), as the backend takes it."""
-        return field if self.source.indexed else in_windows(field, self.sites)
+        return field if source.indexed else self.gather(field)
 
 
 def in_windows(field: Tensor, sites: Tensor | None) -> Tensor:
     """What belongs to the children of each window, (N, G, ...) to (B, I, ...)."""
     return field if sites is None else field[:, sites].flatten(0, 1)
+
+
+def _checked_similarity(similarity: Any) -> Similarity | None:
+    if similarity is None or isinstance(similarity, Similarity):
+        return similarity
+    raise TypeError(
+        f"similarity must be None or a torchcaps.ops.Similarity, got {type(similarity).__name__}: derive it from that "
+        "class, declare the axes of its tensors and give it a method logits(votes)"
+    )
 
 
 def _full_precision(tensor: Tensor) -> torch.autocast:
@@ -155,4 +242,11 @@ def _check_shapes(children: Tensor, transforms: Tensor, coordinates: Tensor | No
     if coordinates is not None and coordinates.shape != (I, M * transforms.shape[3]):
         raise ValueError(
             f"coordinates must be (I, H) = {(I, M * transforms.shape[3])}, got shape {tuple(coordinates.shape)}"
+        )
+
+
+def _check_mask(mask: Tensor, children: Tensor) -> None:
+    if mask.dtype != torch.bool or mask.shape != children.shape[:2]:
+        raise ValueError(
+            f"mask must be bool (N, G) = {tuple(children.shape[:2])}, got {mask.dtype} {tuple(mask.shape)}"
         )

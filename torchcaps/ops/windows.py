@@ -1,6 +1,8 @@
-"""The windows of a convolution over a grid of capsules."""
+"""The windows of a convolution over a grid of capsules, of one, two, three or more axes."""
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -8,66 +10,106 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a convolution over a grid of positions, (height, width) each.
+    """The windows of a convolution over a grid of positions; one number for each axis of the grid in every argument.
 
     Args:
-        size: of the grid, without padding.
+        size: of the grid, without padding: (L,) of a sequence, (H, W) of an image, (D, H, W) of a volume.
         kernel: of a window.
         stride: between windows.
         padding: positions added on each side, with children that are not there.
         dilation: between the positions of a window.
+
+    Raises:
+        ValueError: if the arguments speak of different numbers of axes, or no window fits on the grid.
     """
 
-    size: tuple[int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
+    size: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        lengths = {len(field) for field in (self.size, self.kernel, self.stride, self.padding, self.dilation)}
+        if len(lengths) > 1 or 0 in lengths:
+            raise ValueError(f"windows need one number for each axis of the grid in every argument, got {self}")
         if min(self.out) < 1:
             raise ValueError(
-                f"children on a grid of {self.size[0]}x{self.size[1]} are fewer than a window of "
-                f"{self.kernel[0]}x{self.kernel[1]} spans (padding {self.padding}, dilation {self.dilation})"
+                f"children on a grid of {_times(self.size)} are fewer than a window of {_times(self.kernel)} spans "
+                f"(padding {self.padding}, dilation {self.dilation})"
             )
 
     @property
-    def out(self) -> tuple[int, int]:
-        """How many windows, (H', W')."""
-        height, width = (
-            (self.size[axis] + 2 * self.padding[axis] - self.dilation[axis] * (self.kernel[axis] - 1) - 1)
-            // self.stride[axis]
-            + 1
-            for axis in (0, 1)
-        )
-        return height, width
+    def axes(self) -> int:
+        """How many axes the grid has."""
+        return len(self.size)
 
-    def sites(self, device: torch.device) -> Tensor:
-        """The flat position of each place of each window on the padded grid, int64 (H' * W', kH * kW)."""
-        rows, columns = (
-            torch.arange(self.out[axis], device=device)[:, None] * self.stride[axis]
-            + torch.arange(self.kernel[axis], device=device) * self.dilation[axis]
-            for axis in (0, 1)
-        )  # [H', kH], [W', kW]
-        width = self.size[1] + 2 * self.padding[1]
-        sites = rows[:, None, :, None] * width + columns[None, :, None, :]  # [H', W', kH, kW]
-        return sites.flatten(2).flatten(0, 1)
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """The size of the grid with its padding."""
+        return tuple(size + 2 * padding for size, padding in zip(self.size, self.padding, strict=True))
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        """How many windows along each axis."""
+        options = zip(self.extent, self.kernel, self.stride, self.dilation, strict=True)
+        return tuple(
+            (extent - dilation * (kernel - 1) - 1) // stride + 1 for extent, kernel, stride, dilation in options
+        )
 
     @property
     def padded(self) -> int:
         """The number of positions of the padded grid."""
-        height, width = (self.size[axis] + 2 * self.padding[axis] for axis in (0, 1))
-        return height * width
+        return math.prod(self.extent)
+
+    def sites(self, device: torch.device) -> Tensor:
+        """The flat position of each place of each window on the padded grid, int64 (windows, places of one).
+
+        Windows and places are in the order of a loop over the axes, the last one innermost.
+        """
+        sites = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        for extent, out, kernel, stride, dilation in zip(
+            self.extent, self.out, self.kernel, self.stride, self.dilation, strict=True
+        ):
+            along = torch.arange(out, device=device)[:, None] * stride
+            along = along + torch.arange(kernel, device=device) * dilation  # [out, kernel]
+            sites = sites[:, None, :, None] * extent + along[None, :, None, :]
+            sites = sites.flatten(2).flatten(0, 1)
+        return sites
 
     def children(self, types: int, device: torch.device) -> Tensor:
-        """The flat places of the children of each window, int32 (H' * W', kH * kW * C), on a grid as :meth:`pad`s."""
+        """The flat places of the children of each window, int32 (windows, places * C), on a grid as :meth:`pad`s.
+
+        The tensor is kept for the next call with the same windows: it must not be written to.
+        """
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():  # tensors that are not numbers
+            return self._children(types, device)
+        return _kept_children(self, types, device)
+
+    def _children(self, types: int, device: torch.device) -> Tensor:
         sites = self.sites(device)[:, :, None] * types + torch.arange(types, device=device)
         return sites.flatten(1).to(torch.int32)
 
-    def pad(self, field: Tensor) -> Tensor:
-        """(N, H, W, C, ...) to all children in a row, those of the padding too, (N, G, ...)."""
-        vertical, horizontal = self.padding
-        if vertical or horizontal:
-            pads = [0, 0] * (field.ndim - 3) + [horizontal, horizontal, vertical, vertical]
-            field = nn.functional.pad(field, pads)
-        return field.flatten(1, 3)
+    def pad(self, field: Tensor, value: float = 0.0) -> Tensor:
+        """(N, *size, C, ...) to all children in a row, those of the padding too, (N, G, ...).
+
+        Args:
+            field: of the children.
+            value: of the children of the padding.
+        """
+        if any(self.padding):
+            pads = [0, 0] * (field.ndim - 1 - self.axes)
+            for padding in reversed(self.padding):
+                pads += [padding, padding]
+            field = nn.functional.pad(field, pads, value=value)
+        return field.flatten(1, 1 + self.axes)
+
+
+@lru_cache(maxsize=64)
+def _kept_children(windows: Windows, types: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # a later call may be one with gradients
+        return windows._children(types, device)
+
+
+def _times(sizes: tuple[int, ...]) -> str:
+    return "x".join(map(str, sizes))

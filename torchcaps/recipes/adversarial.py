@@ -9,8 +9,8 @@ import torch
 
 from torchcaps.data import Preprocess
 from torchcaps.explain import attacks
-from torchcaps.explain.charts import Cell, attack_curves, image_grid
-from torchcaps.explain.figures import shorten
+from torchcaps.explain.draw.canvas import shorten
+from torchcaps.explain.draw.charts import Cell, attack_curves, image_grid
 from torchcaps.recipes import smallnorb
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study

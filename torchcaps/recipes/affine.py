@@ -10,7 +10,7 @@ from torchcaps.data import Affine, AffineRanges, ImageSet, Padded, apply_affine
 from torchcaps.data.base import TEST_SEED
 from torchcaps.data.made import one_factor
 from torchcaps.explain import examine
-from torchcaps.explain.charts import Cell, Factor, factor_curves, image_grid
+from torchcaps.explain.draw.charts import Cell, Factor, factor_curves, image_grid
 from torchcaps.models import ImageClassifier
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchcaps import training
 from torchcaps.classifier import Classifier
 from torchcaps.data import Overlaid, Overlay, Pairs, bounding_box_overlap, fixed_pairs
-from torchcaps.explain.charts import Cell, image_grid, two_colours
+from torchcaps.explain.draw.charts import Cell, image_grid, two_colours
 from torchcaps.losses import MarginLoss, NegativeLogLikelihood
 from torchcaps.models import CapsuleClassifier, ImageClassifier
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe

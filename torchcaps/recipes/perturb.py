@@ -10,7 +10,7 @@ import yaml
 
 from torchcaps.data import ImageSet, Preprocess
 from torchcaps.explain import default_sweep
-from torchcaps.explain.charts import sweep_figure
+from torchcaps.explain.draw.charts import sweep_figure
 from torchcaps.explain.sweeps import Sweep, reconstruction_error, sweep
 from torchcaps.models import CapsuleClassifier
 from torchcaps.recipes import affine, mnist_dynamic, multimnist

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from torchcaps.data import ImageSet, Preprocess
-from torchcaps.explain.charts import steps_figure
+from torchcaps.explain.draw.charts import steps_figure
 from torchcaps.explain.health import AtSteps, at_steps
 from torchcaps.recipes import mnist_dynamic, smallnorb, two_digits
 from torchcaps.recipes.kit.base import Key, Line, Picture, register_recipe

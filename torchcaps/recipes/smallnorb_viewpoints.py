@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from torchcaps.data import TurnedDigits
 from torchcaps.data.made import TestViewpoints, Viewpoints
 from torchcaps.explain import examine
-from torchcaps.explain.charts import bar_panels
+from torchcaps.explain.draw.charts import bar_panels
 from torchcaps.recipes import smallnorb
 from torchcaps.recipes.kit.base import Picture, lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcaps.classifier import Classifier
 from torchcaps.data.made import LAYOUTS, Scenes, arrange
-from torchcaps.explain.charts import bars_under_images
+from torchcaps.explain.draw.charts import bars_under_images
 from torchcaps.recipes.kit.base import Picture, lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Job, data_of, run_name

@@ -1,9 +1,11 @@
 """Routing algorithms: each is some steps of soft clustering on the primitive of ``torchcaps.ops``."""
 
 from torchcaps.routing.base import (
+    LayerShape,
     Routed,
     Routing,
     as_capsules,
+    constructor_arguments,
     create_routing,
     list_routings,
     register_routing,
@@ -18,6 +20,9 @@ from torchcaps.routing.kmeans import (
     hard_kmeans_routing,
     inner_product_kmeans_routing,
 )
+from torchcaps.routing.max_min import MaxMin, MaxMinRouting, max_min_routing
+from torchcaps.routing.mean import MeanRouting, mean_routing
+from torchcaps.routing.self_routing import SelfRouting, self_routing
 
 __all__ = [
     "EM_PRESETS",
@@ -27,9 +32,15 @@ __all__ = [
     "EuclideanKMeansRouting",
     "HardKMeansRouting",
     "InnerProductKMeansRouting",
+    "LayerShape",
+    "MaxMin",
+    "MaxMinRouting",
+    "MeanRouting",
     "Routed",
     "Routing",
+    "SelfRouting",
     "as_capsules",
+    "constructor_arguments",
     "create_routing",
     "dynamic_routing",
     "em_routing",
@@ -37,5 +48,8 @@ __all__ = [
     "hard_kmeans_routing",
     "inner_product_kmeans_routing",
     "list_routings",
+    "max_min_routing",
+    "mean_routing",
     "register_routing",
+    "self_routing",
 ]

@@ -2,7 +2,10 @@
 
 import copy
 import inspect
+import math
+import sys
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from torch import Tensor, nn
@@ -38,6 +41,32 @@ class Routed(NamedTuple):
         return self.votes.assignment(self.similarity)
 
 
+@dataclass(frozen=True)
+class LayerShape:
+    """What a layer asks of its routing: who votes for whom, and how large poses are.
+
+    Args:
+        children: I, for a convolution those of one window; None for any number.
+        parents: J, for a convolution those of one window.
+        in_pose: child pose, (M, P); (P,) of vector capsules is kept as (1, P).
+        out_pose: parent pose, (M, D); (D,) of vector capsules is kept as (1, D).
+    """
+
+    children: int | None
+    parents: int
+    in_pose: tuple[int, ...]
+    out_pose: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("in_pose", "out_pose"):
+            object.__setattr__(self, name, (1, *getattr(self, name))[-2:])
+
+    @property
+    def size(self) -> int:
+        """H = M * D, the numbers of a flattened vote."""
+        return math.prod(self.out_pose)
+
+
 class Routing(nn.Module, ABC):
     """A routing algorithm: its settings, and the parameters it learns, if any.
 
@@ -49,13 +78,25 @@ class Routing(nn.Module, ABC):
     trainable: ClassVar[bool] = True
     """Whether gradients flow through this routing."""
 
-    def bind(self, parents: int, size: int) -> "Routing":
-        """A copy of this routing with fresh parameters for ``parents`` poses of ``size`` numbers (H)."""
+    resumable: ClassVar[bool] = False
+    """Whether :meth:`route` takes the parents of an earlier call, ``initial``, and goes on from them."""
+
+    def bind(self, shape: LayerShape | int, size: int | None = None) -> "Routing":
+        """A copy of this routing with fresh parameters.
+
+        Args:
+            shape: of the layer; or only its number of parents J, with
+            size: of their poses, H. Children are then any number of vectors of the same size.
+        """
+        if not isinstance(shape, LayerShape):
+            if size is None:
+                raise TypeError("bind takes a LayerShape, or the number of parents and the size of their poses")
+            shape = LayerShape(None, shape, (size,), (size,))
         bound = copy.deepcopy(self)
-        bound.make_parameters(parents, size)
+        bound.make_parameters(shape)
         return bound
 
-    def make_parameters(self, parents: int, size: int) -> None:
+    def make_parameters(self, shape: LayerShape) -> None:
         """Creates the parameters, shaped for the layer; nothing by default."""
 
     @abstractmethod
@@ -67,24 +108,57 @@ class Routing(nn.Module, ABC):
             activation: the child activations, (B, I), or None when the children have none.
         """
 
-    def forward(self, votes: Votes, activation: Tensor | None = None) -> Routed:
-        """Clusters the votes: :meth:`route`."""
-        return self.route(votes, activation)
+    def forward(self, votes: Votes, activation: Tensor | None = None, *, initial: Routed | None = None) -> Routed:
+        """Clusters the votes: :meth:`route`.
+
+        Args:
+            votes: of I children for J parents.
+            activation: the child activations, (B, I), or None when the children have none.
+            initial: parents of an earlier call to go on from, in place of a uniform first step. With the same votes, so
+                many steps and so many more are as good as all of them at once; with those of children that have
+                changed since, this is concurrent routing.
+
+        Raises:
+            ValueError: if this routing is not ``resumable``, or ``initial`` has parents of another shape.
+
+        Source: concurrent routing: Tsai et al. 2020, "Capsules with Inverted Dot-Product Attention Routing".
+        """
+        if initial is None:
+            return self.route(votes, activation)
+        if not self.resumable:
+            raise ValueError(f"{type(self).__name__} cannot go on from earlier parents: initial must be None")
+        B, _, J, H = votes.shape
+        if initial.pose.shape != (B, J, H):
+            raise ValueError(f"initial must have poses {(B, J, H)}, got {tuple(initial.pose.shape)}")
+        return self.route(votes, activation, initial)  # type: ignore[call-arg]
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return {name: getattr(self, name) for name in constructor_arguments(type(self))}
 
     def extra_repr(self) -> str:
         """The constructor's arguments."""
         return ", ".join(f"{name}={value!r}" for name, value in self.config().items())
 
 
+def constructor_arguments(cls: type) -> list[str]:
+    """The names of what a class's constructor takes, without ``*args`` and ``**kwargs``."""
+    gathered = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [name for name, parameter in inspect.signature(cls).parameters.items() if parameter.kind not in gathered]
+
+
+def same_class(one: type, other: type) -> bool:
+    """Whether two classes are the same one, defined again: by reloading its module, or running its cell once more."""
+    files = {getattr(sys.modules.get(cls.__module__), "__file__", None) for cls in (one, other)}
+    one_module = one.__module__ == other.__module__ or (len(files) == 1 and None not in files)
+    return one_module and one.__qualname__ == other.__qualname__
+
+
 def register_routing(name: str) -> Any:
     """Class decorator: makes a routing known to :func:`create_routing` and to the command line."""
 
     def register(cls: RoutingType) -> RoutingType:
-        if name in ROUTINGS:
+        if name in ROUTINGS and not same_class(ROUTINGS[name], cls):
             raise ValueError(f"a routing named {name!r} exists already: {ROUTINGS[name].__name__}")
         ROUTINGS[name] = cls
         return cls

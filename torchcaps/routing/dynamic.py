@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.ops import InnerProduct, Votes
-from torchcaps.routing.base import Gradient, Routed, Routing, check_choice, check_steps, register_routing
+from torchcaps.routing.base import Gradient, LayerShape, Routed, Routing, check_choice, check_steps, register_routing
 from torchcaps.squash import length, squash
 
 
@@ -20,6 +20,7 @@ def dynamic_routing(
     orphan: bool = False,
     squash_kind: str = "sabour",
     gradient: Gradient = "all",
+    initial: Routed | None = None,
 ) -> Routed:
     r"""Routing by agreement.
 
@@ -42,6 +43,7 @@ def dynamic_routing(
         squash_kind: a row of the table in :func:`~torchcaps.squash.squash`.
         gradient: through ``"all"`` steps as in the released code, or through the ``"last"`` only, where alpha is then a
             constant; many ports detach the earlier steps.
+        initial: parents of an earlier call to go on from, alpha included.
 
     Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", Procedure 1; the code released with it.
     """
@@ -49,15 +51,26 @@ def dynamic_routing(
     check_choice("gradient", gradient, ("all", "last"))
     if orphan:
         votes = votes.restricted(orphan=True)
-    alpha: Tensor | None = None
+    similarity: InnerProduct | None = None
+    alpha = None if initial is None else _alpha_after(initial, accumulate)
     for step in range(steps):
         last = step == steps - 1
         with torch.no_grad() if gradient == "last" and not last else nullcontext():
-            similarity = None if alpha is None else InnerProduct(alpha)
+            if alpha is not None:
+                similarity = InnerProduct(alpha if gradient == "all" else alpha.detach())
             total = votes.moments(similarity, weights).sum
             pose = squash(total if bias is None else total + bias, squash_kind)
             alpha = pose if alpha is None or not accumulate else alpha + pose
     return Routed(pose, length(pose), votes, similarity)
+
+
+def _alpha_after(routed: Routed, accumulate: bool) -> Tensor:
+    """What the next step compares the votes with."""
+    if not accumulate or routed.similarity is None:
+        return routed.pose
+    if not isinstance(routed.similarity, InnerProduct):
+        raise ValueError(f"initial must come from inner products, got {type(routed.similarity).__name__}")
+    return routed.similarity.alpha + routed.pose
 
 
 @register_routing("dynamic")
@@ -72,6 +85,8 @@ class DynamicRouting(Routing):
         squash: a row of the table in :func:`~torchcaps.squash.squash`.
         gradient: through all steps, or only the last.
     """
+
+    resumable = True
 
     def __init__(
         self,
@@ -91,12 +106,12 @@ class DynamicRouting(Routing):
         self.gradient = gradient
         self.register_parameter("offset", None)
 
-    def make_parameters(self, parents: int, size: int) -> None:
+    def make_parameters(self, shape: LayerShape) -> None:
         """The bias, if there is one."""
         if self.bias:
-            self.offset = nn.Parameter(torch.full((parents, size), 0.1))
+            self.offset = nn.Parameter(torch.full((shape.parents, shape.size), 0.1))
 
-    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+    def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""
         return dynamic_routing(
             votes,
@@ -106,4 +121,5 @@ class DynamicRouting(Routing):
             orphan=self.orphan,
             squash_kind=self.squash,
             gradient=self.gradient,
+            initial=initial,
         )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from torchcaps.ops import Gaussian, Moments, Votes
-from torchcaps.routing.base import Gradient, Routed, Routing, check_choice, check_steps, register_routing
+from torchcaps.routing.base import Gradient, LayerShape, Routed, Routing, check_choice, check_steps, register_routing
 
 Schedule = Literal["released", "linear", "constant"]
 
@@ -63,7 +63,7 @@ def em_m_step(
     settings: EMSettings = EMSettings(),
     *,
     previous: EMState | None = None,
-    children: int = 1,
+    children: int | Tensor = 1,
 ) -> EMState:
     r"""The M-step of Procedure 1.
 
@@ -79,7 +79,7 @@ def em_m_step(
         inverse_temperature: lambda.
         settings: where implementations differ.
         previous: the parents before, for ``mean_smoothing``; None before the first step.
-        children: I, for ``mass_scale``.
+        children: I, or (B, 1), for ``mass_scale``.
     """
     mean, variance = moments.mean, moments.variance
     if settings.mean_smoothing:
@@ -157,7 +157,7 @@ def em_routing(
             similarity = None if state is None else em_similarity(state)
             moments = votes.moments(similarity, weights, scatter=True)
             state = em_m_step(
-                moments, beta_u, beta_a, inverse_temperature, settings, previous=state, children=votes.shape[1]
+                moments, beta_u, beta_a, inverse_temperature, settings, previous=state, children=votes.count
             )
     assert state is not None
     return Routed(state.mean, state.logit.sigmoid(), votes, similarity)
@@ -256,10 +256,10 @@ class EMRouting(Routing):
         check_choice("preset", name, tuple(EM_PRESETS))
         return cls(**{**EM_PRESETS[name], **arguments})
 
-    def make_parameters(self, parents: int, size: int) -> None:
+    def make_parameters(self, shape: LayerShape) -> None:
         """``beta_u`` and ``beta_a``, one of each a parent."""
-        self.unit_cost = nn.Parameter(torch.full((parents,), self.beta_u))
-        self.activation_cost = nn.Parameter(torch.full((parents,), self.beta_a))
+        self.unit_cost = nn.Parameter(torch.full((shape.parents,), self.beta_u))
+        self.activation_cost = nn.Parameter(torch.full((shape.parents,), self.beta_a))
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""

@@ -23,6 +23,7 @@ def inner_product_kmeans_routing(
     steps: int = 3,
     sharpness: float = 1.0,
     squash_kind: str = "half",
+    initial: Routed | None = None,
 ) -> Routed:
     r"""Soft K-Means with the similarity :math:`\langle V_{ij}, s_j / |s_j| \rangle`.
 
@@ -39,11 +40,12 @@ def inner_product_kmeans_routing(
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; at 1 the scale of the transforms learns it.
         squash_kind: a row of the table in :func:`~torchcaps.squash.squash`.
+        initial: parents of an earlier call, to go on from their directions.
 
     Source: Su Jianlin 2018b, "Another new year's offering: from K-Means to Capsule" (kexue.fm/archives/5112).
     """
     check_steps(steps)
-    similarity: Similarity | None = None
+    similarity = None if initial is None else InnerProduct(sharpness * normalize(initial.pose, dim=-1))
     for step in range(steps):
         centre = votes.moments(similarity, weights).sum
         if step < steps - 1:
@@ -53,7 +55,12 @@ def inner_product_kmeans_routing(
 
 
 def euclidean_kmeans_routing(
-    votes: Votes, weights: Tensor | None = None, *, steps: int = 3, sharpness: float = 1.0
+    votes: Votes,
+    weights: Tensor | None = None,
+    *,
+    steps: int = 3,
+    sharpness: float = 1.0,
+    initial: Routed | None = None,
 ) -> Routed:
     r"""Soft K-Means proper.
 
@@ -69,12 +76,13 @@ def euclidean_kmeans_routing(
         weights: child activations, (B, I), or None.
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; the larger, the harder the assignment.
+        initial: parents of an earlier call, to go on from their means.
 
     Source: Su Jianlin 2018b (kexue.fm/archives/5112), the section on Euclidean distance.
     """
     check_steps(steps)
-    similarity: Similarity | None = None
-    mean: Tensor | None = None
+    mean = None if initial is None else initial.pose
+    similarity = None if mean is None else _spheres(mean, sharpness)
     for step in range(steps):
         moments = votes.moments(similarity, weights)
         mean = moments.mean if mean is None else torch.where(moments.mass[..., None] > 0, moments.mean, mean)
@@ -133,15 +141,19 @@ class InnerProductKMeansRouting(Routing):
         squash: a row of the table in :func:`~torchcaps.squash.squash`.
     """
 
+    resumable = True
+
     def __init__(self, steps: int = 3, sharpness: float = 1.0, squash: str = "half") -> None:
         super().__init__()
         self.steps = check_steps(steps)
         self.sharpness = sharpness
         self.squash = squash
 
-    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+    def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""
-        return inner_product_kmeans_routing(votes, steps=self.steps, sharpness=self.sharpness, squash_kind=self.squash)
+        return inner_product_kmeans_routing(
+            votes, steps=self.steps, sharpness=self.sharpness, squash_kind=self.squash, initial=initial
+        )
 
 
 @register_routing("euclidean")
@@ -153,14 +165,16 @@ class EuclideanKMeansRouting(Routing):
         sharpness: K; the larger, the harder the assignment.
     """
 
+    resumable = True
+
     def __init__(self, steps: int = 3, sharpness: float = 1.0) -> None:
         super().__init__()
         self.steps = check_steps(steps)
         self.sharpness = sharpness
 
-    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+    def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
         """Routes; a mean forgets how long the votes were, so their activations weight them."""
-        return euclidean_kmeans_routing(votes, activation, steps=self.steps, sharpness=self.sharpness)
+        return euclidean_kmeans_routing(votes, activation, steps=self.steps, sharpness=self.sharpness, initial=initial)
 
 
 @register_routing("hard_kmeans")

@@ -1,7 +1,9 @@
 """Several classes in an image at once, or none."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,6 +12,9 @@ from torchcaps.data import Batch, ImageSet
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
 from torchcaps.tasks.labels import answers_of
+
+if TYPE_CHECKING:
+    from torchcaps.explain import Exhibit, Selection
 
 
 @register_task("several_labels")
@@ -95,9 +100,11 @@ class SeveralLabels(Task):
 
     def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
         """Exact accuracy, and of each class in how many images it is, and precision, recall and F1 of saying so."""
+        from torchcaps.explain import ask
+
         self.check(images)
-        activation, labels = _observed(network, images, batch_size)
-        said = self.said(activation)
+        said = self.said(ask(network, images, batch_size).activation)
+        labels = _labels(images, batch_size)
         accuracy = (said == labels).all(1).double().mean().item()
         classes = {name: _class_figures(said[:, index], labels[:, index]) for index, name in enumerate(images.classes)}
         return Examination(
@@ -117,25 +124,88 @@ class SeveralLabels(Task):
         """
         return answers_of(prediction, self.said(prediction.activation), prediction.activation, classes)
 
+    def report(
+        self,
+        folder: Path,
+        network: ImageClassifier,
+        images: ImageSet,
+        summary: dict[str, Any],
+        metrics: Sequence[dict[str, float]],
+    ) -> Path:
+        """A page with the figures of each class, learning curves, and what each class capsule of a few images tells."""
+        from torchcaps.explain import write_page
 
-def _observed(network: ImageClassifier, images: ImageSet, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Activations (N, E), averaged over the crops of an image, and the mask of its classes, on the CPU."""
-    from torchcaps.explain import evaluating
+        return write_page(folder, self._exhibits(network, images, summary, metrics))
 
-    if not len(images):
-        raise ValueError("there are no images to examine")
-    if len(images.classes) != network.classes:
-        raise ValueError(f"the images have {len(images.classes)} classes, the network has {network.classes}")
-    step = max(1, batch_size // images.preprocess.crops)
-    activations, labels = [], []
-    with evaluating(network) as device:
-        for start in range(0, len(images), step):
-            rows = list(range(start, min(start + step, len(images))))
-            crops = images.crops(rows)
-            activation = network(crops.flatten(0, 1).to(device)).activation.float()
-            activations.append(activation.unflatten(0, crops.shape[:2]).mean(1).cpu())
-            labels.append(images.__getitems__(rows).labels.cpu())
-    return torch.cat(activations), torch.cat(labels)
+    def _exhibits(
+        self,
+        network: ImageClassifier,
+        images: ImageSet,
+        summary: dict[str, Any],
+        metrics: Sequence[dict[str, float]],
+    ) -> "Iterator[Exhibit]":
+        from torchcaps.explain import Observation, exhibits_of
+        from torchcaps.explain.exhibits import LearningCurves, Measure, Summary
+
+        found = self.examine(network, images)
+        measured = [Measure("exactly right", found.figures["accuracy"], percent=True)]
+        for name, row in found.details["per_class"].items():
+            shares = [(share, row[share]) for share in ("precision", "recall") if row[share] is not None]
+            measured += [Measure(f"{share} of {name}", value, percent=True) for share, value in shares]
+        yield Summary.of(f"What this {type(network).__name__} learned", summary, measured)
+        curves = LearningCurves.of(metrics)
+        if curves is not None:
+            yield curves
+        selection = _each_class(images)
+        if selection is not None and selection.target is not None:
+            examples = _chosen(selection, _first_of_each(selection.target))
+            yield from exhibits_of(Observation(network, selection), Observation(network, examples))
+
+
+def _each_class(images: ImageSet, most: int = 20) -> "Selection | None":
+    """The first images, each once for every class in it, up to so many together; None if they have no classes."""
+    from torchcaps.explain import Selection
+
+    batch = images.__getitems__(list(range(min(most, len(images)))))
+    rows, classes = batch.labels.cpu().nonzero()[:most].unbind(1)
+    if not len(rows):
+        return None
+    present = [
+        " and ".join(name for name, there in zip(images.classes, row, strict=True) if there)
+        for row in batch.labels.tolist()
+    ]
+    titles = tuple(
+        f"{images.classes[index]}\nof {present[row]}"
+        for row, index in zip(rows.tolist(), classes.tolist(), strict=True)
+    )
+    return Selection(batch.images.cpu()[rows], batch.pictures.cpu()[rows], classes, titles)
+
+
+def _chosen(selection: "Selection", places: list[int]) -> "Selection":
+    """Some of the images of a selection."""
+    assert selection.target is not None
+    return replace(
+        selection,
+        images=selection.images[places],
+        pictures=selection.pictures[places],
+        target=selection.target[places],
+        titles=tuple(selection.titles[place] for place in places),
+    )
+
+
+def _first_of_each(labels: Tensor) -> list[int]:
+    """The place of the first of each label."""
+    first: dict[int, int] = {}
+    for place, label in enumerate(labels.tolist()):
+        first.setdefault(label, place)
+    return [first[label] for label in sorted(first)]
+
+
+def _labels(images: ImageSet, batch_size: int) -> Tensor:
+    """The masks of all images, bool (N, E), on the CPU."""
+    starts = range(0, len(images), batch_size)
+    rows = [list(range(start, min(start + batch_size, len(images)))) for start in starts]
+    return torch.cat([images.__getitems__(some).labels.cpu() for some in rows])
 
 
 def _class_figures(said: Tensor, there: Tensor) -> dict[str, float | int | None]:

@@ -4,7 +4,7 @@ from torchcaps.training.callbacks import History, RoutingHealth, StopAt, Trainin
 from torchcaps.training.fit import fit, quiet_lightning
 from torchcaps.training.folder import RunFolder, read_summary
 from torchcaps.training.learner import Learner
-from torchcaps.training.loaders import evaluation_loader, train_loader
+from torchcaps.training.loaders import Loaders, evaluation_loader, train_loader
 from torchcaps.training.options import (
     Caller,
     Optimisation,
@@ -22,6 +22,7 @@ __all__ = [
     "Caller",
     "History",
     "Learner",
+    "Loaders",
     "Optimisation",
     "OptimizerFactory",
     "RoutingHealth",

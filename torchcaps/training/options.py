@@ -164,13 +164,11 @@ class Caller:
     Attributes:
         config: YAML of all options, kept in a new folder.
         command: how this was started, for the summary.
-        imports: modules of the user's own that were imported for it, kept with the network.
         progress_bar: whether to show one.
         show: takes lines of text; None for silence.
     """
 
     config: str = ""
     command: str = ""
-    imports: tuple[str, ...] = ()
     progress_bar: bool = False
     show: Callable[[str], None] | None = None

@@ -61,7 +61,7 @@ def train(
     runner, metrics = fit(learner, data.train, validation, folder.path, schedule, running.trainer, caller)
     if not runner.is_global_zero:
         return None
-    save(network, folder, subject, task, caller)
+    save(network, folder, subject, task)
     network = load_pretrained(folder.model)  # what the summary speaks of is what was saved
     test = data.test.prepared(subject.preprocess)
     figures = task.examine(network, test, schedule.batch_size).figures
@@ -85,7 +85,7 @@ def train(
     return summary
 
 
-def save(network: ImageClassifier, folder: RunFolder, subject: Subject, task: Task, caller: Caller) -> None:
+def save(network: ImageClassifier, folder: RunFolder, subject: Subject, task: Task) -> None:
     """Saves a network with all that it takes to use it: the names of the classes, how images are prepared, the task."""
     network.save_pretrained(
         folder.model,
@@ -93,7 +93,6 @@ def save(network: ImageClassifier, folder: RunFolder, subject: Subject, task: Ta
         preprocess=subject.preprocess.config(),
         raw_image_shape=list(subject.data.image_shape),
         task=task.config(),
-        imports=list(caller.imports),
     )
 
 
@@ -103,9 +102,11 @@ GROUPS = (Subject, Optimisation, Schedule, Running)
 
 def train_parser() -> "ArgumentParser":
     """The options of :func:`train` on the command line and in YAML, and the folder of the run as ``run``."""
-    from jsonargparse import ActionConfigFile, ArgumentParser
+    from jsonargparse import ActionConfigFile
 
-    parser = ArgumentParser(
+    from torchcaps.training.parser import OptionParser
+
+    parser = OptionParser(
         prog="torchcaps train",
         description="Train a network on images. '--resume RUN' instead of '--run RUN' continues an interrupted run.",
     )
@@ -138,7 +139,7 @@ def train_parsed(folder: RunFolder, parser: "ArgumentParser", config: Any, **how
         What :func:`train` returns; raises what it raises.
     """
     ready = vars(parser.instantiate(config))
-    caller = Caller(config=parser.dump(config), imports=tuple(ready["import"]), **how)
+    caller = Caller(config=parser.dump(config), **how)
     return train(
         folder,
         _chosen(Subject, ready),

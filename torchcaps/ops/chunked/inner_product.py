@@ -1,4 +1,4 @@
-"""Moments under an inner product with transforms of each child's own, contracted through them, tile by tile."""
+"""Moments under an inner product with transforms of each child's own, without forming votes, tile by tile."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from torchcaps.ops.chunked.tiles import columns_of, slices, tile_shape, uncolumn
 
 
 class InnerProductMoments(torch.autograd.Function):
-    """Mass and sum under an inner-product similarity, contracted through the transforms.
+    """Mass and sum under an inner-product similarity: sums change places with the transforms.
 
     Inside, the batch is the last axis, where it is long and contiguous; pose rows lie next to it. A tile holds
     (J, children * P, M * B) numbers.

@@ -1,4 +1,4 @@
-"""Routing on tiles of votes, for any similarity: formed, used and dropped, and formed again in backward.
+"""Routing on tiles of votes, for inner products and Gaussians: formed, used and dropped, and formed again in backward.
 
 A tile holds ``i`` children of ``B`` rows of the batch. Inside, the batch is the last axis, where it is long and
 contiguous, next to the pose rows: votes (i, J, D, M, B), logits (i, J, B).
@@ -20,7 +20,7 @@ from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 class Options(NamedTuple):
     """What the functions below need besides tensors."""
 
-    similarity: type[InnerProduct] | type[Gaussian] | None
+    similarity: type[Similarity] | None
     orphan: bool
     hard: bool
     budget: int
@@ -96,6 +96,8 @@ class Tile:
             case Gaussian(mean, precision, log_weight):
                 distance = (self.votes - mean).square_().mul_(precision).sum((2, 3))
                 return log_weight - distance / 2
+            case _:
+                raise TypeError(f"these tiles have no {type(self.similarity).__name__}")
 
     def partition(self, logits: Tensor) -> Tensor:
         """The normaliser over the parents (and the orphan), (i, B)."""
@@ -145,8 +147,8 @@ class Tile:
             grads.coordinates.add_(grad_votes.sum((1, 4)).mT.reshape(i, M * D))
 
 
-class TiledMoments(torch.autograd.Function):
-    """Mass, sum and, if wanted, scatter under any similarity.
+class ChunkedMoments(torch.autograd.Function):
+    """Mass, sum and, if wanted, scatter.
 
     Tiles are merged about their own means (Chan, Golub & LeVeque 1983), so the scatter never cancels. Because the
     weighted deviations from the mean add up to zero, the scatter does not depend on the mean to first order: backward
@@ -207,7 +209,7 @@ class TiledMoments(torch.autograd.Function):
         return None, None, *flat
 
 
-class TiledScores(torch.autograd.Function):
+class ChunkedScores(torch.autograd.Function):
     """The logits (B, I, J), or their normaliser over the parents (B, I)."""
 
     @staticmethod

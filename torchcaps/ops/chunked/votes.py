@@ -1,11 +1,12 @@
 """Bounded memory in plain PyTorch: votes are formed a tile at a time, used and dropped, forward and backward.
 
-Three cases, from the cheapest:
+Four cases, from the cheapest:
 
 * Before the first step all logits are 0, so the first moment is a matrix product of children and transforms.
 * Inner products never need the vote itself: ``<alpha_j, u_i W_ij> = <u_i, W_ij alpha_j>`` and
   ``sum_i r_ij u_i W_ij = sum_i (r_ij u_i) W_ij``. With shared transforms this is attention over the children.
-* Everything else works on tiles of votes; backward forms each tile again.
+* Inner products with coordinates or a scatter, and Gaussians, work on tiles of votes; backward forms each tile again.
+* Any other similarity, or rule, does so too, with autograd inside each tile.
 """
 
 import math
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from torchcaps.ops import naive
 from torchcaps.ops.backend import Moments, Rule, VoteSource
+from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.inner_product import InnerProductMoments
-from torchcaps.ops.chunked.moments import Options, TiledMoments, TiledScores
+from torchcaps.ops.chunked.moments import ChunkedMoments, ChunkedScores, Options
 from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import attention_moments, uniform_moments
-from torchcaps.ops.similarity import InnerProduct, Similarity
+from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 
 
 class ChunkedVotes(VoteSource):
@@ -34,54 +36,60 @@ class ChunkedVotes(VoteSource):
         super().__init__(children, transforms, coordinates)
         self.budget = budget or tile_numbers(children.device)
 
+    @classmethod
+    def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
+        """Everything."""
+        return ""
+
     def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
         """One E-step and the sums of the M-step that follows."""
-        contracted = not (scatter or rule.hard or self.coordinates is not None)
-        if contracted and similarity is None:
+        if rule.special or not _is_known(similarity):
+            return any_similarity.moments(self._tile(similarity, weights, rule), scatter, self.budget)
+        without_votes = not (scatter or rule.hard or self.coordinates is not None)
+        if without_votes and similarity is None:
             return uniform_moments(self.children, self.transforms, weights, rule)
-        if contracted and isinstance(similarity, InnerProduct):
+        if without_votes and isinstance(similarity, InnerProduct):
             if self.transforms.shape[0] == 1:
                 return attention_moments(self.children, self.transforms, similarity.alpha, weights, rule)
-            mass, total = InnerProductMoments.apply(
-                self.children,
-                self.transforms,
-                similarity.alpha,
-                weights,
-                rule.log_partition,
-                rule.orphan,
-                self.budget,
-            )
+            pairs = (self.children, self.transforms, similarity.alpha, weights, rule.log_partition)
+            mass, total = InnerProductMoments.apply(*pairs, rule.orphan, self.budget)
             return Moments(mass, total, None)
         options = Options(None if similarity is None else type(similarity), rule.orphan, rule.hard, self.budget)
-        mass, total, second = TiledMoments.apply(
-            options,
-            scatter,
-            self.children,
-            self.transforms,
-            self.coordinates,
-            weights,
-            rule.log_partition,
-            *(similarity or ()),
-        )
+        fields = (self.children, self.transforms, self.coordinates, weights, rule.log_partition)
+        parents = () if similarity is None else similarity.tensors
+        mass, total, second = ChunkedMoments.apply(options, scatter, *fields, *parents)
         return Moments(mass, total, second)
 
     def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
         """The assignment probabilities, (B, I, J)."""
-        if similarity is None:
-            logits = naive.uniform_logits(self.children, self.transforms)
-        else:
-            logits = self._scores(similarity, reduced=False)
-        return naive.logits_assignment(logits, rule)
+        return naive.logits_assignment(self.logits(similarity), rule)
 
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
         """The normaliser, (B, I)."""
         if similarity is None:
             parents = self.transforms.shape[1] + orphan
             return self.children.new_full(self.children.shape[:2], math.log(parents))
+        if not _is_known(similarity):
+            return any_similarity.log_partition(self._tile(similarity, None, Rule(orphan)), self.budget)
         return self._scores(similarity, reduced=True, orphan=orphan)
+
+    def logits(self, similarity: Similarity | None) -> Tensor:
+        """The logits, (B, I, J)."""
+        if similarity is None:
+            return naive.uniform_logits(self.children, self.transforms)
+        if not _is_known(similarity):
+            return any_similarity.logits(self._tile(similarity, None, Rule()), self.budget)
+        return self._scores(similarity, reduced=False)
 
     def _scores(self, similarity: Similarity, reduced: bool, orphan: bool = False) -> Tensor:
         options = Options(type(similarity), orphan, hard=False, budget=self.budget)
-        return TiledScores.apply(
-            options, reduced, self.children, self.transforms, self.coordinates, None, None, *similarity
-        )
+        fields = (self.children, self.transforms, self.coordinates, None, None)
+        return ChunkedScores.apply(options, reduced, *fields, *similarity.tensors)
+
+    def _tile(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule) -> any_similarity.Tile:
+        return any_similarity.Tile(similarity, rule, self.children, self.transforms, self.coordinates, weights)
+
+
+def _is_known(similarity: Similarity | None) -> bool:
+    """Whether tiles of their own are written for it."""
+    return similarity is None or type(similarity) in (InnerProduct, Gaussian)

@@ -17,7 +17,7 @@ from torchcaps.numerics import positive
 from torchcaps.ops import naive
 from torchcaps.ops.backend import Moments, Rule, VoteSource
 from torchcaps.ops.closed_forms import attention_moments, uniform_moments
-from torchcaps.ops.similarity import InnerProduct, Similarity
+from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 
 
 class Call(NamedTuple):
@@ -229,12 +229,19 @@ class FusedVotes(VoteSource):
     indexed = True
     backend: str
 
+    @classmethod
+    def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
+        """Inner products and Gaussians under a softmax, with or without an orphan, or an argmax."""
+        if similarity is not None and type(similarity) not in (InnerProduct, Gaussian):
+            return f"the kernels have inner products and Gaussians, not {type(similarity).__name__}"
+        return f"the kernels do not have {rule.special}" if rule.special else ""
+
     def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
         """One E-step and the sums of the M-step that follows."""
-        contracted = self.sites is None and self.coordinates is None and not (scatter or rule.hard)
-        if contracted and similarity is None:
+        without_votes = self.sites is None and self.coordinates is None and not (scatter or rule.hard)
+        if without_votes and similarity is None:
             return uniform_moments(self.children, self.transforms, weights, rule)
-        if contracted and isinstance(similarity, InnerProduct) and self.transforms.shape[0] == 1:
+        if without_votes and isinstance(similarity, InnerProduct) and self.transforms.shape[0] == 1:
             return attention_moments(self.children, self.transforms, similarity.alpha, weights, rule)
         call = self._call(similarity, weights, rule.log_partition)
         mass, total, second = _moments(*call, self.backend, rule.orphan, rule.hard, scatter)
@@ -242,11 +249,15 @@ class FusedVotes(VoteSource):
 
     def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
         """The assignment probabilities, (B, I, J)."""
-        logits = _scores(*self._call(similarity), self.backend, False, False)
+        logits = self.logits(similarity)
         partition = rule.log_partition
         if partition is not None and self.sites is not None:
-            rule = rule._replace(log_partition=partition[:, self.sites].flatten(0, 1))
+            rule = Rule(rule.orphan, rule.hard, partition[:, self.sites].flatten(0, 1))
         return naive.logits_assignment(logits, rule)
+
+    def logits(self, similarity: Similarity | None) -> Tensor:
+        """The logits, (B, I, J)."""
+        return _scores(*self._call(similarity), self.backend, False, False)
 
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
         """The normaliser, (B, I)."""
@@ -256,7 +267,7 @@ class FusedVotes(VoteSource):
         self, similarity: Similarity | None, weights: Tensor | None = None, log_partition: Tensor | None = None
     ) -> Call:
         fields = (self.children, self.transforms, self.coordinates, weights, log_partition, self.sites)
-        return Call(*fields, tuple(similarity or ()))
+        return Call(*fields, () if similarity is None else similarity.tensors)
 
 
 class NativeVotes(FusedVotes):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from torchcaps.explain.charts import bars_across
+from torchcaps.explain.draw.charts import bars_across
 from torchcaps.recipes.kit.base import Key, Line, Picture
 
 

@@ -1,4 +1,4 @@
-"""Checks for capsule layers, one's own included."""
+"""Whether a layer of matrix capsules passes a change of viewpoint on."""
 
 from collections.abc import Callable
 

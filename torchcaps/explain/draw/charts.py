@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.explain.attacks import BLACK, TARGETED, UNTARGETED, WHITE, Curve, Key, shown
-from torchcaps.explain.figures import new_figure, shorten
+from torchcaps.explain.draw.canvas import new_figure, shorten
 from torchcaps.explain.sweeps import Sweep
 
 if TYPE_CHECKING:

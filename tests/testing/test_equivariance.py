@@ -1,6 +1,7 @@
 """The checks are checked: they pass what is equivariant, and nothing else."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -98,7 +99,7 @@ class TestBroken:
         class Shifty(CapsLinear):
             def route(self, children):
                 routed = super().route(children)
-                other = routed.similarity._replace(alpha=routed.similarity.alpha.roll(1, -1))
+                other = replace(routed.similarity, alpha=routed.similarity.alpha.roll(1, -1))
                 return routed._replace(similarity=other)
 
         torch.manual_seed(0)

@@ -1,0 +1,159 @@
+"""All data sets pass `check_dataset`, and it finds what is wrong with others."""
+
+import random
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import test_cifar10
+import test_smallnorb
+import torch
+from PIL import Image
+from test_mnist import idx
+from test_smallnorb import COUNT
+
+from torchcaps.data import (
+    CIFAR10,
+    MNIST,
+    Digits,
+    FashionMNIST,
+    ImageData,
+    ImageFolder,
+    ImageSet,
+    SmallNORB,
+    list_datasets,
+)
+from torchcaps.data.base import _DATASETS
+from torchcaps.testing import check_dataset
+
+sys.path.append(str(Path(__file__).parents[1] / "tasks"))
+from several_digits import Masks, Pairs
+
+
+class TinyMNIST(MNIST):
+    """MNIST of other files than those that were published."""
+
+    sha256: ClassVar = {}
+
+
+class TinyFashion(FashionMNIST):
+    sha256: ClassVar = {}
+
+
+@pytest.fixture(scope="module")
+def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., ImageData]]:
+    """What makes each data set of the registry, from small files in its original format."""
+    folder = tmp_path_factory.mktemp("sources")
+    draw = random.Random(0)
+    for number in range(60):
+        path = folder / "images" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.frombytes("L", (6, 5), draw.randbytes(30)).save(path)
+    for name in ("mnist", "fashion-mnist"):
+        (folder / name).mkdir()
+        for part, count in (("train", 40), ("t10k", 10)):
+            (folder / name / f"{part}-images-idx3-ubyte").write_bytes(idx((count, 4, 5), draw.randbytes(count * 20)))
+            labels = bytes(number % 10 for number in range(count))
+            (folder / name / f"{part}-labels-idx1-ubyte").write_bytes(idx((count,), labels))
+    test_cifar10.write(folder / "cifar10")
+    write_smallnorb(folder / "smallnorb")
+    data_dir = {"data_dir": str(folder), "download": False}
+    return {
+        "cifar10": partial(CIFAR10, **data_dir),
+        "digits": Digits,
+        "fashion_mnist": partial(TinyFashion, **data_dir),
+        "folder": partial(ImageFolder, str(folder / "images")),
+        "mnist": partial(TinyMNIST, **data_dir),
+        "smallnorb": partial(SmallNORB, str(folder), size=12),
+    }
+
+
+def write_smallnorb(folder: Path) -> None:
+    """Its own small files, but that each pair of the test half is another one."""
+    seen = b"".join(bytes([number]) * 96 * 96 for pair in range(COUNT) for number in (pair, 251 - pair))
+    name = f"{test_smallnorb.TEST}-dat.mat"
+    files = {**test_smallnorb.FILES, name: test_smallnorb.matrix((COUNT, 2, 96, 96), seen)}
+    test_smallnorb.write(folder, files)
+
+
+def test_all_of_the_registry(makers: dict[str, Callable[..., ImageData]]) -> None:
+    shipped = {name for name in list_datasets() if _DATASETS[name].__module__.startswith("torchcaps.")}
+    assert makers.keys() == shipped
+    for make in makers.values():
+        check_dataset(make)
+
+
+@pytest.mark.parametrize("source", [Digits, Digits(seed=3), partial(Digits, size=5), Pairs, Masks, Masks(count=50)])
+def test_classes_makers_and_data_sets(source: object) -> None:
+    check_dataset(source)
+
+
+class Wrong(ImageData):
+    """Forty images of two classes, and eight to test on, with one thing that is off."""
+
+    off = ""
+
+    def load_train(self) -> ImageSet:
+        images = torch.arange(40, dtype=torch.uint8).view(40, 1, 1, 1).expand(40, 1, 4, 4).clone()
+        if self.off == "global":
+            images = images[torch.randperm(40)]
+        return ImageSet(images, torch.arange(40) % 2, ("a", "a" if self.off == "names" else "b"))
+
+    def load_test(self) -> ImageSet:
+        first = {"overlap": 36, "seeded test": 100 + self.seed}.get(self.off, 100)
+        size = 5 if self.off == "size" else 4
+        images = torch.arange(first, first + 8).to(torch.uint8).view(8, 1, 1, 1).expand(8, 1, size, size).clone()
+        labels = torch.arange(8) % 2
+        if self.off == "masks":
+            labels = torch.nn.functional.one_hot(labels, 2).bool()
+        return ImageSet(images[: 0 if self.off == "empty" else 8], labels[: 0 if self.off == "empty" else 8], ("a", "c")
+                        if self.off == "classes" else ("a", "a" if self.off == "names" else "b"))  # fmt: skip
+
+    @property
+    def validation(self) -> ImageSet:
+        return self.train.subset(torch.arange(5)) if self.off == "leak" else super().validation
+
+    @property
+    def train(self) -> ImageSet:
+        images = super().train
+        return images.subset(torch.arange(len(images) - 3)) if self.off == "lost" and self.validation_share else images
+
+
+class Unseeded(Wrong):
+    def __init__(self, validation: float = 0.1, seed: int = 0) -> None:
+        super().__init__(validation, 0)
+
+
+@pytest.mark.parametrize(
+    ("off", "message"),
+    [
+        ("size", r"test has images \(1, 5, 5\), train \(1, 4, 4\)"),
+        ("classes", r"test has the classes \('a', 'c'\), train \('a', 'b'\)"),
+        ("names", "classes must have different names"),
+        ("masks", "test has labels of 2 axes, train of 1"),
+        ("empty", "there must be images to train and to test on"),
+        ("overlap", "of 8 images in test are in (train|validation) too"),
+        ("leak", "5 of 5 images in validation are in train too"),
+        ("global", "the same seed gives other (train|validation) images"),
+        ("seeded test", "another seed gives other test images"),
+        ("lost", "training and validation images are 29 and 8, but 40 together"),
+    ],
+)
+def test_what_is_off_is_named(off: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Wrong, "off", off)
+    with pytest.raises(AssertionError, match=message):
+        check_dataset(Wrong)
+
+
+def test_a_seed_that_does_nothing_is_found() -> None:
+    check_dataset(Wrong)
+    with pytest.raises(AssertionError, match="another seed puts the same validation images aside"):
+        check_dataset(Unseeded)
+
+
+def test_it_must_be_a_data_set() -> None:
+    with pytest.raises(AssertionError, match="it must be an ImageData, got dict"):
+        check_dataset(dict)

@@ -1,0 +1,426 @@
+"""Layers over sequences and volumes: against those over images, and against loops over all windows."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchcaps import (
+    CapsConv1d,
+    CapsConv2d,
+    CapsConv3d,
+    Capsules,
+    ClassCaps,
+    PrimaryCaps,
+    PrimaryCaps1d,
+    PrimaryCaps3d,
+    create_routing,
+    ops,
+)
+from torchcaps.layers import CapsConvNd, PrimaryCapsNd, coordinate_addition
+from torchcaps.ops import Gaussian, InnerProduct, PositionWide, Votes, Windows, use_backend
+from torchcaps.ops.dispatch import FEW
+from torchcaps.routing import EMRouting
+
+CPU = torch.device("cpu")
+BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def make_children(*sites: int, pose: tuple[int, ...] = (2, 3)) -> Capsules:
+    activation = random(*sites, seed=1).sigmoid()
+    return Capsules(random(*sites, *pose).requires_grad_(), activation.requires_grad_())
+
+
+def gradients(parents: Capsules, inputs: list[Tensor], layer: torch.nn.Module) -> list[Tensor]:
+    mark = random(parents.pose.numel(), seed=5)
+    total = parents.pose.flatten() @ mark + parents.activation.flatten() @ mark[: parents.activation.numel()]
+    return list(torch.autograd.grad(total, [*inputs, *layer.parameters()]))
+
+
+def looped_sites(windows: Windows) -> list[list[int]]:
+    """The places of each window, by a loop over all axes."""
+    rows = []
+    for window in itertools.product(*map(range, windows.out)):
+        row = []
+        for place in itertools.product(*map(range, windows.kernel)):
+            position = [
+                w * s + p * d for w, s, p, d in zip(window, windows.stride, place, windows.dilation, strict=True)
+            ]
+            flat = 0
+            for at, extent in zip(position, windows.extent, strict=True):
+                assert 0 <= at < extent
+                flat = flat * extent + at
+            row.append(flat)
+        rows.append(row)
+    return rows
+
+
+class TestWindows:
+    @pytest.mark.parametrize(
+        "windows",
+        [
+            Windows((7,), (3,), (2,), (0,), (1,)),
+            Windows((6,), (2,), (1,), (2,), (3,)),
+            Windows((5, 4), (2, 3), (2, 1), (0, 1), (1, 2)),
+            Windows((4, 3, 5), (2, 2, 3), (1, 2, 2), (0, 1, 1), (2, 1, 1)),
+            Windows((2, 3, 2, 4), (2, 1, 2, 2), (1, 2, 1, 2), (0, 0, 1, 0), (1, 1, 1, 2)),
+        ],
+        ids=lambda windows: f"{windows.axes}d-{windows.size}",
+    )
+    def test_sites(self, windows: Windows) -> None:
+        expected = torch.tensor(looped_sites(windows))
+        assert windows.sites(CPU).tolist() == expected.tolist()
+        assert expected.shape == (math.prod(windows.out), math.prod(windows.kernel))
+        children = windows.children(3, CPU)
+        assert children.dtype == torch.int32
+        assert children.tolist() == (expected[..., None] * 3 + torch.arange(3)).flatten(1).tolist()
+
+    def test_no_further_window_fits(self) -> None:
+        for size, kernel, stride, padding, dilation in itertools.product(
+            range(5, 9), (1, 3), (1, 2, 3), (0, 1), (1, 2)
+        ):
+            windows = Windows((size,), (kernel,), (stride,), (padding,), (dilation,))
+            last = (windows.out[0] - 1) * stride + (kernel - 1) * dilation
+            assert last < windows.padded <= last + stride
+
+    def test_padding_lies_around_the_grid(self) -> None:
+        windows = Windows((2, 3, 2), (1,) * 3, (1,) * 3, (1, 0, 2), (1,) * 3)
+        field = random(2, 2, 3, 2, 4, 5)
+        padded = windows.pad(field).unflatten(1, (*windows.extent, 4))
+        assert torch.equal(padded[:, 1:-1, :, 2:-2], field)
+        assert (padded != 0).sum() == field.numel()
+        flags = windows.pad(torch.zeros(2, 2, 3, 2, 4, dtype=torch.bool), value=True)
+        assert flags.dtype == torch.bool
+        assert int((~flags).sum()) == 2 * 2 * 3 * 2 * 4
+
+    def test_axes_that_contradict(self) -> None:
+        for arguments in (((4, 4), (2,), (1, 1), (0, 0), (1, 1)), ((), (), (), (), ())):
+            with pytest.raises(ValueError, match="one number for each axis of the grid"):
+                Windows(*arguments)
+
+    def test_too_few_children(self) -> None:
+        with pytest.raises(ValueError, match=r"grid of 4 are fewer than a window of 5 spans"):
+            Windows((4,), (5,), (1,), (0,), (1,))
+        with pytest.raises(ValueError, match=r"grid of 4x2x4 are fewer than a window of 3x3x3 spans"):
+            Windows((4, 2, 4), (3,) * 3, (1,) * 3, (0,) * 3, (1,) * 3)
+
+    def test_what_is_kept_is_no_inference_tensor(self) -> None:
+        windows = Windows((11,), (2,), (1,), (0,), (1,))
+        with torch.inference_mode():
+            windows.children(2, CPU)
+        assert not windows.children(2, CPU).is_inference()
+
+
+def by_windows(layer: CapsConvNd, children: Capsules) -> Capsules:
+    """Dense capsules at each position, with the transforms of the layer, each window for itself."""
+    windows = layer.windows(children)
+    pose, activation = windows.pad(children.pose), windows.pad(children.activation)
+    types, poses, activations = layer.in_types, [], []
+    for sites in looped_sites(windows):
+        at = [site * types + kind for site in sites for kind in range(types)]
+        routed = layer.routing(Votes(pose[:, at], layer.weight.flatten(0, 1), backend="naive"), activation[:, at])
+        poses.append(routed.pose)
+        activations.append(routed.activation)
+    pose, activation = (torch.stack(fields, 1).unflatten(1, windows.out) for fields in (poses, activations))
+    return Capsules(pose.unflatten(-1, layer.out_pose), activation)
+
+
+CONVOLUTIONS = {1: CapsConv1d, 2: CapsConv2d, 3: CapsConv3d}
+
+
+def make_convolution(axes: int, *arguments: Any, **options: Any) -> CapsConvNd:
+    torch.manual_seed(0)
+    layer = CONVOLUTIONS[axes](*arguments, routing=EMRouting(3, "linear", 0.1), **options).double()
+    for seed, parameter in enumerate(layer.routings.parameters()):
+        parameter.data = random(*parameter.shape, seed=seed)
+    return layer
+
+
+class TestConvolution:
+    @BACKENDS
+    @pytest.mark.parametrize("axes", [1, 3])
+    def test_is_dense_capsules_at_each_position(self, axes: int, backend: str) -> None:
+        children = make_children(2, *(5, 4, 3)[-axes:], 2)
+        options = {"stride": (2, 1, 1)[-axes:], "padding": (0, 1, 1)[-axes:], "dilation": (1, 2, 1)[-axes:]}
+        layer = make_convolution(axes, 2, 3, (2, 3), (2, 2), 2, **options, competition="window", backend=backend)
+        parents, expected = layer(children), by_windows(layer, children)
+        torch.testing.assert_close(parents, expected, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(
+            gradients(parents, list(children), layer), gradients(expected, list(children), layer), rtol=1e-7, atol=1e-9
+        )
+
+    @BACKENDS
+    @pytest.mark.parametrize("competition", ["grid", "window"])
+    @pytest.mark.parametrize("axes", [1, 2])
+    def test_one_position_along_further_axes_changes_nothing(self, axes: int, competition: str, backend: str) -> None:
+        """A sequence is an image of one row, an image a volume of one."""
+        grid, kernel, stride, padding = (6, 5)[:axes], (3, 2)[:axes], (2, 1)[:axes], (1, 0)[:axes]
+        children = make_children(2, *grid, 4)
+        options = {"groups": 2, "competition": competition, "backend": backend}
+        flat = make_convolution(axes, 4, 2, (2, 3), (2, 2), kernel, stride, padding, **options)
+        deep = make_convolution(axes + 1, 4, 2, (2, 3), (2, 2), (1, *kernel), (1, *stride), (0, *padding), **options)
+        deep.load_state_dict(flat.state_dict())
+        parents = flat(children)
+        others = Capsules(*(field.squeeze(1) for field in deep(Capsules(*(f.unsqueeze(1) for f in children)))))
+        torch.testing.assert_close(parents, others, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(
+            gradients(parents, list(children), flat), gradients(others, list(children), deep), rtol=1e-10, atol=1e-12
+        )
+
+    @BACKENDS
+    @pytest.mark.parametrize("axes", [1, 3])
+    def test_each_child_is_given_away_once(self, axes: int, backend: str) -> None:
+        children = make_children(2, *(5, 3, 4)[-axes:], 2)
+        layer = make_convolution(axes, 2, 3, (2, 3), (2, 2), 2, competition="grid", backend=backend)
+        (routed,) = layer.route(children)
+        windows = layer.windows(children)
+        given = routed.assignment.sum(-1).unflatten(0, (2, -1)).flatten(1)
+        places = windows.children(2, CPU).long().flatten().expand_as(given)
+        total = torch.zeros(2, windows.padded * 2, dtype=torch.float64).scatter_add(1, places, given)
+        torch.testing.assert_close(total, torch.ones_like(total), rtol=1e-10, atol=0)
+
+    @pytest.mark.parametrize("axes", [1, 2, 3])
+    def test_grid_is_another_name_of_image(self, axes: int) -> None:
+        children = make_children(1, *(4,) * axes, 2)
+        parents = [
+            make_convolution(axes, 2, 2, (2, 3), (2, 2), 2, competition=name)(children) for name in ("image", "grid")
+        ]
+        torch.testing.assert_close(*parents, rtol=0, atol=0)
+
+    @pytest.mark.parametrize(("axes", "grid"), [(1, "L"), (2, "H, W"), (3, "D, H, W")])
+    def test_other_axes(self, axes: int, grid: str) -> None:
+        layer = make_convolution(axes, 2, 2, (2, 3), (2, 2), 1)
+        for other in {1, 2, 3} - {axes}:
+            with pytest.raises(ValueError, match=rf"children must have poses \(B, {grid}, 2, 2, 3\) and activations"):
+                layer(make_children(1, *(4,) * other, 2))
+
+    @pytest.mark.parametrize("argument", ["kernel_size", "stride", "padding", "dilation"])
+    def test_one_number_for_each_axis(self, argument: str) -> None:
+        with pytest.raises(ValueError, match=rf"{argument} must be one number, or 3, one for each axis, got \(1, 1\)"):
+            CapsConv3d(2, 2, 3, 3, **{"kernel_size": 1, argument: (1, 1)})
+
+
+def looped_positions(logits: Tensor, windows: Windows, types: int, orphan: bool) -> Tensor:
+    """Softmax over all windows that see a child, child by child, each type of parents for itself; (N * W, I, J)."""
+    field = logits.unflatten(0, (-1, math.prod(windows.out)))  # [N, W, I, J]
+    seen: dict[int, list[tuple[int, int]]] = {}
+    for window, children in enumerate(windows.children(types, CPU).tolist()):
+        for place, child in enumerate(children):
+            seen.setdefault(child, []).append((window, place))
+    share: dict[tuple[int, int], Tensor] = {}
+    for pairs in seen.values():
+        candidates = [field[:, window, place] for window, place in pairs]  # [N, J] each
+        if orphan:
+            candidates.append(torch.zeros_like(candidates[0]))
+        share.update(zip(pairs, torch.stack(candidates).softmax(0), strict=False))
+    return torch.stack([share[key] for key in sorted(share)], 1).view_as(logits)
+
+
+class TestOneTypeOverAllPositions:
+    """``competition="position"`` against brute force."""
+
+    TYPES, PARENTS = 2, 3
+
+    def setting(self, windows: Windows, backend: str, orphan: bool) -> tuple[Votes, list[Tensor]]:
+        children = windows.pad(random(2, *windows.size, self.TYPES, 2, 3)).requires_grad_()
+        places = math.prod(windows.kernel) * self.TYPES
+        transforms = random(places, self.PARENTS, 3, 2, seed=1).requires_grad_()
+        normaliser = PositionWide(orphan=orphan, windows=windows, types=self.TYPES)
+        sites = windows.children(self.TYPES, CPU)
+        with use_backend(backend if backend != "native" else None):
+            votes = Votes(children, transforms, normaliser=normaliser, sites=sites)
+            assert ops.BACKENDS[backend] is type(votes.source)
+        return votes, [children, transforms]
+
+    def similarity(self, kind: str, rows: int) -> tuple[Any, list[Tensor]]:
+        tensors = [random(rows, self.PARENTS, 4, seed=seed) for seed in (2, 3)] + [random(rows, self.PARENTS, seed=4)]
+        tensors[1] = tensors[1].exp()
+        tensors = [tensor.requires_grad_() for tensor in tensors]
+        if kind == "uniform":
+            return None, []
+        return (InnerProduct(tensors[0]), tensors[:1]) if kind == "inner" else (Gaussian(*tensors), tensors)
+
+    @BACKENDS
+    @pytest.mark.parametrize("kind", ["uniform", "inner", "gaussian"])
+    @pytest.mark.parametrize("orphan", [False, True], ids=["", "orphan"])
+    @pytest.mark.parametrize(
+        "windows",
+        [
+            Windows((5, 4), (3, 3), (1, 1), (0, 0), (1, 1)),
+            Windows((5, 4), (3, 2), (2, 1), (1, 0), (1, 2)),
+            Windows((7, 6), (3, 3), (2, 2), (1, 1), (1, 1)),
+            Windows((7, 6), (2, 2), (3, 3), (0, 0), (1, 1)),  # children that no window sees
+            Windows((8,), (3,), (2,), (1,), (1,)),
+            Windows((3, 4, 3), (2, 2, 2), (1, 2, 1), (0, 0, 1), (1, 1, 1)),
+        ],
+        ids=lambda windows: f"{windows.axes}d-k{windows.kernel}-s{windows.stride}",
+    )
+    def test_brute_force(
+        self, windows: Windows, kind: str, orphan: bool, backend: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 200)
+        monkeypatch.setitem(FEW, "cpu", 0)
+        votes, inputs = self.setting(windows, backend, orphan)
+        similarity, parents = self.similarity(kind, votes.shape[0])
+        weights = random(*votes.children.shape[:2], seed=8).sigmoid().requires_grad_()
+        dense = votes.dense()
+        logits = torch.zeros_like(dense[..., 0]) if similarity is None else similarity.logits(dense)
+        expected = looped_positions(logits, windows, self.TYPES, orphan)
+        assignment = votes.assignment(similarity)
+        torch.testing.assert_close(assignment, expected, rtol=1e-9, atol=1e-12)
+
+        share = expected * votes.gather(weights)[..., None]
+        moments = votes.moments(similarity, weights, scatter=True)
+        mass, total = share.sum(1), torch.einsum("bij,bijh->bjh", share, dense)
+        second = torch.einsum("bij,bijh->bjh", share, (dense - (total / mass[..., None])[:, None]).square())
+        torch.testing.assert_close(tuple(moments), (mass, total, second), rtol=1e-9, atol=1e-11)
+
+        marks = [random(*tensor.shape, seed=9) for tensor in (expected, mass, total, second)]
+        leaves, results = [*inputs, *parents, weights], []
+        for outputs in ((assignment, *moments), (expected, mass, total, second)):
+            objective = sum((output * mark).sum() for output, mark in zip(outputs, marks, strict=True))
+            results.append(torch.autograd.grad(objective, leaves, retain_graph=True))
+        torch.testing.assert_close(*results, rtol=1e-8, atol=1e-10)
+
+    @pytest.mark.parametrize("stride", [1, 2, 3])
+    @BACKENDS
+    def test_each_type_shares_out_the_whole_child(self, stride: int, backend: str) -> None:
+        children = make_children(2, 6, 5, 2)
+        layer = make_convolution(2, 2, 3, (2, 3), (2, 2), 3, stride, 1, competition="position")
+        (routed,) = layer.route(children)
+        places = layer.windows(children).children(2, CPU).long().flatten()
+        given = routed.assignment.unflatten(0, (2, -1)).flatten(1, 2)  # [N, W * I, J]
+        total = torch.zeros(2, layer.windows(children).padded * 2, 3, dtype=torch.float64).index_add(1, places, given)
+        seen = total[:, places]
+        torch.testing.assert_close(seen, torch.ones_like(seen), rtol=1e-10, atol=0)
+
+    def test_types_do_not_compete(self) -> None:
+        """Other parents of other types change nothing for a type whose steps do not know of them."""
+        children = make_children(1, 5, 4, 2)
+        layer = make_convolution(2, 2, 3, (2, 3), (2, 2), 3, competition="position")
+        before = layer(children)
+        with torch.no_grad():
+            layer.weight[:, :, 2] *= 3
+        after = layer(children)
+        torch.testing.assert_close(after.pose[..., :2, :, :], before.pose[..., :2, :, :], rtol=1e-10, atol=1e-12)
+        assert (after.pose[..., 2, :, :] - before.pose[..., 2, :, :]).abs().max() > 0.1
+
+    def test_a_child_of_one_window_is_all_of_every_type(self) -> None:
+        layer = make_convolution(2, 2, 3, (2, 3), (2, 2), 2, 2, competition="position")
+        (routed,) = layer.route(make_children(1, 4, 4, 2))
+        torch.testing.assert_close(routed.assignment, torch.ones_like(routed.assignment), rtol=1e-12, atol=0)
+
+    def test_kernels_leave_it_to_tiles(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(FEW, "cpu", 0)
+        votes, _ = self.setting(Windows((4, 4), (2, 2), (1, 1), (0, 0), (1, 1)), "native", False)
+        choice = votes.choose(self.similarity("inner", votes.shape[0])[0])
+        assert choice.backend == "chunked"
+        assert "a normaliser for each pair" in choice.reason
+
+    @pytest.mark.parametrize("backend", ["naive", "chunked"])
+    def test_gradcheck(self, backend: str) -> None:
+        layer = make_convolution(1, 1, 2, (2, 2), (2, 2), 2, competition="position", backend=backend)
+        names = [name for name, _ in layer.named_parameters()]
+
+        def call(pose: Tensor, logits: Tensor, *parameters: Tensor) -> Capsules:
+            children = Capsules(pose, logits.sigmoid())
+            return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (children,))
+
+        pose, logits = random(1, 4, 1, 2, 2).requires_grad_(), random(1, 4, 1, seed=1).requires_grad_()
+        assert torch.autograd.gradcheck(call, (pose, logits, *layer.parameters()))
+
+
+PRIMARIES = {1: PrimaryCaps1d, 2: PrimaryCaps, 3: PrimaryCaps3d}
+
+
+def make_primary(axes: int, *arguments: Any, **options: Any) -> PrimaryCapsNd:
+    torch.manual_seed(0)
+    return PRIMARIES[axes](*arguments, **options).double()
+
+
+class TestPrimary:
+    @pytest.mark.parametrize("options", [{}, {"activation": "learned"}, {"routed": True, "batch_norm": True}], ids=str)
+    @pytest.mark.parametrize("axes", [1, 2])
+    def test_one_position_along_further_axes_changes_nothing(self, axes: int, options: dict[str, Any]) -> None:
+        maps = random(2, 3, *(9, 8)[:axes]).requires_grad_()
+        kernel, stride, padding = (3, 2)[:axes], (2, 1)[:axes], (1, 0)[:axes]
+        flat = make_primary(axes, 3, 4, (2, 2), kernel, stride, padding, **options)
+        deep = make_primary(axes + 1, 3, 4, (2, 2), (1, *kernel), (1, *stride), (0, *padding), **options)
+        deep.load_state_dict(
+            {name: value.view_as(deep.state_dict()[name]) for name, value in flat.state_dict().items()}
+        )
+        capsules, others = flat(maps), Capsules(*(field.squeeze(1) for field in deep(maps.unsqueeze(2))))
+        assert capsules.activation.shape == (2, *flat.sites(*maps.shape[2:]))
+        torch.testing.assert_close(capsules, others, rtol=1e-12, atol=1e-14)
+        ours, theirs = gradients(capsules, [maps], flat), gradients(others, [maps], deep)
+        torch.testing.assert_close(
+            ours, [g.view_as(o) for g, o in zip(theirs, ours, strict=True)], rtol=1e-10, atol=1e-12
+        )
+
+    @pytest.mark.parametrize("size", [(9, 10, 11), (12, 9, 17)], ids=str)
+    def test_sites_of_a_volume(self, size: tuple[int, ...]) -> None:
+        layer = PrimaryCaps3d(2, 3, 4, (3, 4, 9), (1, 2, 3), (0, 1, 2))
+        assert layer(torch.randn(1, 2, *size)).activation.shape == (1, *layer.sites(*size))
+
+    def test_other_axes(self) -> None:
+        with pytest.raises(ValueError, match=r"features must be \(B, 2, L\), got shape \(1, 2, 9, 9\)"):
+            PrimaryCaps1d(2, 3, 4)(torch.zeros(1, 2, 9, 9))
+        with pytest.raises(ValueError, match=r"sites takes the 3 sizes of a feature map \(D, H, W\), got \(9, 9\)"):
+            PrimaryCaps3d(2, 3, 4).sites(9, 9)
+        with pytest.raises(ValueError, match=r"feature map is 8, smaller than .* kernel of 9"):
+            PrimaryCaps1d(2, 3, 4).sites(8)
+
+
+class TestClassCapsules:
+    @BACKENDS
+    @pytest.mark.parametrize("routing", ["em", "dynamic"])
+    @pytest.mark.parametrize("axes", [1, 3])
+    def test_votes(self, axes: int, routing: str, backend: str) -> None:
+        """V = u W with the position along each axis on the first elements."""
+        grid = (4, 2, 3)[:axes]
+        torch.manual_seed(0)
+        layer = ClassCaps(
+            2, 3, (2, 3), (2, 2), routing=create_routing(routing), axes=axes, coordinate_scale=2.0, backend=backend
+        ).double()
+        children = make_children(2, *grid, 2)
+        expected = torch.einsum("b...tmp,tjpd->b...tjmd", children.pose, layer.weight).flatten(-2).clone()
+        for place in itertools.product(*map(range, grid)):
+            for axis in range(axes):
+                expected[(slice(None), *place)][..., axis] += 2.0 * (place[axis] + 0.5) / grid[axis]
+        expected = expected.flatten(1, axes + 1)
+        routed = layer.route(children)
+        torch.testing.assert_close(routed.votes.dense(), expected, rtol=1e-12, atol=1e-14)
+        for number in range(2):
+            votes = Votes(torch.ones(1, expected.shape[1], 1, dtype=torch.float64), expected[number][:, :, None])
+            alone = layer.routing(votes, children.activation[number : number + 1].flatten(1))
+            torch.testing.assert_close(routed.pose[number], alone.pose[0], rtol=1e-8, atol=1e-11)
+        parents = layer(children)
+        assert parents.pose.shape == (2, 3, 2, 2)
+        assert all(gradient.isfinite().all() for gradient in gradients(parents, [children.pose], layer))
+
+    def test_coordinates_by_hand(self) -> None:
+        assert coordinate_addition(4, 2, scale=8.0).tolist() == [[1, 0], [3, 0], [5, 0], [7, 0]]
+        field = coordinate_addition(2, 1, 3, 4)
+        assert field.shape == (2, 1, 3, 4)
+        torch.testing.assert_close(field[1, 0, 2], torch.tensor([0.75, 0.5, 5 / 6, 0]))
+
+    def test_as_many_elements_as_axes(self) -> None:
+        with pytest.raises(ValueError, match="coordinate addition needs votes of 3 elements or more, got 2"):
+            ClassCaps(2, 3, 4, 2, axes=3)
+        ClassCaps(2, 3, 4, 1, axes=1)
+
+    @pytest.mark.parametrize("axes", [0, 4, "2"])
+    def test_axes(self, axes: Any) -> None:
+        with pytest.raises(ValueError, match=r"axes must be one of \[1, 2, 3\]"):
+            ClassCaps(2, 3, 4, 4, axes=axes)
+
+    def test_other_axes(self) -> None:
+        with pytest.raises(ValueError, match=r"children must have poses \(B, L, 2, 2, 3\)"):
+            ClassCaps(2, 3, (2, 3), (2, 3), axes=1)(make_children(1, 4, 4, 2))

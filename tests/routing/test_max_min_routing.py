@@ -1,0 +1,82 @@
+"""Max-min routing against loops over the equations of Zhao et al. 2019; and no routing at all."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from torchcaps.ops import Normaliser, Votes
+from torchcaps.routing import MaxMin, euclidean_kmeans_routing, max_min_routing, mean_routing
+
+B, I, J, P, D = 2, 5, 3, 3, 4
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def textbook(V: np.ndarray, steps: int, lower: float, upper: float) -> tuple[np.ndarray, np.ndarray]:
+    """Poses v (J, D) and the last c (I, J) of one example."""
+    b, c = np.zeros((I, J)), np.full((I, J), upper)
+    for step in range(steps):
+        if step > 0:
+            for i, j in itertools.product(range(I), range(J)):
+                c[i, j] = lower + (b[i, j] - b[i].min()) / (b[i].max() - b[i].min()) * (upper - lower)
+        v = np.zeros((J, D))
+        for j in range(J):
+            s = sum(c[i, j] * V[i, j] for i in range(I))
+            v[j] = (s @ s) / (1 + s @ s) * s / np.sqrt(s @ s)
+        for i, j in itertools.product(range(I), range(J)):
+            b[i, j] += V[i, j] @ v[j]
+    return v, c
+
+
+@pytest.mark.parametrize("backend", ["naive", "chunked"])
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+@pytest.mark.parametrize(("lower", "upper"), [(0.0, 1.0), (0.1, 2.0)])
+def test_equations(backend: str, steps: int, lower: float, upper: float) -> None:
+    votes = Votes(normal(B, I, P), normal(I, J, P, D, seed=1), backend=backend)
+    routed = max_min_routing(votes, steps=steps, lower=lower, upper=upper)
+    for b in range(B):
+        v, c = textbook(votes.dense()[b].numpy(), steps, lower, upper)
+        torch.testing.assert_close(routed.pose[b], torch.from_numpy(v), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(routed.assignment[b], torch.from_numpy(c), rtol=1e-10, atol=1e-12)
+
+
+class TestMap:
+    def test_between_the_bounds(self) -> None:
+        found = MaxMin(0.25, 0.75).assignment(normal(B, I, J))
+        assert (found.amin(-1) == 0.25).all()
+        assert (found.amax(-1) == 0.75).all()
+
+    def test_scale_and_shift_of_the_logits_do_not_matter(self) -> None:
+        logits = normal(B, I, J)
+        torch.testing.assert_close(MaxMin().assignment(5 * logits - 3), MaxMin().assignment(logits))
+
+    def test_equal_logits_give_all_to_all_and_no_gradient(self) -> None:
+        logits = torch.full((B, I, J), 2.0, requires_grad=True)
+        found = MaxMin(0.1, 0.9).assignment(logits)
+        torch.testing.assert_close(found, torch.full((B, I, J), 0.9))
+        (gradient,) = torch.autograd.grad(found.sum(), logits)
+        assert not gradient.any()
+
+    def test_shares_do_not_compete(self) -> None:
+        votes = Votes(normal(B, I, P), normal(I, J, P, D, seed=1), normaliser=Normaliser(mapping=MaxMin()))
+        assert (votes.assignment().sum(-1) == J).all()
+
+
+class TestMean:
+    @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+    def test_is_the_mean(self, backend: str) -> None:
+        votes = Votes(normal(B, I, P), normal(I, J, P, D, seed=1), backend=backend)
+        weights = normal(B, I, seed=2).sigmoid()
+        expected = torch.einsum("bi,bijh->bjh", weights / weights.sum(1, keepdim=True), votes.dense())
+        torch.testing.assert_close(mean_routing(votes, weights).pose, expected, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(mean_routing(votes).pose, votes.dense().mean(1), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(mean_routing(votes).activation, votes.dense().mean(1).norm(dim=-1))
+
+    def test_is_one_step_of_k_means(self) -> None:
+        votes = Votes(normal(B, I, P), normal(I, J, P, D, seed=1))
+        torch.testing.assert_close(mean_routing(votes).pose, euclidean_kmeans_routing(votes, steps=1).pose)

@@ -1,0 +1,286 @@
+"""Two digits in each image: trained, interrupted, resumed, tested, saved, opened and asked, on the task's word."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from several_digits import Masks, Pairs
+
+import torchcaps as tc
+import torchcaps.data
+from torchcaps.classifier import Classifier
+from torchcaps.cli import main
+from torchcaps.data import Digits
+from torchcaps.losses import MarginLoss, NegativeLogLikelihood, ReconstructionLoss
+from torchcaps.models import Prediction, create_model
+from torchcaps.tasks import Classification, Criteria, SeveralLabels, Task, as_task, create_task, list_tasks
+from torchcaps.training import Loaders, Schedule, Speed
+
+MODULE = str(Path(__file__).with_name("several_digits.py"))
+OPTIONS = [
+    *("--import", MODULE, "--data", "several_digits.Pairs", "--model", "capsnet_digits"),
+    *("--model_args.channels", "8", "--model_args.types", "2", "--model_args.decoder_hidden", "[8]"),
+    *("--data.count", "600", "--batch_size", "16", "--optimizer", "Adam", "--optimizer.lr", "0.01"),
+    *("--preprocess.shift", "1", "--trainer.accelerator", "cpu"),
+]
+
+
+def rows(run: Path) -> list[dict[str, float]]:
+    with (run / "metrics.csv").open(newline="") as file:
+        return [{k: float(v) for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("several") / "run"
+    assert main(["train", *OPTIONS, "--run", str(run), "--epochs", "3"]) == 0
+    return run
+
+
+class TestCommandLine:
+    def test_the_data_say_what_networks_are_for(self, run):
+        summary = json.loads((run / "summary.json").read_text())
+        assert summary["task"] == "several_labels"
+        assert summary["images"] == {"train": 479, "validation": 121, "test": 50}
+        assert 0.1 < summary["test_accuracy"] <= 1
+        assert {"train_accuracy", "val_accuracy", "train_class_loss", "val_reconstruction_loss"} <= rows(run)[0].keys()
+        network = tc.load_pretrained(run / "model")
+        assert network.extra["task"] == {"name": "several_labels", "count": 2, "threshold": 0.5}
+        assert network.image_shape == (1, 8, 16)
+
+    def test_a_resumed_training_ends_like_an_unbroken_one(self, run, tmp_path):
+        broken = tmp_path / "broken"
+        assert main(["train", *OPTIONS, "--run", str(broken), "--epochs", "1", "--report", "false"]) == 0
+        assert main(["train", "--resume", str(broken), "--epochs", "3"]) == 0
+        assert rows(broken) == rows(run)
+
+    def test_training_ends_at_a_share_of_exact_answers(self, run, tmp_path):
+        accuracies = [row["val_accuracy"] for row in rows(run)]
+        aim = max(accuracies[:2])
+        assert aim > 0  # or nothing is seen here
+        stopped = tmp_path / "stopped"
+        options = ["--run", str(stopped), "--epochs", "3", "--stop_at", str(aim), "--report", "false"]
+        assert main(["train", *OPTIONS, *options]) == 0
+        assert rows(stopped) == rows(run)[: accuracies.index(aim) + 1]
+
+    def test_evaluate_agrees_with_the_summary(self, run, capsys):
+        assert main(["evaluate", str(run), "--json"]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["accuracy"] == json.loads((run / "summary.json").read_text())["test_accuracy"]
+        assert sum(figures["images"] for figures in result["per_class"].values()) == 2 * 50
+        assert main(["evaluate", str(run), "--split", "validation"]) == 0
+        assert "of 121 images right in all their classes" in capsys.readouterr().out
+
+    def test_predict_names_both_classes(self, run, tmp_path, capsys):
+        images = Pairs().test.__getitems__([0, 1, 2]).images
+        files = []
+        for number, image in enumerate(images):
+            files.append(str(tmp_path / f"{number}.png"))
+            Image.fromarray((255 * image[0]).round().to(torch.uint8).numpy()).save(files[-1])
+        assert main(["predict", str(run), *files, "--json"]) == 0
+        found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        with torch.no_grad():
+            activation = tc.load_pretrained(run / "model")(images).activation
+        for row, expected in zip(found, activation, strict=True):
+            assert row["classes"] == [str(label) for label in expected.topk(2).indices.tolist()]
+            assert list(row["lengths"].values()) == pytest.approx(expected.tolist(), abs=1e-5)
+            assert row["probabilities"] == row["lengths"]
+        assert main(["predict", str(run), files[0]]) == 0
+        assert capsys.readouterr().out.count("(") == 2
+
+    def test_the_report_shows_each_class_of_an_image(self, run):
+        exhibits = json.loads((run / "report" / "exhibits.json").read_text())["exhibits"]
+        kinds = {exhibit["kind"]: exhibit for exhibit in exhibits}
+        assert {"summary", "learning_curves", "reconstructions", "perturbations"} <= kinds.keys()
+        measured = {row["name"]: row["value"] for row in kinds["summary"]["measured"]}
+        assert measured["exactly right"] == json.loads((run / "summary.json").read_text())["test_accuracy"]
+        first, second = kinds["reconstructions"]["titles"][:2]
+        assert first.partition("\n")[2] == second.partition("\n")[2]  # one image, asked about each of its digits
+        assert first != second
+
+    def test_a_network_alone_knows_its_task(self, run):
+        classifier = Classifier.open(run / "model")
+        assert classifier.task.config() == {"name": "several_labels", "count": 2, "threshold": 0.5}
+        answers = classifier(Pairs().test.__getitems__([0, 1]).pictures)
+        assert [len(answer.classes) for answer in answers] == [2, 2]
+
+    def test_unknown_tasks_are_named(self, tmp_path, capsys):
+        arguments = ["train", "--data", "Digits", "--run", str(tmp_path / "run"), "--task", "guessing"]
+        try:
+            status = main(arguments)
+        except SystemExit as stop:
+            status = stop.code
+        assert status not in (0, None)
+        assert "classification" in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--data", "Digits", "--task", "SeveralLabels"], "takes images with masks"),
+            (["--import", MODULE, "--data", "several_digits.Pairs", "--task", "classification"], "of one class each"),
+            (
+                ["--import", MODULE, "--data", "several_digits.Pairs", "--task", "SeveralLabels", "--task.count", "3"],
+                "count is 3, but the first image has 2 classes",
+            ),
+        ],
+    )
+    def test_targets_that_do_not_fit_are_refused_before_anything_is_written(self, options, message, tmp_path, capsys):
+        assert main(["train", *options, "--run", str(tmp_path / "run")]) == 1
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
+
+class TestTrainingPairs:
+    def test_they_are_new_in_each_epoch_and_the_same_for_any_number_of_processes(self):
+        images = Pairs(validation=0).train
+        raw = images.__class__(images.images, images.labels, images.classes)
+
+        def made(indices: list[int], epoch: int, seed: int = 0):
+            return images.composition(raw.__getitems__(indices), epoch, seed)
+
+        whole = made(list(range(20)), 3)
+        assert torch.equal(whole.images[5:9], made([5, 6, 7, 8], 3).images)
+        assert torch.equal(whole.images, made(list(range(20)), 3).images)
+        assert not torch.equal(whole.images, made(list(range(20)), 4).images)
+        assert not torch.equal(whole.images, made(list(range(20)), 3, seed=1).images)
+
+    def test_only_training_makes_them_anew(self):
+        class Trainer:
+            training, current_epoch = True, 7
+
+        loaders = Loaders(Pairs().train, Pairs().validation, Schedule(seed=3), Speed())
+        loaders.trainer = Trainer()
+        raw = loaders.sets[0].__getitems__([4, 2])
+        assert raw.images.shape == (2, 1, 8, 8)
+        expected = Pairs().train.composition(raw, 7, 3)
+        assert torch.equal(loaders.on_after_batch_transfer(raw, 0).images, expected.images)
+        Trainer.training = False
+        fixed = Pairs().validation.__getitems__([0])
+        assert loaders.on_after_batch_transfer(fixed, 0) is fixed
+
+
+def criteria(loss=None) -> Criteria:
+    return Criteria(loss or MarginLoss(), ReconstructionLoss(0.1))
+
+
+class TestLoss:
+    @pytest.fixture
+    def network(self):
+        torch.manual_seed(0)
+        return create_model("capsnet_digits", image_shape=(1, 8, 16), channels=4, types=2, decoder_hidden=(8,))
+
+    def test_each_capsule_reconstructs_its_digit_alone(self, network):
+        batch = Pairs().test.__getitems__([0, 1, 2, 3])
+        prediction, parts = SeveralLabels(2).loss(network, network, batch, criteria())
+        assert torch.equal(prediction.activation, network(batch.images).activation)
+        torch.testing.assert_close(parts["class_loss"], tc.margin_loss(prediction.activation, batch.labels.float()))
+        capsules = network.encode(batch.images)
+        expected = 0.0
+        for place in range(2):
+            alone = network.decode(capsules, batch.parts.labels[:, place])
+            error = (alone - batch.parts.pictures[:, place]).square().flatten(1).sum(1).mean()
+            expected = expected + 0.1 * error
+        torch.testing.assert_close(parts["reconstruction_loss"], expected)
+
+    def test_without_parts_the_capsules_reconstruct_together(self, network):
+        batch = Masks().test.__getitems__([0, 1, 2, 3])
+        _, parts = SeveralLabels().loss(network, network, batch, criteria())
+        together = network.decode(network.encode(batch.images), batch.labels)
+        expected = 0.1 * (together - batch.pictures).square().flatten(1).sum(1).mean()
+        torch.testing.assert_close(parts["reconstruction_loss"], expected)
+
+    def test_probabilities_that_add_up_to_one_are_compared_with_shares(self):
+        torch.manual_seed(0)
+        twin = create_model("matrixcapsnet_cnn", image_shape=(1, 8, 16), classes=10, channels=(4, 4), hidden=8)
+        batch = Pairs().test.__getitems__([0, 1, 2, 3])
+        prediction, parts = SeveralLabels(2).loss(twin, twin, batch, criteria(NegativeLogLikelihood()))
+        torch.testing.assert_close(prediction.activation.sum(1), torch.ones(4))
+        expected = -(batch.labels * prediction.activation.log()).sum(1).mean() / 2
+        assert parts.keys() == {"class_loss"}
+        torch.testing.assert_close(parts["class_loss"], expected)
+
+
+class TestAnswers:
+    ACTIVATION = torch.tensor([[0.9, 0.8, 0.1], [0.2, 0.7, 0.6], [0.3, 0.1, 0.2]])
+    LABELS = torch.tensor([[True, True, False], [False, True, False], [False, False, False]])
+
+    def test_exact_sets(self):
+        prediction, batch = Prediction(self.ACTIVATION, None, None), Masks().test[0]._replace(labels=self.LABELS)
+        assert SeveralLabels().measure(prediction, batch)["accuracy"].tolist() == [True, False, True]
+        assert SeveralLabels(threshold=0.65).measure(prediction, batch)["accuracy"].tolist() == [True, True, True]
+        assert SeveralLabels(2).measure(prediction, batch)["accuracy"].tolist() == [True, False, False]
+
+    def test_what_people_read(self):
+        answers = SeveralLabels().answers(Prediction(self.ACTIVATION, None, None), ["a", "b", "c"])
+        assert [answer.classes for answer in answers] == [("a", "b"), ("b", "c"), ()]
+        assert str(answers[1]) == "b (0.700), c (0.600)"
+        assert str(answers[2]) == "nothing"
+
+    def test_one_class_has_a_share_of_all_activations(self):
+        answers = Classification().answers(Prediction(self.ACTIVATION, None, None), ["a", "b", "c"])
+        assert [answer.classes for answer in answers] == [("a",), ("b",), ("a",)]
+        assert list(answers[2].probabilities.values()) == pytest.approx([0.5, 1 / 6, 1 / 3])
+        assert answers[2].json()["class"] == "a"
+
+    def test_figures_of_each_class(self):
+        class Fixed(torch.nn.Module):
+            classes = 10
+
+            def forward(self, images):
+                return Prediction(torch.stack([self.told[image.item()] for image in images[:, 0, 0, 0]]), None, None)
+
+        masks = torch.zeros(3, 10, dtype=torch.bool)
+        masks[0, [1, 2]] = masks[1, 1] = masks[2, 3] = True
+        said = torch.zeros(3, 10)
+        said[0, [1, 2]] = said[1, [1, 3]] = said[2, 4] = 1.0
+        pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).view(3, 1, 1, 1)
+        images = tc.data.ImageSet(pixels, masks, tuple(map(str, range(10))))
+        network = Fixed()
+        network.told = dict(zip((images[row].images.item() for row in range(3)), said, strict=True))
+        found = SeveralLabels().examine(network, images, batch_size=2)
+        assert found.figures["accuracy"] == pytest.approx(1 / 3)
+        assert found.details["per_class"]["1"] == {"images": 2, "precision": 1.0, "recall": 1.0, "f1": 1.0}
+        assert found.details["per_class"]["3"] == {"images": 1, "precision": 0.0, "recall": 0.0, "f1": 0.0}
+        assert found.details["per_class"]["4"] == {"images": 0, "precision": 0.0, "recall": None, "f1": 0.0}
+        assert found.details["per_class"]["9"]["f1"] is None
+
+
+class TestTasks:
+    def test_by_name(self):
+        assert list_tasks() == ["classification", "several_labels"]
+        assert create_task("several_labels", count=3).config()["count"] == 3
+        for task in (Classification(), SeveralLabels(2), SeveralLabels(threshold=0.3)):
+            assert as_task(task.config()).config() == task.config()
+        with pytest.raises(ValueError, match=r"task must be one of \['classification', 'several_labels'\], got 'x'"):
+            as_task("x")
+
+    def test_arguments_of_a_base_class_are_kept(self):
+        class Own(SeveralLabels):
+            name = "own"
+
+        assert Own(4).config() == {"name": "own", "count": 4, "threshold": 0.5}
+
+    @pytest.mark.parametrize("arguments", [{"count": 0}, {"threshold": 0.0}, {"threshold": 1.0}])
+    def test_range(self, arguments):
+        with pytest.raises(ValueError, match=f"{next(iter(arguments))} must be"):
+            SeveralLabels(**arguments)
+
+    def test_aims(self):
+        loss = Task.measures[0].__class__("pixel_error", higher_is_better=False, percent=False)
+        assert loss.reached(0.1, 0.2)
+        assert not loss.reached(0.3, 0.2)
+        with pytest.raises(ValueError, match=r"stop_at must be a pixel_error in \[0, 1\), got 1"):
+            loss.check_aim(1.0)
+
+
+def test_masks_are_split_in_shares():
+    data = Masks(count=100, validation=0.25)
+    assert (len(data.train), len(data.validation)) == (75, 25)
+    assert data.train.labels.dtype == torch.bool
+    digits = Digits().test
+    with pytest.raises(ValueError, match=r"or bool \(359, 10\), a mask"):
+        tc.data.ImageSet(digits.images, torch.zeros(359, 9, dtype=torch.bool), digits.classes)

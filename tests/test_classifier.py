@@ -1,0 +1,195 @@
+"""One way to open a trained network and to use it on images of any kind."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import torchcaps as tc
+from torchcaps.classifier import Classifier
+from torchcaps.data import Digits, Preprocess, load_image, standardise, thirteen_crops
+
+
+@pytest.fixture(scope="module")
+def grey() -> Classifier:
+    torch.manual_seed(0)
+    return Classifier(tc.create_model("capsnet_digits", channels=8, types=2, decoder_hidden=None))
+
+
+@pytest.fixture(scope="module")
+def colour() -> Classifier:
+    torch.manual_seed(0)
+    network = tc.create_model("capsnet_digits", image_shape=(3, 8, 8), classes=3, channels=8, types=2)
+    return Classifier(network, classes=["red", "green", "blue"])
+
+
+def lengths(answer) -> torch.Tensor:
+    return torch.tensor(list(answer.lengths.values()))
+
+
+def picture(height: int, width: int, channels: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(height * width * channels)
+    return torch.randint(256, (channels, height, width), generator=generator, dtype=torch.uint8)
+
+
+class TestKindsOfImages:
+    @pytest.mark.parametrize(("height", "width"), [(8, 8), (20, 13)])
+    @pytest.mark.parametrize("channels", [1, 3, 4])
+    @pytest.mark.parametrize("resize", ["pad", "crop", "stretch"])
+    def test_files_pictures_arrays_and_bytes_are_the_same(
+        self, grey, colour, height, width, channels, resize, tmp_path
+    ):
+        tensor = picture(height, width, channels)
+        array = tensor.permute(1, 2, 0).numpy()
+        image = Image.fromarray(array[:, :, 0] if channels == 1 else array)
+        image.save(tmp_path / "image.png")
+        for classifier in (grey, colour):
+            expected = load_image(tmp_path / "image.png", classifier.image_shape, resize)
+            kinds = [tmp_path / "image.png", str(tmp_path / "image.png"), image, array, tensor]
+            for kind in [*kinds, *([array[:, :, 0]] if channels == 1 else [])]:
+                assert torch.equal(classifier.pixels(kind, resize), expected / 255), type(kind)
+            with torch.no_grad():
+                activation = classifier.network(expected[None] / 255).activation[0]
+            answers = classifier(kinds, resize)
+            assert all(torch.allclose(lengths(answer), activation) for answer in answers)
+
+    @pytest.mark.parametrize("channels", [1, 3, 4])
+    def test_floating_point_of_the_right_size_is_not_rounded(self, grey, colour, channels):
+        tensor = torch.rand(channels, 8, 8, generator=torch.Generator().manual_seed(0))
+        colours = tensor[:3] * tensor[3:] if channels == 4 else tensor
+        luma = colours if channels == 1 else (torch.tensor([0.299, 0.587, 0.114])[:, None, None] * colours).sum(0)[None]
+        torch.testing.assert_close(grey.pixels(tensor), luma)
+        torch.testing.assert_close(colour.pixels(tensor), colours.expand(3, -1, -1))
+        array = tensor.permute(1, 2, 0).double().numpy()
+        torch.testing.assert_close(colour.pixels(array), colour.pixels(tensor))
+
+    @pytest.mark.parametrize("resize", ["pad", "crop", "stretch"])
+    @pytest.mark.parametrize(("height", "width"), [(20, 13), (13, 20), (5, 6), (3, 30), (8, 9), (9, 8)])
+    def test_floating_point_is_resized_as_bytes_are(self, grey, height, width, resize):
+        smooth = torch.linspace(0, 1, height)[:, None] * torch.linspace(1, 0.2, width)
+        found = grey.pixels(smooth[None], resize)
+        expected = grey.pixels((255 * smooth[None]).round().to(torch.uint8), resize)
+        assert found.shape == (1, 8, 8)
+        assert (found - expected).abs().max() < 0.1
+
+    def test_one_gives_one_and_several_give_several(self, grey):
+        images = Digits().test.images[:3]
+        answers = grey(images)
+        assert len(answers) == 3
+        assert len(grey([images[0]])) == 1
+        assert grey([]) == []
+        assert torch.allclose(lengths(grey(images[1])), lengths(answers[1]))
+        assert len(grey(images.permute(0, 2, 3, 1).numpy())) == 3
+        mixed = grey([images[0], images[1, 0].numpy(), images[2].float() / 255])
+        assert all(torch.allclose(lengths(a), lengths(b)) for a, b in zip(mixed, answers, strict=True))
+
+    def test_stereo_pairs_come_as_numbers(self):
+        pairs = Classifier(tc.create_model("capsnet_digits", image_shape=(2, 8, 8), channels=4, types=2))
+        assert pairs(torch.rand(2, 8, 8)).poses["0"].shape == (16,)
+        assert len(pairs([np.zeros((11, 9, 2), np.uint8)])) == 1
+        with pytest.raises(ValueError, match="image files have 1 or 3 channels, the network takes 2"):
+            pairs("left.png")
+        with pytest.raises(ValueError, match="an image of 3 channels cannot be made into one of 2"):
+            pairs(torch.rand(3, 8, 8))
+
+    @pytest.mark.parametrize(
+        ("image", "message"),
+        [
+            (torch.rand(8, 8), r"a tensor must be \(C, H, W\), or .* got the shape \(8, 8\)"),
+            (np.zeros((1, 2, 3, 4, 5)), r"an array must be \(H, W\) or .* got the shape \(1, 2, 3, 4, 5\)"),
+            (np.zeros((5, 8, 8)), "an image of 8 channels cannot be made into one of 1"),
+            (torch.full((1, 8, 8), 255.0), r"must lie in \[0, 1\], got 255 to 255: give bytes"),
+            (torch.full((1, 8, 8), torch.nan), r"must lie in \[0, 1\], got nan to nan"),
+            (torch.zeros(1, 8, 8, dtype=torch.int64), r"pixels must be bytes \(uint8\), .* got torch.int64"),
+            (torch.zeros(1, 0, 8), r"an image must have pixels, got the shape \(1, 0, 8\)"),
+            (3, "an image must be a path, a PIL image, an array or a tensor, got int"),
+        ],
+    )
+    def test_what_is_no_image_is_named(self, grey, image, message):
+        with pytest.raises(ValueError, match=message):
+            grey(image)
+
+    def test_resize_and_files_are_named(self, grey, tmp_path):
+        with pytest.raises(ValueError, match="resize must be one of pad, crop, stretch, got 'tile'"):
+            grey(torch.rand(1, 9, 9), resize="tile")
+        with pytest.raises(FileNotFoundError, match=r"none\.png"):
+            grey(tmp_path / "none.png")
+
+
+class TestWhatIsSavedWithIt:
+    PREPROCESS = Preprocess(crop=6, standardise=True)
+
+    @pytest.fixture
+    def folder(self, tmp_path) -> Path:
+        torch.manual_seed(0)
+        network = tc.create_model("capsnet_digits", image_shape=(1, 6, 6), classes=2, channels=8, types=2)
+        extra = {"classes": ["a", "b"], "preprocess": self.PREPROCESS.config(), "raw_image_shape": [1, 12, 12]}
+        network.save_pretrained(tmp_path / "run" / "model", **extra)
+        return tmp_path / "run"
+
+    @pytest.mark.parametrize("crops", [1, 13])
+    def test_preprocessing_and_names(self, folder, crops):
+        classifier = Classifier.open(folder)
+        assert (classifier.classes, classifier.image_shape) == (("a", "b"), (1, 12, 12))
+        assert classifier.task.name == "classification"  # saved before there were tasks
+        classifier.preprocess = replace(classifier.preprocess, crops=crops)
+        images = torch.rand(5, 1, 12, 12)
+        parts = images[:, None, :, 3:9, 3:9] if crops == 1 else thirteen_crops(images, 6)
+        with torch.no_grad():
+            seen = [classifier.network(standardise(part)) for part in parts.unbind(1)]
+        expected = torch.stack([prediction.activation for prediction in seen]).mean(0)
+        torch.testing.assert_close(classifier.activations(images, batch_size=20), expected)
+        answers = classifier.predict(images, batch_size=20)
+        torch.testing.assert_close(torch.stack([lengths(answer) for answer in answers]), expected)
+        torch.testing.assert_close(answers[4].poses["b"], seen[0].capsules.pose[4, 1])
+        shares = expected / expected.sum(1, keepdim=True)
+        assert list(answers[2].probabilities.values()) == pytest.approx(shares[2].tolist())
+
+    def test_bytes_and_numbers_of_many(self, folder):
+        classifier = Classifier.open(folder / "model")
+        images = torch.randint(256, (7, 1, 12, 12), dtype=torch.uint8)
+        found = classifier.activations(images, batch_size=3)
+        torch.testing.assert_close(found, classifier.activations(images.float() / 255))
+        assert classifier.activations(images[:0]).shape == (0, 2)
+        with pytest.raises(ValueError, match=r"images must be \(B, 1, 12, 12\), got \(7, 1, 6, 6\)"):
+            classifier.activations(images[:, :, :6, :6])
+
+    def test_misfits_are_named(self, folder, tmp_path):
+        network = tc.load_pretrained(folder / "model")
+        with pytest.raises(ValueError, match=r"classes must name the 2 classes of the network, got \('a',\)"):
+            Classifier(network, classes=["a"])
+        with pytest.raises(ValueError, match=r"prepared to \(1, 12, 12\), but the network takes \(1, 6, 6\)"):
+            Classifier(network, preprocess=Preprocess())
+        with pytest.raises(ValueError, match="task must be one of"):
+            Classifier(network, task="guessing")
+        with pytest.raises(FileNotFoundError):
+            Classifier.open(tmp_path / "nothing")
+
+    def test_any_device_and_mode(self, folder):
+        classifier = Classifier(tc.load_pretrained(folder / "model").train())
+        assert not classifier.network.training
+        assert classifier.to("cpu").device.type == "cpu"
+
+
+CODE = """
+import sys
+import torchcaps
+assert not {"torchcaps.classifier", "torchcaps.tasks", "PIL", "numpy.testing"} & set(sys.modules)
+assert torchcaps.Classifier.__name__ == "Classifier"
+assert "PIL" not in sys.modules and "lightning" not in sys.modules
+try:
+    torchcaps.Classifer
+except AttributeError as error:
+    assert "Classifer" in str(error)
+else:
+    raise SystemExit("no error")
+"""
+
+
+def test_it_is_imported_when_it_is_asked_for():
+    subprocess.run([sys.executable, "-c", CODE], check=True, cwd=Path(__file__).parents[1])

@@ -1,0 +1,96 @@
+"""Every backend is what naive is; one that is not is told from one that is."""
+
+from functools import partialmethod
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchcaps.ops import BACKENDS, Moments, Rule, Similarity, VoteSource
+from torchcaps.ops.chunked import ChunkedVotes
+from torchcaps.ops.naive import NaiveVotes
+from torchcaps.testing import check_backend
+from torchcaps.testing.backends import PROBLEMS, RULES, SIMILARITIES
+
+ON_THIS_MACHINE = sorted(set(BACKENDS) - {"triton"})  # whose tests of its own run in Triton's interpreter
+ALL = len(PROBLEMS) * len(SIMILARITIES) * len(RULES)
+
+
+@pytest.mark.parametrize("name", ON_THIS_MACHINE)
+@pytest.mark.parametrize("tile", [40, 2**19], ids=["tiles", "one-tile"])
+def test_every_backend(name: str, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", tile)
+    compared = check_backend(BACKENDS[name])
+    assert compared == (len(PROBLEMS) * 3 * 4 if name == "native" else ALL)
+
+
+@pytest.mark.parametrize("name", ON_THIS_MACHINE)
+def test_float32(name: str) -> None:
+    check_backend(BACKENDS[name], dtype=torch.float32)
+
+
+class TestBroken:
+    def test_wrong_by_a_little(self) -> None:
+        class Off(NaiveVotes):
+            def moments(
+                self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool
+            ) -> Moments:
+                moments = super().moments(similarity, weights, rule, scatter)
+                return moments._replace(mass=moments.mass * (1 + 1e-6 * rule.orphan))
+
+        with pytest.raises(
+            AssertionError, match=r"Off is not what naive is for .* with an orphan: mass is off by 1e-06"
+        ):
+            check_backend(Off)
+
+    def test_a_gradient_is_missing(self) -> None:
+        class Still(NaiveVotes):
+            def moments(
+                self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool
+            ) -> Moments:
+                return super().moments(similarity, None if weights is None else weights.detach(), rule, scatter)
+
+        with pytest.raises(AssertionError, match="the gradient of weights is off"):
+            check_backend(Still)
+
+    def test_says_yes_to_everything(self) -> None:
+        """The defect that this contract is there for: a backend that takes every similarity for one that it knows."""
+
+        class Boastful(ChunkedVotes):
+            def moments(
+                self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool
+            ) -> Moments:
+                known = similarity if type(similarity).__name__ in ("InnerProduct", "Gaussian") else None
+                return super().moments(known, weights, rule, scatter)
+
+        with pytest.raises(
+            AssertionError, match=r"Boastful is not what naive is for given logits \(I, J\) under a soft"
+        ):
+            check_backend(Boastful)
+
+    def test_says_no_to_everything(self) -> None:
+        class Modest(NaiveVotes):
+            @classmethod
+            def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
+                return "not today"
+
+        with pytest.raises(AssertionError, match="Modest supports nothing"):
+            check_backend(Modest)
+
+    def test_answers_in_no_words(self) -> None:
+        class Curt(NaiveVotes):
+            @classmethod
+            def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
+                return True  # type: ignore[return-value]
+
+        with pytest.raises(AssertionError, match=r"Curt\.supports must give a str, got True"):
+            check_backend(Curt)
+
+    @pytest.mark.parametrize(("method", "name"), [("assignment", "mass"), ("log_partition", "log_partition")])
+    def test_nan(self, method: str, name: str) -> None:
+        def spoiled(self: VoteSource, *args: object) -> Tensor:
+            return getattr(NaiveVotes, method)(self, *args) * torch.nan
+
+        made = type("Spoiled", (NaiveVotes,), {method: partialmethod(spoiled)})
+        with pytest.raises(AssertionError, match=f"{name} is off by nan"):
+            check_backend(made)

@@ -1,0 +1,175 @@
+"""Every routing keeps what layers rely on; one that does not is told from one that does."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchcaps.ops import InnerProduct, Votes
+from torchcaps.routing import (
+    EM_PRESETS,
+    DynamicRouting,
+    EMRouting,
+    LayerShape,
+    Routed,
+    Routing,
+    create_routing,
+    list_routings,
+)
+from torchcaps.squash import length, squash
+from torchcaps.testing import check_routing
+
+# Settings beside the defaults; standardised costs say nothing of fewer than three parents, but must stay finite.
+OTHERS: dict[str, Callable[[], Routing]] = {
+    "dynamic-bias": lambda: DynamicRouting(bias=True),
+    "dynamic-orphan": lambda: DynamicRouting(orphan=True),
+    "dynamic-last": lambda: DynamicRouting(accumulate=False),
+    "kmeans-sharp": lambda: create_routing("kmeans", sharpness=2.0, steps=2),
+    "hard-inner": lambda: create_routing("hard_kmeans", metric="inner"),
+    **{f"em-{name}": lambda name=name: EMRouting.preset(name) for name in EM_PRESETS},
+}
+
+
+@pytest.mark.parametrize("name", list_routings())
+def test_every_routing(name: str) -> None:
+    check_routing(name)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_settings(name: str) -> None:
+    check_routing(OTHERS[name]())
+
+
+class Plain(Routing):
+    """What all that is broken here begins with."""
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        pose = votes.moments(None, activation).mean
+        return Routed(pose, length(pose), votes, None)
+
+
+def test_plain() -> None:
+    check_routing(Plain())
+
+
+class Forgetful(Plain):
+    def __init__(self, steps: int = 3) -> None:
+        super().__init__()
+
+
+class Sharing(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def bind(self, shape: LayerShape | int, size: int | None = None) -> Routing:
+        return self
+
+
+class Flat(Plain):
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        routed = super().route(votes, activation)
+        return routed._replace(activation=routed.activation[:, 0])
+
+
+class Ordered(Plain):
+    """The first child counts twice."""
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        first = torch.ones_like(activation)
+        first[:, 0] = 2
+        return super().route(votes, activation * first)
+
+
+class Mixing(Plain):
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        routed = super().route(votes, activation)
+        return routed._replace(pose=routed.pose - routed.pose.mean(0))
+
+
+class Doubling(Plain):
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        routed = super().route(votes, activation)
+        return routed._replace(pose=routed.pose.double())
+
+
+class Rooting(Plain):
+    """A length with no gradient at 0."""
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        pose = votes.moments(None, activation).mean
+        return Routed(pose, pose.square().sum(-1).sqrt(), votes, None)
+
+
+class Peeking(Plain):
+    """Looks at the activations without asking who is there."""
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        pose = votes.moments(None, activation).sum / activation.sum(1)[:, None, None].clamp(min=1e-6)
+        return Routed(pose, length(pose), votes, None)
+
+
+class Counting(Plain):
+    """Divides by all children, those that are not there too."""
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        pose = votes.moments(None, activation).sum / votes.shape[1]
+        return Routed(pose, length(pose), votes, None)
+
+
+class Partial(Plain):
+    """Means what it says on one backend only."""
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        routed = super().route(votes, activation)
+        return routed._replace(pose=routed.pose * (2 if votes.backend == "chunked" else 1))
+
+
+class Detached(Plain):
+    """Claims to be the whole gradient."""
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        alpha = squash(votes.moments(None, activation).sum).detach()
+        pose = squash(votes.moments(InnerProduct(alpha), activation).sum)
+        return Routed(pose, length(pose), votes, InnerProduct(alpha))
+
+
+class Obliging(Plain):
+    """Says that it goes on, and begins anew."""
+
+    resumable = True
+
+    def __init__(self, steps: int = 3) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
+        alpha = 0
+        for _ in range(self.steps):
+            similarity = None if isinstance(alpha, int) else InnerProduct(alpha)
+            pose = squash(votes.moments(similarity, activation).sum)
+            alpha = alpha + pose
+        return Routed(pose, length(pose), votes, similarity)
+
+
+@pytest.mark.parametrize(
+    ("broken", "check", "words"),
+    [
+        (Forgetful, "configuration", "steps"),
+        (Sharing, "copies", "share parameters"),
+        (Flat, "shapes", r"the parents' activation has shape \(3,\), not \(3, 4\)"),
+        (Ordered, "order of the children", "the parents' pose is off by"),
+        (Mixing, "examples of a batch", "the parents' pose is off by"),
+        (Doubling, "dtypes", "float32 poses give poses of torch.float64"),
+        (Rooting, "zeros", "NaN or infinite"),
+        (Peeking, "children that are not there", ""),
+        (Counting, "children that are not there", "the parents' pose is off by 0.29"),
+        (Partial, "backends", "on backend chunked, the parents' pose is off by 1 of its size"),
+        (Detached, "gradients", "Jacobian mismatch"),
+        (Obliging, "earlier parents", "is off by"),
+    ],
+)
+def test_broken(broken: type[Routing], check: str, words: str) -> None:
+    with pytest.raises(AssertionError, match=rf"(?s){broken.__name__} fails the check '{check}': .*{words}"):
+        check_routing(broken())

@@ -1,0 +1,44 @@
+"""Exhibits: plain data that says what to show of a network, for a report, a notebook or a page in the browser."""
+
+from torchcaps.explain.exhibits.answers import Confusion, Measure, Mistake, Mistakes, Summary, measures
+from torchcaps.explain.exhibits.assignments import Assignments, ShareMaps
+from torchcaps.explain.exhibits.base import Exhibit, Table, list_exhibits, register_exhibit
+from torchcaps.explain.exhibits.choice import exhibits_of, exhibits_of_classifier
+from torchcaps.explain.exhibits.curves import Curve, LearningCurves, Panel
+from torchcaps.explain.exhibits.decoded import Perturbations, Reconstructions
+from torchcaps.explain.exhibits.layers import (
+    ActivationMaps,
+    LayerActivations,
+    LayerPoses,
+    LayerTypes,
+    PoseMaps,
+    TypeMaps,
+)
+
+__all__ = [
+    "ActivationMaps",
+    "Assignments",
+    "Confusion",
+    "Curve",
+    "Exhibit",
+    "LayerActivations",
+    "LayerPoses",
+    "LayerTypes",
+    "LearningCurves",
+    "Measure",
+    "Mistake",
+    "Mistakes",
+    "Panel",
+    "Perturbations",
+    "PoseMaps",
+    "Reconstructions",
+    "ShareMaps",
+    "Summary",
+    "Table",
+    "TypeMaps",
+    "exhibits_of",
+    "exhibits_of_classifier",
+    "list_exhibits",
+    "measures",
+    "register_exhibit",
+]

@@ -1,0 +1,169 @@
+"""What a network gets right and wrong."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from torchcaps.data.base import ImageSet
+from torchcaps.explain.exhibits.base import PNG, Exhibit, Table, register_exhibit
+from torchcaps.explain.findings import Findings
+
+_MISTAKES = 24
+
+
+class Measure(NamedTuple):
+    """A number with its name."""
+
+    name: str
+    value: float
+    percent: bool = False
+
+
+@register_exhibit("summary")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Summary(Exhibit):
+    """What a run says of itself, and what was measured afterwards.
+
+    Attributes:
+        recorded: by name, in this order; anything that JSON can hold.
+        measured: numbers.
+    """
+
+    recorded: Mapping[str, Any]
+    measured: tuple[Measure, ...]
+
+    @classmethod
+    def of(cls, title: str, recorded: Mapping[str, Any], measured: Sequence[Measure]) -> "Summary":
+        """Any task may bring measures of its own; those of classification are :func:`measures`."""
+        text = "What the run says of itself, and below it what was measured for this report."
+        return cls(title=title, text=text, recorded=dict(recorded), measured=tuple(measured))
+
+    def table(self) -> Table:
+        """Names and values, in words."""
+        rows = [[str(name), _words(value)] for name, value in self.recorded.items()]
+        rows += [[name, f"{value:.2%}" if percent else _words(value)] for name, value, percent in self.measured]
+        return Table(rows)
+
+
+def _words(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+
+
+def measures(findings: Findings) -> list[Measure]:
+    """What a classifier's answers come to."""
+    found = [
+        Measure("images in this report", len(findings.labels)),
+        Measure("accuracy on them", findings.accuracy, percent=True),
+        Measure("error on them", findings.error, percent=True),
+        Measure("mean activation of the true class", findings.true_activation),
+        Measure("images with no class above 0.5", findings.undecided, percent=True),
+    ]
+    if findings.entropy is not None:
+        found.append(Measure("entropy of the assignments (0 hard, 1 uniform)", findings.entropy))
+    return found
+
+
+@register_exhibit("confusion")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Confusion(Exhibit):
+    """How often each class was taken for each other.
+
+    Attributes:
+        counts: (E, E), rows true, columns predicted.
+        classes: their names.
+    """
+
+    counts: Tensor
+    classes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, findings: Findings, classes: Sequence[str]) -> "Confusion":
+        """Of images of one class each."""
+        return cls(
+            title="Which classes are taken for which",
+            text="Each row holds the images of one class, each column what the network said. Numbers on the diagonal "
+            "are right; a dark cell beside it is a pair of classes that the network cannot tell apart well. Colours "
+            "are stretched so that a few mistakes already show.",
+            counts=findings.confusion.cpu(),
+            classes=tuple(classes),
+        )
+
+
+class Mistake(NamedTuple):
+    """An image that was taken for another class.
+
+    Args:
+        name: of its file, or its place in the set.
+        true: the name of its class.
+        said: the name of the class that it was taken for.
+        said_activation: of that class.
+        true_activation: of the true class.
+    """
+
+    name: str
+    true: str
+    said: str
+    said_activation: float
+    true_activation: float
+
+
+@register_exhibit("mistakes")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Mistakes(Exhibit):
+    """The worst mistakes, the worst first.
+
+    Attributes:
+        mistakes: at most 24.
+        pictures: of them, (N, C, H, W).
+        wrong: how many mistakes there are.
+        images: of how many images.
+        files: whether the mistakes are named by files.
+    """
+
+    mistakes: tuple[Mistake, ...]
+    pictures: Tensor = field(metadata=PNG)
+    wrong: int
+    images: int
+    files: bool
+
+    @classmethod
+    def of(cls, findings: Findings, image_set: ImageSet) -> "Mistakes":
+        """Of images of one class each."""
+        chosen = findings.mistakes(_MISTAKES).tolist()
+        wrong = int((findings.prediction != findings.labels).sum())
+        text = (
+            f"The network is wrong about {wrong} of {len(image_set)} images; these are the clearest cases, the worst "
+            "first. In brackets: how sure it was of what it said, and how sure of the true class. Look for images that "
+            "you would get wrong too, and for wrong labels."
+        )
+        return cls(
+            title="The worst mistakes",
+            text=text if wrong else f"There are none: all {len(image_set)} images are classified correctly.",
+            mistakes=tuple(_mistake(findings, image_set, index) for index in chosen),
+            pictures=image_set.__getitems__(chosen).pictures.cpu(),
+            wrong=wrong,
+            images=len(image_set),
+            files=image_set.files is not None,
+        )
+
+    def table(self) -> Table | None:
+        """A row for each mistake."""
+        if not self.mistakes:
+            return None
+        rows = [
+            [str(place), one.name, one.true, one.said, f"{one.said_activation:.3f}", f"{one.true_activation:.3f}"]
+            for place, one in enumerate(self.mistakes, 1)
+        ]
+        name = "file" if self.files else "image"
+        return Table(rows, ["", name, "true class", "said", "activation", "of the true class"])
+
+
+def _mistake(findings: Findings, image_set: ImageSet, index: int) -> Mistake:
+    true, said = int(findings.labels[index]), int(findings.prediction[index])
+    name = image_set.files[index] if image_set.files else str(index)
+    activation = findings.activation[index]
+    return Mistake(
+        name, image_set.classes[true], image_set.classes[said], float(activation[said]), float(activation[true])
+    )

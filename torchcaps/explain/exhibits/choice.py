@@ -1,0 +1,65 @@
+"""Which exhibits there are of a network."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torchcaps.data.base import ImageSet
+from torchcaps.explain.exhibits.answers import Confusion, Mistakes, Summary, measures
+from torchcaps.explain.exhibits.assignments import Assignments
+from torchcaps.explain.exhibits.base import Exhibit
+from torchcaps.explain.exhibits.curves import LearningCurves, Metrics
+from torchcaps.explain.exhibits.decoded import Perturbations, Reconstructions
+from torchcaps.explain.exhibits.layers import LayerActivations, LayerPoses, LayerTypes
+from torchcaps.explain.findings import Findings
+from torchcaps.explain.observe import Observation
+from torchcaps.explain.selection import select_examples, select_samples
+from torchcaps.models.base import ImageClassifier
+
+
+def exhibits_of(observation: Observation, examples: Observation | None = None) -> Iterator[Exhibit]:
+    """What a network has to show of the images of an observation, each made when it is asked for.
+
+    No labels are needed, so this serves every task; what else a task has to show, it adds before or after.
+
+    Args:
+        observation: of the images to show.
+        examples: of the images whose poses are moved, one of each class; default: the images to show.
+    """
+    makers = (
+        (Reconstructions.of, observation),
+        (Perturbations.of, observation if examples is None else examples),
+        (LayerActivations.of, observation),
+        (LayerTypes.of, observation),
+        (LayerPoses.of, observation),
+        (Assignments.of, observation),
+    )
+    for make, observed in makers:
+        exhibit = make(observed)
+        if exhibit is not None:
+            yield exhibit
+
+
+def exhibits_of_classifier(
+    model: ImageClassifier,
+    image_set: ImageSet,
+    findings: Findings,
+    summary: Mapping[str, Any],
+    metrics: Metrics,
+) -> Iterator[Exhibit]:
+    """What there is to show of a network for images of one class each, in the order of a report.
+
+    Args:
+        model: any network.
+        image_set: the images.
+        findings: of :func:`~torchcaps.explain.examine`, about these images.
+        summary: what the run says of itself; may be empty.
+        metrics: rows for :class:`LearningCurves`; may be empty.
+    """
+    yield Summary.of(f"What this {type(model).__name__} learned", summary, measures(findings))
+    curves = LearningCurves.of(metrics)
+    if curves is not None:
+        yield curves
+    yield Confusion.of(findings, image_set.classes)
+    yield Mistakes.of(findings, image_set)
+    shown, examples = select_samples(findings, image_set), select_examples(findings, image_set)
+    yield from exhibits_of(Observation(model, shown), Observation(model, examples))

@@ -1,0 +1,172 @@
+"""One look at what a network does with a few images; all that is shown of them comes from it."""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.explain.findings import evaluating
+from torchcaps.explain.flow import class_maps, class_shares
+from torchcaps.explain.layers import Layer, observe_layers
+from torchcaps.explain.places import Extent, layer_extents, on_a_grid, origin, placed_capsules
+from torchcaps.explain.poses import check_target, perturb
+from torchcaps.explain.selection import Selection
+from torchcaps.models.base import CapsuleClassifier
+
+_AT_ONCE = 16
+"""Images that run together: the assignments of a convolutional layer are many times larger than its capsules."""
+
+
+class _Seen(NamedTuple):
+    """What is kept of a run, on the CPU.
+
+    Args:
+        capsules: by the names of :func:`~torchcaps.explain.places.placed_capsules`.
+        maps: of :func:`~torchcaps.explain.class_maps`, by the same names.
+    """
+
+    capsules: dict[str, Capsules]
+    maps: dict[str, Tensor]
+
+
+class Observation:
+    """What a network does with the images of a selection.
+
+    The network runs when something is first asked for, once over the images, in evaluation mode and on its own device,
+    and is left in the mode it came in. Capsules and the shares of the classes are kept, on the CPU; votes and
+    assignments are dropped after each few images, because those of a convolution are large.
+
+    Args:
+        model: any network of torchcaps layers; without capsules there is only an :attr:`activation`.
+        selection: the images.
+    """
+
+    def __init__(self, model: nn.Module, selection: Selection) -> None:
+        self.model = model
+        self.selection = selection
+
+    @property
+    def capsules(self) -> dict[str, Capsules]:
+        """The capsules of each layer, lowest first, the classes last; empty for a network without capsules.
+
+        Children that no layer made are in it as ``name.children``, of the layer that took them.
+        """
+        return self._seen.capsules
+
+    @property
+    def grids(self) -> dict[str, Capsules]:
+        """Those of :attr:`capsules` that lie at positions of the image, more than one."""
+        return {name: capsules for name, capsules in self.capsules.items() if on_a_grid(capsules)}
+
+    @property
+    def classes(self) -> Capsules | None:
+        """The class capsules, poses (B, E, *pose); None for a network without capsules."""
+        return next(reversed(self.capsules.values()), None)
+
+    @cached_property
+    def activation(self) -> Tensor:
+        """Of the classes, (B, E)."""
+        if self.classes is not None:
+            return self.classes.activation
+        with evaluating(self.model) as device:
+            parts = [self.model(images.to(device)).activation.cpu() for images in self.selection.images.split(_AT_ONCE)]
+        return torch.cat(parts)
+
+    @cached_property
+    def target(self) -> Tensor:
+        """The class that each image is asked about, (B,).
+
+        Raises:
+            ValueError: if the network has no such class.
+        """
+        target = self.selection.target
+        if target is None:
+            return self.activation.argmax(1)
+        check_target(target, self.activation)
+        return target.cpu()
+
+    @property
+    def maps(self) -> dict[str, Tensor]:
+        """Where in the image each class took its children, (B, H', W', E), by the name of the children.
+
+        Of :func:`~torchcaps.explain.class_maps`, from the children of the classes down; for children on a grid.
+        """
+        return self._seen.maps
+
+    @cached_property
+    def extents(self) -> dict[str, Extent]:
+        """The part of the image that each grid covers: :func:`~torchcaps.explain.layer_extents`. Runs it once more."""
+        with evaluating(self.model) as device:
+            return layer_extents(self.model, self.selection.images[:1].to(device))
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the network has a decoder."""
+        return isinstance(self.model, CapsuleClassifier) and self.model.decoder is not None
+
+    @cached_property
+    def reconstructions(self) -> Tensor:
+        """What the capsule of the :attr:`target` alone describes, (B, C, H, W).
+
+        Raises:
+            RuntimeError: if the network has no decoder.
+        """
+        model, classes = self._decoder()
+        with evaluating(model) as device:
+            return model.decode(_to(classes, device), self.target.to(device)).cpu()
+
+    def sweeps(self, values: Tensor) -> Iterator[Tensor]:
+        """For each image what :func:`~torchcaps.explain.perturb` makes of its :attr:`target`, (D, V, C, H, W).
+
+        One image at a time, because it decodes D x V images.
+
+        Raises:
+            RuntimeError: if the network has no decoder.
+        """
+        model, classes = self._decoder()
+        for place in range(len(self.selection)):
+            one = slice(place, place + 1)
+            with evaluating(model) as device:
+                capsules = _to(Capsules(classes.pose[one], classes.activation[one]), device)
+                yield perturb(model, capsules, self.target[one].to(device), values.to(device))[0].cpu()
+
+    def _decoder(self) -> tuple[CapsuleClassifier, Capsules]:
+        if not isinstance(self.model, CapsuleClassifier) or self.model.decoder is None or self.classes is None:
+            raise RuntimeError(f"this {type(self.model).__name__} has no decoder")
+        return self.model, self.classes
+
+    @cached_property
+    def _seen(self) -> _Seen:
+        parts = []
+        with evaluating(self.model) as device:
+            for images in self.selection.images.split(_AT_ONCE):
+                parts.append(_keep(observe_layers(self.model, images.to(device))))
+                if not parts[0].capsules:
+                    break  # and none will come
+        return _Seen(
+            {name: _joined([part.capsules[name] for part in parts]) for name in parts[0].capsules},
+            {name: torch.cat([part.maps[name] for part in parts]) for name in parts[0].maps},
+        )
+
+
+def _keep(layers: dict[str, Layer]) -> _Seen:
+    """What is kept of one run over some images."""
+    capsules = {name: _to(capsules, torch.device("cpu")) for name, capsules in placed_capsules(layers).items()}
+    maps = {}
+    if layers and next(reversed(layers.values())).routed:
+        for name, shares in class_shares(layers).items():
+            label, children = origin(layers, layers[name]), layers[name].children
+            if children is not None and on_a_grid(children):
+                maps[label] = class_maps(shares, children.activation).cpu()
+    return _Seen(capsules, maps)
+
+
+def _to(capsules: Capsules, device: torch.device) -> Capsules:
+    return Capsules(capsules.pose.to(device), capsules.activation.to(device))
+
+
+def _joined(parts: list[Capsules]) -> Capsules:
+    return Capsules(torch.cat([part.pose for part in parts]), torch.cat([part.activation for part in parts]))

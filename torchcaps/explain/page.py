@@ -1,0 +1,148 @@
+"""A web page about a trained network: what it gets right and wrong, and what its capsules learned."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from torchcaps.data.base import ImageSet
+from torchcaps.explain.draw.pictures import pictures_of
+from torchcaps.explain.exhibits import Exhibit, Table, exhibits_of_classifier
+from torchcaps.explain.findings import examine
+from torchcaps.models.base import ImageClassifier
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 2em auto; padding: 0 1em; }
+h1, h2 { line-height: 1.2; } h2 { margin-top: 2em; border-bottom: 1px solid #ddd; }
+p { max-width: 46em; } img { max-width: 100%; height: auto; }
+table { border-collapse: collapse; } td, th { padding: .2em 1em .2em 0; text-align: left; vertical-align: top; }
+tr { border-bottom: 1px solid #eee; } td.number { text-align: right; font-variant-numeric: tabular-nums; }
+td { overflow-wrap: anywhere; }
+.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(420px, 1fr)); gap: 1em; }
+"""
+_DATA = "exhibits.json"
+
+
+def write_report(
+    folder: str | Path,
+    model: ImageClassifier,
+    image_set: ImageSet,
+    summary: dict[str, Any],
+    metrics: Sequence[dict[str, float]],
+    batch_size: int = 256,
+) -> Path:
+    """Writes ``report/index.html``, its pictures and its data. The same arguments give the same bytes.
+
+    What the network cannot show is left out: poses without a decoder, assignments without capsules.
+
+    Args:
+        folder: where ``report`` is made; pictures of an earlier report in there are replaced.
+        model: any network, on any device; it is left in the mode it came in.
+        image_set: what to test it on.
+        summary: shown as a table, in this order.
+        metrics: rows for :func:`~torchcaps.explain.learning_curves`; may be empty.
+        batch_size: how many images at a time.
+
+    Returns:
+        The path of ``index.html``.
+
+    Raises:
+        ValueError: if there are no images, or they do not fit the network.
+    """
+    findings = examine(model, image_set, batch_size)
+    return write_page(folder, exhibits_of_classifier(model, image_set, findings, summary, metrics))
+
+
+def write_page(folder: str | Path, exhibits: Iterable[Exhibit]) -> Path:
+    """Writes ``report/index.html`` with a section for each exhibit, its pictures, and ``report/exhibits.json``.
+
+    ``exhibits.json`` holds ``{"format": 1, "exhibits": [...]}``, with what :meth:`~torchcaps.explain.Exhibit.to_json`
+    gives of each: all that a page of another kind needs to show the same.
+
+    Args:
+        folder: where ``report`` is made; pictures of an earlier report in there are replaced.
+        exhibits: in the order of the page; the title of the first is that of the page.
+
+    Returns:
+        The path of ``index.html``.
+
+    Raises:
+        ValueError: if two pictures have the same name.
+    """
+    report = Path(folder) / "report"
+    report.mkdir(parents=True, exist_ok=True)
+    for old in _old_pictures(report):
+        old.unlink()
+    body: list[str] = []
+    data: list[dict[str, Any]] = []
+    drawn: set[str] = set()
+    for exhibit in exhibits:
+        pictures = dict(_draw(exhibit, report, drawn))
+        body.append(_section(exhibit, pictures, "h2" if body else "h1"))
+        data.append(exhibit.to_json())
+    (report / _DATA).write_text(json.dumps({"format": 1, "exhibits": data}, allow_nan=False) + "\n", encoding="ascii")
+    body.append(f'<p>What this page shows, as data: <a href="{_DATA}">{_DATA}</a></p>')
+    index = report / "index.html"
+    index.write_text(_page("\n".join(body)), encoding="utf-8", errors="backslashreplace")
+    return index
+
+
+def _old_pictures(report: Path) -> list[Path]:
+    names = (
+        "learning_curves",
+        "confusion_matrix",
+        "worst_mistakes",
+        "reconstructions",
+        "perturbation_???",
+        "layer_activations",
+        "layer_types",
+        "layer_poses",
+        "assignments",
+    )
+    return [path for name in names for path in report.glob(f"{name}.png")]
+
+
+def _draw(exhibit: Exhibit, report: Path, drawn: set[str]) -> Iterator[tuple[str, str]]:
+    """Saves the pictures of an exhibit, beside those drawn before; gives their names and descriptions."""
+    for file, description, figure in pictures_of(exhibit):
+        if file in drawn:
+            raise ValueError(f"pictures must have names of their own, got {file} twice")
+        drawn.add(file)
+        figure.savefig(report / file)
+        yield file, description
+
+
+def _section(exhibit: Exhibit, pictures: dict[str, str], heading: str) -> str:
+    table = exhibit.table()
+    parts = (
+        f"<{heading}>{escape(exhibit.title)}</{heading}>",
+        f"<p>{escape(exhibit.text)}</p>",
+        _gallery(pictures),
+        "" if table is None else _table(table),
+    )
+    return "\n".join(part for part in parts if part)
+
+
+def _gallery(pictures: dict[str, str]) -> str:
+    shown = [
+        f'<a href="{escape(file)}"><img loading="lazy" src="{escape(file)}" alt="{escape(description)}"></a>'
+        for file, description in pictures.items()
+    ]
+    return "\n".join(['<div class="gallery">', *shown, "</div>"] if len(shown) > 1 else shown)
+
+
+def _table(table: Table) -> str:
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    head = [] if table.header is None else [line(table.header, "th")]
+    return "\n".join(["<table>", *head, *(line(row, "td") for row in table.rows), "</table>"])
+
+
+def _page(body: str) -> str:
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width">\n'
+        f"<title>torchcaps report</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )

@@ -1,0 +1,286 @@
+"""What every network can do, whatever it is over: give its configuration, save itself, and be loaded again."""
+
+import inspect
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import nn
+
+from torchcaps.routing import Routing, constructor_arguments, create_routing
+from torchcaps.routing.base import ROUTINGS, same_class
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+
+NETWORKS: dict[str, type["Network"]] = {}
+"""The networks that :func:`load_pretrained` knows, by the names of their classes."""
+
+ROUTING_TAG = "__routing__"
+"""What tells a routing from other dicts in a configuration: its name."""
+
+NetworkType = TypeVar("NetworkType", bound="Network")
+
+
+class Network(nn.Module, ABC):
+    """Base of all networks: the arguments of its constructor and its weights are all that a network is.
+
+    A subclass keeps the arguments of its constructor as attributes of the same names, for :meth:`config`. They are
+    numbers, strings, None, routings, and sequences (which come back as tuples) and dicts of these. Python knows a
+    network by its class; a saved one is known by the class's name, which is therefore used once.
+
+    Attributes:
+        extra: what was saved beside the network, see :meth:`save_pretrained`.
+
+    Raises:
+        ValueError: when a subclass is defined that has the name of another one.
+    """
+
+    _passed_on: dict[str, Any]
+    _unnamed: tuple[Any, ...]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Makes the class known to :func:`load_pretrained`."""
+        super().__init_subclass__(**kwargs)
+        known = NETWORKS.get(cls.__name__)
+        if known is not None and not same_class(known, cls):
+            raise ValueError(
+                f"a network named {cls.__name__!r} exists already, {known.__module__}.{known.__qualname__}: saved "
+                f"networks are known by that name, so give {cls.__module__}.{cls.__qualname__} another one"
+            )
+        NETWORKS[cls.__name__] = cls
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Network":
+        """Keeps the arguments that the constructor takes as ``*args`` and ``**kwargs``: only the call has them."""
+        network = super().__new__(cls)
+        named = constructor_arguments(cls)
+        passed_on = {name: value for name, value in kwargs.items() if name not in named}
+        network.__dict__.update(_passed_on=passed_on, _unnamed=args[_positions(cls) :])
+        return network
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra: dict[str, Any] = {}
+
+    @abstractmethod
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the network says about a batch."""
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments, ready for JSON.
+
+        Raises:
+            ValueError: if an argument is not kept, or is nothing that a configuration can hold.
+        """
+        kind = type(self).__name__
+        if self._unnamed:
+            raise ValueError(f"{kind} took arguments without names, {self._unnamed}, which no configuration can hold")
+        arguments = {name: _kept(self, name) for name in constructor_arguments(type(self))}
+        arguments |= {name: getattr(self, name, value) for name, value in self._passed_on.items()}
+        return {name: plain(value, kind, name) for name, value in arguments.items()}
+
+    @classmethod
+    def from_config(cls: type[NetworkType], config: Mapping[str, Any]) -> NetworkType:
+        """The network with these constructor's arguments, freshly initialised.
+
+        Raises:
+            ValueError: if an argument does not fit, or the class does not keep one, so that it could not be saved.
+        """
+        network = cls(**{name: rich(value, name) for name, value in config.items()})
+        for name in constructor_arguments(cls):
+            _kept(network, name)
+        return network
+
+    def save_pretrained(self, folder: str | Path, **extra: Any) -> None:
+        """Writes ``config.json`` and ``model.safetensors``.
+
+        Args:
+            folder: made if it is missing.
+            extra: anything JSON can hold, kept in ``config.json`` and given back as the attribute ``extra``; the
+                command line keeps the names of the classes and how images are prepared here.
+        """
+        from safetensors.torch import save_file
+
+        folder = Path(folder)
+        config = {"network": type(self).__name__, "arguments": self.config(), "extra": extra}
+        imports = _imports(self)
+        if imports:
+            config["imports"] = imports
+        text = json.dumps(config, indent=2) + "\n"
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        save_file(state, folder / WEIGHTS_FILE)
+        (folder / CONFIG_FILE).write_text(text)
+
+    @classmethod
+    def from_pretrained(cls: type[NetworkType], source: str | Path) -> NetworkType:
+        """A network that :meth:`save_pretrained` wrote, in evaluation mode.
+
+        Args:
+            source: the folder, or else a repository on the Hugging Face Hub.
+
+        Raises:
+            FileNotFoundError: if a file is missing.
+            ValueError: if the files are damaged, or hold another network.
+        """
+        network = load_pretrained(source)
+        if not isinstance(network, cls):
+            raise ValueError(f"{source} holds a {type(network).__name__}, not a {cls.__name__}")
+        return network
+
+
+def _positions(cls: type) -> int:
+    """How many arguments a constructor takes by position and name."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(parameter.kind in kinds for parameter in inspect.signature(cls).parameters.values())
+
+
+def _kept(network: Network, argument: str) -> Any:
+    """The attribute that holds an argument of the constructor."""
+    try:
+        return getattr(network, argument)
+    except AttributeError as error:
+        kind = type(network).__name__
+        raise ValueError(
+            f"{kind} must keep its argument {argument!r} as an attribute of that name, to be saved with it ({error})"
+        ) from error
+
+
+def plain(value: Any, owner: str, argument: str) -> Any:
+    """What JSON can hold of an argument: a routing as its name and settings, a tuple as a list.
+
+    Raises:
+        ValueError: if it is nothing that a configuration can hold; names owner and argument.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Routing):
+        name = next((name for name, cls in ROUTINGS.items() if cls is type(value)), None)
+        if name is None:
+            raise ValueError(f"{type(value).__name__} is not registered: decorate it with @register_routing(name)")
+        settings = value.config().items()
+        return {ROUTING_TAG: name, **{key: plain(setting, f"{name} routing", key) for key, setting in settings}}
+    if isinstance(value, list | tuple):
+        return [plain(item, owner, argument) for item in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: plain(item, owner, argument) for key, item in value.items()}
+    if isinstance(value, Mapping):
+        raise ValueError(f"{owner} with other keys than strings in {argument} cannot be saved: {list(value)}")
+    if callable(value):
+        raise ValueError(f"{owner} with a function as {argument} cannot be saved: give it by name")
+    raise ValueError(f"{owner} with a {type(value).__name__} as {argument} cannot be saved: {value!r}")
+
+
+def rich(value: Any, argument: str = "") -> Any:
+    """What :func:`plain` made plain.
+
+    Of the arguments ``routing`` and ``..._routing``, ``{"name": ..., setting: value}`` is a routing too.
+    """
+    if isinstance(value, list | tuple):
+        return tuple(rich(item) for item in value)
+    if not isinstance(value, Mapping):
+        return value
+    tag = ROUTING_TAG
+    if tag not in value and (argument == "routing" or argument.endswith("_routing")):
+        tag = "name"
+    settings = {key: rich(item) for key, item in value.items()}
+    if tag not in settings:
+        return settings
+    name = settings.pop(tag)
+    if name not in ROUTINGS:
+        raise NotImported("routing", name)
+    return create_routing(name, **settings)
+
+
+class NotImported(ValueError):
+    """A class that a configuration names is not there.
+
+    Args:
+        kind: of thing, "network" or "routing".
+        name: of the class in the configuration.
+        imports: the modules that were there when it was saved.
+    """
+
+    def __init__(self, kind: str, name: object, imports: tuple[str, ...] = ()) -> None:
+        self.kind, self.name = kind, name
+        where = f" ({', '.join(imports)})" if imports else ""
+        networks = [name for name, cls in NETWORKS.items() if not inspect.isabstract(cls)]
+        known = sorted(networks if kind == "network" else ROUTINGS)
+        super().__init__(
+            f"{kind} {name!r} is not known: import the module that defines it{where} first, on the command line with "
+            f"--import {imports[0] if imports else 'my_module'}; known are {', '.join(known)}"
+        )
+
+
+def _imports(network: Network) -> list[str]:
+    """The modules from outside this package that define a network and its routings."""
+    classes = {type(network), *(type(module) for module in network.modules() if isinstance(module, Routing))}
+    modules = {cls.__module__ for cls in classes}
+    return sorted(name for name in modules if name != "__main__" and name.split(".")[0] != __name__.split(".")[0])
+
+
+def _locate(source: str | Path) -> Path:
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    if folder.exists() or len(folder.parts) != 2 or folder.is_absolute():  # a Hub repository reads owner/name
+        raise FileNotFoundError(f"{source} is not a folder with a saved network")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
+    except (OSError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError) as error:
+        raise FileNotFoundError(f"{source} is neither a folder nor a repository that can be reached") from error
+
+
+def _read(path: Path) -> Network:
+    """The network of a configuration, freshly initialised."""
+    imports: tuple[str, ...] = ()
+    try:
+        config = json.loads(path.read_text())
+        name, arguments, extra = config["network"], config["arguments"], config.get("extra", {})
+        imports = tuple(map(str, config.get("imports", ())))
+        if name not in NETWORKS:
+            raise NotImported("network", name)
+        network = NETWORKS[name].from_config(arguments)
+    except NotImported as error:
+        raise ValueError(f"{path}: {NotImported(error.kind, error.name, imports)}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"{path} is damaged, or from another version: {error!r}") from error
+    network.extra = extra
+    return network
+
+
+def load_pretrained(source: str | Path) -> Any:
+    """A network that :meth:`Network.save_pretrained` wrote, in evaluation mode; no code is executed.
+
+    ``CapsNet.from_pretrained(source)`` says besides which class it has to be.
+
+    Args:
+        source: the folder, or else a repository on the Hugging Face Hub.
+
+    Raises:
+        FileNotFoundError: if a file is missing.
+        ValueError: if the files are damaged or do not belong together; or if the module that defines the network, or
+            its routing, was not imported: then it says which.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    folder = _locate(source)
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder} holds no {name}: it is not a saved network, or not a whole one")
+    network = _read(folder / CONFIG_FILE)
+    try:
+        state = load_file(folder / WEIGHTS_FILE)
+    except SafetensorError as error:
+        raise ValueError(f"{folder / WEIGHTS_FILE} is damaged: {error}") from error
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"{folder / WEIGHTS_FILE} does not fit {folder / CONFIG_FILE}: {error}") from error
+    return network.eval()

@@ -1,0 +1,88 @@
+"""Small objects made of tensors that can be cut into tiles: what similarities and rules are."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, field
+from typing import Any, ClassVar, TypeVar
+
+from torch import Tensor
+
+FieldsType = TypeVar("FieldsType", bound="Fields")
+
+
+def axes(*layouts: str, default: Any = MISSING) -> Any:
+    """Declares a tensor of a :class:`Fields` dataclass by its axes, one letter each.
+
+    ``B`` rows of the batch, ``I`` children, ``J`` parents, ``H`` numbers of a vote; any other letter is an axis of its
+    own. With several layouts the number of axes tells which one it is: ``axes("IJ", "BIJ")``.
+    """
+    return field(default=default, metadata={"axes": {len(layout): layout for layout in layouts}})
+
+
+class Fields:
+    """Base of frozen dataclasses that hold tensors, declared with :func:`axes`, and other ``Fields``."""
+
+    _layouts: ClassVar[dict[str, dict[int, str]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Collects the declared tensors."""
+        super().__init_subclass__(**kwargs)
+        declared = {name: value for name, value in vars(cls).items() if isinstance(value, Field)}
+        own = {name: value.metadata["axes"] for name, value in declared.items() if "axes" in value.metadata}
+        cls._layouts = {**cls._layouts, **own}
+
+    def items(self) -> Iterator[tuple[str, Tensor, str]]:
+        """Name, tensor and axes of each tensor that is there, those of inner ``Fields`` too.
+
+        Raises:
+            TypeError: if a tensor has no declared axes.
+            ValueError: if it has another number of axes.
+        """
+        for name, value in vars(self).items():
+            if isinstance(value, Fields):
+                yield from value.items()
+            elif isinstance(value, Tensor):
+                yield name, value, self._layout(name, value)
+
+    def _layout(self, name: str, value: Tensor) -> str:
+        layouts = self._layouts.get(name)
+        if layouts is None:
+            raise TypeError(f'{type(self).__name__} holds a tensor without axes: write `{name}: Tensor = axes("BJH")`')
+        if value.ndim not in layouts:
+            expected = " or ".join(f"({', '.join(layout)})" for layout in layouts.values())
+            raise ValueError(f"{name} of {type(self).__name__} must be {expected}, got shape {tuple(value.shape)}")
+        return layouts[value.ndim]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that are there, in the order of :meth:`items`."""
+        return tuple(tensor for _, tensor, _ in self.items())
+
+    def map(self: FieldsType, function: Callable[[Tensor, str], Tensor]) -> FieldsType:
+        """The same with ``function(tensor, axes)`` in place of each tensor."""
+        values = dict(vars(self))
+        for name, value in values.items():
+            if isinstance(value, Fields):
+                values[name] = value.map(function)
+            elif isinstance(value, Tensor):
+                values[name] = function(value, self._layout(name, value))
+        return type(self)(**values)
+
+    def check(self, sizes: Mapping[str, int]) -> None:
+        """Sees whether the tensors have these sizes along the axes of these letters.
+
+        Raises:
+            ValueError: if one has not.
+        """
+        for name, tensor, layout in self.items():
+            for letter, size in zip(layout, tensor.shape, strict=True):
+                if sizes.get(letter, size) != size:
+                    expected = ", ".join(f"{one} = {sizes[one]}" if one in sizes else one for one in layout)
+                    raise ValueError(
+                        f"{name} of {type(self).__name__} must be ({expected}), got shape {tuple(tensor.shape)}"
+                    )
+
+
+def cut(tensor: Tensor, layout: str, rows: slice, columns: slice) -> Tensor:
+    """The view of a tensor with these axes that belongs to these rows of the batch and these children."""
+    place = {"B": rows, "I": columns}
+    return tensor[tuple(place.get(letter, slice(None)) for letter in layout)]

@@ -1,0 +1,84 @@
+"""Routing by agreement with a max-min normalisation in place of the softmax (Zhao et al. 2019)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchcaps.ops import AssignmentMap, Votes
+from torchcaps.routing.base import Routed, Routing, check_steps, register_routing
+from torchcaps.routing.dynamic import dynamic_routing
+
+
+@dataclass(frozen=True)
+class MaxMin(AssignmentMap):
+    r"""Each child's logits, laid out between a lower and an upper bound.
+
+    .. math:: R_{ij} = l + \frac{b_{ij} - \min_j b_{ij}}{\max_j b_{ij} - \min_j b_{ij}} (u - l)
+
+    and u for all parents where the logits are all the same. The shares of a child do not compete: they need not add up
+    to 1.
+
+    Args:
+        lower: l, of the least similar parent.
+        upper: u, of the most similar one.
+    """
+
+    lower: float = 0.0
+    upper: float = 1.0
+
+    def assignment(self, logits: Tensor) -> Tensor:
+        """The assignments (B, I, J) of logits (B, I, J)."""
+        least, most = logits.aminmax(dim=-1, keepdim=True)
+        spread = most - least
+        some = spread > 0
+        height = torch.where(some, (logits - least) / torch.where(some, spread, 1.0), 1.0)
+        return self.lower + height * (self.upper - self.lower)
+
+
+def max_min_routing(
+    votes: Votes,
+    weights: Tensor | None = None,
+    *,
+    steps: int = 3,
+    lower: float = 0.0,
+    upper: float = 1.0,
+    squash_kind: str = "sabour",
+) -> Routed:
+    """Dynamic routing under :class:`MaxMin`; the first assignment is ``upper`` for all.
+
+    Args:
+        votes: of I children for J parents.
+        weights: child activations, (B, I), or None.
+        steps: how many times the assignment is made, the first one included.
+        lower: assignment of the least similar parent.
+        upper: assignment of the most similar parent.
+        squash_kind: a row of the table in :func:`~torchcaps.squash.squash`.
+
+    Source: Zhao, Kleinhans, Sandhu, Patel & Unnikrishnan 2019, "Capsule Networks with Max-Min Normalization".
+    """
+    return dynamic_routing(
+        votes.restricted(mapping=MaxMin(lower, upper)), weights, steps=steps, squash_kind=squash_kind
+    )
+
+
+@register_routing("max_min")
+class MaxMinRouting(Routing):
+    """Module form of :func:`max_min_routing`.
+
+    Args:
+        steps: how many times the assignment is made, the first one included.
+        lower: assignment of the least similar parent.
+        upper: assignment of the most similar parent.
+        squash: a row of the table in :func:`~torchcaps.squash.squash`.
+    """
+
+    def __init__(self, steps: int = 3, lower: float = 0.0, upper: float = 1.0, squash: str = "sabour") -> None:
+        super().__init__()
+        self.steps = check_steps(steps)
+        self.lower, self.upper = lower, upper
+        self.squash = squash
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Routes; the child activations are the lengths of their poses already, and are not used again."""
+        return max_min_routing(votes, steps=self.steps, lower=self.lower, upper=self.upper, squash_kind=self.squash)

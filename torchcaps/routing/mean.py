@@ -1,0 +1,31 @@
+"""No routing (Paik et al. 2019): the control that every routing has to beat."""
+
+from torch import Tensor
+
+from torchcaps.ops import Votes
+from torchcaps.routing.base import Routed, Routing, register_routing
+from torchcaps.squash import length
+
+
+def mean_routing(votes: Votes, weights: Tensor | None = None) -> Routed:
+    r"""Every parent takes the mean of its votes, :math:`\mu_j = \sum_i a_i V_{ij} / \sum_i a_i`.
+
+    The pose has the scale of the votes; the activation is its length.
+
+    Args:
+        votes: of I children for J parents.
+        weights: child activations, (B, I), or None for ones.
+
+    Source: Paik, Kwak & Kim 2019, "Capsule Networks Need an Improved Routing Algorithm".
+    """
+    pose = votes.moments(weights=weights).mean
+    return Routed(pose, length(pose), votes, similarity=None)
+
+
+@register_routing("mean")
+class MeanRouting(Routing):
+    """Module form of :func:`mean_routing`; children are weighted by their activations."""
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Takes the means."""
+        return mean_routing(votes, activation)

@@ -1,0 +1,66 @@
+"""Self-routing (Hahn, Pyeon & Kim 2019): each child chooses its parents by itself, without agreement."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.numerics import compute_dtype, positive
+from torchcaps.ops import Given, Votes
+from torchcaps.routing.base import LayerShape, Routed, Routing, register_routing
+
+
+def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Tensor) -> Routed:
+    r"""A small network of each child says where it goes.
+
+    .. math::
+        R_{ij} = \operatorname{softmax}_j (u_i W^{(2)}_i + b^{(2)}_i)_j, \quad
+        \mu_j = \frac{\sum_i a_i R_{ij} V_{ij}}{\sum_i a_i R_{ij}}, \quad
+        a_j = \frac{\sum_i a_i R_{ij}}{\sum_i a_i}
+
+    The activations of the parents add up to 1: the loss is the negative log-likelihood. Children that are all switched
+    off give activations and poses of 0.
+
+    Args:
+        votes: of I children for J parents.
+        weights: child activations, (B, I), or None for ones.
+        weight: :math:`W^{(2)}`, (I, J, M * P), or (1, J, M * P) when all children share it.
+        bias: :math:`b^{(2)}`, (I, J) or (1, J).
+
+    Source: Hahn, Pyeon & Kim 2019, "Self-Routing Capsule Networks", section 3.
+    """
+    dtype = compute_dtype(votes.children, weight)
+    children = votes.gather(votes.children.flatten(2)).to(dtype)
+    with torch.autocast(children.device.type, enabled=False):
+        similarity = Given(torch.einsum("bip,ijp->bij", children, weight.to(dtype)) + bias)
+    moments = votes.moments(similarity, weights)
+    present = votes.present(weights)
+    total = votes.shape[1] if present is None else positive(votes.gather(present).to(dtype).sum(1, keepdim=True))
+    return Routed(moments.mean, moments.mass / total, votes, similarity)
+
+
+@register_routing("self_routing")
+class SelfRouting(Routing):
+    """Module form of :func:`self_routing`; its parameters start at 0, where all parents are equal.
+
+    A layer that takes any number of children has one set of parameters, shared by all of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_parameter("weight", None)
+        self.register_parameter("bias", None)
+
+    def make_parameters(self, shape: LayerShape) -> None:
+        """Weights and biases of each child."""
+        children = shape.children or 1
+        self.weight = nn.Parameter(torch.zeros(children, shape.parents, math.prod(shape.in_pose)))
+        self.bias = nn.Parameter(torch.zeros(children, shape.parents))
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Routes; children are weighted by their activations."""
+        if self.weight is None or self.bias is None:
+            raise RuntimeError(
+                "this SelfRouting has no parameters yet: give it to a layer or call bind(LayerShape(...))"
+            )
+        return self_routing(votes, activation, self.weight, self.bias)

@@ -1,0 +1,17 @@
+"""Checks for what one has written oneself: they raise an AssertionError that says what is off, and by how much."""
+
+from torchcaps.testing.backends import check_backend
+from torchcaps.testing.data import check_dataset
+from torchcaps.testing.equivariance import assert_equivariant, orthogonal, signed_permutation
+from torchcaps.testing.models import check_model
+from torchcaps.testing.routings import check_routing
+
+__all__ = [
+    "assert_equivariant",
+    "check_backend",
+    "check_dataset",
+    "check_model",
+    "check_routing",
+    "orthogonal",
+    "signed_permutation",
+]

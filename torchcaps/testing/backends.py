@@ -1,0 +1,209 @@
+"""Whether a backend does what the readable reference does."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from torchcaps.ops import AssignmentMap, Gaussian, Given, InnerProduct, Rule, Similarity, VoteSource, axes
+from torchcaps.ops.naive import NaiveVotes
+from torchcaps.ops.votes import in_windows
+from torchcaps.testing.compare import TOLERANCE, assert_same
+
+
+@dataclass(frozen=True)
+class Cauchy(Similarity):
+    r"""A similarity that no kernel knows, :math:`k_j p_{ij} - \log(1 + |V_{ij} - c_j|^2)`, of all layouts."""
+
+    centre: Tensor = axes("BJH")
+    peak: Tensor = axes("IJ", "BIJ")
+    steepness: Tensor = axes("J")
+
+    def logits(self, votes: Tensor) -> Tensor:
+        """The logits (B, I, J) of votes (B, I, J, H)."""
+        distance = (votes - self.centre[:, None]).square().sum(-1)
+        return self.peak * self.steepness - distance.log1p()
+
+
+@dataclass(frozen=True)
+class Doubtful(AssignmentMap):
+    """An assignment map that no kernel knows: a softmax of which each parent believes a part, (J,)."""
+
+    belief: Tensor = axes("J")
+
+    def assignment(self, logits: Tensor) -> Tensor:
+        """The assignments (B, I, J) of logits (B, I, J)."""
+        return logits.softmax(-1) * self.belief
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The shape of one call, and what it is given."""
+
+    rows: int
+    children: int
+    parents: int
+    in_pose: tuple[int, int]
+    parent_dim: int
+    shared: bool = False
+    coordinates: bool = False
+    weights: bool = False
+    windows: bool = False
+
+    def tensors(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        """Leaves for all that a call may take, the same for all dtypes but for rounding."""
+        B, I, J, (M, P), D = self.rows, self.children, self.parents, self.in_pose, self.parent_dim
+        H, N = M * D, B // 2 if self.windows else B
+        G = I + 2 if self.windows else I
+        shapes = {
+            "children": (N, G, M, P),
+            "transforms": (1 if self.shared else I, J, P, D),
+            "coordinates": (I, H),
+            "weights": (N, G),
+            "log_partition": (N, G),
+            "pair_partition": (B, I, J),
+            "parents": (B, J, H),
+            "precision": (B, J, H),
+            "log_weight": (B, J),
+            "pairs": (I, J),
+            "row_pairs": (B, I, J),
+            "by_parent": (J,),
+        }
+        generator = torch.Generator().manual_seed(0)
+        numbers = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+        numbers["weights"] = numbers["weights"].sigmoid()
+        numbers["precision"] = numbers["precision"].exp()
+        return {name: tensor.float().to(device, dtype).requires_grad_() for name, tensor in numbers.items()}
+
+    def sites(self, device: torch.device) -> Tensor | None:
+        """Two windows that share all children but two, or None for one window."""
+        if not self.windows:
+            return None
+        return torch.stack([torch.arange(self.children), torch.arange(self.children) + 2]).to(device, torch.int32)
+
+
+PROBLEMS = (
+    Problem(2, 3, 4, (1, 3), 2),
+    Problem(1, 1, 1, (1, 1), 1, weights=True),
+    Problem(3, 7, 5, (2, 3), 2, shared=True, coordinates=True, weights=True),
+    Problem(5, 33, 3, (3, 2), 3, coordinates=True, weights=True),
+    Problem(4, 17, 2, (1, 5), 7, shared=True, weights=True),
+    Problem(6, 9, 4, (2, 3), 3, weights=True, windows=True),
+)
+
+
+Tensors = dict[str, Tensor]
+
+SIMILARITIES: dict[str, Callable[[Tensors], Similarity | None]] = {
+    "uniform logits": lambda t: None,
+    "an inner product": lambda t: InnerProduct(t["parents"]),
+    "a Gaussian": lambda t: Gaussian(t["parents"], t["precision"], t["log_weight"]),
+    "given logits (I, J)": lambda t: Given(t["pairs"]),
+    "given logits (B, I, J)": lambda t: Given(t["row_pairs"]),
+    "a similarity of one's own": lambda t: Cauchy(t["parents"], t["pairs"], t["by_parent"]),
+}
+
+RULES: dict[str, Callable[[Tensors], Rule]] = {
+    "a softmax": lambda t: Rule(),
+    "a softmax with an orphan": lambda t: Rule(orphan=True),
+    "hard assignments": lambda t: Rule(hard=True),
+    "hard assignments beside an orphan": lambda t: Rule(orphan=True, hard=True),
+    "a given normaliser": lambda t: Rule(log_partition=t["log_partition"] + 2),
+    "a normaliser for each pair": lambda t: Rule(log_partition=t["pair_partition"] + 2),
+    "weights of pairs": lambda t: Rule(scale=t["pairs"].square(), offset=t["row_pairs"].square()),
+    "weights of pairs with an orphan": lambda t: Rule(orphan=True, offset=t["pairs"].square()),
+    "an assignment map": lambda t: Rule(mapping=Doubtful(t["by_parent"].square())),
+}
+
+
+def check_backend(
+    backend: type[VoteSource],
+    *,
+    dtype: torch.dtype = torch.float64,
+    device: str = "cpu",
+    tolerance: float | None = None,
+) -> int:
+    """Asserts that a backend gives what ``naive`` gives, forward and backward, for all that it says it supports.
+
+    Similarities, rules, odd sizes, shared transforms, coordinates, weights and windows; moments with and without the
+    scatter, assignments and normalisers.
+
+    Args:
+        backend: a :class:`~torchcaps.ops.VoteSource`.
+        dtype: of the inputs; the reference is float64.
+        device: where the backend works.
+        tolerance: relative to the root mean square of each tensor; by default 1e-8 in float64, 1e-3 in float32.
+
+    Returns:
+        How many pairs of a similarity and a rule were compared, of 54 for each of six shapes.
+
+    Raises:
+        AssertionError: if something is off; says what, by how much, and in which call.
+    """
+    compared = 0
+    allowed = tolerance or TOLERANCE[dtype]
+    for problem in PROBLEMS:
+        reference = problem.tensors(torch.float64, torch.device("cpu"))
+        tensors = problem.tensors(dtype, torch.device(device))
+        for (name, similarity), (manner, rule) in product(SIMILARITIES.items(), RULES.items()):
+            trouble = backend.supports(similarity(tensors), rule(tensors))
+            if not isinstance(trouble, str):
+                raise AssertionError(f"{backend.__name__}.supports must give a str, got {trouble!r}")
+            if trouble:
+                continue
+            compared += 1
+            try:
+                actual = _results(backend, problem, tensors, similarity(tensors), rule(tensors))
+                expected = _results(NaiveVotes, problem, reference, similarity(reference), rule(reference))
+                assert_same(actual, expected, allowed)
+            except AssertionError as error:
+                raise AssertionError(
+                    f"{backend.__name__} is not what naive is for {name} under {manner}: {error}; {problem}"
+                ) from None
+    if not compared:
+        raise AssertionError(f"{backend.__name__} supports nothing: its answers to supports(...) are never empty")
+    return compared
+
+
+def _results(
+    backend: type[VoteSource], problem: Problem, tensors: Tensors, similarity: Similarity | None, rule: Rule
+) -> dict[str, Tensor]:
+    """All that a backend says in one call, and the gradients of all that went in, on the CPU."""
+    outputs = _outputs(backend, problem, tensors, similarity, rule)
+    generator = torch.Generator().manual_seed(1)
+    objective = torch.zeros((), dtype=torch.float64)
+    for output in outputs.values():
+        upstream = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+        objective = objective + (output.double().cpu() * upstream).sum()
+    gradients = torch.autograd.grad(objective, list(tensors.values()), materialize_grads=True, allow_unused=True)
+    named = {f"the gradient of {name}": gradient for name, gradient in zip(tensors, gradients, strict=True)}
+    return {name: tensor.detach().cpu() for name, tensor in {**outputs, **named}.items()}
+
+
+def _outputs(
+    backend: type[VoteSource], problem: Problem, tensors: Tensors, similarity: Similarity | None, rule: Rule
+) -> dict[str, Tensor]:
+    """Moments with and without the scatter, assignments, and normalisers."""
+    children, sites = tensors["children"], problem.sites(tensors["children"].device)
+    weights = tensors["weights"] if problem.weights else None
+    if not backend.indexed:
+        children = in_windows(children, sites)
+        weights = None if weights is None else in_windows(weights, sites)
+        if rule.log_partition is not None and rule.log_partition.ndim == 2:
+            rule = Rule(log_partition=in_windows(rule.log_partition, sites))
+    coordinates = tensors["coordinates"] if problem.coordinates else None
+    places = (sites,) if backend.indexed else ()
+    source = backend(children, tensors["transforms"], coordinates, *places)
+    moments, with_scatter = (source.moments(similarity, weights, rule, scatter) for scatter in (False, True))
+    assert with_scatter.scatter is not None
+    return {
+        "mass": moments.mass,
+        "sum": moments.sum,
+        "mass beside a scatter": with_scatter.mass,
+        "sum beside a scatter": with_scatter.sum,
+        "scatter": with_scatter.scatter,
+        "assignment": source.assignment(similarity, rule),
+        "log_partition": source.log_partition(similarity, rule.orphan),
+    }

@@ -1,0 +1,157 @@
+"""Whether a data set keeps what training relies on."""
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.data import ImageData, ImageSet
+
+SPLITS = ("train", "validation", "test")
+
+DUPLICATES = 0.01
+"""The share of a split that may show the same as an image of another one: sources have a few duplicates."""
+
+
+def check_dataset(source: ImageData | Callable[..., ImageData]) -> None:
+    """Asserts that a data set has three splits that belong together, and that they come from its seed alone.
+
+    Images are of one size in all splits, labels or masks of the same classes, and no split shows what another one
+    shows. The same seed gives the same splits; another seed gives another choice of validation images and the same test
+    images. Without validation images it works too.
+
+    Args:
+        source: the data set, or, which checks more, what makes it: its class, or a `functools.partial` of that with the
+            arguments that it needs. It is made several times, with other ``validation`` and ``seed``.
+
+    Raises:
+        AssertionError: if something does not hold; says what.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        data = _make(source, validation=0.2, seed=0)
+        sets = _sets(data)
+        _check_belonging(data, sets)
+        for split, images in sets.items():
+            _check_batches(split, images)
+        _check_disjoint(sets)
+        torch.manual_seed(2)  # the global generator has no say
+        _check_seeds(source, sets, splits=data.load_validation() is None)
+
+
+def _make(source: ImageData | Callable[..., ImageData], **changes: Any) -> ImageData:
+    """The data set with another share for validation and another seed."""
+    if not isinstance(source, ImageData):
+        data = source(**changes)
+        _require(isinstance(data, ImageData), f"it must be an ImageData, got {type(data).__name__}")
+        return data
+    twin = copy.copy(source)
+    twin.validation_share, twin.seed = changes["validation"], changes["seed"]
+    for kind in type(twin).__mro__:
+        for name, member in vars(kind).items():
+            if isinstance(member, cached_property):
+                vars(twin).pop(name, None)  # read anew
+    return twin
+
+
+def _sets(data: ImageData) -> dict[str, ImageSet]:
+    return {split: getattr(data, split) for split in SPLITS}
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise AssertionError(message)
+
+
+def _check_belonging(data: ImageData, sets: Mapping[str, ImageSet]) -> None:
+    """One size, the same classes, targets of one form."""
+    train = sets["train"]
+    _require(len(train) > 0 and len(sets["test"]) > 0, "there must be images to train and to test on")
+    _require(data.image_shape == train.image_shape, f"image_shape is {data.image_shape}, not {train.image_shape}")
+    _require(data.classes == train.classes, f"classes are {data.classes}, in training {train.classes}")
+    _require(len(set(train.classes)) == len(train.classes) > 0, f"classes must have different names: {train.classes}")
+    for split, images in sets.items():
+        _require(images.classes == train.classes, f"{split} has the classes {images.classes}, train {train.classes}")
+        _require(
+            images.image_shape == train.image_shape,
+            f"{split} has images {images.image_shape}, train {train.image_shape}",
+        )
+        _require(
+            images.labels.ndim == train.labels.ndim,
+            f"{split} has labels of {images.labels.ndim} axes, train of {train.labels.ndim}",
+        )
+
+
+def _check_batches(split: str, images: ImageSet) -> None:
+    """Pixels in [0, 1] of the right shape, labels or masks in range, the same each time."""
+    if not len(images):
+        return
+    rows = [*range(0, len(images), max(1, len(images) // 16))]
+    batch, again = images.__getitems__(rows), images.__getitems__(rows)
+    count, classes = len(rows), len(images.classes)
+    pixels, labels = batch.pictures, batch.labels
+    expected = (count, *images.image_shape)
+    _require(
+        tuple(pixels.shape) == expected and pixels.dtype == torch.float32,
+        f"{split}: a batch is {pixels.dtype} {tuple(pixels.shape)}, not float32 {expected}",
+    )
+    low, high = float(pixels.min()), float(pixels.max())
+    _require(0 <= low <= high <= 1, f"{split}: pixels go from {low:g} to {high:g}, not from 0 to 1")
+    mask = labels.dtype == torch.bool and labels.shape == (count, classes)
+    label = labels.dtype == torch.int64 and labels.shape == (count,) and 0 <= int(labels.min()) <= int(labels.max())
+    _require(
+        mask or (label and int(labels.max()) < classes),
+        f"{split}: labels must be int64 (B,) below {classes} or bool (B, {classes}), got {labels.dtype} "
+        f"{tuple(labels.shape)} from {int(labels.min())} to {int(labels.max())}",
+    )
+    _require(batch.indices.tolist() == rows, f"{split}: indices of a batch are not those that were asked for")
+    _require(torch.equal(pixels, again.pictures), f"{split}: the same images look different when fetched again")
+    _require(torch.equal(labels, again.labels), f"{split}: the same images have other labels when fetched again")
+
+
+def _check_disjoint(sets: Mapping[str, ImageSet]) -> None:
+    """What one split shows, another one does not; nor do they share a file."""
+    shown = {split: _contents(images) for split, images in sets.items()}
+    for one, other in (("validation", "train"), ("test", "train"), ("test", "validation")):
+        files = set(sets[one].files or ()) & set(sets[other].files or ())
+        _require(not files, f"{one} and {other} share files: {', '.join(sorted(files)[:3])}")
+        known = set(shown[other])
+        common = sum(content in known for content in shown[one])
+        _require(
+            common <= DUPLICATES * len(shown[one]),
+            f"{common} of {len(shown[one])} images in {one} are in {other} too",
+        )
+
+
+def _contents(images: ImageSet) -> list[bytes]:
+    return [image.cpu().contiguous().numpy().tobytes() for image in images.images]
+
+
+def _check_seeds(source: ImageData | Callable[..., ImageData], sets: Mapping[str, ImageSet], splits: bool) -> None:
+    """The seed, and nothing else, chooses the validation images, where the source has none of its own."""
+    again = _sets(_make(source, validation=0.2, seed=0))
+    for split in SPLITS:
+        _require(_same(sets[split], again[split]), f"the same seed gives other {split} images")
+    other = _sets(_make(source, validation=0.2, seed=1))
+    _require(_same(sets["test"], other["test"]), "another seed gives other test images")
+    if not splits:
+        return
+    held_out = sets["validation"]
+    _require(len(held_out) > 0, "validation=0.2 puts no images aside")
+    if len(sets["train"]) + len(held_out) >= 20:
+        _require(not _same(held_out, other["validation"]), "another seed puts the same validation images aside")
+    none = _make(source, validation=0.0, seed=0)
+    _require(len(none.validation) == 0, f"validation=0 puts {len(none.validation)} images aside")
+    _require(
+        len(none.train) == len(sets["train"]) + len(held_out),
+        f"training and validation images are {len(sets['train'])} and {len(held_out)}, but {len(none.train)} together",
+    )
+    _require(none.validation.image_shape == none.train.image_shape, "empty validation has images of another shape")
+
+
+def _same(one: ImageSet, other: ImageSet) -> bool:
+    pairs: list[tuple[Tensor, Tensor]] = [(one.images, other.images), (one.labels, other.labels)]
+    return all(torch.equal(first, second) for first, second in pairs)

@@ -1,0 +1,320 @@
+"""Whether a network keeps what training, saving and the command line rely on."""
+
+import copy
+import json
+import tempfile
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.losses import margin_loss
+from torchcaps.models import CapsuleClassifier, ImageClassifier, Network, create_model, load_pretrained
+from torchcaps.routing import constructor_arguments
+
+BATCH = 3
+
+
+@dataclass
+class Subject:
+    """The network that is checked, and how to make batches for it; each check works on a copy of its own."""
+
+    network: Network
+    batch: Callable[[Network, int], Tensor]
+
+    def copy(self) -> Network:
+        """The same network, without gradients."""
+        twin = copy.deepcopy(self.network)
+        twin.zero_grad()
+        return twin
+
+    def changed(self, **changes: Any) -> Network:
+        """A fresh network with other arguments."""
+        return type(self.network).from_config({**self.network.config(), **changes})
+
+
+def check_model(
+    model: Network | str, inputs: Callable[[int], Tensor] | None = None, *, skip: Collection[str] = ()
+) -> None:
+    """Asserts that a network keeps what training, saving and the command line rely on.
+
+    Configuration; forward and backward, with a gradient for every parameter; training and evaluation; one example as in
+    a batch; autocast to bfloat16; saving and loading; ``torch.export``; and of an
+    :class:`~torchcaps.models.ImageClassifier` shapes and ranges of its prediction, other images and numbers of classes,
+    images of any size where it says so, and errors for images that do not fit.
+
+    Args:
+        model: a network, which is left as it is, or a registered name.
+        inputs: makes a batch of so many examples; an image classifier needs none.
+        skip: names of checks that do not hold for this network: a function of this module without its underscore.
+
+    Raises:
+        AssertionError: with the name of the check that failed, and what is off.
+        ValueError: if the network is over something else than images and there are no inputs, or a name in ``skip`` is
+            that of no check.
+    """
+    checks = {check.__name__.removeprefix("_"): check for check in CHECKS}
+    for name in skip:
+        if name not in checks:
+            raise ValueError(f"skip must name checks of {list(checks)}, got {name!r}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = create_model(model) if isinstance(model, str) else model
+        if inputs is None and not isinstance(network, ImageClassifier):
+            raise ValueError(f"{type(network).__name__} is no image classifier: inputs must make a batch for it")
+        given = inputs
+        subject = Subject(network, _images if given is None else lambda _, batch: given(batch))
+        if inputs is not None or not isinstance(network, ImageClassifier):
+            checks = {name: check for name, check in checks.items() if check not in OF_IMAGES}
+        for name, check in checks.items():
+            if name in skip:
+                continue
+            torch.manual_seed(0)
+            try:
+                check(subject)
+            except Exception as error:
+                said = f"{type(network).__name__} fails the check {name!r}: {error}"
+                raise AssertionError(said) from error
+
+
+def _images(network: Network, batch: int) -> Tensor:
+    assert isinstance(network, ImageClassifier)
+    return torch.rand(batch, *network.image_shape, generator=torch.Generator().manual_seed(0))
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    """All tensors of what a network returns, floating point ones."""
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() else []
+    if isinstance(output, dict):
+        output = tuple(output.values())
+    return [tensor for part in output for tensor in _tensors(part)] if isinstance(output, list | tuple) else []
+
+
+def _expect_finite(output: Any, where: str) -> list[Tensor]:
+    tensors = _tensors(output)
+    if not tensors:
+        raise AssertionError(f"{where} it returns no tensor that could be trained, but {type(output).__name__}")
+    for number, tensor in enumerate(tensors):
+        if not tensor.isfinite().all():
+            raise AssertionError(f"{where} tensor {number} of its output holds NaN or infinite values")
+    return tensors
+
+
+def _expect_close(actual: Any, expected: Any, where: str, tolerance: float) -> None:
+    pairs = list(zip(_tensors(actual), _tensors(expected), strict=True))
+    for number, (one, other) in enumerate(pairs):
+        if one.shape != other.shape:
+            raise AssertionError(
+                f"{where} tensor {number} of its output is {tuple(one.shape)}, not {tuple(other.shape)}"
+            )
+        error = (one - other).abs().max().item() if one.numel() else 0.0
+        allowed = tolerance * max(1.0, other.abs().max().item() if other.numel() else 0.0)
+        if not error <= allowed:  # NaN included
+            raise AssertionError(
+                f"{where} tensor {number} of its output is off by {error:.3g} ({allowed:.3g} is allowed)"
+            )
+
+
+def _objective(network: Network, batch: Tensor, output: Any) -> Tensor:
+    """Something that depends on all that the network says: losses of an image classifier, else all of its tensors."""
+    if not isinstance(network, ImageClassifier):
+        marks = (torch.randn_like(tensor) for tensor in _tensors(output))
+        return torch.stack([(tensor * mark).sum() for tensor, mark in zip(_tensors(output), marks, strict=True)]).sum()
+    labels = torch.arange(len(batch)) % network.classes
+    loss = margin_loss(output.activation, labels)
+    if output.reconstruction is not None:
+        loss = loss + (output.reconstruction - batch).square().mean()
+    return loss
+
+
+def _learn(network: Network, batch: Tensor) -> None:
+    """One step: every parameter gets a gradient."""
+    network.train().zero_grad()
+    output = network(batch)
+    _expect_finite(output, "in training")
+    _objective(network, batch, output).backward()
+    for name, parameter in network.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.grad is None or not (parameter.grad != 0).any():
+            raise AssertionError(f"its parameter {name} gets no gradient")
+        if not parameter.grad.isfinite().all():
+            raise AssertionError(f"the gradient of its parameter {name} holds NaN or infinite values")
+
+
+def _configuration(subject: Subject) -> None:
+    config = subject.network.config()
+    again = type(subject.network).from_config(json.loads(json.dumps(config)))
+    if again.config() != config:
+        raise AssertionError(f"made again from {config}, it has {again.config()}")
+    ours, theirs = ({n: t.shape for n, t in one.state_dict().items()} for one in (subject.network, again))
+    if ours != theirs:
+        raise AssertionError(f"made again from its configuration, its weights are {theirs}, not {ours}")
+
+
+def _learning(subject: Subject) -> None:
+    _learn(subject.copy(), subject.batch(subject.network, BATCH))
+
+
+def _one_example(subject: Subject) -> None:
+    """In evaluation, an example is what it is in a batch, and the same each time."""
+    network = subject.copy().eval()
+    batch = subject.batch(network, BATCH)
+    with torch.no_grad():
+        together = network(batch)
+        _expect_close(network(batch), together, "seen again, in evaluation,", 0.0)
+        for number in range(BATCH):
+            alone = network(batch[number : number + 1])
+            expected = [tensor[number : number + 1] for tensor in _tensors(together)]
+            _expect_close(alone, expected, f"example {number} alone:", 1e-3)
+
+
+def _training_and_evaluation(subject: Subject) -> None:
+    network, batch = subject.copy(), subject.batch(subject.network, BATCH)
+    for mode in (True, False):
+        network.train(mode)
+        _expect_finite(network(batch), "in training" if mode else "in evaluation")
+    for name, parameter in network.named_parameters():
+        if not torch.equal(parameter, subject.network.get_parameter(name)):
+            raise AssertionError(f"a forward pass changed its parameter {name}")
+
+
+def _autocast(subject: Subject) -> None:
+    network = subject.copy()
+    batch = subject.batch(network, BATCH)
+    with torch.autocast(batch.device.type, torch.bfloat16):
+        output = network(batch)
+        _expect_finite(output, "under autocast")
+        loss = _objective(network, batch, output)
+    loss.backward()
+    for name, parameter in network.named_parameters():
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            raise AssertionError(f"under autocast the gradient of its parameter {name} holds NaN or infinite values")
+
+
+def _saving(subject: Subject) -> None:
+    network = subject.copy().eval()
+    batch = subject.batch(network, 2)
+    extra = {"names": ["a", "b"]}
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        network.save_pretrained(folder, **extra)
+        loaded = load_pretrained(folder)
+        if type(loaded) is not type(network):
+            raise AssertionError(f"what was loaded is a {type(loaded).__name__}")
+        if loaded.training:
+            raise AssertionError("what was loaded is not in evaluation mode")
+        if loaded.extra != extra or loaded.config() != network.config():
+            raise AssertionError(f"loaded, it has {loaded.extra} and {loaded.config()}")
+        _expect_close(loaded(batch), network(batch), "loaded,", 0.0)
+
+
+def _export(subject: Subject) -> None:
+    network = subject.copy().eval()
+    batch = subject.batch(network, 2)
+    with torch.no_grad():
+        program = torch.export.export(network, (batch,))
+        _expect_close(program.module()(batch), network(batch), "exported,", 1e-4)
+
+
+def _prediction(subject: Subject) -> None:
+    network = subject.copy()
+    assert isinstance(network, ImageClassifier)
+    _predict(network, subject.batch(network, BATCH))
+
+
+def _predict(network: ImageClassifier, images: Tensor) -> None:
+    """Shapes and ranges."""
+    prediction = network(images, torch.arange(len(images)) % network.classes)
+    shape = (len(images), network.classes)
+    if prediction.activation.shape != shape:
+        raise AssertionError(f"activations are {tuple(prediction.activation.shape)}, not (images, classes) = {shape}")
+    if not ((prediction.activation >= 0) & (prediction.activation <= 1)).all():
+        raise AssertionError("activations do not lie in [0, 1]")
+    if isinstance(network, CapsuleClassifier):
+        if prediction.capsules is None or prediction.capsules.pose.shape[:2] != shape:
+            raise AssertionError(
+                f"capsules must have poses (images, classes, ...) = {shape}, got {prediction.capsules}"
+            )
+        if not torch.equal(prediction.capsules.activation, prediction.activation):
+            raise AssertionError("the activations are not those of its capsules")
+    if prediction.reconstruction is not None and prediction.reconstruction.shape != images.shape:
+        raise AssertionError(
+            f"reconstructions are {tuple(prediction.reconstruction.shape)}, images {tuple(images.shape)}"
+        )
+
+
+def _other_images_and_classes(subject: Subject) -> None:
+    assert isinstance(subject.network, ImageClassifier)
+    arguments = constructor_arguments(type(subject.network))
+    if "image_shape" not in arguments or "classes" not in arguments:
+        return
+    channels, height, width = subject.network.image_shape
+    shape, classes = (channels + 1, height + 2, width + 1), subject.network.classes + 1
+    network: Any = subject.changed(image_shape=shape, classes=classes)
+    if (network.image_shape, network.classes) != (shape, classes):
+        raise AssertionError(
+            f"asked for {shape} and {classes} classes, it has {network.image_shape}, {network.classes}"
+        )
+    images = subject.batch(network, 2)
+    _predict(network, images)
+    _learn(network, images)
+
+
+def _any_size(subject: Subject) -> None:
+    network = subject.copy().eval()
+    assert isinstance(network, ImageClassifier)
+    channels, height, width = network.image_shape
+    for size in ((height + 3, width + 5), (height + 1, width)):
+        images = torch.rand(2, channels, *size)
+        if network.any_size:
+            activation = network(images).activation
+            if activation.shape != (2, network.classes):
+                raise AssertionError(f"for images of {size[0]}x{size[1]}, activations are {tuple(activation.shape)}")
+        else:
+            _expect_error(network, images, f"images of {size[0]}x{size[1]}")
+
+
+def _images_that_do_not_fit(subject: Subject) -> None:
+    network = subject.copy().eval()
+    assert isinstance(network, ImageClassifier)
+    images = subject.batch(network, 2)
+    channels, height, width = network.image_shape
+    _expect_error(network, torch.rand(2, channels + 1, height, width), "another number of channels")
+    _expect_error(network, images[0], "images without a batch axis")
+    _expect_error(network, (255 * images).to(torch.uint8), "uint8 images")
+    for value in (torch.nan, torch.inf):
+        broken = images.clone()
+        broken[1, 0, height // 2, width // 2] = value
+        _expect_error(network, broken, f"images that hold {value}")
+
+
+def _expect_error(network: Network, images: Tensor, what: str) -> None:
+    try:
+        network(images)
+    except ValueError:
+        return
+    except Exception as error:
+        raise AssertionError(f"{what} must raise a ValueError, but raise {error!r}") from error
+    raise AssertionError(f"{what} must raise a ValueError, but are taken")
+
+
+OF_IMAGES: tuple[Callable[[Subject], None], ...] = (
+    _prediction,
+    _other_images_and_classes,
+    _any_size,
+    _images_that_do_not_fit,
+)
+
+CHECKS: tuple[Callable[[Subject], None], ...] = (
+    _configuration,
+    _learning,
+    _one_example,
+    _training_and_evaluation,
+    _autocast,
+    _saving,
+    _export,
+    *OF_IMAGES,
+)

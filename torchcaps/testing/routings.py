@@ -1,0 +1,312 @@
+"""Whether a routing algorithm keeps what every layer relies on."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.ops import BACKENDS, Votes
+from torchcaps.ops.dispatch import FUSED
+from torchcaps.ops.fused import why_not
+from torchcaps.routing import LayerShape, Routed, Routing, as_capsules, create_routing
+from torchcaps.testing.compare import TOLERANCE, assert_finite, assert_same
+
+B, I, J, M, P, D = 3, 7, 4, 2, 3, 2
+
+
+@dataclass
+class Problem:
+    """A layer's call: children (B, I, M, P), their activations (B, I), transforms and coordinates."""
+
+    children: Tensor
+    activation: Tensor
+    transforms: Tensor
+    coordinates: Tensor
+
+    @classmethod
+    def make(
+        cls,
+        batch: int = B,
+        children: int = I,
+        parents: int = J,
+        shared: bool = False,
+        dtype: torch.dtype = torch.float64,
+    ) -> "Problem":
+        """Random numbers, always the same."""
+        generator = torch.Generator().manual_seed(0)
+        shapes = (
+            (batch, children, M, P),
+            (batch, children),
+            (1 if shared else children, parents, P, D),
+            (children, M * D),
+        )
+        pose, logit, transforms, coordinates = (
+            torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes
+        )
+        return cls(pose, logit.sigmoid(), transforms, coordinates)
+
+    @property
+    def shape(self) -> LayerShape:
+        """What the layer tells its routing; shared transforms are for any number of children."""
+        I = None if len(self.transforms) == 1 else len(self.transforms)
+        return LayerShape(I, self.transforms.shape[1], (M, P), (M, D))
+
+    def of_children(self, index: Tensor) -> "Problem":
+        """The same with these children alone, in this order; for shared transforms."""
+        return Problem(self.children[:, index], self.activation[:, index], self.transforms, self.coordinates[index])
+
+    def votes(self, **settings: Any) -> Votes:
+        """The votes."""
+        return Votes(self.children, self.transforms, self.coordinates, **settings)
+
+    def leaves(self) -> "Problem":
+        """The same numbers, with gradients."""
+        return Problem(*(tensor.detach().requires_grad_() for tensor in vars(self).values()))
+
+
+def check_routing(routing: Routing | str) -> None:
+    """Asserts that a routing keeps what every layer and network relies on.
+
+    Configuration and ``repr``; copies that :meth:`~torchcaps.routing.Routing.bind` makes; shapes; children in any
+    order; examples of a batch apart; float32, float64, and bfloat16 poses; one child, one parent, one example; finite
+    numbers and gradients for poses and activations of 0; children that are not there; the same on all backends that
+    support it; gradients against differences; going on from earlier parents, or saying that it cannot.
+
+    A routing that is not ``trainable`` is checked in evaluation mode, without gradients.
+
+    Args:
+        routing: as one gives it to a layer, or a registered name.
+
+    Raises:
+        AssertionError: with the name of the check that failed, and by how much.
+    """
+    template = create_routing(routing) if isinstance(routing, str) else routing
+    for check in CHECKS:
+        try:
+            check(template)
+        except Exception as error:
+            name = check.__name__.removeprefix("_").replace("_", " ")
+            raise AssertionError(f"{type(template).__name__} fails the check {name!r}: {error}") from error
+
+
+def _bound(template: Routing, problem: Problem) -> Routing:
+    """A copy for the problem's layer, its parameters moved away from where they start."""
+    generator = torch.Generator().manual_seed(1)
+    routing = template.bind(problem.shape).to(problem.transforms.dtype).train(template.trainable)
+    with torch.no_grad():
+        for parameter in routing.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter) / 4)
+    return routing
+
+
+def _seen(routed: Routed) -> dict[str, Tensor]:
+    return {
+        "the parents' pose": routed.pose,
+        "the parents' activation": routed.activation,
+        "the assignment": routed.assignment,
+    }
+
+
+def _results(routing: Routing, problem: Problem, mask: Tensor | None = None, **settings: Any) -> dict[str, Tensor]:
+    """What is seen of the parents, and the gradients of all that went in."""
+    leaves = problem.leaves()
+    seen = _seen(routing(leaves.votes(mask=mask, **settings), leaves.activation))
+    if not routing.trainable:
+        return seen
+    generator = torch.Generator().manual_seed(2)
+    objective = torch.zeros((), dtype=torch.float64)
+    for tensor in (seen["the parents' pose"], seen["the parents' activation"]):
+        upstream = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+        objective = objective + (tensor.double() * upstream).sum()
+    inputs = {**vars(leaves), **dict(routing.named_parameters())}
+    gradients = torch.autograd.grad(objective, list(inputs.values()), materialize_grads=True, allow_unused=True)
+    return seen | {f"the gradient of {name}": grad for name, grad in zip(inputs, gradients, strict=True)}
+
+
+def _configuration(template: Routing) -> None:
+    config = template.config()
+    again = type(template)(**config)
+    if again.config() != config:
+        raise AssertionError(f"made again from {config}, it has {again.config()}")
+    if type(template).__name__ not in repr(template):
+        raise AssertionError(f"its repr is {template!r}")
+    for name in config:
+        if f"{name}=" not in repr(template):
+            raise AssertionError(f"its repr does not show {name}: {template!r}")
+
+
+def _copies(template: Routing) -> None:
+    problem = Problem.make()
+    routing, other = _bound(template, problem), template.bind(problem.shape)
+    if {id(one) for one in routing.parameters()} & {id(one) for one in other.parameters()}:
+        raise AssertionError("two copies that bind made share parameters")
+    if list(template.parameters()):
+        raise AssertionError("bind gave parameters to the routing itself, and not to the copy")
+    expected = _seen(routing(problem.votes(), problem.activation))
+    twin = copy.deepcopy(routing)
+    assert_same(_seen(twin(problem.votes(), problem.activation)), expected, 0.0)
+    other.to(problem.transforms.dtype).train(template.trainable).load_state_dict(routing.state_dict())
+    assert_same(_seen(other(problem.votes(), problem.activation)), expected, 0.0)
+
+
+def _shapes(template: Routing) -> None:
+    for batch, children, parents in ((B, I, J), (1, I, J), (B, 1, J), (B, I, 1), (1, 1, 1)):
+        problem = Problem.make(batch, children, parents)
+        found = _results(_bound(template, problem), problem)
+        expected = {
+            "the parents' pose": (batch, parents, M * D),
+            "the parents' activation": (batch, parents),
+            "the assignment": (batch, children, parents),
+        }
+        for name, shape in expected.items():
+            if found[name].shape != shape:
+                raise AssertionError(f"{name} has shape {tuple(found[name].shape)}, not {shape}")
+        assert_finite(found)
+
+
+def _order_of_the_children(template: Routing) -> None:
+    problem = Problem.make(shared=True)
+    order = torch.randperm(I, generator=torch.Generator().manual_seed(3))
+    routing = _bound(template, problem)
+    expected = _results(routing, problem)
+    found = _results(routing, problem.of_children(order))
+    for name in ("the assignment", "the gradient of children", "the gradient of activation"):
+        if name in expected:
+            expected[name] = expected[name][:, order]
+    if "the gradient of coordinates" in expected:
+        expected["the gradient of coordinates"] = expected["the gradient of coordinates"][order]
+    assert_same(found, expected, TOLERANCE[torch.float64])
+
+
+def _examples_of_a_batch(template: Routing) -> None:
+    problem = Problem.make()
+    routing = _bound(template, problem)
+    together = _seen(routing(problem.votes(), problem.activation))
+    for row in range(B):
+        alone = Problem(
+            problem.children[row : row + 1],
+            problem.activation[row : row + 1],
+            problem.transforms,
+            problem.coordinates,
+        )
+        expected = {name: tensor[row : row + 1] for name, tensor in together.items()}
+        assert_same(_seen(routing(alone.votes(), alone.activation)), expected, TOLERANCE[torch.float64])
+
+
+def _dtypes(template: Routing) -> None:
+    exact = Problem.make(dtype=torch.float32)
+    wide = Problem(*(tensor.double() for tensor in vars(exact).values()))
+    routing = _bound(template, wide)
+    expected = _results(routing, wide)
+    found = _results(copy.deepcopy(routing).float(), exact)
+    dtype = found["the parents' pose"].dtype
+    if dtype != torch.float32:
+        raise AssertionError(f"float32 poses give poses of {dtype}")
+    assert_same(found, expected, TOLERANCE[torch.float32])
+    half = Problem.make(dtype=torch.bfloat16)
+    rounded = copy.deepcopy(routing).bfloat16()
+    assert_finite(_results(rounded, half))
+    capsules = as_capsules(rounded(half.votes(), half.activation), (M, D), torch.bfloat16)
+    if capsules.pose.dtype != torch.bfloat16 or capsules.pose.shape != (B, J, M, D):
+        raise AssertionError(f"bfloat16 poses give {capsules.pose.dtype} {tuple(capsules.pose.shape)}")
+
+
+def _zeros(template: Routing) -> None:
+    for poses, activations in ((0.0, 1.0), (1.0, 0.0), (0.0, 0.0)):
+        problem = Problem.make(dtype=torch.float32)
+        problem.children, problem.activation = problem.children * poses, problem.activation * activations
+        problem.coordinates = problem.coordinates * poses
+        assert_finite(_results(_bound(template, problem), problem))
+
+
+def _children_that_are_not_there(template: Routing) -> None:
+    problem = Problem.make(shared=True)
+    routing = _bound(template, problem)
+    mask = torch.tensor([[True, False, True, True, False, True, True]]).repeat(B, 1)
+    there = mask[0].nonzero().squeeze(1)
+    expected = _results(routing, problem.of_children(there))
+    gone = Problem(*(tensor.clone() for tensor in vars(problem).values()))
+    gone.children[~mask], gone.activation[~mask] = torch.nan, torch.nan
+    found = _results(routing, gone, mask)
+    assert_finite(found)
+    for name in ("the assignment", "the gradient of children", "the gradient of activation"):
+        if name in found:
+            if found[name][~mask].any():
+                raise AssertionError(f"{name} is not 0 for a child that is not there")
+            found[name] = found[name][:, there]
+    if "the gradient of coordinates" in found:
+        found["the gradient of coordinates"] = found["the gradient of coordinates"][there]
+    assert_same(found, expected, TOLERANCE[torch.float64])
+    assert_finite(_results(routing, gone, torch.zeros_like(mask)))
+
+
+def _backends(template: Routing) -> None:
+    for shared in (False, True):
+        problem = Problem.make(shared=shared)
+        routing = _bound(template, problem)
+        expected = _results(routing, problem, backend="naive")
+        for backend in BACKENDS:
+            if backend not in ("naive", "chunked", FUSED["cpu"]) or (backend == FUSED["cpu"] and why_not(backend)):
+                continue  # of another device, or not to be had here
+            try:
+                found = _results(routing, problem, backend=backend)
+            except ValueError as error:
+                if f"backend {backend!r} cannot do" in str(error):
+                    continue
+                raise
+            try:
+                assert_same(found, expected, TOLERANCE[torch.float64])
+            except AssertionError as error:
+                raise AssertionError(f"on backend {backend}, {error}") from None
+
+
+def _gradients(template: Routing) -> None:
+    if not template.trainable:
+        return
+    problem = Problem.make(1, 3, 2)
+    routing = _bound(template, problem)
+
+    def parents(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        call = Problem(*tensors)
+        routed = routing(call.votes(backend="naive"), call.activation)
+        return routed.pose, routed.activation
+
+    torch.autograd.gradcheck(parents, tuple(vars(problem.leaves()).values()))
+
+
+def _earlier_parents(template: Routing) -> None:
+    problem = Problem.make()
+    routing = _bound(template, problem)
+    first = routing(problem.votes(), problem.activation)
+    if not template.resumable:
+        try:
+            routing(problem.votes(), problem.activation, initial=first)
+        except ValueError:
+            return
+        raise AssertionError("it is not resumable, but takes initial= without a word")
+    assert_finite(_seen(routing(problem.votes(), problem.activation, initial=first)))
+    if hasattr(routing, "steps"):
+        short, long = copy.deepcopy(routing), copy.deepcopy(routing)
+        for one, steps in ((short, 2), (long, 4)):
+            setattr(one, "steps", steps)  # noqa: B010
+        half = short(problem.votes(), problem.activation)
+        found = short(problem.votes(), problem.activation, initial=half)
+        assert_same(_seen(found), _seen(long(problem.votes(), problem.activation)), TOLERANCE[torch.float64])
+
+
+CHECKS: tuple[Callable[[Routing], None], ...] = (
+    _configuration,
+    _copies,
+    _shapes,
+    _order_of_the_children,
+    _examples_of_a_batch,
+    _dtypes,
+    _zeros,
+    _children_that_are_not_there,
+    _backends,
+    _gradients,
+    _earlier_parents,
+)
