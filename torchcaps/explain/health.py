@@ -128,8 +128,9 @@ def layer_polarisation(layer: Layer) -> Tensor:
     """:func:`polarisation` of a layer, over the same parents as :func:`~torchcaps.explain.layer_entropy`.
 
     In a convolution whose parents compete over the whole image, these are the parents of all windows that see the
-    child, fewer at the border. Where each window routes for itself, they are those of one window, and the mean is also
-    over the windows. Padding and children that no window sees are left out; groups are averaged.
+    child, fewer at the border; where types do not compete, only those of one type, and the mean is also over the
+    types. Where each window routes for itself, they are those of one window, and the mean is also over the windows.
+    Padding and children that no window sees are left out; groups are averaged.
 
     Args:
         layer: one that routes, of :func:`~torchcaps.explain.observe_layers`.
@@ -151,26 +152,29 @@ def _group_polarisation(layer: Layer, group: int) -> Tensor:
     if layer.windows is None:
         return polarisation(R.squeeze(1))
     seen = layer.scatter(torch.ones_like(R[..., 0]))  # [B, children] windows that see the child
-    if getattr(layer.module, "competition", "window") == "window":
+    if layer.competition == "window":
         own = polarisation(R.flatten(0, 2).unsqueeze(1)).view(R.shape[:3])
         value = layer.scatter(own) / seen.clamp(min=1)
     else:
-        parents, total = (seen * R.shape[-1]).clamp(min=2), layer.scatter(R).sum(-1)
-        peak = torch.where(total > 0, _highest(layer, R) / torch.where(total > 0, total, 1.0), 1 / parents)
-        value = ((peak - 1 / parents) / (1 - 1 / parents)).clamp(0, 1) * (seen * R.shape[-1] > 1)
+        total, peak, parents = layer.scatter(R), _highest(layer, R), seen.unsqueeze(-1)  # [B, children, J or 1]
+        if layer.competition != "position":  # types compete, too
+            total, peak, parents = total.sum(-1, keepdim=True), peak.amax(-1, keepdim=True), parents * R.shape[-1]
+        even = 1 / parents.clamp(min=2)
+        share = torch.where(total > 0, peak / torch.where(total > 0, total, 1.0), even)
+        value = (((share - even) / (1 - even)).clamp(0, 1) * (parents > 1)).mean(-1)
     value, inside = (layer.inside(field).flatten(1) for field in (value, (seen > 0).to(value.dtype)))
     return (value * inside).sum(1) / inside.sum(1)
 
 
 def _highest(layer: Layer, R: Tensor) -> Tensor:
-    """The most that any parent of any window gets of each child: (B, windows, I, J) to (B, children)."""
+    """The most that each parent type of any window gets of each child: (B, windows, I, J) to (B, children, J)."""
     assert layer.windows is not None
     sites = layer.windows.sites(R.device)  # [windows, places]
-    peak = R.amax(-1).unflatten(2, (sites.shape[1], -1))  # [B, windows, places, types]
-    highest = peak.new_zeros(len(peak), layer.windows.padded, peak.shape[-1])
+    R = R.unflatten(2, (sites.shape[1], -1))  # [B, windows, places, types, J]
+    highest = R.new_zeros(len(R), layer.windows.padded, *R.shape[3:])
     for place, at in enumerate(sites.unbind(1)):  # at one place in the window, each window sees another child
-        highest[:, at] = torch.maximum(highest[:, at], peak[:, :, place])
-    return highest.flatten(1)
+        highest[:, at] = torch.maximum(highest[:, at], R[:, :, place])
+    return highest.flatten(1, 2)
 
 
 def stretched(temperatures: Sequence[float], steps: int) -> list[float]:

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 
 from torchcaps.data import Preprocess
-from torchcaps.explain import attacks, shorten
+from torchcaps.explain import attacks
+from torchcaps.explain.draw.canvas import shorten
 from torchcaps.explain.draw.charts import Cell, attack_curves, image_grid
 from torchcaps.recipes import smallnorb
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe

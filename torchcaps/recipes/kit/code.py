@@ -13,7 +13,7 @@ from typing import Any
 import torchcaps
 
 _PACKAGE = Path(torchcaps.__file__).parent
-_DRAWING = ("draw", "exhibits", "observe", "page", "selection")
+_DRAWING = ("draw", "exhibits", "page")
 _BESIDE = ("__main__", "bench", "cli", "mixture", "recipes", "testing", *(f"explain/{name}" for name in _DRAWING))
 """What no result depends on; of the recipes, only the one at hand and those that it imports matter, not their kit."""
 
