@@ -109,10 +109,7 @@ class CapsNet(CapsuleClassifier):
         self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
         self.init_std = init_std
 
-        extents = [extent - len(self.stem) * (kernel_size - 1) for extent in self.image_shape[1:]]
-        if min(extents) < kernel_size:
-            behind = f" behind a stem of {len(self.stem)}" if self.stem else ""
-            raise ValueError(f"image_shape {image_shape} is smaller than kernel_size {kernel_size}{behind}")
+        grid = self._grid()
         self.features = _stem(self.image_shape[0], self.stem, kernel_size)
         self.conv = nn.Conv2d((self.image_shape[0], *self.stem)[-1], channels, kernel_size, stride)
         self.norm = nn.BatchNorm2d(channels) if self.stem else nn.Identity()
@@ -126,9 +123,8 @@ class CapsNet(CapsuleClassifier):
             batch_norm=batch_norm,
             routed=routed_primary,
         )
-        sites = self.primary_caps.sites(*((extent - kernel_size) // stride + 1 for extent in extents))
         self.class_caps = CapsLinear(
-            math.prod(sites),
+            math.prod(self.primary_caps.sites(*grid)),
             classes,
             primary_dim,
             pose_dim,
@@ -139,6 +135,14 @@ class CapsNet(CapsuleClassifier):
         self.decoder = None
         if self.decoder_hidden is not None:
             self.decoder = FullyConnectedDecoder(classes * pose_dim, self.image_shape, self.decoder_hidden)
+
+    def _grid(self) -> tuple[int, ...]:
+        """Height and width of the first convolution's output."""
+        extents = [extent - len(self.stem) * (self.kernel_size - 1) for extent in self.image_shape[1:]]
+        if min(extents) < self.kernel_size:
+            behind = f" behind a stem of {len(self.stem)}" if self.stem else ""
+            raise ValueError(f"image_shape {self.image_shape} is smaller than kernel_size {self.kernel_size}{behind}")
+        return tuple((extent - self.kernel_size) // self.stride + 1 for extent in extents)
 
     def children_of(self, images: Tensor) -> Capsules:
         """The primary capsules, poses (B, H', W', types, primary_dim)."""

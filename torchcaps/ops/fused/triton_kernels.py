@@ -414,6 +414,34 @@ def _start(begin, end):
     return begin + tl.program_id(0) * 7 % tl.maximum(end - begin, 1)
 
 
+@triton.jit
+def _worth(votes, worth_of_one, slope_sum, slope_scatter, final):
+    """What a share of a child is worth to each parent, [b, j], and the slope of that by its vote, [d, m, b, j]."""
+    worth = worth_of_one + _inner(votes, slope_sum)
+    slope = slope_sum
+    if slope_scatter is not None:
+        deviation = votes - final
+        scaled = deviation * slope_scatter
+        worth += _inner(deviation, scaled)
+        slope = slope_sum + 2.0 * scaled
+    return worth, slope
+
+
+@triton.jit
+def _normalised(flow, assignment, log_partition, grad_log_partition, child, at, B, I, T: tl.constexpr):
+    """The gradient of the logits, [b, j], where the parents of the tile compete; else that of the given normaliser."""
+    total = tl.sum(flow, 1)
+    inside = _rows(T) < B
+    if log_partition is None:
+        flow -= assignment * total[:, None]
+    elif T.by_row:
+        block = tl.program_id(2) * (B.to(tl.int64) * I)
+        tl.store(grad_log_partition + block + at, -total, mask=inside)
+    else:
+        _add(grad_log_partition, child, -total, inside, T.overlap)
+    return flow
+
+
 @triton.jit(do_not_specialize=SIZES)
 def moments_backward_kernel(
     children,  # the inputs are those of moments_kernel
@@ -470,28 +498,14 @@ def moments_backward_kernel(
         votes = _votes(children, transforms, coordinates, child, i, B, J, T)
         logits = _logits(votes, alpha, beta, gamma, J, T)
         assignment = _assignment(logits, best, log_partition, at, child, B, J, T)
-        worth = worth_of_one + _inner(votes, slope_sum)
-        slope = slope_sum
-        if grad_scatter is not None:
-            deviation = votes - final
-            scaled = deviation * slope_scatter
-            worth += _inner(deviation, scaled)
-            slope = slope_sum + 2.0 * scaled
+        worth, slope = _worth(votes, worth_of_one, slope_sum, slope_scatter, final)
         share = assignment
         if weights is not None:
             _add(grad_weights, child, tl.sum(assignment * worth, 1), inside, T.overlap)
             share *= tl.load(weights + child, mask=inside, other=0.0)[:, None]
         slope = share[None, None] * slope
         if not T.hard:
-            flow = share * worth
-            total = tl.sum(flow, 1)
-            if log_partition is None:
-                flow -= assignment * total[:, None]
-            elif T.by_row:
-                block = tl.program_id(2) * (B.to(tl.int64) * I)
-                tl.store(grad_log_partition + block + at, -total, mask=inside)
-            else:
-                _add(grad_log_partition, child, -total, inside, T.overlap)
+            flow = _normalised(share * worth, assignment, log_partition, grad_log_partition, child, at, B, I, T)
             passed, first, second = _similarity_backward(flow, votes, alpha, beta, first, second, T)
             zeroth += flow
             slope += passed
