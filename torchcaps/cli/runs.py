@@ -17,12 +17,10 @@ SPLITS = ("test", "validation", "train")
 def open_classifier(path: str) -> "Classifier":
     """The network of a run, for which the run's own modules are imported, or a saved one, for which nothing is."""
     from torchcaps.classifier import Classifier
-    from torchcaps.training import RunFolder
 
-    folder = RunFolder(Path(path))
-    if folder.config.is_file():
-        for module in recorded_imports(folder.config):
-            import_named(module)
+    config = Path(path) / "config.yaml"
+    for module in recorded_imports(config) if config.is_file() else []:
+        import_named(module)
     return Classifier.open(path)
 
 
