@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from ops_cases import Case, all_cases, close
 from torch import Tensor
 
+from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.ops.chunked.tiles import tile_shape
-from torchcaps.ops.chunked.votes import ChunkedVotes
 from torchcaps.ops.fused import NativeVotes
 from torchcaps.ops.naive import NaiveVotes
 
