@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -113,15 +114,9 @@ class CapsNet(CapsuleClassifier):
         self.features = _stem(self.image_shape[0], self.stem, kernel_size)
         self.conv = nn.Conv2d((self.image_shape[0], *self.stem)[-1], channels, kernel_size, stride)
         self.norm = nn.BatchNorm2d(channels) if self.stem else nn.Identity()
+        kernel: dict[str, Any] = {"kernel_size": primary_kernel_size, "stride": primary_stride}
         self.primary_caps = PrimaryCaps(
-            channels,
-            types,
-            primary_dim,
-            primary_kernel_size,
-            primary_stride,
-            squash=squash,
-            batch_norm=batch_norm,
-            routed=routed_primary,
+            channels, types, primary_dim, **kernel, squash=squash, batch_norm=batch_norm, routed=routed_primary
         )
         self.class_caps = CapsLinear(
             math.prod(self.primary_caps.sites(*grid)),

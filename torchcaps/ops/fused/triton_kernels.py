@@ -428,6 +428,17 @@ def _worth(votes, worth_of_one, slope_sum, slope_scatter, final):
 
 
 @triton.jit
+def _weighted(assignment, worth, weights, grad_weights, child, B, T: tl.constexpr):
+    """The share of a child that each parent takes, [b, j]; adds the gradient of the child's weight."""
+    if weights is None:
+        return assignment
+    else:
+        inside = _rows(T) < B
+        _add(grad_weights, child, tl.sum(assignment * worth, 1), inside, T.overlap)
+        return assignment * tl.load(weights + child, mask=inside, other=0.0)[:, None]
+
+
+@triton.jit
 def _normalised(flow, assignment, log_partition, grad_log_partition, child, at, B, I, T: tl.constexpr):
     """The gradient of the logits, [b, j], where the parents of the tile compete; else that of the given normaliser."""
     total = tl.sum(flow, 1)
@@ -466,19 +477,14 @@ def moments_backward_kernel(
     grad_centre,  # [splits, B, H, J]
     grad_precision,  # [splits, B, H, J]
     grad_log_weight,  # [splits, B, J]
-    B,
-    W,
-    I,
-    G,
-    J,
+    B, W, I, G, J,
     T: tl.constexpr,
-):
+):  # fmt: skip
     r"""The gradients of ``sum_ij r_ij (gN_j + <gS_j, V_ij> + <gQ_j, (V_ij - mean_j)^2>)``, the mean held fixed.
 
     The scatter does not depend on the mean to first order, as the weighted deviations from it add up to zero.
     """
     rows = _rows(T)
-    inside = rows < B
     alpha = _load_field(centre, B, J, T) if centre is not None else None
     beta = _load_field(precision, B, J, T) if precision is not None else None
     gamma = _load_pair(log_weight, B, J, T) if precision is not None else None
@@ -499,10 +505,7 @@ def moments_backward_kernel(
         logits = _logits(votes, alpha, beta, gamma, J, T)
         assignment = _assignment(logits, best, log_partition, at, child, B, J, T)
         worth, slope = _worth(votes, worth_of_one, slope_sum, slope_scatter, final)
-        share = assignment
-        if weights is not None:
-            _add(grad_weights, child, tl.sum(assignment * worth, 1), inside, T.overlap)
-            share *= tl.load(weights + child, mask=inside, other=0.0)[:, None]
+        share = _weighted(assignment, worth, weights, grad_weights, child, B, T)
         slope = share[None, None] * slope
         if not T.hard:
             flow = _normalised(share * worth, assignment, log_partition, grad_log_partition, child, at, B, I, T)
