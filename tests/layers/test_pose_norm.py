@@ -1,11 +1,13 @@
 """Poses that keep their scale from layer to layer."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from torchcaps import CapsConv2d, Capsules
+from torchcaps import CapsConv2d, Capsules, create_model
+from torchcaps.explain import class_shares, observe_layers
 from torchcaps.layers import PoseNorm
 from torchcaps.routing import EMRouting
 from torchcaps.testing import assert_equivariant, orthogonal
@@ -19,19 +21,22 @@ def capsules(*sites: int, scale: float = 1.0, shift: float = 0.0, seed: int = 0)
     return Capsules(pose, torch.rand(*sites, generator=generator, dtype=torch.float64))
 
 
+def over_poses(norm: PoseNorm) -> Callable[[Capsules], Capsules]:
+    return lambda children: children._replace(pose=norm(children.pose))
+
+
 def test_element_standardises_each_element_of_each_type() -> None:
     given = capsules(5, 6, 7, 2, scale=3.0, shift=2.0)
-    found = PoseNorm(2, (4, 3)).double()(given)
+    found = PoseNorm(2, (4, 3)).double()(given.pose)
     mean, variance = given.pose.mean((0, 1, 2)), given.pose.var((0, 1, 2), unbiased=False)
-    torch.testing.assert_close(found.pose, (given.pose - mean) / (variance + 1e-5).sqrt())
-    assert found.activation is given.activation
+    torch.testing.assert_close(found, (given.pose - mean) / (variance + 1e-5).sqrt())
 
 
 def test_type_has_one_scale_a_type_and_no_shift() -> None:
     given = capsules(5, 6, 7, 2, scale=3.0, shift=2.0)
-    found = PoseNorm(2, (4, 3), "type").double()(given)
+    found = PoseNorm(2, (4, 3), "type").double()(given.pose)
     square = given.pose.square().mean((0, 1, 2, 4, 5))
-    torch.testing.assert_close(found.pose, given.pose / (square + 1e-5).sqrt()[:, None, None])
+    torch.testing.assert_close(found, given.pose / (square + 1e-5).sqrt()[:, None, None])
 
 
 @KINDS
@@ -39,11 +44,11 @@ def test_running_statistics_are_those_of_the_batches(kind: Any) -> None:
     norm = PoseNorm(2, (4, 3), kind, momentum=0.5).double()
     batches = [capsules(200, 6, 2, scale=3.0, seed=seed) for seed in range(12)]
     for batch in batches:
-        norm(batch)
+        norm(batch.pose)
     norm.eval()
-    torch.testing.assert_close(norm(batches[-1]).pose, batches[-1].pose / 3, rtol=0.05, atol=0.1)
+    torch.testing.assert_close(norm(batches[-1].pose), batches[-1].pose / 3, rtol=0.05, atol=0.1)
     before = {name: tensor.clone() for name, tensor in norm.state_dict().items()}
-    norm(capsules(3, 6, 2, scale=100.0))
+    norm(capsules(3, 6, 2, scale=100.0).pose)
     assert all(torch.equal(tensor, before[name]) for name, tensor in norm.state_dict().items())  # evaluation looks only
 
 
@@ -52,35 +57,31 @@ def test_a_change_of_viewpoint_passes_through_one_scale_but_not_through_one_an_e
     rotation = orthogonal(4, torch.Generator().manual_seed(0))
     for training in (True, False):
         norm = PoseNorm(2, (4, 3), "type").double().train(training)
-        assert_equivariant(norm, given, rotation, atol=1e-6, rtol=1e-6)
+        assert_equivariant(over_poses(norm), given, rotation, atol=1e-6, rtol=1e-6)
     with pytest.raises(AssertionError, match="poses are off"):
-        assert_equivariant(PoseNorm(2, (4, 3), "element").double(), given, rotation)
+        assert_equivariant(over_poses(PoseNorm(2, (4, 3), "element").double()), given, rotation)
 
 
 @KINDS
 def test_half_precision(kind: Any) -> None:
-    given = capsules(5, 6, 7, 2, scale=300.0)
-    half = Capsules(given.pose.bfloat16(), given.activation.bfloat16())
-    found = PoseNorm(2, (4, 3), kind)(half)
-    assert found.pose.dtype == torch.bfloat16
-    expected = PoseNorm(2, (4, 3), kind)(Capsules(half.pose.float(), half.activation.float()))
-    torch.testing.assert_close(found.pose, expected.pose.bfloat16())
+    pose = capsules(5, 6, 7, 2, scale=300.0).pose.bfloat16()
+    found = PoseNorm(2, (4, 3), kind)(pose)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, PoseNorm(2, (4, 3), kind)(pose.float()).bfloat16())
 
 
 @KINDS
 def test_gradcheck(kind: Any) -> None:
     norm = PoseNorm(2, (4, 3), kind).double()
-    given = capsules(3, 2, 2)
-    given.pose.requires_grad_()
-    assert torch.autograd.gradcheck(lambda pose: norm(Capsules(pose, given.activation)).pose, given.pose)
+    assert torch.autograd.gradcheck(norm, capsules(3, 2, 2).pose.requires_grad_())
 
 
 @KINDS
 def test_constant_poses_stay_finite(kind: Any) -> None:
     pose = torch.zeros(3, 2, 4, 3, requires_grad=True)
-    found = PoseNorm(2, (4, 3), kind)(Capsules(pose, torch.ones(3, 2)))
-    found.pose.sum().backward()
-    assert found.pose.isfinite().all()
+    found = PoseNorm(2, (4, 3), kind)(pose)
+    found.sum().backward()
+    assert found.isfinite().all()
     assert pose.grad is not None
     assert pose.grad.isfinite().all()
 
@@ -88,8 +89,17 @@ def test_constant_poses_stay_finite(kind: Any) -> None:
 def test_wrong() -> None:
     with pytest.raises(ValueError, match="kind must be 'element' or 'type', got 'layer'"):
         PoseNorm(2, 4, "layer")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"capsules must have poses \(B, \*sites, 3, 4, 3\), got \(1, 2, 4, 3\)"):
-        PoseNorm(3, (4, 3))(capsules(1, 2))
+    with pytest.raises(ValueError, match=r"poses must be \(B, \*sites, 3, 4, 3\), got shape \(1, 2, 4, 3\)"):
+        PoseNorm(3, (4, 3))(torch.zeros(1, 2, 4, 3))
+
+
+def test_a_layer_is_observed_as_one() -> None:
+    """The normalisation is a part of its layer, which keeps its name, windows and routing."""
+    network = create_model("matrixcapsnet_small", pose_norm="element")
+    layers = observe_layers(network, torch.rand(2, 2, 32, 32))
+    assert list(layers) == ["primary_caps", "conv_caps1", "conv_caps2", "class_caps"]
+    assert all(layers[name].routed for name in ("conv_caps1", "conv_caps2", "class_caps"))
+    assert len(class_shares(layers)) == 3
 
 
 def deviations(count: int, **options: Any) -> list[float]:

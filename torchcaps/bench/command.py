@@ -22,7 +22,7 @@ PARTS = ("suite", "sweep", "small", "compare")
 OWN_OPTIONS = {
     "training": "images a second of whole training loops",
     "stability": "whether loss and gradients stay finite through 2,000 training steps",
-    "em_gradient": "how EM routing starts to learn, with gradients through all steps or the last",
+    "em_learning": "what makes matrix capsules learn: sharpness, normalised poses, competition, steps, gradients",
     "gpu": "tests of the Triton kernels, suite and training loops on a CUDA machine",
 }
 """Parts with options of their own, each ``main(arguments, show, program)`` in the module of its name."""

@@ -146,8 +146,7 @@ class CapsConvNd(nn.Module):
         parts = [as_capsules(routed, self.out_pose, dtype) for routed in groups]
         pose = torch.cat([part.pose for part in parts], dim=1).unflatten(0, (-1, *out))
         activation = torch.cat([part.activation for part in parts], dim=1).unflatten(0, (-1, *out))
-        parents = Capsules(pose, activation)
-        return parents if self.pose_norm is None else self.pose_norm(parents)
+        return Capsules(pose if self.pose_norm is None else self.pose_norm(pose), activation)
 
     def out_mask(self, mask: Tensor) -> Tensor:
         """Which parents have a child in their window: bool (B, *grid, in_types) to (B, *grid', out_types)."""

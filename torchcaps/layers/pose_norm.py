@@ -6,14 +6,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import Pose, pose_shape
+from torchcaps.numerics import compute_dtype
 
 PoseScale = Literal["element", "type"]
 
 
 class PoseNorm(nn.Module):
-    r"""Normalises the poses of capsules with running statistics, and leaves their activations alone.
+    r"""Normalises the poses of capsules with running statistics.
 
     A parent is the mean of many votes that agree on little at first, so poses fade from layer to layer (in
     ``matrixcapsnet_small`` from a deviation of 0.24 over 0.058 to 0.008), until floors and coordinates drown them.
@@ -36,10 +36,10 @@ class PoseNorm(nn.Module):
         eps: added to the variance, or the mean square.
 
     Shape:
-        Capsules with poses (B, *sites, types, *pose) to the same; computed in float32 at least.
+        Poses (B, *sites, types, *pose) to the same; computed in float32 at least.
 
     Raises:
-        ValueError: if there is no such kind, or the capsules do not fit.
+        ValueError: if there is no such kind, or the poses do not fit.
 
     Source: ``element``: Ioffe & Szegedy 2015, for poses as in Ribeiro et al. 2020 ("Capsule routing via variational
     Bayes"), which has one mean and scale a type.
@@ -61,22 +61,18 @@ class PoseNorm(nn.Module):
         else:
             self.register_buffer("mean_square", torch.ones(types))
 
-    def forward(self, capsules: Capsules) -> Capsules:
+    def forward(self, pose: Tensor) -> Tensor:
         """Normalises."""
-        pose = capsules.pose
-        if capsules.pose_shape != self.pose or capsules.activation.shape[-1] != self.types:
-            raise ValueError(
-                f"capsules must have poses (B, *sites, {self.types}, {', '.join(map(str, self.pose))}), "
-                f"got {tuple(pose.shape)} with activations {tuple(capsules.activation.shape)}"
-            )
-        flat = pose.float() if pose.dtype in (torch.float16, torch.bfloat16) else pose
-        flat = flat.flatten(-len(self.pose)).flatten(0, -3)  # [all sites, types, H]
+        if pose.ndim < 2 + len(self.pose) or pose.shape[-1 - len(self.pose) :] != (self.types, *self.pose):
+            expected = ", ".join(map(str, (self.types, *self.pose)))
+            raise ValueError(f"poses must be (B, *sites, {expected}), got shape {tuple(pose.shape)}")
+        flat = pose.to(compute_dtype(pose)).flatten(-len(self.pose)).flatten(0, -3)  # [all sites, types, H]
         with torch.autocast(pose.device.type, enabled=False):
             if self.norm is not None:
                 normal = self.norm(flat.flatten(1)).view_as(flat)
             else:
                 normal = flat * (self._mean_square(flat) + self.eps).rsqrt()[:, None]
-        return capsules._replace(pose=normal.view(pose.shape).to(pose.dtype))
+        return normal.view(pose.shape).to(pose.dtype)
 
     def _mean_square(self, flat: Tensor) -> Tensor:
         if not self.training:

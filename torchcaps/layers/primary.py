@@ -131,8 +131,7 @@ class PrimaryCapsNd(nn.Module):
             activation = length(pose, axes)
         else:
             activation = self.activation_conv(features).movedim(1, -1).sigmoid()
-        capsules = Capsules(pose, activation)
-        return capsules if self.pose_norm is None else self.pose_norm(capsules)
+        return Capsules(pose if self.pose_norm is None else self.pose_norm(pose), activation)
 
 
 class PrimaryCaps1d(PrimaryCapsNd):

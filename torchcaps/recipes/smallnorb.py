@@ -204,7 +204,7 @@ class SmallNORBEM(Comparison[SmallNORBSettings]):
         "The quick preset shrinks the images to 32 x 32 (crops of 24) and the network to 4, 8 and 8 types, "
         "standardises the costs, holds the inverse temperature at 1, adds 0.2 to the variances, lets the gradient "
         "through the last step of routing alone and clips it at 1: with all steps it comes in bursts, and 5 steps "
-        "start to learn more slowly (torchcaps bench em_gradient).",
+        "start to learn more slowly (torchcaps bench em_learning).",
     )
 
     def job(self, settings: SmallNORBSettings, row: str, stop_at: float | None = None) -> Job:

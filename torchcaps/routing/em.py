@@ -156,7 +156,7 @@ def em_routing(
         gradient: through ``"all"`` steps, as in the released code, or through the ``"last"`` only, where the Gaussians
             of the step before are then constants. With standardised costs nearly all of the gradient comes through the
             earlier steps, in bursts hundreds of times as long as usual; ``"last"`` leaves a far smaller and steadier
-            one, which no longer is that of the loss (torchcaps bench em_gradient).
+            one, which no longer is that of the loss (torchcaps bench em_learning).
         sharpness: of the E-steps, see :func:`em_similarity`: a number, one a parent (J,), or a sequence with one of
             these for each E-step.
 
