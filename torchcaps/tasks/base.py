@@ -78,7 +78,7 @@ class Examination:
     lines: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Answer:
     """What a network says about one image.
 
@@ -107,6 +107,9 @@ class Answer:
     def __str__(self) -> str:
         said = [f"{name} ({self.lengths[name]:.3f})" for name in self.classes]
         return ", ".join(said) or "nothing"
+
+    def __repr__(self) -> str:
+        return f"<Answer: {self}>"
 
 
 class Task(ABC):
