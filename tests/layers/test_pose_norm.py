@@ -1,5 +1,6 @@
 """Poses that keep their scale from layer to layer."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -84,6 +85,18 @@ def test_constant_poses_stay_finite(kind: Any) -> None:
     assert found.isfinite().all()
     assert pose.grad is not None
     assert pose.grad.isfinite().all()
+
+
+@KINDS
+def test_a_single_place_has_no_statistics_of_its_own(kind: Any) -> None:
+    pose = capsules(1, 2).pose
+    found = PoseNorm(2, (4, 3), kind).double()(pose)
+    if kind == "element":
+        torch.testing.assert_close(found, pose / math.sqrt(1 + 1e-5))  # the running statistics at the start
+    else:
+        torch.testing.assert_close(
+            found.square().mean((0, 2, 3)), torch.ones(2, dtype=torch.float64), rtol=1e-3, atol=0
+        )
 
 
 def test_wrong() -> None:

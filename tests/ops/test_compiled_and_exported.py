@@ -20,6 +20,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "matrixcapsnet": {"types": (4, 3, 2)},
     "matrixcapsnet_cifar10": {"types": (4, 3, 2), "channels": 8},
     "matrixcapsnet_cnn": {"channels": (4, 4), "hidden": 4, "dropout": 0.0},
+    "matrixcapsnet_paper": {"types": (4, 3, 2)},
     "matrixcapsnet_small": {"types": (4, 3, 2)},
 }
 MODELS = pytest.mark.parametrize("name", list_models())

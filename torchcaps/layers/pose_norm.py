@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from torchcaps.layers.pose import Pose, pose_shape
 from torchcaps.numerics import compute_dtype
@@ -26,7 +27,7 @@ class PoseNorm(nn.Module):
     =========== ================================================== ====================================================
 
     Mean and square are over the batch, all places and (``type``) the elements of a pose. In training they are those of
-    the batch, and running means of them are kept for evaluation. No parameters: the next transforms scale as they need.
+    the batch (of more than one place), and running means of them are kept for evaluation. No parameters: the next transforms scale as they need.
 
     Args:
         types: of capsules, the last site.
@@ -69,10 +70,16 @@ class PoseNorm(nn.Module):
         flat = pose.to(compute_dtype(pose)).flatten(-len(self.pose)).flatten(0, -3)  # [all sites, types, H]
         with torch.autocast(pose.device.type, enabled=False):
             if self.norm is not None:
-                normal = self.norm(flat.flatten(1)).view_as(flat)
+                normal = self._by_element(self.norm, flat.flatten(1)).view_as(flat)
             else:
                 normal = flat * (self._mean_square(flat) + self.eps).rsqrt()[:, None]
         return normal.view(pose.shape).to(pose.dtype)
+
+    @staticmethod
+    def _by_element(norm: nn.Module, flat: Tensor) -> Tensor:
+        if norm.training and len(flat) == 1:  # of a single place there is no deviation: the running one stands in
+            return F.batch_norm(flat, norm.running_mean, norm.running_var, eps=norm.eps)
+        return norm(flat)
 
     def _mean_square(self, flat: Tensor) -> Tensor:
         if not self.training:

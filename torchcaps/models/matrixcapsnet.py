@@ -1,8 +1,8 @@
 """MatrixCapsNet (Hinton, Sabour & Frosst 2018)."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,6 +21,12 @@ _SMALLEST = 17  # pixels on a side that leave one position in the last convoluti
 @register_model(
     "matrixcapsnet",
     "Hinton et al. 2018: A = B = C = D = 32, 316,650 parameters (the paper says 310 K)",
+)
+@register_model(
+    "matrixcapsnet_paper",
+    "the same with the paper's routing to the letter: sharp E-steps, costs as they are, poses not normalised",
+    routing={"name": "em"},
+    pose_norm=None,
 )
 @register_model(
     "matrixcapsnet_small",
@@ -45,8 +51,8 @@ class MatrixCapsNet(CapsuleClassifier):
         types: B, C and D: types of primary capsules and of the two convolutional layers.
         pose: rows and columns of the poses.
         routing: of the convolutional layers, and of the class capsules unless ``class_routing`` says otherwise;
-            default: EM routing in 3 steps with standardised costs, or with scaled masses for fewer than three classes,
-            which leave nothing to standardise over.
+            default: EM routing in 3 steps with standardised costs and soft E-steps (the preset ``soft``), or with
+            scaled masses for fewer than three classes, which leave nothing to standardise over.
         class_routing: of the class capsules.
         competition: which parents compete for a child: all that see it in the ``image``, those of one type at any
             ``position``, or those of one ``window``.
@@ -54,10 +60,12 @@ class MatrixCapsNet(CapsuleClassifier):
         decoder_hidden: widths of the decoder's hidden layers; None for no decoder, as in the paper.
         decoder_by_class: whether the decoder is told which class it decodes.
         pose_norm: normalise the poses that go into each routed layer, see :class:`~torchcaps.layers.PoseNorm`; None, as
-            published, leaves them.
+            published, leaves them, and they fade from layer to layer.
 
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 5 and figure 1.
     """
+
+    newer: ClassVar[Mapping[str, Any]] = {"pose_norm": None}
 
     def __init__(
         self,
@@ -72,7 +80,7 @@ class MatrixCapsNet(CapsuleClassifier):
         coordinates: bool = True,
         decoder_hidden: Sequence[int] | None = None,
         decoder_by_class: bool = True,
-        pose_norm: PoseScale | None = None,
+        pose_norm: PoseScale | None = "element",
     ) -> None:
         super().__init__(image_shape, classes)
         if len(types) != 3:
@@ -87,8 +95,8 @@ class MatrixCapsNet(CapsuleClassifier):
         self.pose_norm = pose_norm
         in_channels, height, width = self.image_shape
         if routing is None and class_routing is None and classes < 3:
-            class_routing = EMRouting.preset("mass_scaled")
-        routing = routing or EMRouting.preset("standardised")
+            class_routing = EMRouting.preset("mass_scaled", sharpness="mean")
+        routing = routing or EMRouting.preset("soft")
         first, second, third = self.types
         if min(height, width) < _SMALLEST:
             raise ValueError(

@@ -5,7 +5,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
@@ -37,6 +37,9 @@ class Network(nn.Module, ABC):
     Raises:
         ValueError: when a subclass is defined that has the name of another one.
     """
+
+    newer: ClassVar[Mapping[str, Any]] = {}
+    """What arguments of the constructor were for networks that were saved before there were these arguments."""
 
     _passed_on: dict[str, Any]
     _unnamed: tuple[Any, ...]
@@ -245,7 +248,7 @@ def _read(path: Path) -> Network:
         imports = tuple(map(str, config.get("imports", ())))
         if name not in NETWORKS:
             raise NotImported("network", name)
-        network = NETWORKS[name].from_config(arguments)
+        network = NETWORKS[name].from_config({**NETWORKS[name].newer, **arguments})
     except NotImported as error:
         raise ValueError(f"{path}: {NotImported(error.kind, error.name, imports)}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:

@@ -209,13 +209,15 @@ EM_PRESETS: dict[str, dict[str, Any]] = {
         "inverse_temperature": 0.01 / 4,
     },
     "standardised": {"standardise": True, "schedule": "linear", "inverse_temperature": 1.0},
+    "soft": {"standardise": True, "schedule": "linear", "inverse_temperature": 1.0, "sharpness": "mean"},
     "mass_scaled": {"mass_scale": 100.0},
 }
 """Arguments of :class:`EMRouting` by name.
 
 ``paper``: Procedure 1 with the inverse temperature that its authors gave; ``released``: the released code, in its
 convolutional layers and (``released_class``) in its class layer; ``standardised``: the cost standardised over the
-parents, for any layer size; ``mass_scaled``: Gritzman 2019.
+parents, for any layer size; ``soft``: the same, with the likelihood in the E-step a mean over the dimensions of a pose
+and not a sum, so that it can be learned through several steps; ``mass_scaled``: Gritzman 2019.
 """
 
 
