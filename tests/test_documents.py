@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 import torchcaps as tc
+from docs import house
 
 ROOT = Path(__file__).parent.parent
 
@@ -60,9 +61,7 @@ def test_code_of_layers_over_other_grids_runs(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/training.md"])
-def test_code_of_using_a_trained_network_runs(
-    document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_of_using_a_trained_network_runs(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = executed(document, tmp_path, monkeypatch)["answer"]
     assert set(answer.lengths) == {"cat", "dog"}
     assert sum(answer.probabilities.values()) == pytest.approx(1)
@@ -121,6 +120,11 @@ def test_readme_is_short() -> None:
     first = lines.index("## Train on your folder of images")
     assert first <= 45  # the first screen
     assert any("<img " in line for line in lines[:first])
+
+
+def test_contributing_has_the_import_order_of_the_house() -> None:
+    text = " ".join((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
+    assert f"Imports that go downwards only: {', '.join(house.ORDER)};" in text
 
 
 def anchors(document: Path) -> set[str]:
