@@ -1,12 +1,18 @@
 """What the documents show works."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from PIL import Image
 
 import torchcaps as tc
+from docs import house
 
 ROOT = Path(__file__).parent.parent
 
@@ -18,9 +24,17 @@ def python_blocks(document: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
 
 
+def trained(folder: Path) -> None:
+    """A run ``runs/photos`` and an image ``new.jpg``, which the documents speak of."""
+    network = tc.create_model("capsnet_digits", image_shape=(3, 16, 16), classes=2)
+    network.save_pretrained(folder / "runs" / "photos" / "model", classes=["cat", "dog"])
+    Image.new("RGB", (40, 30), "gold").save(folder / "new.jpg")
+
+
 def executed(document: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The names that the code of a document defines, block after block."""
     monkeypatch.chdir(folder)
+    trained(folder)
     names: dict[str, Any] = {}
     for block in python_blocks(document):
         exec(compile(block, document, "exec"), names)
@@ -38,16 +52,66 @@ def test_code_of_layers_and_networks_runs(document: str, tmp_path: Path, monkeyp
     assert names["prediction"].reconstruction.shape == (1, 3, 32, 32)
 
 
+def test_code_of_layers_over_other_grids_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = executed("docs/layers.md", tmp_path, monkeypatch)
+    assert names["phrases"].pose.shape == (4, 18, 16, 8)
+    assert names["topics"].activation.shape == (4, 5)
+    assert names["seen"].shape == (4, 18, 16)
+    assert not names["seen"].all()
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/training.md"])
+def test_code_of_using_a_trained_network_runs(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = executed(document, tmp_path, monkeypatch)["answer"]
+    assert set(answer.lengths) == {"cat", "dog"}
+    assert sum(answer.probabilities.values()) == pytest.approx(1)
+
+
+def test_code_of_routings_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = executed("docs/routings.md", tmp_path, monkeypatch)
+    torch.testing.assert_close(names["later"].pose, names["at_once"].pose)
+
+
+def test_code_of_choosing_a_backend_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = executed("docs/speed.md", tmp_path, monkeypatch)
+    assert names["given"].backend == "chunked"
+    assert names["small"].backend == "naive"
+
+
 def test_code_of_looking_inside_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = executed("docs/explaining.md", tmp_path, monkeypatch)
     assert names["routed"].assignment.shape == (4, 1152, 10)
     assert names["routed"].votes.dense().shape == (4, 1152, 10, 16)
+    assert len(names["observation"].reconstructions) == len(names["selection"])
+    assert {"reconstructions", "assignments"} <= {data["kind"] for data in names["shown"]}
+
+
+def test_code_of_extending_runs(tmp_path: Path) -> None:
+    """In a process of its own: what it registers is no concern of the other tests."""
+    facts = """
+assert choice.backend == "chunked" and "Laplace" in choice.reason
+assert moments.variance.shape == (4, 10, 16)
+assert not torch.equal(moments.mass, sharpened.mass)
+assert layer(torch.randn(2, 288, 8)).activation.shape == (2, 10)
+assert tc.list_routings().count("apart") == 1
+assert examination.figures["accuracy"] <= examination.figures["top_accuracy"] < 0.9
+assert (page.parent / "lengths.png").stat().st_size > 1000
+assert '"kind": "lengths"' in (page.parent / "exhibits.json").read_text()
+"""
+    code = tmp_path / "my_parts.py"
+    code.write_text("\n\n".join([*python_blocks("docs/extending.md"), facts]))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, code.name], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_code_is_left_unexecuted() -> None:
-    """The guide's is executed by its own tests."""
+    """The guide's is executed by its own tests, CONTRIBUTING's by those of a stranger's file."""
     with_code = {document for document in DOCUMENTS if python_blocks(document) and "guide/" not in document}
-    assert with_code == {"README.md", "CONTRIBUTING.md", "docs/layers.md", "docs/explaining.md"}
+    pages = ("explaining", "extending", "layers", "routings", "speed", "training")
+    assert with_code == {"README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in pages)}
 
 
 def test_readme_is_short() -> None:
@@ -56,6 +120,11 @@ def test_readme_is_short() -> None:
     first = lines.index("## Train on your folder of images")
     assert first <= 45  # the first screen
     assert any("<img " in line for line in lines[:first])
+
+
+def test_contributing_has_the_import_order_of_the_house() -> None:
+    text = " ".join((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
+    assert f"Imports that go downwards only: {', '.join(house.ORDER)};" in text
 
 
 def anchors(document: Path) -> set[str]:
