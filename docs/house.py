@@ -20,16 +20,13 @@ PACKAGE = "torchcaps"
 PICTURE = Path(__file__).with_suffix(".svg")
 
 ORDER = (
-    "capsules", "numerics", "squash", "ops", "routing", "layers", "losses", "models", "data", "tasks", "classifier",
-    "explain", "training", "recipes", "bench", "cli",
+    "capsules", "numerics", "squash", "ops", "routing", "layers", "losses", "models", "data", "explain", "tasks",
+    "classifier", "training", "recipes", "bench", "cli",
 )  # fmt: skip
 """Each room imports from those before it only."""
 
 BESIDE = {"mixture": "layers", "testing": "data"}
 """Rooms that no other imports from, and the last room of the order that they may stand on."""
-
-LAZILY = {("tasks", "explain")}
-"""Imports against the order that a function may make when it is called."""
 
 FRONT_DOORS = (PACKAGE, f"{PACKAGE}.__main__")
 """Modules that are no room: they hand on what is in one."""
@@ -124,9 +121,9 @@ def rooms() -> dict[str, set[str]]:
     return {name: found[name] for name in found if any(room(module) == name for module in modules())}
 
 
-def may_import(importer: str, imported: str, lazy: bool = False) -> bool:
+def may_import(importer: str, imported: str) -> bool:
     """Whether the order of the house allows one room to import from another."""
-    if importer == imported or (lazy and (importer, imported) in LAZILY):
+    if importer == imported:
         return True
     if imported not in ORDER or importer not in (*ORDER, *BESIDE):
         return False

@@ -9,10 +9,12 @@ from torchcaps.routing.base import ROUTINGS
 
 
 def command(arguments: list[str]) -> None:
-    """List the networks and the routing algorithms."""
+    """List the networks, the routing algorithms and the tasks."""
     from jsonargparse import ArgumentParser
 
-    parser = ArgumentParser(prog="torchcaps models", description="List the networks and the routing algorithms.")
+    from torchcaps.tasks.base import TASKS
+
+    parser = ArgumentParser(prog="torchcaps models", description="List networks, routings and tasks.")
     parser.add_argument("pattern", type=str, nargs="?", default="*", help="shell pattern of network names")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_import(parser)
@@ -25,3 +27,4 @@ def command(arguments: list[str]) -> None:
         shape = "x".join(str(extent) for extent in row["image_shape"])
         print(f"{row['name']:20} {row['parameters']:>10,} parameters at {shape:9} {row['source']}")
     print("\nroutings: " + ", ".join(f"{name} ({ROUTINGS[name].__name__})" for name in list_routings()))
+    print("tasks: " + ", ".join(f"{name} ({TASKS[name].__name__})" for name in sorted(TASKS)))

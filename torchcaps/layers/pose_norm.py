@@ -27,7 +27,8 @@ class PoseNorm(nn.Module):
     =========== ================================================== ====================================================
 
     Mean and square are over the batch, all places and (``type``) the elements of a pose. In training they are those of
-    the batch (of more than one place), and running means of them are kept for evaluation. No parameters: the next transforms scale as they need.
+    the batch (of more than one place), and running means of them are kept for evaluation. No parameters: the next
+    transforms scale as they need.
 
     Args:
         types: of capsules, the last site.
@@ -56,7 +57,7 @@ class PoseNorm(nn.Module):
             raise ValueError(f"kind must be 'element' or 'type', got {kind!r}")
         self.types, self.pose, self.kind = types, pose_shape(pose), kind
         self.momentum, self.eps = momentum, eps
-        self.norm: nn.Module | None = None
+        self.norm: nn.modules.batchnorm._BatchNorm | None = None  # or what sync_batchnorm makes of it
         if kind == "element":
             self.norm = nn.BatchNorm1d(types * math.prod(self.pose), eps, momentum, affine=False)
         else:
@@ -76,7 +77,7 @@ class PoseNorm(nn.Module):
         return normal.view(pose.shape).to(pose.dtype)
 
     @staticmethod
-    def _by_element(norm: nn.Module, flat: Tensor) -> Tensor:
+    def _by_element(norm: nn.modules.batchnorm._BatchNorm, flat: Tensor) -> Tensor:
         if norm.training and len(flat) == 1:  # of a single place there is no deviation: the running one stands in
             return F.batch_norm(flat, norm.running_mean, norm.running_var, eps=norm.eps)
         return norm(flat)

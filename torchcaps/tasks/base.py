@@ -12,6 +12,7 @@ from torch import Tensor
 from torchcaps.data import Batch, ImageSet
 from torchcaps.losses import ActivationLoss, ReconstructionLoss
 from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.routing.base import same_class
 
 Forward = Callable[[Tensor, Tensor], Prediction]
 """A network in one step of training: from the images and what to reconstruct of them, labels (B,) or a mask (B, E)."""
@@ -201,7 +202,7 @@ def register_task(name: str) -> Callable[[TaskType], TaskType]:
     """Class decorator: makes a task known to :func:`create_task`; a name taken is a `ValueError`."""
 
     def register(cls: TaskType) -> TaskType:
-        if name in TASKS:
+        if name in TASKS and not same_class(TASKS[name], cls):
             raise ValueError(f"a task named {name!r} exists already: {TASKS[name].__name__}")
         TASKS[name] = cls
         cls.name = name
@@ -223,7 +224,10 @@ def create_task(name: str, **arguments: Any) -> Task:
         TypeError: if it does not take these arguments.
     """
     if name not in TASKS:
-        raise ValueError(f"task must be one of {list_tasks()}, got {name!r}")
+        raise ValueError(
+            f"task must be one of {list_tasks()}, got {name!r}: if it is your own, import the module that defines it "
+            "first, on the command line with --import my_module"
+        )
     return TASKS[name](**arguments)
 
 

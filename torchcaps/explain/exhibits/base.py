@@ -11,6 +11,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from torchcaps.routing.base import same_class
+
 Kind = TypeVar("Kind", bound="Exhibit")
 _EXHIBITS: dict[str, type["Exhibit"]] = {}
 
@@ -60,7 +62,7 @@ def register_exhibit(kind: str) -> Callable[[type[Kind]], type[Kind]]:
     """Decorate an :class:`Exhibit` with the name of its kind; a name taken is a `ValueError`."""
 
     def register(exhibit: type[Kind]) -> type[Kind]:
-        if kind in _EXHIBITS:
+        if kind in _EXHIBITS and not same_class(_EXHIBITS[kind], exhibit):
             raise ValueError(f"exhibit kind {kind!r} is taken by {_EXHIBITS[kind].__name__}")
         exhibit.kind = kind
         _EXHIBITS[kind] = exhibit

@@ -1,0 +1,46 @@
+"""The registry of tasks."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from torchcaps.tasks import Classification, create_task, list_tasks, register_task
+from torchcaps.tasks.base import TASKS
+
+
+@pytest.fixture(autouse=True)
+def registry_as_it_was() -> Iterator[None]:
+    before = dict(TASKS)
+    yield
+    TASKS.clear()
+    TASKS.update(before)
+    Classification.name = "classification"
+
+
+def made() -> type[Classification]:
+    """The same class, defined anew each time: a module that is reloaded, a cell that is run again."""
+
+    class Mine(Classification):
+        pass
+
+    return Mine
+
+
+def test_a_class_that_is_defined_again_takes_its_own_place() -> None:
+    register_task("mine")(made())
+    again = register_task("mine")(made())
+    assert type(create_task("mine")) is again
+
+
+def test_another_class_does_not() -> None:
+    class Other(Classification):
+        pass
+
+    with pytest.raises(ValueError, match="a task named 'classification' exists already: Classification"):
+        register_task("classification")(Other)
+
+
+def test_an_unknown_task_says_what_there_is_and_what_may_be_missing() -> None:
+    with pytest.raises(ValueError, match=r"task must be one of \['classification', .*got 'mine'.*--import my_module"):
+        create_task("mine")
+    assert "mine" not in list_tasks()
