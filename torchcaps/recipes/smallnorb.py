@@ -4,12 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from torchcaps.explain import examine
 from torchcaps.recipes.kit.base import lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison, Study
-from torchcaps.recipes.kit.lab import Job, Trained, data_of, run_name
 from torchcaps.recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, adam, falling, option
-from torchcaps.recipes.kit.pictures import error_bars
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 1"
 
@@ -42,35 +39,23 @@ CNN = "convolutional network"
 VECTOR = (1, 16)
 """A vector pose with as many elements as the matrix; its transforms are 16 x 16 in place of 4 x 4."""
 
-ROWS: dict[str, Variant | None] = {
-    BASE: Variant(),
-    "1 step": Variant(steps=1),
-    "2 steps": Variant(steps=2),
-    "5 steps": Variant(steps=5),
-    "vector pose": Variant(pose=VECTOR),
-    "no coordinates": Variant(coordinates=False),
-    "vector pose, no coordinates": Variant(pose=VECTOR, coordinates=False),
-    "margin loss": Variant(loss="margin"),
-    "cross-entropy": Variant(loss="cross-entropy"),
-    CNN: None,
+PUBLISHED: dict[str, tuple[Variant | None, float]] = {
+    BASE: (Variant(), 1.8),
+    "1 step": (Variant(steps=1), 9.7),
+    "2 steps": (Variant(steps=2), 2.2),
+    "5 steps": (Variant(steps=5), 3.9),
+    "vector pose": (Variant(pose=VECTOR), 2.9),
+    "no coordinates": (Variant(coordinates=False), 2.6),
+    "vector pose, no coordinates": (Variant(pose=VECTOR, coordinates=False), 3.2),
+    "margin loss": (Variant(loss="margin"), 3.2),
+    "cross-entropy": (Variant(loss="cross-entropy"), 5.8),
+    CNN: (None, 5.2),
 }
-"""The rows: the base row, variants that say what they change in it, and the network without capsules."""
+"""The base row, variants that say what they change in it, and the network without capsules, with the errors."""
 
+ROWS: dict[str, Variant | None] = {row: variant for row, (variant, _) in PUBLISHED.items()}
 ERROR, THIRTEEN = TEST_ERROR, f"{TEST_ERROR}, 13 crops"
-
-PUBLISHED: dict[tuple[str, str], float] = {
-    (BASE, ERROR): 1.8,
-    (BASE, THIRTEEN): 1.4,
-    ("1 step", ERROR): 9.7,
-    ("2 steps", ERROR): 2.2,
-    ("5 steps", ERROR): 3.9,
-    ("vector pose", ERROR): 2.9,
-    ("no coordinates", ERROR): 2.6,
-    ("vector pose, no coordinates", ERROR): 3.2,
-    ("margin loss", ERROR): 3.2,
-    ("cross-entropy", ERROR): 5.8,
-    (CNN, ERROR): 5.2,
-}
+FIGURES = {(BASE, ERROR): 1.8, (BASE, THIRTEEN): 1.4, **{(row, ERROR): error for row, (_, error) in PUBLISHED.items()}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +63,6 @@ class SmallNORBSettings(TrainingOptions):
     """One preset: how networks with capsules are trained, what is different for the one without, and the networks.
 
     Attributes:
-        data: option of ``torchcaps train``.
         cnn_epochs: of the network without capsules.
         cnn_optimizer: likewise; it keeps its learning rate.
         cnn_share: of the training images in an epoch of that one; less makes its epochs, where it may end, closer.
@@ -87,11 +71,9 @@ class SmallNORBSettings(TrainingOptions):
         routing: arguments of EMRouting, but for the steps.
         spread: arguments of the spread loss.
         gradient_clip: longest gradient of all weights together, for networks with capsules; None lets it be.
-        rows: which networks; all if empty.
         thirteen_crops: whether the base row is also tested on the mean activation of 13 crops of each image.
     """
 
-    data: Mapping[str, Any]
     cnn_epochs: int
     optimizer: Mapping[str, Any] = field(default_factory=lambda: adam(3e-3))
     cnn_optimizer: Mapping[str, Any] = field(default_factory=lambda: adam(1e-3))
@@ -103,7 +85,6 @@ class SmallNORBSettings(TrainingOptions):
     gradient_clip: float | None = None
     preprocess: Mapping[str, Any] = field(default_factory=lambda: preparation(32))
     batch_size: int = 32
-    rows: tuple[str, ...] = ()
     thirteen_crops: bool = False
 
 
@@ -130,12 +111,6 @@ def _capsule_options(settings: SmallNORBSettings, variant: Variant) -> dict[str,
         routing=option("EMRouting", **{**settings.routing, "steps": variant.steps}),
         loss=losses[variant.loss],
     )
-
-
-def thirteen_crops_error(trained: Trained, settings: SmallNORBSettings) -> float:
-    """Error in percent on the test images, with class activations averaged over 13 crops of each."""
-    test = trained.classifier.prepared(data_of(settings.data).test, crops=13)
-    return 100 * examine(trained.network, test).error
 
 
 QUICK = SmallNORBSettings(
@@ -191,8 +166,9 @@ class SmallNORBEM(Comparison[SmallNORBSettings]):
     name: ClassVar[str] = "smallnorb-em"
     title: ClassVar[str] = "EM routing on smallNORB: steps, poses, losses, coordinates"
     source: ClassVar[str] = HINTON
+    experiment: ClassVar[str] = "smallnorb"
     rows: ClassVar = tuple(ROWS)
-    lines: ClassVar = lines_of(PUBLISHED, PUBLISHED, HINTON)
+    lines: ClassVar = lines_of(FIGURES, FIGURES, HINTON)
     presets: ClassVar = {"paper": PAPER, "quick": QUICK, "smoke": SMOKE}
     notes: ClassVar[tuple[str, ...]] = (
         LOSSY,
@@ -206,25 +182,19 @@ class SmallNORBEM(Comparison[SmallNORBSettings]):
         "through the last step of routing alone and clips it at 1: with all steps it comes in bursts, and 5 steps "
         "start to learn more slowly (torchcaps bench em_gradient).",
     )
+    heading: ClassVar[str] = "Matrix capsules on smallNORB"
+    caption: ClassVar[str] = (
+        "The error of the base network (first row), of variants that change what the row names, and of the network "
+        "without capsules, on the toys of the test half."
+    )
 
-    def job(self, settings: SmallNORBSettings, row: str, stop_at: float | None = None) -> Job:
+    def options(self, settings: SmallNORBSettings, row: str) -> dict[str, Any]:
         """The base network, with what the row changes in it, or the one without capsules."""
         variant = ROWS[row]
-        options = _cnn_options(settings) if variant is None else _capsule_options(settings, variant)
-        return run_name("smallnorb", row), options
+        return _cnn_options(settings) if variant is None else _capsule_options(settings, variant)
 
     def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
         """The test error; of the base row also with 13 crops."""
-        trained = study.trained[row]
-        found = {ERROR: trained.test_error}
-        if row == BASE and study.settings.thirteen_crops:
-            found[THIRTEEN] = thirteen_crops_error(trained, study.settings)
-        return found
-
-    def finish(self, study: Study, given: Any) -> None:
-        """Bars of the test errors."""
-        caption = (
-            "The error of the base network (first row), of variants that change what the row names, and of the network "
-            "without capsules, on the toys of the test half."
-        )
-        study.pictures["errors"] = error_bars(self.lines, study.figures, "Matrix capsules on smallNORB", caption)
+        trained, thirteen = study.trained[row], row == BASE and study.settings.thirteen_crops
+        crops = {THIRTEEN: trained.error_on(trained.data.test, crops=13)} if thirteen else {}
+        return {ERROR: trained.test_error, **crops}
