@@ -3,18 +3,18 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from torchcaps.data import Preprocess
+from torchcaps.classifier import Classifier
 from torchcaps.explain import attacks
 from torchcaps.explain.draw.canvas import shorten
 from torchcaps.explain.draw.charts import Cell, attack_curves, image_grid
 from torchcaps.recipes import smallnorb
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
-from torchcaps.recipes.kit.lab import Job, data_of, run_name
+from torchcaps.recipes.kit.lab import Job, data_of
 from torchcaps.recipes.kit.options import adam, option
 from torchcaps.recipes.smallnorb import SmallNORBEM, SmallNORBSettings
 
@@ -78,22 +78,20 @@ class AdversarialSettings:
                 raise ValueError(f"epsilons of {attack} must hold {needed}, got {given}")
 
 
+_SHOWN = attacks.UNTARGETED, attacks.WHITE
 _RECALLED = {
-    (CAPSULES, 0.1): f"{HINTON}: a curve, never below chance, 20 %; recalled",
-    (CNN, 0.1): f"{HINTON}: a curve, far below chance, 20 %, at 0.2; recalled",
+    attacks.Key(CAPSULES, "FGSM", *_SHOWN): f"{HINTON}: a curve, never below chance, 20 %; recalled",
+    attacks.Key(CNN, "FGSM", *_SHOWN): f"{HINTON}: a curve, far below chance, 20 %, at 0.2; recalled",
 }
+"""What is known of the published curves, which stands beside the largest epsilon."""
 
 
-def _lines() -> tuple[Line, ...]:
-    lines = []
-    for network in NETWORKS:
-        lines += [Line(network, measure, higher_is_better=True) for measure in (CLEAN, NOISE)]
-        for measure, key, epsilon in measured(network):
-            first = key == attacks.Key(network, "FGSM", attacks.UNTARGETED, attacks.WHITE)
-            source = _RECALLED.get((network, epsilon), "") if first else ""
-            lines.append(Line(network, measure, None, source, higher_is_better=key.goal == attacks.UNTARGETED))
-        lines.append(Line(network, ZEROS, higher_is_better=None))
-    return tuple(lines)
+def _lines(network: str) -> Iterator[Line]:
+    yield from (Line(network, measure, higher_is_better=True) for measure in (CLEAN, NOISE))
+    for measure, key, epsilon in measured(network):
+        source = _RECALLED.get(key, "") if epsilon == 0.1 else ""
+        yield Line(network, measure, None, source, higher_is_better=key.goal == attacks.UNTARGETED)
+    yield Line(network, ZEROS, higher_is_better=None)
 
 
 _TINY = SmallNORBSettings(
@@ -118,7 +116,7 @@ class Adversarial(Comparison[AdversarialSettings]):
     source: ClassVar[str] = HINTON
     rows: ClassVar = tuple(NETWORKS)
     twins: ClassVar = {CNN: CAPSULES}
-    lines: ClassVar[tuple[Line, ...]] = _lines()
+    lines: ClassVar = tuple(line for network in NETWORKS for line in _lines(network))
     presets: ClassVar = {
         "paper": AdversarialSettings(
             networks=replace(SmallNORBEM.presets["paper"], data=option("SmallNORB", validation=0.02)),
@@ -158,16 +156,19 @@ class Adversarial(Comparison[AdversarialSettings]):
         "these two is no proof of robustness.",
     )
 
+    def options(self, settings: AdversarialSettings, row: str) -> dict[str, Any]:
+        """Those of ``smallnorb-em``; the convolutional network's epochs are shorter."""
+        options = SmallNORBEM().options(settings.networks, NETWORKS[row])
+        if row == CAPSULES:
+            return options
+        extra = {"limit_train_batches": settings.share} if settings.share < 1 else {}
+        return {**options, "epochs": settings.epochs, "trainer": {**options["trainer"], "extra": extra}}
+
     def job(self, settings: AdversarialSettings, row: str, stop_at: float | None = None) -> Job:
         """Where the networks are those of a preset of ``smallnorb-em``, the capsules are shared."""
-        name, options = SmallNORBEM().job(settings.networks, NETWORKS[row])
-        if row == CNN:
-            extra = {"limit_train_batches": settings.share} if settings.share < 1 else {}
-            options |= {"epochs": settings.epochs, "trainer": {**options["trainer"], "extra": extra}}
-            if stop_at is not None:
-                options["stop_at"] = stop_at
-        shared = row == CAPSULES and settings.networks in SmallNORBEM.presets.values()
-        return name if shared else run_name(self.name, row), options
+        if row == CAPSULES and settings.networks in SmallNORBEM.presets.values():
+            return SmallNORBEM().job(settings.networks, NETWORKS[row])
+        return super().job(settings, row, stop_at)
 
     def begin(self, study: Study) -> None:
         """Nothing is trained if nothing can be attacked."""
@@ -180,34 +181,30 @@ class Adversarial(Comparison[AdversarialSettings]):
     def finish(self, study: Study, given: None) -> None:
         """Attacks both networks, and shows each what was made on the other."""
         settings = study.settings
-        test = data_of(settings.networks.data).test
-        preprocess = Preprocess.from_config(study.trained[CAPSULES].network.extra["preprocess"])
-        sample = attacks.draw_sample(test, preprocess, settings.images)
-        attackers = {row: _attacker(study, row, preprocess) for row in NETWORKS}
-        start, epsilons = time.perf_counter(), settings.epsilons["FGSM"]
+        test, epsilons = data_of(settings.networks.data).test, settings.epsilons["FGSM"]
+        sample = attacks.draw_sample(test, study.trained[CAPSULES].classifier.preprocess, settings.images)
+        attackers = {row: _attacker(one.classifier, study) for row, one in study.trained.items()}
+        start = time.perf_counter()
         curves = attacks.attack_all(attackers, sample, settings.epsilons)
         noise = {row: attacks.random_signs(one, sample, epsilons) for row, one in attackers.items()}
         for row, attacker in attackers.items():
             study.note(row, {**_figures(row, curves, noise[row]), ZEROS: attacker.zeros(sample.pixels, sample.labels)})
-        seconds = round(time.perf_counter() - start, 1)
+        shared = {
+            "attacked_images": len(sample.labels),
+            "seconds_of_all_attacks": round(time.perf_counter() - start, 1),
+        }
         for row, one in study.trained.items():
-            accuracy = one.summary["test_accuracy"]
-            images = len(sample.labels)
-            study.facts[row] |= {
-                "test_accuracy": accuracy,
-                "attacked_images": images,
-                "seconds_of_all_attacks": seconds,
-            }
+            study.facts[row] |= {"test_accuracy": one.summary["test_accuracy"], **shared}
         study.curves |= {", ".join(key): curve._asdict() for key, curve in curves.items()}
         study.curves |= {f"{network}, random signs": curve._asdict() for network, curve in noise.items()}
         study.pictures["curves"] = Picture(attack_curves(curves, noise, 100 / len(test.classes)), _CURVES)
         study.pictures["images"] = _images(attackers, sample, epsilons, test.classes)
 
 
-def _attacker(study: Study, row: str, preprocess: Preprocess) -> attacks.Attacker:
-    network, settings = study.trained[row].network, study.settings
-    scores, how = attacks.Scores(network, preprocess), (settings.steps, settings.batch_size, study.lab.device)
-    return attacks.Attacker(scores, network.image_shape, network.classes, *how)
+def _attacker(classifier: Classifier, study: Study) -> attacks.Attacker:
+    network, settings = classifier.network, study.settings
+    scores, how = attacks.Scores(network, classifier.preprocess), (settings.steps, settings.batch_size)
+    return attacks.Attacker(scores, network.image_shape, network.classes, *how, study.lab.device)
 
 
 def _figures(network: str, curves: Mapping[attacks.Key, attacks.Curve], noise: attacks.Curve) -> dict[str, float]:

@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 
 from torchcaps.recipes.kit.base import Line, register_recipe
 from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison
-from torchcaps.recipes.kit.lab import Job, run_name
-from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, SPREAD, TrainingOptions, adam, falling, option
+from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, SPREAD, TrainingOptions, adam, falling, option, pace
 
 MATRIX, CAPSNET, CNN = "MatrixCapsNet, EM routing", "CapsNet, dynamic routing, 3 steps", "CNN baseline of the EM paper"
 
@@ -55,13 +54,11 @@ class OtherData(Comparison[OtherDataSettings]):
         """The networks of a preset."""
         return tuple(settings.networks)
 
-    def job(self, settings: OtherDataSettings, row: str, stop_at: float | None = None) -> Job:
+    def options(self, settings: OtherDataSettings, row: str) -> dict[str, Any]:
         """The network of the row as its settings say."""
-        if row not in settings.networks:
-            raise ValueError(f"row must be one of {', '.join(settings.networks)}, got {row!r}")
         network = settings.networks[row]
         own = {name: getattr(network, name) for name in ("model", "model_args", "loss", "routing")}
-        return run_name(self.name, row), network.options(data=settings.data, **own)
+        return network.options(**{**own, "data": settings.data})
 
 
 def _lines(published: Mapping[str, tuple[float | None, str]]) -> tuple[Line, ...]:
@@ -86,59 +83,60 @@ _COLOURS: dict[str, Any] = {"brightness": 63 / 255, "contrast": (0.2, 1.8)}
 
 
 _DYNAMIC, _ORPHAN = option("DynamicRouting", steps=3), option("DynamicRouting", steps=3, orphan=True)
-_TYPES = {"channels": 32, "types": (8, 8, 8), "competition": "window"}
-
-
-def _network(model: str, loss: Mapping[str, Any], rate: float, epochs: int, batch_size: int, **more: Any) -> Network:
-    options = {"optimizer": adam(rate), **more}
-    return Network(model=model, loss=loss, epochs=epochs, batch_size=batch_size, **options)
 
 
 def _matrix_paper(
     epochs: int, model: str = "matrixcapsnet", routing: Mapping[str, Any] | None = None, **preprocess: Any
 ) -> Network:
     """As on smallNORB: 0.003, falling by 4 % every 20,000 steps, weight decay 2e-7, batches of 64."""
-    pace = {"scheduler": falling(0.96 ** (1 / 20000)), "scheduler_interval": "step"}
-    pace |= {"optimizer": adam(3e-3, weight_decay=2e-7)}
-    changes = {"routing": routing or _em(3), "preprocess": {**preprocess, "standardise": True}}
-    return _network(model, option("SpreadLoss", schedule="sigmoid"), 3e-3, epochs, 64, **pace, **changes)
+    options = {**pace(epochs, 3e-3, 64, 0.96 ** (1 / 20000), "step"), "optimizer": adam(3e-3, weight_decay=2e-7)}
+    options |= {"loss": option("SpreadLoss", schedule="sigmoid"), "routing": routing or _em(3)}
+    return Network(model=model, preprocess={**preprocess, "standardise": True}, **options)
 
 
 def _capsnet_paper(epochs: int, **more: Any) -> Network:
     """As on MNIST: 0.001, falling by 4 % every 2,000 steps, batches of 128."""
-    pace = {"scheduler": falling(0.96 ** (1 / 2000)), "scheduler_interval": "step"}
-    return _network("capsnet", MARGIN, 1e-3, epochs, 128, **{**pace, "routing": _DYNAMIC, **more})
+    options = pace(epochs, 1e-3, 128, 0.96 ** (1 / 2000), "step")
+    return Network(model="capsnet", loss=MARGIN, **{**options, "routing": _DYNAMIC, **more})
 
 
 def _cnn_paper(epochs: int, **preprocess: Any) -> Network:
     """With the learning rate of CapsNet, falling to a hundredth over the epochs."""
-    more = {"scheduler": falling(0.01 ** (1 / epochs)), "preprocess": {**preprocess, "standardise": True}}
-    return _network("matrixcapsnet_cnn", ENTROPY, 1e-3, epochs, 128, **more)
+    options = pace(epochs, 1e-3, 128, 0.01 ** (1 / epochs))
+    return Network(model="matrixcapsnet_cnn", loss=ENTROPY, preprocess={**preprocess, "standardise": True}, **options)
+
+
+_SMALL: dict[str, dict[str, Any]] = {
+    MATRIX: {"model": "matrixcapsnet_small", "loss": SPREAD, "routing": _em(2)},
+    CAPSNET: {"model": "capsnet_small", "loss": MARGIN},
+    CNN: {"model": "matrixcapsnet_cnn", "loss": ENTROPY},
+}
+"""The networks of the quick and smoke presets; what the quick and what the smoke preset has besides."""
+_QUICK: dict[str, dict[str, Any]] = {
+    MATRIX: {**pace(1, 3e-3, 32), "model_args": {"channels": 32, "types": (8, 8, 8), "competition": "window"}},
+    CAPSNET: {**pace(1, 2e-3, 64), "routing": _DYNAMIC, **FAST},
+    CNN: {**pace(1, 1e-3, 64), **FAST},
+}
+_SMOKE: dict[str, dict[str, Any]] = {
+    MATRIX: {
+        "model_args": {"channels": 4, "types": (2, 2, 2), "competition": "window"},
+        "preprocess": {"standardise": True},
+    },
+    CAPSNET: {"model_args": {"channels": 8, "types": 2, "decoder_hidden": (16, 16)}},
+    CNN: {"model_args": {"channels": (4, 8), "hidden": 32}},
+}
 
 
 def _quick(row: str, epochs: int, **more: Any) -> Network:
     """Small networks; the last epoch learns at a twentieth of the first one's rate."""
-    more = {"scheduler": falling(round(0.05 ** (1 / max(epochs - 1, 1)), 3)), **more}
-    if row == MATRIX:
-        return _network(
-            "matrixcapsnet_small", SPREAD, 3e-3, epochs, 32, **{"routing": _em(2), "model_args": _TYPES, **more}
-        )
-    if row == CAPSNET:
-        return _network("capsnet_small", MARGIN, 2e-3, epochs, 64, **{"routing": _DYNAMIC, **FAST, **more})
-    return _network("matrixcapsnet_cnn", ENTROPY, 1e-3, epochs, 64, **{**FAST, **more})
+    decay = falling(round(0.05 ** (1 / max(epochs - 1, 1)), 3))
+    return Network(**{**_SMALL[row], **_QUICK[row], "epochs": epochs, "scheduler": decay, **more})
 
 
 def _smoke(*rows: str) -> OtherDataSettings:
     """Tiny networks on scikit-learn's digits, scaled to 20 x 20."""
-    matrix = {"channels": 4, "types": (2, 2, 2), "competition": "window"}
-    sharp = {"routing": _em(2), "preprocess": {"standardise": True}}
-    capsnet, cnn = {"channels": 8, "types": 2, "decoder_hidden": (16, 16)}, {"channels": (4, 8), "hidden": 32}
-    networks = {
-        MATRIX: _network("matrixcapsnet_small", SPREAD, 3e-3, 1, 128, model_args=matrix, **sharp),
-        CAPSNET: _network("capsnet_small", MARGIN, 3e-3, 1, 128, model_args=capsnet),
-        CNN: _network("matrixcapsnet_cnn", ENTROPY, 3e-3, 1, 128, model_args=cnn),
-    }
-    return OtherDataSettings(option("Digits", size=20), {row: networks[row] for row in rows})
+    networks = {row: Network(**_SMALL[row], **pace(1, 3e-3), **_SMOKE[row]) for row in rows}
+    return OtherDataSettings(option("Digits", size=20), networks)
 
 
 DEEPCAPS = "DeepCaps"

@@ -241,6 +241,6 @@ def data_of(config: Mapping[str, Any] | str) -> ImageData:
     return parser.instantiate(parser.parse_object({"data": config})).data
 
 
-def drawn(images: ImageSet, count: int) -> ImageSet:
+def at_random(images: ImageSet, count: int) -> ImageSet:
     """So many images at random, the same for all networks and seeds; all if there are fewer."""
     return images.subset(torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:count])
