@@ -1,7 +1,7 @@
 """Trained on digits placed at random, tested on digits under small affine transforms (Sabour et al. 2017)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 from torchcaps.data import Affine, AffineRanges, ImageSet, Padded, apply_affine
@@ -52,11 +52,10 @@ def accuracy_under(network: ImageClassifier, images: ImageSet, affine: Affine, b
 
 @dataclass(frozen=True, kw_only=True)
 class AffineSettings(TrainingOptions):
-    """One preset: how both networks are trained, their shifts apart, and what they are.
+    """One preset: how both networks are trained, their shifts apart, and what they are; the model and its data are those of the
+    capsules, without the border.
 
     Attributes:
-        model: of the capsules, likewise.
-        model_args: likewise.
         twin_args: arguments of the convolutional network, which give it as many parameters.
         stop_at: validation accuracy at which the training of the capsules ends before its last epoch.
         pad: width of the border, and the largest shift in training, in pixels.
@@ -64,9 +63,7 @@ class AffineSettings(TrainingOptions):
         curve_images: how many test images each point of a curve is measured on.
     """
 
-    model: str
     twin_args: Mapping[str, Any]
-    model_args: Mapping[str, Any] = field(default_factory=dict)
     stop_at: float = 0.9923
     pad: int = 6
     reconstruction: float = 0.0005
@@ -146,8 +143,8 @@ class AffineRobustness(Comparison[AffineSettings]):
         """The network of the row on larger canvases, moved there in training."""
         network: dict[str, Any] = {"model": "matrixcapsnet_cnn", "model_args": settings.twin_args, "loss": ENTROPY}
         if row == CAPSULES:
-            network = {"model": settings.model, "model_args": settings.model_args, "loss": MARGIN}
-            network |= {"routing": option("DynamicRouting", steps=3), "reconstruction": settings.reconstruction}
+            network = {"loss": MARGIN, "routing": option("DynamicRouting", steps=3)}
+            network["reconstruction"] = settings.reconstruction
         data = option(Padded, data=plain(settings.data), pad=settings.pad)
         return settings.options(data=data, preprocess={**settings.preprocess, "shift": settings.pad}, **network)
 

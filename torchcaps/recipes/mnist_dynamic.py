@@ -14,18 +14,15 @@ SABOUR = "Sabour et al. 2017, table 1"
 
 @dataclass(frozen=True, kw_only=True)
 class MnistDynamicSettings(TrainingOptions):
-    """One preset of the recipe: how all rows are trained, and the networks.
+    """One preset of the recipe: how all rows are trained, the network of those with capsules, and the baseline.
 
     Attributes:
-        model: of the rows with capsules.
-        model_args: of that model.
         cnn: the baseline.
         cnn_args: of the baseline.
     """
 
     preprocess: Mapping[str, Any] = field(default_factory=lambda: {"shift": 2})
     model: str = "capsnet"
-    model_args: Mapping[str, Any] = field(default_factory=dict)
     cnn: str = "capsnet_cnn"
     cnn_args: Mapping[str, Any] = field(default_factory=dict)
 
@@ -122,7 +119,6 @@ class MnistDynamic(Comparison[MnistDynamicSettings]):
             return settings.options(model=settings.cnn, model_args=settings.cnn_args, loss=ENTROPY)
         decoder = {} if kind.weighting else {"decoder_hidden": None}
         return settings.options(
-            model=settings.model,
             model_args={**settings.model_args, **decoder},
             routing=option("DynamicRouting", steps=kind.steps),
             loss=option("MarginLoss", weighting=kind.weighting or "paper"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from torchcaps.data import ImageSet
 from torchcaps.explain.draw.charts import steps_figure
@@ -11,10 +11,8 @@ from torchcaps.recipes import mnist_dynamic, smallnorb
 from torchcaps.recipes.kit.base import Key, Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Trained, at_random, data_of
+from torchcaps.recipes.smallnorb import SmallNORBEM
 from torchcaps.recipes.two_digits import DYNAMIC, KMEANS, VARIANT, TwoDigits
-
-PAIK = "Paik, Kwak & Kim 2019"
-MITTERREITER = "Mitterreiter, Koch, Giesen & Laue 2023"
 
 
 @dataclass(frozen=True)
@@ -46,55 +44,38 @@ class Source:
 
 _ONE, _THREE = f"{VARIANT}: 1 step", f"{VARIANT}: none (3 steps, squash half)"
 _CAPSNETS = {row: kind.steps for row, kind in mnist_dynamic.ROWS.items() if kind is not None}
+_UNIFORM = {row: row.replace("3 steps", "1 step") for row, steps in _CAPSNETS.items() if steps == 3}
+_NORB = {"2 steps": 2, smallnorb.BASE: 3, "5 steps": 5}
 
 SOURCES: tuple[Source, ...] = (
-    Source(
-        label="MNIST",
-        recipe=mnist_dynamic.MnistDynamic,
-        steps=_CAPSNETS,
-        pairs={row: row.replace("3 steps", "1 step") for row, steps in _CAPSNETS.items() if steps == 3},
-    ),
-    Source(
-        label="smallNORB",
-        recipe=smallnorb.SmallNORBEM,
-        steps={"1 step": 1, "2 steps": 2, smallnorb.BASE: 3, "5 steps": 5},
-        pairs=dict.fromkeys(("2 steps", smallnorb.BASE, "5 steps"), "1 step"),
-    ),
+    Source("MNIST", mnist_dynamic.MnistDynamic, _CAPSNETS, _UNIFORM),
+    Source("smallNORB", SmallNORBEM, {"1 step": 1, **_NORB}, dict.fromkeys(_NORB, "1 step")),
     Source("single digits", TwoDigits, {DYNAMIC: 3, KMEANS: 3, _ONE: 1, _THREE: 3}, {_THREE: _ONE}, primary=False),
 )
 ROWS: dict[str, tuple[Source, str]] = {one.name(row): (one, row) for one in SOURCES for row in one.steps}
 """What each network in the table is: of which recipe, which row."""
 
 
-class Measure(NamedTuple):
-    """A line of each network.
-
-    Args:
-        value: from what it does with the steps of its training, with uniform assignment and with 10 steps.
-        unit: of the value.
-        higher_is_better: None where neither is better.
-    """
-
-    value: Callable[[AtSteps, AtSteps, AtSteps], float | None]
-    unit: str = "%"
-    higher_is_better: bool | None = None
-
+Measure = tuple[Callable[[AtSteps, AtSteps, AtSteps], float | None], str, bool | None]
+"""What is measured with the steps of the training, uniform assignment and 10 steps; unit; whether higher is better."""
 
 MEASURES: dict[str, Measure] = {
-    "test accuracy, steps as trained": Measure(lambda own, uniform, many: own.accuracy, "%", True),
-    "test accuracy, uniform assignment at test time": Measure(lambda own, uniform, many: uniform.accuracy, "%", True),
-    "test images whose class the routing changes": Measure(
-        lambda own, uniform, many: 100 * (own.prediction != uniform.prediction).double().mean().item()
-    ),
-    "test accuracy, 10 steps at test time": Measure(lambda own, uniform, many: many.accuracy, "%", True),
-    "entropy of the assignment, class capsules": Measure(lambda own, uniform, many: own.classes.entropy, ""),
-    "polarisation, class capsules": Measure(lambda own, uniform, many: own.classes.polarisation, ""),
-    "polarisation with 10 steps, class capsules": Measure(lambda own, uniform, many: many.classes.polarisation, ""),
-    "dead class capsules": Measure(lambda own, uniform, many: 100 * own.classes.dead, "%", False),
-    "dead types of the lowest capsules": Measure(lambda own, uniform, many: 100 * own.first.dead, "%", False),
+    "test accuracy, steps as trained": (lambda own, uniform, many: own.accuracy, "%", True),
+    "test accuracy, uniform assignment at test time": (lambda own, uniform, many: uniform.accuracy, "%", True),
+    "test images whose class the routing changes": (lambda own, uniform, many: _changed(own, uniform), "%", None),
+    "test accuracy, 10 steps at test time": (lambda own, uniform, many: many.accuracy, "%", True),
+    "entropy of the assignment, class capsules": (lambda own, uniform, many: own.classes.entropy, "", None),
+    "polarisation, class capsules": (lambda own, uniform, many: own.classes.polarisation, "", None),
+    "polarisation with 10 steps, class capsules": (lambda own, uniform, many: many.classes.polarisation, "", None),
+    "dead class capsules": (lambda own, uniform, many: 100 * own.classes.dead, "%", False),
+    "dead types of the lowest capsules": (lambda own, uniform, many: 100 * own.first.dead, "%", False),
 }
 TRAINED, UNIFORM, CHANGED, MANY, ENTROPY, POLARISATION, EXTREME, DEAD_CLASSES, DEAD_FIRST = MEASURES
 WORTH = "test accuracy, difference"
+
+
+def _changed(own: AtSteps, uniform: AtSteps) -> float:
+    return 100 * (own.prediction != uniform.prediction).double().mean().item()
 
 
 def measures(steps: int, primary: bool) -> dict[str, Measure]:
@@ -140,7 +121,7 @@ class RoutingHealth(Comparison[RoutingHealthSettings]):
 
     name: ClassVar[str] = "routing-health"
     title: ClassVar[str] = "is routing worth its steps: accuracy, entropy, polarisation, dead capsules"
-    source: ClassVar[str] = f"{PAIK}; {MITTERREITER}"
+    source: ClassVar[str] = "Paik, Kwak & Kim 2019; Mitterreiter, Koch, Giesen & Laue 2023"
     rows: ClassVar = tuple(ROWS)
     borrowed: ClassVar = {name: (source.recipe, row) for name, (source, row) in ROWS.items()}
     lines: ClassVar[tuple[Line, ...]] = _lines()
@@ -203,7 +184,7 @@ def findings(points: Mapping[int, AtSteps], trained: int) -> dict[str, float]:
     """
     three = points[trained], points[1], points[10]
     kinds = measures(trained, primary=len(three[0].layers) > 1)
-    found = {name: kind.value(*three) for name, kind in kinds.items()}
+    found = {name: value(*three) for name, (value, _, _) in kinds.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 

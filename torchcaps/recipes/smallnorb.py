@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from torchcaps.recipes.kit.base import lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison, Study
-from torchcaps.recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, adam, falling, option
+from torchcaps.recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, adam, option, pace
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 1"
 
@@ -75,16 +75,13 @@ class SmallNORBSettings(TrainingOptions):
     """
 
     cnn_epochs: int
-    optimizer: Mapping[str, Any] = field(default_factory=lambda: adam(3e-3))
     cnn_optimizer: Mapping[str, Any] = field(default_factory=lambda: adam(1e-3))
     cnn_share: float = 1.0
-    model_args: Mapping[str, Any] = field(default_factory=dict)
     cnn_args: Mapping[str, Any] = field(default_factory=dict)
     routing: Mapping[str, Any] = field(default_factory=dict)
     spread: Mapping[str, Any] = field(default_factory=dict)
     gradient_clip: float | None = None
     preprocess: Mapping[str, Any] = field(default_factory=lambda: preparation(32))
-    batch_size: int = 32
     thirteen_crops: bool = False
 
 
@@ -96,7 +93,7 @@ def preparation(crop: int) -> dict[str, Any]:
 def _cnn_options(settings: SmallNORBSettings) -> dict[str, Any]:
     extra = {"extra": {"limit_train_batches": settings.cnn_share}} if settings.cnn_share < 1 else {}
     training = replace(settings, scheduler=None, scheduler_interval="epoch", trainer={**settings.trainer, **extra})
-    pace = {"epochs": settings.cnn_epochs, "optimizer": settings.cnn_optimizer}
+    pace = {"epochs": settings.cnn_epochs, "optimizer": settings.cnn_optimizer, "routing": None}
     return training.options(model="matrixcapsnet_cnn", model_args=settings.cnn_args, loss=ENTROPY, **pace)
 
 
@@ -113,38 +110,29 @@ def _capsule_options(settings: SmallNORBSettings, variant: Variant) -> dict[str,
     )
 
 
+SHARP = {"schedule": "constant", "inverse_temperature": 1.0, "standardise": True}
+"""Arguments of EMRouting: standardised costs at an inverse temperature of 1."""
+
 QUICK = SmallNORBSettings(
+    **pace(6, 2e-3, 32, decay=0.65),
     data=option("SmallNORB", size=32, validation=0.02),
-    epochs=6,
     cnn_epochs=6,
-    optimizer=adam(2e-3),
     preprocess=preparation(24),
     model_args={"channels": 32, "types": [4, 8, 8]},
-    routing={
-        "schedule": "constant",
-        "inverse_temperature": 1.0,
-        "standardise": True,
-        "variance_floor": 0.2,
-        "gradient": "last",
-    },
+    routing={**SHARP, "variance_floor": 0.2, "gradient": "last"},
     gradient_clip=1.0,
-    scheduler=falling(0.65),
 )
-"""The quick preset of both recipes on smallNORB."""
-
 SMOKE = SmallNORBSettings(
+    **pace(1, 3e-3, 32),
     data=option("Digits", size=24),
-    epochs=1,
     cnn_epochs=1,
     preprocess=preparation(18),
     model_args={"channels": 8, "types": [2, 3, 3]},
     cnn_args={"channels": [4, 8], "hidden": 16},
-    routing={"schedule": "constant", "inverse_temperature": 1.0, "standardise": True},
+    routing=SHARP,
     rows=(BASE, "1 step", "vector pose, no coordinates", "cross-entropy", CNN),
     thirteen_crops=True,
 )
-"""The smoke preset of both."""
-
 PAPER = SmallNORBSettings(
     data=option("SmallNORB", validation=0.0),
     epochs=5278,  # 2 M steps: 24,300 images are 379 full batches of 64
@@ -156,7 +144,7 @@ PAPER = SmallNORBSettings(
     spread={"schedule": "sigmoid"},
     thirteen_crops=True,
 )
-"""The paper preset of both."""
+"""The presets of both recipes on smallNORB."""
 
 
 @register_recipe

@@ -38,7 +38,7 @@ SPREAD, MARGIN, ENTROPY = option("SpreadLoss"), option("MarginLoss"), option("Ne
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """The options that presets of most recipes set, by their names in ``torchcaps train``.
+    """The options that presets of most recipes set, by their names in ``torchcaps train``; a row may change some.
 
     Attributes:
         epochs: of training.
@@ -50,6 +50,10 @@ class TrainingOptions:
         trainer: options of the trainer.
         speed: what makes the steps faster.
         data: the images; empty where a recipe has them elsewhere.
+        model: the network, by its name.
+        model_args: arguments of the network, over those of its name.
+        loss: of the class activations.
+        routing: of the capsules; None for the network's own.
         rows: the networks that the preset has; all if empty.
     """
 
@@ -62,6 +66,10 @@ class TrainingOptions:
     trainer: Mapping[str, Any] = field(default_factory=dict)
     speed: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    loss: Mapping[str, Any] | None = None
+    routing: Mapping[str, Any] | None = None
     rows: tuple[str, ...] = ()
 
     def options(self, **more: Any) -> dict[str, Any]:
