@@ -16,7 +16,6 @@ from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, TrainingOptions
 
 SABOUR = "Sabour et al. 2017, section on affine transformations"
 
-
 AFFNIST = AffineRanges()
 """The ranges of affNIST."""
 
@@ -52,8 +51,7 @@ def accuracy_under(network: ImageClassifier, images: ImageSet, affine: Affine, b
 
 @dataclass(frozen=True, kw_only=True)
 class AffineSettings(TrainingOptions):
-    """One preset: how both networks are trained, their shifts apart, and what they are; the model and its data are those of the
-    capsules, without the border.
+    """One preset: how both networks are trained, their shifts apart; the model is that of the capsules.
 
     Attributes:
         twin_args: arguments of the convolutional network, which give it as many parameters.
@@ -75,15 +73,15 @@ ROWS = (CAPSULES, TWIN)
 STOP = "validation accuracy at the end of training (placed at random)"
 CLEAN, TRANSFORMED = "clean test accuracy (placed at random)", "affine test accuracy"
 
-LINES: dict[tuple[str, str], tuple[float | None, str, bool | None]] = {
-    (CAPSULES, STOP): (None, "", None),
-    (CAPSULES, CLEAN): (99.23, SABOUR, None),
-    (CAPSULES, TRANSFORMED): (79, f"{SABOUR}; affNIST itself", True),
-    (TWIN, STOP): (None, "", None),
-    (TWIN, CLEAN): (99.22, SABOUR, None),
-    (TWIN, TRANSFORMED): (66, f"{SABOUR}; affNIST itself", True),
-}
-"""Published figures, where they stand, and whether higher is better."""
+_AFFNIST = f"{SABOUR}; affNIST itself"
+LINES: tuple[Line, ...] = (
+    Line(CAPSULES, STOP, higher_is_better=None),
+    Line(CAPSULES, CLEAN, 99.23, SABOUR, higher_is_better=None),
+    Line(CAPSULES, TRANSFORMED, 79, _AFFNIST, higher_is_better=True),
+    Line(TWIN, STOP, higher_is_better=None),
+    Line(TWIN, CLEAN, 99.22, SABOUR, higher_is_better=None),
+    Line(TWIN, TRANSFORMED, 66, _AFFNIST, higher_is_better=True),
+)
 
 
 @register_recipe
@@ -95,9 +93,7 @@ class AffineRobustness(Comparison[AffineSettings]):
     source: ClassVar[str] = SABOUR
     rows: ClassVar = ROWS
     twins: ClassVar = {TWIN: CAPSULES}
-    lines: ClassVar[tuple[Line, ...]] = tuple(
-        Line(*key, figure, source, higher_is_better=better) for key, (figure, source, better) in LINES.items()
-    )
+    lines: ClassVar = LINES
     presets: ClassVar = {
         "paper": AffineSettings(
             **pace(100, 1e-3, decay=0.96 ** (1 / 2000), each="step"),

@@ -15,12 +15,7 @@ HINTON = "Hinton, Sabour & Frosst 2018"
 
 @dataclass(frozen=True)
 class OtherDataSettings:
-    """One preset of a recipe.
-
-    Args:
-        data: the images.
-        networks: that are trained, by row.
-    """
+    """One preset of a recipe: the images, and the networks that are trained, by row."""
 
     data: Mapping[str, Any]
     networks: Mapping[str, TrainingOptions]
@@ -65,8 +60,6 @@ def _gentle_em(steps: int) -> dict[str, Any]:
 _CENTRE: dict[str, Any] = {"crop": 24, "flip": True, "standardise": True}
 # Random changes of colour photographs as the released code of Hinton et al. makes them on smallNORB.
 _COLOURS: dict[str, Any] = {"brightness": 63 / 255, "contrast": (0.2, 1.8)}
-
-
 _DYNAMIC, _ORPHAN = option("DynamicRouting", steps=3), option("DynamicRouting", steps=3, orphan=True)
 
 
@@ -87,10 +80,8 @@ def _capsnet_paper(epochs: int, **more: Any) -> TrainingOptions:
 
 def _cnn_paper(epochs: int, **preprocess: Any) -> TrainingOptions:
     """With the learning rate of CapsNet, falling to a hundredth over the epochs."""
-    options = pace(epochs, 1e-3, 128, 0.01 ** (1 / epochs))
-    return TrainingOptions(
-        model="matrixcapsnet_cnn", loss=ENTROPY, preprocess={**preprocess, "standardise": True}, **options
-    )
+    options = {**pace(epochs, 1e-3, 128, 0.01 ** (1 / epochs)), "preprocess": {**preprocess, "standardise": True}}
+    return TrainingOptions(model="matrixcapsnet_cnn", loss=ENTROPY, **options)
 
 
 _SMALL: dict[str, dict[str, Any]] = {
@@ -98,19 +89,16 @@ _SMALL: dict[str, dict[str, Any]] = {
     CAPSNET: {"model": "capsnet_small", "loss": MARGIN},
     CNN: {"model": "matrixcapsnet_cnn", "loss": ENTROPY},
 }
-"""The networks of the quick and smoke presets; what the quick and what the smoke preset has besides."""
+"""The networks of the quick and smoke presets; what the quick one has besides, and the smoke one's arguments."""
 _QUICK: dict[str, dict[str, Any]] = {
     MATRIX: {**pace(1, 3e-3, 32), "model_args": {"channels": 32, "types": (8, 8, 8), "competition": "window"}},
     CAPSNET: {**pace(1, 2e-3, 64), "routing": _DYNAMIC, **FAST},
     CNN: {**pace(1, 1e-3, 64), **FAST},
 }
 _SMOKE: dict[str, dict[str, Any]] = {
-    MATRIX: {
-        "model_args": {"channels": 4, "types": (2, 2, 2), "competition": "window"},
-        "preprocess": {"standardise": True},
-    },
-    CAPSNET: {"model_args": {"channels": 8, "types": 2, "decoder_hidden": (16, 16)}},
-    CNN: {"model_args": {"channels": (4, 8), "hidden": 32}},
+    MATRIX: {"channels": 4, "types": (2, 2, 2), "competition": "window"},
+    CAPSNET: {"channels": 8, "types": 2, "decoder_hidden": (16, 16)},
+    CNN: {"channels": (4, 8), "hidden": 32},
 }
 
 
@@ -122,7 +110,11 @@ def _quick(row: str, epochs: int, **more: Any) -> TrainingOptions:
 
 def _smoke(*rows: str) -> OtherDataSettings:
     """Tiny networks on scikit-learn's digits, scaled to 20 x 20."""
-    networks = {row: TrainingOptions(**_SMALL[row], **pace(1, 3e-3), **_SMOKE[row]) for row in rows}
+    prepared: dict[str, dict[str, Any]] = {MATRIX: {"preprocess": {"standardise": True}}}
+    networks = {
+        row: TrainingOptions(**_SMALL[row], **pace(1, 3e-3), model_args=_SMOKE[row], **prepared.get(row, {}))
+        for row in rows
+    }
     return OtherDataSettings(option("Digits", size=20), networks)
 
 

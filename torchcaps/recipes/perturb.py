@@ -13,20 +13,18 @@ from torchcaps.explain.draw.charts import sweep_figure
 from torchcaps.explain.sweeps import Sweep, reconstruction_error, sweep
 from torchcaps.models import CapsuleClassifier
 from torchcaps.recipes import affine, mnist_dynamic, multimnist
-from torchcaps.recipes.affine import AffineRobustness
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Trained, at_random, run_name
 from torchcaps.recipes.mnist_dynamic import MnistDynamic
-from torchcaps.recipes.multimnist import MultiMNIST
 
 SABOUR = "Sabour, Frosst & Hinton 2017, section 5.1 and figure 4"
 
 PLACED, OVERLAID = "CapsNet of the recipe affine", "CapsNet of the recipe multimnist"
 ROWS: dict[str, tuple[type[Comparison[Any]], str]] = {
     **{row: (MnistDynamic, row) for row, kind in mnist_dynamic.ROWS.items() if kind is not None and kind.weighting},
-    PLACED: (AffineRobustness, affine.CAPSULES),
-    OVERLAID: (MultiMNIST, multimnist.CAPSULES),
+    PLACED: (affine.AffineRobustness, affine.CAPSULES),
+    OVERLAID: (multimnist.MultiMNIST, multimnist.CAPSULES),
 }
 """The networks with a decoder of other recipes: which recipe, which row."""
 

@@ -86,10 +86,8 @@ class TwoDigitsSettings(TrainingOptions):
 
     Attributes:
         twin_epochs: of the convolutional twin; None for the same.
-        channels: of the four convolutions.
-        variant_channels: likewise, of the variants of K-Means routing.
-        pairs: how many images of two digits.
-        scenes: how many images of each other layout.
+        channels: of the four convolutions; for the variants of K-Means routing ``variant_channels``.
+        pairs: how many images of two digits; ``scenes`` of each other layout.
     """
 
     twin_epochs: int | None = None
@@ -150,12 +148,11 @@ class TwoDigits(Comparison[TwoDigitsSettings]):
     def options(self, settings: TwoDigitsSettings, row: str) -> dict[str, Any]:
         """One network with transforms shared by all places, or its twin; every row has a routing of its own."""
         channels = settings.variant_channels if row in VARIANTS else settings.channels
-        network: dict[str, Any] = {"model": "sharedcapsnet", "routing": ROUTINGS[row]}
+        network: dict[str, Any] = {"model_args": {"channels": channels}, "loss": option("MarginLoss", down_weight=0.25)}
         if row == TWIN:
-            network = {"model": "sharedcapsnet_cnn", "epochs": settings.twin_epochs or settings.epochs}
-        return settings.options(
-            model_args={"channels": channels}, loss=option("MarginLoss", down_weight=0.25), **network
-        )
+            epochs = settings.twin_epochs or settings.epochs
+            return settings.options(model="sharedcapsnet_cnn", epochs=epochs, **network)
+        return settings.options(model="sharedcapsnet", routing=ROUTINGS[row], **network)
 
     def begin(self, study: Study) -> Mapping[str, Scenes]:
         """Test digits in every layout, the same for all networks."""
