@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, ClassVar
 
 import torch
@@ -32,12 +33,10 @@ CLEAN, NOISE, ZEROS = "accuracy, no attack", "accuracy, random signs 0.1", "zero
 
 def measured(network: str) -> Iterator[tuple[str, attacks.Key, float]]:
     """What is in the table of the attacks on a network: the measure, the curve that it is on, the epsilon."""
-    for attack, epsilons in IN_TABLE.items():
-        for goal, what in ((attacks.UNTARGETED, "accuracy"), (attacks.TARGETED, "taken for the target")):
-            for box in (attacks.WHITE, attacks.BLACK):
-                for epsilon in epsilons:
-                    measure = f"{what}, {attack} {epsilon:g}, {goal}, {box}"
-                    yield measure, attacks.Key(network, attack, goal, box), epsilon
+    goals = (attacks.UNTARGETED, "accuracy"), (attacks.TARGETED, "taken for the target")
+    for attack, (goal, what), box in product(IN_TABLE, goals, (attacks.WHITE, attacks.BLACK)):
+        for epsilon in IN_TABLE[attack]:
+            yield f"{what}, {attack} {epsilon:g}, {goal}, {box}", attacks.Key(network, attack, goal, box), epsilon
 
 
 @dataclass(frozen=True)
@@ -188,11 +187,10 @@ class Adversarial(Comparison[AdversarialSettings]):
         noise = {row: attacks.random_signs(one, sample, epsilons) for row, one in attackers.items()}
         for row, attacker in attackers.items():
             study.note(row, {**_figures(row, curves, noise[row]), ZEROS: attacker.zeros(sample.pixels, sample.labels)})
-        seconds = round(time.perf_counter() - start, 1)
+        seconds, images = round(time.perf_counter() - start, 1), len(sample.labels)
         for row, one in study.trained.items():
-            test_accuracy, images = one.summary["test_accuracy"], len(sample.labels)
-            study.facts[row] |= {"test_accuracy": test_accuracy, "attacked_images": images}
-            study.facts[row] |= {"seconds_of_all_attacks": seconds}
+            tested = {"test_accuracy": one.summary["test_accuracy"], "attacked_images": images}
+            study.facts[row] |= {**tested, "seconds_of_all_attacks": seconds}
         study.curves |= {", ".join(key): curve._asdict() for key, curve in curves.items()}
         study.curves |= {f"{network}, random signs": curve._asdict() for network, curve in noise.items()}
         study.pictures["curves"] = Picture(attack_curves(curves, noise, 100 / len(test.classes)), _CURVES)

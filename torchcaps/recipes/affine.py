@@ -139,8 +139,8 @@ class AffineRobustness(Comparison[AffineSettings]):
         """The network of the row on larger canvases, moved there in training."""
         network: dict[str, Any] = {"model": "matrixcapsnet_cnn", "model_args": settings.twin_args, "loss": ENTROPY}
         if row == CAPSULES:
-            network = {"loss": MARGIN, "routing": option("DynamicRouting", steps=3)}
-            network["reconstruction"] = settings.reconstruction
+            routing = option("DynamicRouting", steps=3)
+            network = {"loss": MARGIN, "routing": routing, "reconstruction": settings.reconstruction}
         data = option(Padded, data=plain(settings.data), pad=settings.pad)
         return settings.options(data=data, preprocess={**settings.preprocess, "shift": settings.pad}, **network)
 

@@ -1,6 +1,6 @@
 """Is routing worth its steps? Trained networks with more and fewer of them (Paik 2019, Mitterreiter 2023)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -84,14 +84,11 @@ def measures(steps: int, primary: bool) -> dict[str, Measure]:
     return {name: measure for name, measure in MEASURES.items() if name not in missing}
 
 
-def _lines() -> tuple[Line, ...]:
-    lines = []
-    for source in SOURCES:
-        for row, steps in source.steps.items():
-            for name, (_, unit, better) in measures(steps, source.primary).items():
-                lines.append(Line(source.name(row), name, unit=unit, higher_is_better=better))
-        lines += [Line(source.pair(row), WORTH, unit="points", higher_is_better=True) for row in source.pairs]
-    return tuple(lines)
+def _lines(source: Source) -> Iterator[Line]:
+    for row, steps in source.steps.items():
+        for name, (_, unit, better) in measures(steps, source.primary).items():
+            yield Line(source.name(row), name, unit=unit, higher_is_better=better)
+    yield from (Line(source.pair(row), WORTH, unit="points", higher_is_better=True) for row in source.pairs)
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,7 @@ class RoutingHealth(Comparison[RoutingHealthSettings]):
     source: ClassVar[str] = "Paik, Kwak & Kim 2019; Mitterreiter, Koch, Giesen & Laue 2023"
     rows: ClassVar = tuple(ROWS)
     borrowed: ClassVar = {name: (source.recipe, row) for name, (source, row) in ROWS.items()}
-    lines: ClassVar[tuple[Line, ...]] = _lines()
+    lines: ClassVar = tuple(line for source in SOURCES for line in _lines(source))
     presets: ClassVar = {
         "paper": RoutingHealthSettings(images=10000, observed=512),
         "quick": RoutingHealthSettings(),

@@ -37,8 +37,8 @@ PUBLISHED = {
 
 def data_from(settings: SmallNORBSettings, viewpoints: Viewpoints, tested: TestViewpoints) -> dict[str, Any]:
     """The option ``data``: trained on a third of the viewpoints, tested on the same or on the others."""
-    arguments = settings.data.get("init_args", {})
-    return {**settings.data, "init_args": {**arguments, "viewpoints": viewpoints, "test_viewpoints": tested}}
+    third = {"viewpoints": viewpoints, "test_viewpoints": tested}
+    return {**settings.data, "init_args": {**settings.data.get("init_args", {}), **third}}
 
 
 @register_recipe

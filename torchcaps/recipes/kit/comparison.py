@@ -65,10 +65,7 @@ class Comparison(Recipe[Settings]):
     def job(self, settings: Settings, row: str, stop_at: float | None = None) -> Job:
         """Name of the run and options of ``torchcaps train`` for a row, as :meth:`Lab.train` takes them.
 
-        Args:
-            settings: of a preset.
-            row: which network.
-            stop_at: validation accuracy, from 0 to 1, at which its training ends.
+        ``stop_at`` is a validation accuracy, from 0 to 1, at which the training ends.
 
         Raises:
             ValueError: if there is no such row.

@@ -176,18 +176,14 @@ class Lab:
             self.show(f"{name}, seed {self.seed}: training in {folder.path}")
             self._code(folder, {**self.code, **self.recipe})
             make(folder)
-        return self.open(folder)
-
-    def folder(self, name: str) -> RunFolder:
-        """The folder of the run of this name, with this preset and seed."""
-        return RunFolder(self.runs / self.preset / f"{name}-seed{self.seed}")
-
-    def open(self, folder: RunFolder) -> Trained:
-        """A finished run, which is counted among the trained networks."""
         network = load_pretrained(folder.model).to(self.device)
         done = Trained(network, read_summary(folder), folder.path, tuple(self._code(folder)))
         self.trained.append(done)
         return done
+
+    def folder(self, name: str) -> RunFolder:
+        """The folder of the run of this name, with this preset and seed."""
+        return RunFolder(self.runs / self.preset / f"{name}-seed{self.seed}")
 
     def _code(self, folder: RunFolder, more: Definitions | None = None) -> list[Definitions]:
         """The code that trained, noted beside the folder, for a run begins with an empty one; takes note of more."""
