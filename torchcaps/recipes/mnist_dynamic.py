@@ -28,12 +28,7 @@ class MnistDynamicSettings(TrainingOptions):
 
 
 class Row(NamedTuple):
-    """What is different in a row with capsules.
-
-    Args:
-        steps: of dynamic routing.
-        weighting: of the margin loss beside the reconstruction loss; None for no reconstruction.
-    """
+    """A row with capsules: steps of dynamic routing, weighting of the margin loss; None for no reconstruction."""
 
     steps: int
     weighting: Weighting | None

@@ -28,13 +28,10 @@ TEST_SEED = 0
 
 @dataclass(frozen=True)
 class PairNetwork:
-    """The network of a row.
+    """The network of a row, how often each digit is overlaid on others, and the learning rate of Adam at first.
 
     Attributes:
-        model: its name.
-        epochs: how many times each digit is overlaid on others.
-        learning_rate: of Adam, in the first epoch.
-        final_rate: share of it that is left in the last epoch; it falls by the same factor after each.
+        final_rate: share of the learning rate in the last epoch; it falls by the same factor after each.
         arguments: of the network.
     """
 
@@ -77,6 +74,9 @@ ERROR = "exact-pair test error"
 PAIRS, OVERLAP = "test pairs", "overlap of the bounding boxes"
 SABOUR = "Sabour et al. 2017, section 5"
 
+_SMALL = {"channels": 128, "stem": [32], "decoder_hidden": [512, 1024]}
+_TINY = {"channels": 8, "types": 2, "decoder_hidden": [16]}
+
 
 @register_recipe
 class MultiMNIST(Comparison[MultiMNISTSettings]):
@@ -100,13 +100,7 @@ class MultiMNIST(Comparison[MultiMNISTSettings]):
         "quick": MultiMNISTSettings(
             data=option("MNIST", validation=0.02),
             networks={
-                CAPSULES: PairNetwork(
-                    "capsnet_small",
-                    30,
-                    learning_rate=2e-3,
-                    final_rate=0.04,
-                    arguments={"channels": 128, "stem": [32], "decoder_hidden": [512, 1024]},
-                ),
+                CAPSULES: PairNetwork("capsnet_small", 30, 2e-3, final_rate=0.04, arguments=_SMALL),
                 CNN: PairNetwork("matrixcapsnet_cnn", 10, final_rate=0.04),
             },
             batch_size=64,
@@ -115,9 +109,7 @@ class MultiMNIST(Comparison[MultiMNISTSettings]):
         "smoke": MultiMNISTSettings(
             data=option("Digits"),
             networks={
-                CAPSULES: PairNetwork(
-                    "capsnet_digits", 2, arguments={"channels": 8, "types": 2, "decoder_hidden": [16]}
-                ),
+                CAPSULES: PairNetwork("capsnet_digits", 2, arguments=_TINY),
                 CNN: PairNetwork("matrixcapsnet_cnn", 2, arguments={"channels": [4, 8], "hidden": 16}),
             },
             size=12,
@@ -177,14 +169,11 @@ def _train(
         scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, decay),
     )
     trainer = training.TrainerOptions(**{"devices": 1, **options["trainer"]})
-    training.train(
-        folder,
-        training.Subject(data=pairs, model=spec.model, model_args=dict(spec.arguments)),
-        optimisation,
-        training.Schedule(epochs=spec.epochs, batch_size=settings.batch_size, seed=lab.seed),
-        training.Running(trainer=trainer, speed=training.Speed(**settings.speed), report=False),
-        training.Caller(config=yaml.safe_dump(options, sort_keys=False), command=lab.command, show=lab.show),
-    )
+    running = training.Running(trainer=trainer, speed=training.Speed(**settings.speed), report=False)
+    subject = training.Subject(data=pairs, model=spec.model, model_args=dict(spec.arguments))
+    schedule = training.Schedule(epochs=spec.epochs, batch_size=settings.batch_size, seed=lab.seed)
+    caller = training.Caller(config=yaml.safe_dump(options, sort_keys=False), command=lab.command, show=lab.show)
+    training.train(folder, subject, optimisation, schedule, running, caller)
 
 
 def pair_error(network: ImageClassifier, pairs: Overlaid, batch_size: int = 256) -> float:

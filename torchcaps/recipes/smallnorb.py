@@ -2,32 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar
 
 from torchcaps.recipes.kit.base import lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison, Study
 from torchcaps.recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, adam, option, pace
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 1"
-
-Loss = Literal["spread", "margin", "cross-entropy"]
-
-
-class Variant(NamedTuple):
-    """A row with capsules: what it does differently from the base row.
-
-    Args:
-        steps: of EM routing, in every layer.
-        pose: rows and columns; a vector is a matrix of one row.
-        loss: on the class activations.
-        coordinates: whether children add their places to their votes for the class capsules.
-    """
-
-    steps: int = 3
-    pose: tuple[int, int] = (4, 4)
-    loss: Loss = "spread"
-    coordinates: bool = True
-
 
 LOSSY = (
     "The quick preset's figures come from lossy pixels: the smallNORB images that were at hand had been re-encoded as "
@@ -39,21 +20,21 @@ CNN = "convolutional network"
 VECTOR = (1, 16)
 """A vector pose with as many elements as the matrix; its transforms are 16 x 16 in place of 4 x 4."""
 
-PUBLISHED: dict[str, tuple[Variant | None, float]] = {
-    BASE: (Variant(), 1.8),
-    "1 step": (Variant(steps=1), 9.7),
-    "2 steps": (Variant(steps=2), 2.2),
-    "5 steps": (Variant(steps=5), 3.9),
-    "vector pose": (Variant(pose=VECTOR), 2.9),
-    "no coordinates": (Variant(coordinates=False), 2.6),
-    "vector pose, no coordinates": (Variant(pose=VECTOR, coordinates=False), 3.2),
-    "margin loss": (Variant(loss="margin"), 3.2),
-    "cross-entropy": (Variant(loss="cross-entropy"), 5.8),
+PUBLISHED: dict[str, tuple[dict[str, Any] | None, float]] = {
+    BASE: ({}, 1.8),
+    "1 step": ({"steps": 1}, 9.7),
+    "2 steps": ({"steps": 2}, 2.2),
+    "5 steps": ({"steps": 5}, 3.9),
+    "vector pose": ({"pose": VECTOR}, 2.9),
+    "no coordinates": ({"coordinates": False}, 2.6),
+    "vector pose, no coordinates": ({"pose": VECTOR, "coordinates": False}, 3.2),
+    "margin loss": ({"loss": MARGIN}, 3.2),
+    "cross-entropy": ({"loss": ENTROPY}, 5.8),
     CNN: (None, 5.2),
 }
-"""The base row, variants that say what they change in it, and the network without capsules, with the errors."""
+"""The base row, what other rows change in it, see :func:`capsule_options`, and the one without capsules; the errors."""
 
-ROWS: dict[str, Variant | None] = {row: variant for row, (variant, _) in PUBLISHED.items()}
+ROWS: dict[str, dict[str, Any] | None] = {row: changes for row, (changes, _) in PUBLISHED.items()}
 ERROR, THIRTEEN = TEST_ERROR, f"{TEST_ERROR}, 13 crops"
 FIGURES = {(BASE, ERROR): 1.8, (BASE, THIRTEEN): 1.4, **{(row, ERROR): error for row, (_, error) in PUBLISHED.items()}}
 
@@ -97,16 +78,29 @@ def _cnn_options(settings: SmallNORBSettings) -> dict[str, Any]:
     return training.options(model="matrixcapsnet_cnn", model_args=settings.cnn_args, loss=ENTROPY, **pace)
 
 
-def _capsule_options(settings: SmallNORBSettings, variant: Variant) -> dict[str, Any]:
-    spread = option("SpreadLoss", **settings.spread)
-    losses: dict[Loss, dict[str, Any]] = {"spread": spread, "margin": MARGIN, "cross-entropy": ENTROPY}
+def capsule_options(
+    settings: SmallNORBSettings,
+    steps: int = 3,
+    pose: tuple[int, int] = (4, 4),
+    loss: Mapping[str, Any] | None = None,
+    coordinates: bool = True,
+) -> dict[str, Any]:
+    """Options of a network with capsules.
+
+    Args:
+        settings: of the preset.
+        steps: of EM routing, in every layer.
+        pose: rows and columns; a vector is a matrix of one row.
+        loss: on the class activations; None for the spread loss.
+        coordinates: whether children add their places to their votes for the class capsules.
+    """
     extra = {"extra": {"gradient_clip_val": settings.gradient_clip}} if settings.gradient_clip else {}
     return settings.options(
         trainer={**settings.trainer, **extra},
         model="matrixcapsnet",
-        model_args={**settings.model_args, "pose": variant.pose, "coordinates": variant.coordinates},
-        routing=option("EMRouting", **{**settings.routing, "steps": variant.steps}),
-        loss=losses[variant.loss],
+        model_args={**settings.model_args, "pose": pose, "coordinates": coordinates},
+        routing=option("EMRouting", **{**settings.routing, "steps": steps}),
+        loss=loss or option("SpreadLoss", **settings.spread),
     )
 
 
@@ -178,8 +172,8 @@ class SmallNORBEM(Comparison[SmallNORBSettings]):
 
     def options(self, settings: SmallNORBSettings, row: str) -> dict[str, Any]:
         """The base network, with what the row changes in it, or the one without capsules."""
-        variant = ROWS[row]
-        return _cnn_options(settings) if variant is None else _capsule_options(settings, variant)
+        changes = ROWS[row]
+        return _cnn_options(settings) if changes is None else capsule_options(settings, **changes)
 
     def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
         """The test error; of the base row also with 13 crops."""
