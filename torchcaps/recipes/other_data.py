@@ -57,9 +57,10 @@ def _gentle_em(steps: int) -> dict[str, Any]:
     return option("EMRouting", steps=steps, schedule="released", inverse_temperature=0.01)
 
 
-_CENTRE: dict[str, Any] = {"crop": 24, "flip": True, "standardise": True}
 # Random changes of colour photographs as the released code of Hinton et al. makes them on smallNORB.
 _COLOURS: dict[str, Any] = {"brightness": 63 / 255, "contrast": (0.2, 1.8)}
+_CENTRE: dict[str, Any] = {"crop": 24, "flip": True, "standardise": True}
+_LARGE = {"types": 64, "decoder_hidden": None}
 _DYNAMIC, _ORPHAN = option("DynamicRouting", steps=3), option("DynamicRouting", steps=3, orphan=True)
 
 
@@ -216,13 +217,8 @@ class Cifar10(OtherData):
             option("CIFAR10", validation=0),
             {
                 MATRIX: _matrix_paper(384, "matrixcapsnet_cifar10", _gentle_em(3), flip=True, **_COLOURS),
-                CAPSNET: _capsnet_paper(
-                    1539,
-                    model_args={"types": 64, "decoder_hidden": None},
-                    routing=_ORPHAN,
-                    preprocess={"crop": 24, "flip": True, **_COLOURS, "standardise": True},
-                ),
-                CNN: _cnn_paper(100, crop=24, flip=True, **_COLOURS),
+                CAPSNET: _capsnet_paper(1539, model_args=_LARGE, routing=_ORPHAN, preprocess={**_CENTRE, **_COLOURS}),
+                CNN: _cnn_paper(100, **_CENTRE, **_COLOURS),
             },
         ),
         "quick": OtherDataSettings(

@@ -120,11 +120,6 @@ class Perturb(Comparison[PerturbSettings]):
 
 
 def findings(swept: Mapping[int, Sweep], idle: float) -> dict[str, float]:
-    """What the sweeps say in figures, by measure.
-
-    Args:
-        swept: of each class.
-        idle: the change, in percent of the range of greys, below which a dimension has hardly any effect.
-    """
+    """What the sweeps of each class say in figures, by measure; ``idle`` is that of the settings."""
     change = torch.stack([one.change for one in swept.values()])  # [classes, D]
     return {CHANGE: change.flatten().quantile(0.5).item(), IDLE: 100 * (change < idle).double().mean().item()}

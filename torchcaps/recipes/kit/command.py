@@ -129,12 +129,7 @@ def _write(folder: Path, result: Mapping[str, Any], files: Mapping[str, Picture]
 
 
 def check(names: Sequence[str], results: Path, show: Callable[[str], None]) -> list[str]:
-    """Runs the smoke preset of recipes and names the results that came from other code than the present one.
-
-    Args:
-        names: of the recipes.
-        results: folder of the results.
-        show: takes lines of text.
+    """Runs the smoke preset of recipes and shows which results came from other code than the present one.
 
     Returns:
         The recipes whose smoke preset failed.
