@@ -173,7 +173,7 @@ class RoutingHealth(Comparison[RoutingHealthSettings]):
 
 
 def findings(points: Mapping[int, AtSteps], trained: int) -> dict[str, float]:
-    """The lines of one network that was trained with so many steps, by measure; points by steps, 1 and 10 among them."""
+    """The lines of one network, by measure, from points by number of steps, 1, 10 and ``trained`` among them."""
     three = points[trained], points[1], points[10]
     kinds = measures(trained, primary=len(three[0].layers) > 1)
     found = {name: value(*three) for name, (value, _, _) in kinds.items()}
