@@ -9,7 +9,7 @@ import yaml
 
 from torchcaps.losses import MarginLoss, NegativeLogLikelihood
 from torchcaps.recipes import Line, run_recipe
-from torchcaps.recipes.kit.pictures import error_bars
+from torchcaps.recipes.kit.comparison import error_bars
 from torchcaps.recipes.mnist_dynamic import CAPSNET, CNN, PUBLISHED, ROWS, TEST_ERROR, MnistDynamic
 from torchcaps.training import train_parser
 

@@ -17,7 +17,6 @@ from torchcaps.recipes.perturb import (
     Perturb,
     digits_for,
     findings,
-    network_of,
 )
 
 
@@ -38,8 +37,9 @@ def test_rows_are_those_with_a_decoder() -> None:
 
 def test_overlaid_digits_stand_in_the_middle(tmp_path: Path) -> None:
     lab = Lab("smoke", 0, tmp_path, {"accelerator": "cpu"})
-    trained = network_of(lab, OVERLAID)
-    test = digits_for(lab, OVERLAID, trained)
+    recipe, row = ROWS[OVERLAID]
+    trained = recipe().network(lab, row)
+    test = digits_for(trained)
     plain = create_dataset("digits").test.images
     assert torch.equal(test.images[:, :, 2:10, 2:10], plain)
     assert test.images.sum() == plain.sum()

@@ -10,12 +10,12 @@ from torchcaps.data import Preprocess, create_dataset
 from torchcaps.explain.health import AtSteps, Health
 from torchcaps.recipes import routing_health as recipe
 from torchcaps.recipes import run_recipe
+from torchcaps.recipes.kit.lab import at_random
 from torchcaps.recipes.routing_health import (
     SOURCES,
     RoutingHealth,
     differences,
     findings,
-    sample,
 )
 
 CPU = {"accelerator": "cpu"}
@@ -24,12 +24,12 @@ CPU = {"accelerator": "cpu"}
 class TestMeasurements:
     def test_images_are_the_same_for_all_and_prepared(self) -> None:
         test = create_dataset("digits", size=14).test
-        one, other = (sample(test, 30, {"preprocess": Preprocess(crop=size).config()}) for size in (14, 10))
+        one, other = (at_random(test, 30).prepared(Preprocess(crop=size)) for size in (14, 10))
         assert torch.equal(one.labels, other.labels)
         assert len(one) == 30
         assert other.image_shape == (1, 10, 10)
         assert len(one.labels.unique()) > 5  # from all over the set
-        assert len(sample(test, 10**6, {"preprocess": {}})) == len(test)
+        assert len(at_random(test, 10**6)) == len(test)
 
     def test_lines_of_a_network(self) -> None:
         def point(accuracy: float, prediction: list[int], polarised: float) -> AtSteps:

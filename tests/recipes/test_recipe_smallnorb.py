@@ -14,7 +14,7 @@ from torchcaps.recipes import smallnorb_viewpoints
 from torchcaps.recipes.kit.base import Recipe
 from torchcaps.recipes.kit.command import run_recipe
 from torchcaps.recipes.kit.lab import PRESETS, Trained
-from torchcaps.recipes.smallnorb import BASE, CNN, ERROR, ROWS, THIRTEEN, SmallNORBEM, thirteen_crops_error
+from torchcaps.recipes.smallnorb import BASE, CNN, ERROR, ROWS, THIRTEEN, SmallNORBEM
 from torchcaps.recipes.smallnorb_viewpoints import FAMILIAR, NOVEL, SmallNORBViewpoints
 from torchcaps.training import train_parser
 
@@ -73,7 +73,7 @@ class TestEM:
             activation = torch.stack([network(standardise(crop)).activation for crop in crops.unbind(1)]).mean(0)
         wrong = 100 * (activation.argmax(1) != test.labels).double().mean().item()
         assert wrong < 85  # it has learned something, so that there is something to see
-        error = thirteen_crops_error(Trained(network, {}, run), settings)
+        error = Trained(network, {}, run).error_on(test, crops=13)
         assert error == pytest.approx(wrong, abs=0.6)  # two images, for ties in rounding
 
     def test_published_figures_are_those_of_the_table(self) -> None:

@@ -4,13 +4,13 @@ import torch
 
 from torchcaps.recipes import run_recipe
 from torchcaps.recipes.two_digits import (
+    ALSO_SURE,
     KMEANS,
     LAYOUTS,
+    MOST_ACTIVE,
     PAIRS,
     SINGLE,
     TWIN,
-    also_sure,
-    most_active,
     set_accuracy,
 )
 
@@ -41,10 +41,16 @@ def test_smoke(tmp_path):
     result = run_recipe("two-digits", "smoke", **where)
     ours = {(row["row"], row["measure"]): row["ours"] for row in result["rows"] if row["ours"]}
     assert {row for row, _ in ours} == {TWIN, KMEANS}
-    assert {measure for _, measure in ours} >= {SINGLE, *map(most_active, LAYOUTS), *map(also_sure, PAIRS)}
+    assert {measure for _, measure in ours} >= {
+        SINGLE,
+        *map(MOST_ACTIVE.format, LAYOUTS),
+        *map(ALSO_SURE.format, PAIRS),
+    }
     assert all(0 <= value <= 100 for values in ours.values() for value in values)
     for row in (TWIN, KMEANS):
-        assert all(ours[row, also_sure(layout)][0] <= ours[row, most_active(layout)][0] for layout in PAIRS)
+        assert all(
+            ours[row, ALSO_SURE.format(layout)][0] <= ours[row, MOST_ACTIVE.format(layout)][0] for layout in PAIRS
+        )
         run = tmp_path / "runs" / "smoke" / result["facts"][0][row]["run"]
         assert ours[row, SINGLE] == [100 * json.loads((run / "summary.json").read_text())["test_accuracy"]]
     (picture,) = result["pictures"]

@@ -16,28 +16,6 @@ EXPERIMENTS = ("mnist_dynamic", "two_digits", "multimnist", "affine", "smallnorb
 for _name in EXPERIMENTS:
     import_module(f"{__name__}.{_name}")
 
-__all__ = [
-    "EXPERIMENTS",
-    "PRESETS",
-    "RECIPES",
-    "RUNS",
-    "Comparison",
-    "Lab",
-    "Line",
-    "Outcome",
-    "Picture",
-    "Recipe",
-    "Study",
-    "Trained",
-    "as_json",
-    "check",
-    "code_version",
-    "describe",
-    "get_recipe",
-    "read_results",
-    "register_recipe",
-    "result_path",
-    "results_folder",
-    "run_recipe",
-    "write_table",
-]
+__all__ = ["EXPERIMENTS", "PRESETS", "RECIPES", "RUNS", "Comparison", "Lab", "Line", "Outcome", "Picture", "Recipe",
+           "Study", "Trained", "as_json", "check", "code_version", "describe", "get_recipe", "read_results",
+           "register_recipe", "result_path", "results_folder", "run_recipe", "write_table"]  # fmt: skip

@@ -1,24 +1,20 @@
 """Trained on digits placed at random, tested on digits under small affine transforms (Sabour et al. 2017)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
-import torch
-
 from torchcaps.data import Affine, AffineRanges, ImageSet, Padded, apply_affine
-from torchcaps.data.base import TEST_SEED
 from torchcaps.data.made import one_factor
 from torchcaps.explain import examine
 from torchcaps.explain.draw.charts import Cell, Factor, factor_curves, image_grid
 from torchcaps.models import ImageClassifier
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
-from torchcaps.recipes.kit.lab import Job, data_of, run_name
+from torchcaps.recipes.kit.lab import at_random, data_of
 from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, TrainingOptions, option, pace, plain
 
 SABOUR = "Sabour et al. 2017, section on affine transformations"
-
 
 AFFNIST = AffineRanges()
 """The ranges of affNIST."""
@@ -55,12 +51,9 @@ def accuracy_under(network: ImageClassifier, images: ImageSet, affine: Affine, b
 
 @dataclass(frozen=True, kw_only=True)
 class AffineSettings(TrainingOptions):
-    """One preset: how both networks are trained, their shifts apart, and what they are.
+    """One preset: how both networks are trained, their shifts apart; the model is that of the capsules.
 
     Attributes:
-        data: option of ``torchcaps train``, without the border.
-        model: of the capsules, likewise.
-        model_args: likewise.
         twin_args: arguments of the convolutional network, which give it as many parameters.
         stop_at: validation accuracy at which the training of the capsules ends before its last epoch.
         pad: width of the border, and the largest shift in training, in pixels.
@@ -68,10 +61,7 @@ class AffineSettings(TrainingOptions):
         curve_images: how many test images each point of a curve is measured on.
     """
 
-    data: Mapping[str, Any]
-    model: str
     twin_args: Mapping[str, Any]
-    model_args: Mapping[str, Any] = field(default_factory=dict)
     stop_at: float = 0.9923
     pad: int = 6
     reconstruction: float = 0.0005
@@ -83,19 +73,15 @@ ROWS = (CAPSULES, TWIN)
 STOP = "validation accuracy at the end of training (placed at random)"
 CLEAN, TRANSFORMED = "clean test accuracy (placed at random)", "affine test accuracy"
 
-PUBLISHED: dict[tuple[str, str], float] = {
-    (CAPSULES, CLEAN): 99.23,
-    (TWIN, CLEAN): 99.22,
-    (CAPSULES, TRANSFORMED): 79,
-    (TWIN, TRANSFORMED): 66,
-}
-
-
-def _line(row: str, measure: str) -> Line:
-    if (row, measure) not in PUBLISHED:
-        return Line(row, measure, higher_is_better=None)
-    where = f"{SABOUR}; affNIST itself" if measure == TRANSFORMED else SABOUR
-    return Line(row, measure, PUBLISHED[row, measure], where, higher_is_better=measure == TRANSFORMED or None)
+_AFFNIST = f"{SABOUR}; affNIST itself"
+LINES: tuple[Line, ...] = (
+    Line(CAPSULES, STOP, higher_is_better=None),
+    Line(CAPSULES, CLEAN, 99.23, SABOUR, higher_is_better=None),
+    Line(CAPSULES, TRANSFORMED, 79, _AFFNIST, higher_is_better=True),
+    Line(TWIN, STOP, higher_is_better=None),
+    Line(TWIN, CLEAN, 99.22, SABOUR, higher_is_better=None),
+    Line(TWIN, TRANSFORMED, 66, _AFFNIST, higher_is_better=True),
+)
 
 
 @register_recipe
@@ -107,9 +93,7 @@ class AffineRobustness(Comparison[AffineSettings]):
     source: ClassVar[str] = SABOUR
     rows: ClassVar = ROWS
     twins: ClassVar = {TWIN: CAPSULES}
-    lines: ClassVar[tuple[Line, ...]] = tuple(
-        _line(row, measure) for row in ROWS for measure in (STOP, CLEAN, TRANSFORMED)
-    )
+    lines: ClassVar = LINES
     presets: ClassVar = {
         "paper": AffineSettings(
             **pace(100, 1e-3, decay=0.96 ** (1 / 2000), each="step"),
@@ -151,24 +135,20 @@ class AffineRobustness(Comparison[AffineSettings]):
         "CapsNet with its decoder, within 3 %. The quick preset takes a smaller CapsNet.",
     )
 
-    def job(self, settings: AffineSettings, row: str, stop_at: float | None = None) -> Job:
+    def options(self, settings: AffineSettings, row: str) -> dict[str, Any]:
         """The network of the row on larger canvases, moved there in training."""
-        network: dict[str, Any]
+        network: dict[str, Any] = {"model": "matrixcapsnet_cnn", "model_args": settings.twin_args, "loss": ENTROPY}
         if row == CAPSULES:
-            network = {"model": settings.model, "model_args": settings.model_args, "loss": MARGIN}
-            network |= {"routing": option("DynamicRouting", steps=3), "reconstruction": settings.reconstruction}
-        else:
-            network = {"model": "matrixcapsnet_cnn", "model_args": settings.twin_args, "loss": ENTROPY}
-        moved = {**settings.preprocess, "shift": settings.pad}
+            routing = option("DynamicRouting", steps=3)
+            network = {"loss": MARGIN, "routing": routing, "reconstruction": settings.reconstruction}
         data = option(Padded, data=plain(settings.data), pad=settings.pad)
-        return run_name(self.name, row), settings.options(data=data, preprocess=moved, stop_at=stop_at, **network)
+        return settings.options(data=data, preprocess={**settings.preprocess, "shift": settings.pad}, **network)
 
     def begin(self, study: Study) -> Tested:
         """The test digits, and their transforms, which are the same for both networks."""
         settings = study.settings
         test = Padded(data_of(settings.data), settings.pad).centred_test()
-        chosen = torch.randperm(len(test), generator=torch.Generator().manual_seed(TEST_SEED))
-        few = test.subset(chosen[: settings.curve_images])
+        few = at_random(test, settings.curve_images)
         study.curves["images"] = len(few)
         study.curves |= {name: {"values": list(one.values)} for name, one in factors(settings.pad).items()}
         return Tested(test, AFFNIST.draw(test.images), few)
@@ -189,25 +169,25 @@ class AffineRobustness(Comparison[AffineSettings]):
         """Curves of each factor, and the digits."""
         clean = Padded(data_of(study.settings.data), study.settings.pad).test
         moved = replace(given.test, images=apply_affine(given.test.images, given.affine))
-        study.pictures["curves"] = _curves(study)
+        figure = factor_curves(factors(study.settings.pad), study.curves, ROWS, "affine test")
+        study.pictures["curves"] = Picture(figure, _CURVES.format(study.curves["images"], _ends(study.facts)))
         study.pictures["digits"] = _digits(clean, moved)
 
 
-def _curves(study: Study) -> Picture:
-    """Accuracy against each factor."""
-    curves, facts = study.curves, study.facts
-    figure = factor_curves(factors(study.settings.pad), curves, ROWS, "affine test")
-    ends = "; ".join(
+_CURVES = (
+    "Accuracy on {} test digits when one factor of the transform is changed and the others stay. Green: what training "
+    "showed; grey: the range of the affine test, where shifts keep the digit on its canvas (in the curve, the largest "
+    "shifts cut off some of it). {}."
+)
+
+
+def _ends(facts: Mapping[str, Mapping[str, Any]]) -> str:
+    """Where the trainings ended."""
+    return "; ".join(
         f"{row} ended at {100 * facts[row]['validation_accuracy']:.2f} % of the validation images after "
         f"{facts[row]['epochs']} epochs" + ("" if facts[row]["reached"] else ", short of the accuracy to stop at")
         for row in ROWS
     )
-    caption = (
-        f"Accuracy on {curves['images']} test digits when one factor of the transform is changed and the others stay. "
-        "Green: what training showed; grey: the range of the affine test, where shifts keep the digit on its canvas "
-        f"(in the curve, the largest shifts cut off some of it). {ends}."
-    )
-    return Picture(figure, caption)
 
 
 def _digits(clean: ImageSet, moved: ImageSet) -> Picture:

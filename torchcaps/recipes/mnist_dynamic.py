@@ -7,7 +7,6 @@ from typing import Any, ClassVar, NamedTuple
 from torchcaps.losses import Weighting
 from torchcaps.recipes.kit.base import Line, register_recipe
 from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison
-from torchcaps.recipes.kit.lab import Job, run_name
 from torchcaps.recipes.kit.options import ENTROPY, FAST, TrainingOptions, option, pace
 
 SABOUR = "Sabour et al. 2017, table 1"
@@ -15,63 +14,44 @@ SABOUR = "Sabour et al. 2017, table 1"
 
 @dataclass(frozen=True, kw_only=True)
 class MnistDynamicSettings(TrainingOptions):
-    """One preset of the recipe: how all rows are trained, and the networks.
+    """One preset of the recipe: how all rows are trained, the network of those with capsules, and the baseline.
 
     Attributes:
-        data: the images.
-        model: of the rows with capsules.
-        model_args: of that model.
         cnn: the baseline.
         cnn_args: of the baseline.
-        rows: which of :data:`ROWS` to train; all by default.
     """
 
-    data: Mapping[str, Any]
     preprocess: Mapping[str, Any] = field(default_factory=lambda: {"shift": 2})
     model: str = "capsnet"
-    model_args: Mapping[str, Any] = field(default_factory=dict)
     cnn: str = "capsnet_cnn"
     cnn_args: Mapping[str, Any] = field(default_factory=dict)
-    rows: tuple[str, ...] = ()
 
 
 class Row(NamedTuple):
-    """What is different in a row with capsules.
-
-    Args:
-        steps: of dynamic routing.
-        weighting: of the margin loss beside the reconstruction loss; None for no reconstruction.
-    """
+    """A row with capsules: steps of dynamic routing, weighting of the margin loss; None for no reconstruction."""
 
     steps: int
     weighting: Weighting | None
 
 
-CNN = "CNN baseline"
+CAPSNET, CNN = "3 steps, reconstruction weighted as in the paper", "CNN baseline"
+"""The CapsNet of the paper, and the network without capsules."""
 
-ROWS: dict[str, Row | None] = {
-    "1 step, no reconstruction": Row(1, None),
-    "3 steps, no reconstruction": Row(3, None),
-    "1 step, reconstruction weighted as in the paper": Row(1, "paper"),
-    "3 steps, reconstruction weighted as in the paper": Row(3, "paper"),
-    "1 step, reconstruction weighted as in the code": Row(1, "released"),
-    "3 steps, reconstruction weighted as in the code": Row(3, "released"),
-    CNN: None,
+_ONE_FIGURE = f"{SABOUR}: the same figure, the paper has one"
+
+PUBLISHED: dict[str, tuple[Row | None, float, str]] = {
+    "1 step, no reconstruction": (Row(1, None), 0.34, f"{SABOUR}: ± 0.032"),
+    "3 steps, no reconstruction": (Row(3, None), 0.35, f"{SABOUR}: ± 0.036"),
+    "1 step, reconstruction weighted as in the paper": (Row(1, "paper"), 0.29, f"{SABOUR}: ± 0.011"),
+    CAPSNET: (Row(3, "paper"), 0.25, f"{SABOUR}: ± 0.005"),
+    "1 step, reconstruction weighted as in the code": (Row(1, "released"), 0.29, _ONE_FIGURE),
+    "3 steps, reconstruction weighted as in the code": (Row(3, "released"), 0.25, _ONE_FIGURE),
+    CNN: (None, 0.39, f"{SABOUR}; 35.4 M parameters, recalled"),
 }
-"""The rows that are trained; None for the network without capsules."""
+"""The rows that are trained, with the error in the paper and what must be known about it."""
 
-CAPSNET = "3 steps, reconstruction weighted as in the paper"
-"""The row of :data:`ROWS` that is the CapsNet of the paper."""
-
-PUBLISHED: dict[str, tuple[float, str]] = {
-    "1 step, no reconstruction": (0.34, f"{SABOUR}: ± 0.032"),
-    "3 steps, no reconstruction": (0.35, f"{SABOUR}: ± 0.036"),
-    "1 step, reconstruction weighted as in the paper": (0.29, f"{SABOUR}: ± 0.011"),
-    "3 steps, reconstruction weighted as in the paper": (0.25, f"{SABOUR}: ± 0.005"),
-    "1 step, reconstruction weighted as in the code": (0.29, f"{SABOUR}: the same figure, the paper has one"),
-    "3 steps, reconstruction weighted as in the code": (0.25, f"{SABOUR}: the same figure, the paper has one"),
-    CNN: (0.39, f"{SABOUR}; 35.4 M parameters, recalled"),
-}
+ROWS: dict[str, Row | None] = {row: kind for row, (kind, _, _) in PUBLISHED.items()}
+"""What is different in each; None for the network without capsules."""
 
 ELSEWHERE: dict[str, tuple[float, str]] = {
     "public port, Keras": (0.34, "XifengGuo/CapsNet-Keras: ± 0.016, three seeds, 50 epochs"),
@@ -87,8 +67,9 @@ class MnistDynamic(Comparison[MnistDynamicSettings]):
     name: ClassVar[str] = "mnist-dynamic"
     title: ClassVar[str] = "CapsNet on MNIST: routing steps and reconstruction"
     source: ClassVar[str] = "Sabour, Frosst & Hinton 2017, table 1; settings from the code released with it"
-    lines: ClassVar[tuple[Line, ...]] = tuple(
-        Line(row, TEST_ERROR, *figure, elsewhere=row in ELSEWHERE) for row, figure in {**PUBLISHED, **ELSEWHERE}.items()
+    lines: ClassVar[tuple[Line, ...]] = (
+        *(Line(row, TEST_ERROR, error, source) for row, (_, error, source) in PUBLISHED.items()),
+        *(Line(row, TEST_ERROR, *figure, elsewhere=True) for row, figure in ELSEWHERE.items()),
     )
     rows: ClassVar = tuple(ROWS)
     presets: ClassVar = {
@@ -97,8 +78,8 @@ class MnistDynamic(Comparison[MnistDynamicSettings]):
         ),
         "quick": MnistDynamicSettings(
             **pace(8, 2e-3, 64, decay=0.65),
-            data=option("MNIST"),
             **FAST,
+            data=option("MNIST"),
             model="capsnet_small",
             cnn="capsnet_small_cnn",
         ),
@@ -126,18 +107,13 @@ class MnistDynamic(Comparison[MnistDynamicSettings]):
         "reconstruction.",
     )
 
-    def job(self, settings: MnistDynamicSettings, row: str, stop_at: float | None = None) -> Job:
+    def options(self, settings: MnistDynamicSettings, row: str) -> dict[str, Any]:
         """Steps and losses of the row; capsules or not."""
-        if row not in ROWS:
-            raise ValueError(f"row must be one of {', '.join(ROWS)}, got {row!r}")
         kind = ROWS[row]
         if kind is None:
-            return run_name(self.name, row), settings.options(
-                model=settings.cnn, model_args=settings.cnn_args, loss=ENTROPY
-            )
+            return settings.options(model=settings.cnn, model_args=settings.cnn_args, loss=ENTROPY)
         decoder = {} if kind.weighting else {"decoder_hidden": None}
-        return run_name(self.name, row), settings.options(
-            model=settings.model,
+        return settings.options(
             model_args={**settings.model_args, **decoder},
             routing=option("DynamicRouting", steps=kind.steps),
             loss=option("MarginLoss", weighting=kind.weighting or "paper"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +19,7 @@ from torchcaps.models import CapsuleClassifier, ImageClassifier
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Lab, Trained, data_of, run_name
-from torchcaps.recipes.kit.options import option, plain
+from torchcaps.recipes.kit.options import FAST, option, plain
 from torchcaps.tasks import SeveralLabels
 
 TEST_SEED = 0
@@ -27,13 +28,10 @@ TEST_SEED = 0
 
 @dataclass(frozen=True)
 class PairNetwork:
-    """The network of a row.
+    """The network of a row, how often each digit is overlaid on others, and the learning rate of Adam at first.
 
     Attributes:
-        model: its name.
-        epochs: how many times each digit is overlaid on others.
-        learning_rate: of Adam, in the first epoch.
-        final_rate: share of it that is left in the last epoch; it falls by the same factor after each.
+        final_rate: share of the learning rate in the last epoch; it falls by the same factor after each.
         arguments: of the network.
     """
 
@@ -76,6 +74,9 @@ ERROR = "exact-pair test error"
 PAIRS, OVERLAP = "test pairs", "overlap of the bounding boxes"
 SABOUR = "Sabour et al. 2017, section 5"
 
+_SMALL = {"channels": 128, "stem": [32], "decoder_hidden": [512, 1024]}
+_TINY = {"channels": 8, "types": 2, "decoder_hidden": [16]}
+
 
 @register_recipe
 class MultiMNIST(Comparison[MultiMNISTSettings]):
@@ -99,25 +100,16 @@ class MultiMNIST(Comparison[MultiMNISTSettings]):
         "quick": MultiMNISTSettings(
             data=option("MNIST", validation=0.02),
             networks={
-                CAPSULES: PairNetwork(
-                    "capsnet_small",
-                    30,
-                    learning_rate=2e-3,
-                    final_rate=0.04,
-                    arguments={"channels": 128, "stem": [32], "decoder_hidden": [512, 1024]},
-                ),
+                CAPSULES: PairNetwork("capsnet_small", 30, 2e-3, final_rate=0.04, arguments=_SMALL),
                 CNN: PairNetwork("matrixcapsnet_cnn", 10, final_rate=0.04),
             },
             batch_size=64,
-            trainer={"precision": "bf16-mixed"},
-            speed={"channels_last": True},
+            **FAST,
         ),
         "smoke": MultiMNISTSettings(
             data=option("Digits"),
             networks={
-                CAPSULES: PairNetwork(
-                    "capsnet_digits", 2, arguments={"channels": 8, "types": 2, "decoder_hidden": [16]}
-                ),
+                CAPSULES: PairNetwork("capsnet_digits", 2, arguments=_TINY),
                 CNN: PairNetwork("matrixcapsnet_cnn", 2, arguments={"channels": [4, 8], "hidden": 16}),
             },
             size=12,
@@ -137,8 +129,12 @@ class MultiMNIST(Comparison[MultiMNISTSettings]):
     )
 
     def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
-        """On pairs."""
-        return train(study.lab, study.settings, row)
+        """On pairs of digits, with what its settings say and, of the lab, trainer and seed."""
+        settings, lab, network = study.settings, study.lab, asdict(study.settings.networks[row])
+        shared = {name: value for name, value in asdict(settings).items() if name not in ("networks", "test_pairs")}
+        own = {"network": network, "trainer": {**settings.trainer, **lab.trainer}, "seed": lab.seed}
+        options = plain({"recipe": self.name, "row": row, **shared, **own})
+        return lab.keep(run_name(self.name, row), options, partial(_train, settings, row, lab, options))
 
     def begin(self, study: Study) -> Overlaid:
         """The test pairs, and how much they overlap."""
@@ -159,32 +155,25 @@ class MultiMNIST(Comparison[MultiMNISTSettings]):
             study.pictures["reconstructions"] = _picture(network, Overlaid(*(part[:200] for part in given)))
 
 
-def train(lab: Lab, settings: MultiMNISTSettings, row: str) -> Trained:
-    """Trains the network of a row on pairs, or opens it: :meth:`Lab.train` for this recipe."""
+def _train(
+    settings: MultiMNISTSettings, row: str, lab: Lab, options: Mapping[str, Any], folder: training.RunFolder
+) -> None:
+    """Trains the network of a row in a folder, whose configuration holds the options."""
     spec = settings.networks[row]
-    trainer = {**settings.trainer, **lab.trainer}
-    shared = {name: value for name, value in asdict(settings).items() if name not in ("networks", "test_pairs")}
-    own = {"network": asdict(spec), "trainer": trainer, "seed": lab.seed}
-    options = plain({"recipe": MultiMNIST.name, "row": row, **shared, **own})
-
-    def make(folder: training.RunFolder) -> None:
-        decay = spec.final_rate ** (1 / max(spec.epochs - 1, 1))
-        pairs = Pairs(data_of(settings.data), settings.size, settings.shift)
-        subject = training.Subject(data=pairs, model=spec.model, model_args=dict(spec.arguments))
-        optimisation = training.Optimisation(
-            loss=MarginLoss() if row == CAPSULES else NegativeLogLikelihood(),
-            reconstruction=settings.reconstruction,
-            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=spec.learning_rate),
-            scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, decay),
-        )
-        schedule = training.Schedule(epochs=spec.epochs, batch_size=settings.batch_size, seed=lab.seed)
-        how = training.TrainerOptions(**{"devices": 1, **trainer})
-        running = training.Running(trainer=how, speed=training.Speed(**settings.speed), report=False)
-        config = yaml.safe_dump(options, sort_keys=False)
-        caller = training.Caller(config=config, command=lab.command, show=lab.show)
-        training.train(folder, subject, optimisation, schedule, running, caller)
-
-    return lab.keep(run_name(MultiMNIST.name, row), options, make)
+    decay = spec.final_rate ** (1 / max(spec.epochs - 1, 1))
+    pairs = Pairs(data_of(settings.data), settings.size, settings.shift)
+    optimisation = training.Optimisation(
+        loss=MarginLoss() if row == CAPSULES else NegativeLogLikelihood(),
+        reconstruction=settings.reconstruction,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=spec.learning_rate),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, decay),
+    )
+    trainer = training.TrainerOptions(**{"devices": 1, **options["trainer"]})
+    running = training.Running(trainer=trainer, speed=training.Speed(**settings.speed), report=False)
+    subject = training.Subject(data=pairs, model=spec.model, model_args=dict(spec.arguments))
+    schedule = training.Schedule(epochs=spec.epochs, batch_size=settings.batch_size, seed=lab.seed)
+    caller = training.Caller(config=yaml.safe_dump(options, sort_keys=False), command=lab.command, show=lab.show)
+    training.train(folder, subject, optimisation, schedule, running, caller)
 
 
 def pair_error(network: ImageClassifier, pairs: Overlaid, batch_size: int = 256) -> float:

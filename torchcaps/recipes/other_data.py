@@ -1,73 +1,50 @@
 """The same networks on MNIST (EM routing), Fashion-MNIST and CIFAR-10."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torchcaps.recipes.kit.base import Line, register_recipe
 from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison
-from torchcaps.recipes.kit.lab import Job, run_name
-from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, SPREAD, TrainingOptions, adam, falling, option
+from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, SPREAD, TrainingOptions, adam, falling, option, pace
 
 MATRIX, CAPSNET, CNN = "MatrixCapsNet, EM routing", "CapsNet, dynamic routing, 3 steps", "CNN baseline of the EM paper"
 
 HINTON = "Hinton, Sabour & Frosst 2018"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Network(TrainingOptions):
-    """A network and how it is trained.
-
-    Attributes:
-        model: by its name.
-        loss: of the class activations.
-        model_args: arguments of the network, over those of its name.
-        routing: of the capsules; None for the network's own.
-    """
-
-    model: str
-    loss: Mapping[str, Any]
-    model_args: Mapping[str, Any] = field(default_factory=dict)
-    routing: Mapping[str, Any] | None = None
-
-
 @dataclass(frozen=True)
 class OtherDataSettings:
-    """One preset of a recipe.
-
-    Args:
-        data: the images.
-        networks: that are trained, by row.
-    """
+    """One preset of a recipe: the images, and the networks that are trained, by row."""
 
     data: Mapping[str, Any]
-    networks: Mapping[str, Network]
+    networks: Mapping[str, TrainingOptions]
 
 
 class OtherData(Comparison[OtherDataSettings]):
-    """Base of the recipes that train each network once and test its last epoch."""
+    """Base of the recipes that train each network once and test its last epoch.
+
+    Attributes:
+        published: the error of each row, ours first, and what must be known about it.
+    """
+
+    published: ClassVar[Mapping[str, tuple[float | None, str]]]
 
     def __init_subclass__(cls) -> None:
         what = "test error of the networks that were trained here, and the published figures"
         cls.caption = f"{cls.title}: {what}, also of networks that were not."
+        cls.lines = tuple(
+            Line(row, TEST_ERROR, *figure, elsewhere=row not in (MATRIX, CAPSNET, CNN))
+            for row, figure in cls.published.items()
+        )
 
     def present(self, settings: OtherDataSettings) -> tuple[str, ...]:
         """The networks of a preset."""
         return tuple(settings.networks)
 
-    def job(self, settings: OtherDataSettings, row: str, stop_at: float | None = None) -> Job:
+    def options(self, settings: OtherDataSettings, row: str) -> dict[str, Any]:
         """The network of the row as its settings say."""
-        if row not in settings.networks:
-            raise ValueError(f"row must be one of {', '.join(settings.networks)}, got {row!r}")
-        network = settings.networks[row]
-        own = {name: getattr(network, name) for name in ("model", "model_args", "loss", "routing")}
-        return run_name(self.name, row), network.options(data=settings.data, **own)
-
-
-def _lines(published: Mapping[str, tuple[float | None, str]]) -> tuple[Line, ...]:
-    return tuple(
-        Line(row, TEST_ERROR, *figure, elsewhere=row not in (MATRIX, CAPSNET, CNN)) for row, figure in published.items()
-    )
+        return settings.networks[row].options(data=settings.data)
 
 
 def _em(steps: int) -> dict[str, Any]:
@@ -80,65 +57,66 @@ def _gentle_em(steps: int) -> dict[str, Any]:
     return option("EMRouting", steps=steps, schedule="released", inverse_temperature=0.01)
 
 
-_CENTRE: dict[str, Any] = {"crop": 24, "flip": True, "standardise": True}
 # Random changes of colour photographs as the released code of Hinton et al. makes them on smallNORB.
 _COLOURS: dict[str, Any] = {"brightness": 63 / 255, "contrast": (0.2, 1.8)}
-
-
+_CENTRE: dict[str, Any] = {"crop": 24, "flip": True, "standardise": True}
+_LARGE = {"types": 64, "decoder_hidden": None}
 _DYNAMIC, _ORPHAN = option("DynamicRouting", steps=3), option("DynamicRouting", steps=3, orphan=True)
-_TYPES = {"channels": 32, "types": (8, 8, 8), "competition": "window"}
-
-
-def _network(model: str, loss: Mapping[str, Any], rate: float, epochs: int, batch_size: int, **more: Any) -> Network:
-    options = {"optimizer": adam(rate), **more}
-    return Network(model=model, loss=loss, epochs=epochs, batch_size=batch_size, **options)
 
 
 def _matrix_paper(
     epochs: int, model: str = "matrixcapsnet", routing: Mapping[str, Any] | None = None, **preprocess: Any
-) -> Network:
+) -> TrainingOptions:
     """As on smallNORB: 0.003, falling by 4 % every 20,000 steps, weight decay 2e-7, batches of 64."""
-    pace = {"scheduler": falling(0.96 ** (1 / 20000)), "scheduler_interval": "step"}
-    pace |= {"optimizer": adam(3e-3, weight_decay=2e-7)}
-    changes = {"routing": routing or _em(3), "preprocess": {**preprocess, "standardise": True}}
-    return _network(model, option("SpreadLoss", schedule="sigmoid"), 3e-3, epochs, 64, **pace, **changes)
+    options = {**pace(epochs, 3e-3, 64, 0.96 ** (1 / 20000), "step"), "optimizer": adam(3e-3, weight_decay=2e-7)}
+    options |= {"loss": option("SpreadLoss", schedule="sigmoid"), "routing": routing or _em(3)}
+    return TrainingOptions(model=model, preprocess={**preprocess, "standardise": True}, **options)
 
 
-def _capsnet_paper(epochs: int, **more: Any) -> Network:
+def _capsnet_paper(epochs: int, **more: Any) -> TrainingOptions:
     """As on MNIST: 0.001, falling by 4 % every 2,000 steps, batches of 128."""
-    pace = {"scheduler": falling(0.96 ** (1 / 2000)), "scheduler_interval": "step"}
-    return _network("capsnet", MARGIN, 1e-3, epochs, 128, **{**pace, "routing": _DYNAMIC, **more})
+    options = pace(epochs, 1e-3, 128, 0.96 ** (1 / 2000), "step")
+    return TrainingOptions(model="capsnet", loss=MARGIN, **{**options, "routing": _DYNAMIC, **more})
 
 
-def _cnn_paper(epochs: int, **preprocess: Any) -> Network:
+def _cnn_paper(epochs: int, **preprocess: Any) -> TrainingOptions:
     """With the learning rate of CapsNet, falling to a hundredth over the epochs."""
-    more = {"scheduler": falling(0.01 ** (1 / epochs)), "preprocess": {**preprocess, "standardise": True}}
-    return _network("matrixcapsnet_cnn", ENTROPY, 1e-3, epochs, 128, **more)
+    options = {**pace(epochs, 1e-3, 128, 0.01 ** (1 / epochs)), "preprocess": {**preprocess, "standardise": True}}
+    return TrainingOptions(model="matrixcapsnet_cnn", loss=ENTROPY, **options)
 
 
-def _quick(row: str, epochs: int, **more: Any) -> Network:
+_SMALL: dict[str, dict[str, Any]] = {
+    MATRIX: {"model": "matrixcapsnet_small", "loss": SPREAD, "routing": _em(2)},
+    CAPSNET: {"model": "capsnet_small", "loss": MARGIN},
+    CNN: {"model": "matrixcapsnet_cnn", "loss": ENTROPY},
+}
+"""The networks of the quick and smoke presets; what the quick one has besides, and the smoke one's arguments."""
+_QUICK: dict[str, dict[str, Any]] = {
+    MATRIX: {**pace(1, 3e-3, 32), "model_args": {"channels": 32, "types": (8, 8, 8), "competition": "window"}},
+    CAPSNET: {**pace(1, 2e-3, 64), "routing": _DYNAMIC, **FAST},
+    CNN: {**pace(1, 1e-3, 64), **FAST},
+}
+_SMOKE: dict[str, dict[str, Any]] = {
+    MATRIX: {"channels": 4, "types": (2, 2, 2), "competition": "window"},
+    CAPSNET: {"channels": 8, "types": 2, "decoder_hidden": (16, 16)},
+    CNN: {"channels": (4, 8), "hidden": 32},
+}
+
+
+def _quick(row: str, epochs: int, **more: Any) -> TrainingOptions:
     """Small networks; the last epoch learns at a twentieth of the first one's rate."""
-    more = {"scheduler": falling(round(0.05 ** (1 / max(epochs - 1, 1)), 3)), **more}
-    if row == MATRIX:
-        return _network(
-            "matrixcapsnet_small", SPREAD, 3e-3, epochs, 32, **{"routing": _em(2), "model_args": _TYPES, **more}
-        )
-    if row == CAPSNET:
-        return _network("capsnet_small", MARGIN, 2e-3, epochs, 64, **{"routing": _DYNAMIC, **FAST, **more})
-    return _network("matrixcapsnet_cnn", ENTROPY, 1e-3, epochs, 64, **{**FAST, **more})
+    decay = falling(round(0.05 ** (1 / max(epochs - 1, 1)), 3))
+    return TrainingOptions(**{**_SMALL[row], **_QUICK[row], "epochs": epochs, "scheduler": decay, **more})
 
 
 def _smoke(*rows: str) -> OtherDataSettings:
     """Tiny networks on scikit-learn's digits, scaled to 20 x 20."""
-    matrix = {"channels": 4, "types": (2, 2, 2), "competition": "window"}
-    sharp = {"routing": _em(2), "preprocess": {"standardise": True}}
-    capsnet, cnn = {"channels": 8, "types": 2, "decoder_hidden": (16, 16)}, {"channels": (4, 8), "hidden": 32}
+    prepared: dict[str, dict[str, Any]] = {MATRIX: {"preprocess": {"standardise": True}}}
     networks = {
-        MATRIX: _network("matrixcapsnet_small", SPREAD, 3e-3, 1, 128, model_args=matrix, **sharp),
-        CAPSNET: _network("capsnet_small", MARGIN, 3e-3, 1, 128, model_args=capsnet),
-        CNN: _network("matrixcapsnet_cnn", ENTROPY, 3e-3, 1, 128, model_args=cnn),
+        row: TrainingOptions(**_SMALL[row], **pace(1, 3e-3), model_args=_SMOKE[row], **prepared.get(row, {}))
+        for row in rows
     }
-    return OtherDataSettings(option("Digits", size=20), {row: networks[row] for row in rows})
+    return OtherDataSettings(option("Digits", size=20), networks)
 
 
 DEEPCAPS = "DeepCaps"
@@ -157,15 +135,13 @@ class MnistEM(OtherData):
     name: ClassVar[str] = "mnist-em"
     title: ClassVar[str] = "MatrixCapsNet with EM routing on MNIST"
     source: ClassVar[str] = f"{HINTON}, section 5"
-    lines: ClassVar[tuple[Line, ...]] = _lines(
-        {
-            MATRIX: (0.44, f"{HINTON}, recalled"),
-            DEEPCAPS: (0.28, "Rajasegaran et al. 2019"),
-            "Efficient-CapsNet": (0.26, "Mazzia et al. 2021, mean of single networks"),
-            "CapsNet with Max-Min normalisation": (0.20, "Zhao et al. 2019, single network"),
-            "ResCaps": (0.72, "TNNLS 2025, as its summary gives it"),
-        }
-    )
+    published: ClassVar = {
+        MATRIX: (0.44, f"{HINTON}, recalled"),
+        DEEPCAPS: (0.28, "Rajasegaran et al. 2019"),
+        "Efficient-CapsNet": (0.26, "Mazzia et al. 2021, mean of single networks"),
+        "CapsNet with Max-Min normalisation": (0.20, "Zhao et al. 2019, single network"),
+        "ResCaps": (0.72, "TNNLS 2025, as its summary gives it"),
+    }
     presets: ClassVar = {
         "paper": OtherDataSettings(option("MNIST", validation=0), {MATRIX: _matrix_paper(320, shift=2)}),
         "quick": OtherDataSettings(option("MNIST"), {MATRIX: _quick(MATRIX, 4, preprocess={"shift": 1})}),
@@ -189,16 +165,14 @@ class Fashion(OtherData):
     name: ClassVar[str] = "fashion"
     title: ClassVar[str] = "Capsule networks on Fashion-MNIST"
     source: ClassVar[str] = "naturomics/CapsNet-Tensorflow (CapsNet)"
-    lines: ClassVar[tuple[Line, ...]] = _lines(
-        {
-            MATRIX: (None, ""),
-            CAPSNET: (9.4, "public port naturomics/CapsNet-Tensorflow"),
-            CNN: (None, ""),
-            DEEPCAPS: (5.27, "Rajasegaran et al. 2019"),
-            "DCNet++": (5.35, "as an issue thread of a public port quotes it"),
-            "variational Bayes routing": (5.2, "Ribeiro et al. 2020, recalled"),
-        }
-    )
+    published: ClassVar = {
+        MATRIX: (None, ""),
+        CAPSNET: (9.4, "public port naturomics/CapsNet-Tensorflow"),
+        CNN: (None, ""),
+        DEEPCAPS: (5.27, "Rajasegaran et al. 2019"),
+        "DCNet++": (5.35, "as an issue thread of a public port quotes it"),
+        "variational Bayes routing": (5.2, "Ribeiro et al. 2020, recalled"),
+    }
     presets: ClassVar = {
         "paper": OtherDataSettings(
             option("FashionMNIST", validation=0),
@@ -228,30 +202,23 @@ class Cifar10(OtherData):
     name: ClassVar[str] = "cifar10"
     title: ClassVar[str] = "Capsule networks on CIFAR-10"
     source: ClassVar[str] = f"{HINTON}; Sabour, Frosst & Hinton 2017, section 7"
-    lines: ClassVar[tuple[Line, ...]] = _lines(
-        {
-            MATRIX: (11.9, f"{HINTON}, A = 256"),
-            CAPSNET: (10.6, "Sabour et al. 2017, section 7: an ensemble of seven, recalled; ours is one network"),
-            CNN: (None, ""),
-            DEEPCAPS: (7.26, "Rajasegaran et al. 2019: an ensemble; a single network about 9"),
-            "inverted dot-product attention, 2 iterations": (5.15, "Tsai et al. 2020, mean"),
-            "inverted dot-product attention, 1 iteration": (5.27, "Tsai et al. 2020, mean"),
-            "self-routing": (7.9, "Hahn et al. 2019, about, recalled"),
-            "small CNN with capsules": (16.2, "Su 2018, an example of Keras"),
-        }
-    )
+    published: ClassVar = {
+        MATRIX: (11.9, f"{HINTON}, A = 256"),
+        CAPSNET: (10.6, "Sabour et al. 2017, section 7: an ensemble of seven, recalled; ours is one network"),
+        CNN: (None, ""),
+        DEEPCAPS: (7.26, "Rajasegaran et al. 2019: an ensemble; a single network about 9"),
+        "inverted dot-product attention, 2 iterations": (5.15, "Tsai et al. 2020, mean"),
+        "inverted dot-product attention, 1 iteration": (5.27, "Tsai et al. 2020, mean"),
+        "self-routing": (7.9, "Hahn et al. 2019, about, recalled"),
+        "small CNN with capsules": (16.2, "Su 2018, an example of Keras"),
+    }
     presets: ClassVar = {
         "paper": OtherDataSettings(
             option("CIFAR10", validation=0),
             {
                 MATRIX: _matrix_paper(384, "matrixcapsnet_cifar10", _gentle_em(3), flip=True, **_COLOURS),
-                CAPSNET: _capsnet_paper(
-                    1539,
-                    model_args={"types": 64, "decoder_hidden": None},
-                    routing=_ORPHAN,
-                    preprocess={"crop": 24, "flip": True, **_COLOURS, "standardise": True},
-                ),
-                CNN: _cnn_paper(100, crop=24, flip=True, **_COLOURS),
+                CAPSNET: _capsnet_paper(1539, model_args=_LARGE, routing=_ORPHAN, preprocess={**_CENTRE, **_COLOURS}),
+                CNN: _cnn_paper(100, **_CENTRE, **_COLOURS),
             },
         ),
         "quick": OtherDataSettings(

@@ -6,9 +6,8 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-import yaml
 
-from torchcaps.data import ImageSet, Preprocess
+from torchcaps.data import ImageSet
 from torchcaps.explain import default_sweep
 from torchcaps.explain.draw.charts import sweep_figure
 from torchcaps.explain.sweeps import Sweep, reconstruction_error, sweep
@@ -16,38 +15,28 @@ from torchcaps.models import CapsuleClassifier
 from torchcaps.recipes import affine, mnist_dynamic, multimnist
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
-from torchcaps.recipes.kit.lab import Lab, Trained, data_of, run_name
+from torchcaps.recipes.kit.lab import Trained, at_random, run_name
+from torchcaps.recipes.mnist_dynamic import MnistDynamic
 
 SABOUR = "Sabour, Frosst & Hinton 2017, section 5.1 and figure 4"
 
-SINGLE: tuple[str, ...] = tuple(
-    row for row, kind in mnist_dynamic.ROWS.items() if kind is not None and kind.weighting is not None
-)
-"""The networks with a decoder of the recipe mnist-dynamic."""
-
 PLACED, OVERLAID = "CapsNet of the recipe affine", "CapsNet of the recipe multimnist"
-ROWS = (*SINGLE, PLACED, OVERLAID)
+ROWS: dict[str, tuple[type[Comparison[Any]], str]] = {
+    **{row: (MnistDynamic, row) for row, kind in mnist_dynamic.ROWS.items() if kind is not None and kind.weighting},
+    PLACED: (affine.AffineRobustness, affine.CAPSULES),
+    OVERLAID: (multimnist.MultiMNIST, multimnist.CAPSULES),
+}
+"""The networks with a decoder of other recipes: which recipe, which row."""
 
 
-def network_of(lab: Lab, row: str) -> Trained:
-    """The network of one of :data:`ROWS`, trained if it is missing."""
-    if row == OVERLAID:
-        return multimnist.train(lab, multimnist.MultiMNIST.presets[lab.preset], multimnist.CAPSULES)
-    recipe, own = (affine.AffineRobustness, affine.CAPSULES) if row == PLACED else (mnist_dynamic.MnistDynamic, row)
-    settings = recipe.presets[lab.preset]
-    return lab.train(*recipe().job(settings, own, getattr(settings, "stop_at", None)))
-
-
-def digits_for(lab: Lab, row: str, trained: Trained) -> ImageSet:
-    """Test images of single digits for the network of a row."""
-    if row == OVERLAID:
-        pairs = multimnist.MultiMNIST.presets[lab.preset]
-        test = data_of(pairs.data).test
-        before = (pairs.size - test.image_shape[1]) // 2
-        border = (before, pairs.size - test.image_shape[1] - before) * 2
-        return replace(test, images=F.pad(test.images, border))
-    data = yaml.safe_load((trained.folder / "config.yaml").read_text())["data"]
-    return data_of(data).test.prepared(Preprocess.from_config(dict(trained.summary["preprocess"])))
+def digits_for(trained: Trained) -> ImageSet:
+    """Test images of single digits, prepared for a network; in the middle of its canvas, if that is larger."""
+    test, (_, height, width) = trained.data.test, trained.network.image_shape
+    if trained.classifier.image_shape == test.image_shape:
+        return trained.classifier.prepared(test)
+    top, left = (height - test.image_shape[1]) // 2, (width - test.image_shape[2]) // 2
+    border = (left, width - test.image_shape[2] - left, top, height - test.image_shape[1] - top)
+    return replace(test, images=F.pad(test.images, border))
 
 
 CHANGE, IDLE, ERROR = "change at ±0.25, median", "dimensions with hardly any effect", "error of the reconstruction"
@@ -80,15 +69,12 @@ class Perturb(Comparison[PerturbSettings]):
     name: ClassVar[str] = "perturb"
     title: ClassVar[str] = "what the dimensions of a pose draw"
     source: ClassVar[str] = SABOUR
-    rows: ClassVar = ROWS
+    rows: ClassVar = tuple(ROWS)
+    borrowed: ClassVar = ROWS
     lines: ClassVar = tuple(
-        line
+        Line(row, measure, unit=unit, higher_is_better=better)
         for row in ROWS
-        for line in (
-            Line(row, CHANGE, unit="% of grey", higher_is_better=None),
-            Line(row, IDLE, higher_is_better=None),
-            Line(row, ERROR, unit="% of grey"),
-        )
+        for measure, unit, better in ((CHANGE, "% of grey", None), (IDLE, "%", None), (ERROR, "% of grey", False))
     )
     presets: ClassVar = {
         "paper": PerturbSettings(tested=10000),
@@ -109,16 +95,11 @@ class Perturb(Comparison[PerturbSettings]):
         "drawn from the capsule of the true class.",
     )
 
-    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
-        """As the recipe trains it that the network is of."""
-        return network_of(study.lab, row)
-
     def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
         """Sweeps the poses of the first test images of each class; reconstructs others."""
         settings, network = study.settings, study.trained[row].network
         assert isinstance(network, CapsuleClassifier)
-        test = digits_for(study.lab, row, study.trained[row])
-        chosen = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[: settings.tested]
+        test = digits_for(study.trained[row])
         swept = sweep(network, test, settings.images)
         study.curves[row] = {test.classes[label]: one.change.tolist() for label, one in swept.items()}
         drawn = {test.classes[label]: swept[label] for label in settings.drawn if label in swept}
@@ -129,18 +110,16 @@ class Perturb(Comparison[PerturbSettings]):
             "average, in percent of the range from black to white."
         )
         study.pictures[run_name("", row).strip("-")] = Picture(figure, caption)
-        return {**findings(swept, settings.idle), ERROR: reconstruction_error(network, test.subset(chosen))}
+        return {
+            **findings(swept, settings.idle),
+            ERROR: reconstruction_error(network, at_random(test, settings.tested)),
+        }
 
     def finish(self, study: Study, given: Any) -> None:
         """Each row has a picture of its own."""
 
 
 def findings(swept: Mapping[int, Sweep], idle: float) -> dict[str, float]:
-    """What the sweeps say in figures, by measure.
-
-    Args:
-        swept: of each class.
-        idle: the change, in percent of the range of greys, below which a dimension has hardly any effect.
-    """
+    """What the sweeps of each class say in figures, by measure; ``idle`` is that of the settings."""
     change = torch.stack([one.change for one in swept.values()])  # [classes, D]
     return {CHANGE: change.flatten().quantile(0.5).item(), IDLE: 100 * (change < idle).double().mean().item()}

@@ -1,33 +1,18 @@
 """Is routing worth its steps? Trained networks with more and fewer of them (Paik 2019, Mitterreiter 2023)."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-import torch
-
-from torchcaps.data import ImageSet, Preprocess
+from torchcaps.data import ImageSet
 from torchcaps.explain.draw.charts import steps_figure
-from torchcaps.explain.health import AtSteps, at_steps
-from torchcaps.recipes import mnist_dynamic, smallnorb, two_digits
+from torchcaps.explain.health import AtSteps, Health, at_steps
+from torchcaps.recipes import mnist_dynamic, smallnorb
 from torchcaps.recipes.kit.base import Key, Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
-from torchcaps.recipes.kit.lab import Trained, data_of
-
-PAIK = "Paik, Kwak & Kim 2019"
-MITTERREITER = "Mitterreiter, Koch, Giesen & Laue 2023"
-
-
-def sample(test: ImageSet, count: int, summary: Mapping[str, Any]) -> ImageSet:
-    """Test images at random, the same for all networks and seeds, prepared as the network of a run takes them.
-
-    Args:
-        test: where they come from.
-        count: how many; all if there are fewer.
-        summary: of the run.
-    """
-    chosen = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:count]
-    return test.subset(chosen).prepared(Preprocess.from_config(dict(summary["preprocess"])))
+from torchcaps.recipes.kit.lab import Trained, at_random, data_of
+from torchcaps.recipes.smallnorb import SmallNORBEM
+from torchcaps.recipes.two_digits import DYNAMIC, KMEANS, VARIANT, TwoDigits
 
 
 @dataclass(frozen=True)
@@ -57,62 +42,53 @@ class Source:
         return f"{self.name(row)}, against {self.pairs[row]}"
 
 
-def _mnist() -> Source:
-    kinds = {row: kind for row, kind in mnist_dynamic.ROWS.items() if kind is not None}
-    uniform = {kind.weighting: row for row, kind in kinds.items() if kind.steps == 1}
-    pairs = {row: uniform[kind.weighting] for row, kind in kinds.items() if kind.steps > 1}
-    steps = {row: kind.steps for row, kind in kinds.items()}
-    return Source("MNIST", mnist_dynamic.MnistDynamic, steps, pairs)
+_ONE, _THREE = f"{VARIANT}: 1 step", f"{VARIANT}: none (3 steps, squash half)"
+_CAPSNETS = {row: kind.steps for row, kind in mnist_dynamic.ROWS.items() if kind is not None}
+_UNIFORM = {row: row.replace("3 steps", "1 step") for row, steps in _CAPSNETS.items() if steps == 3}
+_NORB = {"2 steps": 2, smallnorb.BASE: 3, "5 steps": 5}
 
-
-def _smallnorb() -> Source:
-    rows = ("1 step", "2 steps", smallnorb.BASE, "5 steps")
-    steps = {row: variant.steps for row in rows if (variant := smallnorb.ROWS[row]) is not None}
-    pairs = {row: "1 step" for row in rows if row != "1 step"}
-    return Source("smallNORB", smallnorb.SmallNORBEM, steps, pairs)
-
-
-def _single_digits() -> Source:
-    kinds = {row: routing["init_args"] for row, routing in two_digits.ROUTINGS.items() if routing is not None}
-    variants = {
-        kinds[row]["steps"]: row
-        for row in two_digits.VARIANTS
-        if {**kinds[row], "steps": 3} == kinds[two_digits.KMEANS] and kinds[row]["steps"] in (1, 3)
-    }
-    rows = (two_digits.DYNAMIC, two_digits.KMEANS, variants[1], variants[3])
-    steps = {row: kinds[row]["steps"] for row in rows}
-    return Source("single digits", two_digits.TwoDigits, steps, {variants[3]: variants[1]}, False)
-
-
-SOURCES: tuple[Source, ...] = (_mnist(), _smallnorb(), _single_digits())
+SOURCES: tuple[Source, ...] = (
+    Source("MNIST", mnist_dynamic.MnistDynamic, _CAPSNETS, _UNIFORM),
+    Source("smallNORB", SmallNORBEM, {"1 step": 1, **_NORB}, dict.fromkeys(_NORB, "1 step")),
+    Source("single digits", TwoDigits, {DYNAMIC: 3, KMEANS: 3, _ONE: 1, _THREE: 3}, {_THREE: _ONE}, primary=False),
+)
 ROWS: dict[str, tuple[Source, str]] = {one.name(row): (one, row) for one in SOURCES for row in one.steps}
 """What each network in the table is: of which recipe, which row."""
 
-TRAINED = "test accuracy, steps as trained"
-UNIFORM = "test accuracy, uniform assignment at test time"
-MANY = "test accuracy, 10 steps at test time"
-CHANGED = "test images whose class the routing changes"
-ENTROPY = "entropy of the assignment, class capsules"
-POLARISATION = "polarisation, class capsules"
-EXTREME = "polarisation with 10 steps, class capsules"
-DEAD_CLASSES, DEAD_FIRST = "dead class capsules", "dead types of the lowest capsules"
+
+Measure = tuple[Callable[[AtSteps, AtSteps, AtSteps], float | None], str, bool | None]
+"""What is measured with the steps of the training, uniform assignment and 10 steps; unit; whether higher is better."""
+
+MEASURES: dict[str, Measure] = {
+    "test accuracy, steps as trained": (lambda own, uniform, many: own.accuracy, "%", True),
+    "test accuracy, uniform assignment at test time": (lambda own, uniform, many: uniform.accuracy, "%", True),
+    "test images whose class the routing changes": (lambda own, uniform, many: _changed(own, uniform), "%", None),
+    "test accuracy, 10 steps at test time": (lambda own, uniform, many: many.accuracy, "%", True),
+    "entropy of the assignment, class capsules": (lambda own, uniform, many: own.classes.entropy, "", None),
+    "polarisation, class capsules": (lambda own, uniform, many: own.classes.polarisation, "", None),
+    "polarisation with 10 steps, class capsules": (lambda own, uniform, many: many.classes.polarisation, "", None),
+    "dead class capsules": (lambda own, uniform, many: 100 * own.classes.dead, "%", False),
+    "dead types of the lowest capsules": (lambda own, uniform, many: 100 * own.first.dead, "%", False),
+}
+TRAINED, UNIFORM, CHANGED, MANY, ENTROPY, POLARISATION, EXTREME, DEAD_CLASSES, DEAD_FIRST = MEASURES
 WORTH = "test accuracy, difference"
 
 
-def _lines() -> tuple[Line, ...]:
-    lines = []
-    for source in SOURCES:
-        for row, steps in source.steps.items():
-            name = source.name(row)
-            lines.append(Line(name, TRAINED, higher_is_better=True))
-            if steps > 1:
-                lines.append(Line(name, UNIFORM, higher_is_better=True))
-                lines.append(Line(name, CHANGED, higher_is_better=None))
-            lines.append(Line(name, MANY, higher_is_better=True))
-            lines += [Line(name, one, unit="", higher_is_better=None) for one in (ENTROPY, POLARISATION, EXTREME)]
-            lines += [Line(name, one) for one in (DEAD_CLASSES, DEAD_FIRST)[: 1 + source.primary]]
-        lines += [Line(source.pair(row), WORTH, unit="points", higher_is_better=True) for row in source.pairs]
-    return tuple(lines)
+def _changed(own: AtSteps, uniform: AtSteps) -> float:
+    return 100 * (own.prediction != uniform.prediction).double().mean().item()
+
+
+def measures(steps: int, primary: bool) -> dict[str, Measure]:
+    """What is measured of a network that was trained with so many steps, with or without layers below the classes."""
+    missing = {*((UNIFORM, CHANGED) if steps == 1 else ()), *(() if primary else (DEAD_FIRST,))}
+    return {name: measure for name, measure in MEASURES.items() if name not in missing}
+
+
+def _lines(source: Source) -> Iterator[Line]:
+    for row, steps in source.steps.items():
+        for name, (_, unit, better) in measures(steps, source.primary).items():
+            yield Line(source.name(row), name, unit=unit, higher_is_better=better)
+    yield from (Line(source.pair(row), WORTH, unit="points", higher_is_better=True) for row in source.pairs)
 
 
 @dataclass(frozen=True)
@@ -142,9 +118,10 @@ class RoutingHealth(Comparison[RoutingHealthSettings]):
 
     name: ClassVar[str] = "routing-health"
     title: ClassVar[str] = "is routing worth its steps: accuracy, entropy, polarisation, dead capsules"
-    source: ClassVar[str] = f"{PAIK}; {MITTERREITER}"
+    source: ClassVar[str] = "Paik, Kwak & Kim 2019; Mitterreiter, Koch, Giesen & Laue 2023"
     rows: ClassVar = tuple(ROWS)
-    lines: ClassVar[tuple[Line, ...]] = _lines()
+    borrowed: ClassVar = {name: (source.recipe, row) for name, (source, row) in ROWS.items()}
+    lines: ClassVar = tuple(line for source in SOURCES for line in _lines(source))
     presets: ClassVar = {
         "paper": RoutingHealthSettings(images=10000, observed=512),
         "quick": RoutingHealthSettings(),
@@ -172,11 +149,6 @@ class RoutingHealth(Comparison[RoutingHealthSettings]):
         "temperature of the training, so that only the assignment differs.",
     )
 
-    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
-        """As the recipe trains it that the network is of."""
-        source, own = ROWS[row]
-        return study.lab.train(*source.recipe().job(source.recipe.presets[study.lab.preset], own))
-
     def begin(self, study: Study) -> dict[str, ImageSet]:
         """The test images of each source."""
         labels = {ROWS[row][0].label for row in self.present(study.settings)}
@@ -186,7 +158,7 @@ class RoutingHealth(Comparison[RoutingHealthSettings]):
     def measure(self, study: Study, row: str, given: Mapping[str, ImageSet]) -> dict[str, float]:
         """With every number of steps."""
         (source, own), trained, settings = ROWS[row], study.trained[row], study.settings
-        images = sample(given[source.label], settings.images, trained.summary)
+        images = trained.classifier.prepared(at_random(given[source.label], settings.images))
         steps = sorted({*settings.steps, source.steps[own]})
         points = {one: at_steps(trained.network, images, one, settings.observed) for one in steps}
         study.curves.setdefault(source.label, {})[own] = as_curves(points, source.steps[own])
@@ -201,25 +173,10 @@ class RoutingHealth(Comparison[RoutingHealthSettings]):
 
 
 def findings(points: Mapping[int, AtSteps], trained: int) -> dict[str, float]:
-    """The lines of one network, by measure.
-
-    Args:
-        points: by number of steps, 1, 10 and ``trained`` among them.
-        trained: number of steps of the training.
-    """
-    own, uniform, many = points[trained], points[1], points[10]
-    found: dict[str, float | None] = {TRAINED: own.accuracy}
-    if trained > 1:
-        changed = (own.prediction != uniform.prediction).double().mean().item()
-        found |= {UNIFORM: uniform.accuracy, CHANGED: 100 * changed}
-    found |= {
-        MANY: many.accuracy,
-        ENTROPY: own.classes.entropy,
-        POLARISATION: own.classes.polarisation,
-        EXTREME: many.classes.polarisation,
-        DEAD_CLASSES: 100 * own.classes.dead,
-        DEAD_FIRST: 100 * own.first.dead if len(own.layers) > 1 else None,
-    }
+    """The lines of one network, by measure, from points by number of steps, 1, 10 and ``trained`` among them."""
+    three = points[trained], points[1], points[10]
+    kinds = measures(trained, primary=len(three[0].layers) > 1)
+    found = {name: value(*three) for name, (value, _, _) in kinds.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -235,19 +192,13 @@ def differences(source: Source, networks: Mapping[str, Trained]) -> dict[Key, fl
 
 def as_curves(points: Mapping[int, AtSteps], trained: int) -> dict[str, Any]:
     """The measurements of one network, ready for JSON: accuracy in percent; the rest from 0 to 1, by layer."""
+    at, names = list(points.values()), [field.name for field in fields(Health)]
     layers = {
-        name: {
-            key: [getattr(point.layers[name], key) for point in points.values()]
-            for key in ("entropy", "polarisation", "dead")
-        }
-        for name in points[trained].layers
+        layer: {name: [getattr(point.layers[layer], name) for point in at] for name in names}
+        for layer in points[trained].layers
     }
-    return {
-        "trained": trained,
-        "steps": list(points),
-        "accuracy": [point.accuracy for point in points.values()],
-        "layers": layers,
-    }
+    accuracy = [point.accuracy for point in at]
+    return {"trained": trained, "steps": list(points), "accuracy": accuracy, "layers": layers}
 
 
 def _caption(label: str, rows: Mapping[str, Mapping[str, Any]]) -> str:

@@ -2,35 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar
 
-from torchcaps.explain import examine
 from torchcaps.recipes.kit.base import lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison, Study
-from torchcaps.recipes.kit.lab import Job, Trained, data_of, run_name
-from torchcaps.recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, adam, falling, option
-from torchcaps.recipes.kit.pictures import error_bars
+from torchcaps.recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, adam, option, pace
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 1"
-
-Loss = Literal["spread", "margin", "cross-entropy"]
-
-
-class Variant(NamedTuple):
-    """A row with capsules: what it does differently from the base row.
-
-    Args:
-        steps: of EM routing, in every layer.
-        pose: rows and columns; a vector is a matrix of one row.
-        loss: on the class activations.
-        coordinates: whether children add their places to their votes for the class capsules.
-    """
-
-    steps: int = 3
-    pose: tuple[int, int] = (4, 4)
-    loss: Loss = "spread"
-    coordinates: bool = True
-
 
 LOSSY = (
     "The quick preset's figures come from lossy pixels: the smallNORB images that were at hand had been re-encoded as "
@@ -42,35 +20,23 @@ CNN = "convolutional network"
 VECTOR = (1, 16)
 """A vector pose with as many elements as the matrix; its transforms are 16 x 16 in place of 4 x 4."""
 
-ROWS: dict[str, Variant | None] = {
-    BASE: Variant(),
-    "1 step": Variant(steps=1),
-    "2 steps": Variant(steps=2),
-    "5 steps": Variant(steps=5),
-    "vector pose": Variant(pose=VECTOR),
-    "no coordinates": Variant(coordinates=False),
-    "vector pose, no coordinates": Variant(pose=VECTOR, coordinates=False),
-    "margin loss": Variant(loss="margin"),
-    "cross-entropy": Variant(loss="cross-entropy"),
-    CNN: None,
+PUBLISHED: dict[str, tuple[dict[str, Any] | None, float]] = {
+    BASE: ({}, 1.8),
+    "1 step": ({"steps": 1}, 9.7),
+    "2 steps": ({"steps": 2}, 2.2),
+    "5 steps": ({"steps": 5}, 3.9),
+    "vector pose": ({"pose": VECTOR}, 2.9),
+    "no coordinates": ({"coordinates": False}, 2.6),
+    "vector pose, no coordinates": ({"pose": VECTOR, "coordinates": False}, 3.2),
+    "margin loss": ({"loss": MARGIN}, 3.2),
+    "cross-entropy": ({"loss": ENTROPY}, 5.8),
+    CNN: (None, 5.2),
 }
-"""The rows: the base row, variants that say what they change in it, and the network without capsules."""
+"""The base row, what other rows change in it, see :func:`capsule_options`, and the one without capsules; the errors."""
 
+ROWS: dict[str, dict[str, Any] | None] = {row: changes for row, (changes, _) in PUBLISHED.items()}
 ERROR, THIRTEEN = TEST_ERROR, f"{TEST_ERROR}, 13 crops"
-
-PUBLISHED: dict[tuple[str, str], float] = {
-    (BASE, ERROR): 1.8,
-    (BASE, THIRTEEN): 1.4,
-    ("1 step", ERROR): 9.7,
-    ("2 steps", ERROR): 2.2,
-    ("5 steps", ERROR): 3.9,
-    ("vector pose", ERROR): 2.9,
-    ("no coordinates", ERROR): 2.6,
-    ("vector pose, no coordinates", ERROR): 3.2,
-    ("margin loss", ERROR): 3.2,
-    ("cross-entropy", ERROR): 5.8,
-    (CNN, ERROR): 5.2,
-}
+FIGURES = {(BASE, ERROR): 1.8, (BASE, THIRTEEN): 1.4, **{(row, ERROR): error for row, (_, error) in PUBLISHED.items()}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +44,6 @@ class SmallNORBSettings(TrainingOptions):
     """One preset: how networks with capsules are trained, what is different for the one without, and the networks.
 
     Attributes:
-        data: option of ``torchcaps train``.
         cnn_epochs: of the network without capsules.
         cnn_optimizer: likewise; it keeps its learning rate.
         cnn_share: of the training images in an epoch of that one; less makes its epochs, where it may end, closer.
@@ -87,23 +52,17 @@ class SmallNORBSettings(TrainingOptions):
         routing: arguments of EMRouting, but for the steps.
         spread: arguments of the spread loss.
         gradient_clip: longest gradient of all weights together, for networks with capsules; None lets it be.
-        rows: which networks; all if empty.
         thirteen_crops: whether the base row is also tested on the mean activation of 13 crops of each image.
     """
 
-    data: Mapping[str, Any]
     cnn_epochs: int
-    optimizer: Mapping[str, Any] = field(default_factory=lambda: adam(3e-3))
     cnn_optimizer: Mapping[str, Any] = field(default_factory=lambda: adam(1e-3))
     cnn_share: float = 1.0
-    model_args: Mapping[str, Any] = field(default_factory=dict)
     cnn_args: Mapping[str, Any] = field(default_factory=dict)
     routing: Mapping[str, Any] = field(default_factory=dict)
     spread: Mapping[str, Any] = field(default_factory=dict)
     gradient_clip: float | None = None
     preprocess: Mapping[str, Any] = field(default_factory=lambda: preparation(32))
-    batch_size: int = 32
-    rows: tuple[str, ...] = ()
     thirteen_crops: bool = False
 
 
@@ -115,61 +74,59 @@ def preparation(crop: int) -> dict[str, Any]:
 def _cnn_options(settings: SmallNORBSettings) -> dict[str, Any]:
     extra = {"extra": {"limit_train_batches": settings.cnn_share}} if settings.cnn_share < 1 else {}
     training = replace(settings, scheduler=None, scheduler_interval="epoch", trainer={**settings.trainer, **extra})
-    pace = {"epochs": settings.cnn_epochs, "optimizer": settings.cnn_optimizer}
+    pace = {"epochs": settings.cnn_epochs, "optimizer": settings.cnn_optimizer, "routing": None}
     return training.options(model="matrixcapsnet_cnn", model_args=settings.cnn_args, loss=ENTROPY, **pace)
 
 
-def _capsule_options(settings: SmallNORBSettings, variant: Variant) -> dict[str, Any]:
-    spread = option("SpreadLoss", **settings.spread)
-    losses: dict[Loss, dict[str, Any]] = {"spread": spread, "margin": MARGIN, "cross-entropy": ENTROPY}
+def capsule_options(
+    settings: SmallNORBSettings,
+    steps: int = 3,
+    pose: tuple[int, int] = (4, 4),
+    loss: Mapping[str, Any] | None = None,
+    coordinates: bool = True,
+) -> dict[str, Any]:
+    """Options of a network with capsules.
+
+    Args:
+        settings: of the preset.
+        steps: of EM routing, in every layer.
+        pose: rows and columns; a vector is a matrix of one row.
+        loss: on the class activations; None for the spread loss.
+        coordinates: whether children add their places to their votes for the class capsules.
+    """
     extra = {"extra": {"gradient_clip_val": settings.gradient_clip}} if settings.gradient_clip else {}
     return settings.options(
         trainer={**settings.trainer, **extra},
         model="matrixcapsnet",
-        model_args={**settings.model_args, "pose": variant.pose, "coordinates": variant.coordinates},
-        routing=option("EMRouting", **{**settings.routing, "steps": variant.steps}),
-        loss=losses[variant.loss],
+        model_args={**settings.model_args, "pose": pose, "coordinates": coordinates},
+        routing=option("EMRouting", **{**settings.routing, "steps": steps}),
+        loss=loss or option("SpreadLoss", **settings.spread),
     )
 
 
-def thirteen_crops_error(trained: Trained, settings: SmallNORBSettings) -> float:
-    """Error in percent on the test images, with class activations averaged over 13 crops of each."""
-    test = trained.classifier.prepared(data_of(settings.data).test, crops=13)
-    return 100 * examine(trained.network, test).error
-
+SHARP = {"schedule": "constant", "inverse_temperature": 1.0, "standardise": True}
+"""Arguments of EMRouting: standardised costs at an inverse temperature of 1."""
 
 QUICK = SmallNORBSettings(
+    **pace(6, 2e-3, 32, decay=0.65),
     data=option("SmallNORB", size=32, validation=0.02),
-    epochs=6,
     cnn_epochs=6,
-    optimizer=adam(2e-3),
     preprocess=preparation(24),
     model_args={"channels": 32, "types": [4, 8, 8]},
-    routing={
-        "schedule": "constant",
-        "inverse_temperature": 1.0,
-        "standardise": True,
-        "variance_floor": 0.2,
-        "gradient": "last",
-    },
+    routing={**SHARP, "variance_floor": 0.2, "gradient": "last"},
     gradient_clip=1.0,
-    scheduler=falling(0.65),
 )
-"""The quick preset of both recipes on smallNORB."""
-
 SMOKE = SmallNORBSettings(
+    **pace(1, 3e-3, 32),
     data=option("Digits", size=24),
-    epochs=1,
     cnn_epochs=1,
     preprocess=preparation(18),
     model_args={"channels": 8, "types": [2, 3, 3]},
     cnn_args={"channels": [4, 8], "hidden": 16},
-    routing={"schedule": "constant", "inverse_temperature": 1.0, "standardise": True},
+    routing=SHARP,
     rows=(BASE, "1 step", "vector pose, no coordinates", "cross-entropy", CNN),
     thirteen_crops=True,
 )
-"""The smoke preset of both."""
-
 PAPER = SmallNORBSettings(
     data=option("SmallNORB", validation=0.0),
     epochs=5278,  # 2 M steps: 24,300 images are 379 full batches of 64
@@ -181,7 +138,7 @@ PAPER = SmallNORBSettings(
     spread={"schedule": "sigmoid"},
     thirteen_crops=True,
 )
-"""The paper preset of both."""
+"""The presets of both recipes on smallNORB."""
 
 
 @register_recipe
@@ -191,8 +148,9 @@ class SmallNORBEM(Comparison[SmallNORBSettings]):
     name: ClassVar[str] = "smallnorb-em"
     title: ClassVar[str] = "EM routing on smallNORB: steps, poses, losses, coordinates"
     source: ClassVar[str] = HINTON
+    experiment: ClassVar[str] = "smallnorb"
     rows: ClassVar = tuple(ROWS)
-    lines: ClassVar = lines_of(PUBLISHED, PUBLISHED, HINTON)
+    lines: ClassVar = lines_of(FIGURES, FIGURES, HINTON)
     presets: ClassVar = {"paper": PAPER, "quick": QUICK, "smoke": SMOKE}
     notes: ClassVar[tuple[str, ...]] = (
         LOSSY,
@@ -206,25 +164,19 @@ class SmallNORBEM(Comparison[SmallNORBSettings]):
         "through the last step of routing alone and clips it at 1: with all steps it comes in bursts, and 5 steps "
         "start to learn more slowly (torchcaps bench em_learning).",
     )
+    heading: ClassVar[str] = "Matrix capsules on smallNORB"
+    caption: ClassVar[str] = (
+        "The error of the base network (first row), of variants that change what the row names, and of the network "
+        "without capsules, on the toys of the test half."
+    )
 
-    def job(self, settings: SmallNORBSettings, row: str, stop_at: float | None = None) -> Job:
+    def options(self, settings: SmallNORBSettings, row: str) -> dict[str, Any]:
         """The base network, with what the row changes in it, or the one without capsules."""
-        variant = ROWS[row]
-        options = _cnn_options(settings) if variant is None else _capsule_options(settings, variant)
-        return run_name("smallnorb", row), options
+        changes = ROWS[row]
+        return _cnn_options(settings) if changes is None else capsule_options(settings, **changes)
 
     def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
         """The test error; of the base row also with 13 crops."""
-        trained = study.trained[row]
-        found = {ERROR: trained.test_error}
-        if row == BASE and study.settings.thirteen_crops:
-            found[THIRTEEN] = thirteen_crops_error(trained, study.settings)
-        return found
-
-    def finish(self, study: Study, given: Any) -> None:
-        """Bars of the test errors."""
-        caption = (
-            "The error of the base network (first row), of variants that change what the row names, and of the network "
-            "without capsules, on the toys of the test half."
-        )
-        study.pictures["errors"] = error_bars(self.lines, study.figures, "Matrix capsules on smallNORB", caption)
+        trained, thirteen = study.trained[row], row == BASE and study.settings.thirteen_crops
+        crops = {THIRTEEN: trained.error_on(trained.data.test, crops=13)} if thirteen else {}
+        return {ERROR: trained.test_error, **crops}

@@ -5,12 +5,11 @@ from typing import Any, ClassVar
 
 from torchcaps.data import TurnedDigits
 from torchcaps.data.made import TestViewpoints, Viewpoints
-from torchcaps.explain import examine
 from torchcaps.explain.draw.charts import bar_panels
 from torchcaps.recipes import smallnorb
 from torchcaps.recipes.kit.base import Picture, lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
-from torchcaps.recipes.kit.lab import Job, Trained, data_of, run_name
+from torchcaps.recipes.kit.lab import data_of
 from torchcaps.recipes.kit.options import falling, option
 from torchcaps.recipes.smallnorb import SmallNORBEM, SmallNORBSettings
 
@@ -23,7 +22,6 @@ NETWORKS: dict[str, str] = {"capsules": smallnorb.BASE, "convolutional": smallno
 ROWS = {f"{viewpoints}, {network}": (viewpoints, network) for viewpoints in VIEWPOINTS for network in NETWORKS}
 
 FAMILIAR, NOVEL = "familiar viewpoints, test error", "novel viewpoints, test error"
-
 PUBLISHED: dict[tuple[str, str], float] = {
     ("azimuth, capsules", FAMILIAR): 3.7,
     ("azimuth, capsules", NOVEL): 13.5,
@@ -38,14 +36,8 @@ PUBLISHED: dict[tuple[str, str], float] = {
 
 def data_from(settings: SmallNORBSettings, viewpoints: Viewpoints, tested: TestViewpoints) -> dict[str, Any]:
     """The option ``data``: trained on a third of the viewpoints, tested on the same or on the others."""
-    arguments = settings.data.get("init_args", {})
-    return {**settings.data, "init_args": {**arguments, "viewpoints": viewpoints, "test_viewpoints": tested}}
-
-
-def novel_error(trained: Trained, settings: SmallNORBSettings, viewpoints: Viewpoints) -> float:
-    """Error in percent on the test images from the viewpoints that were left out of training."""
-    test = data_of(data_from(settings, viewpoints, "novel")).test
-    return 100 * examine(trained.network, trained.classifier.prepared(test)).error
+    third = {"viewpoints": viewpoints, "test_viewpoints": tested}
+    return {**settings.data, "init_args": {**settings.data.get("init_args", {}), **third}}
 
 
 @register_recipe
@@ -93,19 +85,17 @@ class SmallNORBViewpoints(Comparison[SmallNORBSettings]):
         """All rows: those of the settings are of the other recipe."""
         return self.rows
 
-    def job(self, settings: SmallNORBSettings, row: str, stop_at: float | None = None) -> Job:
+    def options(self, settings: SmallNORBSettings, row: str) -> dict[str, Any]:
         """As in ``smallnorb-em``, with a third of the viewpoints."""
         viewpoints, network = ROWS[row]
-        options = SmallNORBEM().job(settings, NETWORKS[network])[1]
-        options["data"] = data_from(settings, viewpoints, "familiar")
-        if stop_at is not None:
-            options["stop_at"] = stop_at
-        return run_name(self.name, row), options
+        options = SmallNORBEM().options(settings, NETWORKS[network])
+        return {**options, "data": data_from(settings, viewpoints, "familiar")}
 
     def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
-        """On both kinds of viewpoints."""
+        """On familiar viewpoints, and on those that were left out of training."""
         trained = study.trained[row]
-        return {FAMILIAR: trained.test_error, NOVEL: novel_error(trained, study.settings, ROWS[row][0])}
+        novel = data_of(data_from(study.settings, ROWS[row][0], "novel")).test
+        return {FAMILIAR: trained.test_error, NOVEL: trained.error_on(novel)}
 
     def finish(self, study: Study, given: Any) -> None:
         """Two panels, ours and published, of bars for familiar and novel viewpoints."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -12,11 +13,10 @@ from torchcaps.data.made import LAYOUTS, Scenes, arrange
 from torchcaps.explain.draw.charts import bars_under_images
 from torchcaps.recipes.kit.base import Picture, lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
-from torchcaps.recipes.kit.lab import Job, data_of, run_name
-from torchcaps.recipes.kit.options import FAST, TrainingOptions, adam, option, pace
+from torchcaps.recipes.kit.lab import data_of
+from torchcaps.recipes.kit.options import FAST, TrainingOptions, option, pace
 
-SU_A = "Su 2018a, kexue.fm 4819"
-SU_B = "Su 2018b, kexue.fm 5112"
+SU_A, SU_B = "Su 2018a, kexue.fm 4819", "Su 2018b, kexue.fm 5112"
 
 
 def set_accuracy(activation: Tensor, present: Tensor, above: float = 0.0) -> float:
@@ -33,43 +33,17 @@ def set_accuracy(activation: Tensor, present: Tensor, above: float = 0.0) -> flo
     return 100 * right.double().mean().item()
 
 
-@dataclass(frozen=True, kw_only=True)
-class TwoDigitsSettings(TrainingOptions):
-    """One preset: how every network is trained, and on what it is tested.
-
-    Attributes:
-        data: option of ``torchcaps train``.
-        twin_epochs: of the convolutional twin; None for the same.
-        channels: of the four convolutions.
-        variant_channels: likewise, of the variants of K-Means routing.
-        rows: which networks; all if empty.
-        pairs: how many images of two digits.
-        scenes: how many images of each other layout.
-    """
-
-    data: Mapping[str, Any]
-    twin_epochs: int | None = None
-    channels: tuple[int, ...] = (64, 64, 128, 128)
-    variant_channels: tuple[int, ...] = (64, 64, 128, 128)
-    rows: tuple[str, ...] = ()
-    pairs: int = 10000
-    scenes: int = 2000
-
-
-TWIN = "convolutional twin, pooled"
-DYNAMIC = "dynamic, accumulating, 3 steps"
-KMEANS = "inner-product K-Means, 3 steps"
-
-
-def _kmeans(**arguments: Any) -> dict[str, Any]:
-    return option("InnerProductKMeansRouting", **{"steps": 3, "squash": "half", **arguments})
-
-
 def _dynamic(**arguments: Any) -> dict[str, Any]:
-    return option("DynamicRouting", **{"steps": 3, **arguments})
+    return option("DynamicRouting", steps=3, **arguments)
 
 
-VARIANT = "variant of K-Means"
+def _kmeans(steps: int = 3, squash: str = "half") -> dict[str, Any]:
+    return option("InnerProductKMeansRouting", steps=steps, squash=squash)
+
+
+TWIN, DYNAMIC = "convolutional twin, pooled", "dynamic, accumulating, 3 steps"
+KMEANS, VARIANT = "inner-product K-Means, 3 steps", "variant of K-Means"
+
 VARIANTS: dict[str, dict[str, Any]] = {
     f"{VARIANT}: none (3 steps, squash half)": _kmeans(),
     f"{VARIANT}: squashed in between, too": _dynamic(accumulate=False, squash="half"),
@@ -86,37 +60,41 @@ ROUTINGS: dict[str, dict[str, Any] | None] = {
 }
 """The routing of each row; None for the network without capsules."""
 
-SINGLE = "single digit, accuracy"
-ABOVE, BESIDE = "one above the other", "side by side"
-PAIRS = (ABOVE, BESIDE)
+SINGLE, MOST_ACTIVE, ALSO_SURE = "single digit, accuracy", "{}, the most active", "{}, and above 0.5"
+"""Measures, the last two of a layout: the most active classes are the digits; and all of these are above 0.5."""
 
-
-def most_active(layout: str) -> str:
-    """The measure of a layout: as many most active classes as there are digits are exactly the digits."""
-    return f"{layout}, the most active"
-
-
-def also_sure(layout: str) -> str:
-    """The measure of a layout: the same, and all of them above 0.5."""
-    return f"{layout}, and above 0.5"
-
-
+PAIRS = ABOVE, BESIDE = "one above the other", "side by side"
 PUBLISHED: dict[tuple[str, str], tuple[float, str]] = {
-    (TWIN, most_active(ABOVE)): (40, f"about, {SU_A}"),
-    (TWIN, also_sure(ABOVE)): (10, f"about, {SU_A}"),
-    (DYNAMIC, most_active(ABOVE)): (91, f"about, {SU_B}"),
-    (KMEANS, most_active(ABOVE)): (95, f"over, {SU_B}"),
+    (TWIN, MOST_ACTIVE.format(ABOVE)): (40, f"about, {SU_A}"),
+    (TWIN, ALSO_SURE.format(ABOVE)): (10, f"about, {SU_A}"),
+    (DYNAMIC, MOST_ACTIVE.format(ABOVE)): (91, f"about, {SU_B}"),
+    (KMEANS, MOST_ACTIVE.format(ABOVE)): (95, f"over, {SU_B}"),
 }
+TESTED = {row: tuple(LAYOUTS if row in (TWIN, DYNAMIC, KMEANS) else PAIRS) for row in ROUTINGS}
+"""The layouts that each row is tested on: all for the networks that the source compares."""
 
 
-OTHERS = tuple(most_active(name) for name in LAYOUTS if name not in PAIRS)
-"""The measures of other layouts than pairs, of the three networks that the source compares."""
+def measures(layout: str) -> dict[str, float]:
+    """What is measured on a layout, and how active all of its digits must be."""
+    also_sure = {ALSO_SURE.format(layout): 0.5} if layout in PAIRS else {}
+    return {MOST_ACTIVE.format(layout): 0.0, **also_sure}
 
 
-def measures(row: str) -> tuple[str, ...]:
-    """What is measured of a row."""
-    pairs = (kind(layout) for layout in PAIRS for kind in (most_active, also_sure))
-    return (SINGLE, *pairs, *(OTHERS if row in (TWIN, DYNAMIC, KMEANS) else ()))
+@dataclass(frozen=True, kw_only=True)
+class TwoDigitsSettings(TrainingOptions):
+    """One preset: how every network is trained, and on what it is tested.
+
+    Attributes:
+        twin_epochs: of the convolutional twin; None for the same.
+        channels: of the four convolutions; for the variants of K-Means routing ``variant_channels``.
+        pairs: how many images of two digits; ``scenes`` of each other layout.
+    """
+
+    twin_epochs: int | None = None
+    channels: tuple[int, ...] = (64, 64, 128, 128)
+    variant_channels: tuple[int, ...] = (64, 64, 128, 128)
+    pairs: int = 10000
+    scenes: int = 2000
 
 
 @register_recipe
@@ -126,17 +104,20 @@ class TwoDigits(Comparison[TwoDigitsSettings]):
     name: ClassVar[str] = "two-digits"
     title: ClassVar[str] = "trained on single digits, tested on several side by side"
     source: ClassVar[str] = f"{SU_A}; {SU_B}"
+    experiment: ClassVar[str] = "single-digits"
     rows: ClassVar = tuple(ROUTINGS)
     lines: ClassVar = lines_of(
-        ((row, measure) for row in ROUTINGS for measure in measures(row)), PUBLISHED, higher_is_better=True
+        ((row, what) for row in ROUTINGS for what in (SINGLE, *chain.from_iterable(map(measures, TESTED[row])))),
+        PUBLISHED,
+        higher_is_better=True,
     )
     presets: ClassVar = {
-        "paper": TwoDigitsSettings(data=option("MNIST"), epochs=10, twin_epochs=20, optimizer=adam(1e-3)),
+        "paper": TwoDigitsSettings(**pace(10, 1e-3), data=option("MNIST"), twin_epochs=20),
         "quick": TwoDigitsSettings(
             **pace(6, 2e-3, 32, decay=0.55),
+            **FAST,
             data=option("MNIST", validation=0.02),
             variant_channels=(32, 32, 64, 64),
-            **FAST,
             pairs=5000,
             scenes=1000,
         ),
@@ -159,17 +140,19 @@ class TwoDigits(Comparison[TwoDigitsSettings]):
         "layout was published. Transforms are shared by all places: every layout is an image like any other to these "
         "networks.",
     )
+    caption: ClassVar[str] = (
+        "Trained on single digits, tested on several: the share of images whose most active classes are exactly the "
+        "digits in it, for five layouts of test digits."
+    )
 
-    def job(self, settings: TwoDigitsSettings, row: str, stop_at: float | None = None) -> Job:
+    def options(self, settings: TwoDigitsSettings, row: str) -> dict[str, Any]:
         """One network with transforms shared by all places, or its twin; every row has a routing of its own."""
-        routing = ROUTINGS[row]
-        channels = list(settings.variant_channels if row in VARIANTS else settings.channels)
+        channels = settings.variant_channels if row in VARIANTS else settings.channels
         network: dict[str, Any] = {"model_args": {"channels": channels}, "loss": option("MarginLoss", down_weight=0.25)}
-        if routing is not None:
-            network |= {"model": "sharedcapsnet", "routing": routing}
-        else:
-            network |= {"model": "sharedcapsnet_cnn", "epochs": settings.twin_epochs or settings.epochs}
-        return run_name("single-digits", row), settings.options(**network)
+        if row == TWIN:
+            epochs = settings.twin_epochs or settings.epochs
+            return settings.options(model="sharedcapsnet_cnn", epochs=epochs, **network)
+        return settings.options(model="sharedcapsnet", routing=ROUTINGS[row], **network)
 
     def begin(self, study: Study) -> Mapping[str, Scenes]:
         """Test digits in every layout, the same for all networks."""
@@ -179,24 +162,18 @@ class TwoDigits(Comparison[TwoDigitsSettings]):
 
     def measure(self, study: Study, row: str, given: Mapping[str, Scenes]) -> dict[str, float]:
         """Single digits, and the digits of every layout that is in the table."""
-        found = {SINGLE: study.trained[row].test_accuracy}
-        for name, (images, present) in given.items():
-            if most_active(name) in measures(row):
-                shape = images.shape[1], images.shape[2], images.shape[3]
-                activation = Classifier(study.trained[row].network, image_shape=shape).activations(images)
-                found[most_active(name)] = set_accuracy(activation, present)
-                if name in PAIRS:
-                    found[also_sure(name)] = set_accuracy(activation, present, above=0.5)
+        network, found = study.trained[row].network, {SINGLE: study.trained[row].test_accuracy}
+        for layout in TESTED[row]:
+            images, present = given[layout]
+            classifier = Classifier(network, image_shape=(images.shape[1], images.shape[2], images.shape[3]))
+            activation = classifier.activations(images)
+            found |= {name: set_accuracy(activation, present, above) for name, above in measures(layout).items()}
         return found
 
     def finish(self, study: Study, given: Mapping[str, Scenes]) -> None:
         """Bars of the set accuracy over the layouts, with an example of each above them."""
-        rows = [row for row in study.trained if set(OTHERS) <= set(measures(row))]
-        bars = {row: [study.figures[row, most_active(name)] for name in LAYOUTS] for row in rows}
+        rows = [row for row in study.trained if TESTED[row] == tuple(LAYOUTS)]
+        bars = {row: [study.figures[row, MOST_ACTIVE.format(name)] for name in LAYOUTS] for row in rows}
         examples = {name: scenes.images[0].amax(0) for name, scenes in given.items()}
-        caption = (
-            "Trained on single digits, tested on several: the share of images whose most active classes are exactly "
-            "the digits in it, for five layouts of test digits."
-        )
         figure = bars_under_images(examples, bars, "all digits found, % of images")
-        study.pictures["layouts"] = Picture(figure, caption)
+        study.pictures["layouts"] = Picture(figure, self.caption)

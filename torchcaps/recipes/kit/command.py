@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -92,18 +92,14 @@ def run_recipe(
 
 
 def _found(recipe: Recipe[Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    lines = {(line.row, line.measure): line for line in recipe.lines}
     figures = [outcome.figures for outcome in outcomes]
-    known = {(line.row, line.measure) for line in recipe.lines}
-    unknown = sorted({key for one in figures for key in one} - known)
-    if unknown:
+    if unknown := sorted({key for one in figures for key in one} - set(lines)):
         raise ValueError(f"{recipe.name} measured what is not among its lines: {unknown}")
     return {
-        "rows": [
-            {**asdict(line), "ours": [one[key] for one in figures if (key := (line.row, line.measure)) in one]}
-            for line in recipe.lines
-        ],
-        "facts": [{row: dict(facts) for row, facts in outcome.facts.items()} for outcome in outcomes],
-        "curves": [dict(outcome.curves) for outcome in outcomes],
+        "rows": [{**asdict(line), "ours": [one[key] for one in figures if key in one]} for key, line in lines.items()],
+        "facts": [outcome.facts for outcome in outcomes],
+        "curves": [outcome.curves for outcome in outcomes],
     }
 
 
@@ -133,12 +129,7 @@ def _write(folder: Path, result: Mapping[str, Any], files: Mapping[str, Picture]
 
 
 def check(names: Sequence[str], results: Path, show: Callable[[str], None]) -> list[str]:
-    """Runs the smoke preset of recipes and names the results that came from other code than the present one.
-
-    Args:
-        names: of the recipes.
-        results: folder of the results.
-        show: takes lines of text.
+    """Runs the smoke preset of recipes and shows which results came from other code than the present one.
 
     Returns:
         The recipes whose smoke preset failed.
@@ -156,16 +147,19 @@ def check(names: Sequence[str], results: Path, show: Callable[[str], None]) -> l
             show(f"{name}: the smoke preset fails: {type(error).__name__}: {error}")
     for (name, preset), result in read_results(results).items():
         if name in names:
-            what = f"{name}, {preset} preset"
-            code, networks = result["code"], result.get("older_networks", {})
-            if since := changed(code["definitions"], code_version(get_recipe(name))["definitions"]):
-                dated = f"{code['version']} of {result['finished']}"
-                show(f"{what}: from older code, {dated}; changed since: {_first(since)}")
-            if networks:
-                until = _first(sorted({one for names in networks.values() for one in names}))
-                trained = f"{len(networks)} of its networks trained by older code"
-                show(f"{what}: {trained}; changed until the result: {until}")
+            for line in _outdated(name, result):
+                show(f"{name}, {preset} preset: {line}")
     return failed
+
+
+def _outdated(name: str, result: Mapping[str, Any]) -> Iterator[str]:
+    """What is to be said of a result and its networks that came from other code."""
+    code, networks = result["code"], result.get("older_networks", {})
+    if since := changed(code["definitions"], code_version(get_recipe(name))["definitions"]):
+        yield f"from older code, {code['version']} of {result['finished']}; changed since: {_first(since)}"
+    if networks:
+        until = _first(sorted({one for names in networks.values() for one in names}))
+        yield f"{len(networks)} of its networks trained by older code; changed until the result: {until}"
 
 
 def _first(names: Sequence[str], count: int = 5) -> str:

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from torchcaps.recipes.kit.base import Outcome, Recipe, Settings
-from torchcaps.recipes.kit.lab import Job, Lab, Trained
-from torchcaps.recipes.kit.pictures import error_bars
+from torchcaps.explain.draw.charts import bars_across
+from torchcaps.recipes.kit.base import Key, Line, Outcome, Picture, Recipe, Settings
+from torchcaps.recipes.kit.lab import Job, Lab, Trained, run_name
 
 TEST_ERROR = "test error"
 
@@ -34,35 +34,47 @@ class Study(Outcome):
 class Comparison(Recipe[Settings]):
     """Rows of networks, each trained and measured alike.
 
-    A subclass says how a row is trained (:meth:`job`). Where the test error is not all that counts, it says what is
+    A subclass says how a row is trained (:meth:`options`). Where the test error is not all that counts, it says what is
     measured (:meth:`measure`), what all rows share (:meth:`begin`) and what is to be said of all together
     (:meth:`finish`).
 
     Attributes:
         rows: of networks, in order; the settings of a preset may name fewer, as ``rows``.
         twins: of a row, an earlier one whose last validation accuracy its training stops at.
-        caption: under the bars of the test errors.
+        borrowed: of a row whose network is that of another recipe, with the same preset: that recipe, and its row.
+        experiment: what the names of the runs begin with; default: the name.
+        heading: over the bars of the test errors; default: the title.
+        caption: under them.
     """
 
     rows: ClassVar[Sequence[str]] = ()
     twins: ClassVar[Mapping[str, str]] = {}
+    borrowed: ClassVar[Mapping[str, tuple[type["Comparison[Any]"], str]]] = {}
+    experiment: ClassVar[str] = ""
+    heading: ClassVar[str] = ""
     caption: ClassVar[str] = ""
+
+    def options(self, settings: Settings, row: str) -> dict[str, Any]:
+        """Options of ``torchcaps train`` for a row.
+
+        Raises:
+            NotImplementedError: if the recipe trains in another way, see :meth:`train`.
+        """
+        raise NotImplementedError(f"{self.name} gives no options of torchcaps train")
 
     def job(self, settings: Settings, row: str, stop_at: float | None = None) -> Job:
         """Name of the run and options of ``torchcaps train`` for a row, as :meth:`Lab.train` takes them.
 
-        Recipes that need the same network call this with the settings of their preset's name.
-
-        Args:
-            settings: of a preset.
-            row: which network.
-            stop_at: validation accuracy, from 0 to 1, at which its training ends.
+        ``stop_at`` is a validation accuracy, from 0 to 1, at which the training ends.
 
         Raises:
             ValueError: if there is no such row.
-            NotImplementedError: if the recipe trains in another way, see :meth:`train`.
         """
-        raise NotImplementedError(f"{self.name} gives no options of torchcaps train")
+        rows = self.rows or self.present(settings)
+        if row not in rows:
+            raise ValueError(f"row must be one of {', '.join(rows)}, got {row!r}")
+        stop = {} if stop_at is None else {"stop_at": stop_at}
+        return run_name(self.experiment or self.name, row), {**self.options(settings, row), **stop}
 
     def begin(self, study: Study) -> Any:
         """What all rows are measured with, such as test images."""
@@ -73,7 +85,8 @@ class Comparison(Recipe[Settings]):
 
     def finish(self, study: Study, given: Any) -> None:
         """Adds to the study what is to be said of all rows: bars of the test errors."""
-        study.pictures["errors"] = error_bars(self.lines, study.figures, self.title, self.caption)
+        title = self.heading or self.title
+        study.pictures["errors"] = error_bars(self.lines, study.figures, title, self.caption)
 
     def present(self, settings: Settings) -> Sequence[str]:
         """The rows that a preset has."""
@@ -81,7 +94,15 @@ class Comparison(Recipe[Settings]):
 
     def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
         """Trains the network of a row, or opens it."""
+        if row in self.borrowed:
+            recipe, own = self.borrowed[row]
+            return recipe().network(study.lab, own)
         return study.lab.train(*self.job(study.settings, row, stop_at))
+
+    def network(self, lab: Lab, row: str) -> Trained:
+        """The network of a row with the settings of the lab's preset, for another recipe; it has no twin."""
+        study = Study(lab=lab, settings=self.presets[lab.preset])
+        return self.train(study, row, self._stop_at(study, row))
 
     def run(self, lab: Lab, settings: Settings) -> Outcome:
         """Trains and measures the network of each row."""
@@ -106,3 +127,34 @@ class Comparison(Recipe[Settings]):
         if row in self.twins:
             limits.append(study.trained[self.twins[row]].accuracy_to_match)
         return min((one for one in limits if one is not None), default=None)
+
+
+def error_bars(
+    lines: Sequence[Line], figures: Mapping[Key, float], title: str, caption: str = "", measure: str = TEST_ERROR
+) -> Picture:
+    """Bars of one measure, ours and the published figure beside each other, a pair for each row that has either.
+
+    The rows stand from top to bottom in the order of the lines; the axis is linear and begins at 0, its unit is that
+    of the lines. A row that has only one of the two figures shows one bar.
+
+    Args:
+        lines: of the recipe; those of other measures are left out.
+        figures: ours, by (row, measure), as in :class:`~torchcaps.recipes.kit.base.Outcome`.
+        title: over the bars.
+        caption: under them; default: one made of the title.
+        measure: which of the lines' measures.
+
+    Raises:
+        ValueError: if no line of this measure has a figure, or their units differ.
+    """
+    there = [line for line in lines if (line.row, measure) in figures or line.published is not None]
+    shown = [line for line in there if line.measure == measure]
+    units = {line.unit for line in shown}
+    if len(units) != 1:
+        raise ValueError(f"the lines of {measure!r} must have figures, and one unit, got units {sorted(units)}")
+    ours = [figures.get((line.row, measure)) for line in shown]
+    figure = bars_across([line.row for line in shown], ours, [line.published for line in shown])
+    (unit,), (axes,) = units, figure.axes
+    axes.set_xlabel(f"{measure}, {unit}" if unit else measure)
+    axes.set_title(title, fontsize=11)
+    return Picture(figure, caption or f"{title}: {measure} of each row, ours and the published figure.")

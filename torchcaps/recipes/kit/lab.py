@@ -12,7 +12,8 @@ import torch
 import yaml
 
 from torchcaps.classifier import Classifier
-from torchcaps.data import ImageData
+from torchcaps.data import ImageData, ImageSet
+from torchcaps.explain import examine
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.recipes.kit.code import Definitions
 from torchcaps.training import RunFolder, read_summary, train_parsed, train_parser
@@ -46,6 +47,11 @@ class Trained:
         return Classifier(self.network)
 
     @property
+    def data(self) -> ImageData:
+        """What it was trained on."""
+        return data_of(yaml.safe_load((self.folder / "config.yaml").read_text())["data"])
+
+    @property
     def facts(self) -> dict[str, Any]:
         """What belongs beside its figures in a table."""
         names = ("model", "parameters", "epochs", "training_seconds", "hardware")
@@ -76,6 +82,10 @@ class Trained:
     def test_error(self) -> float:
         """Likewise."""
         return 100 * (1 - self.summary["test_accuracy"])
+
+    def error_on(self, images: ImageSet, crops: int | None = None) -> float:
+        """On other images, not prepared yet, in percent; activations are averaged over 1 or 13 crops of each."""
+        return 100 * examine(self.network, self.classifier.prepared(images, crops)).error
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,18 +176,14 @@ class Lab:
             self.show(f"{name}, seed {self.seed}: training in {folder.path}")
             self._code(folder, {**self.code, **self.recipe})
             make(folder)
-        return self.open(folder)
-
-    def folder(self, name: str) -> RunFolder:
-        """The folder of the run of this name, with this preset and seed."""
-        return RunFolder(self.runs / self.preset / f"{name}-seed{self.seed}")
-
-    def open(self, folder: RunFolder) -> Trained:
-        """A finished run, which is counted among the trained networks."""
         network = load_pretrained(folder.model).to(self.device)
         done = Trained(network, read_summary(folder), folder.path, tuple(self._code(folder)))
         self.trained.append(done)
         return done
+
+    def folder(self, name: str) -> RunFolder:
+        """The folder of the run of this name, with this preset and seed."""
+        return RunFolder(self.runs / self.preset / f"{name}-seed{self.seed}")
 
     def _code(self, folder: RunFolder, more: Definitions | None = None) -> list[Definitions]:
         """The code that trained, noted beside the folder, for a run begins with an empty one; takes note of more."""
@@ -229,3 +235,8 @@ def data_of(config: Mapping[str, Any] | str) -> ImageData:
     parser = ArgumentParser()
     parser.add_argument("--data", type=ImageData)
     return parser.instantiate(parser.parse_object({"data": config})).data
+
+
+def at_random(images: ImageSet, count: int) -> ImageSet:
+    """So many images at random, the same for all networks and seeds; all if there are fewer."""
+    return images.subset(torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:count])

@@ -16,6 +16,11 @@ def adam(rate: float, **arguments: Any) -> dict[str, Any]:
     return option("torch.optim.Adam", lr=rate, **arguments)
 
 
+def falling(factor: float) -> dict[str, Any]:
+    """The option ``scheduler``: the learning rate falls by this factor in every epoch, or in every step."""
+    return option("torch.optim.lr_scheduler.ExponentialLR", gamma=factor)
+
+
 def pace(
     epochs: int, rate: float, batch_size: int = 128, decay: float | None = None, each: str = "epoch"
 ) -> dict[str, Any]:
@@ -31,14 +36,9 @@ FAST: dict[str, Any] = {"trainer": {"precision": "bf16-mixed"}, "speed": {"chann
 SPREAD, MARGIN, ENTROPY = option("SpreadLoss"), option("MarginLoss"), option("NegativeLogLikelihood")
 
 
-def falling(factor: float) -> dict[str, Any]:
-    """The option ``scheduler``: the learning rate falls by this factor in every epoch, or in every step."""
-    return option("torch.optim.lr_scheduler.ExponentialLR", gamma=factor)
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """The options that presets of most recipes set, by their names in ``torchcaps train``.
+    """The options that presets of most recipes set, by their names in ``torchcaps train``; a row may change some.
 
     Attributes:
         epochs: of training.
@@ -49,6 +49,12 @@ class TrainingOptions:
         preprocess: of the images.
         trainer: options of the trainer.
         speed: what makes the steps faster.
+        data: the images; empty where a recipe has them elsewhere.
+        model: the network, by its name.
+        model_args: arguments of the network, over those of its name.
+        loss: of the class activations.
+        routing: of the capsules; None for the network's own.
+        rows: the networks that the preset has; all if empty.
     """
 
     epochs: int
@@ -59,11 +65,17 @@ class TrainingOptions:
     preprocess: Mapping[str, Any] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
     speed: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    loss: Mapping[str, Any] | None = None
+    routing: Mapping[str, Any] | None = None
+    rows: tuple[str, ...] = ()
 
     def options(self, **more: Any) -> dict[str, Any]:
-        """The options by name, those that a row has besides, and the data; without those of what there is not."""
-        values = {one.name: getattr(self, one.name) for one in fields(TrainingOptions)}
-        values |= {"data": getattr(self, "data", None), **more}
+        """The options by name, and those that a row has besides; without those of what there is not."""
+        names = (one.name for one in fields(TrainingOptions) if one.name != "rows")
+        values = {**{name: getattr(self, name) for name in names}, **more}
         return {name: plain(value) for name, value in values.items() if value is not None}
 
 

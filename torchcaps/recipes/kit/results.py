@@ -1,8 +1,9 @@
 """Result files: what a recipe measured, from which code, and one table of them all."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -11,6 +12,9 @@ from torchcaps.recipes.kit.base import RECIPES, Line, Recipe
 from torchcaps.recipes.kit.lab import PRESETS, PresetName
 
 TABLE = "README.md"
+_Results = Mapping[PresetName, Mapping[str, Any]]
+"""Of one recipe."""
+
 _SHOWN: tuple[PresetName, ...] = ("paper", "quick")
 
 
@@ -26,14 +30,13 @@ def read_results(folder: Path) -> dict[tuple[str, PresetName], dict[str, Any]]:
         ValueError: if a file is damaged.
     """
     results: dict[tuple[str, PresetName], dict[str, Any]] = {}
-    for name in RECIPES:
-        for preset in PRESETS:
-            path = result_path(folder, name, preset)
-            if path.is_file():
-                try:
-                    results[name, preset] = json.loads(path.read_text(encoding="utf-8"))
-                except ValueError as error:
-                    raise ValueError(f"result file {path} is damaged: {error}") from error
+    for name, preset in product(RECIPES, PRESETS):
+        path = result_path(folder, name, preset)
+        if path.is_file():
+            try:
+                results[name, preset] = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ValueError(f"result file {path} is damaged: {error}") from error
     return results
 
 
@@ -47,16 +50,13 @@ def in_words(values: list[float], line: Line) -> str:
     """Mean and, of several seeds, standard deviation, with the unit; nothing for what is not run here."""
     if not values:
         return "" if line.elsewhere else "not run"
-    unit = f" {line.unit}" if line.unit else ""
     spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{mean(values):.2f}{spread}{unit}"
+    return f"{mean(values):.2f}{spread} {line.unit}".rstrip()
 
 
 def published_in_words(line: Line) -> str:
     """The published figure with its unit."""
-    if line.published is None:
-        return "none"
-    return f"{line.published:g}{f' {line.unit}' if line.unit else ''}"
+    return "none" if line.published is None else f"{line.published:g} {line.unit}".rstrip()
 
 
 def gap_in_words(values: list[float], line: Line) -> str:
@@ -69,7 +69,7 @@ def gap_in_words(values: list[float], line: Line) -> str:
     return f"{gap:+.2f} ({'better' if (gap > 0) == line.higher_is_better else 'worse'})"
 
 
-def describe(recipe: Recipe[Any], results: Mapping[PresetName, Mapping[str, Any]], published_only: bool = False) -> str:
+def describe(recipe: Recipe[Any], results: _Results, published_only: bool = False) -> str:
     """The lines of a recipe for a terminal, published figures beside ours.
 
     Args:
@@ -91,7 +91,7 @@ def describe(recipe: Recipe[Any], results: Mapping[PresetName, Mapping[str, Any]
     return "\n".join([_heading(recipe), *(f"  {row}".rstrip() for row in table), *rest])
 
 
-def as_json(recipe: Recipe[Any], results: Mapping[PresetName, Mapping[str, Any]]) -> dict[str, Any]:
+def as_json(recipe: Recipe[Any], results: _Results) -> dict[str, Any]:
     """The lines of a recipe with the values of each preset, ready for JSON."""
     lines = [
         {**asdict(line), "ours": {preset: values_of(results.get(preset), line) for preset in PRESETS}}
@@ -103,9 +103,12 @@ def as_json(recipe: Recipe[Any], results: Mapping[PresetName, Mapping[str, Any]]
 def write_table(folder: Path) -> Path:
     """Writes the page with all recipes: published, ours, gap, seeds, settings, command, pictures."""
     results = read_results(folder)
-    sections = [_section(recipe, results) for recipe in RECIPES.values()]
+    found = {
+        name: {preset: results[name, preset] for preset in _SHOWN if (name, preset) in results} for name in RECIPES
+    }
+    sections = [_section(RECIPES[name], of_presets) for name, of_presets in found.items()]
     path = folder / TABLE
-    path.write_text("\n\n".join([_INTRODUCTION, _overview(results), *sections]) + "\n", encoding="utf-8")
+    path.write_text("\n\n".join([_INTRODUCTION, _overview(found), *sections]) + "\n", encoding="utf-8")
     return path
 
 
@@ -118,11 +121,11 @@ presets train for minutes on a CPU what the papers trained for days: a gap says 
 there is the comparison between rows."""
 
 
-def _overview(results: Mapping[tuple[str, PresetName], dict[str, Any]]) -> str:
+def _overview(results: Mapping[str, _Results]) -> str:
     """One table of all lines with a published figure."""
-    lines = ["| recipe | row | measure | published | paper preset | quick preset | gap | seeds |", "|" + "---|" * 8]
+    table = ["| recipe | row | measure | published | paper preset | quick preset | gap | seeds |", "|" + "---|" * 8]
     for recipe in RECIPES.values():
-        presets = [results.get((recipe.name, preset)) for preset in _SHOWN]
+        presets = [results[recipe.name].get(preset) for preset in _SHOWN]
         latest = presets[0] or presets[1]
         seeds = ", ".join(map(str, latest["seeds"])) if latest else ""
         for line in recipe.lines:
@@ -131,8 +134,8 @@ def _overview(results: Mapping[tuple[str, PresetName], dict[str, Any]]) -> str:
                 cells = [line.row, line.measure, f"{published_in_words(line)} ({line.source})"]
                 cells += [*(in_words(one, line) for one in ours), gap_in_words(ours[0] or ours[1], line)]
                 cells.append("" if line.elsewhere else seeds)
-                lines.append(f"| [{recipe.name}](#{_anchor(recipe)}) | {' | '.join(cells)} |")
-    return "\n".join(lines)
+                table.append(f"| [{recipe.name}](#{_anchor(recipe)}) | {' | '.join(cells)} |")
+    return "\n".join(table)
 
 
 def _heading(recipe: Recipe[Any]) -> str:
@@ -145,18 +148,13 @@ def _anchor(recipe: Recipe[Any]) -> str:
     return "".join(kept).replace(" ", "-")
 
 
-def _section(recipe: Recipe[Any], results: Mapping[tuple[str, PresetName], dict[str, Any]]) -> str:
-    lines = [f"## {_heading(recipe)}", "", f"Source: {recipe.source}.", ""]
-    lines += [f"- {note}" for note in recipe.notes]
-    for preset in _SHOWN:
-        result = results.get((recipe.name, preset))
-        lines.append(f"- {preset} preset: {_how(result) if result else 'not run'}")
-    for preset in _SHOWN:
-        result = results.get((recipe.name, preset))
-        if result:
-            lines += ["", *_all_figures(recipe, result)]
-            for picture in result["pictures"]:
-                lines += ["", f"![{picture['caption']}]({picture['file']})", "", f"*{picture['caption']}*"]
+def _section(recipe: Recipe[Any], results: _Results) -> str:
+    lines = [f"## {_heading(recipe)}", "", f"Source: {recipe.source}.", "", *(f"- {note}" for note in recipe.notes)]
+    lines += [f"- {preset} preset: {_how(results[preset]) if preset in results else 'not run'}" for preset in _SHOWN]
+    for result in results.values():
+        lines += ["", *_all_figures(recipe, result)]
+        for picture in result["pictures"]:
+            lines += ["", f"![{picture['caption']}]({picture['file']})", "", f"*{picture['caption']}*"]
     return "\n".join(lines)
 
 
@@ -172,23 +170,14 @@ def _all_figures(recipe: Recipe[Any], result: Mapping[str, Any]) -> list[str]:
 
 
 def _how(result: Mapping[str, Any]) -> str:
-    seeds = "seed" if len(result["seeds"]) == 1 else "seeds"
+    """How a result was made: command, seeds, time, hardware, code."""
+    code, seeds = result["code"], ", ".join(map(str, result["seeds"]))
+    commit = f" (commit {code['commit']})" if "commit" in code else ""
+    count = len(result.get("older_networks", ()))
+    older = f" ({count} of its networks trained, at least in part, by older code)" if count else ""
     return (
-        f"`{result['command']}`, {seeds} {', '.join(map(str, result['seeds']))}, "
-        f"{result['training_seconds'] / 60:.0f} min of training on {_joined(result['hardware'])}, "
-        f"{result['finished']}, code {_code_in_words(result['code'])}{_older_in_words(result)}; "
+        f"`{result['command']}`, seed{'s' if len(result['seeds']) > 1 else ''} {seeds}, "
+        f"{result['training_seconds'] / 60:.0f} min of training on {' and '.join(result['hardware'])}, "
+        f"{result['finished']}, code {code['version']} {code['digest']}{commit}{older}; "
         f"[settings and all numbers]({result['recipe']}-{result['preset']}.json)"
     )
-
-
-def _code_in_words(code: Mapping[str, str]) -> str:
-    return f"{code['version']} {code['digest']}" + (f" (commit {code['commit']})" if "commit" in code else "")
-
-
-def _older_in_words(result: Mapping[str, Any]) -> str:
-    count = len(result.get("older_networks", ()))
-    return f" ({count} of its networks trained, at least in part, by older code)" if count else ""
-
-
-def _joined(words: Iterable[str]) -> str:
-    return " and ".join(words)
