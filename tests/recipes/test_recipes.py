@@ -22,6 +22,7 @@ from torchcaps.recipes import (
     run_recipe,
 )
 from torchcaps.recipes.kit import code, results
+from torchcaps.training.definitions import definitions
 
 CPU = {"accelerator": "cpu"}
 
@@ -171,9 +172,9 @@ class TestLab:
         assert again.summary["test_accuracy"] == done.summary["test_accuracy"]
 
     def test_the_code_that_trained_is_noted(self, runs):
-        first = Lab("smoke", 7, runs, CPU, code={"1": "fit"}, recipe={"2": "MadeUp"})
+        first = Lab("smoke", 7, runs, CPU, code={"1": "fit"})
         later = replace(first, code={"3": "fit"})
-        assert first.train("tiny", TINY).code == ({"1": "fit"},)  # of the recipe, the options say all
+        assert first.train("tiny", TINY).code == ({"1": "fit"},)
         assert later.train("tiny", TINY).code == ({"1": "fit"},)  # nothing was trained
         (first.folder("tiny").path / "summary.json").unlink()
         assert later.train("tiny", TINY).code == ({"1": "fit"}, {"3": "fit"})
@@ -318,7 +319,7 @@ LIMIT = 3
 
 class TestCode:
     def test_places_comments_annotations_imports_and_registration_do_not_count(self):
-        was, now = code.definitions(BEFORE, "one.py"), code.definitions(AFTER, "two.py")
+        was, now = definitions(BEFORE, "one.py"), definitions(AFTER, "two.py")
         assert sorted(was.values()) == ["LIMIT", "Pair", "add"]
         assert set(now.items()) > set(was.items())
         assert code.changed(was, now) == []
@@ -337,14 +338,14 @@ class TestCode:
     )
     def test_what_acts_counts(self, old, new, names):
         assert old in AFTER
-        now = code.definitions(AFTER.replace(old, new), "two.py")
-        assert code.changed(code.definitions(BEFORE, "one.py"), now) == names
+        now = definitions(AFTER.replace(old, new), "two.py")
+        assert code.changed(definitions(BEFORE, "one.py"), now) == names
 
     def test_comments_of_cpp_do_not_count(self):
         source = 'int f() { /* a\n b */ return 1; } // c\nconst char* url = "http://x";\n'
         same = 'int f() {   return 1; }\nconst char* url = "http://x"; // other\n'
         other = same.replace("http://x", "http://y")
-        one, two, three = (code.definitions(text, "native.cpp") for text in (source, same, other))
+        one, two, three = (definitions(text, "native.cpp") for text in (source, same, other))
         assert one == two != three
         assert list(one.values()) == ["native.cpp"]
 

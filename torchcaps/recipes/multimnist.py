@@ -1,67 +1,44 @@
 """Two digits on top of each other: both are to be told, and taken apart (Sabour et al. 2017, section 5)."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-import yaml
 from torch import Tensor
 
-from torchcaps import training
 from torchcaps.classifier import Classifier
-from torchcaps.data import Overlaid, Overlay, Pairs, bounding_box_overlap, fixed_pairs
+from torchcaps.data import Overlaid, Overlay, bounding_box_overlap, fixed_pairs
 from torchcaps.explain.draw.charts import Cell, image_grid, two_colours
-from torchcaps.losses import MarginLoss, NegativeLogLikelihood
 from torchcaps.models import CapsuleClassifier, ImageClassifier
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
-from torchcaps.recipes.kit.lab import Lab, Trained, data_of, run_name
-from torchcaps.recipes.kit.options import FAST, option, plain
+from torchcaps.recipes.kit.lab import data_of
+from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, adam, falling, option, plain
 from torchcaps.tasks import SeveralLabels
 
 TEST_SEED = 0
 """Of the test pairs, which are the same for every seed of a training."""
 
 
-@dataclass(frozen=True)
-class PairNetwork:
-    """The network of a row, how often each digit is overlaid on others, and the learning rate of Adam at first.
-
-    Attributes:
-        final_rate: share of the learning rate in the last epoch; it falls by the same factor after each.
-        arguments: of the network.
-    """
-
-    model: str
-    epochs: int
-    learning_rate: float = 1e-3
-    final_rate: float = 0.01
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MultiMNISTSettings:
     """One preset.
 
     Attributes:
         data: the digits, option of ``torchcaps train``.
-        networks: by row.
+        networks: options of ``torchcaps train`` of each row, see :func:`_network`.
         batch_size: pairs in a step.
-        reconstruction: weight of the sum of squared errors of each digit's reconstruction.
         size: height and width of the images.
         shift: largest shift of a digit, in pixels.
         test_pairs: how many.
-        trainer: option of ``torchcaps train``.
-        speed: likewise.
+        trainer, speed: options of ``torchcaps train``.
     """
 
     data: Mapping[str, Any]
-    networks: Mapping[str, PairNetwork]
+    networks: Mapping[str, Mapping[str, Any]]
     batch_size: int = 128
-    reconstruction: float = 0.0005
     size: int = 36
     shift: int = 4
     test_pairs: int = 10000
@@ -69,13 +46,16 @@ class MultiMNISTSettings:
     speed: Mapping[str, Any] = field(default_factory=dict)
 
 
+def _network(model: str, epochs: int, rate: float = 1e-3, final: float = 0.01, **arguments: Any) -> dict[str, Any]:
+    """A network whose learning rate falls by the same factor after each epoch, to the share ``final`` in the last."""
+    decay = falling(final ** (1 / max(epochs - 1, 1)))
+    return {"model": model, "model_args": arguments, "epochs": epochs, "optimizer": adam(rate), "scheduler": decay}
+
+
 CAPSULES, CNN = "CapsNet, 3 steps", "convolutional network"
 ERROR = "exact-pair test error"
 PAIRS, OVERLAP = "test pairs", "overlap of the bounding boxes"
 SABOUR = "Sabour et al. 2017, section 5"
-
-_SMALL = {"channels": 128, "stem": [32], "decoder_hidden": [512, 1024]}
-_TINY = {"channels": 8, "types": 2, "decoder_hidden": [16]}
 
 
 @register_recipe
@@ -94,14 +74,16 @@ class MultiMNIST(Comparison[MultiMNISTSettings]):
     presets: ClassVar = {
         "paper": MultiMNISTSettings(
             data=option("MNIST", validation=0.02),
-            networks={CAPSULES: PairNetwork("capsnet", 1000), CNN: PairNetwork("matrixcapsnet_cnn", 1000)},
+            networks={CAPSULES: _network("capsnet", 1000), CNN: _network("matrixcapsnet_cnn", 1000)},
             test_pairs=1_000_000,
         ),
         "quick": MultiMNISTSettings(
             data=option("MNIST", validation=0.02),
             networks={
-                CAPSULES: PairNetwork("capsnet_small", 30, 2e-3, final_rate=0.04, arguments=_SMALL),
-                CNN: PairNetwork("matrixcapsnet_cnn", 10, final_rate=0.04),
+                CAPSULES: _network(
+                    "capsnet_small", 30, 2e-3, 0.04, channels=128, stem=[32], decoder_hidden=[512, 1024]
+                ),
+                CNN: _network("matrixcapsnet_cnn", 10, final=0.04),
             },
             batch_size=64,
             **FAST,
@@ -109,8 +91,8 @@ class MultiMNIST(Comparison[MultiMNISTSettings]):
         "smoke": MultiMNISTSettings(
             data=option("Digits"),
             networks={
-                CAPSULES: PairNetwork("capsnet_digits", 2, arguments=_TINY),
-                CNN: PairNetwork("matrixcapsnet_cnn", 2, arguments={"channels": [4, 8], "hidden": 16}),
+                CAPSULES: _network("capsnet_digits", 2, channels=8, types=2, decoder_hidden=[16]),
+                CNN: _network("matrixcapsnet_cnn", 2, channels=[4, 8], hidden=16),
             },
             size=12,
             shift=2,
@@ -128,13 +110,12 @@ class MultiMNIST(Comparison[MultiMNISTSettings]):
         "little.",
     )
 
-    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
-        """On pairs of digits, with what its settings say and, of the lab, trainer and seed."""
-        settings, lab, network = study.settings, study.lab, asdict(study.settings.networks[row])
-        shared = {name: value for name, value in asdict(settings).items() if name not in ("networks", "test_pairs")}
-        own = {"network": network, "trainer": {**settings.trainer, **lab.trainer}, "seed": lab.seed}
-        options = plain({"recipe": self.name, "row": row, **shared, **own})
-        return lab.keep(run_name(self.name, row), options, partial(_train, settings, row, lab, options))
+    def options(self, settings: MultiMNISTSettings, row: str) -> dict[str, Any]:
+        """On pairs of digits, which are made anew in each epoch."""
+        shared = {name: getattr(settings, name) for name in ("batch_size", "trainer", "speed")}
+        loss = MARGIN if row == CAPSULES else ENTROPY
+        pairs = option("Pairs", data=settings.data, size=settings.size, shift=settings.shift)
+        return plain({"data": pairs, "loss": loss, **shared, **settings.networks[row]})
 
     def begin(self, study: Study) -> Overlaid:
         """The test pairs, and how much they overlap."""
@@ -153,27 +134,6 @@ class MultiMNIST(Comparison[MultiMNISTSettings]):
         network = study.trained[CAPSULES].network
         if isinstance(network, CapsuleClassifier) and network.decoder is not None:
             study.pictures["reconstructions"] = _picture(network, Overlaid(*(part[:200] for part in given)))
-
-
-def _train(
-    settings: MultiMNISTSettings, row: str, lab: Lab, options: Mapping[str, Any], folder: training.RunFolder
-) -> None:
-    """Trains the network of a row in a folder, whose configuration holds the options."""
-    spec = settings.networks[row]
-    decay = spec.final_rate ** (1 / max(spec.epochs - 1, 1))
-    pairs = Pairs(data_of(settings.data), settings.size, settings.shift)
-    optimisation = training.Optimisation(
-        loss=MarginLoss() if row == CAPSULES else NegativeLogLikelihood(),
-        reconstruction=settings.reconstruction,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=spec.learning_rate),
-        scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, decay),
-    )
-    trainer = training.TrainerOptions(**{"devices": 1, **options["trainer"]})
-    running = training.Running(trainer=trainer, speed=training.Speed(**settings.speed), report=False)
-    subject = training.Subject(data=pairs, model=spec.model, model_args=dict(spec.arguments))
-    schedule = training.Schedule(epochs=spec.epochs, batch_size=settings.batch_size, seed=lab.seed)
-    caller = training.Caller(config=yaml.safe_dump(options, sort_keys=False), command=lab.command, show=lab.show)
-    training.train(folder, subject, optimisation, schedule, running, caller)
 
 
 def pair_error(network: ImageClassifier, pairs: Overlaid, batch_size: int = 256) -> float:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from torchcaps.data import ImageSet
+from torchcaps.data import ImageSet, Pairs
 from torchcaps.explain import default_sweep
 from torchcaps.explain.draw.charts import sweep_figure
 from torchcaps.explain.sweeps import Sweep, reconstruction_error, sweep
@@ -31,7 +31,8 @@ ROWS: dict[str, tuple[type[Comparison[Any]], str]] = {
 
 def digits_for(trained: Trained) -> ImageSet:
     """Test images of single digits, prepared for a network; in the middle of its canvas, if that is larger."""
-    test, (_, height, width) = trained.data.test, trained.network.image_shape
+    data, (_, height, width) = trained.data, trained.network.image_shape
+    test = (data.data if isinstance(data, Pairs) else data).test
     if trained.classifier.image_shape == test.image_shape:
         return trained.classifier.prepared(test)
     top, left = (height - test.image_shape[1]) // 2, (width - test.image_shape[2]) // 2

@@ -1,9 +1,7 @@
 """Which code a result came from: by what its definitions say, wherever they stand."""
 
 import ast
-import hashlib
 import inspect
-import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -11,10 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torchcaps
+from torchcaps.training.definitions import definitions, digest_of
 
 _PACKAGE = Path(torchcaps.__file__).parent
-_DRAWING = ("draw", "exhibits", "page")
-_BESIDE = ("__main__", "bench", "cli", "mixture", "recipes", "testing", *(f"explain/{name}" for name in _DRAWING))
+_BESIDE = [
+    "__main__",
+    "bench",
+    "cli",
+    "mixture",
+    "recipes",
+    "testing",
+    "explain/draw",
+    "explain/exhibits",
+    "explain/page",
+]
 """What no result depends on; of the recipes, only the one at hand and those that it imports matter, not their kit."""
 
 Definitions = Mapping[str, str]
@@ -39,7 +47,7 @@ def code_version(recipe: object) -> dict[str, Any]:
         ``commit`` (with ``+`` behind it if files were changed since).
     """
     found = {**package_definitions(), **recipe_definitions(recipe)}
-    version = {"version": torchcaps.__version__, "digest": _digest("".join(sorted(found)), 12), "definitions": found}
+    version = {"version": torchcaps.__version__, "digest": digest_of("".join(sorted(found)), 12), "definitions": found}
     commit = _commit()
     return {**version, "commit": commit} if commit else version
 
@@ -95,62 +103,6 @@ def _all_of(paths: Iterable[Path]) -> Definitions:
 def is_beside(path: Path) -> bool:
     """Whether no result depends on a file of the package."""
     return f"{path.relative_to(_PACKAGE).with_suffix('').as_posix()}/".startswith(tuple(f"{one}/" for one in _BESIDE))
-
-
-def definitions(source: str, file: str) -> dict[str, str]:
-    """The names of the definitions in the text of a source file, by the digests of what acts in them."""
-    if not file.endswith(".py"):
-        return {_digest(_without_comments(source)): file}
-    tree = _Essence().visit(ast.parse(source))
-    return {_digest(ast.unparse(node)): name for node in tree.body if (name := _name_of(node, file))}
-
-
-def _digest(text: str, length: int = 10) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:length]
-
-
-def _without_comments(source: str) -> str:
-    """The text of C++ without comments and with single spaces."""
-    token = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\])*")', re.DOTALL)
-    return " ".join(token.sub(lambda found: found[1] or " ", source).split())
-
-
-def _name_of(node: ast.stmt, file: str) -> str | None:
-    """What a message calls a statement of the first level; None for one that is left out."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return node.name
-    if isinstance(node, ast.Assign):
-        names = ", ".join(ast.unparse(target) for target in node.targets)
-        return None if names.startswith("__") else names
-    return None if isinstance(node, ast.Pass) else f"a statement of {file}"
-
-
-class _Essence(ast.NodeTransformer):
-    """Leaves out what does not act."""
-
-    def visit(self, node: Any) -> Any:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            return None
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            return None
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            return None
-        if isinstance(node, ast.arg):
-            node.annotation = None
-        if isinstance(node, ast.FunctionDef):
-            node.returns = None
-        if hasattr(node, "decorator_list"):
-            node.decorator_list = [one for one in node.decorator_list if not ast.unparse(one).startswith("register")]
-        self.generic_visit(node)
-        if getattr(node, "body", None) == [] and not isinstance(node, ast.Module):
-            node.body = [ast.Pass()]
-        return self._plain(node) if isinstance(node, ast.AnnAssign) else node
-
-    @staticmethod
-    def _plain(node: ast.AnnAssign) -> ast.AST:
-        """Without the annotation; a field of a dataclass keeps its place."""
-        plain = ast.Expr(node.target) if node.value is None else ast.Assign([node.target], node.value)
-        return ast.fix_missing_locations(ast.copy_location(plain, node))
 
 
 def _imported(path: Path) -> Iterator[Path]:

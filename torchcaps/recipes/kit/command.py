@@ -11,7 +11,7 @@ from typing import Any
 
 import torchcaps
 from torchcaps.recipes.kit.base import Outcome, Picture, Recipe, get_recipe
-from torchcaps.recipes.kit.code import changed, code_version, older, package_definitions, recipe_definitions
+from torchcaps.recipes.kit.code import changed, code_version, older, package_definitions
 from torchcaps.recipes.kit.lab import Lab, PresetName, Trained
 from torchcaps.recipes.kit.results import read_results, result_path, write_table
 
@@ -68,8 +68,7 @@ def run_recipe(
         raise ValueError(f"preset must be one of {', '.join(recipe.presets)}, got {preset!r}")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be different numbers, at least one, got {list(seeds)}")
-    definitions = package_definitions(), recipe_definitions(recipe)
-    labs = [Lab(preset, seed, runs, trainer or {}, command, show, *definitions) for seed in seeds]
+    labs = [Lab(preset, seed, runs, trainer or {}, command, show, package_definitions()) for seed in seeds]
     outcomes = [recipe.run(lab, recipe.presets[preset]) for lab in labs]
     files = {f"{name}-{preset}-{short}.png": picture for short, picture in outcomes[0].pictures.items()}
     result = {

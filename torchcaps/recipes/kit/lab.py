@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -99,8 +99,8 @@ class Lab:
         trainer: options of the trainer, over those of the recipe: see :class:`torchcaps.training.TrainerOptions`.
         command: how this was started, for the summaries.
         show: takes lines of text.
-        code: the definitions of the package at hand: beside each run it is noted which ones trained it.
-        recipe: those of the recipe.
+        code: the definitions of the package at hand: beside each run it is noted which ones trained it. Those of the
+            recipe are not among them: it acts on a training by its options alone, which are compared.
         trained: the networks so far.
 
     Raises:
@@ -114,7 +114,6 @@ class Lab:
     command: str = ""
     show: Callable[[str], None] = lambda line: None
     code: Definitions = field(default_factory=dict)
-    recipe: Definitions = field(default_factory=dict)
     trained: list[Trained] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -147,35 +146,15 @@ class Lab:
         run = str(self.folder(name).path)
         options = parser.parse_object({**config, "seed": self.seed, "report": False, "trainer": trainer, "run": run})
 
-        def make(folder: RunFolder) -> None:
-            train_parsed(folder, parser, options, command=self.command, show=self.show)
-
         def whole(options: Any) -> Any:
             return yaml.safe_load(parser.dump(parser.parse_object(options)))
 
-        # A recipe acts on such a training by its options alone, and those are compared.
-        return replace(self, recipe={}).keep(name, whole(options), make, whole)
-
-    def keep(
-        self, name: str, options: Any, make: Callable[[RunFolder], Any], complete: Callable[[Any], Any] = dict
-    ) -> Trained:
-        """Has a network trained in some way, unless that was done already.
-
-        Args:
-            name: of the run.
-            options: all that the training depends on, as in the configuration file of the run.
-            make: trains in a folder, or goes on there, and leaves the configuration, the network and the summary.
-            complete: adds the defaults of options that are newer than a configuration that was found.
-
-        Raises:
-            FileExistsError: if there is a run of this name and preset with other options.
-        """
         folder = self.folder(name)
-        check_same(folder, options, complete)
+        check_same(folder, whole(options), whole)
         if not folder.summary.is_file():
             self.show(f"{name}, seed {self.seed}: training in {folder.path}")
-            self._code(folder, {**self.code, **self.recipe})
-            make(folder)
+            self._code(folder, self.code)
+            train_parsed(folder, parser, options, command=self.command, show=self.show)
         network = load_pretrained(folder.model).to(self.device)
         done = Trained(network, read_summary(folder), folder.path, tuple(self._code(folder)))
         self.trained.append(done)
