@@ -18,9 +18,6 @@ from torchcaps.recipes.kit.lab import data_of
 from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, adam, falling, option, plain
 from torchcaps.tasks import SeveralLabels
 
-TEST_SEED = 0
-"""Of the test pairs, which are the same for every seed of a training."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class MultiMNISTSettings:
@@ -121,7 +118,7 @@ class MultiMNIST(Comparison[MultiMNISTSettings]):
         """The test pairs, and how much they overlap."""
         settings = study.settings
         test = Overlay(data_of(settings.data).test, settings.size, settings.shift)
-        pairs = fixed_pairs(test, settings.test_pairs, TEST_SEED)
+        pairs = fixed_pairs(test, settings.test_pairs, seed=0)  # the same for every seed of a training
         study.note(PAIRS, {OVERLAP: 100 * float(bounding_box_overlap(pairs.parts).mean())})
         return pairs
 

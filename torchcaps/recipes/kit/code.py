@@ -12,17 +12,8 @@ import torchcaps
 from torchcaps.training.definitions import definitions, digest_of
 
 _PACKAGE = Path(torchcaps.__file__).parent
-_BESIDE = [
-    "__main__",
-    "bench",
-    "cli",
-    "mixture",
-    "recipes",
-    "testing",
-    "explain/draw",
-    "explain/exhibits",
-    "explain/page",
-]
+_DRAWING = ("explain/draw", "explain/exhibits", "explain/page")
+_BESIDE = ("__main__", "bench", "cli", "mixture", "recipes", "testing", *_DRAWING)
 """What no result depends on; of the recipes, only the one at hand and those that it imports matter, not their kit."""
 
 Definitions = Mapping[str, str]
