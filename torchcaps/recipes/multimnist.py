@@ -111,7 +111,7 @@ class MultiMNIST(Comparison[MultiMNISTSettings]):
         """On pairs of digits, which are made anew in each epoch."""
         shared = {name: getattr(settings, name) for name in ("batch_size", "trainer", "speed")}
         loss = MARGIN if row == CAPSULES else ENTROPY
-        pairs = option("Pairs", data=settings.data, size=settings.size, shift=settings.shift)
+        pairs = option("torchcaps.data.Pairs", data=settings.data, size=settings.size, shift=settings.shift)
         return plain({"data": pairs, "loss": loss, **shared, **settings.networks[row]})
 
     def begin(self, study: Study) -> Overlaid:
