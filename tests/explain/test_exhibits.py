@@ -34,7 +34,7 @@ from torchcaps.explain import (
     write_page,
     write_report,
 )
-from torchcaps.explain.exhibits import Assignments, LearningCurves, Measure, Mistakes, Perturbations, Summary
+from torchcaps.explain.exhibits import Assignments, LearningCurves, Mistakes, Perturbations, Quantity, Summary
 from torchcaps.explain.exhibits.base import PNG, pngs
 from torchcaps.models import ImageClassifier
 
@@ -141,7 +141,7 @@ def test_what_is_not_finite_is_null() -> None:
         "unit": "0 hard, 1 even",
         "curves": {"conv": {"epochs": [0.0], "values": [0.5]}},
     }
-    summary = Summary.of("t", {"a": [math.inf, (1, "two")], "b": {3: None}, "path": Path("x")}, [Measure("m", 0.1)])
+    summary = Summary.of("t", {"a": [math.inf, (1, "two")], "b": {3: None}, "path": Path("x")}, [Quantity("m", 0.1)])
     assert valid(summary)["recorded"] == {"a": [None, [1, "two"]], "b": {"3": None}, "path": "x"}
     assert valid(summary)["measured"] == [{"name": "m", "value": 0.1, "percent": False}]
 
@@ -185,7 +185,7 @@ def test_a_task_of_several_labels_shows_each_image_for_each_of_its_classes(tmp_p
     batch = images.__getitems__(places.tolist())
     titles = tuple(f"{place}: {images.classes[label]}" for place, label in said.nonzero().tolist())
     shown = Observation(model, Selection(batch.images, batch.pictures, target, titles, about="a class that was said"))
-    summary = Summary.of("What it learned", {}, [Measure("exactly right", 0.5, percent=True)])
+    summary = Summary.of("What it learned", {}, [Quantity("exactly right", 0.5, percent=True)])
     index = write_page(tmp_path, [summary, *exhibits_of(shown)])
     assert "the capsule of a class that was said alone" in index.read_text()
     read = json.loads((index.parent / "exhibits.json").read_text())["exhibits"]

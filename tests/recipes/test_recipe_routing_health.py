@@ -13,7 +13,7 @@ from torchcaps.recipes import run_recipe
 from torchcaps.recipes.kit.lab import at_random
 from torchcaps.recipes.routing_health import (
     SOURCES,
-    RoutingHealth,
+    StepsWorth,
     differences,
     findings,
 )
@@ -58,7 +58,7 @@ class TestMeasurements:
         }
         assert differences(source, networks) == {("smallNORB: 2 steps, against 1 step", recipe.WORTH): 2.5}
 
-    @pytest.mark.parametrize("preset", RoutingHealth.presets)
+    @pytest.mark.parametrize("preset", StepsWorth.presets)
     @pytest.mark.parametrize("source", SOURCES, ids=[source.label for source in SOURCES])
     def test_sources_say_what_their_jobs_say(self, source: recipe.Source, preset: str) -> None:
         settings = source.recipe.presets[preset]
@@ -71,7 +71,7 @@ class TestMeasurements:
             assert routed == plain
             arguments = [{**options[one]["routing"]["init_args"], "steps": 0} for one in (row, uniform)]
             assert arguments[0] == arguments[1]
-        assert {1, 10} <= set(RoutingHealth.presets[preset].steps)
+        assert {1, 10} <= set(StepsWorth.presets[preset].steps)
 
 
 def test_smoke(tmp_path: Path) -> None:
@@ -80,9 +80,9 @@ def test_smoke(tmp_path: Path) -> None:
 
     result = run()
     figures = {(row["row"], row["measure"]): row["ours"][0] for row in result["rows"] if row["ours"]}
-    names = RoutingHealth.presets["smoke"].rows
-    expected = {(line.row, line.measure) for line in RoutingHealth.lines if line.row in names}
-    pair = next(line for line in RoutingHealth.lines if line.row == f"{names[1]}, against 1 step")
+    names = StepsWorth.presets["smoke"].rows
+    expected = {(line.row, line.measure) for line in StepsWorth.lines if line.row in names}
+    pair = next(line for line in StepsWorth.lines if line.row == f"{names[1]}, against 1 step")
     assert set(figures) == expected | {(pair.row, pair.measure)}
     for (_, measured), value in figures.items():
         plain = measured in (recipe.ENTROPY, recipe.POLARISATION, recipe.EXTREME)

@@ -356,7 +356,7 @@ class TestCode:
 
     def test_what_a_recipe_imports_counts(self):
         names = set(code.code_version(get_recipe("routing-health"))["definitions"].values())
-        assert {"RoutingHealth", "MnistDynamic", "SmallNORBEM", "TwoDigits"} <= names
+        assert {"StepsWorth", "MnistDynamic", "SmallNORBEM", "TwoDigits"} <= names
         assert not {"AffineRobustness", "error_bars", "Comparison"} & names
 
     def test_a_moved_file_changes_nothing(self, tmp_path, monkeypatch):

@@ -109,7 +109,7 @@ class RoutingHealthSettings:
 
 
 @register_recipe
-class RoutingHealth(Comparison[RoutingHealthSettings]):
+class StepsWorth(Comparison[RoutingHealthSettings]):
     """Trained networks with more and fewer steps of routing: what they decide, and how decidedly.
 
     Source: Paik, Kwak & Kim 2019, "Capsule Networks Need an Improved Routing Algorithm"; Mitterreiter, Koch, Giesen &

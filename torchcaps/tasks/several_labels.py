@@ -145,13 +145,13 @@ class SeveralLabels(Task):
         metrics: Sequence[dict[str, float]],
     ) -> "Iterator[Exhibit]":
         from torchcaps.explain import Observation, exhibits_of
-        from torchcaps.explain.exhibits import LearningCurves, Measure, Summary
+        from torchcaps.explain.exhibits import LearningCurves, Quantity, Summary
 
         found = self.examine(network, images)
-        measured = [Measure("exactly right", found.figures["accuracy"], percent=True)]
+        measured = [Quantity("exactly right", found.figures["accuracy"], percent=True)]
         for name, row in found.details["per_class"].items():
             shares = [(share, row[share]) for share in ("precision", "recall") if row[share] is not None]
-            measured += [Measure(f"{share} of {name}", value, percent=True) for share, value in shares]
+            measured += [Quantity(f"{share} of {name}", value, percent=True) for share, value in shares]
         yield Summary.of(f"What this {type(network).__name__} learned", summary, measured)
         curves = LearningCurves.of(metrics)
         if curves is not None:

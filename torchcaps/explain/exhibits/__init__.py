@@ -1,6 +1,6 @@
 """Exhibits: plain data that says what to show of a network, for a report, a notebook or a page in the browser."""
 
-from torchcaps.explain.exhibits.answers import Confusion, Measure, Mistake, Mistakes, Summary, measures
+from torchcaps.explain.exhibits.answers import Confusion, Mistake, Mistakes, Quantity, Summary, measures
 from torchcaps.explain.exhibits.assignments import Assignments, ShareMaps
 from torchcaps.explain.exhibits.base import Exhibit, Table, list_exhibits, register_exhibit
 from torchcaps.explain.exhibits.choice import exhibits_of, exhibits_of_classifier
@@ -25,12 +25,12 @@ __all__ = [
     "LayerPoses",
     "LayerTypes",
     "LearningCurves",
-    "Measure",
     "Mistake",
     "Mistakes",
     "Panel",
     "Perturbations",
     "PoseMaps",
+    "Quantity",
     "Reconstructions",
     "ShareMaps",
     "Summary",

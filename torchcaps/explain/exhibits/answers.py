@@ -13,7 +13,7 @@ from torchcaps.explain.findings import Findings
 _MISTAKES = 24
 
 
-class Measure(NamedTuple):
+class Quantity(NamedTuple):
     """A number with its name."""
 
     name: str
@@ -32,10 +32,10 @@ class Summary(Exhibit):
     """
 
     recorded: Mapping[str, Any]
-    measured: tuple[Measure, ...]
+    measured: tuple[Quantity, ...]
 
     @classmethod
-    def of(cls, title: str, recorded: Mapping[str, Any], measured: Sequence[Measure]) -> "Summary":
+    def of(cls, title: str, recorded: Mapping[str, Any], measured: Sequence[Quantity]) -> "Summary":
         """Any task may bring measures of its own; those of classification are :func:`measures`."""
         text = "What the run says of itself, and below it what was measured for this report."
         return cls(title=title, text=text, recorded=dict(recorded), measured=tuple(measured))
@@ -51,17 +51,17 @@ def _words(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
 
 
-def measures(findings: Findings) -> list[Measure]:
+def measures(findings: Findings) -> list[Quantity]:
     """What a classifier's answers come to."""
     found = [
-        Measure("images in this report", len(findings.labels)),
-        Measure("accuracy on them", findings.accuracy, percent=True),
-        Measure("error on them", findings.error, percent=True),
-        Measure("mean activation of the true class", findings.true_activation),
-        Measure("images with no class above 0.5", findings.undecided, percent=True),
+        Quantity("images in this report", len(findings.labels)),
+        Quantity("accuracy on them", findings.accuracy, percent=True),
+        Quantity("error on them", findings.error, percent=True),
+        Quantity("mean activation of the true class", findings.true_activation),
+        Quantity("images with no class above 0.5", findings.undecided, percent=True),
     ]
     if findings.entropy is not None:
-        found.append(Measure("entropy of the assignments (0 hard, 1 uniform)", findings.entropy))
+        found.append(Quantity("entropy of the assignments (0 hard, 1 uniform)", findings.entropy))
     return found
 
 
