@@ -101,7 +101,7 @@ def test_a_single_place_has_no_statistics_of_its_own(kind: Any) -> None:
 
 def test_wrong() -> None:
     with pytest.raises(ValueError, match="kind must be 'element' or 'type', got 'layer'"):
-        PoseNorm(2, 4, "layer")  # type: ignore[arg-type]
+        PoseNorm(2, 4, "layer")
     with pytest.raises(ValueError, match=r"poses must be \(B, \*sites, 3, 4, 3\), got shape \(1, 2, 4, 3\)"):
         PoseNorm(3, (4, 3))(torch.zeros(1, 2, 4, 3))
 

@@ -118,4 +118,4 @@ class TestModule:
 
     def test_wrong_kind_of_learning(self) -> None:
         with pytest.raises(ValueError, match="learn_sharpness must be one of"):
-            EMRouting(learn_sharpness="child")  # type: ignore[arg-type]
+            EMRouting(learn_sharpness="child")

@@ -81,7 +81,7 @@ class TestBroken:
         class Curt(NaiveVotes):
             @classmethod
             def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
-                return True  # type: ignore[return-value]
+                return True
 
         with pytest.raises(AssertionError, match=r"Curt\.supports must give a str, got True"):
             check_backend(Curt)
