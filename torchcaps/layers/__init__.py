@@ -10,7 +10,7 @@ from torchcaps.layers.fixed_point import (
     self_weighted_pooling,
 )
 from torchcaps.layers.linear import CapsLinear
-from torchcaps.layers.pose_norm import PoseNorm
+from torchcaps.layers.pose_norm import PoseMagnitude, PoseNorm
 from torchcaps.layers.primary import PrimaryCaps, PrimaryCaps1d, PrimaryCaps3d, PrimaryCapsNd
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "ClassCaps",
     "FullyConnectedDecoder",
     "ImplicitActivation",
+    "PoseMagnitude",
     "PoseNorm",
     "PrimaryCaps",
     "PrimaryCaps1d",

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsConv2d, ClassCaps, FullyConnectedDecoder, PrimaryCaps
+from torchcaps.layers.classcaps import Coordinates
 from torchcaps.layers.conv import Competition
 from torchcaps.layers.pose_norm import PoseScale
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
@@ -56,7 +57,8 @@ class MatrixCapsNet(CapsuleClassifier):
         class_routing: of the class capsules.
         competition: which parents compete for a child: all that see it in the ``image``, those of one type at any
             ``position``, or those of one ``window``.
-        coordinates: add the children's places to their votes for the class capsules.
+        coordinates: add the children's places to their votes for the class capsules; ``"scaled"``: multiplied by how
+            large their poses are.
         decoder_hidden: widths of the decoder's hidden layers; None for no decoder, as in the paper.
         decoder_by_class: whether the decoder is told which class it decodes.
         pose_norm: normalise the poses that go into each routed layer, see :class:`~torchcaps.layers.PoseNorm`; None, as
@@ -77,7 +79,7 @@ class MatrixCapsNet(CapsuleClassifier):
         routing: Routing | None = None,
         class_routing: Routing | None = None,
         competition: Competition = "image",
-        coordinates: bool = True,
+        coordinates: Coordinates = True,
         decoder_hidden: Sequence[int] | None = None,
         decoder_by_class: bool = True,
         pose_norm: PoseScale | None = "element",
