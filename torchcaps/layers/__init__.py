@@ -9,6 +9,7 @@ from torchcaps.layers.fixed_point import (
     implicit_activation,
     self_weighted_pooling,
 )
+from torchcaps.layers.identity_path import IdentityPath
 from torchcaps.layers.linear import CapsLinear
 from torchcaps.layers.pose_norm import PoseMagnitude, PoseNorm
 from torchcaps.layers.primary import PrimaryCaps, PrimaryCaps1d, PrimaryCaps3d, PrimaryCapsNd
@@ -21,6 +22,7 @@ __all__ = [
     "CapsLinear",
     "ClassCaps",
     "FullyConnectedDecoder",
+    "IdentityPath",
     "ImplicitActivation",
     "PoseMagnitude",
     "PoseNorm",
