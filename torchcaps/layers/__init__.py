@@ -10,6 +10,7 @@ from torchcaps.layers.fixed_point import (
     self_weighted_pooling,
 )
 from torchcaps.layers.identity_path import IdentityPath
+from torchcaps.layers.initial import preserve_deviation
 from torchcaps.layers.linear import CapsLinear
 from torchcaps.layers.pose_norm import PoseMagnitude, PoseNorm
 from torchcaps.layers.primary import PrimaryCaps, PrimaryCaps1d, PrimaryCaps3d, PrimaryCapsNd
@@ -34,5 +35,6 @@ __all__ = [
     "coordinate_addition",
     "implicit_activation",
     "mask_capsules",
+    "preserve_deviation",
     "self_weighted_pooling",
 ]

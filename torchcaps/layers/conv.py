@@ -47,7 +47,8 @@ class CapsConvNd(nn.Module):
         residual: add the children's poses to the routed ones (before they are normalised), see
             :class:`~torchcaps.layers.IdentityPath`; children and parents then have poses of the same shape.
         init_std: deviation of the transforms' normal initialisation; None for sqrt(I / P), with I children in a window
-            (of a group): the mean vote of children that agree on nothing then has their deviation, at any depth.
+            (of a group): the mean vote of equally active children that agree on nothing then has their deviation, where
+            none of them are padding. :func:`~torchcaps.layers.preserve_deviation` scales to that of any.
         backend: ``"naive"``, ``"chunked"``, or None for the dispatcher's choice.
 
     Shape:
