@@ -157,9 +157,9 @@ def test_half_precision_and_windows_without_active_children(dtype: torch.dtype) 
 
 
 def test_networks() -> None:
-    """Saved, exported, one example as in a batch; with coordinates that are scaled to the poses."""
+    """Saved, exported, one example as in a batch; with a relative floor and coordinates scaled to the poses too."""
     options: dict[str, Any] = {"image_shape": (1, 17, 17), "types": (2, 3, 3), "channels": 4}
-    options["routing"] = EMRouting.preset("soft", steps=1)
+    options["routing"] = EMRouting.preset("soft", steps=1, relative_floor=0.01)
     model = create_model("matrixcapsnet_small", residual=True, coordinates="scaled", **options)
     names = {name for name, _ in model.named_parameters()}
     assert "conv_caps1.identity_path.mix" in names

@@ -9,6 +9,7 @@ from torch import Tensor
 from torchcaps import CapsConv2d, Capsules, ClassCaps
 from torchcaps.ops import Votes
 from torchcaps.routing import EM_PRESETS, EMRouting, EMSettings, Routed, em_routing
+from torchcaps.testing import assert_equivariant, signed_permutation
 
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 SCALES = pytest.mark.parametrize("scale", [1e-3, 1e3])
@@ -154,6 +155,11 @@ def test_gradcheck() -> None:
 
     inputs = (normal(1, 5, 2, 3).requires_grad_(), normal(1, 5, seed=2).requires_grad_())
     assert torch.autograd.gradcheck(call, (*inputs, *routing.parameters()))
+
+
+def test_a_change_of_viewpoint_passes_through() -> None:
+    layer = CapsConv2d(3, 4, (2, 3), (2, 3), 3, 2, 1, routing=EMRouting.preset("soft", relative_floor=0.1)).double()
+    assert_equivariant(layer, feature_map(), signed_permutation(2), atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
