@@ -61,11 +61,12 @@ class IdentityPath(nn.Module):
 
     def _means(self, pose: Tensor, activation: Tensor, windows: Windows) -> Tensor:
         """The mean of each window's children of each type, (B, *grid', in_types, H)."""
-        sites = windows.sites(pose.device)  # [windows, places]
-        weight = windows.pad(activation).unflatten(1, (-1, self.in_types))[:, sites, :, None]
-        found = windows.pad(pose).unflatten(1, (-1, self.in_types))[:, sites]  # [B, windows, places, in_types, H]
-        total = weight.sum(2)
-        return ((weight * found).sum(2) / torch.where(total > 0, total, 1.0)).unflatten(1, windows.out)
+        weight = activation[..., None]
+        both = windows.pad(torch.cat([weight * pose, weight], -1))  # [B, children, H + 1]
+        sites = windows.children(self.in_types, pose.device)  # [windows, places * in_types]
+        seen = both.index_select(1, sites.flatten()).view(len(both), len(sites), -1, self.in_types, both.shape[-1])
+        total, mass = seen.sum(2).split([both.shape[-1] - 1, 1], -1)
+        return (total / torch.where(mass > 0, mass, 1.0)).unflatten(1, windows.out)
 
     def extra_repr(self) -> str:
         """Types, and whether they are mixed."""

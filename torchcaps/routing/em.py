@@ -116,11 +116,13 @@ def em_m_step(
         smooth = mean + settings.mean_smoothing * (old - mean)
         mean, variance = smooth, variance + (mean - smooth).square()
     variance = variance + (settings.variance_floor if unit is None else settings.relative_floor * unit)
-    log_variance = (variance if unit is None else variance / unit).log()
     mass, parents, size = moments.mass, *variance.shape[1:]
+    log_variance = variance.log().sum(-1)
+    if unit is not None:
+        log_variance = log_variance - size * unit.log().squeeze(-1)
     if settings.mass_scale is not None:
         mass = mass * (settings.mass_scale * parents / children)
-    cost = settings.cost_scale * (size * beta_u + log_variance.sum(-1) / 2) * mass
+    cost = settings.cost_scale * (size * beta_u + log_variance / 2) * mass
     if settings.standardise:
         centred = cost - cost.mean(-1, keepdim=True)
         cost = centred / (centred.square().mean(-1, keepdim=True) + 1e-8).sqrt()
