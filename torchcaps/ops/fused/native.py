@@ -68,6 +68,8 @@ def scores(call: Call, *, orphan: bool, reduced: bool) -> Tensor:
     """The logits (B, I, J), or their normaliser (B, I)."""
     B, I, J, *_ = call.sizes
     out = call.children.new_empty((B, I) if reduced else (B, I, J))
+    if J == 0:
+        return out.fill_(0.0 if orphan else -torch.inf)
     _run(_SCORES, call, {"scores": out}, orphan=orphan, reduced=reduced)
     return out
 
@@ -97,12 +99,12 @@ def _run(which: int, call: Call, results: dict[str, Tensor | None], **options: b
     windows = 1 if call.sites is None else len(call.sites)
     shared, similarity = call.transforms.shape[0] == 1 and I > 1, min(len(call.similarity), 2)
     sizes = zip(_SIZES, (images, grid, windows, I, J, M, P, D, shared, similarity), strict=False)
-    for name, tensor in tensors.items():
-        assert tensor is None or tensor.is_contiguous(), name
     pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
-    library().torchcaps_run(
+    done = library().torchcaps_run(
         ctypes.byref(_Call(**dict(sizes), **options, **pointers)), which, call.children.dtype == torch.float64
     )
+    if not done:
+        raise IndexError(f"sites must be from 0 to {grid - 1}, got {call.sites}")
 
 
 @cache
@@ -114,7 +116,7 @@ def library() -> ctypes.CDLL:
     """
     loaded = ctypes.CDLL(str(build()))
     loaded.torchcaps_run.argtypes = (ctypes.POINTER(_Call), ctypes.c_int64, ctypes.c_int64)
-    loaded.torchcaps_run.restype = None
+    loaded.torchcaps_run.restype = ctypes.c_int64
     return loaded
 
 

@@ -49,14 +49,53 @@ class Call(NamedTuple):
         fields = (None if field is None else torch.zeros_like(field) for field in self[:5])
         return Call._make([*fields, None, tuple(torch.zeros_like(field) for field in self.similarity)])
 
-    def contiguous(self) -> "Call":
-        """The same tensors, each in one piece."""
-        fields = (None if field is None else field.contiguous() for field in self[:6])
-        return Call._make([*fields, tuple(field.contiguous() for field in self.similarity)])
+    def readable(self) -> "Call":
+        """The same tensors, each in one piece, as the kernels read them.
+
+        Raises:
+            ValueError: if one does not fit the children: the kernels would read memory that is not its own.
+        """
+        B, I, J, M, P, D = self.sizes
+        children, by_child, by_vote = self.children, self.children.shape[:2], (B, J, M * D)
+        if children.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"children must be float32 or float64, got {children.dtype}")
+        if len(self.similarity) not in (0, 1, 3):
+            raise ValueError(f"similarity must have none, one or three tensors, got {len(self.similarity)}")
+        return Call(
+            children.contiguous(),
+            readable("transforms", self.transforms, (1 if len(self.transforms) == 1 else I, J, P, D), children),
+            readable("coordinates", self.coordinates, (I, M * D), children),
+            readable("weights", self.weights, by_child, children),
+            readable("log_partition", self.log_partition, by_child, children),
+            None if self.sites is None else readable("sites", self.sites, self.sites.shape, children, torch.int32),
+            tuple(
+                readable(f"similarity[{place}]", field, by_vote if place < 2 else (B, J), children)
+                for place, field in enumerate(self.similarity)
+            ),
+        )
 
     def flat(self) -> list[Tensor]:
         """The tensors that are there, but for the sites."""
         return [field for field in (*self[:5], *self.similarity) if field is not None]
+
+
+def readable(
+    name: str, tensor: Tensor | None, shape: Sequence[int], children: Tensor, dtype: torch.dtype | None = None
+) -> Any:
+    """The tensor in one piece, if it is there and fits the children.
+
+    Raises:
+        ValueError: if its shape, dtype or device is another one.
+    """
+    if tensor is None:
+        return None
+    dtype = dtype or children.dtype
+    if tensor.shape != shape or tensor.dtype != dtype or tensor.device != children.device:
+        raise ValueError(
+            f"{name} must be {dtype} {tuple(shape)} on {children.device}, got {tensor.dtype} {tuple(tensor.shape)} on "
+            f"{tensor.device}"
+        )
+    return tensor.contiguous()
 
 
 class Kernels(Protocol):
@@ -128,7 +167,7 @@ def why_not(backend: str) -> str:
 def _moments(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Mass, sum and scatter; a scatter that was not asked for is empty."""
     call, backend, (orphan, hard, scatter) = _opened(arguments)
-    mass, total, second = _kernels(backend).moments(call.contiguous(), orphan=orphan, hard=hard, scatter=scatter)
+    mass, total, second = _kernels(backend).moments(call.readable(), orphan=orphan, hard=hard, scatter=scatter)
     return mass, total, mass.new_empty(0) if second is None else second
 
 
@@ -144,15 +183,19 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _moments_backward(*arguments: Any) -> list[Tensor]:
     """The gradients of the tensors of the call that are there."""
     call, backend, (orphan, hard, *upstream) = _opened(arguments)
-    pieces: list[Any] = [None if grad is None else grad.contiguous() for grad in upstream]
-    return _kernels(backend).moments_backward(call.contiguous(), *pieces, orphan=orphan, hard=hard).flat()
+    B, _, J, M, _, D = call.sizes
+    pieces = [
+        readable(name, grad, (B, J) if name == "grad_mass" else (B, J, M * D), call.children)
+        for name, grad in zip(("mean", "grad_mass", "grad_sum", "grad_scatter"), upstream, strict=True)
+    ]
+    return _kernels(backend).moments_backward(call.readable(), *pieces, orphan=orphan, hard=hard).flat()
 
 
 @torch.library.custom_op("torchcaps::scores", mutates_args=(), schema=_SCORES)
 def _scores(*arguments: Any) -> Tensor:
     """The logits, or their normaliser."""
     call, backend, (orphan, reduced) = _opened(arguments)
-    return _kernels(backend).scores(call.contiguous(), orphan=orphan, reduced=reduced)
+    return _kernels(backend).scores(call.readable(), orphan=orphan, reduced=reduced)
 
 
 @_scores.register_fake
@@ -166,10 +209,9 @@ def _(*arguments: Any) -> Tensor:
 def _scores_backward(*arguments: Any) -> list[Tensor]:
     """The gradients of the tensors of the call that are there."""
     call, backend, (orphan, reduced, scores, grad) = _opened(arguments)
-    grads = _kernels(backend).scores_backward(
-        call.contiguous(), scores, grad.contiguous(), orphan=orphan, reduced=reduced
-    )
-    return grads.flat()
+    shape = call.sizes[: 2 if reduced else 3]
+    pieces = (readable(name, field, shape, call.children) for name, field in (("scores", scores), ("grad", grad)))
+    return _kernels(backend).scores_backward(call.readable(), *pieces, orphan=orphan, reduced=reduced).flat()
 
 
 @_moments_backward.register_fake
@@ -239,6 +281,8 @@ class FusedVotes(VoteSource):
 
     def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
         """One E-step and the sums of the M-step that follows."""
+        if self.empty:
+            return naive.stored_moments(self, similarity, weights, rule, scatter)
         without_votes = self.sites is None and self.coordinates is None and not (scatter or rule.hard)
         if without_votes and similarity is None:
             return uniform_moments(self.children, self.transforms, weights, rule)
@@ -258,13 +302,17 @@ class FusedVotes(VoteSource):
 
     def logits(self, similarity: Similarity | None) -> Tensor:
         """The logits, (B, I, J)."""
+        if self.empty:
+            return naive.stored(self).logits(similarity)
         return _scores(*self._call(similarity), self.backend, False, False)
 
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
         """The normaliser, (B, I)."""
         if similarity is None:
             B, I, J, *_ = self._call(None).sizes
-            return self.children.new_full((B, I), math.log(J + orphan))
+            return self.children.new_full((B, I), math.log(J + orphan) if J + orphan else -math.inf)
+        if self.empty:
+            return naive.logits_partition(self.logits(similarity), orphan)
         return _scores(*self._call(similarity), self.backend, orphan, True)
 
     def _call(
