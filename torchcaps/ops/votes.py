@@ -1,5 +1,6 @@
 """Votes: what routing algorithms are written against."""
 
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -216,6 +217,8 @@ def _checked_similarity(similarity: Any) -> Similarity | None:
     )
 
 
-def _full_precision(tensor: Tensor) -> torch.autocast:
+def _full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
     """Routing is clustering: its sums run over all children, and do not survive half precision."""
+    if tensor.device.type == "meta":  # which has no autocast to switch off
+        return nullcontext()
     return torch.autocast(device_type=tensor.device.type, enabled=False)

@@ -20,6 +20,7 @@ from torchcaps.ops.chunked.inner_product import InnerProductMoments
 from torchcaps.ops.chunked.moments import ChunkedMoments, ChunkedScores, Options
 from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import attention_moments, uniform_moments
+from torchcaps.ops.derivatives import only_stored
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 
 
@@ -38,8 +39,8 @@ class ChunkedVotes(VoteSource):
 
     @classmethod
     def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
-        """Everything."""
-        return ""
+        """Everything that has a first derivative in reverse mode."""
+        return only_stored()
 
     def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
         """One E-step and the sums of the M-step that follows."""

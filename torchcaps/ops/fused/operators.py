@@ -6,7 +6,7 @@ A set of kernels is a module or object with the four functions of :class:`Kernel
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, cast
@@ -18,6 +18,7 @@ from torchcaps.numerics import positive
 from torchcaps.ops import naive
 from torchcaps.ops.backend import Moments, Rule, VoteSource
 from torchcaps.ops.closed_forms import attention_moments, uniform_moments
+from torchcaps.ops.derivatives import Tensors, gradients, only_stored
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 
 
@@ -229,16 +230,52 @@ def _save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
 
 def _saved(ctx: Any) -> tuple[list[Any], Tensor]:
     """What :func:`_save` kept: the call as arguments, and the result."""
-    *fields, result = ctx.saved_tensors[:7]
-    return [*fields, ctx.saved_tensors[7:]], result
+    saved = ctx.saved_tensors
+    return [*saved[:6], saved[7:]], saved[6]
 
 
-def _placed(ctx: Any, flat: Sequence[Tensor]) -> tuple[Any, ...]:
-    """The gradients at the places of an operator's arguments."""
-    (*fields, _, _), _ = _saved(ctx)
-    found = iter(flat)
-    grads = [None if field is None else next(found) for field in fields]
-    return *grads, None, list(found), *(None for _ in ctx.options)
+def _gradients(
+    ctx: Any,
+    backward: Callable[[Call, Tensor, Tensors], list[Tensor]],
+    function: Callable[..., Tensors],
+    upstream: Tensors,
+) -> Any:
+    """The gradients at the places of an operator's arguments.
+
+    Args:
+        ctx: of the operator.
+        backward: the operator that finds them, of a call, the result that was kept, and the upstream gradients.
+        function: what the operator does, in plain PyTorch, of a call and its options.
+        upstream: the gradients of its results.
+    """
+    (*fields, sites, similarity), result = _saved(ctx)  # once: a checkpoint gives them out once
+
+    def call_of(tensors: Tensors) -> Call:
+        return Call._make([*tensors[:5], sites, tensors[5:]])
+
+    def work(tensors: Tensors, upstream: Tensors) -> list[Tensor | None]:
+        found = iter(backward(call_of(tensors), result, upstream))
+        return [None if tensor is None else next(found) for tensor in tensors]
+
+    grads = gradients(work, lambda *tensors: function(call_of(tensors), *ctx.options), [*fields, *similarity], upstream)
+    return *grads[:5], None, list(grads[5:]), *(None for _ in ctx.options)
+
+
+def _stored_votes(call: Call) -> tuple["FusedVotes", Similarity | None]:
+    """The votes of a call, and what they are compared with."""
+    kinds: dict[int, Callable[..., Similarity | None]] = {0: lambda: None, 1: InnerProduct, 3: Gaussian}
+    return FusedVotes(*call[:3], call.sites), kinds[len(call.similarity)](*call.similarity)
+
+
+def _stored_moments(call: Call, backend: str, orphan: bool, hard: bool, scatter: bool) -> Tensors:
+    votes, similarity = _stored_votes(call)
+    return naive.stored_moments(votes, similarity, call.weights, Rule(orphan, hard, call.log_partition), scatter)
+
+
+def _stored_scores(call: Call, backend: str, orphan: bool, reduced: bool) -> Tensors:
+    votes, similarity = _stored_votes(call)
+    logits = naive.stored(votes).logits(similarity)
+    return (naive.logits_partition(logits, orphan) if reduced else logits,)
 
 
 def _moments_context(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -247,10 +284,12 @@ def _moments_context(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tens
 
 
 def _moments_gradient(ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor) -> tuple[Any, ...]:
-    arguments, mean = _saved(ctx)
     *options, scatter = ctx.options
-    second = grad_scatter if scatter else None
-    return _placed(ctx, _moments_backward(*arguments, *options, mean, grad_mass, grad_sum, second))
+
+    def backward(call: Call, mean: Tensor, upstream: Tensors) -> list[Tensor]:
+        return _moments_backward(*call, *options, mean, *upstream)
+
+    return _gradients(ctx, backward, _stored_moments, (grad_mass, grad_sum, grad_scatter if scatter else None))
 
 
 def _scores_context(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
@@ -258,8 +297,10 @@ def _scores_context(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
 
 
 def _scores_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    arguments, scores = _saved(ctx)
-    return _placed(ctx, _scores_backward(*arguments, *ctx.options, scores, grad))
+    def backward(call: Call, scores: Tensor, upstream: Tensors) -> list[Tensor]:
+        return _scores_backward(*call, *ctx.options, scores, *upstream)
+
+    return _gradients(ctx, backward, _stored_scores, (grad,))
 
 
 _moments.register_autograd(_moments_gradient, setup_context=_moments_context)
@@ -277,7 +318,7 @@ class FusedVotes(VoteSource):
         """Inner products and Gaussians under a softmax, with or without an orphan, or an argmax."""
         if similarity is not None and type(similarity) not in (InnerProduct, Gaussian):
             return f"the kernels have inner products and Gaussians, not {type(similarity).__name__}"
-        return f"the kernels do not have {rule.special}" if rule.special else ""
+        return f"the kernels do not have {rule.special}" if rule.special else only_stored()
 
     def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
         """One E-step and the sums of the M-step that follows."""
