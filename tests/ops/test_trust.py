@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import torchcaps as tc
 from torchcaps.ops import BACKENDS, Gaussian, InnerProduct, Moments, Normaliser, Rule, Similarity, Votes, VoteSource
 
 N, G, J, M, P, D = 2, 5, 3, 2, 3, 2
@@ -256,3 +257,45 @@ def test_item14_the_operators_take_empty_axes(name: str) -> None:
     assert (normaliser.isfinite() if J else normaliser == -torch.inf).all()
     gradients = torch.ops.torchcaps.moments_backward(*call, False, False, mean, by_parent, mean, mean)
     assert [gradient.shape for gradient in gradients[:2]] == [fields[0].shape, fields[1].shape]
+
+
+def features(types: int, pose: tuple[int, ...]) -> tc.Capsules:
+    """A grid of capsules; of the first example, one pose is not a number."""
+    children = tc.Capsules(random(2, 4, 4, types, *pose).float(), random(2, 4, 4, types).sigmoid().float())
+    children.pose[0, 1, 1, 0] = torch.nan
+    return children
+
+
+@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+@pytest.mark.parametrize("routing", tc.list_routings())
+def test_item4_nan_comes_through_every_layer(backend: str, routing: str) -> None:
+    torch.manual_seed(0)
+    chosen, pose = tc.create_routing(routing), (2, 3)
+    layers = [
+        tc.CapsLinear(32, 3, pose, (2, 2), routing=chosen),
+        tc.ClassCaps(2, 3, pose, (2, 2), routing=chosen),
+        tc.CapsConv2d(2, 3, pose, (2, 2), 4, routing=chosen, competition="window"),
+        tc.CapsConv2d(2, 3, pose, (2, 2), 4, routing=chosen),
+    ]
+    for layer in layers:
+        try:
+            with tc.use_backend(backend):
+                parents = layer.train(chosen.trainable)(features(2, pose))
+        except ValueError as error:
+            assert f"backend {backend!r} cannot do" in str(error) or "competition='window'" in str(error)  # noqa: PT017
+            continue
+        assert parents.activation[0].isnan().all()
+        assert parents.activation[1].isfinite().all()
+        assert not tc.margin_loss(parents.activation.flatten(1)[:, :3], torch.tensor([0, 1])).isfinite()
+
+
+def test_item4_nan_of_one_parent_is_seen_by_all_that_compete_with_it() -> None:
+    """Windows beside each other share children: a normaliser that hides NaN leaves shares of more than the whole."""
+    windows = tc.ops.Windows((1, 3), (1, 2), (1, 1), (0, 0), (1, 1))
+    sites, children = windows.children(1, torch.device("cpu")), random(1, 3, 1, 2)
+    parents = random(2, 2, 2)
+    parents[0, 0] = torch.nan
+    votes = Votes(children, random(2, 2, 2, 2), normaliser=tc.ops.GridWide(windows=windows), sites=sites)
+    assignment = votes.assignment(InnerProduct(parents))
+    assert assignment[1, 0].isnan().all()  # the child in the middle, which both windows see
+    assert assignment[1, 1].isfinite().all()
