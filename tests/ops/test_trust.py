@@ -299,3 +299,18 @@ def test_item4_nan_of_one_parent_is_seen_by_all_that_compete_with_it() -> None:
     assignment = votes.assignment(InnerProduct(parents))
     assert assignment[1, 0].isnan().all()  # the child in the middle, which both windows see
     assert assignment[1, 1].isfinite().all()
+
+
+def test_item18_exponentials_are_the_same_on_every_backend() -> None:
+    """Under a normaliser that is given, a share is exp(l - Z), up to where float32 ends, and infinite beyond."""
+    heights = torch.cat([torch.linspace(-110, 91, 4021), torch.tensor([88.7228, 88.7229, torch.inf, -torch.inf])])
+    children = torch.ones(len(heights), 1, 1)
+    for sites in (None, torch.zeros(1, 1, dtype=torch.int32)):
+        for backend in ("chunked", "native"):
+            votes = Votes(
+                children, torch.ones(1, 1, 1, 1), None, Given(-heights[:, None]), backend=backend, sites=sites
+            )
+            mass = votes.moments(InnerProduct(torch.zeros(len(heights), 1, 1)), scatter=True).mass[:, 0]
+            small = heights < -87  # numbers that are hardly there
+            torch.testing.assert_close(mass[~small], heights[~small].exp(), rtol=1e-6, atol=0)
+            assert mass[small].max() < 2e-38

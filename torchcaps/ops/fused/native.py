@@ -177,8 +177,8 @@ def _digest(path: Path) -> str:
 
 def _made(compiler: list[str], folder: Path, name: str) -> Path:
     """Compiles the library; what an earlier, interrupted process left is swept away."""
-    for scratch in folder.glob("making-*"):
-        shutil.rmtree(scratch, ignore_errors=True)
+    for left in folder.glob("making-*"):
+        shutil.rmtree(left, ignore_errors=True)
     damaged = list(folder.glob(f"{name}-*.so"))
     cause = f" again, because {damaged[0]} is damaged" if damaged else ", once"
     logging.getLogger("torchcaps").warning("compiling torchcaps' C++ kernels%s: this takes half a minute", cause)
