@@ -1,9 +1,11 @@
 """Losses by hand-computed numbers."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps import (
@@ -245,3 +247,18 @@ def test_reconstruction_in_half_precision(dtype: torch.dtype) -> None:
     loss = reconstruction_loss(torch.ones_like(images), images)
     assert loss.dtype == torch.float32
     assert loss == 100_000
+
+
+@pytest.mark.parametrize(
+    "loss", [margin_loss, length_cross_entropy, negative_log_likelihood, spread_loss], ids=lambda loss: loss.__name__
+)
+def test_item4_losses_do_not_hide_nan(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    for place in range(4):  # of the true class, or another
+        seen = activation()
+        with torch.no_grad():
+            seen[0, place] = torch.nan
+        value = loss(seen, torch.tensor([1, 2, 3]))
+        assert value.isnan()
+        (gradient,) = torch.autograd.grad(value, seen)
+        assert gradient[0].isnan().any()
+        assert gradient[1:].isfinite().all()

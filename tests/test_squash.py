@@ -136,3 +136,26 @@ def test_unknown_kind() -> None:
         squash(poses(3), "relu")
     with pytest.raises(ValueError, match=message):
         Squash("relu")
+
+
+@kinds
+@dtypes
+def test_item4_nan_comes_through_in_value_and_gradient(kind: str, dtype: torch.dtype) -> None:
+    pose = torch.tensor([[1.0, torch.nan], [0.0, 0.0], [3.0, 4.0]], dtype=dtype, requires_grad=True)
+    for function in (lambda pose: squash(pose, kind), length, lambda pose: length(squash(pose, kind))):
+        out = function(pose)
+        (gradient,) = torch.autograd.grad(out.square().sum(), pose)
+        assert out[0].isnan().any()
+        assert out[1:].isfinite().all()
+        assert gradient[0].isnan().any()
+        assert gradient[1:].isfinite().all()
+    assert not torch.autograd.grad(length(pose)[1].sum(), pose)[0][1].any()
+
+
+@kinds
+def test_item4_infinite_numbers_are_not_hidden(kind: str) -> None:
+    pose = torch.tensor([[1.0, torch.inf], [3.0, 4.0]])
+    assert length(pose).tolist() == [torch.inf, 5.0]
+    out = squash(pose, kind)
+    assert (out[0].isinf() if kind == "none" else out[0].isnan()).any()
+    assert out[1].isfinite().all()

@@ -1,4 +1,9 @@
-"""What all rooms need of numbers: the dtype to compute in, and divisors that cannot vanish."""
+"""What all rooms need of numbers: the dtype to compute in, divisors that cannot vanish, sizes that are sizes."""
+
+import math
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,3 +21,29 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
         if tensor is not None:
             dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
+
+
+def check_sizes(least: int = 1, **sizes: Any) -> None:
+    """Sees that arguments are sizes: whole numbers, or sequences of them; None is left alone.
+
+    Raises:
+        ValueError: if one is no whole number, or smaller than ``least``; names the argument.
+    """
+    for name, size in sizes.items():
+        numbers = size if isinstance(size, Sequence) and not isinstance(size, str) else [size]
+        for number in numbers if size is not None else ():
+            if not isinstance(number, Integral) or isinstance(number, bool):
+                raise ValueError(f"{name} must be in whole numbers, got {size!r}")
+            if number < least:
+                raise ValueError(f"{name} must be at least {least}, got {size!r}")
+
+
+def check_finite(**numbers: float | None) -> None:
+    """Sees that arguments are finite numbers; None is left alone.
+
+    Raises:
+        ValueError: if one is infinite or NaN; names the argument.
+    """
+    for name, number in numbers.items():
+        if number is not None and not math.isfinite(number):
+            raise ValueError(f"{name} must be finite, got {number}")

@@ -15,15 +15,16 @@ def _squared_length(pose: Tensor, dim: Dims) -> Tensor:
 
 
 def _safe_length(squared: Tensor) -> Tensor:
-    """The root where there is one, else 0 with gradient 0: sqrt alone has an infinite gradient at 0."""
-    some = squared > 0
-    return torch.where(some, torch.where(some, squared, 1.0).sqrt(), 0.0)
+    """The root, with gradient 0 at 0: sqrt alone has an infinite one there. NaN comes through."""
+    none = squared == 0
+    return torch.where(none, 0.0, torch.where(none, 1.0, squared).sqrt())
 
 
 def length(pose: Tensor, dim: Dims = -1) -> Tensor:
     r"""Euclidean length :math:`n = \sqrt{\langle s, s \rangle}` along ``dim``, which is dropped; gradient 0 at 0.
 
-    Computed in float32 at least and returned in the dtype of ``pose``.
+    Computed in float32 at least and returned in the dtype of ``pose``. NaN gives NaN, in value and gradient; a pose
+    whose square overflows (1.8e19 in float32) has length inf.
     """
     squared = _squared_length(pose.to(compute_dtype(pose)), dim)
     return _safe_length(squared).squeeze(dim).to(pose.dtype)
@@ -31,8 +32,8 @@ def length(pose: Tensor, dim: Dims = -1) -> Tensor:
 
 def _unit(length: Tensor, value: Tensor) -> Tensor:
     """``value / length`` for a value that is about ``length`` near 0, where the ratio is 1."""
-    some = length > 0
-    return torch.where(some, value / torch.where(some, length, 1.0), 1.0)
+    none = length == 0
+    return torch.where(none, 1.0, value / torch.where(none, 1.0, length))
 
 
 # Each gives the factor of the pose, |squash(s)| / |s|, from the squared length.
@@ -60,7 +61,9 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
     ``none``       n
     ============== ================== ======================================
 
-    Zero in gives zero out with a finite gradient. Computed in float32 at least and returned in the dtype of ``pose``.
+    Zero in gives zero out with a finite gradient; NaN gives NaN, in value and gradient, and so does an infinite number,
+    but for ``none``. A pose whose square overflows (1.8e19 in float32) is infinitely long: NaN, or 0 under ``tanh``,
+    ``exponential`` and ``rational``. Computed in float32 at least and returned in the dtype of ``pose``.
 
     Args:
         pose: any shape.

@@ -10,6 +10,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers.identity_path import IdentityPath
 from torchcaps.layers.pose import PerAxis, Pose, check_map, check_rows, per_axis, pose_shape, present
 from torchcaps.layers.pose_norm import PoseNorm, PoseScale
+from torchcaps.numerics import check_finite, check_sizes
 from torchcaps.ops import GridWide, Normaliser, PositionWide, Votes, Windows
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 
@@ -88,10 +89,8 @@ class CapsConvNd(nn.Module):
         self.stride = per_axis("stride", stride, self.axes, 1)
         self.padding = per_axis("padding", padding, self.axes, 0)
         self.dilation = per_axis("dilation", dilation, self.axes, 1)
-        if min(in_types, out_types, groups) < 1:
-            raise ValueError(
-                f"in_types, out_types and groups must be at least 1, got {in_types}, {out_types} and {groups}"
-            )
+        check_sizes(in_types=in_types, out_types=out_types, groups=groups, in_pose=in_pose, out_pose=out_pose)
+        check_finite(init_std=init_std)
         if in_types % groups or out_types % groups:
             raise ValueError(f"groups must divide in_types and out_types, got {groups} for {in_types} and {out_types}")
         if competition not in COMPETITIONS:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.numerics import check_sizes
 
 
 def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
@@ -58,6 +59,7 @@ class FullyConnectedDecoder(nn.Module):
         by_class: bool = True,
     ) -> None:
         super().__init__()
+        check_sizes(in_features=in_features, image_shape=image_shape, hidden=hidden)
         self.by_class = by_class
         self.image_shape = tuple(image_shape)
         layers: list[nn.Module] = []

@@ -5,10 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-
-def _check_steps(steps: int) -> None:
-    if steps < 0:
-        raise ValueError(f"steps must be at least 0, got {steps}")
+from torchcaps.routing.base import check_steps
 
 
 def implicit_activation(x: Tensor, function: Callable[[Tensor], Tensor] = torch.cos, steps: int = 3) -> Tensor:
@@ -27,11 +24,11 @@ def implicit_activation(x: Tensor, function: Callable[[Tensor], Tensor] = torch.
         steps: how often f is applied, at least 0.
 
     Raises:
-        ValueError: if ``steps`` is negative.
+        ValueError: if ``steps`` is negative or absurd.
 
     Source: Su 2018, "A feast of capsules" (kexue.fm/archives/4819), the first warm-up.
     """
-    _check_steps(steps)
+    check_steps(steps, 0)
     y = x
     for _ in range(steps):
         y = x - function(y)
@@ -43,7 +40,7 @@ class ImplicitActivation(nn.Module):
 
     def __init__(self, function: Callable[[Tensor], Tensor] = torch.cos, steps: int = 3) -> None:
         super().__init__()
-        _check_steps(steps)
+        check_steps(steps, 0)
         self.function = function
         self.steps = steps
 
@@ -78,12 +75,12 @@ def self_weighted_pooling(
         (B, D).
 
     Raises:
-        ValueError: if shapes do not fit, a sequence has no member, or ``steps`` is negative.
+        ValueError: if shapes do not fit, a sequence has no member, or ``steps`` is negative or absurd.
 
     Source: Su 2018, "A feast of capsules" (kexue.fm/archives/4819), the second warm-up; the same step as the retrieval
     of Ramsauer et al. 2021, "Hopfield Networks is All You Need".
     """
-    _check_steps(steps)
+    check_steps(steps, 0)
     if sequence.ndim != 3:
         raise ValueError(f"sequence must be (B, n, D), got shape {tuple(sequence.shape)}")
     logits = sequence.new_zeros(sequence.shape[:2])
@@ -106,7 +103,7 @@ class SelfWeightedPooling(nn.Module):
 
     def __init__(self, steps: int = 3, sharpness: float = 1.0) -> None:
         super().__init__()
-        _check_steps(steps)
+        check_steps(steps, 0)
         self.steps = steps
         self.sharpness = sharpness
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import Pose, check_rows, pose_shape, present
+from torchcaps.numerics import check_finite, check_sizes
 from torchcaps.ops import Votes
 from torchcaps.routing import DynamicRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.squash import length
@@ -66,6 +67,8 @@ class CapsLinear(nn.Module):
             raise ValueError(f"transforms must be 'full', 'shared' or 'factored', got {transforms!r}")
         if in_capsules is None and transforms != "shared":
             raise ValueError(f"{transforms} transforms need the number of children: in_capsules is None")
+        check_sizes(in_capsules=in_capsules, out_capsules=out_capsules, in_pose=in_pose, out_pose=out_pose)
+        check_finite(init_std=init_std)
         self.in_capsules = in_capsules
         self.out_capsules = out_capsules
         self.in_pose = pose_shape(in_pose)

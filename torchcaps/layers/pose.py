@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
+from torchcaps.numerics import check_sizes
 
 Pose = int | tuple[int, int]
 """D for vector capsules, (M, D) for matrix capsules."""
@@ -43,11 +44,10 @@ def per_axis(argument: str, value: PerAxis, axes: int, least: int) -> tuple[int,
     Raises:
         ValueError: if they are not as many, or too small; names the argument.
     """
+    check_sizes(least, **{argument: value})
     numbers = (value,) * axes if isinstance(value, int) else tuple(value)
     if len(numbers) != axes:
         raise ValueError(f"{argument} must be one number, or {axes}, one for each axis, got {value}")
-    if min(numbers) < least:
-        raise ValueError(f"{argument} must be at least {least}, got {value}")
     return numbers
 
 

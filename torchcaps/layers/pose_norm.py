@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.layers.pose import Pose, pose_shape
-from torchcaps.numerics import compute_dtype
+from torchcaps.numerics import check_finite, check_sizes, compute_dtype
 
 PoseScale = Literal["element", "type"]
 
@@ -55,6 +55,8 @@ class PoseNorm(nn.Module):
         super().__init__()
         if kind not in ("element", "type"):
             raise ValueError(f"kind must be 'element' or 'type', got {kind!r}")
+        check_sizes(types=types, pose=pose)
+        check_finite(momentum=momentum, eps=eps)
         self.types, self.pose, self.kind = types, pose_shape(pose), kind
         self.momentum, self.eps = momentum, eps
         self.norm: nn.modules.batchnorm._BatchNorm | None = None  # or what sync_batchnorm makes of it

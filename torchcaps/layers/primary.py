@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import AXES, PerAxis, Pose, per_axis, pose_shape
 from torchcaps.layers.pose_norm import PoseNorm, PoseScale
+from torchcaps.numerics import check_sizes
 from torchcaps.squash import SQUASHES, length, squash
 
 _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -74,6 +75,7 @@ class PrimaryCapsNd(nn.Module):
             raise ValueError(f"activation must be 'length' or 'learned', got {activation!r}")
         if squash not in SQUASHES:
             raise ValueError(f"squash must be one of {sorted(SQUASHES)}, got {squash!r}")
+        check_sizes(in_channels=in_channels, types=types, dim=dim)
         self.types = types
         self.dim = pose_shape(dim)
         self.squash = squash

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, ClassCaps, mask_capsules
 from torchcaps.models.network import Network
+from torchcaps.numerics import check_sizes
 from torchcaps.routing import Routed, Routing
 
 
@@ -36,10 +37,9 @@ class ImageClassifier(Network):
 
     def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()
-        if len(image_shape) != 3 or min(image_shape) < 1:
+        if len(image_shape) != 3:
             raise ValueError(f"image_shape must be (channels, height, width), got {image_shape!r}")
-        if classes < 1:
-            raise ValueError(f"classes must be at least 1, got {classes}")
+        check_sizes(image_shape=image_shape, classes=classes)
         self.image_shape = (int(image_shape[0]), int(image_shape[1]), int(image_shape[2]))
         self.classes = classes
 

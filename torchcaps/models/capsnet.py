@@ -12,6 +12,7 @@ from torchcaps.layers import CapsLinear, FullyConnectedDecoder, PrimaryCaps
 from torchcaps.layers.linear import Transforms
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.registry import register_model
+from torchcaps.numerics import check_finite, check_sizes
 from torchcaps.routing import DynamicRouting, Routing
 
 
@@ -94,6 +95,9 @@ class CapsNet(CapsuleClassifier):
         stem: Sequence[int] = (),
     ) -> None:
         super().__init__(image_shape, classes)
+        check_sizes(channels=channels, kernel_size=kernel_size, stride=stride, stem=stem)
+        check_sizes(primary_dim=primary_dim, primary_kernel_size=primary_kernel_size, primary_stride=primary_stride)
+        check_sizes(types=types, pose_dim=pose_dim, decoder_hidden=decoder_hidden)
         self.stem = tuple(stem)
         self.channels = channels
         self.kernel_size = kernel_size
@@ -188,6 +192,8 @@ class CapsNetTwin(ImageClassifier):
         dropout: float = 0.5,
     ) -> None:
         super().__init__(image_shape, classes)
+        check_sizes(channels=channels, stride=stride, hidden=hidden)
+        check_finite(dropout=dropout)
         for name, widths, number in (("channels", channels, 3), ("hidden", hidden, 2)):
             if len(widths) != number:
                 raise ValueError(f"{name} must be {number} widths, got {tuple(widths)}")

@@ -111,6 +111,10 @@ class VoteSource(ABC):
         transforms: ``W``, (I, J, P, D), or (1, J, P, D) when all children share them.
         coordinates: added to every vote of a child, (I, H), or None.
         sites: which children each window has, int32 (W, I); only for a backend that is ``indexed``.
+
+    Attributes:
+        empty: whether there are no children, no parents or no numbers of a pose; the sums are then zero, and a batch
+            of no examples is no matter of this.
     """
 
     indexed: ClassVar[bool] = False
@@ -127,6 +131,7 @@ class VoteSource(ABC):
         self.transforms = transforms
         self.coordinates = coordinates
         self.sites = sites
+        self.empty = 0 in (*children.shape[1:], *transforms.shape, *(() if sites is None else sites.shape))
 
     @classmethod
     @abstractmethod

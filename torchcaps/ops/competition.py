@@ -101,9 +101,10 @@ class GridWide(Normaliser):
         index = children.long().view(1, -1, *[1] * (field.ndim - 2)).expand_as(field)
         grid = field.new_full((len(field), self.windows.padded * self.types, *field.shape[2:]), -torch.inf)
         peak = grid.scatter_reduce(1, index, field.detach(), "amax")
+        peak = peak.masked_fill(peak == -torch.inf, 0.0)  # of nobody, or of parents that are all infinitely far
         total = torch.zeros_like(grid).scatter_add(1, index, (field - peak.gather(1, index)).exp())
-        seen = total > 0
-        combined = torch.where(seen, peak + torch.where(seen, total, 1.0).log(), 0.0)
+        unseen = total == 0
+        combined = torch.where(unseen, 0.0, peak + torch.where(unseen, 1.0, total).log())
         if self.orphan:
             combined = torch.logaddexp(combined, combined.new_zeros(()))
         return combined

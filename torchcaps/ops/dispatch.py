@@ -2,13 +2,14 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchcaps.ops.backend import Rule, VoteSource
 from torchcaps.ops.chunked import ChunkedVotes
+from torchcaps.ops.derivatives import constant, only_stored
 from torchcaps.ops.fused import NativeVotes, TritonVotes, why_not
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.ops.similarity import Similarity
@@ -61,12 +62,6 @@ def _checked(name: str) -> str:
     return name
 
 
-def _constant(function: Callable[..., str]) -> Callable[..., str]:
-    """What ``torch.compiler.assume_constant_result`` does, which would import the compiler at once (a second)."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
 ASKED_FOR = f"asked for by use_backend, backend= or {BACKEND_VARIABLE}"
 
 
@@ -93,8 +88,12 @@ def choose_backend(votes: "Votes", similarity: Similarity | None = None) -> Choi
 def preferred_backend(votes: "Votes") -> Choice:
     """The backend for these votes, as long as it can do what is asked."""
     forced = _checked(votes.backend) if votes.backend else _forced_backend()
+    stored = only_stored()
     if forced != "auto":
-        return Choice(forced, ASKED_FOR)
+        choice = Choice(forced, ASKED_FOR)
+        return able_backend(choice, None, Rule()) if stored else choice
+    if stored:
+        return Choice("naive", stored)
     device = votes.children.device.type
     few = FEW.get(device, FEW["cpu"])
     if math.prod(votes.shape) <= few:
@@ -124,11 +123,11 @@ def able_backend(preferred: Choice, similarity: Similarity | None, rule: Rule) -
     return Choice(able, f"{preferred.backend} is not for this call: {trouble}")
 
 
-@_constant
+@constant
 def _forced_backend() -> str:
     return _forced.get() or _checked(os.environ.get(BACKEND_VARIABLE) or "auto")
 
 
-@_constant
+@constant
 def _trouble(fused: str) -> str:
     return why_not(fused)

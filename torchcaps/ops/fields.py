@@ -7,6 +7,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from torchcaps.ops.checks import check_numbers
+
 FieldsType = TypeVar("FieldsType", bound="Fields")
 
 
@@ -72,7 +74,7 @@ class Fields:
         """The same in that dtype.
 
         Raises:
-            ValueError: if a tensor has not these sizes along its axes.
+            ValueError: if a tensor has not these sizes along its axes, is complex, or is on another device.
         """
         same = True
         for name, tensor, layout in self.items():
@@ -80,7 +82,9 @@ class Fields:
                 raise ValueError(
                     f"{name} of {type(self).__name__} must be {shapes.words(layout)}, got shape {tuple(tensor.shape)}"
                 )
-            same = same and tensor.dtype == dtype
+            if tensor.dtype != dtype or tensor.device != shapes.device:
+                check_numbers(f"{name} of {type(self).__name__}", tensor, shapes.device)
+                same = False
         return self if same else self.map(lambda tensor, _: tensor.to(dtype))
 
 
@@ -89,10 +93,12 @@ class Shapes:
 
     Args:
         sizes: along the axes of each letter.
+        device: of the tensors.
     """
 
-    def __init__(self, sizes: dict[str, int]) -> None:
+    def __init__(self, sizes: dict[str, int], device: torch.device) -> None:
         self.sizes = sizes
+        self.device = device
         self._known: dict[str, tuple[int, ...]] = {}
 
     def of(self, layout: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,11 +1,14 @@
 """The readable reference: forms all votes, stores them, and does to them what the equations say."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from torchcaps.numerics import positive
 from torchcaps.ops.backend import Moments, Rule, VoteSource
 from torchcaps.ops.similarity import Similarity
+from torchcaps.ops.windows import in_windows
 
 
 def dense_votes(children: Tensor, transforms: Tensor, coordinates: Tensor | None = None) -> Tensor:
@@ -91,3 +94,19 @@ class NaiveVotes(VoteSource):
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
         """The normaliser, (B, I)."""
         return logits_partition(self.logits(similarity), orphan)
+
+
+def stored(source: VoteSource) -> NaiveVotes:
+    """The votes of another backend, stored."""
+    return NaiveVotes(in_windows(source.children, source.sites), source.transforms, source.coordinates)
+
+
+def stored_moments(
+    source: VoteSource, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool
+) -> Moments:
+    """The moments of the votes of another backend, stored: of those that are ``empty``, it saves nothing."""
+    if weights is not None:
+        weights = in_windows(weights, source.sites)
+    if rule.log_partition is not None:
+        rule = replace(rule, log_partition=in_windows(rule.log_partition, source.sites))
+    return stored(source).moments(similarity, weights, rule, scatter)

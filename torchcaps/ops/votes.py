@@ -1,5 +1,6 @@
 """Votes: what routing algorithms are written against."""
 
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -9,11 +10,13 @@ from torch import Tensor
 
 from torchcaps.numerics import compute_dtype
 from torchcaps.ops.backend import Moments, Rule, VoteSource
+from torchcaps.ops.checks import check_field, check_mask, check_votes
 from torchcaps.ops.competition import Normaliser
 from torchcaps.ops.dispatch import BACKENDS, Choice, able_backend, preferred_backend
 from torchcaps.ops.fields import FieldsType, Shapes
 from torchcaps.ops.naive import dense_votes
 from torchcaps.ops.similarity import Similarity
+from torchcaps.ops.windows import in_windows
 
 SOFTMAX = Rule()
 
@@ -33,7 +36,7 @@ class Votes:
             NaN: nothing of them is in any result or gradient.
 
     Raises:
-        ValueError: if shapes do not fit.
+        ValueError: if shapes or devices do not fit, a tensor is complex, or a site lies outside the children.
     """
 
     def __init__(
@@ -55,10 +58,10 @@ class Votes:
         self.mask = mask
         self._preferred: Choice | None = None
         self._sources: dict[str, VoteSource] = {}
-        _check_shapes(self.children, transforms, coordinates, sites)
-        self._shapes = Shapes(dict(zip("BIJH", self.shape, strict=True)))
+        check_votes(self.children, transforms, coordinates, sites)
+        self._shapes = Shapes(dict(zip("BIJH", self.shape, strict=True)), self.children.device)
         if mask is not None:
-            _check_mask(mask, self.children)
+            check_mask(mask, self.children)
             self.children = torch.where(mask[..., None, None], self.children, 0.0)
 
     @property
@@ -131,10 +134,13 @@ class Votes:
 
         Raises:
             TypeError: if the similarity is none.
-            ValueError: if its tensors do not fit the votes, or a backend that was asked for by name cannot do it.
+            ValueError: if its tensors, or the weights, do not fit the votes, or a backend that was asked for by name
+                cannot do it.
         """
         with _full_precision(self.children):
             similarity, rule, source = self._competition(similarity)
+            if weights is not None:
+                check_field("weights", weights, self.children)
             weights = self.present(weights)
             if weights is not None:
                 weights = self._for_source(source, weights.to(source.children.dtype))
@@ -182,7 +188,8 @@ class Votes:
         if rule.scale is not None or rule.offset is not None or rule.mapping is not None:
             rule = self._fitting(replace(rule, log_partition=None))
         if partition is not None:
-            rule = replace(rule, log_partition=self._for_source(source, partition))
+            check_field("log_partition", partition, self.children, self.parents)
+            rule = replace(rule, log_partition=self._for_source(source, partition.to(source.children.dtype)))
         return similarity, rule, source
 
     def _able(self, similarity: Similarity | None, rule: Rule) -> VoteSource:
@@ -201,11 +208,6 @@ class Votes:
         return field if source.indexed else self.gather(field)
 
 
-def in_windows(field: Tensor, sites: Tensor | None) -> Tensor:
-    """What belongs to the children of each window, (N, G, ...) to (B, I, ...)."""
-    return field if sites is None else field[:, sites].flatten(0, 1)
-
-
 def _checked_similarity(similarity: Any) -> Similarity | None:
     if similarity is None or isinstance(similarity, Similarity):
         return similarity
@@ -215,37 +217,8 @@ def _checked_similarity(similarity: Any) -> Similarity | None:
     )
 
 
-def _full_precision(tensor: Tensor) -> torch.autocast:
+def _full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
     """Routing is clustering: its sums run over all children, and do not survive half precision."""
+    if tensor.device.type == "meta":  # which has no autocast to switch off
+        return nullcontext()
     return torch.autocast(device_type=tensor.device.type, enabled=False)
-
-
-def _check_shapes(children: Tensor, transforms: Tensor, coordinates: Tensor | None, sites: Tensor | None) -> None:
-    if children.ndim != 4:
-        raise ValueError(f"children must be (N, G, P) or (N, G, M, P), got shape {tuple(children.shape)}")
-    if transforms.ndim != 4:
-        raise ValueError(f"transforms must be (I or 1, J, P, D), got shape {tuple(transforms.shape)}")
-    if sites is not None and (sites.ndim != 2 or sites.dtype != torch.int32):
-        raise ValueError(f"sites must be int32 (W, I), got {sites.dtype} {tuple(sites.shape)}")
-    _, I, M, P = children.shape
-    if sites is not None:
-        I = sites.shape[1]
-    if transforms.shape[0] not in (1, I):
-        raise ValueError(
-            f"transforms are for {transforms.shape[0]} children (1 would mean shared by all), but there are {I}"
-        )
-    if transforms.shape[2] != P:
-        raise ValueError(
-            f"transforms take child poses of dimension {transforms.shape[2]}, but children have dimension {P}"
-        )
-    if coordinates is not None and coordinates.shape != (I, M * transforms.shape[3]):
-        raise ValueError(
-            f"coordinates must be (I, H) = {(I, M * transforms.shape[3])}, got shape {tuple(coordinates.shape)}"
-        )
-
-
-def _check_mask(mask: Tensor, children: Tensor) -> None:
-    if mask.dtype != torch.bool or mask.shape != children.shape[:2]:
-        raise ValueError(
-            f"mask must be bool (N, G) = {tuple(children.shape[:2])}, got {mask.dtype} {tuple(mask.shape)}"
-        )

@@ -105,6 +105,11 @@ class Windows:
         return field.flatten(1, 1 + self.axes)
 
 
+def in_windows(field: Tensor, sites: Tensor | None) -> Tensor:
+    """What belongs to the children of each window, (N, G, ...) to (B, I, ...)."""
+    return field if sites is None else field[:, sites].flatten(0, 1)
+
+
 @lru_cache(maxsize=64)
 def _kept_children(windows: Windows, types: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # a later call may be one with gradients

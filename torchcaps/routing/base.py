@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.numerics import check_sizes
 from torchcaps.ops import Similarity, Votes
 
 ROUTINGS: dict[str, type["Routing"]] = {}
@@ -183,14 +184,19 @@ def create_routing(name: str, **arguments: Any) -> Routing:
     return ROUTINGS[name](**arguments)
 
 
-def check_steps(steps: int) -> int:
+MOST_STEPS = 10_000
+"""More steps are a slip of the pen: a few are what is learned through, and hundreds settle."""
+
+
+def check_steps(steps: int, least: int = 1) -> int:
     """The number of steps, if it is one.
 
     Raises:
-        ValueError: if it is less than 1.
+        ValueError: if it is no whole number, less than ``least``, or more than :data:`MOST_STEPS`.
     """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
+    check_sizes(least, steps=steps)
+    if steps > MOST_STEPS:
+        raise ValueError(f"steps must be at most {MOST_STEPS}, got {steps}")
     return steps
 
 

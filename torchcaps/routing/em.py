@@ -37,7 +37,8 @@ class EMSettings:
     r"""Where implementations of the M-step differ; the defaults are Procedure 1, but for the floor.
 
     Args:
-        variance_floor: added to the variances; without it a parent with one child has a cost of minus infinity.
+        variance_floor: added to the variances, above 0: a parent with one child would have variance 0, a cost of minus
+            infinity, and gradients of NaN.
         mean_smoothing: share of the previous mean in the new one (0.1 in the released code, where the first mean is
             smoothed towards 0).
         cost_scale: factor of the cost (2 in the released code, which adds up the logarithms of variances and not of
@@ -80,6 +81,13 @@ def votes_variance(moments: Moments, windows: int = 1) -> Tensor:
     spread = scatter > 0
     variance = torch.where(spread, scatter / torch.where(spread, count, 1.0), 1.0)
     return variance.repeat_interleave(windows)[:, None, None]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.variance_floor < math.inf:
+            raise ValueError(
+                f"variance_floor must be above 0 and finite, got {self.variance_floor}: one child's variance is 0, and "
+                "that has no logarithm; 1e-12 is next to nothing"
+            )
 
 
 def em_m_step(
@@ -262,7 +270,7 @@ class EMRouting(Routing):
         steps: how many M-steps.
         schedule: of the inverse temperature: ``released``, ``linear``, ``constant``, or a function of (step, steps).
         inverse_temperature: its scale.
-        variance_floor: added to the variances.
+        variance_floor: added to the variances, above 0.
         mean_smoothing: share of the previous mean in the new one.
         cost_scale: factor of the cost.
         activation_scale: factor of beta_a.
@@ -300,6 +308,7 @@ class EMRouting(Routing):
         super().__init__()
         self.steps = check_steps(steps)
         inverse_temperatures(schedule, steps, inverse_temperature)  # so that a wrong schedule is told at once
+        EMSettings(variance_floor)
         self.schedule = schedule
         self.inverse_temperature = inverse_temperature
         self.variance_floor = variance_floor

@@ -85,7 +85,7 @@ def euclidean_kmeans_routing(
     similarity = None if mean is None else _spheres(mean, sharpness)
     for step in range(steps):
         moments = votes.moments(similarity, weights)
-        mean = moments.mean if mean is None else torch.where(moments.mass[..., None] > 0, moments.mean, mean)
+        mean = moments.mean if mean is None else torch.where(moments.mass[..., None] <= 0, mean, moments.mean)
         if step < steps - 1:
             similarity = _spheres(mean, sharpness)
     assert mean is not None
@@ -125,8 +125,8 @@ def hard_kmeans_routing(
     for _ in range(steps - 1):
         similarity = _spheres(centre, 1.0) if euclidean else InnerProduct(normalize(centre, dim=-1))
         moments = votes.moments(similarity, weights)
-        chosen = (moments.mass > 0)[..., None]
-        centre = torch.where(chosen, moments.mean if euclidean else moments.sum, centre)
+        unchosen = (moments.mass <= 0)[..., None]
+        centre = torch.where(unchosen, centre, moments.mean if euclidean else moments.sum)
     pose = centre if euclidean else squash(centre, squash_kind)
     return Routed(pose, length(pose), votes, similarity)
 

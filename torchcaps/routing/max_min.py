@@ -31,8 +31,8 @@ class MaxMin(AssignmentMap):
         """The assignments (B, I, J) of logits (B, I, J)."""
         least, most = logits.aminmax(dim=-1, keepdim=True)
         spread = most - least
-        some = spread > 0
-        height = torch.where(some, (logits - least) / torch.where(some, spread, 1.0), 1.0)
+        none = spread == 0  # and not where it is NaN
+        height = torch.where(none, 1.0, (logits - least) / torch.where(none, 1.0, spread))
         return self.lower + height * (self.upper - self.lower)
 
 

@@ -72,8 +72,9 @@ def check_routing(routing: Routing | str) -> None:
 
     Configuration and ``repr``; copies that :meth:`~torchcaps.routing.Routing.bind` makes; shapes; children in any
     order; examples of a batch apart; float32, float64, and bfloat16 poses; one child, one parent, one example; finite
-    numbers and gradients for poses and activations of 0; children that are not there; the same on all backends that
-    support it; gradients against differences; going on from earlier parents, or saying that it cannot.
+    numbers and gradients for poses and activations of 0; children that are not there; a pose of NaN, which must be seen
+    in all parents of its example and in no other; the same on all backends that support it; gradients against
+    differences; going on from earlier parents, or saying that it cannot.
 
     A routing that is not ``trainable`` is checked in evaluation mode, without gradients.
 
@@ -243,6 +244,18 @@ def _children_that_are_not_there(template: Routing) -> None:
     assert_finite(_results(routing, gone, torch.zeros_like(mask)))
 
 
+def _not_a_number(template: Routing) -> None:
+    problem = Problem.make()
+    routing = _bound(template, problem)
+    expected = _seen(routing(problem.votes(), problem.activation))
+    problem.children[0, 1] = torch.nan
+    found = _seen(routing(problem.votes(), problem.activation))
+    for name in ("the parents' pose", "the parents' activation"):
+        if not found[name][0].isnan().all():
+            raise AssertionError(f"{name} hides that a child's pose is NaN: {found[name][0].flatten().tolist()[:4]}")
+        assert_same({name: found[name][1:]}, {name: expected[name][1:]}, TOLERANCE[torch.float64])
+
+
 def _backends(template: Routing) -> None:
     for shared in (False, True):
         problem = Problem.make(shared=shared)
@@ -306,6 +319,7 @@ CHECKS: tuple[Callable[[Routing], None], ...] = (
     _dtypes,
     _zeros,
     _children_that_are_not_there,
+    _not_a_number,
     _backends,
     _gradients,
     _earlier_parents,

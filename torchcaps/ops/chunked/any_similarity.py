@@ -3,16 +3,16 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from torchcaps.numerics import positive
 from torchcaps.ops import naive
 from torchcaps.ops.backend import Moments, Rule
 from torchcaps.ops.chunked.tiles import slices, tile_shape
+from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fields import Fields, axes, cut
 from torchcaps.ops.similarity import Similarity
 
@@ -45,6 +45,9 @@ class Tile(Fields):
         return shares if self.weights is None else shares * self.weights[..., None]
 
 
+Work = Callable[[Tile], tuple[Tensor, ...]]
+
+
 def _summed(tile: Tile) -> tuple[Tensor, ...]:
     votes = tile.votes()
     shares = tile.shares(votes)
@@ -55,6 +58,14 @@ def _scattered(tile: Tile) -> tuple[Tensor, ...]:
     assert tile.mean is not None
     votes = tile.votes()
     return (torch.einsum("bij,bijh->bjh", tile.shares(votes), (votes - tile.mean[:, None]).square()),)
+
+
+def _scattered_stored(tile: Tile) -> tuple[Tensor, ...]:
+    """The same with the mean of these very votes: to the second order, the scatter does depend on it."""
+    votes = tile.votes()
+    second = naive.weighted_moments(votes, tile.shares(votes), None, scatter=True).scatter
+    assert second is not None
+    return (second,)
 
 
 def _scored(tile: Tile) -> tuple[Tensor, ...]:
@@ -75,7 +86,7 @@ def moments(tile: Tile, scatter: bool, budget: int) -> Moments:
     if not scatter:
         return Moments(mass, total, None)
     mean = (total / positive(mass)[..., None]).detach()
-    (second,) = _by_tile(_scattered, Tile(**{**vars(tile), "mean": mean}), ("BJH",), budget)
+    (second,) = _by_tile(_scattered, Tile(**{**vars(tile), "mean": mean}), ("BJH",), budget, _scattered_stored)
     return Moments(mass, total, second)
 
 
@@ -89,28 +100,32 @@ def log_partition(tile: Tile, budget: int) -> Tensor:
     return _by_tile(_normalised, tile, ("BI",), budget)[0]
 
 
+class _Call(NamedTuple):
+    """What the function below needs besides tensors."""
+
+    work: Work
+    stored: Work  # the same for all at once, and to be differentiated more than once
+    whole: Tile
+    layouts: tuple[str, ...]
+    budget: int
+
+
 def _by_tile(
-    work: Callable[[Tile], tuple[Tensor, ...]], whole: Tile, layouts: tuple[str, ...], budget: int
+    work: Work, whole: Tile, layouts: tuple[str, ...], budget: int, stored: Work | None = None
 ) -> tuple[Tensor, ...]:
     """What the work gives for each tile, at its place in tensors with these axes, added up where tiles share one."""
-    return _ByTile.apply(work, whole, layouts, budget, *whole.tensors)
+    return _ByTile.apply(_Call(work, stored or work, whole, layouts, budget), *whole.tensors)
 
 
 class _ByTile(torch.autograd.Function):
     """Forward walks over the tiles; backward walks again, and differentiates each tile on its own."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        work: Callable[[Tile], tuple[Tensor, ...]],
-        whole: Tile,
-        layouts: tuple[str, ...],
-        budget: int,
-        *tensors: Tensor,
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The outputs."""
-        ctx.work, ctx.whole, ctx.layouts, ctx.budget = work, whole, layouts, budget
+        ctx.call = call
         ctx.save_for_backward(*tensors)
+        work, _, whole, layouts, budget = call
         B, I, M, _ = whole.children.shape
         _, J, _, D = whole.transforms.shape
         sizes = {"B": B, "I": I, "J": J, "H": M * D}
@@ -121,28 +136,35 @@ class _ByTile(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of the tensors."""
-        whole = _with_tensors(ctx.whole, ctx.saved_tensors)
-        wanted = ctx.needs_input_grad[4:]
-        grads = [
-            torch.zeros_like(tensor) if needs else None for tensor, needs in zip(whole.tensors, wanted, strict=True)
+        call, wanted = ctx.call, ctx.needs_input_grad[1:]
+
+        def work(tensors: Tensors, upstream: Tensors) -> Tensors:
+            return _backward(call, tensors, upstream, wanted)
+
+        def function(*tensors: Tensor | None) -> Tensors:
+            return call.stored(_with_tensors(call.whole, tensors))
+
+        return None, *gradients(work, function, ctx.saved_tensors, upstream)
+
+
+def _backward(call: _Call, tensors: Any, upstream: Any, wanted: Sequence[bool]) -> Tensors:
+    """The gradients of the tensors that are wanted, tile by tile."""
+    whole = _with_tensors(call.whole, tensors)
+    grads = [torch.zeros_like(tensor) if needs else None for tensor, needs in zip(whole.tensors, wanted, strict=True)]
+    for rows, columns in _grid(whole, call.budget):
+        part = _part(whole, rows, columns)
+        with torch.enable_grad():
+            leaves = [tensor.detach().requires_grad_(needs) for tensor, needs in zip(part.tensors, wanted, strict=True)]
+            outputs = call.work(_with_tensors(part, leaves))
+        flowing = [
+            (output, cut(gradient, layout, rows, columns))
+            for output, layout, gradient in zip(outputs, call.layouts, upstream, strict=True)
+            if output.requires_grad
         ]
-        for rows, columns in _grid(whole, ctx.budget):
-            part = _part(whole, rows, columns)
-            with torch.enable_grad():
-                leaves = [
-                    tensor.detach().requires_grad_(needs) for tensor, needs in zip(part.tensors, wanted, strict=True)
-                ]
-                outputs = ctx.work(_with_tensors(part, leaves))
-            flowing = [
-                (output, cut(gradient, layout, rows, columns))
-                for output, layout, gradient in zip(outputs, ctx.layouts, upstream, strict=True)
-                if output.requires_grad
-            ]
-            _add_gradients(flowing, leaves, _placed(whole, grads, rows, columns))
-        return None, None, None, None, *grads
+        _add_gradients(flowing, leaves, _placed(whole, grads, rows, columns))
+    return grads
 
 
 def _add_gradients(
@@ -186,7 +208,7 @@ def _placed(whole: Tile, grads: Sequence[Tensor | None], rows: slice, columns: s
     ]
 
 
-def _with_tensors(tile: Tile, tensors: Sequence[Tensor]) -> Tile:
+def _with_tensors(tile: Tile, tensors: Sequence[Any]) -> Tile:
     """The same with these tensors, in the order of ``tile.tensors``."""
     following = iter(tensors)
     return tile.map(lambda *_: next(following))

@@ -4,9 +4,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from torchcaps.ops import naive
+from torchcaps.ops.backend import Rule
 from torchcaps.ops.chunked.tiles import columns_of, slices, tile_shape, uncolumns
+from torchcaps.ops.derivatives import Tensors, gradients
+from torchcaps.ops.similarity import InnerProduct
 
 
 class InnerProductMoments(torch.autograd.Function):
@@ -48,45 +51,62 @@ class InnerProductMoments(torch.autograd.Function):
         return mass, total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_mass: Tensor, grad_sum: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of the tensors."""
-        children, transforms, alpha, weights, log_partition = ctx.saved_tensors
-        B, I, M, P = children.shape
-        _, J, _, D = transforms.shape
-        grad_children, grad_transforms = torch.empty_like(children), torch.zeros_like(transforms)
-        grad_alpha = torch.empty_like(alpha)
-        grad_weights = None if weights is None else torch.empty_like(weights)
-        grad_partition = None if log_partition is None else torch.empty_like(log_partition)
-        row_step, column_step = tile_shape(B, I, 2 * J * M * P, ctx.budget)
-        for rows in slices(B, row_step):
-            n = rows.stop - rows.start
-            both = torch.cat([columns_of(alpha[rows], M), columns_of(grad_sum[rows], M)], dim=-1)  # [J, D, 2MB]
-            upstream = grad_mass[rows].T[:, None]  # [J, 1, B]
-            part_alpha = both.new_zeros(J, D, M * n)
-            for columns in slices(I, column_step):
-                tile = _InnerProductTile(children, transforms, weights, log_partition, rows, columns)
-                projected, grad_projected = tile.project(both).view(J, -1, 2, M * n).unbind(2)
-                logits = tile.logits(projected)
-                assignment = tile.assignment(logits, ctx.orphan)
-                grad_share = tile.logits(grad_projected) + upstream  # [J, i, B]
-                grad_assignment = grad_share if tile.weights is None else grad_share * tile.weights
-                flow = assignment * grad_assignment
-                inflow = flow.sum(0)  # [i, B]
-                if grad_weights is not None:
-                    grad_weights[rows, columns] = (assignment * grad_share).sum(0).T
-                if grad_partition is not None:
-                    grad_partition[rows, columns] = -inflow.T
-                else:
-                    flow = flow.addcmul_(assignment, inflow, value=-1)  # now the gradient of the logits
-                share = assignment if tile.weights is None else assignment * tile.weights
-                grad_tile = tile.gather(projected, flow) + tile.gather(grad_projected, share)
-                grad_children[rows, columns] = grad_tile.permute(3, 0, 2, 1)  # [i, P, M, B] -> [B, i, M, P]
-                spread = tile.spread(torch.stack([flow, share], dim=2))  # [J, iP, 2MB]
-                grad_transforms[columns] += (spread @ both.mT).view(J, -1, P, D).transpose(0, 1)
-                part_alpha.baddbmm_(tile.transforms.mT, spread[..., : M * n])
-            grad_alpha[rows] = uncolumns(part_alpha, M)
-        return grad_children, grad_transforms, grad_alpha, grad_weights, grad_partition, None, None
+        orphan, budget = ctx.orphan, ctx.budget
+
+        def work(tensors: Tensors, upstream: Tensors) -> Tensors:
+            return _backward(tensors, upstream, orphan, budget)
+
+        def function(
+            children: Tensor, transforms: Tensor, alpha: Tensor, weights: Tensor | None, partition: Tensor | None
+        ) -> Tensors:
+            stored = naive.NaiveVotes(children, transforms)
+            rule = Rule(orphan, log_partition=partition)
+            return stored.moments(InnerProduct(alpha), weights, rule, scatter=False)[:2]
+
+        return *gradients(work, function, ctx.saved_tensors, (grad_mass, grad_sum)), None, None
+
+
+def _backward(tensors: Any, upstream: Any, orphan: bool, budget: int) -> Tensors:
+    """The gradients of children, transforms, alpha, weights and the normaliser, tile by tile."""
+    grad_mass, grad_sum = upstream
+    children, transforms, alpha, weights, log_partition = tensors
+    B, I, M, P = children.shape
+    _, J, _, D = transforms.shape
+    grad_children, grad_transforms = torch.empty_like(children), torch.zeros_like(transforms)
+    grad_alpha = torch.empty_like(alpha)
+    grad_weights = None if weights is None else torch.empty_like(weights)
+    grad_partition = None if log_partition is None else torch.empty_like(log_partition)
+    row_step, column_step = tile_shape(B, I, 2 * J * M * P, budget)
+    for rows in slices(B, row_step):
+        n = rows.stop - rows.start
+        both = torch.cat([columns_of(alpha[rows], M), columns_of(grad_sum[rows], M)], dim=-1)  # [J, D, 2MB]
+        grad_child = grad_mass[rows].T[:, None]  # [J, 1, B]
+        part_alpha = both.new_zeros(J, D, M * n)
+        for columns in slices(I, column_step):
+            tile = _InnerProductTile(children, transforms, weights, log_partition, rows, columns)
+            projected, grad_projected = tile.project(both).view(J, -1, 2, M * n).unbind(2)
+            logits = tile.logits(projected)
+            assignment = tile.assignment(logits, orphan)
+            grad_share = tile.logits(grad_projected) + grad_child  # [J, i, B]
+            grad_assignment = grad_share if tile.weights is None else grad_share * tile.weights
+            flow = assignment * grad_assignment
+            inflow = flow.sum(0)  # [i, B]
+            if grad_weights is not None:
+                grad_weights[rows, columns] = (assignment * grad_share).sum(0).T
+            if grad_partition is not None:
+                grad_partition[rows, columns] = -inflow.T
+            else:
+                flow = flow.addcmul_(assignment, inflow, value=-1)  # now the gradient of the logits
+            share = assignment if tile.weights is None else assignment * tile.weights
+            grad_tile = tile.gather(projected, flow) + tile.gather(grad_projected, share)
+            grad_children[rows, columns] = grad_tile.permute(3, 0, 2, 1)  # [i, P, M, B] -> [B, i, M, P]
+            spread = tile.spread(torch.stack([flow, share], dim=2))  # [J, iP, 2MB]
+            grad_transforms[columns] += (spread @ both.mT).view(J, -1, P, D).transpose(0, 1)
+            part_alpha.baddbmm_(tile.transforms.mT, spread[..., : M * n])
+        grad_alpha[rows] = uncolumns(part_alpha, M)
+    return grad_children, grad_transforms, grad_alpha, grad_weights, grad_partition
 
 
 class _InnerProductTile:

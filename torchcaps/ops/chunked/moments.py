@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from torchcaps.numerics import positive
+from torchcaps.ops import naive
+from torchcaps.ops.backend import Rule
 from torchcaps.ops.chunked.tiles import columns_of, slices, tile_shape, uncolumns
+from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 
 
@@ -177,36 +179,20 @@ class ChunkedMoments(torch.autograd.Function):
         return mass, total, second
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """The gradients of the tensors."""
-        *tensors, mean = ctx.saved_tensors
-        inputs, grads, flat = _empty_gradients(tensors)
-        for rows, columns in inputs.grid(ctx.options.budget):
-            part, out = inputs.part(rows, columns), grads.part(rows, columns)
-            tile = Tile(part, ctx.options)
-            grad_votes = part.split(grad_sum[rows]).expand_as(tile.votes)
-            worth = (tile.votes * grad_votes).sum((2, 3)) + grad_mass[rows].T
-            if grad_scatter is not None:
-                slope = part.split(grad_scatter[rows])
-                deviation = tile.votes - part.split(mean[rows])
-                worth += (deviation.square() * slope).sum((2, 3))
-                grad_votes = torch.addcmul(grad_votes, deviation, slope, value=2)
-            assignment = tile.assignment()
-            grad_votes = grad_votes * tile.weighted(assignment)[:, :, None, None]
-            if out.weights is not None:
-                out.weights.add_((assignment * worth).sum(1).T)
-            flow = assignment * tile.weighted(worth)  # [i, J, B]
-            if out.log_partition is not None:
-                out.log_partition.sub_(flow.sum(1).T)
-            else:
-                flow -= assignment * flow.sum(1, keepdim=True)
-            if not ctx.options.hard:
-                tile.logits_backward(flow, grad_votes, out)
-            tile.votes_backward(grad_votes, out)
-        return None, None, *flat
+        (*tensors, mean), options = ctx.saved_tensors, ctx.options
+
+        def work(tensors: Tensors, upstream: Tensors) -> Tensors:
+            return _moments_backward(tensors, (mean, *upstream), options)
+
+        def function(*tensors: Tensor | None) -> Tensors:
+            votes, similarity, weights, rule = _stored(tensors, options)
+            return votes.moments(similarity, weights, rule, grad_scatter is not None)
+
+        return None, None, *gradients(work, function, tensors, (grad_mass, grad_sum, grad_scatter))
 
 
 class ChunkedScores(torch.autograd.Function):
@@ -227,22 +213,72 @@ class ChunkedScores(torch.autograd.Function):
         return scores
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of the tensors."""
-        inputs, grads, flat = _empty_gradients(ctx.saved_tensors)
-        for rows, columns in inputs.grid(ctx.options.budget):
-            out = grads.part(rows, columns)
-            tile = Tile(inputs.part(rows, columns), ctx.options)
-            if ctx.reduced:
-                logits = tile.logits()
-                flow = (logits - tile.partition(logits)[:, None]).exp() * grad[rows, columns].T[:, None]
-            else:
-                flow = grad[rows, columns].permute(1, 2, 0)
-            grad_votes = torch.zeros_like(tile.votes)
+        options, reduced = ctx.options, ctx.reduced
+
+        def work(tensors: Tensors, upstream: Tensors) -> Tensors:
+            return _scores_backward(tensors, upstream[0], options, reduced)
+
+        def function(*tensors: Tensor | None) -> Tensors:
+            votes, similarity, _, rule = _stored(tensors, options)
+            return (votes.log_partition(similarity, rule.orphan) if reduced else votes.logits(similarity),)
+
+        return None, None, *gradients(work, function, ctx.saved_tensors, (grad,))
+
+
+def _stored(tensors: Tensors, options: Options) -> tuple[naive.NaiveVotes, Similarity | None, Tensor | None, Rule]:
+    """The votes of a call, stored, and what they are asked with."""
+    inputs = Inputs.of(tensors)
+    similarity = None if options.similarity is None else options.similarity(*inputs.similarity)
+    rule = Rule(options.orphan, options.hard, inputs.log_partition)
+    return naive.NaiveVotes(inputs.children, inputs.transforms, inputs.coordinates), similarity, inputs.weights, rule
+
+
+def _moments_backward(tensors: Tensors, upstream: Any, options: Options) -> Tensors:
+    """The gradients of the tensors, from the mean and the gradients of mass, sum and scatter."""
+    mean, grad_mass, grad_sum, grad_scatter = upstream
+    inputs, grads, flat = _empty_gradients(tensors)
+    for rows, columns in inputs.grid(options.budget):
+        part, out = inputs.part(rows, columns), grads.part(rows, columns)
+        tile = Tile(part, options)
+        grad_votes = part.split(grad_sum[rows]).expand_as(tile.votes)
+        worth = (tile.votes * grad_votes).sum((2, 3)) + grad_mass[rows].T
+        if grad_scatter is not None:
+            slope = part.split(grad_scatter[rows])
+            deviation = tile.votes - part.split(mean[rows])
+            worth += (deviation.square() * slope).sum((2, 3))
+            grad_votes = torch.addcmul(grad_votes, deviation, slope, value=2)
+        assignment = tile.assignment()
+        grad_votes = grad_votes * tile.weighted(assignment)[:, :, None, None]
+        if out.weights is not None:
+            out.weights.add_((assignment * worth).sum(1).T)
+        flow = assignment * tile.weighted(worth)  # [i, J, B]
+        if out.log_partition is not None:
+            out.log_partition.sub_(flow.sum(1).T)
+        else:
+            flow -= assignment * flow.sum(1, keepdim=True)
+        if not options.hard:
             tile.logits_backward(flow, grad_votes, out)
-            tile.votes_backward(grad_votes, out)
-        return None, None, *flat
+        tile.votes_backward(grad_votes, out)
+    return flat
+
+
+def _scores_backward(tensors: Tensors, grad: Any, options: Options, reduced: bool) -> Tensors:
+    """The gradients of the tensors, from that of the logits, or of their normaliser."""
+    inputs, grads, flat = _empty_gradients(tensors)
+    for rows, columns in inputs.grid(options.budget):
+        out = grads.part(rows, columns)
+        tile = Tile(inputs.part(rows, columns), options)
+        if reduced:
+            logits = tile.logits()
+            flow = (logits - tile.partition(logits)[:, None]).exp() * grad[rows, columns].T[:, None]
+        else:
+            flow = grad[rows, columns].permute(1, 2, 0)
+        grad_votes = torch.zeros_like(tile.votes)
+        tile.logits_backward(flow, grad_votes, out)
+        tile.votes_backward(grad_votes, out)
+    return flat
 
 
 def _by_rows(inputs: Inputs, options: Options) -> Iterator[tuple[slice, Iterator[Tile]]]:

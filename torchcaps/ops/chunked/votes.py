@@ -20,6 +20,7 @@ from torchcaps.ops.chunked.inner_product import InnerProductMoments
 from torchcaps.ops.chunked.moments import ChunkedMoments, ChunkedScores, Options
 from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import attention_moments, uniform_moments
+from torchcaps.ops.derivatives import only_stored
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 
 
@@ -38,11 +39,13 @@ class ChunkedVotes(VoteSource):
 
     @classmethod
     def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
-        """Everything."""
-        return ""
+        """Everything that has a first derivative in reverse mode."""
+        return only_stored()
 
     def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
         """One E-step and the sums of the M-step that follows."""
+        if self.empty:
+            return naive.stored_moments(self, similarity, weights, rule, scatter)
         if rule.special or not _is_known(similarity):
             return any_similarity.moments(self._tile(similarity, weights, rule), scatter, self.budget)
         without_votes = not (scatter or rule.hard or self.coordinates is not None)
@@ -68,7 +71,9 @@ class ChunkedVotes(VoteSource):
         """The normaliser, (B, I)."""
         if similarity is None:
             parents = self.transforms.shape[1] + orphan
-            return self.children.new_full(self.children.shape[:2], math.log(parents))
+            return self.children.new_full(self.children.shape[:2], math.log(parents) if parents else -math.inf)
+        if self.empty:
+            return naive.logits_partition(self.logits(similarity), orphan)
         if not _is_known(similarity):
             return any_similarity.log_partition(self._tile(similarity, None, Rule(orphan)), self.budget)
         return self._scores(similarity, reduced=True, orphan=orphan)
@@ -77,6 +82,8 @@ class ChunkedVotes(VoteSource):
         """The logits, (B, I, J)."""
         if similarity is None:
             return naive.uniform_logits(self.children, self.transforms)
+        if self.empty:
+            return naive.stored(self).logits(similarity)
         if not _is_known(similarity):
             return any_similarity.logits(self._tile(similarity, None, Rule()), self.budget)
         return self._scores(similarity, reduced=False)

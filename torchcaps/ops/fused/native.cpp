@@ -60,11 +60,11 @@ inline Vec<T> larger(Vec<T> a, Vec<T> b) {
   return a > b ? a : b;
 }
 
-// exp with a relative error of 2e-7 (Cephes): exact 0 for -inf, NaN for NaN.
+// exp with a relative error of 2e-7 (Cephes): exact 0 for -inf, inf where it overflows, NaN for NaN.
 inline Vec<float> exponential(Vec<float> x) {
   using V = Vec<float>;
   V clamped = x < -87.0f ? splat(-87.0f) : x;
-  clamped = clamped > 88.0f ? splat(88.0f) : clamped;
+  clamped = clamped > 89.0f ? splat(89.0f) : clamped;
   const V shifted = clamped * 1.44269504088896341f + 12582912.0f;  // rounds to the nearest integer
   const V whole = shifted - 12582912.0f;
   const V rest = (clamped - whole * 0.693359375f) + whole * 2.12194440e-4f;
@@ -76,8 +76,9 @@ inline Vec<float> exponential(Vec<float> x) {
   y = y * rest + 5.0000001201e-1f;
   y = y * rest * rest + rest + 1.0f;
   typedef Lanes<float>::Mask Mask;
-  const Mask power = (__builtin_convertvector(whole, Mask) + 127) << 23;
-  y *= (V)power;
+  const Mask power = __builtin_convertvector(whole, Mask), half = power >> 1;  // 2^128 is no float, its root is
+  y *= (V)((half + 127) << 23);
+  y *= (V)((power - half + 127) << 23);
   y = x < -87.0f ? V{} : y;
   return x == x ? y : x;
 }
@@ -368,6 +369,8 @@ class Kernel {
   }
 
   void assign_hard(V* logits) const {
+    for (int j = 0; j < J; ++j)  // NaN is the largest, as it is for torch.argmax
+      logits[j] = logits[j] == logits[j] ? logits[j] : splat(std::numeric_limits<T>::infinity());
     V peak = logits[0];
     for (int j = 1; j < J; ++j) peak = larger<T>(logits[j], peak);
     V left = splat(T(1));
@@ -775,13 +778,24 @@ void run(const Call& call, Pass pass) {
 
 }  // namespace
 
-extern "C" void torchcaps_run(const TorchcapsCall* call, int64_t pass_number, int64_t is_double) {
+// Whether all sites are places among the children: if not, nothing was done.
+extern "C" int64_t torchcaps_run(const TorchcapsCall* call, int64_t pass_number, int64_t is_double) {
+  const auto outside = [&](int32_t site) { return site < 0 || site >= call->grid; };
+  if (call->sites && std::any_of(call->sites, call->sites + call->windows * call->I, outside)) return 0;
+  if (call->J == 0) return 1;
   const Pass pass = static_cast<Pass>(pass_number);
   const auto is = [&](int64_t M, int64_t P, int64_t D) { return call->M == M && call->P == P && call->D == D; };
-  if (is_double) return run<double, 0, 0, 0>(*call, pass);
   // The pose shapes of the published networks have loops of known length.
-  if (is(4, 4, 4)) return run<float, 4, 4, 4>(*call, pass);
-  if (is(1, 8, 16)) return run<float, 1, 8, 16>(*call, pass);
-  if (is(1, 16, 16)) return run<float, 1, 16, 16>(*call, pass);
-  run<float, 0, 0, 0>(*call, pass);
+  if (is_double) {
+    run<double, 0, 0, 0>(*call, pass);
+  } else if (is(4, 4, 4)) {
+    run<float, 4, 4, 4>(*call, pass);
+  } else if (is(1, 8, 16)) {
+    run<float, 1, 8, 16>(*call, pass);
+  } else if (is(1, 16, 16)) {
+    run<float, 1, 16, 16>(*call, pass);
+  } else {
+    run<float, 0, 0, 0>(*call, pass);
+  }
+  return 1;
 }

@@ -1,14 +1,17 @@
 """The routing primitive in C++ for CPUs, compiled when it is first used.
 
-Needs a C++20 compiler with vector extensions (GCC 12, Clang 15, or later), named by ``CXX`` or found as ``c++``. The
-library is kept in the user's cache, and compiled again when the source, torch or the processor changes.
+Needs a C++20 compiler with vector extensions (GCC 12, Clang 15, or later), named by ``CXX`` (with options, as in
+``g++ -m64``) or found as ``c++``. The library is kept in the user's cache, and compiled again when the source, torch or
+the processor changes.
 """
 
 import ctypes
+import fcntl
 import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -68,6 +71,8 @@ def scores(call: Call, *, orphan: bool, reduced: bool) -> Tensor:
     """The logits (B, I, J), or their normaliser (B, I)."""
     B, I, J, *_ = call.sizes
     out = call.children.new_empty((B, I) if reduced else (B, I, J))
+    if J == 0:
+        return out.fill_(0.0 if orphan else -torch.inf)
     _run(_SCORES, call, {"scores": out}, orphan=orphan, reduced=reduced)
     return out
 
@@ -97,12 +102,12 @@ def _run(which: int, call: Call, results: dict[str, Tensor | None], **options: b
     windows = 1 if call.sites is None else len(call.sites)
     shared, similarity = call.transforms.shape[0] == 1 and I > 1, min(len(call.similarity), 2)
     sizes = zip(_SIZES, (images, grid, windows, I, J, M, P, D, shared, similarity), strict=False)
-    for name, tensor in tensors.items():
-        assert tensor is None or tensor.is_contiguous(), name
     pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
-    library().torchcaps_run(
+    done = library().torchcaps_run(
         ctypes.byref(_Call(**dict(sizes), **options, **pointers)), which, call.children.dtype == torch.float64
     )
+    if not done:
+        raise IndexError(f"sites must be from 0 to {grid - 1}, got {call.sites}")
 
 
 @cache
@@ -110,11 +115,18 @@ def library() -> ctypes.CDLL:
     """The compiled library.
 
     Raises:
-        RuntimeError: if it cannot be compiled here, with what the compiler said.
+        RuntimeError: if it cannot be compiled or loaded here, with what the compiler or the loader said.
     """
-    loaded = ctypes.CDLL(str(build()))
+    path = build()
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise RuntimeError(
+            f"torchcaps' C++ kernels could not be loaded: {error}; if programs may not run from {path.parent}, let "
+            "XDG_CACHE_HOME name a folder where they may"
+        ) from error
     loaded.torchcaps_run.argtypes = (ctypes.POINTER(_Call), ctypes.c_int64, ctypes.c_int64)
-    loaded.torchcaps_run.restype = None
+    loaded.torchcaps_run.restype = ctypes.c_int64
     return loaded
 
 
@@ -128,7 +140,10 @@ def prepare() -> None:
 
 
 def build() -> Path:
-    """Compiles the library if the user's cache does not have it, and returns its path.
+    """Compiles the library if the user's cache does not have it whole, and returns its path.
+
+    Its name ends in the digest of what is in it: a file that was cut or damaged, which could end the program when it is
+    loaded, does not fit its name, and is compiled again. One process at a time compiles; others wait for it.
 
     Raises:
         RuntimeError: if it cannot be compiled here, with what the compiler said.
@@ -138,25 +153,50 @@ def build() -> Path:
         raise RuntimeError("torchcaps' C++ kernels need a compiler, and there is no c++, g++ or clang++")
     known = "\0".join([SOURCE.read_text(), compiler, *FLAGS, torch.__version__, _processor()])
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torchcaps" / "native"
-    target = folder / f"{hashlib.sha256(known.encode()).hexdigest()[:16]}.so"
-    if target.exists():
-        return target
-    logging.getLogger("torchcaps").warning("compiling torchcaps' C++ kernels, once: this takes half a minute")
+    name = hashlib.sha256(known.encode()).hexdigest()[:16]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            _compile(compiler, Path(scratch) / target.name)
-            (Path(scratch) / target.name).replace(target)  # in one step: others may be compiling too
+        found = _whole(folder, name)
+        if found is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # given back by a process that dies
+                found = _whole(folder, name) or _made(shlex.split(compiler), folder, name)
     except OSError as error:
         raise RuntimeError(f"torchcaps' C++ kernels could not be compiled with {compiler}: {error}") from error
-    return target
+    return found
 
 
-def _compile(compiler: str, target: Path) -> None:
+def _whole(folder: Path, name: str) -> Path | None:
+    """The library of that name, if it is there and as it was written."""
+    return next((path for path in folder.glob(f"{name}-*.so") if path.stem == f"{name}-{_digest(path)}"), None)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _made(compiler: list[str], folder: Path, name: str) -> Path:
+    """Compiles the library; what an earlier, interrupted process left is swept away."""
+    for left in folder.glob("making-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    damaged = list(folder.glob(f"{name}-*.so"))
+    cause = f" again, because {damaged[0]} is damaged" if damaged else ", once"
+    logging.getLogger("torchcaps").warning("compiling torchcaps' C++ kernels%s: this takes half a minute", cause)
+    for path in damaged:
+        path.unlink()
+    with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as scratch:
+        made = Path(scratch) / "made.so"
+        _compile(compiler, made)
+        with made.open("rb") as written:
+            os.fsync(written.fileno())  # a name in the cache must not come before what it names
+        return made.replace(folder / f"{name}-{_digest(made)}.so")
+
+
+def _compile(compiler: list[str], target: Path) -> None:
     from torch.utils.cpp_extension import include_paths
 
     libraries = Path(torch.__file__).parent / "lib"
-    command = [compiler, *FLAGS, *(f"-I{path}" for path in include_paths()), str(SOURCE), "-o", str(target)]
+    command = [*compiler, *FLAGS, *(f"-I{path}" for path in include_paths()), str(SOURCE), "-o", str(target)]
     command += [f"-L{libraries}", "-ltorch_cpu", "-lc10"]
     try:
         subprocess.run(command, capture_output=True, text=True, check=True)

@@ -6,7 +6,7 @@ A set of kernels is a module or object with the four functions of :class:`Kernel
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, cast
@@ -18,6 +18,7 @@ from torchcaps.numerics import positive
 from torchcaps.ops import naive
 from torchcaps.ops.backend import Moments, Rule, VoteSource
 from torchcaps.ops.closed_forms import attention_moments, uniform_moments
+from torchcaps.ops.derivatives import Tensors, gradients, only_stored
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 
 
@@ -49,14 +50,53 @@ class Call(NamedTuple):
         fields = (None if field is None else torch.zeros_like(field) for field in self[:5])
         return Call._make([*fields, None, tuple(torch.zeros_like(field) for field in self.similarity)])
 
-    def contiguous(self) -> "Call":
-        """The same tensors, each in one piece."""
-        fields = (None if field is None else field.contiguous() for field in self[:6])
-        return Call._make([*fields, tuple(field.contiguous() for field in self.similarity)])
+    def readable(self) -> "Call":
+        """The same tensors, each in one piece, as the kernels read them.
+
+        Raises:
+            ValueError: if one does not fit the children: the kernels would read memory that is not its own.
+        """
+        B, I, J, M, P, D = self.sizes
+        children, by_child, by_vote = self.children, self.children.shape[:2], (B, J, M * D)
+        if children.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"children must be float32 or float64, got {children.dtype}")
+        if len(self.similarity) not in (0, 1, 3):
+            raise ValueError(f"similarity must have none, one or three tensors, got {len(self.similarity)}")
+        return Call(
+            children.contiguous(),
+            readable("transforms", self.transforms, (1 if len(self.transforms) == 1 else I, J, P, D), children),
+            readable("coordinates", self.coordinates, (I, M * D), children),
+            readable("weights", self.weights, by_child, children),
+            readable("log_partition", self.log_partition, by_child, children),
+            None if self.sites is None else readable("sites", self.sites, self.sites.shape, children, torch.int32),
+            tuple(
+                readable(f"similarity[{place}]", field, by_vote if place < 2 else (B, J), children)
+                for place, field in enumerate(self.similarity)
+            ),
+        )
 
     def flat(self) -> list[Tensor]:
         """The tensors that are there, but for the sites."""
         return [field for field in (*self[:5], *self.similarity) if field is not None]
+
+
+def readable(
+    name: str, tensor: Tensor | None, shape: Sequence[int], children: Tensor, dtype: torch.dtype | None = None
+) -> Any:
+    """The tensor in one piece, if it is there and fits the children.
+
+    Raises:
+        ValueError: if its shape, dtype or device is another one.
+    """
+    if tensor is None:
+        return None
+    dtype = dtype or children.dtype
+    if tensor.shape != shape or tensor.dtype != dtype or tensor.device != children.device:
+        raise ValueError(
+            f"{name} must be {dtype} {tuple(shape)} on {children.device}, got {tensor.dtype} {tuple(tensor.shape)} on "
+            f"{tensor.device}"
+        )
+    return tensor.contiguous()
 
 
 class Kernels(Protocol):
@@ -128,7 +168,7 @@ def why_not(backend: str) -> str:
 def _moments(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Mass, sum and scatter; a scatter that was not asked for is empty."""
     call, backend, (orphan, hard, scatter) = _opened(arguments)
-    mass, total, second = _kernels(backend).moments(call.contiguous(), orphan=orphan, hard=hard, scatter=scatter)
+    mass, total, second = _kernels(backend).moments(call.readable(), orphan=orphan, hard=hard, scatter=scatter)
     return mass, total, mass.new_empty(0) if second is None else second
 
 
@@ -144,15 +184,19 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _moments_backward(*arguments: Any) -> list[Tensor]:
     """The gradients of the tensors of the call that are there."""
     call, backend, (orphan, hard, *upstream) = _opened(arguments)
-    pieces: list[Any] = [None if grad is None else grad.contiguous() for grad in upstream]
-    return _kernels(backend).moments_backward(call.contiguous(), *pieces, orphan=orphan, hard=hard).flat()
+    B, _, J, M, _, D = call.sizes
+    pieces = [
+        readable(name, grad, (B, J) if name == "grad_mass" else (B, J, M * D), call.children)
+        for name, grad in zip(("mean", "grad_mass", "grad_sum", "grad_scatter"), upstream, strict=True)
+    ]
+    return _kernels(backend).moments_backward(call.readable(), *pieces, orphan=orphan, hard=hard).flat()
 
 
 @torch.library.custom_op("torchcaps::scores", mutates_args=(), schema=_SCORES)
 def _scores(*arguments: Any) -> Tensor:
     """The logits, or their normaliser."""
     call, backend, (orphan, reduced) = _opened(arguments)
-    return _kernels(backend).scores(call.contiguous(), orphan=orphan, reduced=reduced)
+    return _kernels(backend).scores(call.readable(), orphan=orphan, reduced=reduced)
 
 
 @_scores.register_fake
@@ -166,10 +210,9 @@ def _(*arguments: Any) -> Tensor:
 def _scores_backward(*arguments: Any) -> list[Tensor]:
     """The gradients of the tensors of the call that are there."""
     call, backend, (orphan, reduced, scores, grad) = _opened(arguments)
-    grads = _kernels(backend).scores_backward(
-        call.contiguous(), scores, grad.contiguous(), orphan=orphan, reduced=reduced
-    )
-    return grads.flat()
+    shape = call.sizes[: 2 if reduced else 3]
+    pieces = (readable(name, field, shape, call.children) for name, field in (("scores", scores), ("grad", grad)))
+    return _kernels(backend).scores_backward(call.readable(), *pieces, orphan=orphan, reduced=reduced).flat()
 
 
 @_moments_backward.register_fake
@@ -187,16 +230,52 @@ def _save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
 
 def _saved(ctx: Any) -> tuple[list[Any], Tensor]:
     """What :func:`_save` kept: the call as arguments, and the result."""
-    *fields, result = ctx.saved_tensors[:7]
-    return [*fields, ctx.saved_tensors[7:]], result
+    saved = ctx.saved_tensors
+    return [*saved[:6], saved[7:]], saved[6]
 
 
-def _placed(ctx: Any, flat: Sequence[Tensor]) -> tuple[Any, ...]:
-    """The gradients at the places of an operator's arguments."""
-    (*fields, _, _), _ = _saved(ctx)
-    found = iter(flat)
-    grads = [None if field is None else next(found) for field in fields]
-    return *grads, None, list(found), *(None for _ in ctx.options)
+def _gradients(
+    ctx: Any,
+    backward: Callable[[Call, Tensor, Tensors], list[Tensor]],
+    function: Callable[..., Tensors],
+    upstream: Tensors,
+) -> Any:
+    """The gradients at the places of an operator's arguments.
+
+    Args:
+        ctx: of the operator.
+        backward: the operator that finds them, of a call, the result that was kept, and the upstream gradients.
+        function: what the operator does, in plain PyTorch, of a call and its options.
+        upstream: the gradients of its results.
+    """
+    (*fields, sites, similarity), result = _saved(ctx)  # once: a checkpoint gives them out once
+
+    def call_of(tensors: Tensors) -> Call:
+        return Call._make([*tensors[:5], sites, tensors[5:]])
+
+    def work(tensors: Tensors, upstream: Tensors) -> list[Tensor | None]:
+        found = iter(backward(call_of(tensors), result, upstream))
+        return [None if tensor is None else next(found) for tensor in tensors]
+
+    grads = gradients(work, lambda *tensors: function(call_of(tensors), *ctx.options), [*fields, *similarity], upstream)
+    return *grads[:5], None, list(grads[5:]), *(None for _ in ctx.options)
+
+
+def _stored_votes(call: Call) -> tuple["FusedVotes", Similarity | None]:
+    """The votes of a call, and what they are compared with."""
+    kinds: dict[int, Callable[..., Similarity | None]] = {0: lambda: None, 1: InnerProduct, 3: Gaussian}
+    return FusedVotes(*call[:3], call.sites), kinds[len(call.similarity)](*call.similarity)
+
+
+def _stored_moments(call: Call, backend: str, orphan: bool, hard: bool, scatter: bool) -> Tensors:
+    votes, similarity = _stored_votes(call)
+    return naive.stored_moments(votes, similarity, call.weights, Rule(orphan, hard, call.log_partition), scatter)
+
+
+def _stored_scores(call: Call, backend: str, orphan: bool, reduced: bool) -> Tensors:
+    votes, similarity = _stored_votes(call)
+    logits = naive.stored(votes).logits(similarity)
+    return (naive.logits_partition(logits, orphan) if reduced else logits,)
 
 
 def _moments_context(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -205,10 +284,12 @@ def _moments_context(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tens
 
 
 def _moments_gradient(ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor) -> tuple[Any, ...]:
-    arguments, mean = _saved(ctx)
     *options, scatter = ctx.options
-    second = grad_scatter if scatter else None
-    return _placed(ctx, _moments_backward(*arguments, *options, mean, grad_mass, grad_sum, second))
+
+    def backward(call: Call, mean: Tensor, upstream: Tensors) -> list[Tensor]:
+        return _moments_backward(*call, *options, mean, *upstream)
+
+    return _gradients(ctx, backward, _stored_moments, (grad_mass, grad_sum, grad_scatter if scatter else None))
 
 
 def _scores_context(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
@@ -216,8 +297,10 @@ def _scores_context(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
 
 
 def _scores_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    arguments, scores = _saved(ctx)
-    return _placed(ctx, _scores_backward(*arguments, *ctx.options, scores, grad))
+    def backward(call: Call, scores: Tensor, upstream: Tensors) -> list[Tensor]:
+        return _scores_backward(*call, *ctx.options, scores, *upstream)
+
+    return _gradients(ctx, backward, _stored_scores, (grad,))
 
 
 _moments.register_autograd(_moments_gradient, setup_context=_moments_context)
@@ -235,10 +318,12 @@ class FusedVotes(VoteSource):
         """Inner products and Gaussians under a softmax, with or without an orphan, or an argmax."""
         if similarity is not None and type(similarity) not in (InnerProduct, Gaussian):
             return f"the kernels have inner products and Gaussians, not {type(similarity).__name__}"
-        return f"the kernels do not have {rule.special}" if rule.special else ""
+        return f"the kernels do not have {rule.special}" if rule.special else only_stored()
 
     def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
         """One E-step and the sums of the M-step that follows."""
+        if self.empty:
+            return naive.stored_moments(self, similarity, weights, rule, scatter)
         without_votes = self.sites is None and self.coordinates is None and not (scatter or rule.hard)
         if without_votes and similarity is None:
             return uniform_moments(self.children, self.transforms, weights, rule)
@@ -258,13 +343,17 @@ class FusedVotes(VoteSource):
 
     def logits(self, similarity: Similarity | None) -> Tensor:
         """The logits, (B, I, J)."""
+        if self.empty:
+            return naive.stored(self).logits(similarity)
         return _scores(*self._call(similarity), self.backend, False, False)
 
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
         """The normaliser, (B, I)."""
         if similarity is None:
             B, I, J, *_ = self._call(None).sizes
-            return self.children.new_full((B, I), math.log(J + orphan))
+            return self.children.new_full((B, I), math.log(J + orphan) if J + orphan else -math.inf)
+        if self.empty:
+            return naive.logits_partition(self.logits(similarity), orphan)
         return _scores(*self._call(similarity), self.backend, orphan, True)
 
     def _call(

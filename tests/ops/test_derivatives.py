@@ -1,0 +1,179 @@
+"""Derivatives beyond one backward pass: the right ones on every backend, or an error that names the way out."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+
+import torchcaps as tc
+from torchcaps.ops import BACKENDS, Gaussian, InnerProduct, Similarity, Votes, choose_backend, use_backend
+from torchcaps.testing.backends import Cauchy
+
+N, G, J, M, P, D = 2, 4, 3, 2, 2, 2
+H = M * D
+
+SIMILARITIES: dict[str, Callable[[Tensor], Similarity | None]] = {
+    "uniform": lambda parents: None,
+    "inner": InnerProduct,
+    "gaussian": lambda parents: Gaussian(parents, parents.exp(), parents.sum(-1)),
+    "own": lambda parents: Cauchy(parents, parents[0, :, 0].expand(G, J), parents[0, :, 0]),
+}
+CALLS = [
+    (backend, similarity)
+    for backend in ("chunked", "native")  # triton shares all of it with native
+    for similarity in SIMILARITIES
+    if similarity != "own" or backend == "chunked"
+]
+every_backend = pytest.mark.parametrize("backend", sorted(BACKENDS))
+without_votes = pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"naive"}))
+Function = Callable[..., Tensor]
+
+
+@pytest.fixture(autouse=True)
+def triton_is_there(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 30)
+    if "backend" in request.fixturenames and request.getfixturevalue("backend") == "triton":
+        pytest.importorskip("triton")
+
+
+def leaves() -> dict[str, Tensor]:
+    shapes = {"children": (N, G, M, P), "transforms": (G, J, P, D), "weights": (N, G), "parents": (N, J, H)}
+    generator = torch.Generator().manual_seed(0)
+    numbers = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    return {name: tensor.div(2).requires_grad_() for name, tensor in numbers.items()}
+
+
+def objective(backend: str | None, similarity: str, scatter: bool = True, windows: bool = False) -> Function:
+    """A number that depends on all that went in, and on nothing linearly."""
+
+    def call(children: Tensor, transforms: Tensor, weights: Tensor, parents: Tensor) -> Tensor:
+        sites = torch.arange(G, dtype=torch.int32)[None] if windows else None
+        votes = Votes(children, transforms, backend=backend, sites=sites)
+        compared = SIMILARITIES[similarity](parents)
+        weights = weights.sigmoid() + children.square().mean((2, 3))  # arguments of moments that depend on each other
+        mass, total, second = votes.moments(compared, weights, scatter=scatter)
+        parts = [mass, total, votes.assignment(compared), *([] if second is None else [second])]
+        if compared is not None:
+            parts.append(votes.source.log_partition(compared, True))
+        return torch.cat([part.flatten() for part in parts]).square().sum()
+
+    return call
+
+
+def derivatives(function: Function) -> list[Tensor]:
+    """The gradients, those of a penalty on them, and those of a penalty on these."""
+    found = []
+    given = list(leaves().values())
+    value = function(*given)
+    for create_graph in (True, True, False):
+        gradients = torch.autograd.grad(value, given, create_graph=create_graph, materialize_grads=True)
+        found += gradients
+        if create_graph:
+            value = torch.cat([gradient.flatten() for gradient in gradients]).sin().sum()
+    return found
+
+
+@pytest.mark.parametrize(("backend", "similarity"), CALLS)
+@pytest.mark.parametrize("options", [(False, False), (True, False), (True, True)], ids=["", "scatter", "windows"])
+def test_item3_second_and_third_derivatives(backend: str, similarity: str, options: tuple[bool, bool]) -> None:
+    actual = derivatives(objective(backend, similarity, *options))
+    expected = derivatives(objective("naive", similarity, *options))
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+    assert expected[-4].abs().sum() > 0.01
+
+
+def test_item3_a_penalty_on_a_gradient_of_ones() -> None:
+    """The defect: where the upstream gradient was a constant, the gradient carried no graph, and nobody said so."""
+    children, transforms, *_ = leaves().values()
+    total = Votes(children, transforms, backend="chunked").moments(InnerProduct(leaves()["parents"])).sum.sum()
+    (gradient,) = torch.autograd.grad(total, children, create_graph=True)
+    assert gradient.requires_grad
+    assert torch.autograd.grad(gradient.square().sum(), children)[0].abs().sum() > 0.01
+
+
+TRANSFORMS: dict[str, Callable[[Function, Tensor], Tensor]] = {
+    "jvp": lambda function, x: torch.func.jvp(function, (x,), (x.cos(),))[1],
+    "grad": lambda function, x: torch.func.grad(function)(x),
+    "jacrev": lambda function, x: torch.func.jacrev(function)(x),
+    "jacfwd": lambda function, x: torch.func.jacfwd(function)(x),
+    "hessian": lambda function, x: torch.func.hessian(function)(x),
+    "vmap": lambda function, x: torch.func.vmap(function)(torch.stack([x, x.cos()])),
+    "vmap of grad": lambda function, x: torch.func.vmap(torch.func.grad(function))(torch.stack([x, x.cos()])),
+}
+
+
+def of_children(backend: str | None) -> Function:
+    _, transforms, weights, parents = leaves().values()
+    call = objective(backend, "gaussian")
+    return lambda children: call(children, transforms.detach(), weights.detach(), parents.detach())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of the way that it loads formulas
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+class TestTransforms:
+    def test_item3_the_choice_is_right(
+        self, transform: Callable[[Function, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        x = leaves()["children"].detach()
+        expected = transform(of_children("naive"), x)
+        monkeypatch.setattr("torchcaps.ops.dispatch.FEW", {"cpu": 0})  # native otherwise
+        torch.testing.assert_close(transform(of_children(None), x), expected)
+
+    @without_votes
+    def test_item3_a_backend_asked_for_names_the_way_out(
+        self, transform: Callable[[Function, Tensor], Tensor], backend: str
+    ) -> None:
+        with pytest.raises(ValueError, match=f"backend '{backend}' cannot.*forward-mode.*torch.func.*backend='naive'"):
+            transform(of_children(backend), leaves()["children"].detach())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_item3_dual_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = leaves()["children"].detach()
+    expected = torch.func.jvp(of_children("naive"), (x,), (x.cos(),))[1]
+    monkeypatch.setattr("torchcaps.ops.dispatch.FEW", {"cpu": 0})
+    with forward_ad.dual_level():
+        votes = Votes(forward_ad.make_dual(x, x.cos()), leaves()["transforms"])
+        assert choose_backend(votes).backend == "naive"
+        assert "forward-mode" in choose_backend(votes).reason
+        value = of_children(None)(forward_ad.make_dual(x, x.cos()))
+        torch.testing.assert_close(forward_ad.unpack_dual(value).tangent, expected)
+    assert choose_backend(Votes(x, leaves()["transforms"])).backend == "native"
+
+
+@pytest.mark.parametrize(("backend", "similarity"), [*CALLS, ("naive", "inner"), ("triton", "gaussian")])
+def test_item3_checkpoints(backend: str, similarity: str) -> None:
+    def gradients(call: Function) -> tuple[Tensor, ...]:
+        given = list(leaves().values())
+        return torch.autograd.grad(call(*given), given, materialize_grads=True)
+
+    call = objective(backend, similarity)
+    plain = gradients(call)
+    saved = gradients(lambda *given: checkpoint(call, *given, use_reentrant=False))
+    for one, other in zip(saved, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@every_backend
+def test_item3_meta_tensors_have_the_right_shapes(backend: str) -> None:
+    layers = [
+        tc.CapsLinear(6, 3, (2, 4), (2, 5)),
+        tc.CapsLinear(6, 3, (2, 4), (2, 5), transforms="shared", routing=tc.create_routing("kmeans")),
+        tc.CapsLinear(6, 3, (2, 4), (2, 5), routing=tc.create_routing("em")),
+    ]
+    for layer in layers:
+        with use_backend(backend):
+            expected = layer(torch.randn(7, 6, 2, 4))
+            parents = layer.to("meta")(torch.empty(7, 6, 2, 4, device="meta", requires_grad=True))
+        assert parents.pose.is_meta
+        assert (parents.pose.shape, parents.activation.shape) == (expected.pose.shape, expected.activation.shape)
+        parents.pose.sum().backward()
+        assert all(parameter.grad is not None for parameter in layer.parameters() if parameter.ndim == 4)
+    convolution = tc.CapsConv2d(2, 3, (2, 2), (2, 2), 3, padding=1).to("meta")
+    children = tc.Capsules(torch.empty(2, 4, 4, 2, 2, 2, device="meta"), torch.empty(2, 4, 4, 2, device="meta"))
+    with use_backend(backend):
+        assert convolution(children).pose.shape == (2, 4, 4, 3, 2, 2)

@@ -1,0 +1,139 @@
+"""The library of C++ kernels: compiled once, by one process, loaded only if it is whole, never the end of a program."""
+
+import ctypes
+import logging
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchcaps.ops import Votes, choose_backend
+from torchcaps.ops.dispatch import FEW
+from torchcaps.ops.fused import native, why_not
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    native.library.cache_clear()
+    why_not.cache_clear()
+    yield
+    native.library.cache_clear()
+    why_not.cache_clear()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and a quick compiler: it hands out the library of the user's cache, and notes each call."""
+    try:
+        library = native.build()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nsleep "${{SLOW:-0}}"\n'
+        'while [ "$1" != "-o" ]; do shift; done\n'
+        f'cp {library} "$2"\n'
+    )
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "torchcaps" / "native"
+
+
+def calls(cache: Path) -> list[str]:
+    return (cache.parents[2] / "calls").read_text().splitlines()
+
+
+def chosen() -> str:
+    """The backend of many votes, at work."""
+    votes = Votes(torch.ones(1, FEW["cpu"], 4), torch.ones(1, 2, 4, 8))
+    assert votes.moments(scatter=True).mass.sum() == pytest.approx(FEW["cpu"], rel=1e-4)
+    return choose_backend(votes).backend
+
+
+DAMAGE = {
+    "empty": lambda content: b"",
+    "cut": lambda content: content[: len(content) // 2],
+    "garbage": lambda content: b"\x7fELF" + b"\x00" * len(content),
+    "a bit": lambda content: content[:5000] + bytes([content[5000] ^ 1]) + content[5001:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_item16_a_damaged_library_is_compiled_again(damage: str, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = native.build()
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert chosen() == "native"
+    (warning,) = caplog.messages
+    assert f"again, because {path} is damaged" in warning
+    assert len(calls(cache)) == 2
+    assert native.build() == path
+    assert len(calls(cache)) == 2
+
+
+def test_item16_a_library_that_may_not_be_loaded_is_no_end(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home that is mounted without the right to execute."""
+
+    def refuse(path: str) -> None:
+        raise OSError(f"{path}: failed to map segment from shared object")
+
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    with pytest.warns(RuntimeWarning, match=r"slower routing.*failed to map segment.*XDG_CACHE_HOME") as warned:
+        assert chosen() == "chunked"
+    assert len(warned) == 1
+    assert chosen() == "chunked"  # without another one
+
+
+def test_item16_something_that_is_no_library_is_no_end(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "compiler").write_text('#!/bin/sh\nwhile [ "$1" != "-o" ]; do shift; done\necho no library > "$2"\n')
+    with pytest.warns(RuntimeWarning, match="slower routing.*could not be loaded"):
+        assert chosen() == "chunked"
+
+
+def test_item16_a_compiler_with_options(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", f"{os.environ['CXX']} -m64 '-DNAME=two words'")
+    assert chosen() == "native"
+    assert calls(cache)[0].startswith("-m64 -DNAME=two words -O3")
+
+
+BUILD = "from torchcaps.ops.fused import native; native.library(); print(native.build())"
+
+
+def started(**environment: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", BUILD],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_item16_two_processes_at_once_compile_once(cache: Path) -> None:
+    both = [started(SLOW="1") for _ in range(2)]
+    paths = {process.communicate(timeout=120)[0].strip() for process in both}
+    assert [process.returncode for process in both] == [0, 0]
+    assert paths == {str(native.build())}
+    assert len(calls(cache)) == 1
+
+
+def test_item16_an_interruption_leaves_nothing(cache: Path) -> None:
+    process = started(SLOW="60")
+    deadline = time.monotonic() + 120
+    while not list(cache.glob("making-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list(cache.glob("making-*"))
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert chosen() == "native"
+    assert {path.name for path in cache.iterdir()} == {"lock", native.build().name}

@@ -1,0 +1,316 @@
+"""Nothing is silently wrong: what does not fit is refused by name, and every backend says the same at the edges."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchcaps as tc
+from torchcaps.ops import BACKENDS, Gaussian, InnerProduct, Moments, Normaliser, Rule, Similarity, Votes, VoteSource
+
+N, G, J, M, P, D = 2, 5, 3, 2, 3, 2
+H = M * D
+
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+@pytest.fixture(autouse=True)
+def triton_is_there(request: pytest.FixtureRequest) -> None:
+    if "backend" in request.fixturenames and request.getfixturevalue("backend") == "triton":
+        pytest.importorskip("triton")
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(dtype)
+
+
+def fields(**changes: Any) -> dict[str, Any]:
+    """What makes votes, and what they are asked with."""
+    given = {
+        "children": random(N, G, M, P),
+        "transforms": random(G, J, P, D),
+        "coordinates": random(G, H),
+        "sites": None,
+        "weights": random(N, G).sigmoid(),
+        "log_partition": None,
+        "similarity": Gaussian(random(N, J, H), random(N, J, H).exp(), random(N, J)),
+    }
+    return given | changes
+
+
+class Given(Normaliser):
+    """A stranger's normaliser."""
+
+    def __init__(self, log_partition: Tensor | None) -> None:
+        super().__init__()
+        object.__setattr__(self, "partition", log_partition)
+
+    def rule(self, source: VoteSource, similarity: Similarity | None) -> Rule:
+        return Rule(log_partition=self.partition)
+
+
+def moments(backend: str | None, given: dict[str, Any], scatter: bool = True) -> Moments:
+    votes = Votes(
+        *(given[name] for name in ("children", "transforms", "coordinates")),
+        normaliser=Given(given["log_partition"]),
+        backend=backend,
+        sites=given["sites"],
+    )
+    return votes.moments(given["similarity"], given["weights"], scatter=scatter)
+
+
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "weights of other children": (
+        {"weights": random(N, 3)},
+        r"weights must be \(N, G\) = \(2, 5\), got shape \(2, 3\)",
+    ),
+    "weights of one row": ({"weights": random(G)}, r"weights must be \(N, G\) = \(2, 5\), got shape \(5,\)"),
+    "complex weights": ({"weights": random(N, G) * 1j}, r"weights must be real, got torch.complex128"),
+    "weights elsewhere": ({"weights": random(N, G).to("meta")}, r"weights must be on cpu.*got meta"),
+    "a normaliser of other children": (
+        {"log_partition": random(N, 3)},
+        r"log_partition must be \(N, G\) = \(2, 5\) or \(N, G, J\) = \(2, 5, 3\), got shape \(2, 3\)",
+    ),
+    "a complex normaliser": ({"log_partition": random(N, G) * 1j}, "log_partition must be real"),
+    "a normaliser elsewhere": ({"log_partition": random(N, G).to("meta")}, "log_partition must be on cpu.*got meta"),
+    "a complex similarity": ({"similarity": InnerProduct(random(N, J, H) * 1j)}, "alpha of InnerProduct must be real"),
+    "a similarity elsewhere": (
+        {"similarity": InnerProduct(random(N, J, H).to("meta"))},
+        "alpha of InnerProduct must be on cpu, where the children are, got meta",
+    ),
+    "a similarity of other rows": (
+        {"similarity": InnerProduct(random(1, J, H))},
+        r"alpha of InnerProduct must be \(B = 2, J = 3, H = 4\), got shape \(1, 3, 4\)",
+    ),
+    "complex children": ({"children": random(N, G, M, P) * 1j}, "children must be real, got torch.complex128"),
+    "complex transforms": ({"transforms": random(G, J, P, D) * 1j}, "transforms must be real"),
+    "transforms elsewhere": ({"transforms": random(G, J, P, D).to("meta")}, "transforms must be on cpu.*got meta"),
+    "complex coordinates": ({"coordinates": random(G, H) * 1j}, "coordinates must be real"),
+    "coordinates elsewhere": ({"coordinates": random(G, H).to("meta")}, "coordinates must be on cpu.*got meta"),
+    "sites behind the children": (
+        {"sites": torch.tensor([[0, 1, 2, 3, 5]], dtype=torch.int32)},
+        "sites must be from 0 to 4, got 0 to 5",
+    ),
+    "sites before the children": (
+        {"sites": torch.tensor([[0, 1, 2, 3, -1]], dtype=torch.int32)},
+        "sites must be from 0 to 4, got -1 to 3",
+    ),
+    "wide sites": ({"sites": torch.arange(5)[None]}, r"sites must be int32 \(W, I\), got torch.int64"),
+}
+
+
+@every_backend
+@pytest.mark.parametrize(("changes", "message"), OTHERS.values(), ids=OTHERS)
+def test_item14_what_does_not_fit_is_refused_by_name(backend: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        moments(backend, fields(**changes))
+
+
+def test_item14_sites_that_were_written_to_are_looked_at_again() -> None:
+    sites = torch.arange(G, dtype=torch.int32)[None]
+    moments("native", fields(sites=sites))
+    sites[0, 0] = 2**30
+    with pytest.raises(ValueError, match="sites must be from 0 to 4, got 1 to 1073741824"):
+        moments("native", fields(sites=sites))
+
+
+def test_item14_sites_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    look = Tensor.aminmax
+    monkeypatch.setattr(Tensor, "aminmax", lambda tensor: looks.append(1) or look(tensor))
+    sites = torch.arange(G, dtype=torch.int32)[None]
+    for _ in range(3):
+        moments("native", fields(sites=sites))
+    assert len(looks) == 1
+
+
+@every_backend
+def test_item14_other_dtypes_are_converted(backend: str) -> None:
+    """What a routing under autocast makes: bfloat16 similarities, weights and normalisers beside float32 children."""
+    half = {name: fields()[name].bfloat16() for name in ("weights", "coordinates")}
+    half["log_partition"] = 2 + random(N, G).bfloat16()
+    single = {name: fields()[name].float() for name in ("children", "transforms")}
+    similarity = fields()["similarity"].map(lambda tensor, _: tensor.bfloat16())
+    mixed = moments(backend, fields(**half, **single, similarity=similarity))
+    wide = {name: tensor.double() for name, tensor in (half | single).items()}
+    expected = moments("naive", fields(**wide, similarity=similarity.map(lambda tensor, _: tensor.double())))
+    for one, other in zip(mixed, expected, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
+def operator_arguments(**changes: Any) -> list[Any]:
+    """Arguments of ``torch.ops.torchcaps.moments``."""
+    given = fields(log_partition=random(N, G), sites=torch.arange(G, dtype=torch.int32)[None]) | changes
+    names = ("children", "transforms", "coordinates", "weights", "log_partition", "sites")
+    return [*(given[name] for name in names), list(given["similarity"].tensors), "native"]
+
+
+WRONG: dict[str, Any] = {
+    "children": random(N, G, M, P).half(),
+    "transforms": random(G, J, P, D).float(),
+    "coordinates": random(G - 1, H),
+    "weights": random(N, G).bfloat16(),
+    "log_partition": random(N),
+    "sites": torch.arange(G)[None],
+    "similarity": Gaussian(random(N, J, H), random(1, J, H), random(N, J)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_item14_the_operators_read_only_what_they_were_given(name: str) -> None:
+    arguments = operator_arguments(**{name: WRONG[name]})
+    with pytest.raises(ValueError, match=f"^{name}.* must be"):
+        torch.ops.torchcaps.moments(*arguments, False, False, True)
+    with pytest.raises(ValueError, match=f"^{name}.* must be"):
+        torch.ops.torchcaps.scores(*arguments, False, False)
+
+
+def test_item14_the_operators_refuse_sites_outside_and_gradients_that_do_not_fit() -> None:
+    for site in (-1, G):
+        outside = operator_arguments(sites=torch.tensor([[0, 1, 2, 3, site]], dtype=torch.int32))
+        with pytest.raises(IndexError, match="sites must be from 0 to 4"):
+            torch.ops.torchcaps.moments(*outside, False, False, True)
+    arguments = operator_arguments()
+    mean = random(N, J, H)
+    with pytest.raises(ValueError, match="grad_mass must be"):
+        torch.ops.torchcaps.moments_backward(*arguments, False, False, mean, mean, mean, mean)
+    with pytest.raises(ValueError, match="grad must be"):
+        torch.ops.torchcaps.scores_backward(*arguments, False, True, random(N, G), random(N, G - 1))
+
+
+EMPTY = {
+    "no examples": (0, G, J, M, P, D),
+    "no children": (N, 0, J, M, P, D),
+    "no parents": (N, G, 0, M, P, D),
+    "no pose rows": (N, G, J, 0, P, D),
+    "no numbers of a child": (N, G, J, M, 0, D),
+    "no numbers of a parent": (N, G, J, M, P, 0),
+}
+SIMILARITIES: dict[str, Callable[[int, int, int], Similarity | None]] = {
+    "uniform": lambda B, J, H: None,
+    "inner": lambda B, J, H: InnerProduct(random(B, J, H)),
+    "gaussian": lambda B, J, H: Gaussian(random(B, J, H), random(B, J, H).exp(), random(B, J)),
+}
+
+
+def results(
+    backend: str, sizes: tuple[int, ...], similarity: str, windows: bool, given: bool, hard: bool
+) -> dict[str, Tensor]:
+    """All that a backend says of votes without numbers, and all gradients."""
+    N, G, J, M, P, D = sizes
+    sites = torch.arange(G, dtype=torch.int32).repeat(2, 1) if windows else None
+    B = 2 * N if windows else N
+    leaves = {
+        "children": random(N, G, M, P),
+        "transforms": random(G, J, P, D),
+        "coordinates": random(G, M * D),
+        "weights": random(N, G).sigmoid(),
+        "log_partition": random(N, G),
+    }
+    leaves = {name: leaf.requires_grad_() for name, leaf in leaves.items()}
+    normaliser = Given(leaves["log_partition"]) if given else Normaliser(hard=hard)
+    votes = Votes(
+        leaves["children"], leaves["transforms"], leaves["coordinates"], normaliser, backend=backend, sites=sites
+    )
+    compared = SIMILARITIES[similarity](B, J, M * D)
+    found: dict[str, Tensor] = {}
+    for scatter in (False, True):
+        mass, total, second = votes.moments(compared, leaves["weights"], scatter=scatter)
+        found |= {f"mass{scatter}": mass, f"sum{scatter}": total}
+        found |= {} if second is None else {"scatter": second}
+    found |= {"assignment": votes.assignment(compared)}
+    found |= {"log_partition": votes.source.log_partition(compared, False)}
+    objective = sum((output.square().sum() for output in found.values() if output.isfinite().all()), torch.zeros(()))
+    gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True, allow_unused=True)
+    return found | {f"d{name}": gradient for name, gradient in zip(leaves, gradients, strict=True)}
+
+
+@pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"naive"}))
+@pytest.mark.parametrize("sizes", EMPTY.values(), ids=EMPTY)
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.usefixtures("poisoned")
+def test_item14_empty_axes_are_the_same_everywhere(backend: str, sizes: tuple[int, ...], similarity: str) -> None:
+    for windows, (given, hard) in (
+        (w, r) for w in (False, True) for r in ((False, False), (True, False), (False, True))
+    ):
+        if hard and sizes[2] == 0:
+            continue  # there is none to take all of the child
+        actual = results(backend, sizes, similarity, windows, given, hard)
+        expected = results("naive", sizes, similarity, windows, given, hard)
+        for name, tensor in expected.items():
+            torch.testing.assert_close(actual[name], tensor, rtol=1e-9, atol=1e-12, msg=lambda text: f"{name}: {text}")  # noqa: B023
+
+
+@pytest.mark.parametrize("name", ["no examples", "no children", "no parents", "no numbers of a parent"])
+def test_item14_the_operators_take_empty_axes(name: str) -> None:
+    N, G, J, M, P, D = EMPTY[name]
+    fields = [random(N, G, M, P), random(G, J, P, D), None, None, None, None]
+    mean, by_parent = random(N, J, M * D), random(N, J)
+    call = (*fields, [mean, mean.exp(), by_parent], "native")
+    mass, total, _ = torch.ops.torchcaps.moments(*call, False, False, True)
+    assert not total.any()
+    assert mass.sum() == pytest.approx(N * G if J else 0)
+    normaliser = torch.ops.torchcaps.scores(*call, False, True)
+    assert (normaliser.isfinite() if J else normaliser == -torch.inf).all()
+    gradients = torch.ops.torchcaps.moments_backward(*call, False, False, mean, by_parent, mean, mean)
+    assert [gradient.shape for gradient in gradients[:2]] == [fields[0].shape, fields[1].shape]
+
+
+def features(types: int, pose: tuple[int, ...]) -> tc.Capsules:
+    """A grid of capsules; of the first example, one pose is not a number."""
+    children = tc.Capsules(random(2, 4, 4, types, *pose).float(), random(2, 4, 4, types).sigmoid().float())
+    children.pose[0, 1, 1, 0] = torch.nan
+    return children
+
+
+@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+@pytest.mark.parametrize("routing", tc.list_routings())
+def test_item4_nan_comes_through_every_layer(backend: str, routing: str) -> None:
+    torch.manual_seed(0)
+    chosen, pose = tc.create_routing(routing), (2, 3)
+    layers = [
+        tc.CapsLinear(32, 3, pose, (2, 2), routing=chosen),
+        tc.ClassCaps(2, 3, pose, (2, 2), routing=chosen),
+        tc.CapsConv2d(2, 3, pose, (2, 2), 4, routing=chosen, competition="window"),
+        tc.CapsConv2d(2, 3, pose, (2, 2), 4, routing=chosen),
+    ]
+    for layer in layers:
+        try:
+            with tc.use_backend(backend):
+                parents = layer.train(chosen.trainable)(features(2, pose))
+        except ValueError as error:
+            assert f"backend {backend!r} cannot do" in str(error) or "competition='window'" in str(error)  # noqa: PT017
+            continue
+        assert parents.activation[0].isnan().all()
+        assert parents.activation[1].isfinite().all()
+        assert not tc.margin_loss(parents.activation.flatten(1)[:, :3], torch.tensor([0, 1])).isfinite()
+
+
+def test_item4_nan_of_one_parent_is_seen_by_all_that_compete_with_it() -> None:
+    """Windows beside each other share children: a normaliser that hides NaN leaves shares of more than the whole."""
+    windows = tc.ops.Windows((1, 3), (1, 2), (1, 1), (0, 0), (1, 1))
+    sites, children = windows.children(1, torch.device("cpu")), random(1, 3, 1, 2)
+    parents = random(2, 2, 2)
+    parents[0, 0] = torch.nan
+    votes = Votes(children, random(2, 2, 2, 2), normaliser=tc.ops.GridWide(windows=windows), sites=sites)
+    assignment = votes.assignment(InnerProduct(parents))
+    assert assignment[1, 0].isnan().all()  # the child in the middle, which both windows see
+    assert assignment[1, 1].isfinite().all()
+
+
+def test_item18_exponentials_are_the_same_on_every_backend() -> None:
+    """Under a normaliser that is given, a share is exp(l - Z), up to where float32 ends, and infinite beyond."""
+    heights = torch.cat([torch.linspace(-110, 91, 4021), torch.tensor([88.7228, 88.7229, torch.inf, -torch.inf])])
+    children = torch.ones(len(heights), 1, 1)
+    for sites in (None, torch.zeros(1, 1, dtype=torch.int32)):
+        for backend in ("chunked", "native"):
+            votes = Votes(
+                children, torch.ones(1, 1, 1, 1), None, Given(-heights[:, None]), backend=backend, sites=sites
+            )
+            mass = votes.moments(InnerProduct(torch.zeros(len(heights), 1, 1)), scatter=True).mass[:, 0]
+            small = heights < -87  # numbers that are hardly there
+            torch.testing.assert_close(mass[~small], heights[~small].exp(), rtol=1e-6, atol=0)
+            assert mass[small].max() < 2e-38

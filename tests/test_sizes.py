@@ -1,0 +1,92 @@
+"""Sizes and steps that are none are refused by name, wherever they are given."""
+
+import inspect
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import torchcaps as tc
+from torchcaps.layers import FullyConnectedDecoder, ImplicitActivation, PoseNorm, SelfWeightedPooling
+from torchcaps.numerics import check_finite, check_sizes
+from torchcaps.routing import EMRouting, EMSettings, constructor_arguments
+from torchcaps.routing.base import MOST_STEPS
+
+NO_SIZES = (0, -1, math.inf, math.nan, 1.5, True)
+LAYERS: dict[type, dict[str, Any]] = {
+    tc.CapsLinear: {"in_capsules": 6, "out_capsules": 3, "in_pose": 4, "out_pose": 4},
+    tc.CapsConv2d: {"in_types": 2, "out_types": 2, "in_pose": (2, 2), "out_pose": (2, 2), "kernel_size": 3, "stride": 1}
+    | {"dilation": 1, "groups": 1},
+    tc.ClassCaps: {"in_types": 2, "classes": 2, "in_pose": (2, 2), "out_pose": (2, 2)},
+    tc.PrimaryCaps: {"in_channels": 2, "types": 2, "dim": 4, "kernel_size": 3, "stride": 1},
+    PoseNorm: {"types": 2, "pose": (2, 2)},
+    FullyConnectedDecoder: {"in_features": 4, "image_shape": (1, 4, 4), "hidden": (4, 4)},
+}
+NETWORKS = sorted({type(tc.create_model(name)) for name in tc.list_models()}, key=lambda cls: cls.__name__)
+
+
+def wrong(value: Any) -> Iterator[Any]:
+    """What is no size, in place of one, or of the first of several."""
+    for number in NO_SIZES:
+        yield (number, *value[1:]) if isinstance(value, tuple) else number
+
+
+def is_size(value: Any) -> bool:
+    numbers = value if isinstance(value, tuple) else (value,)
+    return bool(numbers) and all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.__name__)
+def test_item18_layers(layer: type) -> None:
+    for name, value in LAYERS[layer].items():
+        for other in wrong(value):
+            with pytest.raises(ValueError, match=rf"^{name} must be"):
+                layer(**{**LAYERS[layer], name: other})
+    if "init_std" in constructor_arguments(layer):
+        for other in (math.inf, math.nan):
+            with pytest.raises(ValueError, match=r"^init_std must be finite"):
+                layer(**LAYERS[layer], init_std=other)
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
+def test_item18_networks(network: type) -> None:
+    seen = 0
+    for name, parameter in inspect.signature(network).parameters.items():
+        if not is_size(parameter.default):
+            continue
+        seen += 1
+        for other in wrong(parameter.default):
+            with pytest.raises(ValueError, match=rf"^{name} must be"):
+                network(**{name: other})
+    assert seen >= 3
+
+
+@pytest.mark.parametrize("steps", [0, -1, 10**9, MOST_STEPS + 1, math.inf, math.nan, 1.5])
+def test_item18_steps(steps: Any) -> None:
+    for name in tc.list_routings():
+        if "steps" in constructor_arguments(type(tc.create_routing(name))):
+            with pytest.raises(ValueError, match=r"^steps must be"):
+                tc.create_routing(name, steps=steps)
+    for module in (ImplicitActivation, SelfWeightedPooling):
+        if steps != 0:
+            with pytest.raises(ValueError, match=r"^steps must be"):
+                module(steps=steps)
+
+
+@pytest.mark.parametrize("floor", [0.0, -1e-3, math.inf, math.nan])
+def test_item18_variance_floor(floor: float) -> None:
+    """Without one, a single child's parents had gradients of NaN at the first step."""
+    for make in (EMRouting, EMSettings):
+        with pytest.raises(ValueError, match="variance_floor must be above 0 and finite"):
+            make(variance_floor=floor)
+
+
+def test_item18_sizes_and_finite_numbers() -> None:
+    check_sizes(width=3, widths=[1, 2], none=None, nothing=())
+    check_sizes(0, padding=0)
+    check_finite(scale=-1.0, none=None)
+    with pytest.raises(ValueError, match=r"widths must be at least 1, got \(3, 0\)"):
+        check_sizes(widths=(3, 0))
+    with pytest.raises(ValueError, match="width must be in whole numbers, got '3'"):
+        check_sizes(width="3")

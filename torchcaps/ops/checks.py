@@ -1,0 +1,104 @@
+"""What goes into votes fits them: one check for all backends, made before one is chosen.
+
+It looks at shapes, dtypes and devices, which cost next to nothing; at numbers only where they are places in memory, and
+only once for each tensor of them.
+"""
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_RANGES = WeakTensorKeyDictionary()
+"""The version, the least and the largest number of each tensor of sites that was looked at."""
+
+
+def check_votes(children: Tensor, transforms: Tensor, coordinates: Tensor | None, sites: Tensor | None) -> None:
+    """Sees that children (N, G, M, P) can vote.
+
+    Raises:
+        ValueError: if a shape, a dtype or a device does not fit, or a site lies outside the children.
+    """
+    if children.ndim != 4:
+        raise ValueError(f"children must be (N, G, P) or (N, G, M, P), got shape {tuple(children.shape)}")
+    if transforms.ndim != 4:
+        raise ValueError(f"transforms must be (I or 1, J, P, D), got shape {tuple(transforms.shape)}")
+    if sites is not None:
+        _check_sites(sites, children)
+    _, I, M, P = children.shape
+    if sites is not None:
+        I = sites.shape[1]
+    if transforms.shape[0] not in (1, I):
+        raise ValueError(
+            f"transforms are for {transforms.shape[0]} children (1 would mean shared by all), but there are {I}"
+        )
+    if transforms.shape[2] != P:
+        raise ValueError(
+            f"transforms take child poses of dimension {transforms.shape[2]}, but children have dimension {P}"
+        )
+    if coordinates is not None and coordinates.shape != (I, M * transforms.shape[3]):
+        raise ValueError(
+            f"coordinates must be (I, H) = {(I, M * transforms.shape[3])}, got shape {tuple(coordinates.shape)}"
+        )
+    check_numbers("children", children, children.device)
+    check_numbers("transforms", transforms, children.device)
+    if coordinates is not None:
+        check_numbers("coordinates", coordinates, children.device)
+
+
+def check_mask(mask: Tensor, children: Tensor) -> None:
+    """Sees that a mask is one of these children.
+
+    Raises:
+        ValueError: if its shape, dtype or device does not fit.
+    """
+    if mask.dtype != torch.bool or mask.shape != children.shape[:2]:
+        raise ValueError(
+            f"mask must be bool (N, G) = {tuple(children.shape[:2])}, got {mask.dtype} {tuple(mask.shape)}"
+        )
+    check_numbers("mask", mask, children.device)
+
+
+def check_field(name: str, field: Tensor, children: Tensor, parents: int | None = None) -> None:
+    """Sees that a field has a number for each child, (N, G), or where ``parents`` are given one for each pair.
+
+    Raises:
+        ValueError: if its shape, dtype or device does not fit.
+    """
+    sites = children.shape[:2]
+    if field.shape != sites and (parents is None or field.shape != (*sites, parents)):
+        pairs = "" if parents is None else f" or (N, G, J) = {(*sites, parents)}"
+        raise ValueError(f"{name} must be (N, G) = {tuple(sites)}{pairs}, got shape {tuple(field.shape)}")
+    check_numbers(name, field, children.device)
+
+
+def check_numbers(name: str, tensor: Tensor, device: torch.device) -> None:
+    """Sees that a tensor holds real numbers where the others are.
+
+    Raises:
+        ValueError: if it is complex or on another device; a single number may be on any.
+    """
+    if tensor.is_complex():
+        raise ValueError(f"{name} must be real, got {tensor.dtype}")
+    if tensor.device != device and tensor.ndim:
+        raise ValueError(f"{name} must be on {device}, where the children are, got {tensor.device}")
+
+
+def _check_sites(sites: Tensor, children: Tensor) -> None:
+    if sites.ndim != 2 or sites.dtype != torch.int32:
+        raise ValueError(f"sites must be int32 (W, I), got {sites.dtype} {tuple(sites.shape)}")
+    check_numbers("sites", sites, children.device)
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or sites.is_meta or not sites.numel():
+        return  # there are no numbers to look at
+    least, largest = _range(sites)
+    if least < 0 or largest >= children.shape[1]:
+        raise ValueError(f"sites must be from 0 to {children.shape[1] - 1}, got {least} to {largest}")
+
+
+def _range(sites: Tensor) -> tuple[int, int]:
+    """The least and the largest site, looked up where nobody wrote to the tensor since."""
+    version = None if sites.is_inference() else sites._version
+    known = _RANGES.get(sites)
+    if known is None or known[0] is None or known[0] != version:
+        least, largest = sites.aminmax()
+        known = _RANGES[sites] = (version, int(least), int(largest))
+    return known[1], known[2]

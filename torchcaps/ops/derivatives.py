@@ -1,0 +1,86 @@
+"""Derivatives that are written for no kernel: second ones, and those of forward mode and ``torch.func``.
+
+Backends that do not store votes have a backward pass of their own. What differentiates that again, or goes another way,
+is left to formulas in plain PyTorch, which store the votes and are right to any order.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+Tensors = Sequence[Tensor | None]
+Work = Callable[[Tensors, Tensors], Sequence[Tensor | None]]
+Function = Callable[..., Sequence[Tensor | None]]
+
+
+def constant(function: Callable[..., str]) -> Callable[..., str]:
+    """What ``torch.compiler.assume_constant_result`` does, which would import the compiler at once (a second)."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant
+def only_stored() -> str:
+    """Why votes must be stored here, in words; empty if they need not."""
+    if forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None:
+        return "forward-mode derivatives and torch.func need stored votes: backend='naive'"
+    return ""
+
+
+def gradients(work: Work, function: Function, tensors: Tensors, upstream: Tensors) -> Sequence[Tensor | None]:
+    """The gradients of tensors, to be returned by a backward pass, which can be differentiated again.
+
+    Args:
+        work: how they are found: from the tensors and the upstream gradients.
+        function: what they are the gradients of, in plain PyTorch: from the tensors to the outputs.
+        tensors: one by one; None where there is none.
+        upstream: the gradients of the outputs; None where none flows.
+    """
+    if not torch.is_grad_enabled():  # nobody will ask
+        return work(tensors, upstream)
+    return _Gradients.apply(work, function, len(tensors), *tensors, *upstream)
+
+
+class _Gradients(torch.autograd.Function):
+    """A backward pass, with a backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, work: Work, function: Function, count: int, *fields: Tensor | None) -> Any:
+        ctx.function, ctx.count = function, count
+        ctx.save_for_backward(*fields)
+        return tuple(work(fields[:count], fields[count:]))
+
+    @staticmethod
+    def backward(ctx: Any, *flowing: Tensor | None) -> Any:
+        fields, again = ctx.saved_tensors, torch.is_grad_enabled()
+        with torch.enable_grad():
+            leaves = [_leaf(field) for field in fields]
+            tensors, upstream = leaves[: ctx.count], leaves[ctx.count :]
+            first = _differentiated(ctx.function(*tensors), upstream, tensors, create_graph=True)
+            second = _differentiated(first, flowing, leaves, create_graph=again)
+        return None, None, None, *second
+
+
+def _leaf(field: Tensor | None) -> Tensor | None:
+    """The same numbers as an argument of their own, which no other argument depends on."""
+    if field is None:
+        return None
+    return field.view_as(field) if field.requires_grad else field.detach().requires_grad_()
+
+
+def _differentiated(outputs: Tensors, upstream: Tensors, tensors: Tensors, create_graph: bool) -> list[Tensor | None]:
+    """The gradients of the tensors, where there are any."""
+    flowing = [
+        (output, gradient)
+        for output, gradient in zip(outputs, upstream, strict=True)
+        if output is not None and gradient is not None and output.requires_grad
+    ]
+    if not flowing:
+        return [None for _ in tensors]
+    there = [tensor for tensor in tensors if tensor is not None]
+    outputs, upstream = zip(*flowing, strict=True)
+    found = iter(torch.autograd.grad(outputs, there, upstream, create_graph=create_graph, allow_unused=True))
+    return [None if tensor is None else next(found) for tensor in tensors]
