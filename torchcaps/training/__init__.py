@@ -15,8 +15,9 @@ from torchcaps.training.options import (
     Subject,
     TrainerOptions,
 )
-from torchcaps.training.run import circumstances, is_first_process, train, train_parsed, train_parser
+from torchcaps.training.run import circumstances, is_first_process, option_hints, train, train_parsed, train_parser
 from torchcaps.training.speed import Speed
+from torchcaps.training.trust import UntrustedOptions, read_options
 
 __all__ = [
     "Caller",
@@ -35,11 +36,14 @@ __all__ = [
     "Subject",
     "TrainerOptions",
     "TrainingDiverged",
+    "UntrustedOptions",
     "circumstances",
     "evaluation_loader",
     "fit",
     "is_first_process",
+    "option_hints",
     "quiet_lightning",
+    "read_options",
     "read_summary",
     "train",
     "train_loader",

@@ -4,7 +4,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 import torch
 from lightning import Trainer
@@ -100,17 +100,25 @@ GROUPS = (Subject, Optimisation, Schedule, Running)
 """The options of :func:`train`; on the command line and in YAML they stand side by side."""
 
 
-def train_parser() -> "ArgumentParser":
-    """The options of :func:`train` on the command line and in YAML, and the folder of the run as ``run``."""
-    from jsonargparse import ActionConfigFile
+def option_hints() -> dict[str, Any]:
+    """The options of :func:`train` by name, with their type hints."""
+    return {name: hint for group in GROUPS for name, hint in get_type_hints(group).items()} | {"run": str}
 
-    from torchcaps.training.parser import OptionParser
+
+def train_parser(imported: Sequence[str] = ()) -> "ArgumentParser":
+    """The options of :func:`train` on the command line and in YAML, and the folder of the run as ``run``.
+
+    Args:
+        imported: the modules that were named on the command line: files of options may use what is in them.
+    """
+    from torchcaps.training.parser import OptionParser, TrustedConfigFile
 
     parser = OptionParser(
         prog="torchcaps train",
         description="Train a network on images. '--resume RUN' instead of '--run RUN' continues an interrupted run.",
     )
-    parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of these options")
+    parser.allowed, parser.imported = option_hints(), imported
+    parser.add_argument("--config", action=TrustedConfigFile, help="YAML file with any of these options")
     parser.add_argument("--run", type=str, required=True, help="folder to write; must be new or empty")
     parser.add_argument(
         "--import", type=list[str], default=[], help="modules or .py files of your own to execute first"
