@@ -19,6 +19,7 @@ def command(arguments: list[str]) -> None:
 
     given = shlex.join(["torchcaps", "train", *sys.argv[2:]])
     imports, arguments = named_imports(arguments), without_imports(arguments)
+    allow_changes, arguments = "--allow_changes" in arguments, [one for one in arguments if one != "--allow_changes"]
     resumed = _resumed_run(arguments)
     parser = training.train_parser(imports)
     for file in _values(arguments, "--config") if resumed is None else [str(resumed[0].config)]:
@@ -42,6 +43,7 @@ def command(arguments: list[str]) -> None:
             config,
             command=given,
             progress_bar=terminal,
+            allow_changes=allow_changes,
             show=None if terminal else partial(print, flush=True),
         )
     except SystemExit:  # Lightning's answer to Ctrl-C

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
+from torchcaps.models.whole import sweep, write_whole, written_whole
 from torchcaps.routing import Routing, constructor_arguments, create_routing
 from torchcaps.routing.base import ROUTINGS, same_class
 
@@ -114,8 +115,10 @@ class Network(nn.Module, ABC):
         text = json.dumps(config, indent=2) + "\n"
         folder.mkdir(parents=True, exist_ok=True)
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        save_file(state, folder / WEIGHTS_FILE)
-        (folder / CONFIG_FILE).write_text(text)
+        sweep(folder)
+        with written_whole(folder / WEIGHTS_FILE) as part:
+            save_file(state, part)
+        write_whole(folder / CONFIG_FILE, text)
 
     @classmethod
     def from_pretrained(cls: type[NetworkType], source: str | Path) -> NetworkType:

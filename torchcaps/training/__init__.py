@@ -2,7 +2,7 @@
 
 from torchcaps.training.callbacks import History, RoutingHealth, StopAt, TrainingDiverged
 from torchcaps.training.fit import fit, quiet_lightning
-from torchcaps.training.folder import RunFolder, read_summary
+from torchcaps.training.folder import RunFolder, is_first_process, read_summary
 from torchcaps.training.learner import Learner
 from torchcaps.training.loaders import Loaders, evaluation_loader, train_loader
 from torchcaps.training.options import (
@@ -15,7 +15,7 @@ from torchcaps.training.options import (
     Subject,
     TrainerOptions,
 )
-from torchcaps.training.run import circumstances, is_first_process, option_hints, train, train_parsed, train_parser
+from torchcaps.training.run import circumstances, option_hints, train, train_parsed, train_parser
 from torchcaps.training.speed import Speed
 from torchcaps.training.trust import UntrustedOptions, read_options
 

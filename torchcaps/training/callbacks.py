@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 
 from torchcaps.data import ImageSet
 from torchcaps.explain.health import routing_health
+from torchcaps.models.whole import written_whole
 from torchcaps.tasks import Measure
 
 
@@ -55,12 +56,10 @@ class History(Callback):
 
     def _write(self) -> None:
         columns = list(dict.fromkeys(name for row in self.rows for name in row))
-        whole = self.path.with_suffix(".tmp")
-        with whole.open("w", newline="") as file:
+        with written_whole(self.path) as part, part.open("w", newline="") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(self.rows)
-        whole.replace(self.path)  # in one step: whoever reads along, or a kill, never meets half a file
 
     def state_dict(self) -> dict[str, Any]:
         """The rows so far."""

@@ -1,8 +1,8 @@
 """A run: one training in a folder of its own, from the configuration to the report."""
 
-import os
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
@@ -12,8 +12,8 @@ from lightning import Trainer
 import torchcaps
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.tasks import Task
-from torchcaps.training.fit import fit
-from torchcaps.training.folder import RunFolder
+from torchcaps.training.fit import Fitting
+from torchcaps.training.folder import RunFolder, is_first_process
 from torchcaps.training.learner import Learner
 from torchcaps.training.options import Caller, Optimisation, Running, Schedule, Subject
 
@@ -34,6 +34,7 @@ def train(
     """Trains a network on images, tests the last epoch and writes the report.
 
     The test images are read once, after the training. Continues from the newest checkpoint if the folder has one.
+    Nothing is written before everything was checked that can be: a start that was refused can be made again.
 
     Args:
         folder: of the run.
@@ -47,41 +48,42 @@ def train(
         The summary, on the first process; None on the others.
 
     Raises:
-        ValueError: if arguments do not fit each other or a checkpoint does not fit them.
+        ValueError: if arguments do not fit each other, the images or the machine, or a checkpoint does not fit them.
+        BlockingIOError: if another process trains in the folder.
         TrainingDiverged: if the loss is not finite.
     """
     schedule, running, caller = schedule or Schedule(), running or Running(), caller or Caller()
     task, data = subject.purpose(), subject.data
     network = subject.network(schedule.seed)
     learner = Learner(network, optimisation, task, subject.preprocess, schedule.seed, running.speed)
-    if is_first_process() and not folder.config.exists():
-        folder.path.mkdir(parents=True, exist_ok=True)
-        folder.config.write_text(caller.config)
     validation = data.validation.prepared(subject.preprocess)
-    runner, metrics = fit(learner, data.train, validation, folder.path, schedule, running.trainer, caller)
-    if not runner.is_global_zero:
-        return None
-    save(network, folder, subject, task)
-    network = load_pretrained(folder.model)  # what the summary speaks of is what was saved
-    test = data.test.prepared(subject.preprocess)
-    figures = task.examine(network, test, schedule.batch_size).figures
-    summary = {
-        "model": subject.model,
-        "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "data": type(data).__name__,
-        "task": task.name,
-        "images": {"train": len(data.train), "validation": len(data.validation), "test": len(test)},
-        "epochs": len(metrics),
-        "seed": schedule.seed,
-        "preprocess": subject.preprocess.config(),
-        **{f"test_{name}": round(value, 4) if name.endswith("_percent") else value for name, value in figures.items()},
-        "last_epoch": metrics[-1] if metrics else {},
-        **circumstances(runner, metrics),
-        "command": caller.command,
-    }
-    folder.write_summary(summary)
-    if running.report:
-        task.report(folder.path, network, test, summary, metrics)
+    resumed = folder.config.exists()
+    fitting = Fitting(learner, data.train, validation, folder.path, schedule, running.trainer, caller)
+    with folder.opened(caller.config, resumed) if is_first_process() else nullcontext():
+        runner, metrics = fitting.run()
+        if not runner.is_global_zero:
+            return None
+        save(network, folder, subject, task)
+        network = load_pretrained(folder.model)  # what the summary speaks of is what was saved
+        test = data.test.prepared(subject.preprocess)
+        figures = task.examine(network, test, schedule.batch_size).figures
+        summary = {
+            "model": subject.model,
+            "parameters": sum(parameter.numel() for parameter in network.parameters()),
+            "data": type(data).__name__,
+            "task": task.name,
+            "images": {"train": len(data.train), "validation": len(data.validation), "test": len(test)},
+            "epochs": len(metrics),
+            "seed": schedule.seed,
+            "preprocess": subject.preprocess.config(),
+            **{f"test_{key}": round(one, 4) if key.endswith("_percent") else one for key, one in figures.items()},
+            "last_epoch": metrics[-1] if metrics else {},
+            **circumstances(runner, metrics),
+            "command": caller.command,
+        }
+        folder.write_summary(summary)
+        if running.report:
+            task.report(folder.path, network, test, summary, metrics)
     return summary
 
 
@@ -162,11 +164,6 @@ def _chosen(group: type[Options], options: Mapping[str, Any]) -> Options:
     """One group of options out of all."""
     names = [field.name for field in fields(cast(Any, group))]
     return group(**{name: options[name] for name in names})
-
-
-def is_first_process() -> bool:
-    """Whether this is not one of the processes that Lightning or torchrun started beside the first."""
-    return int(os.environ.get("RANK", 0)) == 0 and int(os.environ.get("LOCAL_RANK", 0)) == 0
 
 
 def circumstances(trainer: Trainer, metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
