@@ -1,6 +1,7 @@
 """Training: the Lightning module, what it logs, and a run in a folder that can be killed and resumed."""
 
-from torchcaps.training.callbacks import History, RoutingHealth, StopAt, TrainingDiverged
+from torchcaps.training.callbacks import History, RoutingHealth, StopAt
+from torchcaps.training.diverged import TrainingDiverged
 from torchcaps.training.fit import fit, quiet_lightning
 from torchcaps.training.folder import RunFolder, is_first_process, read_summary
 from torchcaps.training.learner import Learner

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import lightning as L
 import yaml
 from lightning.pytorch.callbacks import Callback
 

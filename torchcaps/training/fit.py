@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import torch
@@ -14,7 +15,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from torchcaps.data import ImageSet
 from torchcaps.tasks import Criteria
-from torchcaps.training.callbacks import History, RoutingHealth, StopAt
+from torchcaps.training.callbacks import History, KeepBest, RoutingHealth, StopAt, StopEarly
 from torchcaps.training.checkpoints import SealedCheckpoints, checkpoint_to_resume, newest_checkpoint, read_checkpoint
 from torchcaps.training.fingerprint import Fingerprint, recorded_options
 from torchcaps.training.folder import is_first_process
@@ -77,19 +78,22 @@ class Fitting:
         self.learner, self.caller = learner, caller or Caller()
         self.checkpoints = folder / "checkpoints"
         main = learner.task.main
-        if schedule.stop_at is not None and not len(validation):
-            raise ValueError("stop_at needs validation images, and there are none")
+        asked = {"stop_at": schedule.stop_at, "stop": schedule.stop, "keep": schedule.keep == "best" or None}
+        if not len(validation) and (needing := [name for name, value in asked.items() if value is not None]):
+            raise ValueError(f"{needing[0]} needs validation images, and there are none")
         preprocess = learner.preprocess.config()
         known = recorded_options(self.caller.config, schedule.seed, schedule.batch_size, preprocess)
         self.fingerprint = Fingerprint(known, train, validation)
         self.history = History(folder / "metrics.csv", self.caller.show, main.name)
-        stop = [] if schedule.stop_at is None else [StopAt(schedule.stop_at, self.history, main)]
+        ends: list[Callback] = [] if schedule.stop_at is None else [StopAt(schedule.stop_at, self.history, main)]
+        ends += [] if schedule.stop is None else [StopEarly(schedule.patience, main)]
+        self.best = KeepBest(self.checkpoints / "best", main) if schedule.keep == "best" else None
         health = RoutingHealth(validation if len(validation) else train.prepared(learner.preprocess))
-        watching = [health, self.history, self.fingerprint, *stop, _keep_last(self.checkpoints)]
+        kept = [_keep_last(self.checkpoints)] if self.best is None else [self.best, _keep_last(self.checkpoints)]
+        watching = [health, self.history, self.fingerprint, *ends, *kept]  # the last one keeps what all others know
         self.trainer = self._trainer(options or TrainerOptions(), schedule, watching, folder, bool(len(validation)))
         self.loaders = Loaders(train, validation, schedule, learner.speed)
         train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size)  # if they can be shared out
-        rehearse(learner, train)
 
     def _trainer(
         self, options: TrainerOptions, schedule: Schedule, watching: list[Callback], folder: Path, validate: bool
@@ -121,7 +125,19 @@ class Fitting:
             self.fingerprint.check(read_checkpoint(newest, self.learner), self.caller.allow_changes)
         with _expected_warnings():
             self.trainer.fit(self.learner, datamodule=self.loaders, ckpt_path=newest, weights_only=True)
+        if is_first_process():
+            checkpoint_to_resume(self.checkpoints)  # Lightning leaves the one that was resumed from
         return self.trainer, self.history.rows
+
+    def take_best(self) -> dict[str, Any]:
+        """Gives the network the weights of the epoch that the schedule wants kept, and says which one that is."""
+        main, rows = self.learner.task.main, self.history.rows
+        if self.best is None:
+            return {"epoch": len(rows), "by": "the last"}
+        best = read_checkpoint(Path(self.best.best_model_path), self.learner)
+        self.learner.load_state_dict(best["state_dict"])
+        value = rows[self.best.epoch][f"val_{main.name}"]
+        return {"epoch": self.best.epoch + 1, "by": f"the best {main.name} on validation images, {main.text(value)}"}
 
 
 def rehearse(learner: Learner, images: ImageSet) -> None:

@@ -66,7 +66,9 @@ class RunFolder:
         try:
             lock.acquire(blocking=False)
         except Timeout as error:
-            raise BlockingIOError(f"another process trains in {self.path}: wait for it, or choose another --run") from error
+            raise BlockingIOError(
+                f"another process trains in {self.path}: wait for it, or choose another --run"
+            ) from error
         try:
             if self.config.exists() != resumed:
                 raise FileExistsError(f"another process has begun a run in {self.path}: choose another --run")

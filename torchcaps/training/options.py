@@ -106,18 +106,26 @@ class Schedule:
         seed: of the initial weights, the order of the images and their random changes.
         stop_at: end after the first epoch with this value of the task's measure on the validation images, of a
             classification their accuracy, from 0 to 1; None trains all epochs.
+        stop: "early" ends when the task's measure on the validation images has not become better for ``patience``
+            epochs; None does not.
+        patience: of that.
+        keep: which epoch is tested and saved: the "last", or the one that was "best" in the task's measure on the
+            validation images, the first of equal ones.
 
     Raises:
-        ValueError: if ``epochs`` or ``batch_size`` is less than 1.
+        ValueError: if ``epochs``, ``batch_size`` or ``patience`` is less than 1.
     """
 
     epochs: int = 20
     batch_size: int = 128
     seed: int = 0
     stop_at: float | None = None
+    stop: Literal["early"] | None = None
+    patience: int = 10
+    keep: Literal["last", "best"] = "last"
 
     def __post_init__(self) -> None:
-        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
+        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size), ("patience", self.patience)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
 

@@ -12,7 +12,7 @@ from lightning import Trainer
 import torchcaps
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.tasks import Task
-from torchcaps.training.fit import Fitting
+from torchcaps.training.fit import Fitting, rehearse
 from torchcaps.training.folder import RunFolder, is_first_process
 from torchcaps.training.learner import Learner
 from torchcaps.training.options import Caller, Optimisation, Running, Schedule, Subject
@@ -31,7 +31,7 @@ def train(
     running: Running | None = None,
     caller: Caller | None = None,
 ) -> dict[str, Any] | None:
-    """Trains a network on images, tests the last epoch and writes the report.
+    """Trains a network on images, tests the last epoch, or the best if that is to be kept, and writes the report.
 
     The test images are read once, after the training. Continues from the newest checkpoint if the folder has one.
     Nothing is written before everything was checked that can be: a start that was refused can be made again.
@@ -59,10 +59,12 @@ def train(
     validation = data.validation.prepared(subject.preprocess)
     resumed = folder.config.exists()
     fitting = Fitting(learner, data.train, validation, folder.path, schedule, running.trainer, caller)
+    rehearse(learner, data.train)
     with folder.opened(caller.config, resumed) if is_first_process() else nullcontext():
         runner, metrics = fitting.run()
         if not runner.is_global_zero:
             return None
+        used = fitting.take_best()
         save(network, folder, subject, task)
         network = load_pretrained(folder.model)  # what the summary speaks of is what was saved
         test = data.test.prepared(subject.preprocess)
@@ -74,6 +76,7 @@ def train(
             "task": task.name,
             "images": {"train": len(data.train), "validation": len(data.validation), "test": len(test)},
             "epochs": len(metrics),
+            "used_epoch": used,
             "seed": schedule.seed,
             "preprocess": subject.preprocess.config(),
             **{f"test_{key}": round(one, 4) if key.endswith("_percent") else one for key, one in figures.items()},
