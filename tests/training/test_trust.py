@@ -121,7 +121,8 @@ class TestItem13:
     @pytest.mark.parametrize(
         "text",
         ["[1, 2]", "just text", "{a: [", "\x00", "a: !!python/object/apply:os.system [touch x]", "[" * 5000, "1: 2",
-         "a: &a [*a]", "model_args: &a {b: *a}", "x: " + "[" * 300 + "]" * 300, "import: 3", "import: [1]"],
+         "preprocess: 3", "trainer: [1]", "speed: null", "a: &a [*a]", "model_args: &a {b: *a}",
+         "x: " + "[" * 300 + "]" * 300, "import: 3", "import: [1]"],
     )  # fmt: skip
     def test_item13_what_is_no_file_of_options(self, text: str, tmp_path: Path) -> None:
         (tmp_path / "config.yaml").write_text(text)

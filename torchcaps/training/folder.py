@@ -121,5 +121,5 @@ def read_summary(folder: RunFolder) -> dict[str, Any]:
 
 
 def is_first_process() -> bool:
-    """Whether this is not one of the processes that Lightning or torchrun started beside the first."""
-    return int(os.environ.get("RANK", 0)) == 0 and int(os.environ.get("LOCAL_RANK", 0)) == 0
+    """Whether this is not one of the processes that Lightning, torchrun or Slurm started beside the first."""
+    return all(int(os.environ.get(name, 0)) == 0 for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))

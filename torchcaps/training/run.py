@@ -151,7 +151,7 @@ def train_parsed(folder: RunFolder, parser: "ArgumentParser", config: Any, **how
     Returns:
         What :func:`train` returns; raises what it raises.
     """
-    ready = vars(parser.instantiate(config))
+    ready = instantiated(parser, config)
     caller = Caller(config=parser.dump(config), **how)
     return train(
         folder,
@@ -161,6 +161,18 @@ def train_parsed(folder: RunFolder, parser: "ArgumentParser", config: Any, **how
         _chosen(Running, ready),
         caller,
     )
+
+
+def instantiated(parser: "ArgumentParser", config: Any) -> dict[str, Any]:
+    """The objects that options describe, by name.
+
+    Raises:
+        ValueError: if they do not fit.
+    """
+    try:
+        return vars(parser.instantiate(config))
+    except (TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+        raise ValueError(f"the options do not fit: {error}") from error
 
 
 def _chosen(group: type[Options], options: Mapping[str, Any]) -> Options:

@@ -117,6 +117,9 @@ class _Look:
         self.values += 1
         if self.values > MOST_VALUES or depth > DEEPEST:
             raise ValueError(f"{self.source}: {place.split('.')[0]} holds more than options do")
+        groups = [part for part in _parts(hint) if is_dataclass(part)]
+        if groups and not isinstance(value, str | Mapping) and len(groups) == len(_parts(hint)):
+            raise ValueError(f"{self.source}: {place} must hold options by name, got {value!r}")
         if isinstance(value, str):
             self._text(value, hint, place, depth)
         elif isinstance(value, Mapping):
