@@ -206,6 +206,15 @@ class TestEnd:
         assert all(torch.equal(checkpoint["state_dict"][f"model.{name}"], kept[name]) for name in kept)
         capsys.readouterr()
 
+    def test_the_best_of_averaged_weights_is_what_was_validated(self, tmp_path: Path, capsys) -> None:
+        run = tmp_path / "run"
+        options = ["--keep", "best", "--trainer.average", "0.9", "--optimizer.lr", "0.1", "--epochs", "3"]
+        assert main([*TRAIN, *options, "--run", str(run)]) == 0
+        capsys.readouterr()
+        assert main(["evaluate", str(run), "--split", "validation", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["accuracy"]
+        assert f", {100 * found:.2f} %" in json.loads((run / "summary.json").read_text())["used_epoch"]["by"]
+
     def test_the_last_epoch_is_the_default(self, tmp_path: Path) -> None:
         assert main([*TRAIN, "--run", str(tmp_path / "run")]) == 0
         summary = json.loads((tmp_path / "run" / "summary.json").read_text())

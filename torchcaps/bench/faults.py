@@ -210,7 +210,7 @@ def hostile_options(folder: Path, mark: Path) -> Iterator[bool]:
 
 def _parse(path: Path) -> None:
     parser = train_parser()
-    parser.instantiate(parser.parse_args(["--conf", str(path), "--run", "x"]))
+    parser.instantiate(parser.parse_args(["--config", str(path), "--run", "x"]))
 
 
 class _Command:
@@ -264,14 +264,14 @@ def _child(folder: Path, epochs: int, most_bytes: int | None) -> None:
         os._exit(0)
 
 
-def start(folder: Path, epochs: int = OPTIONS["epochs"], most_bytes: int | None = None) -> Any:
+def start(folder: Path, epochs: int | None = None, most_bytes: int | None = None) -> Any:
     """Starts a training, or goes on with it, in a process of its own."""
-    process = _FORK.Process(target=_child, args=(folder, epochs, most_bytes))
+    process = _FORK.Process(target=_child, args=(folder, epochs or OPTIONS["epochs"], most_bytes))
     process.start()
     return process
 
 
-def finish(folder: Path, epochs: int = OPTIONS["epochs"], most_bytes: int | None = None) -> int:
+def finish(folder: Path, epochs: int | None = None, most_bytes: int | None = None) -> int:
     """Trains in a process of its own to its end, and gives its exit status."""
     process = start(folder, epochs, most_bytes)
     process.join()

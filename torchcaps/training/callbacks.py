@@ -114,7 +114,9 @@ class StopEarly(EarlyStopping):
 
 
 class KeepBest(ModelCheckpoint):
-    """Keeps the weights of the epoch that was best in the task's measure on the validation images.
+    """Keeps the epoch that was best in the task's measure on the validation images.
+
+    The whole checkpoint: what keeps an average of the weights tells it to whole checkpoints alone.
 
     Args:
         folder: for the file.
@@ -129,7 +131,6 @@ class KeepBest(ModelCheckpoint):
             mode="max" if measure.higher_is_better else "min",
             auto_insert_metric_name=False,
             save_top_k=1,
-            save_weights_only=True,
             save_on_train_epoch_end=True,
             enable_version_counter=False,
         )
