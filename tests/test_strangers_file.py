@@ -51,17 +51,22 @@ def test_it_trains_reports_and_saves(folder: Path) -> None:
 
 
 def test_a_run_remembers_the_module(folder: Path) -> None:
+    """And says so; it is executed when the command line names it."""
+    own = ["--import", "my_capsules"]
     done = torchcaps(folder, "evaluate", "run", "--json")
+    assert done.returncode == 1
+    assert "add --import my_capsules" in done.stderr
+    done = torchcaps(folder, "evaluate", "run", "--json", *own)
     assert done.returncode == 0, done.stderr
     accuracy = json.loads((folder / "run" / "summary.json").read_text())["test_accuracy"]
     assert json.loads(done.stdout)["accuracy"] == accuracy
-    done = torchcaps(folder, "train", "--resume", "run", "--report", "false")
+    done = torchcaps(folder, "train", "--resume", "run", "--report", "false", *own)
     assert done.returncode == 0, done.stderr
 
 
 def test_a_saved_network_alone_executes_nothing(folder: Path) -> None:
     files = [f"{number}.png" for number in range(3)]
-    of_run = torchcaps(folder, "predict", "run", *files, "--json")
+    of_run = torchcaps(folder, "predict", "run", *files, "--json", "--import", "my_capsules")
     assert of_run.returncode == 0, of_run.stderr
     alone = torchcaps(folder, "predict", "run/model", *files, "--json")
     assert alone.returncode == 1
@@ -91,6 +96,6 @@ def test_in_python(folder: Path) -> None:
     command = [sys.executable, "-c", IN_PYTHON]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    row = json.loads(torchcaps(folder, "predict", "run", "0.png", "--json").stdout)
+    row = json.loads(torchcaps(folder, "predict", "run", "0.png", "--json", "--import", "my_capsules").stdout)
     assert done.stdout.split() == row["classes"]
     assert torch.tensor(row["poses"]["3"]).shape == (8,)

@@ -117,13 +117,16 @@ class TestEntryPoints:
         assert "the plug-in mine (no_such_module_here) cannot be imported" in capsys.readouterr().err
 
 
-def test_options_of_a_file_name_imports(own, tmp_path, capsys):
+def test_options_of_a_file_name_imports_that_the_command_line_names_too(own, tmp_path, capsys):
     config = tmp_path / "options.yaml"
     options = {"import": [str(own / "own_caps.py")], "data": "Digits", "epochs": 1, "routing": "own_caps.own_routing_a"}
     small = {"channels": 4, "types": 2, "decoder_hidden": None}
     options |= {"model": "capsnet_digits", "model_args": small, "report": False, "trainer": {"accelerator": "cpu"}}
     config.write_text(yaml.safe_dump(options))
-    assert main(["train", "--config", str(config), "--run", str(tmp_path / "run")]) == 0
+    command = ["train", "--config", str(config), "--run", str(tmp_path / "run")]
+    assert main(command) == 1
+    assert f"add --import {own / 'own_caps.py'}" in capsys.readouterr().err
+    assert main([*command, "--import", "own_caps.py"]) == 0
     recorded = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert recorded["import"] == options["import"]
 

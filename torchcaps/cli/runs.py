@@ -3,49 +3,30 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.plugins import add_import, import_named
+from torchcaps.cli.plugins import add_import, named_imports
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
-
     from torchcaps.classifier import Classifier
     from torchcaps.data import ImageData, ImageSet
+    from torchcaps.training.parser import OptionParser
 
 SPLITS = ("test", "validation", "train")
 
 
 def open_classifier(path: str) -> "Classifier":
-    """The network of a run, for which the run's own modules are imported, or a saved one, for which nothing is."""
+    """The network of a run, or a saved one; nothing is imported for it but what ``--import`` named."""
     from torchcaps.classifier import Classifier
 
-    config = Path(path) / "config.yaml"
-    for module in recorded_imports(config) if config.is_file() else []:
-        import_named(module)
     return Classifier.open(path)
 
 
-def recorded_imports(config: Path) -> list[str]:
-    """The modules that the options of a training name, as ``--import`` did; none if the file is no such options."""
-    import yaml
-
-    try:
-        options = yaml.safe_load(config.read_text())
-    except (ValueError, yaml.YAMLError):
-        return []
-    return list(options.get("import") or []) if isinstance(options, dict) else []
-
-
-def look_parser(command: str, description: str, arguments: list[str]) -> "ArgumentParser":
-    """The options of a command that looks at a run; first, the run's own modules are imported."""
+def look_parser(command: str, description: str, arguments: list[str]) -> "OptionParser":
+    """The options of a command that looks at a run."""
     from torchcaps.data import ImageData
     from torchcaps.training.parser import OptionParser
 
-    # To know which argument is the run takes the parser, and to make that takes the imports.
-    configs = (Path(argument) / "config.yaml" for argument in arguments)
-    config = next((path for path in configs if path.is_file()), None)
-    for module in [] if config is None else recorded_imports(config):
-        import_named(module)
     parser = OptionParser(prog=f"torchcaps {command}", description=description)
+    parser.imported = named_imports(arguments)
     parser.add_argument("run", type=str, help="folder of a run")
     parser.add_argument("--data", type=ImageData | None, help="other images than those of the run")
     parser.add_argument("--split", type=str, choices=SPLITS, default="test", help="which images")
@@ -54,21 +35,19 @@ def look_parser(command: str, description: str, arguments: list[str]) -> "Argume
     return parser
 
 
-def open_run(parser: "ArgumentParser", options: Any) -> "tuple[Classifier, ImageSet]":
+def open_run(parser: "OptionParser", options: Any) -> "tuple[Classifier, ImageSet]":
     """The network of a run and the images that the options name, not prepared yet.
 
     Raises:
-        ValueError: if there are no such images.
+        ValueError: if there are no such images, or the run names what it may not name.
     """
-    from torchcaps.training import RunFolder
+    from torchcaps.training import RunFolder, option_hints, read_options
 
     folder = RunFolder(Path(options.run)).existing()
-    classifier = open_classifier(options.run)
     if options.data is None:
-        import yaml
-
-        recorded = yaml.safe_load(folder.config.read_text())["data"]
+        recorded = read_options(folder.config, option_hints(), parser.imported)["data"]
         options = parser.parse_object({"run": options.run, "split": options.split, "data": recorded})
+    classifier = open_classifier(options.run)
     data: ImageData = parser.instantiate(options).data
     images: ImageSet = getattr(data, options.split)
     if not len(images):

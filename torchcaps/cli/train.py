@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchcaps.cli.plugins import import_named, named_imports, without_imports
+from torchcaps.cli.plugins import named_imports, without_imports
 
 if TYPE_CHECKING:
     from torchcaps.training import RunFolder
@@ -19,12 +19,12 @@ def command(arguments: list[str]) -> None:
 
     given = shlex.join(["torchcaps", "train", *sys.argv[2:]])
     imports, arguments = named_imports(arguments), without_imports(arguments)
+    allow_changes, arguments = "--allow_changes" in arguments, [one for one in arguments if one != "--allow_changes"]
     resumed = _resumed_run(arguments)
-    configs = _values(arguments, "--config") if resumed is None else [str(resumed[0].config)]
-    imports = list(dict.fromkeys([*_recorded(configs), *imports]))
-    for module in imports:
-        import_named(module)
-    parser = training.train_parser()
+    parser = training.train_parser(imports)
+    for file in _values(arguments, "--config") if resumed is None else [str(resumed[0].config)]:
+        if Path(file).is_file():
+            training.read_options(Path(file), training.option_hints(), imports)  # for a plain word instead of usage
     if resumed is None:
         config = parser.parse_args(arguments)
         folder = training.RunFolder(Path(config.run))
@@ -43,6 +43,7 @@ def command(arguments: list[str]) -> None:
             config,
             command=given,
             progress_bar=terminal,
+            allow_changes=allow_changes,
             show=None if terminal else partial(print, flush=True),
         )
     except SystemExit:  # Lightning's answer to Ctrl-C
@@ -75,10 +76,3 @@ def _values(arguments: list[str], name: str) -> list[str]:
     """What stands behind an option, each time that it is given."""
     following = [after for option, after in pairwise(arguments) if option == name]
     return following + [one.partition("=")[2] for one in arguments if one.startswith(f"{name}=")]
-
-
-def _recorded(configs: list[str]) -> list[str]:
-    """The imports in YAML files; a file that cannot be read is left to the parser to speak of."""
-    from torchcaps.cli.runs import recorded_imports
-
-    return [name for config in configs if Path(config).is_file() for name in recorded_imports(Path(config))]

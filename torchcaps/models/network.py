@@ -2,13 +2,16 @@
 
 import inspect
 import json
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
+import torch
 from torch import nn
 
+from torchcaps.models.whole import sweep, write_whole, written_whole
 from torchcaps.routing import Routing, constructor_arguments, create_routing
 from torchcaps.routing.base import ROUTINGS, same_class
 
@@ -114,8 +117,10 @@ class Network(nn.Module, ABC):
         text = json.dumps(config, indent=2) + "\n"
         folder.mkdir(parents=True, exist_ok=True)
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        save_file(state, folder / WEIGHTS_FILE)
-        (folder / CONFIG_FILE).write_text(text)
+        sweep(folder)
+        with written_whole(folder / WEIGHTS_FILE) as part:
+            save_file(state, part)
+        write_whole(folder / CONFIG_FILE, text)
 
     @classmethod
     def from_pretrained(cls: type[NetworkType], source: str | Path) -> NetworkType:
@@ -239,22 +244,96 @@ def _locate(source: str | Path) -> Path:
         raise FileNotFoundError(f"{source} is neither a folder nor a repository that can be reached") from error
 
 
-def _read(path: Path) -> Network:
-    """The network of a configuration, freshly initialised."""
+LARGEST_NUMBER = 10**6
+MOST_STEPS = 1000
+"""Of routing: what a file may ask for. In Python there is no limit."""
+
+
+class _Saved(NamedTuple):
+    """What a configuration holds."""
+
+    network: type[Network]
+    arguments: dict[str, Any]
+    extra: dict[str, Any]
+
+    def make(self) -> Network:
+        """The network, freshly initialised."""
+        network = self.network.from_config({**self.network.newer, **self.arguments})
+        network.extra = self.extra
+        return network
+
+
+def _read(path: Path) -> tuple[_Saved, Network]:
+    """A configuration, and the outline of its network; raises a `ValueError` if no network can be made from it."""
     imports: tuple[str, ...] = ()
     try:
-        config = json.loads(path.read_text())
-        name, arguments, extra = config["network"], config["arguments"], config.get("extra", {})
+        config = json.loads(path.read_text(encoding="utf-8"))
+        name, arguments, extra = config["network"], dict(config["arguments"]), dict(config.get("extra", {}))
         imports = tuple(map(str, config.get("imports", ())))
+        _check_numbers(arguments, "arguments")
         if name not in NETWORKS:
             raise NotImported("network", name)
-        network = NETWORKS[name].from_config({**NETWORKS[name].newer, **arguments})
+        saved = _Saved(NETWORKS[name], arguments, extra)
+        outline = _outline(saved)
+        if empty := [name for name, tensor in outline.state_dict().items() if not tensor.numel()]:
+            raise ValueError(f"{empty[0]} has no elements: a size is 0")
     except NotImported as error:
         raise ValueError(f"{path}: {NotImported(error.kind, error.name, imports)}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"{path} is damaged, or from another version: {error!r}") from error
-    network.extra = extra
-    return network
+    return saved, outline
+
+
+def _check_numbers(value: Any, place: str) -> None:
+    """Raises a `ValueError` if numbers in a configuration are not finite, or beyond what any network takes."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            _check_numbers(one, f"{place}.{key}")
+    elif isinstance(value, list):
+        for one in value:
+            _check_numbers(one, place)
+    elif isinstance(value, int | float):
+        most = MOST_STEPS if place.endswith(".steps") else LARGEST_NUMBER
+        if not abs(value) <= most:
+            raise ValueError(f"{place} must be a number up to {most}, got {value}")
+
+
+def _outline(saved: _Saved) -> Network:
+    """The network without memory for its weights: their shapes and types, as large as they may be."""
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # an error will follow
+            return saved.make()
+    except (NotImplementedError, RuntimeError):  # a constructor that looks at numbers
+        return saved.make()
+
+
+def _read_weights(path: Path, outline: Network) -> dict[str, torch.Tensor]:
+    """The weights of a network that are in a file, checked.
+
+    Raises:
+        ValueError: if the file is damaged, or they do not fit; names the first tensor.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        state = load_file(path)
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    expected = outline.state_dict()
+    wrong = f"{path} does not fit {path.with_name(CONFIG_FILE)}"
+    if names := sorted(expected.keys() ^ state.keys()):
+        missing = "is missing" if names[0] in expected else "belongs to no layer"
+        raise ValueError(f"{wrong}: {names[0]} {missing}" + (f", and {len(names) - 1} more" if names[1:] else ""))
+    for name, tensor in state.items():
+        want = expected[name]
+        if (tensor.shape, tensor.dtype) != (want.shape, want.dtype):
+            have = f"{tensor.dtype} {tuple(tensor.shape)}"
+            raise ValueError(f"{wrong}: {name} must be {want.dtype} {tuple(want.shape)}, got {have}")
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ValueError(f"{path}: {name} holds numbers that are not finite")
+    return state
 
 
 def load_pretrained(source: str | Path) -> Any:
@@ -267,23 +346,16 @@ def load_pretrained(source: str | Path) -> Any:
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: if the files are damaged or do not belong together; or if the module that defines the network, or
-            its routing, was not imported: then it says which.
+        ValueError: if the files are damaged or do not belong together, hold numbers that are not finite or weights of
+            another type; or if the module that defines the network, or its routing, was not imported: then it says
+            which.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     folder = _locate(source)
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} holds no {name}: it is not a saved network, or not a whole one")
-    network = _read(folder / CONFIG_FILE)
-    try:
-        state = load_file(folder / WEIGHTS_FILE)
-    except SafetensorError as error:
-        raise ValueError(f"{folder / WEIGHTS_FILE} is damaged: {error}") from error
-    try:
-        network.load_state_dict(state)
-    except RuntimeError as error:
-        raise ValueError(f"{folder / WEIGHTS_FILE} does not fit {folder / CONFIG_FILE}: {error}") from error
+    saved, outline = _read(folder / CONFIG_FILE)
+    state = _read_weights(folder / WEIGHTS_FILE, outline)
+    network = saved.make()
+    network.load_state_dict(state)
     return network.eval()

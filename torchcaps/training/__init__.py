@@ -1,8 +1,9 @@
 """Training: the Lightning module, what it logs, and a run in a folder that can be killed and resumed."""
 
-from torchcaps.training.callbacks import History, RoutingHealth, StopAt, TrainingDiverged
+from torchcaps.training.callbacks import History, RoutingHealth, StopAt
+from torchcaps.training.diverged import TrainingDiverged
 from torchcaps.training.fit import fit, quiet_lightning
-from torchcaps.training.folder import RunFolder, read_summary
+from torchcaps.training.folder import RunFolder, is_first_process, read_summary
 from torchcaps.training.learner import Learner
 from torchcaps.training.loaders import Loaders, evaluation_loader, train_loader
 from torchcaps.training.options import (
@@ -15,8 +16,9 @@ from torchcaps.training.options import (
     Subject,
     TrainerOptions,
 )
-from torchcaps.training.run import circumstances, is_first_process, train, train_parsed, train_parser
+from torchcaps.training.run import circumstances, option_hints, train, train_parsed, train_parser
 from torchcaps.training.speed import Speed
+from torchcaps.training.trust import UntrustedOptions, read_options
 
 __all__ = [
     "Caller",
@@ -35,11 +37,14 @@ __all__ = [
     "Subject",
     "TrainerOptions",
     "TrainingDiverged",
+    "UntrustedOptions",
     "circumstances",
     "evaluation_loader",
     "fit",
     "is_first_process",
+    "option_hints",
     "quiet_lightning",
+    "read_options",
     "read_summary",
     "train",
     "train_loader",

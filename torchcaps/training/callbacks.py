@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 
 from torchcaps.data import ImageSet
 from torchcaps.explain.health import routing_health
+from torchcaps.models.whole import written_whole
 from torchcaps.tasks import Measure
-
-
-class TrainingDiverged(FloatingPointError):
-    """The loss is not a number any more; the last checkpoint is from before."""
 
 
 class History(Callback):
@@ -45,8 +41,6 @@ class History(Callback):
         metrics = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
         seconds = time.perf_counter() - self._started
         self.rows.append({"epoch": trainer.current_epoch, "seconds": seconds, "learning_rate": rate, **metrics})
-        if not torch.tensor(metrics["train_loss"]).isfinite():
-            raise TrainingDiverged(f"the mean loss of epoch {trainer.current_epoch} is {metrics['train_loss']}")
         if trainer.is_global_zero:
             self._write()
             if self.show is not None:
@@ -55,12 +49,10 @@ class History(Callback):
 
     def _write(self) -> None:
         columns = list(dict.fromkeys(name for row in self.rows for name in row))
-        whole = self.path.with_suffix(".tmp")
-        with whole.open("w", newline="") as file:
+        with written_whole(self.path) as part, part.open("w", newline="") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(self.rows)
-        whole.replace(self.path)  # in one step: whoever reads along, or a kill, never meets half a file
 
     def state_dict(self) -> dict[str, Any]:
         """The rows so far."""
@@ -101,6 +93,61 @@ class StopAt(Callback):
         value = last.get(f"val_{self.measure.name}")
         if value is not None and self.measure.reached(value, self.aim):
             trainer.should_stop = True
+
+
+class StopEarly(EarlyStopping):
+    """Lightning's early stopping, by the task's measure on the validation images.
+
+    Args:
+        patience: epochs without anything better.
+        measure: of the task.
+    """
+
+    def __init__(self, patience: int, measure: Measure) -> None:
+        mode = "max" if measure.higher_is_better else "min"
+        super().__init__(f"val_{measure.name}", patience=patience, mode=mode, verbose=False)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Looks whether the epoch before an interruption was the last."""
+        if self.wait_count >= self.patience:
+            trainer.should_stop = True
+
+
+class KeepBest(ModelCheckpoint):
+    """Keeps the epoch that was best in the task's measure on the validation images.
+
+    The whole checkpoint: what keeps an average of the weights tells it to whole checkpoints alone.
+
+    Args:
+        folder: for the file.
+        measure: of the task.
+    """
+
+    def __init__(self, folder: Path, measure: Measure) -> None:
+        super().__init__(
+            folder,
+            "epoch{epoch:05d}",
+            monitor=f"val_{measure.name}",
+            mode="max" if measure.higher_is_better else "min",
+            auto_insert_metric_name=False,
+            save_top_k=1,
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from there; the folder may have moved."""
+        here = {name: self._here(state_dict[name]) for name in ("best_model_path", "kth_best_model_path")}
+        models = {self._here(path): score for path, score in state_dict["best_k_models"].items()}
+        super().load_state_dict({**state_dict, **here, "best_k_models": models, "dirpath": self.dirpath})
+
+    def _here(self, path: str) -> str:
+        return str(Path(str(self.dirpath)) / Path(path).name) if path else path
+
+    @property
+    def epoch(self) -> int:
+        """The best one, from 0."""
+        return int(Path(self.best_model_path).stem.removeprefix("epoch"))
 
 
 class RoutingHealth(Callback):

@@ -1,28 +1,123 @@
-"""Checkpoints that a training is resumed from."""
+"""Checkpoints that a training is resumed from: written whole, sealed, and looked at before they are used."""
 
+import hashlib
+import struct
+import warnings
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from lightning.fabric.plugins import TorchCheckpointIO
 from torch import nn
 
+from torchcaps.models.whole import sweep, written_whole
 
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint in a folder, by epoch."""
-    return max(folder.glob("*.ckpt"), default=None)
+_SEAL = hashlib.sha256().digest_size * 2
+_NO_COMMENT = struct.pack("<H", 0)
 
 
-def check_checkpoint(path: Path, learner: nn.Module) -> None:
-    """Looks whether a checkpoint can be resumed from before Lightning does, for a clear word if not.
+class SealedCheckpoints(TorchCheckpointIO):
+    """Lightning's way to write checkpoints, but in their own folder, to the disk, and with a seal.
+
+    The seal is the SHA-256 of the file, as the comment of the zip archive that a checkpoint is: ``torch.load`` reads
+    the file as any other.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Writes the file whole, or not at all.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(path) as part:
+            try:
+                torch.save(checkpoint, part)
+            except RuntimeError as error:  # what torch makes of a full disk
+                raise OSError(f"checkpoint {path} cannot be written: {str(error).splitlines()[0]}") from error
+            seal(part)
+
+
+def seal(path: Path) -> None:
+    """Ends a zip archive with the SHA-256 of all before it."""
+    with path.open("r+b") as file:
+        file.seek(-len(_NO_COMMENT), 2)
+        if file.read() != _NO_COMMENT:
+            raise ValueError(f"{path} has a comment already")
+        file.seek(-len(_NO_COMMENT), 2)
+        file.write(struct.pack("<H", _SEAL))
+    digest = _digest(path, path.stat().st_size)
+    with path.open("ab") as file:
+        file.write(digest.encode())
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the seal of a checkpoint is right; without one, whether its zip archive says so of all of its parts."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if not archive.comment:  # written by an earlier version
+                return archive.testzip() is None
+            found = archive.comment.decode("ascii")
+        return found == _digest(path, path.stat().st_size - _SEAL)
+    except Exception:  # zipfile raises almost anything on a damaged file
+        return False
+
+
+def _digest(path: Path, size: int) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while size > 0 and (block := file.read(min(size, 2**20))):
+            found.update(block)
+            size -= len(block)
+    return found.hexdigest()
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint in a folder that is whole, if there is one; nothing is touched."""
+    return next(filter(is_whole, sorted(folder.glob("*.ckpt"), reverse=True)), None)
+
+
+def checkpoint_to_resume(folder: Path) -> Path | None:
+    """The newest checkpoint in a folder that is whole; all others go, and so does what interruptions left.
+
+    Returns:
+        Its path; None if there is no checkpoint at all. A warning names newer ones that are damaged.
+
+    Raises:
+        ValueError: if there are some, and all of them are damaged.
+    """
+    sweep(folder)
+    there, found = sorted(folder.glob("*.ckpt")), newest_checkpoint(folder)
+    if found is None and there:
+        raise ValueError(f"checkpoint {there[-1]} is damaged, and there is no other: start anew in another folder")
+    for path in there:
+        if found is not None and path > found:
+            warnings.warn(f"checkpoint {path} is damaged: the one before it is used, {found.name}", stacklevel=2)
+        if path != found:
+            path.unlink()
+    return found
+
+
+def read_checkpoint(path: Path, learner: nn.Module) -> Mapping[str, Any]:
+    """What is in a checkpoint; looks whether it can be resumed from before Lightning does, for a clear word if not.
 
     Raises:
         ValueError: if it is damaged or belongs to another model.
     """
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+        checkpoint: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        state = checkpoint["state_dict"]
+        found = {name: tensor.shape for name, tensor in state.items()}
     except Exception as error:  # torch.load raises almost anything on a damaged file
         raise ValueError(f"checkpoint {path} is damaged: {error}") from error
     expected = {name: tensor.shape for name, tensor in learner.state_dict().items()}
-    found = {name: tensor.shape for name, tensor in state.items()}
     if expected != found:
         different = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
         raise ValueError(f"checkpoint {path} is from another model: {', '.join(different[:5])} do not fit")
+    bad = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    if bad:
+        raise ValueError(f"checkpoint {path} is damaged: {', '.join(bad[:5])} holds numbers that are not finite")
+    return checkpoint

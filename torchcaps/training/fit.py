@@ -5,16 +5,22 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import lightning as L
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from torchcaps.data import ImageSet
-from torchcaps.training.callbacks import History, RoutingHealth, StopAt
-from torchcaps.training.checkpoints import check_checkpoint, latest_checkpoint
+from torchcaps.tasks import Criteria
+from torchcaps.training.callbacks import History, KeepBest, RoutingHealth, StopAt, StopEarly
+from torchcaps.training.checkpoints import SealedCheckpoints, checkpoint_to_resume, newest_checkpoint, read_checkpoint
+from torchcaps.training.fingerprint import Fingerprint, recorded_options
+from torchcaps.training.folder import is_first_process
 from torchcaps.training.learner import Learner
-from torchcaps.training.loaders import Loaders
+from torchcaps.training.loaders import Loaders, train_loader
 from torchcaps.training.options import Caller, Schedule, TrainerOptions
 
 
@@ -45,37 +51,115 @@ def fit(
 
     Raises:
         TrainingDiverged: if the loss is not finite.
-        ValueError: if a checkpoint is damaged or from another model, the batch does not suit the processes, or there
-            is no validation to stop at.
+        ValueError: if a checkpoint is damaged, from another model or other images or options, if the network does not
+            take the images, the batch does not suit the processes, the machine does not have what the options ask
+            for, or there is no validation to stop at.
     """
-    caller = caller or Caller()
-    if schedule.stop_at is not None and not len(validation):
-        raise ValueError("stop_at needs validation images, and there are none")
-    checkpoints = folder / "checkpoints"
-    resume_from = latest_checkpoint(checkpoints)
-    if resume_from is not None:
-        check_checkpoint(resume_from, learner)
-    main = learner.task.main
-    history = History(folder / "metrics.csv", caller.show, main.name)
-    stop = [] if schedule.stop_at is None else [StopAt(schedule.stop_at, history, main)]
-    health = RoutingHealth(validation if len(validation) else train.prepared(learner.preprocess))
-    bar: list[Callback] = [RichProgressBar(leave=True)] if caller.progress_bar else []
-    options = options or TrainerOptions()
-    trainer = L.Trainer(
-        **options.arguments(),
-        max_epochs=schedule.epochs,
-        callbacks=[*options.callbacks(), health, history, *stop, _keep_last(checkpoints), *bar],
-        logger=TensorBoardLogger(folder, name="", version="tensorboard"),
-        enable_progress_bar=caller.progress_bar,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=1.0 if len(validation) else 0,
-        use_distributed_sampler=False,
-    )
-    loaders = Loaders(train, validation, schedule, learner.speed)
-    with _expected_warnings():
-        trainer.fit(learner, datamodule=loaders, ckpt_path=resume_from, weights_only=True)
-    return trainer, history.rows
+    return Fitting(learner, train, validation, folder, schedule, options, caller).run()
+
+
+class Fitting:
+    """A training that was checked as far as can be without writing anything; :func:`fit` has the arguments.
+
+    Raises:
+        ValueError: likewise, but for what checkpoints tell.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        train: ImageSet,
+        validation: ImageSet,
+        folder: Path,
+        schedule: Schedule,
+        options: TrainerOptions | None = None,
+        caller: Caller | None = None,
+    ) -> None:
+        self.learner, self.caller = learner, caller or Caller()
+        self.checkpoints = folder / "checkpoints"
+        main = learner.task.main
+        asked = {"stop_at": schedule.stop_at, "stop": schedule.stop, "keep": schedule.keep == "best" or None}
+        if not len(validation) and (needing := [name for name, value in asked.items() if value is not None]):
+            raise ValueError(f"{needing[0]} needs validation images, and there are none")
+        preprocess = learner.preprocess.config()
+        known = recorded_options(self.caller.config, schedule.seed, schedule.batch_size, preprocess)
+        self.fingerprint = Fingerprint(known, train, validation)
+        self.history = History(folder / "metrics.csv", self.caller.show, main.name)
+        ends: list[Callback] = [] if schedule.stop_at is None else [StopAt(schedule.stop_at, self.history, main)]
+        ends += [] if schedule.stop is None else [StopEarly(schedule.patience, main)]
+        self.best = KeepBest(self.checkpoints / "best", main) if schedule.keep == "best" else None
+        health = RoutingHealth(validation if len(validation) else train.prepared(learner.preprocess))
+        kept = [_keep_last(self.checkpoints)] if self.best is None else [self.best, _keep_last(self.checkpoints)]
+        watching = [health, self.history, self.fingerprint, *ends, *kept]  # the last one keeps what all others know
+        self.trainer = self._trainer(options or TrainerOptions(), schedule, watching, folder, bool(len(validation)))
+        self.loaders = Loaders(train, validation, schedule, learner.speed)
+        train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size)  # if they can be shared out
+
+    def _trainer(
+        self, options: TrainerOptions, schedule: Schedule, watching: list[Callback], folder: Path, validate: bool
+    ) -> L.Trainer:
+        bar: list[Callback] = [RichProgressBar(leave=True)] if self.caller.progress_bar else []
+        try:
+            return L.Trainer(
+                **options.arguments(),
+                max_epochs=schedule.epochs,
+                callbacks=[*options.callbacks(), *watching, *bar],
+                logger=TensorBoardLogger(folder, name="", version="tensorboard"),
+                plugins=[SealedCheckpoints()],
+                enable_progress_bar=self.caller.progress_bar,
+                enable_model_summary=False,
+                num_sanity_val_steps=0,
+                limit_val_batches=1.0 if validate else 0,
+                use_distributed_sampler=False,
+            )
+        except (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError) as error:
+            asked = ", ".join(f"{name} {getattr(options, name)}" for name in ("accelerator", "devices", "precision"))
+            raise ValueError(
+                f"this machine cannot train as asked ({asked}): {error}; --trainer.accelerator auto takes what is there"
+            ) from error
+
+    def run(self) -> tuple[L.Trainer, list[dict[str, float]]]:
+        """Trains from the start, or from the newest checkpoint that is whole; see :func:`fit`."""
+        newest = checkpoint_to_resume(self.checkpoints) if is_first_process() else newest_checkpoint(self.checkpoints)
+        if newest is not None:
+            self.fingerprint.check(read_checkpoint(newest, self.learner), self.caller.allow_changes)
+        with _expected_warnings():
+            self.trainer.fit(self.learner, datamodule=self.loaders, ckpt_path=newest, weights_only=True)
+        if is_first_process():
+            checkpoint_to_resume(self.checkpoints)  # Lightning leaves the one that was resumed from
+        return self.trainer, self.history.rows
+
+    def take_best(self) -> dict[str, Any]:
+        """Gives the network the weights of the epoch that the schedule wants kept, and says which one that is."""
+        main, rows = self.learner.task.main, self.history.rows
+        if self.best is None:
+            return {"epoch": len(rows), "by": "the last"}
+        best = read_checkpoint(Path(self.best.best_model_path), self.learner)
+        self.learner.load_state_dict(best["state_dict"])
+        value = rows[self.best.epoch][f"val_{main.name}"]
+        return {"epoch": self.best.epoch + 1, "by": f"the best {main.name} on validation images, {main.text(value)}"}
+
+
+def rehearse(learner: Learner, images: ImageSet) -> None:
+    """Makes one step with two images and changes nothing: whether network, task, loss and optimizer fit each other.
+
+    Raises:
+        ValueError: if they do not.
+    """
+    batch = images.prepared(learner.preprocess).__getitems__(list(range(min(2, len(images)))))
+    criteria = Criteria(learner.loss, learner.reconstruction)
+    learner.eval()  # running statistics stay as they are
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            learner.task.loss(learner.model, learner.model, batch, criteria)
+        how = learner.optimisation
+        optimizer = how.optimizer(learner.model.parameters())
+        if how.scheduler is not None and not how.spans_all_steps:
+            how.scheduler(optimizer)
+    except (RuntimeError, TypeError, IndexError, AttributeError, ZeroDivisionError) as error:
+        raise ValueError(f"network, task, losses and optimizer do not fit the images or each other: {error}") from error
+    finally:
+        learner.train()
 
 
 def _keep_last(folder: Path) -> ModelCheckpoint:

@@ -1,10 +1,18 @@
 """The folder of a run."""
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
+
+from torchcaps.models.whole import UNFINISHED, sweep, write_whole
+
+_LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -39,9 +47,37 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes the summary in one step: a folder that has one holds a finished run."""
-        whole = self.summary.with_suffix(".tmp")
-        whole.write_text(json.dumps(summary, indent=2) + "\n")
-        whole.replace(self.summary)
+        write_whole(self.summary, json.dumps(summary, indent=2) + "\n")
+
+    @contextmanager
+    def opened(self, config: str, resumed: bool) -> Iterator[None]:
+        """Holds the folder for this process alone while it trains, which a process that died does not.
+
+        Args:
+            config: YAML of all options, written into a new folder.
+            resumed: whether this goes on with a run that was there before.
+
+        Raises:
+            BlockingIOError: if another process trains in it.
+            FileExistsError: if another process began a run in it in the meantime.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / _LOCK)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout as error:
+            raise BlockingIOError(
+                f"another process trains in {self.path}: wait for it, or choose another --run"
+            ) from error
+        try:
+            if self.config.exists() != resumed:
+                raise FileExistsError(f"another process has begun a run in {self.path}: choose another --run")
+            sweep(self.path)
+            if not resumed:
+                write_whole(self.config, config)
+            yield
+        finally:
+            lock.release()
 
     def unused(self) -> "RunFolder":
         """The folder, checked.
@@ -49,7 +85,7 @@ class RunFolder:
         Raises:
             FileExistsError: if there is something in it.
         """
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        if self.path.exists() and (not self.path.is_dir() or any(map(_counts, self.path.iterdir()))):
             raise FileExistsError(
                 f"{self.path} exists already and is not empty: choose another --run, or continue it with "
                 f"--resume {self.path}"
@@ -67,6 +103,11 @@ class RunFolder:
         return self
 
 
+def _counts(path: Path) -> bool:
+    """Whether a file says that a run was begun: not if it was left before anything was written."""
+    return path.name != _LOCK and not path.name.endswith(UNFINISHED)
+
+
 def read_summary(folder: RunFolder) -> dict[str, Any]:
     """The summary of a finished run.
 
@@ -77,3 +118,8 @@ def read_summary(folder: RunFolder) -> dict[str, Any]:
         return json.loads(folder.summary.read_text())
     except ValueError as error:
         raise ValueError(f"{folder.summary} is damaged: {error}") from error
+
+
+def is_first_process() -> bool:
+    """Whether this is not one of the processes that Lightning, torchrun or Slurm started beside the first."""
+    return all(int(os.environ.get(name, 0)) == 0 for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))

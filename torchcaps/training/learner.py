@@ -13,12 +13,17 @@ from torchcaps.data import Batch, Preprocess, mixed_seed
 from torchcaps.losses import ReconstructionLoss
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.tasks import Classification, Criteria, Task
-from torchcaps.training.callbacks import TrainingDiverged
+from torchcaps.training.diverged import TrainingDiverged, first_not_finite, not_finite
 from torchcaps.training.options import Optimisation
 from torchcaps.training.speed import Speed
 
-LOG_EVERY = 50
-"""Steps between two looks at the loss: each one waits for the device."""
+LOOK_EVERY = 50
+"""Steps between two looks at the loss where each one waits for the device, or for other processes."""
+
+
+REMEDY = (
+    "The last checkpoint is from before. Lower the learning rate, or clip the gradients (--trainer.gradient_clip_val 1)"
+)
 
 
 class Mean(Metric):
@@ -78,6 +83,7 @@ class Learner(L.LightningModule):
         self.reconstruction = ReconstructionLoss(optimisation.reconstruction)
         self.preprocess = preprocess or Preprocess()
         self.seed = seed
+        self._first_bad = torch.tensor(-1)
         names = [f"{stage}_{measure.name}" for stage in ("train", "val") for measure in self.task.measures]
         self.means = nn.ModuleDict({name: Mean() for name in names})
 
@@ -97,6 +103,7 @@ class Learner(L.LightningModule):
     def on_train_epoch_start(self) -> None:
         """Ties the random numbers to the epoch."""
         torch.manual_seed(mixed_seed(self.seed, self.current_epoch, self.global_rank))
+        self._first_bad = torch.tensor(-1, device=self.device)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One step: the loss of the task.
@@ -109,12 +116,40 @@ class Learner(L.LightningModule):
             lambda images: self.preprocess.train(images, batch.indices, self.current_epoch, self.seed)
         )
         loss = self._step(partial(self.run, self.model), seen, "train")
-        if batch_idx % LOG_EVERY == 0 and not loss.isfinite():
-            raise TrainingDiverged(
-                f"the loss is {loss.item()} in epoch {self.current_epoch}, step {batch_idx}: "
-                "lower the learning rate, or clip the gradients (--trainer.gradient_clip_val 1)"
-            )
+        self._first_bad = torch.where(
+            (self._first_bad < 0) & ~loss.detach().isfinite(), batch_idx, self._first_bad.to(loss.device)
+        )
+        if batch_idx % self._look_every == 0:
+            self._check_loss(seen)
         return loss
+
+    @property
+    def _look_every(self) -> int:
+        """Steps between two looks: on a GPU each one waits for the device, of several processes for all of them."""
+        return 1 if self.device.type == "cpu" and self.trainer.world_size == 1 else LOOK_EVERY
+
+    def _check_loss(self, batch: Batch | None) -> None:
+        """Raises a :class:`TrainingDiverged`, in all processes, if the loss was not finite in a step of this epoch."""
+        step = int(self._first_bad)
+        if not self.trainer.strategy.reduce_boolean_decision(step >= 0, all=False):
+            return
+        where = ""
+        if batch is not None:
+            criteria = Criteria(self.loss, self.reconstruction)
+            where = f": {first_not_finite(self.model, self.task, batch, criteria)}"
+        when = f"step {step + 1}" if step >= 0 else "another process"
+        raise TrainingDiverged(f"the loss is not finite since epoch {self.current_epoch + 1}, {when}{where}. {REMEDY}")
+
+    def on_train_epoch_end(self) -> None:
+        """Looks at loss and weights before they are kept.
+
+        Raises:
+            TrainingDiverged: if they are not finite.
+        """
+        self._check_loss(None)
+        if bad := not_finite(self.model):
+            names = ", ".join(bad[:3])
+            raise TrainingDiverged(f"weights are not finite after epoch {self.current_epoch + 1}: {names}. {REMEDY}")
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss and measures on the validation images."""

@@ -1,10 +1,12 @@
 """What is trained, how it is optimised, for how long, and where: the options of ``torchcaps train``."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from lightning import Trainer
 from lightning.pytorch.callbacks import Callback, EMAWeightAveraging
 from torch import nn
 
@@ -14,6 +16,10 @@ from torchcaps.models import ImageClassifier, create_model
 from torchcaps.routing import Routing
 from torchcaps.tasks import Task, as_task
 from torchcaps.training.speed import Speed
+
+OURS = ("max_epochs", "callbacks", "logger", "plugins", "enable_progress_bar", "enable_model_summary",
+    "num_sanity_val_steps", "limit_val_batches", "use_distributed_sampler", "enable_checkpointing")  # fmt: skip
+"""Arguments of Lightning's Trainer that :func:`torchcaps.training.fit` gives itself."""
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
@@ -100,18 +106,26 @@ class Schedule:
         seed: of the initial weights, the order of the images and their random changes.
         stop_at: end after the first epoch with this value of the task's measure on the validation images, of a
             classification their accuracy, from 0 to 1; None trains all epochs.
+        stop: "early" ends when the task's measure on the validation images has not become better for ``patience``
+            epochs; None does not.
+        patience: of that.
+        keep: which epoch is tested and saved: the "last", or the one that was "best" in the task's measure on the
+            validation images, the first of equal ones.
 
     Raises:
-        ValueError: if ``epochs`` or ``batch_size`` is less than 1.
+        ValueError: if ``epochs``, ``batch_size`` or ``patience`` is less than 1.
     """
 
     epochs: int = 20
     batch_size: int = 128
     seed: int = 0
     stop_at: float | None = None
+    stop: Literal["early"] | None = None
+    patience: int = 10
+    keep: Literal["last", "best"] = "last"
 
     def __post_init__(self) -> None:
-        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
+        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size), ("patience", self.patience)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
 
@@ -131,7 +145,10 @@ class TrainerOptions:
         sync_batchnorm: batch normalisation over all processes.
         average: keep an exponentially moving average of the weights (and of running statistics), with this share of the
             old one in each step, such as 0.999; it is what is validated, tested and saved. None keeps none.
-        extra: any other argument of the Trainer.
+        extra: other arguments of the Trainer.
+
+    Raises:
+        ValueError: if ``average`` is no such share, or ``extra`` holds what the Trainer does not take, or gets already.
     """
 
     accelerator: str = "auto"
@@ -148,6 +165,9 @@ class TrainerOptions:
     def __post_init__(self) -> None:
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average must be a share between 0 and 1, got {self.average}")
+        taken = {*inspect.signature(Trainer).parameters} - {*OURS, *vars(self)}
+        if wrong := sorted(map(str, self.extra.keys() - taken)):
+            raise ValueError(f"extra takes other arguments of Lightning's Trainer, not {', '.join(wrong)}")
 
     def callbacks(self) -> list[Callback]:
         """What the Trainer shall call besides: the averaging of the weights."""
@@ -185,9 +205,11 @@ class Caller:
         command: how this was started, for the summary.
         progress_bar: whether to show one.
         show: takes lines of text; None for silence.
+        allow_changes: whether a run may go on with other options or images than it was started with.
     """
 
     config: str = ""
     command: str = ""
     progress_bar: bool = False
     show: Callable[[str], None] | None = None
+    allow_changes: bool = False

@@ -1,21 +1,32 @@
-"""A parser of options that says what there is where it does not know a name."""
+"""A parser of options that trusts no file of them, and says what there is where it does not know a name."""
 
 import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ActionConfigFile, ArgumentParser
 
 from torchcaps.data import ImageData
 from torchcaps.losses import ActivationLoss
 from torchcaps.routing import Routing
 from torchcaps.tasks import Task
+from torchcaps.training.trust import check_options, read_options, subclasses
 
 KINDS: dict[str, type] = {"data": ImageData, "routing": Routing, "loss": ActivationLoss, "task": Task}
 """What an option of this name takes a class of."""
 
 
 class OptionParser(ArgumentParser):
-    """jsonargparse's parser, whose errors list the classes that an option could have named."""
+    """jsonargparse's parser, whose errors list the classes that an option could have named.
+
+    Attributes:
+        allowed: the options by name with their type hints, for files of them.
+        imported: the modules that were named on the command line.
+    """
+
+    allowed: Mapping[str, Any]
+    imported: Sequence[str] = ()
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Says what is wrong, and ends the process."""
@@ -26,13 +37,21 @@ class OptionParser(ArgumentParser):
         super().error(message, ex)
 
 
+class TrustedConfigFile(ActionConfigFile):
+    """``--config``: a file of options, which is looked through before it is acted on."""
+
+    @staticmethod
+    def apply_config(parser: OptionParser, cfg: Any, dest: str, value: Any) -> None:
+        """Takes over the options in a file, or in YAML itself; raises what :func:`read_options` raises."""
+        path = Path(value)
+        if len(value) < 4096 and path.is_file():
+            read_options(path, parser.allowed, parser.imported)
+        else:
+            check_options(value, f"--{dest}", parser.allowed, parser.imported)
+        ActionConfigFile.apply_config(parser, cfg, dest, value)
+
+
 def _names(kind: type) -> list[str]:
     """The classes of a kind that can be made, by name."""
-    found: set[str] = set()
-    waiting: list[Any] = [kind]
-    while waiting:
-        cls = waiting.pop()
-        waiting += cls.__subclasses__()
-        if not getattr(cls, "__abstractmethods__", None) and not cls.__name__.startswith("_"):
-            found.add(cls.__name__)
-    return sorted(found)
+    made = (cls for cls in subclasses(kind) if not getattr(cls, "__abstractmethods__", None))
+    return sorted({cls.__name__ for cls in made if not cls.__name__.startswith("_")})

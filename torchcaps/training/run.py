@@ -1,10 +1,10 @@
 """A run: one training in a folder of its own, from the configuration to the report."""
 
-import os
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 import torch
 from lightning import Trainer
@@ -12,8 +12,8 @@ from lightning import Trainer
 import torchcaps
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.tasks import Task
-from torchcaps.training.fit import fit
-from torchcaps.training.folder import RunFolder
+from torchcaps.training.fit import Fitting, rehearse
+from torchcaps.training.folder import RunFolder, is_first_process
 from torchcaps.training.learner import Learner
 from torchcaps.training.options import Caller, Optimisation, Running, Schedule, Subject
 
@@ -31,9 +31,10 @@ def train(
     running: Running | None = None,
     caller: Caller | None = None,
 ) -> dict[str, Any] | None:
-    """Trains a network on images, tests the last epoch and writes the report.
+    """Trains a network on images, tests the last epoch, or the best if that is to be kept, and writes the report.
 
     The test images are read once, after the training. Continues from the newest checkpoint if the folder has one.
+    Nothing is written before everything was checked that can be: a start that was refused can be made again.
 
     Args:
         folder: of the run.
@@ -47,41 +48,45 @@ def train(
         The summary, on the first process; None on the others.
 
     Raises:
-        ValueError: if arguments do not fit each other or a checkpoint does not fit them.
+        ValueError: if arguments do not fit each other, the images or the machine, or a checkpoint does not fit them.
+        BlockingIOError: if another process trains in the folder.
         TrainingDiverged: if the loss is not finite.
     """
     schedule, running, caller = schedule or Schedule(), running or Running(), caller or Caller()
     task, data = subject.purpose(), subject.data
     network = subject.network(schedule.seed)
     learner = Learner(network, optimisation, task, subject.preprocess, schedule.seed, running.speed)
-    if is_first_process() and not folder.config.exists():
-        folder.path.mkdir(parents=True, exist_ok=True)
-        folder.config.write_text(caller.config)
     validation = data.validation.prepared(subject.preprocess)
-    runner, metrics = fit(learner, data.train, validation, folder.path, schedule, running.trainer, caller)
-    if not runner.is_global_zero:
-        return None
-    save(network, folder, subject, task)
-    network = load_pretrained(folder.model)  # what the summary speaks of is what was saved
-    test = data.test.prepared(subject.preprocess)
-    figures = task.examine(network, test, schedule.batch_size).figures
-    summary = {
-        "model": subject.model,
-        "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "data": type(data).__name__,
-        "task": task.name,
-        "images": {"train": len(data.train), "validation": len(data.validation), "test": len(test)},
-        "epochs": len(metrics),
-        "seed": schedule.seed,
-        "preprocess": subject.preprocess.config(),
-        **{f"test_{name}": round(value, 4) if name.endswith("_percent") else value for name, value in figures.items()},
-        "last_epoch": metrics[-1] if metrics else {},
-        **circumstances(runner, metrics),
-        "command": caller.command,
-    }
-    folder.write_summary(summary)
-    if running.report:
-        task.report(folder.path, network, test, summary, metrics)
+    resumed = folder.config.exists()
+    fitting = Fitting(learner, data.train, validation, folder.path, schedule, running.trainer, caller)
+    rehearse(learner, data.train)
+    with folder.opened(caller.config, resumed) if is_first_process() else nullcontext():
+        runner, metrics = fitting.run()
+        if not runner.is_global_zero:
+            return None
+        used = fitting.take_best()
+        save(network, folder, subject, task)
+        network = load_pretrained(folder.model)  # what the summary speaks of is what was saved
+        test = data.test.prepared(subject.preprocess)
+        figures = task.examine(network, test, schedule.batch_size).figures
+        summary = {
+            "model": subject.model,
+            "parameters": sum(parameter.numel() for parameter in network.parameters()),
+            "data": type(data).__name__,
+            "task": task.name,
+            "images": {"train": len(data.train), "validation": len(data.validation), "test": len(test)},
+            "epochs": len(metrics),
+            "used_epoch": used,
+            "seed": schedule.seed,
+            "preprocess": subject.preprocess.config(),
+            **{f"test_{key}": round(one, 4) if key.endswith("_percent") else one for key, one in figures.items()},
+            "last_epoch": metrics[-1] if metrics else {},
+            **circumstances(runner, metrics),
+            "command": caller.command,
+        }
+        folder.write_summary(summary)
+        if running.report:
+            task.report(folder.path, network, test, summary, metrics)
     return summary
 
 
@@ -100,17 +105,25 @@ GROUPS = (Subject, Optimisation, Schedule, Running)
 """The options of :func:`train`; on the command line and in YAML they stand side by side."""
 
 
-def train_parser() -> "ArgumentParser":
-    """The options of :func:`train` on the command line and in YAML, and the folder of the run as ``run``."""
-    from jsonargparse import ActionConfigFile
+def option_hints() -> dict[str, Any]:
+    """The options of :func:`train` by name, with their type hints."""
+    return {name: hint for group in GROUPS for name, hint in get_type_hints(group).items()} | {"run": str}
 
-    from torchcaps.training.parser import OptionParser
+
+def train_parser(imported: Sequence[str] = ()) -> "ArgumentParser":
+    """The options of :func:`train` on the command line and in YAML, and the folder of the run as ``run``.
+
+    Args:
+        imported: the modules that were named on the command line: files of options may use what is in them.
+    """
+    from torchcaps.training.parser import OptionParser, TrustedConfigFile
 
     parser = OptionParser(
         prog="torchcaps train",
         description="Train a network on images. '--resume RUN' instead of '--run RUN' continues an interrupted run.",
     )
-    parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of these options")
+    parser.allowed, parser.imported = option_hints(), imported
+    parser.add_argument("--config", action=TrustedConfigFile, help="YAML file with any of these options")
     parser.add_argument("--run", type=str, required=True, help="folder to write; must be new or empty")
     parser.add_argument(
         "--import", type=list[str], default=[], help="modules or .py files of your own to execute first"
@@ -138,7 +151,7 @@ def train_parsed(folder: RunFolder, parser: "ArgumentParser", config: Any, **how
     Returns:
         What :func:`train` returns; raises what it raises.
     """
-    ready = vars(parser.instantiate(config))
+    ready = instantiated(parser, config)
     caller = Caller(config=parser.dump(config), **how)
     return train(
         folder,
@@ -150,15 +163,22 @@ def train_parsed(folder: RunFolder, parser: "ArgumentParser", config: Any, **how
     )
 
 
+def instantiated(parser: "ArgumentParser", config: Any) -> dict[str, Any]:
+    """The objects that options describe, by name.
+
+    Raises:
+        ValueError: if they do not fit.
+    """
+    try:
+        return vars(parser.instantiate(config))
+    except (TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+        raise ValueError(f"the options do not fit: {error}") from error
+
+
 def _chosen(group: type[Options], options: Mapping[str, Any]) -> Options:
     """One group of options out of all."""
     names = [field.name for field in fields(cast(Any, group))]
     return group(**{name: options[name] for name in names})
-
-
-def is_first_process() -> bool:
-    """Whether this is not one of the processes that Lightning or torchrun started beside the first."""
-    return int(os.environ.get("RANK", 0)) == 0 and int(os.environ.get("LOCAL_RANK", 0)) == 0
 
 
 def circumstances(trainer: Trainer, metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:

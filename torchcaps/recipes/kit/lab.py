@@ -16,7 +16,7 @@ from torchcaps.data import ImageData, ImageSet
 from torchcaps.explain import examine
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.recipes.kit.code import Definitions
-from torchcaps.training import RunFolder, read_summary, train_parsed, train_parser
+from torchcaps.training import RunFolder, option_hints, read_options, read_summary, train_parsed, train_parser
 
 PresetName = Literal["paper", "quick", "smoke"]
 PRESETS: tuple[PresetName, ...] = ("paper", "quick", "smoke")
@@ -49,7 +49,7 @@ class Trained:
     @property
     def data(self) -> ImageData:
         """What it was trained on."""
-        return data_of(yaml.safe_load((self.folder / "config.yaml").read_text())["data"])
+        return data_of(read_options(self.folder / "config.yaml", option_hints())["data"])
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def check_same(folder: RunFolder, options: Any, complete: Callable[[Any], Any] =
     if not folder.config.is_file():
         folder.unused()
         return
-    found, wanted = _at_home(complete(yaml.safe_load(folder.config.read_text()))), _at_home(options)
+    found, wanted = _at_home(complete(read_options(folder.config, option_hints()))), _at_home(options)
     names = sorted(name for name in {*found, *wanted} - {"run"} if found.get(name) != wanted.get(name))
     if names:
         raise FileExistsError(

@@ -1,0 +1,110 @@
+"""Item 18, model files: whatever is wrong with one, a ValueError names the file and what it is."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from torchcaps.models import create_model, list_models, load_pretrained
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    create_model("capsnet_digits", channels=4, types=2, decoder_hidden=(8,)).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def damage(folder: Path, **arguments: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["arguments"].update(arguments)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"channels": 0},
+        {"channels": float("inf")},
+        {"channels": float("nan")},
+        {"channels": -3},
+        {"channels": 10**12},
+        {"channels": 10**6, "types": 10**6, "pose_dim": 10**6},
+        {"stride": 0},
+        {"kernel_size": 0},
+        {"classes": 0},
+        {"classes": 2.5},
+        {"image_shape": [1, 0, 8]},
+        {"image_shape": [1, float("inf"), 8]},
+        {"image_shape": 3},
+        {"decoder_hidden": [0]},
+        {"routing": {"__routing__": "dynamic", "steps": 10**9}},
+        {"routing": {"__routing__": "dynamic", "steps": float("nan")}},
+        {"routing": {"__routing__": "dynamic", "surprise": 1}},
+        {"routing": {"__routing__": "unheard of"}},
+        {"surprise": 1},
+    ],
+    ids=str,
+)
+def test_item18_configurations(saved: Path, arguments: dict) -> None:
+    damage(saved, **arguments)
+    with pytest.raises(ValueError, match=r"config\.json"):
+        load_pretrained(saved)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", "null", "[" * 99_999, "\xff", '{"network": []}', '{"network": "CapsNet"}',
+     '{"network": "CapsNet", "arguments": 3}', '{"network": "CapsNet", "arguments": {}, "extra": 5}'],
+)  # fmt: skip
+def test_item18_what_is_no_configuration(saved: Path, text: str) -> None:
+    (saved / "config.json").write_bytes(text.encode("latin1"))
+    with pytest.raises(ValueError, match=r"config\.json"):
+        load_pretrained(saved)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda state: {**state, "conv.weight": state["conv.weight"] * torch.nan},
+            "conv.weight holds numbers that are",
+        ),
+        (lambda state: {**state, "conv.bias": state["conv.bias"] / 0}, "conv.bias holds numbers that are not finite"),
+        (lambda state: {**state, "conv.bias": state["conv.bias"].half()}, "conv.bias must be torch.float32 .*float16"),
+        (lambda state: {**state, "conv.bias": state["conv.bias"].long()}, "conv.bias must be torch.float32 .*int64"),
+        (lambda state: {**state, "conv.bias": torch.zeros(5)}, r"conv.bias must be torch.float32 \(4,\), got .*\(5,\)"),
+        (lambda state: {**state, "surprise": torch.zeros(5)}, "surprise belongs to no layer"),
+        (lambda state: {name: one for name, one in state.items() if name != "conv.bias"}, "conv.bias is missing"),
+        (lambda state: {}, r"class_caps\.\w+ is missing, and"),
+    ],
+)
+def test_item18_weights(saved: Path, change, message: str) -> None:
+    path = saved / "model.safetensors"
+    save_file(change(load_file(path)), path)
+    with pytest.raises(ValueError, match=rf"model\.safetensors.*{message}"):
+        load_pretrained(saved)
+
+
+def test_item18_weights_that_are_cut(saved: Path) -> None:
+    path = saved / "model.safetensors"
+    content = path.read_bytes()
+    for end in (0, 4, 8, 50, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:end])
+        with pytest.raises(ValueError, match=re.escape(str(path))):
+            load_pretrained(saved)
+    for header in (b"\xff" * 8, (10**15).to_bytes(8, "little")):
+        path.write_bytes(header + content[8:])
+        with pytest.raises(ValueError, match=re.escape(str(path))):
+            load_pretrained(saved)
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_item18_whole_files_still_load(name: str, tmp_path: Path) -> None:
+    network = create_model(name)
+    network.save_pretrained(tmp_path)
+    loaded = load_pretrained(tmp_path)
+    assert all(tensor.device.type == "cpu" for tensor in loaded.state_dict().values())
+    assert all(torch.equal(tensor, loaded.state_dict()[key]) for key, tensor in network.state_dict().items())

@@ -1,0 +1,227 @@
+"""Item 17: a run goes on with what it was started with. Item 4: it stops at NaN, with its name. Which epoch is kept."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from torchcaps.cli import main
+from torchcaps.data import Digits, ImageSet
+from torchcaps.losses import MarginLoss
+from torchcaps.models import create_model
+from torchcaps.tasks import Criteria
+from torchcaps.training import Caller, Learner, Optimisation, Schedule, TrainerOptions, TrainingDiverged, fit
+from torchcaps.training.checkpoints import newest_checkpoint
+from torchcaps.training.diverged import first_not_finite
+from torchcaps.training.fingerprint import differences
+
+CPU = TrainerOptions(accelerator="cpu")
+FEW = Digits().train.subset(torch.arange(64))
+TRAIN = [
+    *("train", "--data", "Digits", "--model", "capsnet_digits", "--epochs", "1", "--report", "false"),
+    *("--model_args", "{channels: 4, types: 2, decoder_hidden: null}", "--trainer.accelerator", "cpu"),
+]
+
+
+def learner(loss: nn.Module | None = None, lr: float = 1e-3) -> Learner:
+    torch.manual_seed(0)
+    model = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None)
+    return Learner(model, Optimisation(loss=loss or MarginLoss(), optimizer=partial(torch.optim.Adam, lr=lr)))
+
+
+def trained(folder: Path, images: ImageSet = FEW, caller: Caller | None = None, **schedule: object) -> list[dict]:
+    how = Schedule(**{"epochs": 1, "batch_size": 16, **schedule})
+    return fit(learner(), images, images, folder, how, CPU, caller)[1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("resumed")
+    trained(folder)
+    return folder
+
+
+class TestItem17:
+    def replaced(self) -> ImageSet:
+        images = FEW.images.clone()
+        images[3] = 255 - images[3]
+        return ImageSet(images, FEW.labels, FEW.classes)
+
+    def test_item17_what_differs_is_named(self, folder: Path) -> None:
+        swapped = ImageSet(FEW.images, FEW.labels, ("one", "zero", *FEW.classes[2:]))
+        for changes, message in [
+            ({"seed": 1}, "seed was 0, is 1"),
+            ({"batch_size": 32}, "batch_size was 16, is 32"),
+            ({"images": FEW.subset(torch.arange(60))}, "images were 64 train, 64 validation, are 60 train"),
+            ({"images": self.replaced()}, "the images or their labels are others"),
+            ({"images": swapped}, "classes were 0, 1, .*are one, zero"),
+        ]:
+            with pytest.raises(ValueError, match=rf"(?s){message}.*--allow_changes"):
+                trained(folder, **changes)
+
+    def test_item17_is_allowed_by_name(self, folder: Path, tmp_path: Path) -> None:
+        trained(tmp_path)
+        with pytest.warns(UserWarning, match="goes on with changes: seed was 0, is 1"):
+            assert len(trained(tmp_path, caller=Caller(allow_changes=True), seed=1, epochs=2)) == 2
+
+    def test_item17_more_epochs_need_no_word(self, tmp_path: Path) -> None:
+        trained(tmp_path)
+        assert len(trained(tmp_path, epochs=2)) == 2
+
+    def test_item17_runs_of_before_go_on_and_say_so(self, tmp_path: Path) -> None:
+        trained(tmp_path)
+        checkpoint = newest_checkpoint(tmp_path / "checkpoints")
+        content = torch.load(checkpoint, weights_only=True)
+        del content["callbacks"]["Fingerprint"]
+        torch.save(content, checkpoint)
+        with pytest.warns(UserWarning, match="did not note options and images"):
+            assert len(trained(tmp_path, epochs=2)) == 2
+
+    def test_item17_on_the_command_line(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+        run = tmp_path / "run"
+        assert main([*TRAIN, "--run", str(run)]) == 0
+        resume = ["train", "--resume", str(run), "--epochs", "2"]
+        changes = ["--optimizer.lr", "0.01", "--data.validation", "0.2"]
+        assert main([*resume, *changes]) == 1
+        error = capsys.readouterr().err
+        for message in ("data.validation was 0.1, is 0.2", "optimizer.lr was 0.001, is 0.01", "images were 1295 train"):
+            assert message in error
+        assert main([*resume, "--data.seed", "3"]) == 1
+        assert "data.seed was 0, is 3" in capsys.readouterr().err
+        assert json.loads((run / "summary.json").read_text())["epochs"] == 1
+        with pytest.warns(UserWarning, match=r"goes on with changes: .*optimizer\.lr was 0\.001, is 0\.01"):
+            assert main([*resume, "--allow_changes", *changes]) == 0
+        assert json.loads((run / "summary.json").read_text())["epochs"] == 2
+
+    @pytest.mark.parametrize(
+        ("was", "now", "expected"),
+        [
+            ({"scheduler": None}, {"scheduler": {"class_path": "a.B", "init_args": {}}}, ["scheduler was None, is B"]),
+            ({"loss": {"class_path": "a.B"}}, {"loss": {"class_path": "c.B"}}, []),  # it has moved
+            ({"loss": {"class_path": "a.B"}}, {"loss": {"class_path": "a.C"}}, ["loss was B, is C"]),
+            ({"model_args": {"a": 1}}, {"model_args": {"a": 2}}, ["model_args.a was 1, is 2"]),
+            ({"model_args": {}}, {"model_args": {"b": 1}}, ["model_args.b was None, is 1"]),
+            ({"trainer": {"precision": "1"}}, {"trainer": {"precision": "2"}}, ["trainer.precision was 1, is 2"]),
+            ({"trainer": {"devices": 1}, "run": "a"}, {"trainer": {"devices": 2}, "run": "b"}, []),
+            ({"preprocess": {"shift": 1}}, {"preprocess": {"shift": 1, "new": 3}, "newer": 4}, []),  # of later versions
+            ({"data": {"init_args": {"root": "a"}}}, {"data": {"init_args": {"root": "b"}}}, []),
+        ],
+    )  # fmt: skip
+    def test_item17_comparison(self, was: dict, now: dict, expected: list[str]) -> None:
+        rest = {"classes": [], "images": {}, "data": "x"}
+        assert differences({"options": was, **rest}, {"options": now, **rest}) == expected
+
+
+class SickAfter(MarginLoss):
+    """NaN from a step on."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step, self.now = step, 0
+
+    def advance(self, epoch: int, epochs: int, step: int) -> None:
+        self.now = step
+
+    def forward(self, activation: Tensor, target: Tensor) -> Tensor:
+        return super().forward(activation, target) * (torch.nan if self.now >= self.step else 1)
+
+
+class TestItem4:
+    def test_item4_the_last_good_checkpoint_stays(self, tmp_path: Path) -> None:
+        with pytest.raises(TrainingDiverged, match="since epoch 2, step 3: class_loss is nan"):
+            fit(learner(SickAfter(6)), FEW, FEW, tmp_path, Schedule(epochs=3, batch_size=16), CPU)
+        (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+        assert torch.load(checkpoint, weights_only=True)["epoch"] == 0
+
+    def test_item4_the_layer_is_named(self, tmp_path: Path) -> None:
+        sick = learner()
+        sick.model.class_caps.register_forward_hook(
+            lambda module, inputs, output: output._replace(activation=output.activation * torch.nan)
+        )
+        with pytest.raises(TrainingDiverged, match=r"epoch 1, step 1: layer class_caps \(\w+\) is the first"):
+            fit(sick, FEW, FEW, tmp_path, Schedule(batch_size=16), CPU)
+
+    def test_item4_weights_are_named(self) -> None:
+        sick = learner()
+        with torch.no_grad():
+            sick.model.conv.weight[0, 0, 0, 0] = torch.nan
+        said = first_not_finite(sick.model, sick.task, FEW[0], Criteria(sick.loss, sick.reconstruction))
+        assert said == "weights are not finite since a step before: conv.weight"
+
+    def test_item4_weights_of_the_last_step_are_not_kept(self, tmp_path: Path) -> None:
+        with pytest.raises(TrainingDiverged, match=r"weights are not finite after epoch 1: conv\.weight"):
+            fit(learner(lr=torch.inf), FEW, FEW, tmp_path, Schedule(batch_size=64), CPU)
+        assert newest_checkpoint(tmp_path / "checkpoints") is None
+
+    def test_item4_exit_status(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+        assert main([*TRAIN, "--optimizer", "SGD", "--optimizer.lr", "1e30", "--run", str(tmp_path / "run")]) == 1
+        assert "not finite" in capsys.readouterr().err
+
+
+class TestEnd:
+    """By the validation: stopping early, and the best epoch."""
+
+    def falling(self) -> ImageSet:
+        """Labels at random: the validation gets no better."""
+        labels = torch.randint(10, (64,), generator=torch.Generator().manual_seed(1))
+        return ImageSet(FEW.images, labels, FEW.classes)
+
+    def run(self, folder: Path, epochs: int, **how: object) -> list[dict]:
+        schedule = Schedule(epochs=epochs, batch_size=16, **how)
+        return fit(learner(), FEW, self.falling(), folder, schedule, CPU)[1]
+
+    def test_early_and_resumed_is_the_same(self, tmp_path: Path) -> None:
+        rows = self.run(tmp_path / "whole", 12, stop="early", patience=2)
+        values = [row["val_accuracy"] for row in rows]
+        assert len(rows) < 12
+        assert max(values[:-2]) >= max(values[-2:])
+        for epochs in (1, len(rows)):
+            self.run(tmp_path / f"{epochs}", epochs, stop="early", patience=2)
+            resumed = self.run(tmp_path / f"{epochs}", 12, stop="early", patience=2)
+            assert [row["val_accuracy"] for row in resumed] == values
+
+    def test_the_best_epoch_is_kept_and_told(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+        small = [*TRAIN, "--batch_size", "256", "--keep", "best", "--optimizer.lr", "0.03"]
+        whole, moved = tmp_path / "whole", tmp_path / "moved"
+        assert main([*small, "--epochs", "4", "--run", str(whole)]) == 0
+        assert main([*small, "--epochs", "3", "--run", str(tmp_path / "first")]) == 0
+        (tmp_path / "first").rename(moved)
+        with pytest.warns(UserWarning, match="dirpath has changed"):
+            assert main(["train", "--resume", str(moved), "--epochs", "4"]) == 0
+        summary = json.loads((whole / "summary.json").read_text())
+        text = (whole / "metrics.csv").read_text().splitlines()
+        column = text[0].split(",").index("val_accuracy")
+        values = [float(row.split(",")[column]) for row in text[1:]]
+        best = values.index(max(values))
+        used = {"epoch": best + 1, "by": f"the best accuracy on validation images, {100 * max(values):.2f} %"}
+        assert summary["used_epoch"] == used
+        assert json.loads((moved / "summary.json").read_text())["used_epoch"] == used
+        kept, resumed = (load_file(run / "model" / "model.safetensors") for run in (whole, moved))
+        assert all(torch.equal(kept[name], resumed[name]) for name in kept)
+        checkpoint = torch.load(whole / "checkpoints" / "best" / f"epoch{best:05d}.ckpt", weights_only=True)
+        assert all(torch.equal(checkpoint["state_dict"][f"model.{name}"], kept[name]) for name in kept)
+        capsys.readouterr()
+
+    def test_the_best_of_averaged_weights_is_what_was_validated(self, tmp_path: Path, capsys) -> None:
+        run = tmp_path / "run"
+        options = ["--keep", "best", "--trainer.average", "0.9", "--optimizer.lr", "0.1", "--epochs", "3"]
+        assert main([*TRAIN, *options, "--run", str(run)]) == 0
+        capsys.readouterr()
+        assert main(["evaluate", str(run), "--split", "validation", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["accuracy"]
+        assert f", {100 * found:.2f} %" in json.loads((run / "summary.json").read_text())["used_epoch"]["by"]
+
+    def test_the_last_epoch_is_the_default(self, tmp_path: Path) -> None:
+        assert main([*TRAIN, "--run", str(tmp_path / "run")]) == 0
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        assert summary["used_epoch"] == {"epoch": 1, "by": "the last"}
+
+    @pytest.mark.parametrize("how", [{"stop": "early"}, {"keep": "best"}])
+    def test_needs_validation_images(self, how: dict, tmp_path: Path) -> None:
+        none = FEW.subset(torch.arange(0))
+        with pytest.raises(ValueError, match=f"{next(iter(how))} needs validation images"):
+            fit(learner(), FEW, none, tmp_path, Schedule(**how), CPU)

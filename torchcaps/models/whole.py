@@ -1,0 +1,47 @@
+"""Files that are whole, or not there at all, whatever ends the process that writes them."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+UNFINISHED = ".unfinished"
+"""The suffix of what an interruption leaves; it can be removed."""
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Gives the path of a file in the same folder to write; after the block it is on the disk, and has its name.
+
+    If the block fails, the file goes and what was there stays.
+    """
+    part = path.with_name(path.name + UNFINISHED)
+    try:
+        yield part
+        _sync(part)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":
+        _sync(path.parent)  # the name, too
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a text into a file, whole or not at all."""
+    with written_whole(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def sweep(folder: Path) -> None:
+    """Removes what interruptions left in a folder."""
+    for part in folder.glob(f"*{UNFINISHED}"):
+        part.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
