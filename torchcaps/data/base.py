@@ -1,5 +1,7 @@
 """What every data set has in common: images with labels, three splits, a name and a place on disk."""
 
+import hashlib
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -178,6 +180,14 @@ class ImageSet(Dataset[Batch]):
         files = None if self.files is None else tuple(self.files[i] for i in indices.tolist())
         return replace(self, images=self.images[indices], labels=self.labels[indices], files=files)
 
+    def digest(self) -> str:
+        """SHA-256 of the names of the classes and of all images and labels in their order, in hexadecimal."""
+        found = hashlib.sha256(json.dumps([self.classes, self.images.shape, self.labels.shape]).encode())
+        for part in (self.images, self.labels):
+            for rows in part.split(1024):
+                found.update(rows.cpu().contiguous().numpy().data)
+        return found.hexdigest()
+
     def _fetch(self, indices: list[int]) -> Batch:
         """Images in [0, 1] that are not prepared yet."""
         # Without non_blocking, every batch would wait until the device has done all that is queued.
@@ -246,6 +256,13 @@ class ImageData(ABC):
         """Channels, height and width of every image."""
         return self.train.image_shape
 
+    def fingerprint(self) -> str:
+        """A digest of what networks are trained and validated on: images, labels and names of classes, in their order.
+
+        Training is resumed on the same images only if this is the same. Test images are not read for it.
+        """
+        return mixed_digest(self.train.digest(), self.validation.digest())
+
     @cached_property
     def _train_and_validation(self) -> tuple[ImageSet, ImageSet]:
         train, validation = self.load_train(), self.load_validation()
@@ -286,6 +303,11 @@ def check_share(name: str, share: float) -> None:
     """Raise a `ValueError` that names the argument unless `share` lies in [0, 1)."""
     if not 0 <= share < 1:
         raise ValueError(f"{name} must be a share in [0, 1), got {share}")
+
+
+def mixed_digest(*digests: str) -> str:
+    """One SHA-256, in hexadecimal, of several digests; their order counts."""
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
 def find_data_dir(data_dir: str | None) -> Path:
