@@ -1,5 +1,6 @@
 """What the commands have in common that look at a trained network."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,17 +61,24 @@ def open_run(parser: "ArgumentParser", options: Any) -> "tuple[Classifier, Image
     Raises:
         ValueError: if there are no such images.
     """
-    from torchcaps.training import RunFolder
+    from torchcaps.training import RunFolder, follow_record, images_apart
 
     folder = RunFolder(Path(options.run)).existing()
     classifier = open_classifier(options.run)
-    if options.data is None:
+    own = options.data is None
+    if own:
         import yaml
 
         recorded = yaml.safe_load(folder.config.read_text())["data"]
         options = parser.parse_object({"run": options.run, "split": options.split, "data": recorded})
     data: ImageData = parser.instantiate(options).data
-    images: ImageSet = getattr(data, options.split)
+    if own:
+        notes = follow_record(folder, data)
+        images: ImageSet = getattr(data, options.split)
+    else:
+        images, notes = images_apart(folder, data, options.split)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     if not len(images):
         raise ValueError(f"the {options.split} split is empty")
     return classifier, images

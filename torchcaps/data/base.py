@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,11 +16,17 @@ from torch.utils.data import Dataset
 
 from torchcaps.data.view import Preprocess, View
 
+if TYPE_CHECKING:
+    from torchcaps.data.manifest import Changes, Manifest
+
 # Test sets that are drawn here (and not given by a source) come from this seed, never from the user's:
 # runs with different seeds are then measured on the same images.
 TEST_SEED = 0
 
 _AS_THEY_ARE = Preprocess()
+
+Resize = Literal["pad", "crop", "stretch"]
+"""How images get to another size: keep the aspect ratio and pad with black, keep it and crop, or stretch."""
 
 
 class Parts(NamedTuple):
@@ -262,6 +268,29 @@ class ImageData(ABC):
         Training is resumed on the same images only if this is the same. Test images are not read for it.
         """
         return mixed_digest(self.train.digest(), self.validation.digest())
+
+    def manifest(self) -> "Manifest | None":
+        """Which files the images come from, part by part; None where they are no files of the user's own."""
+        return None
+
+    def follow(self, manifest: "Manifest | None") -> "Changes":
+        """Keeps to the parts of a manifest from now on, whatever was added since, and says what changed.
+
+        Args:
+            manifest: None for that of a run from before they were kept.
+
+        Raises:
+            ValueError: the images are no files.
+        """
+        from torchcaps.data.manifest import Changes
+
+        if manifest is not None:
+            raise ValueError(f"{type(self).__name__} has no files that could be those of the manifest")
+        return Changes()
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of results should know about the images: what was left out and why, ...; a sentence each."""
+        return ()
 
     @cached_property
     def _train_and_validation(self) -> tuple[ImageSet, ImageSet]:

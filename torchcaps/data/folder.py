@@ -1,36 +1,54 @@
 """A folder of the user's own images."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cached_property
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchcaps.data.base import (
-    TEST_SEED,
-    ImageData,
-    ImageSet,
-    check_share,
-    register_dataset,
-    stratified_split,
+from torchcaps.data.base import TEST_SEED, ImageData, ImageSet, Resize, check_share, register_dataset, stratified_split
+from torchcaps.data.files import ImageFile, image_files, list_folder
+from torchcaps.data.manifest import (
+    PARTS,
+    Changes,
+    Entry,
+    Manifest,
+    copies_lines,
+    count_of,
+    readable,
+    some,
+    stable_split,
 )
+from torchcaps.data.picture import (
+    BrokenImage,
+    check_resize,
+    fit_image,
+    load_image,
+    naming,
+    open_image,
+    to_tensor,
+)
+from torchcaps.data.store import GIB, ImageStore, threaded
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Resize = Literal["pad", "crop", "stretch"]
+__all__ = ["ImageFolder", "Resize", "check_resize", "fit_image", "image_files", "load_image"]
+
+_LISTED = 100  # broken files in one error
 
 
-class _Files(NamedTuple):
-    paths: list[Path]
-    labels: Tensor  # int64 (N,)
-    classes: tuple[str, ...]
+@dataclass(frozen=True)
+class _Read:
+    """The images of all parts, and what is said of them."""
 
-    def subset(self, indices: Tensor) -> "_Files":
-        return _Files([self.paths[i] for i in indices.tolist()], self.labels[indices], self.classes)
+    sets: dict[str, ImageSet]
+    manifest: Manifest
 
 
 @register_dataset("folder")
@@ -38,13 +56,17 @@ class ImageFolder(ImageData):
     """The images in a folder: one sub-folder per class, named after it.
 
     Where `root` holds the folders `train` and `test`, those are the splits (with one sub-folder per class
-    each), and so is `val` for validation if it is there. Otherwise a share of each class is the test set,
-    the same for every `seed`.
+    each), and so is `val` for validation if it is there; `training`, `valid`, `validation` and `testing` are known as
+    well, in upper and lower case. With `train` and `val` alone, `val` is what is tested on. Otherwise a share of each
+    class is the test set, the same for every `seed`. Which images are put aside depends on their contents, so that it
+    hardly changes with the folder; a run keeps the names and digests of its images, and is tested on the same.
 
     Every file inside a class folder, however deep, whose suffix Pillow can open is an image of that class;
-    hidden files and folders are skipped. Of moving images the first frame counts. Images are turned the way
-    their EXIF orientation says, 16-bit grey is scaled to 8 bit, transparent parts show black. All images
-    are kept in memory, one byte per pixel and channel.
+    hidden files and folders are skipped, links are followed. Of moving images the first frame counts. Images are turned
+    the way their EXIF orientation says, 16-bit grey is scaled to 8 bit, transparent parts show black. All files are
+    read when images are first asked for, those to test on too: a broken one is known before anything is trained.
+    `torchcaps check` tells the same beforehand. The images are kept in memory, one byte per pixel and channel, or in
+    a file that is mapped into it.
 
     Args:
         root: the folder.
@@ -56,14 +78,18 @@ class ImageFolder(ImageData):
         test: share of the images that are the test set, the same in every class; not used where `root`
             holds `test`.
         validation: share of the training images put aside for validation, the same in every class; 0 puts
-            none aside. Not used where `root` holds `val`.
+            none aside. Not used where `root` holds `val` beside `test`.
         seed: chooses which images those are; nothing else does.
+        skip_broken: leave out what cannot be read, and say so, instead of refusing all.
+        memory: GiB of decoded images that are kept in memory; more are decoded once into a file in the folder
+            `decoded` of the data sets (the environment variable TORCHCAPS_DATA, else torchcaps in the user's cache
+            folder), and read from there.
 
     Raises:
         FileNotFoundError: there is no `root`.
         NotADirectoryError: `root` is not a folder.
         ValueError: an argument is out of range, the folders are not as above, there are fewer than two
-            classes, or a class has no images. Reading the images raises it for a file that Pillow cannot
+            classes, or a class has no images. Reading the images raises it for files that Pillow cannot
             read and for one of another size where no `size` is given.
     """
 
@@ -76,6 +102,8 @@ class ImageFolder(ImageData):
         test: float = 0.2,
         validation: float = 0.1,
         seed: int = 0,
+        skip_broken: bool = False,
+        memory: float = 4.0,
     ) -> None:
         super().__init__(validation, seed)
         check_share("test", test)
@@ -86,201 +114,239 @@ class ImageFolder(ImageData):
         self.size = (size, size) if isinstance(size, int) else size
         if self.size is not None and min(self.size) < 1:
             raise ValueError(f"size must be at least 1 x 1 pixel, got {size}")
+        if not memory >= 0:
+            raise ValueError(f"memory must be 0 GiB or more, got {memory}")
         self.channels = channels
         self.resize: Resize = resize
-        self._train, self._validation, self._test = _list_splits(self.root, test)
+        self.test_share = test
+        self.skip_broken = skip_broken
+        self.memory = memory
+        self._listing = list_folder(self.root)
+        self._followed: Manifest | None = None
+        self._unrecorded = False
+        self._changes = Changes()
 
     def load_train(self) -> ImageSet:
-        """Read the training images."""
-        return self._read(self._train)
+        """Read the training images, those for validation included unless these have a folder of their own."""
+        train, validation = (self._read.sets[part] for part in ("train", "validation"))
+        if "validation" in self._listing.parts or not len(validation):
+            return train
+        return replace(
+            train,
+            images=torch.cat([train.images, validation.images]),
+            labels=torch.cat([train.labels, validation.labels]),
+            files=(*(train.files or ()), *(validation.files or ())),
+        )
 
     def load_validation(self) -> ImageSet | None:
         """Read the images in `val`, if that folder is there."""
-        return None if self._validation is None else self._read(self._validation)
+        return self._read.sets["validation"] if "validation" in self._listing.parts else None
 
     def load_test(self) -> ImageSet:
         """Read the test images."""
-        return self._read(self._test)
+        return self._read.sets["test"]
+
+    def manifest(self) -> Manifest:
+        """Which files the images come from, part by part."""
+        return self._read.manifest
+
+    def follow(self, manifest: Manifest | None) -> Changes:
+        """Keeps to the parts of a manifest; files that are not in it belong to none."""
+        self._followed, self._unrecorded = manifest, manifest is None
+        for name in ("_read", "_train_and_validation", "test"):
+            vars(self).pop(name, None)
+        present = [self._entry(file) for file in self._listing.files]
+        self._changes = Changes() if manifest is None else manifest.follow(present)[1]
+        return self._changes
+
+    def fingerprint(self) -> str:
+        """A digest of the contents of the files to train and to validate on, in their order, and how they are read."""
+        how = (self.manifest().digest(), self.image_shape, self.resize)
+        return hashlib.sha256(repr(how).encode()).hexdigest()
+
+    def notes(self) -> tuple[str, ...]:
+        """What was left out and why, where images are from, what changed, and which are in several parts."""
+        unknown = ("the run kept no record of its parts: they are those of today's folder",) if self._unrecorded else ()
+        return (
+            *unknown,
+            *self._listing.notes,
+            *self._changes.lines(),
+            *_left_out_lines(self.manifest().left_out),
+            *copies_lines(self.manifest()),
+        )
 
     @cached_property
-    def _image_shape(self) -> tuple[int, int, int]:
-        channels = self.channels or (1 if self._all_grey() else 3)
-        if self.size is not None:
-            return channels, *self.size
-        width, height = _open_image(self._train.paths[0], channels).size
-        return channels, height, width
+    def _train_and_validation(self) -> tuple[ImageSet, ImageSet]:
+        return self._read.sets["train"], self._read.sets["validation"]
 
-    def _all_grey(self) -> bool:
-        # This opens the test files too but reads no more than their headers.
-        splits = (self._train, self._validation, self._test)
-        return all(_is_grey(path) for files in splits if files is not None for path in files.paths)
+    @cached_property
+    def _read(self) -> _Read:
+        """All images. Without the broken ones the parts are others: then all is read anew."""
+        left_out = dict(self._listing.left_out)
+        while True:
+            manifest = self._parts(left_out)
+            sets, problems = self._decode(manifest)
+            if not problems:
+                return _Read(sets, manifest)
+            if not self.skip_broken:
+                raise _all_broken(list(problems.values()), self.root)
+            left_out |= {name: problem.why for name, problem in problems.items()}
 
-    def _read(self, files: _Files) -> ImageSet:
-        images = torch.empty((len(files.paths), *self._image_shape), dtype=torch.uint8)
-        for row, path in zip(images, files.paths, strict=True):
-            image = _open_image(path, self._image_shape[0])
-            if self.size is None:
-                self._check_size(image, path)
-            row.copy_(_to_tensor(image, self._image_shape, self.resize))
-        return ImageSet(images, files.labels, files.classes, tuple(str(path) for path in files.paths))
+    def _parts(self, left_out: dict[str, str]) -> Manifest:
+        """Which files belong to which part, but for those that are left out."""
+        if self._followed is not None:
+            present = [self._entry(file) for file in self._listing.files if file.name not in left_out]
+            kept = self._followed.follow(present)[0]
+            return replace(kept, left_out={**self._followed.left_out, **left_out})
+        entries = {
+            part: [self._entry(file) for file in files if file.name not in left_out]
+            for part, files in self._listing.parts.items()
+        }
+        divided = _shuffled if self._unrecorded else _divided
+        if "all" in entries:
+            entries["train"], entries["test"] = divided(entries.pop("all"), self.test_share, TEST_SEED)
+        if "validation" not in entries:
+            share = self.validation_share
+            entries["train"], entries["validation"] = divided(entries["train"], share, self.seed)
+        for category in set(self._listing.classes) - {entry.category for entry in entries["train"]}:
+            reasons = some([f"{name} ({why})" for name, why in left_out.items() if category in Path(name).parts])
+            raise ValueError(f"class {category!r} holds no training image that can be read: {reasons}")
+        return Manifest(self._listing.classes, {part: tuple(entries[part]) for part in PARTS}, left_out)
 
-    def _check_size(self, image: "Image", path: Path) -> None:
-        _, height, width = self._image_shape
-        if image.size != (width, height):
+    def _decode(self, manifest: Manifest) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
+        """The images of each part, and what is wrong with those that cannot be read, by name."""
+        entries = [entry for part in PARTS for entry in manifest.parts[part]]
+        shape, first = self._shape(entries)
+        store = ImageStore(shape, len(entries) * math.prod(shape) > self.memory * GIB, f"folder {self.resize}")
+        label_of = {name: label for label, name in enumerate(manifest.classes)}
+        sets: dict[str, ImageSet] = {}
+        problems: dict[str, BrokenImage] = {}
+        for part in PARTS:
+            rows = manifest.parts[part]
+            paths = [self._files[entry.name].path for entry in rows]
+            picture = partial(self._picture, paths, shape, first)
+            images, broken = store.decode([entry.digest for entry in rows], picture)
+            problems |= {rows[index].name: problem for index, problem in broken.items()}
+            if not problems:
+                labels = torch.tensor([label_of[entry.category] for entry in rows], dtype=torch.int64)
+                sets[part] = ImageSet(images, labels, manifest.classes, tuple(str(path) for path in paths))
+        return sets, problems
+
+    def _picture(self, paths: Sequence[Path], shape: tuple[int, int, int], first: Path, index: int) -> Tensor:
+        path = paths[index]
+        image = _open(path, shape[0])
+        if self.size is None and image.size != shape[:0:-1]:
             raise ValueError(
-                f"images must have one size: {self._train.paths[0]} has {height} x {width} pixels "
+                f"images must have one size: {first} has {shape[1]} x {shape[2]} pixels "
                 f"(height x width) but {path} has {image.height} x {image.width}; pass size to resize them"
             )
+        return to_tensor(image, shape, self.resize)
+
+    def _shape(self, entries: Sequence[Entry]) -> tuple[tuple[int, int, int], Path]:
+        """The shape of all images, and the first that can be read, whose size it is where none was asked for."""
+        paths = [self._files[entry.name].path for entry in entries]
+        channels = self.channels or (1 if all(self._seen[entry.name].grey for entry in entries) else 3)
+        if self.size is not None:
+            return (channels, *self.size), paths[0]
+        problems = []
+        for path in paths:
+            try:
+                width, height = _open(path, channels).size
+            except BrokenImage as problem:
+                problems.append(problem)
+            else:
+                return (channels, height, width), path
+        raise _all_broken(problems, self.root)
+
+    def _entry(self, file: ImageFile) -> Entry:
+        return Entry(file.name, file.category, self._seen[file.name].digest)
+
+    @cached_property
+    def _files(self) -> dict[str, ImageFile]:
+        return {file.name: file for file in self._listing.files}
+
+    @cached_property
+    def _seen(self) -> dict[str, "_Seen"]:
+        """What each file says before it is decoded."""
+        files = self._listing.files
+        found = threaded(lambda index: _look(files[index].path), range(len(files)))
+        return {file.name: seen for file, seen in zip(files, found, strict=True)}
 
 
-def load_image(path: str | Path, image_shape: tuple[int, int, int], resize: Resize = "pad") -> Tensor:
-    """Read one image the way `ImageFolder` does.
+class _Seen(NamedTuple):
+    """What a file says before it is decoded.
 
     Args:
-        path: a file that Pillow can read.
-        image_shape: channels (1: grey, 3: colour), height and width of the result.
-        resize: `pad` with black, `crop` the centre or `stretch`.
-
-    Returns:
-        uint8 (C, H, W).
-
-    Raises:
-        ValueError: the file is not an image, or is broken; an argument is out of range.
+        digest: of its content.
+        grey: whether it says that it is grey; what says nothing is no hindrance.
     """
-    check_resize(resize)
-    if len(image_shape) != 3 or image_shape[0] not in (1, 3) or min(image_shape) < 1:
-        raise ValueError(f"image_shape must be (1 or 3, height, width), got {image_shape}")
-    return _to_tensor(_open_image(Path(path), image_shape[0]), image_shape, resize)
+
+    digest: str
+    grey: bool
 
 
-def fit_image(image: "Image", image_shape: tuple[int, int, int], resize: Resize = "pad") -> Tensor:
-    """Make a PIL image into uint8 (C, H, W) the way `load_image` does with that of a file; raises what it raises."""
-    return _to_tensor(_in_mode(image, image_shape[0]), image_shape, resize)
-
-
-def _list_splits(root: Path, test: float) -> tuple[_Files, _Files | None, _Files]:
-    if not root.exists():
-        raise FileNotFoundError(f"root {root} does not exist")
-    if not root.is_dir():
-        raise NotADirectoryError(f"root {root} is not a folder")
-    train, validation, test_folder = root / "train", root / "val", root / "test"
-    if train.is_dir() and test_folder.is_dir():
-        files = _list_files(train)
-        return (
-            files,
-            _list_files(validation, files.classes) if validation.is_dir() else None,
-            _list_files(test_folder, files.classes),
-        )
-    if train.is_dir() and validation.is_dir():
-        # Otherwise these two would pass for the classes.
-        raise ValueError(f"{root} holds train and val but no test")
-    files = _list_files(root)
-    rest, held_out = stratified_split(files.labels, test, TEST_SEED)
-    return files.subset(rest), None, files.subset(held_out)
-
-
-def _list_files(folder: Path, expected: tuple[str, ...] | None = None) -> _Files:
-    """The images of each class folder; `expected` are the classes that `train` next to `folder` has."""
-    classes = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and not _hidden(path)))
-    if expected is not None and classes != expected:
-        raise ValueError(f"{folder} must hold the class folders of train, {expected}, got {classes}")
-    if len(classes) < 2:
-        raise ValueError(f"{folder} must hold a folder for each of two or more classes, got {classes}")
-    suffixes = _image_suffixes()
-    paths: list[Path] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        found = sorted(
-            path
-            for path in (folder / name).rglob("*")
-            if path.suffix.lower() in suffixes and path.is_file() and not _hidden(path.relative_to(folder))
-        )
-        if not found:
-            raise ValueError(f"class folder {folder / name} holds no images")
-        paths += found
-        labels += [label] * len(found)
-    return _Files(paths, torch.tensor(labels), classes)
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def _image_suffixes() -> set[str]:
+def _look(path: Path) -> _Seen:
     from PIL import Image
 
-    return {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Turn whatever breaks while Pillow reads `path` into a `ValueError` that names it."""
     try:
-        yield
-    except (FileNotFoundError, IsADirectoryError, PermissionError):
-        raise  # They name it and say what is wrong.
-    except Exception as error:  # Pillow's readers raise many types: OSError, SyntaxError, struct.error, ...
-        raise ValueError(f"cannot read the image {path}: {error}") from error
+        with path.open("rb") as file:
+            digest = hashlib.sha256()
+            while piece := file.read(2**20):
+                digest.update(piece)
+        with naming(path), Image.open(path) as image:
+            grey = Image.getmodebase(image.mode) == "L"
+    except BrokenImage:
+        grey = True
+    except OSError as error:
+        return _Seen(f"unreadable: {error.strerror}", True)
+    return _Seen(digest.hexdigest(), grey)
 
 
-def _is_grey(path: Path) -> bool:
-    from PIL import Image
-
-    with _naming(path), Image.open(path) as image:
-        return Image.getmodebase(image.mode) == "L"
-
-
-def _open_image(path: Path, channels: int) -> "Image":
-    """The whole image, upright, in the mode L (1 channel) or RGB (3 channels)."""
-    from PIL import Image
-
-    with _naming(path), Image.open(path) as source:
-        return _in_mode(source, channels)
+def _open(path: Path, channels: int) -> "Image":
+    """The whole image; a file that may not be read is as good as broken here."""
+    try:
+        return open_image(path, channels)
+    except OSError as error:
+        raise BrokenImage(path, str(error.strerror)) from error
 
 
-def _in_mode(source: "Image", channels: int) -> "Image":
-    """An image, upright, in the mode L (1 channel) or RGB (3 channels)."""
-    from PIL import Image, ImageOps
-
-    image = ImageOps.exif_transpose(source)  # This reads all of a file.
-    if image.mode == "F":
-        raise ValueError("floating-point pixels have no fixed range, expected 8 or 16 bit")
-    if image.mode.startswith("I"):
-        image = _to_8_bit(image)
-    if image.getbands()[-1] == "A" or "transparency" in image.info:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image)
-    return image.convert("L" if channels == 1 else "RGB")
+def _divided(entries: Sequence[Entry], share: float, seed: int) -> tuple[list[Entry], list[Entry]]:
+    """The rest and what is put aside, by the content of each."""
+    rest, aside = stable_split(_labels(entries), [entry.digest for entry in entries], share, seed)
+    return [entries[index] for index in rest.tolist()], [entries[index] for index in aside.tolist()]
 
 
-def _to_8_bit(image: "Image") -> "Image":
-    import numpy as np
-    from PIL import Image
-
-    # Pillow gives 16-bit grey as I;16 or, depending on its version and on the format, as 32-bit I.
-    pixels = np.asarray(image)
-    if pixels.min() < 0 or pixels.max() > 65535:
-        raise ValueError(f"pixels must be 16 bit, 0..65535, got {pixels.min()}..{pixels.max()}")
-    return Image.fromarray((pixels / 257).round().astype(np.uint8))
+def _shuffled(entries: Sequence[Entry], share: float, seed: int) -> tuple[list[Entry], list[Entry]]:
+    """The rest and what is put aside, as it was done before runs kept a record: by the places of all in the list."""
+    rest, aside = stratified_split(_labels(entries), share, seed)
+    return [entries[index] for index in rest.tolist()], [entries[index] for index in aside.tolist()]
 
 
-def _to_tensor(image: "Image", image_shape: tuple[int, int, int], resize: Resize) -> Tensor:
-    import numpy as np
-    from PIL import ImageOps
-
-    channels, height, width = image_shape
-    if image.size != (width, height):
-        if resize == "pad":
-            image = ImageOps.pad(image, (width, height), color=0)
-        elif resize == "crop":
-            image = ImageOps.fit(image, (width, height))
-        else:
-            image = image.resize((width, height))
-    pixels = torch.from_numpy(np.array(image))  # (H, W) or (H, W, 3)
-    return pixels.reshape(height, width, channels).permute(2, 0, 1).contiguous()
+def _labels(entries: Sequence[Entry]) -> Tensor:
+    label_of = {name: label for label, name in enumerate(sorted({entry.category for entry in entries}))}
+    return torch.tensor([label_of[entry.category] for entry in entries], dtype=torch.int64)
 
 
-def check_resize(resize: str) -> None:
-    """Raise a `ValueError` unless there is such a way to resize."""
-    if resize not in get_args(Resize):
-        raise ValueError(f"resize must be one of {', '.join(get_args(Resize))}, got {resize!r}")
+def _all_broken(problems: Sequence[BrokenImage], root: Path) -> ValueError:
+    """All that cannot be read, in one error."""
+    more = len(problems) - _LISTED
+    return ValueError(
+        "\n".join(
+            [
+                *(readable(str(problem)) for problem in problems[:_LISTED]),
+                *([f"and {more:,} more: torchcaps check {root} lists all"] if more > 0 else []),
+                f"{count_of(problems, 'file')} cannot be read: mend or remove them, or leave them out with skip_broken "
+                "(--data.skip_broken true)",
+            ]
+        )
+    )
+
+
+def _left_out_lines(left_out: Mapping[str, str]) -> list[str]:
+    """What was left out, for people, a line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in left_out.items():
+        reasons.setdefault(why, []).append(name)
+    lines = [f"left out {count_of(names, 'file')}: {why}: {some(names)}" for why, names in reasons.items()]
+    more = len(lines) - _LISTED
+    return lines[:_LISTED] + ([f"left out more, for {more:,} other reasons"] if more > 0 else [])

@@ -15,10 +15,12 @@ from torchcaps.training.options import (
     Subject,
     TrainerOptions,
 )
+from torchcaps.training.record import RECORD, follow_record, images_apart, write_record
 from torchcaps.training.run import circumstances, is_first_process, train, train_parsed, train_parser
 from torchcaps.training.speed import Speed
 
 __all__ = [
+    "RECORD",
     "Caller",
     "History",
     "Learner",
@@ -38,6 +40,8 @@ __all__ = [
     "circumstances",
     "evaluation_loader",
     "fit",
+    "follow_record",
+    "images_apart",
     "is_first_process",
     "quiet_lightning",
     "read_summary",
@@ -45,4 +49,5 @@ __all__ = [
     "train_loader",
     "train_parsed",
     "train_parser",
+    "write_record",
 ]

@@ -16,6 +16,7 @@ from torchcaps.training.fit import fit
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.learner import Learner
 from torchcaps.training.options import Caller, Optimisation, Running, Schedule, Subject
+from torchcaps.training.record import follow_record, write_record
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -51,12 +52,18 @@ def train(
         TrainingDiverged: if the loss is not finite.
     """
     schedule, running, caller = schedule or Schedule(), running or Running(), caller or Caller()
+    changes = follow_record(folder, subject.data)
     task, data = subject.purpose(), subject.data
+    notes = list(dict.fromkeys([*changes, *data.notes()]))
     network = subject.network(schedule.seed)
     learner = Learner(network, optimisation, task, subject.preprocess, schedule.seed, running.speed)
     if is_first_process() and not folder.config.exists():
         folder.path.mkdir(parents=True, exist_ok=True)
+        write_record(folder, data)  # first: a run with options and no record is from before these were kept
         folder.config.write_text(caller.config)
+    if is_first_process() and caller.show is not None:
+        for note in notes:
+            caller.show(f"note: {note}")
     validation = data.validation.prepared(subject.preprocess)
     runner, metrics = fit(learner, data.train, validation, folder.path, schedule, running.trainer, caller)
     if not runner.is_global_zero:
@@ -75,6 +82,7 @@ def train(
         "seed": schedule.seed,
         "preprocess": subject.preprocess.config(),
         **{f"test_{name}": round(value, 4) if name.endswith("_percent") else value for name, value in figures.items()},
+        **({"notes": notes} if notes else {}),
         "last_epoch": metrics[-1] if metrics else {},
         **circumstances(runner, metrics),
         "command": caller.command,
