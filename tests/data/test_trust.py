@@ -1,35 +1,22 @@
 """Nothing silently wrong with a folder of anybody's images; each test is named by its item of the issue."""
 
+import errno
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
+from tests.data.folders import BROKEN, LEFT_OUT, LIMIT, READ, make_root, make_troubles, save
 from torchcaps.cli import main
 from torchcaps.data import ImageFolder, Manifest, Padded, stable_split
+from torchcaps.data.check import check_folder
+from torchcaps.data.manifest import readable
 
-SMALL = [
-    *("--model", "capsnet_digits", "--model_args.channels", "4", "--model_args.types", "2"),
-    *("--model_args.decoder_hidden", "[4]", "--epochs", "1", "--trainer.accelerator", "cpu", "--report", "false"),
-]
-
-
-def save(path: Path, value: int, mode: str = "L", size: tuple[int, int] = (8, 8)) -> Path:
-    """An image of its own for each value."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image = Image.new("L", size, value % 256)
-    image.putpixel((0, 0), value // 256)
-    image.convert(mode).save(path)
-    return path
-
-
-def make_root(root: Path, count: int = 30, classes: tuple[str, ...] = ("a", "b"), start: int = 0) -> Path:
-    for label, name in enumerate(classes):
-        for i in range(count):
-            save(root / name / f"{i:03}.png", start + 1000 * label + i)
-    return root
+ODD = [Path(name).name for name in (*BROKEN, *LEFT_OUT, *READ)] + ["linked"]
 
 
 def names(images, root: Path) -> set[str]:
@@ -126,45 +113,6 @@ class TestItem1:
         assert later.follow(manifest).added == ("a/new.png",)
         assert later.test.files == data.test.files
 
-    def test_evaluate_explain_and_resume_use_the_split_of_the_run(self, tmp_path, capsys, monkeypatch):
-        monkeypatch.setattr("torchcaps.explain.write_report", lambda folder, *_: folder)  # the drawing takes its time
-        root, run = make_root(tmp_path / "images"), tmp_path / "run"
-        options = ["--data", "ImageFolder", "--data.root", str(root)]
-        assert main(["train", *options, "--run", str(run), *SMALL]) == 0
-        recorded = json.loads((run / "data.json").read_text())
-        assert main(["evaluate", str(run), "--json"]) == 0
-        before = json.loads(capsys.readouterr().out.splitlines()[-1])
-        for number in range(20):
-            save(root / "a" / f"{number:03} new.png", 5000 + number)
-        assert main(["evaluate", str(run), "--json"]) == 0
-        output = capsys.readouterr()
-        assert json.loads(output.out) == before
-        assert "20 images added since the training" in output.err
-        assert main(["explain", str(run), "--out", str(tmp_path)]) == 0
-        assert "20 images added since the training" in capsys.readouterr().err
-        assert main(["train", "--resume", str(run), "--epochs", "2"]) == 0
-        assert "note: 20 images added since the training" in capsys.readouterr().out
-        assert json.loads((run / "data.json").read_text()) == recorded
-        summary = json.loads((run / "summary.json").read_text())
-        assert summary["images"] == {part: len(rows) for part, rows in recorded["parts"].items()}
-        assert summary["notes"][0].startswith("20 images added")
-
-    def test_other_data_are_tested_without_what_the_run_was_trained_on(self, tmp_path, capsys):
-        root, run = make_root(tmp_path / "images"), tmp_path / "run"
-        options = ["--data", "ImageFolder", "--data.root", str(root)]
-        assert main(["train", *options, "--run", str(run), *SMALL]) == 0
-        trained = {row[2] for row in json.loads((run / "data.json").read_text())["parts"]["train"]}
-        other = make_root(tmp_path / "other", 40)  # the first 30 of each class are those of the run
-        data = ["--data", "ImageFolder", "--data.root", str(other), "--data.test", "0.9"]
-        rows = ImageFolder(str(other), test=0.9).manifest().parts["test"]
-        expected = sum(row.digest not in trained for row in rows)
-        assert 0 < expected < len(rows)
-        capsys.readouterr()
-        assert main(["evaluate", str(run), *data, "--json"]) == 0
-        output = capsys.readouterr()
-        assert json.loads(output.out)["images"] == expected
-        assert f"{len(rows) - expected} of {len(rows)} test images left out: the run was trained on them" in output.err
-
     def test_a_run_from_before_keeps_the_split_of_then(self, tmp_path):
         from torchcaps.data import stratified_split
 
@@ -231,3 +179,112 @@ class TestItem2:
     def test_a_class_may_have_the_name_of_a_part(self, tmp_path):
         make_root(tmp_path, 2, ("car", "plane", "train", "test"))
         assert ImageFolder(str(tmp_path)).classes == ("car", "plane", "test", "train")
+
+
+# Item 7: broken files
+
+
+@pytest.fixture(scope="module")
+def troubles(tmp_path_factory) -> Path:
+    return make_troubles(tmp_path_factory.mktemp("troubles") / "photos")
+
+
+class TestItem7:
+    @pytest.fixture(autouse=True)
+    def limit(self, monkeypatch):
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", LIMIT)
+
+    def test_all_that_is_broken_is_told_at_once(self, troubles):
+        data = ImageFolder(str(troubles), size=8)
+        with pytest.raises(ValueError, match=r"7 files cannot be read: .* skip_broken") as caught:
+            _ = data.train
+        for name, why in BROKEN.items():
+            assert re.search(f"cannot read the image {re.escape(str(troubles / name))}: .*{why}", str(caught.value))
+
+    def test_the_rest_is_read_and_what_was_left_out_is_said(self, troubles):
+        data = ImageFolder(str(troubles), size=8, skip_broken=True)
+        left_out = data.manifest().left_out
+        assert {name: why for name, why in {**BROKEN, **LEFT_OUT}.items() if why not in left_out[name]} == {}
+        assert set(left_out) == {*BROKEN, *LEFT_OUT}
+        good = {f"{c}/{number:02}.png" for c in "ab" for number in range(12)}
+        assert set(part_of(data)) == {*good, *READ}
+        notes = "\n".join(data.notes())
+        assert all(readable(name) in notes for name in left_out)
+
+    def test_broken_files_have_no_say_in_the_parts(self, troubles, tmp_path):
+        clean = tmp_path / "clean"
+        for category in "ab":
+            shutil.copytree(troubles / category, clean / category, ignore=lambda _, found: {*ODD} & {*found})
+        expected = part_of(ImageFolder(str(clean), size=8, validation=0.3))
+        shutil.copy(troubles / "a" / "text.png", clean / "a")
+        assert part_of(ImageFolder(str(clean), size=8, validation=0.3, skip_broken=True)) == expected
+
+    def test_check(self, troubles, capsys):
+        assert main(["check", str(troubles), "--json"]) == 1
+        output = capsys.readouterr()
+        found = json.loads(output.out)
+        assert set(found["broken"]) == set(BROKEN)
+        assert set(found["left_out"]) == set(LEFT_OUT)
+        assert found["classes"] == {"all": {"a": 12, "b": 12 + len(READ)}}
+        assert (found["formats"]["GIF"], found["formats"]["JPEG"]) == (1, 3)
+        assert (found["sizes"]["10 x 8"], found["sizes"]["80 x 90"]) == (1, 1)
+        assert (found["moving"], found["turned"]) == (["b/moving.gif"], 1)
+        assert "1 problem in" in output.err
+        assert main(["check", str(troubles)]) == 1
+        assert "PROBLEM: 7 files cannot be read: a/bomb.png (" in capsys.readouterr().out
+
+    def test_check_of_a_folder_in_order(self, tmp_path, capsys):
+        make_root(tmp_path, 3)
+        shutil.copy(tmp_path / "a" / "000.png", tmp_path / "a" / "copy.png")
+        assert main(["check", str(tmp_path)]) == 0
+        output = capsys.readouterr().out
+        assert "all: 7 images of 2 classes" in output
+        assert "a: 4 (57.1%)" in output
+        assert "1 image there more than once: a/000.png = a/copy.png" in output
+
+    def test_copies_in_other_parts_and_classes_are_named(self, tmp_path, capsys):
+        make_root(tmp_path / "train", 3)
+        make_root(tmp_path / "test", 3, start=5000)
+        shutil.copy(tmp_path / "train" / "a" / "000.png", tmp_path / "test" / "a" / "copy.png")
+        shutil.copy(tmp_path / "train" / "a" / "001.png", tmp_path / "train" / "b" / "copy.png")
+        in_parts, in_classes = ImageFolder(str(tmp_path), validation=0).notes()
+        assert in_parts == (
+            "1 image of the same content in several parts of the data: train/a/000.png (train) = test/a/copy.png (test)"
+        )
+        assert in_classes.startswith("1 image of the same content in several classes: train/a/001.png (train) = ")
+        assert main(["check", str(tmp_path)]) == 1
+        assert f"PROBLEM: {in_parts}" in capsys.readouterr().out
+
+    def test_what_may_not_be_read_is_broken(self, tmp_path, monkeypatch):
+        root, locked = make_root(tmp_path, 5), tmp_path / "a" / "000.png"
+        monkeypatch.setattr(Path, "open", refusing(Path.open, locked))  # the tests may run as root, whom nothing stops
+        monkeypatch.setattr(Image, "open", refusing(Image.open, locked))
+        with pytest.raises(ValueError, match=f"cannot read the image {locked}: Permission denied"):
+            _ = ImageFolder(str(root)).train
+        data = ImageFolder(str(root), skip_broken=True)
+        assert data.manifest().left_out == {"a/000.png": "Permission denied"}
+        assert check_folder(root).broken == {"a/000.png": "Permission denied"}
+
+    def test_a_class_of_broken_files_is_named(self, tmp_path):
+        root = make_root(tmp_path, 3)
+        (root / "c").mkdir()
+        (root / "c" / "0.png").write_text("hello")
+        with pytest.raises(ValueError, match=r"class 'c' holds no training image that can be read: c/0.png \(it is no"):
+            _ = ImageFolder(str(root), skip_broken=True).train
+
+    def test_a_class_that_links_to_another_is_named(self, tmp_path):
+        root = make_root(tmp_path, 3)
+        (root / "c").symlink_to("a", target_is_directory=True)
+        with pytest.raises(ValueError, match=r"class folder .*c holds no images: it links to .*a, which is read"):
+            ImageFolder(str(root))
+
+
+def refusing(function, path: Path):
+    """The function, but for one path."""
+
+    def refuse(first, *rest, **named):
+        if str(first) == str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return function(first, *rest, **named)
+
+    return refuse

@@ -197,8 +197,8 @@ def _refuse_doubtful(root: Path, named: dict[str, Path], others: Sequence[Path])
     if others:
         raise ValueError(
             f"{root} holds {parts}, as if these were parts of the data, but also {some([p.name for p in others])}, as "
-            "if its folders were classes: move the classes into the parts, or rename a class that has the name of a part "
-            f"({', '.join(name for names in PART_NAMES.values() for name in names)})"
+            "if its folders were classes: move the classes into the parts, or rename a class that has the name of a "
+            f"part ({', '.join(name for names in PART_NAMES.values() for name in names)})"
         )
     if "train" not in named:
         raise ValueError(f"{root} holds {parts} but no train: call the folder of the training images 'train'")

@@ -289,17 +289,23 @@ def _look(path: Path) -> _Seen:
     from PIL import Image
 
     try:
-        with path.open("rb") as file:
-            digest = hashlib.sha256()
-            while piece := file.read(2**20):
-                digest.update(piece)
+        digest = digest_of(path)
         with naming(path), Image.open(path) as image:
             grey = Image.getmodebase(image.mode) == "L"
     except BrokenImage:
         grey = True
     except OSError as error:
         return _Seen(f"unreadable: {error.strerror}", True)
-    return _Seen(digest.hexdigest(), grey)
+    return _Seen(digest, grey)
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of the content of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(2**20):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _open(path: Path, channels: int) -> "Image":
