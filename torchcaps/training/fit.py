@@ -51,6 +51,7 @@ def fit(
     caller = caller or Caller()
     if schedule.stop_at is not None and not len(validation):
         raise ValueError("stop_at needs validation images, and there are none")
+    learner.optimisation.weigh(train)
     checkpoints = folder / "checkpoints"
     resume_from = latest_checkpoint(checkpoints)
     if resume_from is not None:

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch.callbacks import Callback, EMAWeightAveraging
-from torch import nn
+from torch import Tensor, nn
 
-from torchcaps.data import ImageData, Preprocess
+from torchcaps.data import ImageData, ImageSet, Preprocess
 from torchcaps.losses import ActivationLoss, MarginLoss
 from torchcaps.models import ImageClassifier, create_model
 from torchcaps.routing import Routing
@@ -16,7 +16,15 @@ from torchcaps.tasks import Task, as_task
 from torchcaps.training.speed import Speed
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+SamplerName = Literal["shuffled", "balanced"]
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
+def one_class_each(images: ImageSet, option: str) -> Tensor:
+    """The labels of images, int64 (N,); a `ValueError` that names the option if they are masks."""
+    if images.labels.ndim != 1:
+        raise ValueError(f"{option} cannot be balanced where images have several classes: leave it at its default")
+    return images.labels
 
 
 @dataclass(kw_only=True)
@@ -74,6 +82,8 @@ class Optimisation:
         optimizer: from the parameters.
         scheduler: of the learning rate.
         scheduler_interval: whether the scheduler steps each epoch or each step.
+        class_weights: 'balanced' counts each image in the loss by how rare its class is: N / (E N_c), of N training
+            images of E classes, N_c of its own; None counts all alike.
     """
 
     loss: ActivationLoss = field(default_factory=MarginLoss)
@@ -81,6 +91,18 @@ class Optimisation:
     optimizer: OptimizerFactory
     scheduler: SchedulerFactory | None = None
     scheduler_interval: Literal["epoch", "step"] = "epoch"
+    class_weights: Literal["balanced"] | None = None
+
+    def weigh(self, images: ImageSet) -> None:
+        """Gives the loss the weights of the classes in the training images, if it shall have some.
+
+        Raises:
+            ValueError: if the loss takes none, or the images have masks of several classes.
+        """
+        if self.class_weights == "balanced":
+            counts = torch.bincount(one_class_each(images, "class_weights").cpu(), minlength=len(images.classes))
+            weights = len(images) / (int((counts > 0).sum()) * counts.clamp_min(1))
+            self.loss.weigh(weights.where(counts > 0, 0.0))
 
 
 @dataclass(kw_only=True)
@@ -91,6 +113,8 @@ class Schedule:
         epochs: how many times the training images are gone through.
         batch_size: over all processes together.
         seed: of the initial weights, the order of the images and their random changes.
+        sampler: 'shuffled' takes each training image once in an epoch, 'balanced' images of each class equally often,
+            those of rare classes several times, with the same random changes in one epoch.
         stop_at: end after the first epoch with this value of the task's measure on the validation images, of a
             classification their accuracy, from 0 to 1; None trains all epochs.
 
@@ -101,6 +125,7 @@ class Schedule:
     epochs: int = 20
     batch_size: int = 128
     seed: int = 0
+    sampler: SamplerName = "shuffled"
     stop_at: float | None = None
 
     def __post_init__(self) -> None:

@@ -71,7 +71,8 @@ def train(
     save(network, folder, subject, task)
     network = load_pretrained(folder.model)  # what the summary speaks of is what was saved
     test = data.test.prepared(subject.preprocess)
-    figures = task.examine(network, test, schedule.batch_size).figures
+    found = task.examine(network, test, schedule.batch_size)
+    figures = {name: round(value, 4) if name.endswith("_percent") else value for name, value in found.figures.items()}
     summary = {
         "model": subject.model,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
@@ -81,7 +82,12 @@ def train(
         "epochs": len(metrics),
         "seed": schedule.seed,
         "preprocess": subject.preprocess.config(),
-        **{f"test_{name}": round(value, 4) if name.endswith("_percent") else value for name, value in figures.items()},
+        **{
+            f"test_{name}": round(value, 4) if name.endswith("_percent") else value
+            for name, value in found.figures.items()
+        },
+        **({"test_per_class": found.details["per_class"]} if "per_class" in found.details else {}),
+        **({"warnings": list(found.warnings)} if found.warnings else {}),
         **({"notes": notes} if notes else {}),
         "last_epoch": metrics[-1] if metrics else {},
         **circumstances(runner, metrics),
