@@ -11,6 +11,7 @@ from torchcaps.data.base import (
     find_data_dir,
     list_datasets,
     register_dataset,
+    stable_split,
     stratified_split,
 )
 from torchcaps.data.cifar10 import CIFAR10
@@ -30,7 +31,7 @@ from torchcaps.data.made import (
     bounding_box_overlap,
     fixed_pairs,
 )
-from torchcaps.data.manifest import Changes, Entry, Manifest, stable_split
+from torchcaps.data.manifest import Changes, Entry, Manifest
 from torchcaps.data.mnist import MNIST, FashionMNIST, read_idx
 from torchcaps.data.picture import load_image
 from torchcaps.data.preprocess import (

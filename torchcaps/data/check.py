@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcaps.data.files import ImageFile, list_folder
-from torchcaps.data.folder import digest_of
 from torchcaps.data.manifest import Entry, Manifest, copies_lines, count_of, readable, some
 from torchcaps.data.picture import BrokenImage, in_mode, naming
 from torchcaps.data.store import threaded
+from torchcaps.data.streams import digest_of
 
 _FREQUENT = 10  # sizes that are told one by one
 

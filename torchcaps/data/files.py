@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,6 +52,10 @@ class Listing:
     left_out: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @cached_property
+    def _suffixes(self) -> set[str]:
+        return image_suffixes()
+
     @property
     def files(self) -> list[ImageFile]:
         """The files of all parts."""
@@ -90,7 +95,7 @@ class Listing:
                 yield from self._images(path, seen)
             elif not _is(path.is_file):
                 self._leave_out(path, "it links to nothing" if path.is_symlink() else "it is no file that can be read")
-            elif path.suffix.lower() not in image_suffixes():
+            elif path.suffix.lower() not in self._suffixes:
                 self._leave_out(path, f"Pillow opens no {path.suffix or 'files without a suffix'}")
             else:
                 yield path

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.data.base import TEST_SEED, ImageData, ImageSet, Resize, check_share, register_dataset, stratified_split
+from torchcaps.data.base import (
+    TEST_SEED,
+    ImageData,
+    ImageSet,
+    Resize,
+    check_share,
+    register_dataset,
+    stable_split,
+    stratified_split,
+)
 from torchcaps.data.files import ImageFile, image_files, list_folder
 from torchcaps.data.manifest import (
     PARTS,
@@ -22,7 +31,6 @@ from torchcaps.data.manifest import (
     count_of,
     readable,
     some,
-    stable_split,
 )
 from torchcaps.data.picture import (
     BrokenImage,
@@ -34,6 +42,7 @@ from torchcaps.data.picture import (
     to_tensor,
 )
 from torchcaps.data.store import GIB, ImageStore, threaded
+from torchcaps.data.streams import digest_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -297,15 +306,6 @@ def _look(path: Path) -> _Seen:
     except OSError as error:
         return _Seen(f"unreadable: {error.strerror}", True)
     return _Seen(digest, grey)
-
-
-def digest_of(path: Path) -> str:
-    """SHA-256 of the content of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(2**20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _open(path: Path, channels: int) -> "Image":

@@ -8,11 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-from torchcaps.data.base import check_share
-
 PARTS = ("train", "validation", "test")
 
 _SHOWN = 20
@@ -152,38 +147,6 @@ def copies_lines(manifest: Manifest) -> list[str]:
             names = [" = ".join(f"{entry.name} ({part})" for part, entry in rows) for rows in found]
             lines.append(f"{count_of(found)} of the same content in several {what}: {some(names)}")
     return lines
-
-
-def stable_split(labels: Tensor, digests: Sequence[str], share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Put aside the same share of every class: the images whose digests, mixed with the seed, are the smallest.
-
-    What becomes of an image depends on its content and, at the edge, on how many others of its class come before it:
-    another image more moves one of each class at most. Copies of an image stay together where both sides keep images.
-
-    Args:
-        labels: int64 (N,).
-        digests: of the images' contents.
-        share: how much of each class to put aside, in [0, 1). Unless it is 0, every class of two or more
-            keeps at least one on each side; a class of one is never put aside.
-        seed: another one puts others aside.
-
-    Returns:
-        The indices of the rest and of those put aside, int64, each in ascending order.
-
-    Raises:
-        ValueError: `share` is outside [0, 1).
-    """
-    check_share("share", share)
-    scores = [hashlib.sha256(f"{seed} {digest}".encode()).digest() for digest in digests]
-    held_out = torch.zeros(len(labels), dtype=torch.bool)
-    for label in labels.unique():
-        members = sorted((labels == label).nonzero().squeeze(1).tolist(), key=scores.__getitem__)
-        count = min(max(round(share * len(members)), 1), len(members) - 1) if share else 0
-        end = count
-        while 0 < end < len(members) and digests[members[end - 1]] == digests[members[end]]:
-            end += 1
-        held_out[members[: count if end == len(members) else end]] = True
-    return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
 
 
 def some(names: Sequence[str]) -> str:

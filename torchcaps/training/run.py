@@ -82,10 +82,7 @@ def train(
         "epochs": len(metrics),
         "seed": schedule.seed,
         "preprocess": subject.preprocess.config(),
-        **{
-            f"test_{name}": round(value, 4) if name.endswith("_percent") else value
-            for name, value in found.figures.items()
-        },
+        **{f"test_{name}": value for name, value in figures.items()},
         **({"test_per_class": found.details["per_class"]} if "per_class" in found.details else {}),
         **({"warnings": list(found.warnings)} if found.warnings else {}),
         **({"notes": notes} if notes else {}),
