@@ -146,7 +146,7 @@ class TestItem2:
         assert names(data.test, tmp_path) == {f"{name}/{c}/{i:03}.png" for c in "ab" for i in range(3)}
         (note,) = data.notes()
         assert note.startswith(
-            f"there is no folder of test images: what is reported as test are the images in '{name}'"
+            f"there are no test images of their own: what is reported as test are the images in '{name}'"
         )
 
     @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from torchcaps.data.base import (
 from torchcaps.data.cifar10 import CIFAR10
 from torchcaps.data.digits import Digits
 from torchcaps.data.folder import ImageFolder
+from torchcaps.data.hub import Hub
 from torchcaps.data.made import (
     Affine,
     AffineRanges,
@@ -57,6 +58,7 @@ __all__ = [
     "Digits",
     "Entry",
     "FashionMNIST",
+    "Hub",
     "ImageData",
     "ImageFolder",
     "ImageSet",

@@ -104,7 +104,7 @@ def check_folder(root: str | Path) -> FolderReport:
             raises before it reads images.
     """
     listing = list_folder(Path(root).expanduser())
-    files = listing.files
+    files = [file for part in listing.parts.values() for file in part]
     looks = dict(zip(files, threaded(lambda index: _look(files[index].path), range(len(files))), strict=True))
     whole = {file: look for file, look in looks.items() if not look.broken}
     parts = {
@@ -133,7 +133,7 @@ def _look(path: Path) -> _Look:
 
     try:
         digest = digest_of(path)
-        with naming(path), Image.open(path) as image:
+        with naming(path, path), Image.open(path) as image:
             kind, mode, frames = image.format or "", image.mode, getattr(image, "n_frames", 1)
             turned = image.getexif().get(0x0112, 1) != 1
             upright = in_mode(image, 3)

@@ -1,20 +1,14 @@
 """Which files in a folder are images of which class, and which of them to train, to validate and to test on."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from torchcaps.data.manifest import readable, some
+from torchcaps.data.listed import PART_NAMES, Listed, part_called, validation_is_test
+from torchcaps.data.manifest import some
 from torchcaps.data.picture import image_suffixes
-
-PART_NAMES = {
-    "train": ("train", "training"),
-    "validation": ("val", "valid", "validation"),
-    "test": ("test", "testing"),
-}
-"""What the folders of the parts are called, in any case."""
 
 _JUNK = ("thumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found")
 """What systems leave in folders, beside names with a dot first."""
@@ -25,41 +19,37 @@ class ImageFile(NamedTuple):
 
     Args:
         name: relative to the root, with slashes.
-        path: where it is.
         category: the name of its class.
+        path: where it is.
     """
 
     name: str
-    path: Path
     category: str
+    path: Path
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return str(self.path)
+
+    def source(self) -> Path:
+        """Where its content is read from."""
+        return self.path
 
 
 @dataclass
-class Listing:
+class Listing(Listed):
     """What was found in a folder; nothing was opened for it.
 
     Attributes:
-        root: the folder.
-        classes: names of the class folders, sorted.
-        parts: the files of each part that has a folder of its own; if none has, all files as ``all``.
-        left_out: why other files and folders are not among them, by name; what systems leave there is not named.
-        notes: what a reader of results should know.
+        root: the folder; names are relative to it.
     """
 
-    root: Path
-    classes: tuple[str, ...] = ()
-    parts: dict[str, list[ImageFile]] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    root: Path = Path()
 
     @cached_property
     def _suffixes(self) -> set[str]:
         return image_suffixes()
-
-    @property
-    def files(self) -> list[ImageFile]:
-        """The files of all parts."""
-        return [file for part in self.parts.values() for file in part]
 
     def add(self, part: str, folder: Path) -> None:
         """Lists the class folders in ``folder`` as a part.
@@ -80,7 +70,7 @@ class Listing:
             images = sorted(self._images(path, seen))
             if not images:
                 raise ValueError(f"class folder {path} holds no images{self._reasons(path)}")
-            files += [ImageFile(self._name(image), image, path.name) for image in images]
+            files += [ImageFile(self._name(image), path.name, image) for image in images]
         self._leave_out_loose(folder)
 
     def _images(self, folder: Path, seen: set[Path]) -> Iterator[Path]:
@@ -135,18 +125,14 @@ def list_folder(root: Path) -> Listing:
         raise FileNotFoundError(f"root {root} does not exist")
     if not root.is_dir():
         raise NotADirectoryError(f"root {root} is not a folder")
-    listing = Listing(root)
+    listing = Listing(root=root)
     parts = _part_folders(root)
     if parts is None:
         listing.add("all", root)
         return listing
     if "test" not in parts:
-        tested = parts.pop("validation")
-        parts["test"] = tested
-        listing.notes = (
-            f"there is no folder of test images: what is reported as test are the images in {readable(tested.name)!r}, "
-            f"and validation images are put aside from {readable(parts['train'].name)!r}",
-        )
+        parts["test"] = parts.pop("validation")
+        listing.notes = (validation_is_test(parts["test"].name, parts["train"].name),)
     for part in PART_NAMES:
         if part in parts:
             listing.add(part, parts[part])
@@ -156,7 +142,7 @@ def list_folder(root: Path) -> Listing:
 
 def image_files(folder: Path) -> list[Path]:
     """The files below a folder, however deep, whose suffix Pillow can open, sorted; nothing that is hidden."""
-    return sorted(Listing(folder)._images(folder, set()))
+    return sorted(Listing(root=folder)._images(folder, set()))
 
 
 def is_junk(path: Path) -> bool:
@@ -184,7 +170,7 @@ def _part_folders(root: Path) -> dict[str, Path] | None:
     named: dict[str, Path] = {}
     folders, others = _folders(root), []
     for path in folders:
-        part = next((part for part, names in PART_NAMES.items() if path.name.lower() in names), None)
+        part = part_called(path.name)
         if part is None:
             others.append(path)
         elif part in named:
@@ -215,4 +201,4 @@ def _refuse_doubtful(root: Path, named: dict[str, Path], others: Sequence[Path])
 
 
 def _holds_images(folder: Path) -> bool:
-    return any(True for _ in Listing(folder)._images(folder, set()))
+    return any(True for _ in Listing(root=folder)._images(folder, set()))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -66,8 +67,8 @@ def image_suffixes() -> set[str]:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Turn whatever breaks while Pillow reads `path` into a `BrokenImage` that names it."""
+def naming(source: Path | BytesIO, name: str | Path) -> Iterator[None]:
+    """Turn whatever breaks while Pillow reads `source` into a `BrokenImage` that names it."""
     from PIL import UnidentifiedImageError
 
     try:
@@ -75,21 +76,21 @@ def naming(path: Path) -> Iterator[None]:
     except (FileNotFoundError, IsADirectoryError, PermissionError):
         raise  # They name it and say what is wrong.
     except UnidentifiedImageError:
-        why = "it is no image of a kind that Pillow knows" if path.stat().st_size else "the file is empty"
-        raise BrokenImage(path, why) from None
+        size = source.stat().st_size if isinstance(source, Path) else source.getbuffer().nbytes
+        raise BrokenImage(name, "it is no image of a kind that Pillow knows" if size else "the file is empty") from None
     except Exception as error:  # Pillow's readers raise many types: OSError, SyntaxError, struct.error, ...
-        raise BrokenImage(path, str(error)) from error
+        raise BrokenImage(name, str(error)) from error
 
 
-def open_image(path: Path, channels: int) -> "Image":
-    """The whole image in a file, upright, in the mode L (1 channel) or RGB (3 channels).
+def open_image(source: Path | BytesIO, channels: int, name: str | Path = "") -> "Image":
+    """The whole image in a file or in the bytes of one, upright, in the mode L (1 channel) or RGB (3 channels).
 
     Images of more pixels than Pillow opens (twice `PIL.Image.MAX_IMAGE_PIXELS`) are refused by what their header says.
     """
     from PIL import Image
 
-    with naming(path), Image.open(path) as source:
-        return in_mode(source, channels)
+    with naming(source, name or str(source)), Image.open(source) as image:
+        return in_mode(image, channels)
 
 
 def in_mode(source: "Image", channels: int) -> "Image":

@@ -6,7 +6,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedIOBase
+from io import BufferedIOBase, BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,13 @@ _READ = 1 << 24  # bytes read at once
 _SHRINKS = 1032  # the most that deflate makes of one byte
 
 
-def digest_of(path: Path, algorithm: str = "sha256") -> str:
-    """The digest of the content of a file, in hexadecimal."""
+def digest_of(source: Path | BytesIO, algorithm: str = "sha256") -> str:
+    """The digest of the content of a file, or of bytes, in hexadecimal."""
     digest = hashlib.new(algorithm, usedforsecurity=False)
-    with path.open("rb") as file:
+    if isinstance(source, BytesIO):
+        digest.update(source.getbuffer())
+        return digest.hexdigest()
+    with source.open("rb") as file:
         while piece := file.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
