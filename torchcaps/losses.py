@@ -27,6 +27,17 @@ def _as_mask(activation: Tensor, target: Tensor) -> Tensor:
     )
 
 
+def _mean(losses: Tensor, mask: Tensor, weight: Tensor | None) -> Tensor:
+    """The mean of losses (B,), each weighted by the mean weight of the classes in its image, of the mask (B, E)."""
+    if weight is None:
+        return losses.mean()
+    if weight.shape != mask.shape[1:]:
+        raise ValueError(f"weight must be ({mask.shape[1]},), one for each class, got {tuple(weight.shape)}")
+    count = mask.sum(1)
+    mean = (mask @ weight.to(mask)) / count.clamp_min(torch.finfo(mask.dtype).tiny)
+    return (losses * torch.where(count > 0, mean, 1)).mean()
+
+
 def margin_loss(
     activation: Tensor,
     target: Tensor,
@@ -34,6 +45,7 @@ def margin_loss(
     absent: float = 0.1,
     down_weight: float = 0.5,
     weighting: Weighting = "paper",
+    weight: Tensor | None = None,
 ) -> Tensor:
     r"""Margin loss on the lengths of class capsules; several classes may be present at once.
 
@@ -50,6 +62,7 @@ def margin_loss(
         absent: :math:`m^-`.
         down_weight: :math:`\lambda` (0.5; Su: 0.25).
         weighting: ``"paper"``, or ``"released"`` for the code's.
+        weight: of the classes, (E,): each image counts as much as its classes do in the mean; default: all alike.
 
     Raises:
         ValueError: if shapes do not fit or there is no such weighting.
@@ -63,7 +76,7 @@ def margin_loss(
     missed = mask * (present - activation).relu().square()
     invented = (1 - mask) * (activation - absent).relu().square()
     loss = missed + down_weight * invented
-    return loss.sum(1).mean() if weighting == "paper" else loss.mean() / 2
+    return _mean(loss.sum(1) if weighting == "paper" else loss.mean(1) / 2, mask, weight)
 
 
 class ActivationLoss(nn.Module, ABC):
@@ -71,6 +84,28 @@ class ActivationLoss(nn.Module, ABC):
 
     shares: ClassVar[bool] = False
     """Whether a mask (B, E) must hold the shares of the classes in a whole, which add up to 1."""
+
+    weighs: ClassVar[bool] = False
+    """Whether :meth:`forward` counts each image by the weight of its class in ``class_weights``."""
+
+    class_weights: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("class_weights", None, persistent=False)
+
+    def weigh(self, weights: Tensor) -> None:
+        """Counts each image by the weight of its class from now on.
+
+        Args:
+            weights: of the classes, (E,).
+
+        Raises:
+            ValueError: if the loss does not take weights.
+        """
+        if not self.weighs:
+            raise ValueError(f"class_weights are not known to {type(self).__name__}: choose another loss")
+        self.class_weights = weights
 
     @abstractmethod
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
@@ -96,6 +131,8 @@ class MarginLoss(ActivationLoss):
         weighting: ``paper``, or ``released`` for that of the code, where reconstruction weighs 2 E times more.
     """
 
+    weighs: ClassVar[bool] = True
+
     def __init__(
         self,
         present: float = 0.9,
@@ -111,22 +148,27 @@ class MarginLoss(ActivationLoss):
 
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
         """The loss, a scalar."""
-        return margin_loss(activation, target, self.present, self.absent, self.down_weight, self.weighting)
+        margins = self.present, self.absent, self.down_weight, self.weighting
+        return margin_loss(activation, target, *margins, weight=self.class_weights)
 
 
-def length_cross_entropy(activation: Tensor, target: Tensor, inverse_temperature: float = 10.0) -> Tensor:
+def length_cross_entropy(
+    activation: Tensor, target: Tensor, inverse_temperature: float = 10.0, weight: Tensor | None = None
+) -> Tensor:
     r"""Cross-entropy of :math:`\operatorname{softmax}(\lambda a)`.
 
     Args:
         activation: (B, E).
         target: labels (B,), or probabilities (B, E).
         inverse_temperature: :math:`\lambda`; lengths lie in [0, 1], where a plain softmax is never sure of anything.
+        weight: see :func:`margin_loss`.
 
     Raises:
         ValueError: if shapes do not fit.
     """
     activation = activation.to(compute_dtype(activation))
-    return F.cross_entropy(inverse_temperature * activation, _as_mask(activation, target))
+    mask = _as_mask(activation, target)
+    return _mean(F.cross_entropy(inverse_temperature * activation, mask, reduction="none"), mask, weight)
 
 
 class LengthCrossEntropy(ActivationLoss):
@@ -137,6 +179,7 @@ class LengthCrossEntropy(ActivationLoss):
     """
 
     shares: ClassVar[bool] = True
+    weighs: ClassVar[bool] = True
 
     def __init__(self, inverse_temperature: float = 10.0) -> None:
         super().__init__()
@@ -144,10 +187,10 @@ class LengthCrossEntropy(ActivationLoss):
 
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
         """The loss, a scalar."""
-        return length_cross_entropy(activation, target, self.inverse_temperature)
+        return length_cross_entropy(activation, target, self.inverse_temperature, self.class_weights)
 
 
-def negative_log_likelihood(activation: Tensor, target: Tensor) -> Tensor:
+def negative_log_likelihood(activation: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
     r"""Cross-entropy of activations that are shares of a whole, :math:`-\log (a_t / \sum_j a_j)`.
 
     For a network whose activations come from a softmax this is the usual cross-entropy.
@@ -155,23 +198,26 @@ def negative_log_likelihood(activation: Tensor, target: Tensor) -> Tensor:
     Args:
         activation: (B, E), 0 or more.
         target: labels (B,), or probabilities (B, E).
+        weight: see :func:`margin_loss`.
 
     Raises:
         ValueError: if shapes do not fit.
     """
     activation = activation.to(compute_dtype(activation))
     logs = activation.clamp_min(torch.finfo(activation.dtype).tiny).log()
-    return F.cross_entropy(logs, _as_mask(activation, target))
+    mask = _as_mask(activation, target)
+    return _mean(F.cross_entropy(logs, mask, reduction="none"), mask, weight)
 
 
 class NegativeLogLikelihood(ActivationLoss):
     """Module form of :func:`negative_log_likelihood`."""
 
     shares: ClassVar[bool] = True
+    weighs: ClassVar[bool] = True
 
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
         """The loss, a scalar."""
-        return negative_log_likelihood(activation, target)
+        return negative_log_likelihood(activation, target, self.class_weights)
 
 
 def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
@@ -214,7 +260,7 @@ class ReconstructionLoss(nn.Module):
         return self.weight * reconstruction_loss(reconstruction, images)
 
 
-def spread_loss(activation: Tensor, target: Tensor, margin: float = 0.9) -> Tensor:
+def spread_loss(activation: Tensor, target: Tensor, margin: float = 0.9, weight: Tensor | None = None) -> Tensor:
     r"""Spread loss: the true class should be more active than each other one by a margin.
 
     .. math:: L = \sum_{i \ne t} \max(0, m - (a_t - a_i))^2
@@ -225,6 +271,7 @@ def spread_loss(activation: Tensor, target: Tensor, margin: float = 0.9) -> Tens
         activation: (B, E).
         target: labels (B,).
         margin: m.
+        weight: see :func:`margin_loss`.
 
     Raises:
         ValueError: if shapes do not fit.
@@ -236,7 +283,7 @@ def spread_loss(activation: Tensor, target: Tensor, margin: float = 0.9) -> Tens
     if mask.shape == target.shape:
         raise ValueError("target must be labels (B,): spread loss has one true class for each image")
     true = (activation * mask).sum(1, keepdim=True)
-    return ((1 - mask) * (margin - (true - activation)).relu().square()).sum(1).mean()
+    return _mean(((1 - mask) * (margin - (true - activation)).relu().square()).sum(1), mask, weight)
 
 
 class SpreadLoss(ActivationLoss):
@@ -259,6 +306,8 @@ class SpreadLoss(ActivationLoss):
 
     Source: Hinton, Sabour & Frosst 2018, section 4.2; the code released with it.
     """
+
+    weighs: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -289,4 +338,4 @@ class SpreadLoss(ActivationLoss):
 
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
         """The loss at the present margin, a scalar."""
-        return spread_loss(activation, target, self.margin)
+        return spread_loss(activation, target, self.margin, self.class_weights)

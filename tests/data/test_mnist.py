@@ -3,7 +3,10 @@ import hashlib
 import math
 import struct
 import threading
+import time
+import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -88,6 +91,25 @@ def test_read_idx_names_the_broken_file(tmp_path: Path, content: bytes, message:
         read_idx(path)
 
 
+def test_item18_a_header_that_lies_is_found_out_before_anything_is_inflated(tmp_path: Path) -> None:
+    path = tmp_path / "lie.gz"
+    path.write_bytes(gzip.compress(idx((2**32 - 1, 2**32 - 1), bytes(1 << 10))))
+    with pytest.raises(ValueError, match=r"states 18,446[\d,]+ bytes of entries, more than .* can hold"):
+        read_idx(path)
+
+
+@pytest.mark.parametrize("stated", [10, 20_000_000])
+def test_item18_a_gzip_bomb_is_inflated_no_further_than_it_states(tmp_path: Path, stated: int) -> None:
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(idx((stated,), bytes(96 << 20)), 1))
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=rf"expected {stated + 8} bytes, got \d+"):
+        read_idx(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 70 << 20
+
+
 # Files that are there
 
 
@@ -168,12 +190,13 @@ def test_missing_files_without_download(tmp_path: Path) -> None:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `pages`, path -> content; `cut` bytes of each go missing on the way."""
+    """Serves `pages`, path -> content; `cut` bytes of each go missing on the way, `slow` seconds pass at each."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.pages: dict[str, bytes] = {}
         self.cut = 0
+        self.slow = 0.0
         self.requests: list[str] = []
 
     def url(self, folder: str) -> str:
@@ -192,7 +215,12 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content[: len(content) - self.server.cut])
+        with suppress(ConnectionError):  # whoever downloads may have had enough
+            for byte in content[: len(content) - self.server.cut] if self.server.slow else ():
+                self.wfile.write(bytes([byte]))
+                time.sleep(self.server.slow)
+        if not self.server.slow:
+            self.wfile.write(content[: len(content) - self.server.cut])
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -259,6 +287,26 @@ def test_a_download_cut_short_is_not_kept(tmp_path: Path, server: Server) -> Non
     server.cut = 7
     with pytest.raises(ConnectionError, match=mirror + IMAGES):
         _ = tiny(tmp_path, mirror).train
+    assert files_in(tmp_path) == []
+
+
+def test_item18_a_download_that_drips_is_given_up(tmp_path: Path, server: Server) -> None:
+    mirror = serve(server, "mirror")
+    server.slow = 0.1
+    data = tiny(tmp_path, mirror)
+    data.seconds = 0.3  # type: ignore[misc]
+    start = time.monotonic()
+    with pytest.raises(ConnectionError, match="bytes in 0 seconds, then given up"):
+        _ = data.train
+    assert time.monotonic() - start < 0.1 * len(FILES[IMAGES]) / 2
+    assert files_in(tmp_path) == []
+
+
+def test_item18_a_download_without_end_is_given_up(tmp_path: Path, server: Server) -> None:
+    data = tiny(tmp_path, serve(server, "mirror", dict.fromkeys(FILES, bytes(300_000))))
+    data.most = 100_000  # type: ignore[misc]
+    with pytest.raises(ConnectionError, match="more than 100,000 bytes were served"):
+        _ = data.train
     assert files_in(tmp_path) == []
 
 

@@ -24,6 +24,7 @@ OWN_OPTIONS = {
     "stability": "whether loss and gradients stay finite through 2,000 training steps",
     "em_learning": "what makes matrix capsules learn: sharpness, normalised poses, competition, steps, gradients",
     "faults": "what becomes of broken, hostile and interrupted things",
+    "folder": "time and memory of reading a folder of more images than memory, which is made for it",
     "gpu": "tests of the Triton kernels, suite and training loops on a CUDA machine",
 }
 """Parts with options of their own, each ``main(arguments, show, program)`` in the module of its name."""

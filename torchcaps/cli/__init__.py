@@ -1,15 +1,16 @@
-"""The command line: ``torchcaps train | evaluate | predict | explain | models | run | recipes | bench``."""
+"""The command line: ``torchcaps train | check | evaluate | predict | explain | models | run | recipes | bench``."""
 
 import os
 import sys
 from collections.abc import Callable, Sequence
 
 import torchcaps
-from torchcaps.cli import bench, evaluate, explain, models, predict, recipes, run, train
+from torchcaps.cli import bench, check, evaluate, explain, models, predict, recipes, run, train
 from torchcaps.cli.plugins import import_named, import_plugins, named_imports
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train.command,
+    "check": check.command,
     "evaluate": evaluate.command,
     "predict": predict.command,
     "explain": explain.command,

@@ -22,7 +22,10 @@ def command(arguments: list[str]) -> None:
             **found.figures,
             **found.details,
             "classes": list(images.classes),
+            "warnings": list(found.warnings),
         }
         print(json.dumps(result))
         return
     print("\n".join([f"{options.split}: {found.lines[0]}", *found.lines[1:]]))
+    for line in found.warnings:
+        print(f"warning: {line}")

@@ -1,5 +1,6 @@
 """What the commands have in common that look at a trained network."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,15 +42,22 @@ def open_run(parser: "OptionParser", options: Any) -> "tuple[Classifier, ImageSe
     Raises:
         ValueError: if there are no such images, or the run names what it may not name.
     """
-    from torchcaps.training import RunFolder, option_hints, read_options
+    from torchcaps.training import RunFolder, follow_record, images_apart, option_hints, read_options
 
     folder = RunFolder(Path(options.run)).existing()
-    if options.data is None:
+    own = options.data is None
+    if own:
         recorded = read_options(folder.config, option_hints(), parser.imported)["data"]
         options = parser.parse_object({"run": options.run, "split": options.split, "data": recorded})
     classifier = open_classifier(options.run)
     data: ImageData = parser.instantiate(options).data
-    images: ImageSet = getattr(data, options.split)
+    if own:
+        notes = follow_record(folder, data)
+        images: ImageSet = getattr(data, options.split)
+    else:
+        images, notes = images_apart(folder, data, options.split)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     if not len(images):
         raise ValueError(f"the {options.split} split is empty")
     return classifier, images

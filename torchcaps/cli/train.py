@@ -54,6 +54,13 @@ def command(arguments: list[str]) -> None:
 
         main = as_task(summary["task"]).main
         print(f"test {main.name} {main.text(summary[f'test_{main.name}'])} after {summary['epochs']} epochs")
+        if "test_balanced_accuracy" in summary:
+            balanced = summary["test_balanced_accuracy"]
+            print(f"balanced accuracy {100 * balanced:.2f} % (the mean over the classes, each counting alike)")
+        for line in summary.get("warnings", []):
+            print(f"warning: {line}")
+        for line in summary.get("notes", []) if terminal else ():  # else they were told at the start
+            print(f"note: {line}")
         page = folder.path / "report" / "index.html"
         print(f"summary {folder.summary}" + (f", report {page}" if page.is_file() else ""))
 

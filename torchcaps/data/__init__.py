@@ -1,4 +1,4 @@
-"""Data sets, all of one shape: bytes in memory, three splits, the test images read last."""
+"""Data sets, all of one shape: bytes, in memory or mapped into it, in three splits."""
 
 from torchcaps.data.augment import RandomShift, mixed_seed, random_integers
 from torchcaps.data.base import (
@@ -11,11 +11,13 @@ from torchcaps.data.base import (
     find_data_dir,
     list_datasets,
     register_dataset,
+    stable_split,
     stratified_split,
 )
 from torchcaps.data.cifar10 import CIFAR10
 from torchcaps.data.digits import Digits
-from torchcaps.data.folder import ImageFolder, load_image
+from torchcaps.data.folder import ImageFolder
+from torchcaps.data.hub import Hub
 from torchcaps.data.made import (
     Affine,
     AffineRanges,
@@ -30,7 +32,9 @@ from torchcaps.data.made import (
     bounding_box_overlap,
     fixed_pairs,
 )
+from torchcaps.data.manifest import Changes, Entry, Manifest
 from torchcaps.data.mnist import MNIST, FashionMNIST, read_idx
+from torchcaps.data.picture import load_image
 from torchcaps.data.preprocess import (
     RandomBrightness,
     RandomContrast,
@@ -49,12 +53,16 @@ __all__ = [
     "Affine",
     "AffineRanges",
     "Batch",
+    "Changes",
     "Composition",
     "Digits",
+    "Entry",
     "FashionMNIST",
+    "Hub",
     "ImageData",
     "ImageFolder",
     "ImageSet",
+    "Manifest",
     "Overlaid",
     "Overlay",
     "Padded",
@@ -84,6 +92,7 @@ __all__ = [
     "read_binary_matrix",
     "read_idx",
     "register_dataset",
+    "stable_split",
     "standardise",
     "stratified_split",
     "thirteen_crops",

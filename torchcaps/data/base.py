@@ -4,16 +4,17 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from torchcaps.data.manifest import Changes, Manifest
 from torchcaps.data.view import Preprocess, View
 
 # Test sets that are drawn here (and not given by a source) come from this seed, never from the user's:
@@ -21,6 +22,9 @@ from torchcaps.data.view import Preprocess, View
 TEST_SEED = 0
 
 _AS_THEY_ARE = Preprocess()
+
+Resize = Literal["pad", "crop", "stretch"]
+"""How images get to another size: keep the aspect ratio and pad with black, keep it and crop, or stretch."""
 
 
 class Parts(NamedTuple):
@@ -263,6 +267,27 @@ class ImageData(ABC):
         """
         return mixed_digest(self.train.digest(), self.validation.digest())
 
+    def manifest(self) -> Manifest | None:
+        """Which files the images come from, part by part; None where they are no files of the user's own."""
+        return None
+
+    def follow(self, manifest: Manifest | None) -> Changes:
+        """Keeps to the parts of a manifest from now on, whatever was added since, and says what changed.
+
+        Args:
+            manifest: None for that of a run from before they were kept.
+
+        Raises:
+            ValueError: the images are no files.
+        """
+        if manifest is not None:
+            raise ValueError(f"{type(self).__name__} has no files that could be those of the manifest")
+        return Changes()
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of results should know about the images: what was left out and why, ...; a sentence each."""
+        return ()
+
     @cached_property
     def _train_and_validation(self) -> tuple[ImageSet, ImageSet]:
         train, validation = self.load_train(), self.load_validation()
@@ -296,6 +321,38 @@ def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, T
         members = (labels == label).nonzero().squeeze(1)
         count = min(max(round(share * len(members)), 1), len(members) - 1) if share else 0
         held_out[members[torch.randperm(len(members), generator=generator)[:count]]] = True
+    return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
+
+
+def stable_split(labels: Tensor, digests: Sequence[str], share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Put aside the same share of every class: the images whose digests, mixed with the seed, are the smallest.
+
+    What becomes of an image depends on its content and, at the edge, on how many others of its class come before it:
+    another image more moves one of each class at most. Copies of an image stay together where both sides keep images.
+
+    Args:
+        labels: int64 (N,).
+        digests: of the images' contents.
+        share: how much of each class to put aside, in [0, 1). Unless it is 0, every class of two or more
+            keeps at least one on each side; a class of one is never put aside.
+        seed: another one puts others aside.
+
+    Returns:
+        The indices of the rest and of those put aside, int64, each in ascending order.
+
+    Raises:
+        ValueError: `share` is outside [0, 1).
+    """
+    check_share("share", share)
+    scores = [hashlib.sha256(f"{seed} {digest}".encode()).digest() for digest in digests]
+    held_out = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique():
+        members = sorted((labels == label).nonzero().squeeze(1).tolist(), key=scores.__getitem__)
+        count = min(max(round(share * len(members)), 1), len(members) - 1) if share else 0
+        end = count
+        while 0 < end < len(members) and digests[members[end - 1]] == digests[members[end]]:
+            end += 1
+        held_out[members[: count if end == len(members) else end]] = True
     return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
 
 

@@ -1,6 +1,5 @@
 """CIFAR-10 in its binary version."""
 
-import hashlib
 import tarfile
 from pathlib import Path
 from typing import ClassVar
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.base import ImageData, ImageSet, find_data_dir, register_dataset
+from torchcaps.data.streams import BoundedDownload, digest_of
 
 _ADVICE = "Name a folder that holds the files with data_dir or the environment variable TORCHCAPS_DATA."
 _SHAPE = (3, 32, 32)
@@ -111,13 +111,14 @@ class CIFAR10(ImageData):
 
         try:
             # pooch moves a file to its place only when the hash is right, in one step.
-            return Path(pooch.retrieve(self.url, f"md5:{self.md5}", self.archive, self.data_dir / "cifar10"))
+            path, download = self.data_dir / "cifar10", BoundedDownload(1 << 28)
+            return Path(pooch.retrieve(self.url, f"md5:{self.md5}", self.archive, path, downloader=download))
         except (OSError, ValueError) as error:  # no connection, no such file; the wrong hash
             failure = f"{self.url}: {error}"
         raise ConnectionError(f"{searched}, and downloading failed:\n  {failure}\n{_ADVICE}")
 
     def _read_archive(self, archive: Path, names: list[str]) -> list[tuple[Tensor, Tensor]]:
-        got = hashlib.md5(archive.read_bytes(), usedforsecurity=False).hexdigest()
+        got = digest_of(archive, "md5")
         if got != self.md5:
             raise ValueError(f"{archive} is not the published archive: its MD5 is {got}, expected {self.md5}")
         paths = [f"cifar-10-batches-bin/{name}" for name in names]

@@ -13,12 +13,33 @@ from torch import Tensor
 from torchcaps.data.augment import RandomShift, random_integers
 from torchcaps.data.base import TEST_SEED, Batch, Composition, ImageData, ImageSet, Parts
 from torchcaps.data.digits import Digits
+from torchcaps.data.manifest import Changes, Manifest
 
 Viewpoints = Literal["azimuth", "elevation"]
 TestViewpoints = Literal["familiar", "novel"]
 
 
-class Padded(ImageData):
+class _MadeOf(ImageData):
+    """A data set that is made of another one, whose files and parts are its own."""
+
+    def __init__(self, data: ImageData) -> None:
+        super().__init__(data.validation_share, data.seed)
+        self.data = data
+
+    def manifest(self) -> Manifest | None:
+        """Which files the images are made of, part by part."""
+        return self.data.manifest()
+
+    def follow(self, manifest: Manifest | None) -> Changes:
+        """Keeps to the parts of a manifest from now on."""
+        return self.data.follow(manifest)
+
+    def notes(self) -> tuple[str, ...]:
+        """What is to be known about the images that these are made of."""
+        return self.data.notes()
+
+
+class Padded(_MadeOf):
     """A data set on larger, black canvases: in the middle to train on, placed at random to validate and test on.
 
     Training images are moved by the option ``preprocess`` of ``torchcaps train``, with ``shift`` as large as ``pad``.
@@ -33,10 +54,9 @@ class Padded(ImageData):
     """
 
     def __init__(self, data: ImageData, pad: int = 6) -> None:
-        super().__init__(data.validation_share, data.seed)
+        super().__init__(data)
         if pad < 0:
             raise ValueError(f"pad must be 0 or more, got {pad}")
-        self.data = data
         self.pad = pad
 
     def load_train(self) -> ImageSet:
@@ -320,7 +340,7 @@ class Overlay(Composition):
         return windows[torch.arange(len(digits), device=digits.device), :, down, right]
 
 
-class Pairs(ImageData):
+class Pairs(_MadeOf):
     """Digits laid on digits of other classes, one more in each image: both are to be told.
 
     Training pairs are made anew in each epoch; those to validate and test on are always the same, and of validation
@@ -338,8 +358,7 @@ class Pairs(ImageData):
     task: ClassVar[Mapping[str, Any]] = {"name": "several_labels", "count": 2}
 
     def __init__(self, data: ImageData, size: int = 36, shift: int = 4) -> None:
-        super().__init__(data.validation_share, data.seed)
-        self.data = data
+        super().__init__(data)
         self.size = size
         self.shift = shift
 

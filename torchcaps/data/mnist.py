@@ -1,10 +1,7 @@
 """MNIST, Fashion-MNIST and the idx files that they come in."""
 
-import gzip
-import hashlib
 import math
 import struct
-import zlib
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.base import ImageData, ImageSet, find_data_dir, register_dataset
+from torchcaps.data.streams import BoundedDownload, digest_of, read_entries, unpacked
 
 _ADVICE = "Name a folder that holds the files with data_dir or the environment variable TORCHCAPS_DATA."
 
@@ -29,26 +27,27 @@ def read_idx(path: str | Path) -> Tensor:
     Raises:
         ValueError: the file is broken, is longer or shorter than it states, or holds another type.
     """
-    data = Path(path).read_bytes()
-    if data.startswith(b"\x1f\x8b"):
-        try:
-            data = gzip.decompress(data)
-        except (EOFError, OSError, zlib.error) as error:
-            raise ValueError(f"{path} is a broken gzip file: {error}") from error
-    if len(data) < 4 or data[:3] != b"\x00\x00\x08" or data[3] == 0:
+    path = Path(path)
+    with unpacked(path) as file:
+        start = file.read(4)
+        if len(start) < 4 or start[:3] != b"\x00\x00\x08" or start[3] == 0:
+            file.read(1 << 20)  # a broken gzip file says so itself
+            raise ValueError(
+                f"{path} is not an idx file of bytes: expected it to start with 00 00 08 and the number of "
+                f"dimensions, got {start.hex(' ') or 'an empty file'}"
+            )
+        header = 4 + 4 * start[3]
+        sizes = file.read(header - 4)
+        if len(sizes) < header - 4:
+            raise ValueError(f"{path} ends in its header: expected at least {header} bytes, got {4 + len(sizes)}")
+        shape = struct.unpack(f">{start[3]}I", sizes)
+        expected = math.prod(shape)
+        entries, got = read_entries(file, path, expected)
+    if got != expected:
         raise ValueError(
-            f"{path} is not an idx file of bytes: expected it to start with 00 00 08 and the number of "
-            f"dimensions, got {data[:4].hex(' ') or 'an empty file'}"
+            f"{path} states the shape {shape}: expected {header + expected} bytes, got {header + got} (uncompressed)"
         )
-    header = 4 + 4 * data[3]
-    if len(data) < header:
-        raise ValueError(f"{path} ends in its header: expected at least {header} bytes, got {len(data)}")
-    shape = struct.unpack(f">{data[3]}I", data[4:header])
-    expected = header + math.prod(shape)
-    if len(data) != expected:
-        raise ValueError(f"{path} states the shape {shape}: expected {expected} bytes, got {len(data)} (uncompressed)")
-    # A copy, for a tensor's memory must be writable.
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)[header:].reshape(shape)
+    return torch.frombuffer(entries, dtype=torch.uint8).reshape(shape) if expected else torch.empty(shape).byte()
 
 
 @register_dataset("mnist")
@@ -70,6 +69,8 @@ class MNIST(ImageData):
         seed: chooses which images those are; nothing else does.
     """
 
+    most: ClassVar[int] = 1 << 26  # bytes of a file, and seconds, that a download may take
+    seconds: ClassVar[float] = 3600
     folder: ClassVar[str] = "mnist"
     class_names: ClassVar[tuple[str, ...]] = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
     mirrors: ClassVar[tuple[str, ...]] = (
@@ -130,8 +131,9 @@ class MNIST(ImageData):
         for mirror in self.mirrors:
             try:
                 # pooch moves a file to its place only when the hash is right, in one step.
-                path = self.data_dir / self.folder
-                return Path(pooch.retrieve(mirror + name, f"sha256:{self.sha256[name]}", name, path))
+                path, download = self.data_dir / self.folder, BoundedDownload(self.most, self.seconds)
+                known = f"sha256:{self.sha256[name]}"
+                return Path(pooch.retrieve(mirror + name, known, name, path, downloader=download))
             except (OSError, ValueError) as error:  # no connection, no such file; the wrong hash
                 failures.append(f"  {mirror}{name}: {error}")
         raise ConnectionError("\n".join([f"{self._searched(missing)}, and downloading failed:", *failures, _ADVICE]))
@@ -142,7 +144,7 @@ class MNIST(ImageData):
 
     def _read(self, path: Path, ndim: int) -> Tensor:
         if path.name in self.sha256:
-            got, expected = hashlib.sha256(path.read_bytes()).hexdigest(), self.sha256[path.name]
+            got, expected = digest_of(path), self.sha256[path.name]
             if got != expected:
                 raise ValueError(
                     f"{path} is not the published file of {type(self).__name__}: "

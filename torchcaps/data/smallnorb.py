@@ -1,9 +1,7 @@
 """smallNORB and the binary matrix files that it comes in."""
 
-import gzip
 import math
 import struct
-import zlib
 from functools import cached_property
 from io import BufferedIOBase
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.data.base import ImageData, ImageSet, find_data_dir, register_dataset, stratified_split
+from torchcaps.data.streams import read_entries, unpacked
 
 Cameras = Literal["both_as_channels", "both_as_images", "first"]
 Viewpoints = Literal["all", "azimuth", "elevation"]
@@ -22,7 +21,6 @@ TestViewpoints = Literal["novel", "familiar"]
 Split = Literal["train", "validation", "test"]
 
 _SIDE = 96  # pixels of the published images
-_READ = 1 << 24  # bytes read at once
 _DTYPES = {
     0x1E3D4C51: torch.float32,
     0x1E3D4C53: torch.float64,
@@ -47,15 +45,8 @@ def read_binary_matrix(path: str | Path) -> Tensor:
         ValueError: the file is broken, is longer or shorter than it states, or holds another type.
     """
     path = Path(path)
-    with path.open("rb") as plain:
-        if plain.read(2) != b"\x1f\x8b":
-            plain.seek(0)
-            return _read_matrix(plain, path)
-    try:
-        with gzip.open(path) as unpacked:
-            return _read_matrix(unpacked, path)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is a broken gzip file: {error}") from error
+    with unpacked(path) as file:
+        return _read_matrix(file, path)
 
 
 def _read_matrix(file: BufferedIOBase, path: Path) -> Tensor:
@@ -68,11 +59,7 @@ def _read_matrix(file: BufferedIOBase, path: Path) -> Tensor:
     if min(shape) < 0:
         raise ValueError(f"{path} states the shape {shape}, which has a negative dimension")
     expected = math.prod(shape) * dtype.itemsize
-    entries = bytearray()
-    # In pieces, so that a broken header asks for no more memory than the file fills.
-    while piece := file.read(min(expected - len(entries), _READ)):
-        entries += piece
-    got = len(entries) + len(file.read(_READ))
+    entries, got = read_entries(file, path, expected)
     if got != expected:
         raise ValueError(
             f"{path} states the shape {shape} of {dtype}: expected {expected} bytes of entries, got {got}"

@@ -23,7 +23,7 @@ from torchcaps.explain.draw import (
     worst_mistakes,
 )
 from torchcaps.explain.exhibits import Exhibit, exhibits_of, exhibits_of_classifier, list_exhibits, register_exhibit
-from torchcaps.explain.findings import Answers, Findings, ask, evaluating, examine
+from torchcaps.explain.findings import Answers, ClassFigures, Findings, ask, evaluating, examine
 from torchcaps.explain.flow import class_maps, class_shares, share_maps
 from torchcaps.explain.layers import Layer, dead_types, layer_entropy, observe_layers, peak_activation
 from torchcaps.explain.observe import Observation
@@ -34,6 +34,7 @@ from torchcaps.explain.selection import Selection, select_examples, select_sampl
 
 __all__ = [
     "Answers",
+    "ClassFigures",
     "Exhibit",
     "Extent",
     "Findings",

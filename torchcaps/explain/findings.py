@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,22 @@ from torch import Tensor, nn
 from torchcaps.data.base import ImageSet
 from torchcaps.explain.assignments import assignment_entropy
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
+
+
+class ClassFigures(NamedTuple):
+    """How well one class is told; None where nothing can be said.
+
+    Args:
+        images: how many there are of the class.
+        precision: the share of those that were said to be of the class that are.
+        recall: the share of those of the class that were said to be.
+        f1: the harmonic mean of both.
+    """
+
+    images: int
+    precision: float | None
+    recall: float | None
+    f1: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +64,30 @@ class Findings:
     def error(self) -> float:
         """The share of the images whose most active class is a wrong one."""
         return (self.prediction != self.labels).double().mean().item()
+
+    @cached_property
+    def per_class(self) -> tuple[ClassFigures, ...]:
+        """Precision, recall and F1 of each class, by scikit-learn."""
+        import numpy as np
+        from sklearn.metrics import precision_recall_fscore_support
+
+        classes = list(range(self.activation.shape[1]))
+        answers = self.labels.numpy(), self.prediction.numpy()
+        found = precision_recall_fscore_support(*answers, labels=classes, zero_division=np.nan)
+        shares = [[None if np.isnan(share) else float(share) for share in row] for row in found[:3]]
+        return tuple(ClassFigures(int(count), *row) for count, *row in zip(found[3], *shares, strict=True))
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """The mean of the recalls of the classes that have images."""
+        recalls = [figures.recall for figures in self.per_class if figures.images and figures.recall is not None]
+        return sum(recalls) / len(recalls)
+
+    @property
+    def majority(self) -> tuple[int, float]:
+        """The most frequent class, and its share of the images."""
+        counts = torch.bincount(self.labels)
+        return int(counts.argmax()), (counts.max() / counts.sum().double()).item()
 
     @property
     def true_activation(self) -> float:

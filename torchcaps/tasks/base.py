@@ -72,11 +72,13 @@ class Examination:
         figures: numbers by name, those of the task's measures among them; kept in the summary of a run.
         details: whatever else JSON can hold, by name.
         lines: the same for people; the first says the main thing.
+        warnings: why the figures may not mean what they seem to.
     """
 
     figures: Mapping[str, float]
     details: Mapping[str, Any] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)

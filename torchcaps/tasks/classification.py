@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -11,7 +11,10 @@ from torchcaps.data import Batch, ImageSet
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.numerics import compute_dtype
 from torchcaps.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
-from torchcaps.tasks.labels import answers_of
+from torchcaps.tasks.labels import answers_of, class_text
+
+if TYPE_CHECKING:
+    from torchcaps.explain import Findings
 
 
 @register_task("classification")
@@ -41,22 +44,29 @@ class Classification(Task):
         return {"accuracy": prediction.activation.argmax(1) == batch.labels}
 
     def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
-        """Accuracy, error, and which classes were taken for which: rows true, columns predicted."""
+        """Accuracy, balanced or not, error, which classes were taken for which, and how well each is told.
+
+        In the confusion matrix, rows are true and columns predicted. There is a warning if a network that always says
+        the most frequent class would do as well.
+        """
         from torchcaps.explain import examine
 
         self.check(images)
         findings = examine(network, images, batch_size=batch_size)
         confusion = findings.confusion.tolist()
+        accuracy, balanced = findings.accuracy, findings.balanced_accuracy
+        per_class = {name: row._asdict() for name, row in zip(images.classes, findings.per_class, strict=True)}
         return Examination(
-            {"accuracy": findings.accuracy, "error_percent": 100 * (1 - findings.accuracy)},
-            {"confusion": confusion},
+            {"accuracy": accuracy, "error_percent": 100 * (1 - accuracy), "balanced_accuracy": balanced},
+            {"confusion": confusion, "per_class": per_class},
             (
-                f"{findings.accuracy:.2%} of {len(images)} images right",
+                f"{accuracy:.2%} of {len(images)} images right, balanced accuracy {balanced:.2%}",
                 *(
-                    f"  {name}: {' '.join(f'{count:5}' for count in row)}"
+                    f"  {name}: {' '.join(f'{count:5}' for count in row)}  ({class_text(per_class[name])})"
                     for name, row in zip(images.classes, confusion, strict=True)
                 ),
             ),
+            _warnings(findings, images.classes),
         )
 
     def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
@@ -81,4 +91,16 @@ class Classification(Task):
         """The page of :func:`torchcaps.explain.write_report`."""
         from torchcaps.explain import write_report
 
-        return write_report(folder, network, images, summary, metrics)
+        told = {name: value for name, value in summary.items() if name != "test_per_class"}  # it has a table of its own
+        return write_report(folder, network, images, told, metrics)
+
+
+def _warnings(findings: "Findings", classes: Sequence[str]) -> tuple[str, ...]:
+    """Whether the accuracy is one that takes no network."""
+    label, share = findings.majority
+    if findings.accuracy > share:
+        return ()
+    return (
+        f"the accuracy, {findings.accuracy:.2%}, is not above {share:.2%}, the share of the most frequent class, "
+        f"{classes[label]!r}: a network that always says it does as well",
+    )

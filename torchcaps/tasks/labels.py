@@ -1,6 +1,6 @@
 """What the tasks have in common whose answers are classes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -30,3 +30,9 @@ def answers_of(prediction: Prediction, said: Tensor, probabilities: Tensor, clas
             )
         )
     return answers
+
+
+def class_text(figures: Mapping[str, float | int | None]) -> str:
+    """Precision and recall of a class for people; a dash where nothing can be said."""
+    shares = ((name, figures[name]) for name in ("precision", "recall"))
+    return ", ".join(f"{name} {'-' if share is None else f'{share:.2%}'}" for name, share in shares)

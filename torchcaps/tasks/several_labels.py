@@ -11,7 +11,7 @@ from torch import Tensor
 from torchcaps.data import Batch, ImageSet
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
-from torchcaps.tasks.labels import answers_of
+from torchcaps.tasks.labels import answers_of, class_text
 
 if TYPE_CHECKING:
     from torchcaps.explain import Exhibit, Selection
@@ -112,7 +112,7 @@ class SeveralLabels(Task):
             {"per_class": classes},
             (
                 f"{accuracy:.2%} of {len(images)} images right in all their classes",
-                *(f"  {name}: {_class_text(row)}" for name, row in classes.items()),
+                *(f"  {name}: in {row['images']} images, {class_text(row)}" for name, row in classes.items()),
             ),
         )
 
@@ -217,8 +217,3 @@ def _class_figures(said: Tensor, there: Tensor) -> dict[str, float | int | None]
         "recall": right / count if count else None,
         "f1": 2 * right / (told + count) if told + count else None,
     }
-
-
-def _class_text(figures: dict[str, float | int | None]) -> str:
-    shares = [f"{name} {'-' if figures[name] is None else f'{figures[name]:.2%}'}" for name in ("precision", "recall")]
-    return f"in {figures['images']} images, {', '.join(shares)}"

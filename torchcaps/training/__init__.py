@@ -16,6 +16,7 @@ from torchcaps.training.options import (
     Subject,
     TrainerOptions,
 )
+from torchcaps.training.record import follow_record, images_apart, write_record
 from torchcaps.training.run import circumstances, option_hints, train, train_parsed, train_parser
 from torchcaps.training.speed import Speed
 from torchcaps.training.trust import UntrustedOptions, read_options
@@ -41,6 +42,8 @@ __all__ = [
     "circumstances",
     "evaluation_loader",
     "fit",
+    "follow_record",
+    "images_apart",
     "is_first_process",
     "option_hints",
     "quiet_lightning",
@@ -50,4 +53,5 @@ __all__ = [
     "train_loader",
     "train_parsed",
     "train_parser",
+    "write_record",
 ]

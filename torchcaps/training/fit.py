@@ -77,6 +77,7 @@ class Fitting:
     ) -> None:
         self.learner, self.caller = learner, caller or Caller()
         self.checkpoints = folder / "checkpoints"
+        learner.optimisation.weigh(train)
         main = learner.task.main
         asked = {"stop_at": schedule.stop_at, "stop": schedule.stop, "keep": schedule.keep == "best" or None}
         if not len(validation) and (needing := [name for name, value in asked.items() if value is not None]):

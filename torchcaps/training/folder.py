@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,17 +45,23 @@ class RunFolder:
         """The trained network, as :func:`~torchcaps.models.load_pretrained` reads it."""
         return self.path / "model"
 
+    @property
+    def record(self) -> Path:
+        """The manifest of the images, where they are files."""
+        return self.path / "data.json"
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes the summary in one step: a folder that has one holds a finished run."""
         write_whole(self.summary, json.dumps(summary, indent=2) + "\n")
 
     @contextmanager
-    def opened(self, config: str, resumed: bool) -> Iterator[None]:
+    def opened(self, config: str, resumed: bool, begin: Callable[[], None] | None = None) -> Iterator[None]:
         """Holds the folder for this process alone while it trains, which a process that died does not.
 
         Args:
             config: YAML of all options, written into a new folder.
             resumed: whether this goes on with a run that was there before.
+            begin: called in a new folder before the options are written: a folder that has these has the rest too.
 
         Raises:
             BlockingIOError: if another process trains in it.
@@ -74,6 +80,8 @@ class RunFolder:
                 raise FileExistsError(f"another process has begun a run in {self.path}: choose another --run")
             sweep(self.path)
             if not resumed:
+                if begin is not None:
+                    begin()
                 write_whole(self.config, config)
             yield
         finally:
@@ -105,7 +113,7 @@ class RunFolder:
 
 def _counts(path: Path) -> bool:
     """Whether a file says that a run was begun: not if it was left before anything was written."""
-    return path.name != _LOCK and not path.name.endswith(UNFINISHED)
+    return path.name not in (_LOCK, RunFolder(path.parent).record.name) and not path.name.endswith(UNFINISHED)
 
 
 def read_summary(folder: RunFolder) -> dict[str, Any]:

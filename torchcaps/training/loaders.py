@@ -1,13 +1,16 @@
 """Batches of one process: the same training for any number of processes."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import lightning as L
+import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
 from torchcaps.data import Batch, ImageSet
-from torchcaps.training.options import Schedule
+from torchcaps.training.options import SamplerName, Schedule, one_class_each
 from torchcaps.training.speed import Speed
 
 
@@ -16,7 +19,42 @@ def _same(batch: Any) -> Any:
     return batch
 
 
-def train_loader(images: ImageSet, batch_size: int, seed: int, rank: int = 0, processes: int = 1) -> DataLoader:
+def balanced_order(labels: Tensor, generator: torch.Generator) -> Tensor:
+    """As many indices as labels (N,), in which every class comes up equally often, up to one.
+
+    All images of a class come up before one of them does again.
+    """
+    members = [(labels == label).nonzero().squeeze(1) for label in labels.unique()]
+    counts = torch.full((len(members),), len(labels) // len(members))
+    counts[torch.randperm(len(members), generator=generator)[: len(labels) % len(members)]] += 1
+    drawn = []
+    for count, group in zip(counts.tolist(), members, strict=True):
+        rounds = [group[torch.randperm(len(group), generator=generator)] for _ in range(-(-count // len(group)))]
+        drawn.append(torch.cat([*rounds, group[:0]])[:count])
+    order = torch.cat(drawn)
+    return order[torch.randperm(len(order), generator=generator)]
+
+
+class BalancedSampler(DistributedSampler[int]):
+    """One process's shard of :func:`balanced_order`, which the seed and the epoch alone decide.
+
+    Raises:
+        ValueError: if there are masks of several classes instead of labels.
+    """
+
+    def __init__(self, images: ImageSet, processes: int = 1, rank: int = 0, seed: int = 0) -> None:
+        super().__init__(images, processes, rank, seed=seed, drop_last=True)
+        self.labels = one_class_each(images, "sampler").cpu()
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = balanced_order(self.labels, generator)[: self.total_size]
+        return iter(order[self.rank :: self.num_replicas].tolist())
+
+
+def train_loader(
+    images: ImageSet, batch_size: int, seed: int, rank: int = 0, processes: int = 1, sampler: SamplerName = "shuffled"
+) -> DataLoader:
     """Shuffled batches of one process: its shard of batches that are the same for any number of processes.
 
     Batches are full: the few images that are left over in an epoch come up in others.
@@ -27,17 +65,22 @@ def train_loader(images: ImageSet, batch_size: int, seed: int, rank: int = 0, pr
         seed: of the order, together with the epoch.
         rank: of this process.
         processes: how many there are.
+        sampler: ``shuffled``, each image once, or ``balanced``, each class equally often.
 
     Raises:
-        ValueError: if the batch cannot be shared out evenly, or there is not one image for each process.
+        ValueError: if the batch cannot be shared out evenly, there is not one image for each process, or classes that
+            cannot be balanced.
     """
     if batch_size < 1 or batch_size % processes:
         raise ValueError(f"batch_size must be a multiple of the {processes} processes, got {batch_size}")
     if len(images) < processes:
         raise ValueError(f"{len(images)} training images cannot be shared out to {processes} processes")
     share = min(batch_size, len(images) // processes * processes) // processes
-    sampler: DistributedSampler[Batch] = DistributedSampler(images, processes, rank, seed=seed, drop_last=True)
-    return DataLoader(images, share, sampler=sampler, drop_last=True, collate_fn=_same)
+    if sampler == "balanced":
+        order: DistributedSampler[int] = BalancedSampler(images, processes, rank, seed)
+    else:
+        order = DistributedSampler(images, processes, rank, seed=seed, drop_last=True)
+    return DataLoader(images, share, sampler=order, drop_last=True, collate_fn=_same)
 
 
 def evaluation_loader(images: ImageSet, batch_size: int) -> DataLoader:
@@ -60,7 +103,8 @@ class Loaders(L.LightningDataModule):
         assert self.trainer is not None
         rank, processes = self.trainer.global_rank, self.trainer.world_size
         images = self._near(self.sets[0])
-        return train_loader(images, self.schedule.batch_size, self.schedule.seed, rank, processes)
+        how = self.schedule
+        return train_loader(images, how.batch_size, how.seed, rank, processes, how.sampler)
 
     def val_dataloader(self) -> DataLoader:
         """All validation images."""

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from lightning import Trainer
 from lightning.pytorch.callbacks import Callback, EMAWeightAveraging
-from torch import nn
+from torch import Tensor, nn
 
-from torchcaps.data import ImageData, Preprocess
+from torchcaps.data import ImageData, ImageSet, Preprocess
 from torchcaps.losses import ActivationLoss, MarginLoss
 from torchcaps.models import ImageClassifier, create_model
 from torchcaps.routing import Routing
@@ -22,7 +22,15 @@ OURS = ("max_epochs", "callbacks", "logger", "plugins", "enable_progress_bar", "
 """Arguments of Lightning's Trainer that :func:`torchcaps.training.fit` gives itself."""
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+SamplerName = Literal["shuffled", "balanced"]
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
+def one_class_each(images: ImageSet, option: str) -> Tensor:
+    """The labels of images, int64 (N,); a `ValueError` that names the option if they are masks."""
+    if images.labels.ndim != 1:
+        raise ValueError(f"{option} cannot be balanced where images have several classes: leave it at its default")
+    return images.labels
 
 
 @dataclass(kw_only=True)
@@ -81,6 +89,8 @@ class Optimisation:
         scheduler: of the learning rate; one that takes ``total_steps`` and was not told them, as OneCycleLR with
             ``max_lr`` alone, spans all steps of the training.
         scheduler_interval: whether the scheduler steps each epoch or each step.
+        class_weights: 'balanced' counts each image in the loss by how rare its class is: N / (E N_c), of N training
+            images of E classes, N_c of its own; None counts all alike.
     """
 
     loss: ActivationLoss = field(default_factory=MarginLoss)
@@ -88,6 +98,18 @@ class Optimisation:
     optimizer: OptimizerFactory
     scheduler: SchedulerFactory | None = None
     scheduler_interval: Literal["epoch", "step"] = "epoch"
+    class_weights: Literal["balanced"] | None = None
+
+    def weigh(self, images: ImageSet) -> None:
+        """Gives the loss the weights of the classes in the training images, if it shall have some.
+
+        Raises:
+            ValueError: if the loss takes none, or the images have masks of several classes.
+        """
+        if self.class_weights == "balanced":
+            counts = torch.bincount(one_class_each(images, "class_weights").cpu(), minlength=len(images.classes))
+            weights = len(images) / (int((counts > 0).sum()) * counts.clamp_min(1))
+            self.loss.weigh(weights.where(counts > 0, 0.0))
 
     @property
     def spans_all_steps(self) -> bool:
@@ -104,6 +126,8 @@ class Schedule:
         epochs: how many times the training images are gone through.
         batch_size: over all processes together.
         seed: of the initial weights, the order of the images and their random changes.
+        sampler: 'shuffled' takes each training image once in an epoch, 'balanced' images of each class equally often,
+            those of rare classes several times, with the same random changes in one epoch.
         stop_at: end after the first epoch with this value of the task's measure on the validation images, of a
             classification their accuracy, from 0 to 1; None trains all epochs.
         stop: "early" ends when the task's measure on the validation images has not become better for ``patience``
@@ -119,6 +143,7 @@ class Schedule:
     epochs: int = 20
     batch_size: int = 128
     seed: int = 0
+    sampler: SamplerName = "shuffled"
     stop_at: float | None = None
     stop: Literal["early"] | None = None
     patience: int = 10

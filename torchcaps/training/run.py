@@ -4,6 +4,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 import torch
@@ -11,11 +12,12 @@ from lightning import Trainer
 
 import torchcaps
 from torchcaps.models import ImageClassifier, load_pretrained
-from torchcaps.tasks import Task
+from torchcaps.tasks import Examination, Task
 from torchcaps.training.fit import Fitting, rehearse
 from torchcaps.training.folder import RunFolder, is_first_process
 from torchcaps.training.learner import Learner
 from torchcaps.training.options import Caller, Optimisation, Running, Schedule, Subject
+from torchcaps.training.record import follow_record, write_record
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -53,14 +55,19 @@ def train(
         TrainingDiverged: if the loss is not finite.
     """
     schedule, running, caller = schedule or Schedule(), running or Running(), caller or Caller()
+    changes = follow_record(folder, subject.data)
     task, data = subject.purpose(), subject.data
+    notes = list(dict.fromkeys([*changes, *data.notes()]))
     network = subject.network(schedule.seed)
     learner = Learner(network, optimisation, task, subject.preprocess, schedule.seed, running.speed)
     validation = data.validation.prepared(subject.preprocess)
     resumed = folder.config.exists()
     fitting = Fitting(learner, data.train, validation, folder.path, schedule, running.trainer, caller)
     rehearse(learner, data.train)
-    with folder.opened(caller.config, resumed) if is_first_process() else nullcontext():
+    alone = folder.opened(caller.config, resumed, partial(write_record, folder, data))
+    with alone if is_first_process() else nullcontext():
+        for note in notes if is_first_process() and caller.show is not None else ():
+            caller.show(f"note: {note}")
         runner, metrics = fitting.run()
         if not runner.is_global_zero:
             return None
@@ -68,18 +75,13 @@ def train(
         save(network, folder, subject, task)
         network = load_pretrained(folder.model)  # what the summary speaks of is what was saved
         test = data.test.prepared(subject.preprocess)
-        figures = task.examine(network, test, schedule.batch_size).figures
         summary = {
-            "model": subject.model,
-            "parameters": sum(parameter.numel() for parameter in network.parameters()),
-            "data": type(data).__name__,
-            "task": task.name,
-            "images": {"train": len(data.train), "validation": len(data.validation), "test": len(test)},
+            **_described(subject, task, network),
             "epochs": len(metrics),
             "used_epoch": used,
             "seed": schedule.seed,
-            "preprocess": subject.preprocess.config(),
-            **{f"test_{key}": round(one, 4) if key.endswith("_percent") else one for key, one in figures.items()},
+            **_findings(task.examine(network, test, schedule.batch_size)),
+            **({"notes": notes} if notes else {}),
             "last_epoch": metrics[-1] if metrics else {},
             **circumstances(runner, metrics),
             "command": caller.command,
@@ -88,6 +90,29 @@ def train(
         if running.report:
             task.report(folder.path, network, test, summary, metrics)
     return summary
+
+
+def _described(subject: Subject, task: Task, network: ImageClassifier) -> dict[str, Any]:
+    """What was trained, on what and for what, for the summary."""
+    data = subject.data
+    return {
+        "model": subject.model,
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "data": type(data).__name__,
+        "task": task.name,
+        "images": {"train": len(data.train), "validation": len(data.validation), "test": len(data.test)},
+        "preprocess": subject.preprocess.config(),
+    }
+
+
+def _findings(found: Examination) -> dict[str, Any]:
+    """What the test showed, for the summary."""
+    figures = {name: round(one, 4) if name.endswith("_percent") else one for name, one in found.figures.items()}
+    return {
+        **{f"test_{name}": value for name, value in figures.items()},
+        **({"test_per_class": found.details["per_class"]} if "per_class" in found.details else {}),
+        **({"warnings": list(found.warnings)} if found.warnings else {}),
+    }
 
 
 def save(network: ImageClassifier, folder: RunFolder, subject: Subject, task: Task) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchcaps.data.base import ImageSet
 from torchcaps.explain.exhibits.base import PNG, Exhibit, Table, register_exhibit
-from torchcaps.explain.findings import Findings
+from torchcaps.explain.findings import ClassFigures, Findings
 
 _MISTAKES = 24
 
@@ -48,6 +48,8 @@ class Summary(Exhibit):
 
 
 def _words(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return "; ".join(value)
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
 
 
@@ -57,6 +59,7 @@ def measures(findings: Findings) -> list[Quantity]:
         Quantity("images in this report", len(findings.labels)),
         Quantity("accuracy on them", findings.accuracy, percent=True),
         Quantity("error on them", findings.error, percent=True),
+        Quantity("balanced accuracy on them: mean recall of the classes", findings.balanced_accuracy, percent=True),
         Quantity("mean activation of the true class", findings.true_activation),
         Quantity("images with no class above 0.5", findings.undecided, percent=True),
     ]
@@ -73,10 +76,12 @@ class Confusion(Exhibit):
     Attributes:
         counts: (E, E), rows true, columns predicted.
         classes: their names.
+        figures: how well each is told.
     """
 
     counts: Tensor
     classes: tuple[str, ...]
+    figures: tuple[ClassFigures, ...] = ()
 
     @classmethod
     def of(cls, findings: Findings, classes: Sequence[str]) -> "Confusion":
@@ -88,7 +93,18 @@ class Confusion(Exhibit):
             "are stretched so that a few mistakes already show.",
             counts=findings.confusion.cpu(),
             classes=tuple(classes),
+            figures=findings.per_class,
         )
+
+    def table(self) -> Table | None:
+        """How well each class is told."""
+        if not self.figures:
+            return None
+        rows = [
+            [name, f"{figures.images:,}", *("-" if share is None else f"{share:.1%}" for share in figures[1:])]
+            for name, figures in zip(self.classes, self.figures, strict=True)
+        ]
+        return Table(rows, ["class", "images", "precision", "recall", "F1"])
 
 
 class Mistake(NamedTuple):

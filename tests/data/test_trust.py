@@ -1,0 +1,290 @@
+"""Nothing silently wrong with a folder of anybody's images; each test is named by its item of the issue."""
+
+import errno
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.data.folders import BROKEN, LEFT_OUT, LIMIT, READ, make_root, make_troubles, save
+from torchcaps.cli import main
+from torchcaps.data import ImageFolder, Manifest, Padded, stable_split
+from torchcaps.data.check import check_folder
+from torchcaps.data.manifest import readable
+
+ODD = [Path(name).name for name in (*BROKEN, *LEFT_OUT, *READ)] + ["linked"]
+
+
+def names(images, root: Path) -> set[str]:
+    return {Path(file).relative_to(root).as_posix() for file in images.files}
+
+
+def part_of(data: ImageFolder) -> dict[str, str]:
+    parts = {"train": data.train, "validation": data.validation, "test": data.test}
+    return {name: part for part, images in parts.items() for name in names(images, data.root)}
+
+
+# Item 1: the split
+
+
+class TestItem1:
+    def test_one_more_image_moves_one_of_its_class_at_most(self, tmp_path):
+        before = part_of(ImageFolder(str(make_root(tmp_path))))
+        for number in range(5):
+            save(tmp_path / "a" / f"new {number}.png", 5000 + number)
+            after = part_of(ImageFolder(str(tmp_path)))
+            # One leaves the test set for validation or training, one validation; or none where shares grow.
+            assert sum(before[name] != after[name] for name in before) <= 2
+            assert all(before[name] == after[name] for name in before if name.startswith("b"))
+            before = after
+
+    def test_names_have_no_say(self, tmp_path):
+        before = part_of(ImageFolder(str(make_root(tmp_path))))
+        (tmp_path / "a" / "000.png").rename(tmp_path / "a" / "zzz.png")
+        after = part_of(ImageFolder(str(tmp_path)))
+        assert {**after, "a/000.png": after["a/zzz.png"]} == {**before, "a/zzz.png": after["a/zzz.png"]}
+
+    def test_copies_stay_together(self):
+        digests = [str(index // 4) for index in range(100)]
+        for seed in range(20):
+            rest, aside = stable_split(torch.zeros(100, dtype=torch.int64), digests, 0.33, seed)
+            assert not {digests[i] for i in rest} & {digests[i] for i in aside}
+            assert 33 <= len(aside) <= 36
+
+    def test_a_class_of_copies_has_images_on_both_sides(self):
+        rest, aside = stable_split(torch.zeros(5, dtype=torch.int64), ["same"] * 5, 0.2, 0)
+        assert (len(rest), len(aside)) == (4, 1)
+
+    def test_manifest_is_written_whole_and_read_back(self, tmp_path):
+        manifest = ImageFolder(str(make_root(tmp_path / "images", 3))).manifest()
+        manifest.write(tmp_path / "data.json")
+        assert Manifest.read(tmp_path / "data.json") == manifest
+        assert [path.name for path in tmp_path.iterdir()] in (["images", "data.json"], ["data.json", "images"])
+        (tmp_path / "data.json").write_text((tmp_path / "data.json").read_text()[:-20])
+        with pytest.raises(ValueError, match=r"data\.json is damaged"):
+            Manifest.read(tmp_path / "data.json")
+
+    def test_following_keeps_the_parts_and_names_what_changed(self, tmp_path):
+        data = ImageFolder(str(make_root(tmp_path)))
+        manifest, before, fingerprint = data.manifest(), part_of(data), data.fingerprint()
+        for number in range(20):
+            save(tmp_path / "a" / f"{number:03} new.png", 5000 + number)
+        later = ImageFolder(str(tmp_path))
+        changes = later.follow(manifest)
+        assert len(changes.added) == 20
+        assert changes.lines()[0].startswith("20 images added since the training, left out of all parts: a/000 new.png")
+        assert part_of(later) == before
+        assert later.fingerprint() == fingerprint
+        assert torch.equal(later.train.images, data.train.images)
+
+    def test_removed_changed_and_renamed_are_told_apart(self, tmp_path):
+        data = ImageFolder(str(make_root(tmp_path)), validation=0, test=0)
+        manifest, fingerprint = data.manifest(), data.fingerprint()
+        (tmp_path / "a" / "000.png").unlink()
+        save(tmp_path / "a" / "001.png", 7000)
+        (tmp_path / "b" / "002.png").rename(tmp_path / "b" / "other.png")
+        (tmp_path / "b" / "003.png").rename(tmp_path / "a" / "moved.png")  # another class is another image
+        later = ImageFolder(str(tmp_path), validation=0, test=0)
+        changes = later.follow(manifest)
+        assert (changes.removed, changes.changed) == (("a/000.png", "b/003.png"), ("a/001.png",))
+        assert changes.renamed == (("b/002.png", "b/other.png"),)
+        assert changes.added == ("a/moved.png",)
+        assert later.fingerprint() != fingerprint
+        assert len(later.train) == 58
+
+    def test_swapped_classes_change_the_fingerprint(self, tmp_path):
+        data = ImageFolder(str(make_root(tmp_path)))
+        manifest, fingerprint = data.manifest(), data.fingerprint()
+        for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
+            (tmp_path / old).rename(tmp_path / new)
+        later = ImageFolder(str(tmp_path))
+        assert len(later.follow(manifest).changed) == 60
+        assert later.fingerprint() != fingerprint
+
+    def test_data_made_of_a_folder_follow_it(self, tmp_path):
+        data = Padded(ImageFolder(str(make_root(tmp_path))), pad=1)
+        manifest = data.manifest()
+        save(tmp_path / "a" / "new.png", 5000)
+        later = Padded(ImageFolder(str(tmp_path)), pad=1)
+        assert later.follow(manifest).added == ("a/new.png",)
+        assert later.test.files == data.test.files
+
+    def test_a_run_from_before_keeps_the_split_of_then(self, tmp_path):
+        from torchcaps.data import stratified_split
+
+        data = ImageFolder(str(make_root(tmp_path)))
+        assert data.follow(None).lines() == ()
+        listed = sorted(part_of(data))
+        labels = torch.arange(60) // 30
+        assert names(data.test, tmp_path) == {listed[i] for i in stratified_split(labels, 0.2, 0)[1].tolist()}
+        assert "no record of its parts" in data.notes()[0]
+
+
+# Item 2: names of folders
+
+
+class TestItem2:
+    @pytest.mark.parametrize("validation", ["val", "Valid", "VALIDATION"])
+    @pytest.mark.parametrize(("train", "test"), [("train", "test"), ("Training", "Testing")])
+    def test_usual_names(self, tmp_path, train, validation, test):
+        for count, name in ((5, train), (2, validation), (3, test)):
+            make_root(tmp_path / name, count)
+        data = ImageFolder(str(tmp_path), validation=0.5)
+        assert (len(data.train), len(data.validation), len(data.test)) == (10, 4, 6)
+
+    @pytest.mark.parametrize("name", ["val", "valid", "validation"])
+    def test_without_a_test_folder_the_validation_images_are_reported_and_it_is_said(self, tmp_path, name):
+        make_root(tmp_path / "train", 10)
+        make_root(tmp_path / name, 3, start=5000)
+        data = ImageFolder(str(tmp_path), validation=0.2)
+        assert data.classes == ("a", "b")
+        assert (len(data.train), len(data.validation), len(data.test)) == (16, 4, 6)
+        assert names(data.test, tmp_path) == {f"{name}/{c}/{i:03}.png" for c in "ab" for i in range(3)}
+        (note,) = data.notes()
+        assert note.startswith(
+            f"there are no test images of their own: what is reported as test are the images in '{name}'"
+        )
+
+    @pytest.mark.parametrize(
+        ("folders", "message"),
+        [
+            (("train/a", "train/b", "dogs"), r"holds 'train', as if .* but also dogs, as if .* rename a class"),
+            (("train/a", "train/b", "val/a", "val/b", "cats", "dogs"), "but also cats, dogs, as if"),
+            (("test/a", "test/b", "dogs"), "but also dogs"),
+            (("train/a", "train/b"), r"neither val nor test: give the root .*train, of which a share"),
+            (("val/a", "val/b", "test/a", "test/b"), "but no train"),
+            (("train/a", "train/b", "Training/a", "Training/b"), "holds 'Training' and 'train': only one"),
+            (("train/a", "train/b", "val/a", "validation/a"), "only one can be the validation images"),
+            (("train", "test"), r"train must hold a folder for each of two or more classes, got \(\)"),
+            (("train/a", "train/b", "test"), r"test must hold the class folders of train, \('a', 'b'\), got \(\)"),
+        ],
+    )
+    def test_what_is_doubtful_is_refused(self, tmp_path, folders, message):
+        for number, folder in enumerate(folders):
+            save(tmp_path / folder / "0.png", number)
+        with pytest.raises(ValueError, match=message):
+            ImageFolder(str(tmp_path))
+
+    def test_folders_without_images_beside_the_parts_are_no_classes(self, tmp_path):
+        for number, folder in enumerate(("train/a", "train/b", "test/a", "test/b")):
+            save(tmp_path / folder / "0.png", number)
+        (tmp_path / "docs").mkdir()
+        (tmp_path / "docs" / "readme.txt").write_text("hello")
+        assert len(ImageFolder(str(tmp_path)).test) == 2
+
+    def test_a_class_may_have_the_name_of_a_part(self, tmp_path):
+        make_root(tmp_path, 2, ("car", "plane", "train", "test"))
+        assert ImageFolder(str(tmp_path)).classes == ("car", "plane", "test", "train")
+
+
+# Item 7: broken files
+
+
+@pytest.fixture(scope="module")
+def troubles(tmp_path_factory) -> Path:
+    return make_troubles(tmp_path_factory.mktemp("troubles") / "photos")
+
+
+class TestItem7:
+    @pytest.fixture(autouse=True)
+    def limit(self, monkeypatch):
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", LIMIT)
+
+    def test_all_that_is_broken_is_told_at_once(self, troubles):
+        data = ImageFolder(str(troubles), size=8)
+        with pytest.raises(ValueError, match=r"7 files cannot be read: .* skip_broken") as caught:
+            _ = data.train
+        for name, why in BROKEN.items():
+            assert re.search(f"cannot read the image {re.escape(str(troubles / name))}: .*{why}", str(caught.value))
+
+    def test_the_rest_is_read_and_what_was_left_out_is_said(self, troubles):
+        data = ImageFolder(str(troubles), size=8, skip_broken=True)
+        left_out = data.manifest().left_out
+        assert {name: why for name, why in {**BROKEN, **LEFT_OUT}.items() if why not in left_out[name]} == {}
+        assert set(left_out) == {*BROKEN, *LEFT_OUT}
+        good = {f"{c}/{number:02}.png" for c in "ab" for number in range(12)}
+        assert set(part_of(data)) == {*good, *READ}
+        notes = "\n".join(data.notes())
+        assert all(readable(name) in notes for name in left_out)
+
+    def test_broken_files_have_no_say_in_the_parts(self, troubles, tmp_path):
+        clean = tmp_path / "clean"
+        for category in "ab":
+            shutil.copytree(troubles / category, clean / category, ignore=lambda _, found: {*ODD} & {*found})
+        expected = part_of(ImageFolder(str(clean), size=8, validation=0.3))
+        shutil.copy(troubles / "a" / "text.png", clean / "a")
+        assert part_of(ImageFolder(str(clean), size=8, validation=0.3, skip_broken=True)) == expected
+
+    def test_check(self, troubles, capsys):
+        assert main(["check", str(troubles), "--json"]) == 1
+        output = capsys.readouterr()
+        found = json.loads(output.out)
+        assert set(found["broken"]) == set(BROKEN)
+        assert set(found["left_out"]) == set(LEFT_OUT)
+        assert found["classes"] == {"all": {"a": 12, "b": 12 + len(READ)}}
+        assert (found["formats"]["GIF"], found["formats"]["JPEG"]) == (1, 3)
+        assert (found["sizes"]["10 x 8"], found["sizes"]["80 x 90"]) == (1, 1)
+        assert (found["moving"], found["turned"]) == (["b/moving.gif"], 1)
+        assert "1 problem in" in output.err
+        assert main(["check", str(troubles)]) == 1
+        assert "PROBLEM: 7 files cannot be read: a/bomb.png (" in capsys.readouterr().out
+
+    def test_check_of_a_folder_in_order(self, tmp_path, capsys):
+        make_root(tmp_path, 3)
+        shutil.copy(tmp_path / "a" / "000.png", tmp_path / "a" / "copy.png")
+        assert main(["check", str(tmp_path)]) == 0
+        output = capsys.readouterr().out
+        assert "all: 7 images of 2 classes" in output
+        assert "a: 4 (57.1%)" in output
+        assert "1 image there more than once: a/000.png = a/copy.png" in output
+
+    def test_copies_in_other_parts_and_classes_are_named(self, tmp_path, capsys):
+        make_root(tmp_path / "train", 3)
+        make_root(tmp_path / "test", 3, start=5000)
+        shutil.copy(tmp_path / "train" / "a" / "000.png", tmp_path / "test" / "a" / "copy.png")
+        shutil.copy(tmp_path / "train" / "a" / "001.png", tmp_path / "train" / "b" / "copy.png")
+        in_parts, in_classes = ImageFolder(str(tmp_path), validation=0).notes()
+        assert in_parts == (
+            "1 image of the same content in several parts of the data: train/a/000.png (train) = test/a/copy.png (test)"
+        )
+        assert in_classes.startswith("1 image of the same content in several classes: train/a/001.png (train) = ")
+        assert main(["check", str(tmp_path)]) == 1
+        assert f"PROBLEM: {in_parts}" in capsys.readouterr().out
+
+    def test_what_may_not_be_read_is_broken(self, tmp_path, monkeypatch):
+        root, locked = make_root(tmp_path, 5), tmp_path / "a" / "000.png"
+        monkeypatch.setattr(Path, "open", refusing(Path.open, locked))  # the tests may run as root, whom nothing stops
+        monkeypatch.setattr(Image, "open", refusing(Image.open, locked))
+        with pytest.raises(ValueError, match=f"cannot read the image {locked}: Permission denied"):
+            _ = ImageFolder(str(root)).train
+        data = ImageFolder(str(root), skip_broken=True)
+        assert data.manifest().left_out == {"a/000.png": "Permission denied"}
+        assert check_folder(root).broken == {"a/000.png": "Permission denied"}
+
+    def test_a_class_of_broken_files_is_named(self, tmp_path):
+        root = make_root(tmp_path, 3)
+        (root / "c").mkdir()
+        (root / "c" / "0.png").write_text("hello")
+        with pytest.raises(ValueError, match=r"class 'c' holds no training image that can be read: c/0.png \(it is no"):
+            _ = ImageFolder(str(root), skip_broken=True).train
+
+    def test_a_class_that_links_to_another_is_named(self, tmp_path):
+        root = make_root(tmp_path, 3)
+        (root / "c").symlink_to("a", target_is_directory=True)
+        with pytest.raises(ValueError, match=r"class folder .*c holds no images: it links to .*a, which is read"):
+            ImageFolder(str(root))
+
+
+def refusing(function, path: Path):
+    """The function, but for one path."""
+
+    def refuse(first, *rest, **named):
+        if str(first) == str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return function(first, *rest, **named)
+
+    return refuse

@@ -1,0 +1,163 @@
+"""What a folder of images is like, before anything is trained on it: classes, formats, sizes, copies, broken files."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torchcaps.data.files import ImageFile, list_folder
+from torchcaps.data.manifest import Entry, Manifest, copies_lines, count_of, readable, some
+from torchcaps.data.picture import BrokenImage, in_mode, naming
+from torchcaps.data.store import threaded
+from torchcaps.data.streams import digest_of
+
+_FREQUENT = 10  # sizes that are told one by one
+
+
+@dataclass(frozen=True)
+class FolderReport:
+    """What :func:`check_folder` found.
+
+    Attributes:
+        classes: how many images each class has, by part; ``all`` where no part has a folder of its own.
+        formats: how many images are of each format, as their content says.
+        modes: how many have each kind of pixels, by Pillow's name of it.
+        sizes: how many have each size, height x width.
+        moving: names of images of several frames, the first of which counts.
+        turned: how many are turned by their EXIF orientation.
+        broken: why files cannot be read, by name.
+        left_out: why files are not taken for images of a class, by name.
+        copies: for people: which images have the same content.
+        contradictions: for people: which images of the same content are in several parts or classes.
+        notes: what else a reader of results should know.
+    """
+
+    classes: dict[str, dict[str, int]]
+    formats: dict[str, int]
+    modes: dict[str, int]
+    sizes: dict[str, int]
+    moving: tuple[str, ...]
+    turned: int
+    broken: dict[str, str]
+    left_out: dict[str, str]
+    copies: tuple[str, ...]
+    contradictions: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What should be mended, for people: broken files, and copies of images in several parts or classes."""
+        broken = [f"{name} ({why})" for name, why in self.broken.items()]
+        found = [f"{count_of(broken, 'file')} cannot be read: {some(broken)}"] if broken else []
+        return (*found, *self.contradictions)
+
+    def json(self) -> dict[str, Any]:
+        """All of it, ready for JSON."""
+        return {**asdict(self), "problems": self.problems}
+
+    def lines(self) -> list[str]:
+        """All of it for people."""
+        lines = []
+        for part, classes in self.classes.items():
+            total = sum(classes.values())
+            lines.append(f"{part}: {total:,} images of {len(classes)} classes")
+            lines += [f"  {readable(name)}: {count:,} ({count / total:.1%})" for name, count in classes.items()]
+        for what, counts in (("formats", self.formats), ("pixels", self.modes), ("sizes", self.sizes)):
+            frequent = [f"{name} {count:,}" for name, count in list(counts.items())[:_FREQUENT]]
+            more = len(counts) - len(frequent)
+            lines.append(f"{what}: {', '.join(frequent)}" + (f" and {more:,} others" if more else ""))
+        if len(self.sizes) > 1:
+            lines.append("  images of several sizes need an option: --data.size")
+        if self.moving:
+            lines.append(f"{count_of(self.moving)} of several frames, the first of which counts: {some(self.moving)}")
+        if self.turned:
+            lines.append(f"{self.turned:,} turned upright, as their EXIF orientation says")
+        reasons: dict[str, list[str]] = {}
+        for name, why in self.left_out.items():
+            reasons.setdefault(why, []).append(name)
+        lines += [f"left out {count_of(names, 'file')}: {why}: {some(names)}" for why, names in reasons.items()]
+        lines += [*self.copies, *self.notes]
+        return lines + [f"PROBLEM: {problem}" for problem in self.problems]
+
+
+class _Look(NamedTuple):
+    """One file that was read in full."""
+
+    digest: str
+    format: str = ""
+    mode: str = ""
+    size: str = ""
+    frames: int = 1
+    turned: bool = False
+    broken: str = ""
+
+
+def check_folder(root: str | Path) -> FolderReport:
+    """Reads every image of a folder in full, one after the other; nothing is kept but what is told of it.
+
+    Args:
+        root: as of :class:`~torchcaps.data.ImageFolder`.
+
+    Raises:
+        ValueError: it cannot be told which folders are classes, and what else :class:`~torchcaps.data.ImageFolder`
+            raises before it reads images.
+    """
+    listing = list_folder(Path(root).expanduser())
+    files = [file for part in listing.parts.values() for file in part]
+    looks = dict(zip(files, threaded(lambda index: _look(files[index].path), range(len(files))), strict=True))
+    whole = {file: look for file, look in looks.items() if not look.broken}
+    parts = {
+        part: tuple(Entry(file.name, file.category, whole[file].digest) for file in rows if file in whole)
+        for part, rows in listing.parts.items()
+    }
+    manifest = Manifest(listing.classes, parts)
+    contradictions = tuple(copies_lines(manifest))
+    return FolderReport(
+        classes={part: _counts(listing.classes, rows) for part, rows in parts.items()},
+        formats=_ranked([look.format for look in whole.values()]),
+        modes=_ranked([look.mode for look in whole.values()]),
+        sizes=_ranked([look.size for look in whole.values()]),
+        moving=tuple(file.name for file, look in whole.items() if look.frames > 1),
+        turned=sum(look.turned for look in whole.values()),
+        broken={file.name: look.broken for file, look in looks.items() if look.broken},
+        left_out=listing.left_out,
+        copies=tuple(_copies(whole)),
+        contradictions=contradictions,
+        notes=listing.notes,
+    )
+
+
+def _look(path: Path) -> _Look:
+    from PIL import Image
+
+    try:
+        digest = digest_of(path)
+        with naming(path, path), Image.open(path) as image:
+            kind, mode, frames = image.format or "", image.mode, getattr(image, "n_frames", 1)
+            turned = image.getexif().get(0x0112, 1) != 1
+            upright = in_mode(image, 3)
+    except BrokenImage as problem:
+        return _Look("", broken=problem.why)
+    except OSError as error:
+        return _Look("", broken=str(error.strerror))
+    return _Look(digest, kind, mode, f"{upright.height} x {upright.width}", frames, turned)
+
+
+def _counts(classes: Sequence[str], rows: Sequence[Entry]) -> dict[str, int]:
+    found = Counter(entry.category for entry in rows)
+    return {name: found[name] for name in classes}
+
+
+def _ranked(names: Sequence[str]) -> dict[str, int]:
+    """How often each name comes up, the most frequent first."""
+    return dict(Counter(names).most_common())
+
+
+def _copies(looks: dict[ImageFile, _Look]) -> list[str]:
+    """For people: images of the same content."""
+    groups: dict[str, list[str]] = {}
+    for file, look in looks.items():
+        groups.setdefault(look.digest, []).append(file.name)
+    several = [" = ".join(names) for names in groups.values() if len(names) > 1]
+    return [f"{count_of(several)} there more than once: {some(several)}"] if several else []

@@ -1,0 +1,204 @@
+"""Which files in a folder are images of which class, and which of them to train, to validate and to test on."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from torchcaps.data.listed import PART_NAMES, Listed, part_called, validation_is_test
+from torchcaps.data.manifest import some
+from torchcaps.data.picture import image_suffixes
+
+_JUNK = ("thumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found")
+"""What systems leave in folders, beside names with a dot first."""
+
+
+class ImageFile(NamedTuple):
+    """One file of a class.
+
+    Args:
+        name: relative to the root, with slashes.
+        category: the name of its class.
+        path: where it is.
+    """
+
+    name: str
+    category: str
+    path: Path
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return str(self.path)
+
+    def source(self) -> Path:
+        """Where its content is read from."""
+        return self.path
+
+
+@dataclass
+class Listing(Listed):
+    """What was found in a folder; nothing was opened for it.
+
+    Attributes:
+        root: the folder; names are relative to it.
+    """
+
+    root: Path = Path()
+
+    @cached_property
+    def _suffixes(self) -> set[str]:
+        return image_suffixes()
+
+    def add(self, part: str, folder: Path) -> None:
+        """Lists the class folders in ``folder`` as a part.
+
+        Raises:
+            ValueError: they are not those of the parts before, fewer than two, or one of them holds no images.
+        """
+        found = _folders(folder)
+        classes = tuple(path.name for path in found)
+        if self.parts and classes != self.classes:
+            raise ValueError(f"{folder} must hold the class folders of train, {self.classes}, got {classes}")
+        if len(classes) < 2:
+            raise ValueError(f"{folder} must hold a folder for each of two or more classes, got {classes}")
+        self.classes = classes
+        files = self.parts.setdefault(part, [])
+        seen: set[Path] = {folder.resolve()}
+        for path in found:
+            images = sorted(self._images(path, seen))
+            if not images:
+                raise ValueError(f"class folder {path} holds no images{self._reasons(path)}")
+            files += [ImageFile(self._name(image), path.name, image) for image in images]
+        self._leave_out_loose(folder)
+
+    def _images(self, folder: Path, seen: set[Path]) -> Iterator[Path]:
+        """The image files in a folder, however deep; links are followed, each folder is read once."""
+        real = folder.resolve()
+        if real in seen:
+            self._leave_out(folder, f"it links to {real}, which is read already")
+            return
+        seen.add(real)
+        for path in self._entries(folder):
+            if _is(path.is_dir):
+                yield from self._images(path, seen)
+            elif not _is(path.is_file):
+                self._leave_out(path, "it links to nothing" if path.is_symlink() else "it is no file that can be read")
+            elif path.suffix.lower() not in self._suffixes:
+                self._leave_out(path, f"Pillow opens no {path.suffix or 'files without a suffix'}")
+            else:
+                yield path
+
+    def _entries(self, folder: Path) -> list[Path]:
+        try:
+            return sorted(path for path in folder.iterdir() if not is_junk(path))
+        except OSError as error:
+            self._leave_out(folder, f"it cannot be read: {error.strerror}")
+            return []
+
+    def _leave_out_loose(self, folder: Path) -> None:
+        for path in self._entries(folder):
+            if _is(path.is_file):
+                self._leave_out(path, "it lies in no class folder")
+
+    def _leave_out(self, path: Path, why: str) -> None:
+        self.left_out[self._name(path)] = why
+
+    def _reasons(self, folder: Path) -> str:
+        inside = [why for name, why in self.left_out.items() if (self.root / name).is_relative_to(folder)]
+        return f": {inside[0]}" if inside else ""
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+
+def list_folder(root: Path) -> Listing:
+    """Lists the images of a folder of classes, or of folders of parts that hold them.
+
+    Raises:
+        FileNotFoundError: there is no `root`.
+        NotADirectoryError: `root` is not a folder.
+        ValueError: it cannot be told which folders are parts and which are classes; see also :meth:`Listing.add`.
+    """
+    if not root.exists():
+        raise FileNotFoundError(f"root {root} does not exist")
+    if not root.is_dir():
+        raise NotADirectoryError(f"root {root} is not a folder")
+    listing = Listing(root=root)
+    parts = _part_folders(root)
+    if parts is None:
+        listing.add("all", root)
+        return listing
+    if "test" not in parts:
+        parts["test"] = parts.pop("validation")
+        listing.notes = (validation_is_test(parts["test"].name, parts["train"].name),)
+    for part in PART_NAMES:
+        if part in parts:
+            listing.add(part, parts[part])
+    listing._leave_out_loose(root)
+    return listing
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The files below a folder, however deep, whose suffix Pillow can open, sorted; nothing that is hidden."""
+    return sorted(Listing(root=folder)._images(folder, set()))
+
+
+def is_junk(path: Path) -> bool:
+    """Whether it is hidden, or something that systems leave in folders."""
+    return path.name.startswith(".") or path.name.lower() in _JUNK
+
+
+def _is(kind: Callable[[], bool]) -> bool:
+    """Whether it is of a kind; not, where one may not look."""
+    try:
+        return kind()
+    except OSError:
+        return False
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if _is(path.is_dir) and not is_junk(path))
+
+
+def _part_folders(root: Path) -> dict[str, Path] | None:
+    """The folders of the parts; None where all folders are classes.
+
+    Folders with the names of parts are parts if one of them holds several folders, or there are no others.
+    """
+    named: dict[str, Path] = {}
+    folders, others = _folders(root), []
+    for path in folders:
+        part = part_called(path.name)
+        if part is None:
+            others.append(path)
+        elif part in named:
+            raise ValueError(f"{root} holds {named[part].name!r} and {path.name!r}: only one can be the {part} images")
+        else:
+            named[part] = path
+    if not named or (others and all(len(_folders(path)) < 2 for path in named.values())):
+        return None
+    _refuse_doubtful(root, named, [path for path in others if _holds_images(path)])
+    return named
+
+
+def _refuse_doubtful(root: Path, named: dict[str, Path], others: Sequence[Path]) -> None:
+    parts = " and ".join(repr(path.name) for path in named.values())
+    if others:
+        raise ValueError(
+            f"{root} holds {parts}, as if these were parts of the data, but also {some([p.name for p in others])}, as "
+            "if its folders were classes: move the classes into the parts, or rename a class that has the name of a "
+            f"part ({', '.join(name for names in PART_NAMES.values() for name in names)})"
+        )
+    if "train" not in named:
+        raise ValueError(f"{root} holds {parts} but no train: call the folder of the training images 'train'")
+    if len(named) == 1:
+        raise ValueError(
+            f"{root} holds {parts} but neither val nor test: give the root {named['train']}, of which a share is put "
+            "aside to test on"
+        )
+
+
+def _holds_images(folder: Path) -> bool:
+    return any(True for _ in Listing(root=folder)._images(folder, set()))

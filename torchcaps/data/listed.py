@@ -1,0 +1,370 @@
+"""Images that are listed one by one before they are read: files in a folder, rows of a table."""
+
+import hashlib
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from torchcaps.data.base import TEST_SEED, ImageData, ImageSet, Resize, check_share, stable_split, stratified_split
+from torchcaps.data.manifest import PARTS, Changes, Entry, Manifest, copies_lines, count_of, readable, some
+from torchcaps.data.picture import BrokenImage, check_resize, naming, open_image, to_tensor
+from torchcaps.data.store import GIB, ImageStore, threaded
+from torchcaps.data.streams import digest_of
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PART_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("val", "valid", "validation"),
+    "test": ("test", "testing"),
+}
+"""What the parts of data are called, in any case."""
+
+_LISTED = 100  # broken images in one error
+
+
+def part_called(name: str) -> str | None:
+    """The part that has this name; None if none has."""
+    return next((part for part, names in PART_NAMES.items() if name.lower() in names), None)
+
+
+def validation_is_test(tested: str, train: str) -> str:
+    """What is said where there are validation images and no test images."""
+    return (
+        f"there are no test images of their own: what is reported as test are the images in {readable(tested)!r}, "
+        f"and validation images are put aside from {readable(train)!r}"
+    )
+
+
+class Item(Protocol):
+    """One image that is listed."""
+
+    @property
+    def name(self) -> str:
+        """Which one it is among all of its data."""
+
+    @property
+    def category(self) -> str:
+        """The name of its class."""
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+
+    def source(self) -> Path | BytesIO:
+        """Its content, or the file that has it."""
+
+
+@dataclass
+class Listed:
+    """The images of a data set, of which nothing was opened yet.
+
+    Attributes:
+        classes: the name of each label.
+        parts: the images of each part that the source tells apart; if it does not, all of them as ``all``.
+        left_out: why what else was found is not among them, by name.
+        notes: what a reader of results should know.
+    """
+
+    classes: tuple[str, ...] = ()
+    parts: dict[str, list[Any]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def items(self) -> list[Item]:
+        """The images of all parts."""
+        return [item for part in self.parts.values() for item in part]
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The images of all parts, and what is said of them."""
+
+    sets: dict[str, ImageSet]
+    manifest: Manifest
+
+
+class ListedImages(ImageData):
+    """Images that are listed one by one, each with a class: a subclass says how.
+
+    Arguments are those of :class:`~torchcaps.data.ImageFolder`.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    advice: str = "leave them out to see the rest"
+    """What else tells of broken images."""
+
+    def __init__(
+        self,
+        size: int | tuple[int, int] | None = None,
+        channels: Literal[1, 3] | None = None,
+        resize: Resize = "pad",
+        test: float = 0.2,
+        validation: float = 0.1,
+        seed: int = 0,
+        skip_broken: bool = False,
+        memory: float = 4.0,
+    ) -> None:
+        super().__init__(validation, seed)
+        check_share("test", test)
+        check_resize(resize)
+        if channels not in (None, 1, 3):
+            raise ValueError(f"channels must be 1, 3 or None, got {channels}")
+        self.size = (size, size) if isinstance(size, int) else size
+        if self.size is not None and min(self.size) < 1:
+            raise ValueError(f"size must be at least 1 x 1 pixel, got {size}")
+        if not memory >= 0:
+            raise ValueError(f"memory must be 0 GiB or more, got {memory}")
+        self.channels = channels
+        self.resize: Resize = resize
+        self.test_share = test
+        self.skip_broken = skip_broken
+        self.memory = memory
+        self._followed: Manifest | None = None
+        self._unrecorded = False
+        self._changes = Changes()
+
+    @abstractmethod
+    def list_images(self) -> Listed:
+        """What there is, before anything is opened."""
+
+    @cached_property
+    def listed(self) -> Listed:
+        """What there is."""
+        return self.list_images()
+
+    def load_train(self) -> ImageSet:
+        """Read the training images, those for validation included unless these have a folder of their own."""
+        train, validation = (self._read.sets[part] for part in ("train", "validation"))
+        if "validation" in self.listed.parts or not len(validation):
+            return train
+        return replace(
+            train,
+            images=torch.cat([train.images, validation.images]),
+            labels=torch.cat([train.labels, validation.labels]),
+            files=(*(train.files or ()), *(validation.files or ())),
+        )
+
+    def load_validation(self) -> ImageSet | None:
+        """Read the images in `val`, if that folder is there."""
+        return self._read.sets["validation"] if "validation" in self.listed.parts else None
+
+    def load_test(self) -> ImageSet:
+        """Read the test images."""
+        return self._read.sets["test"]
+
+    def manifest(self) -> Manifest:
+        """Which files the images come from, part by part."""
+        return self._read.manifest
+
+    def follow(self, manifest: Manifest | None) -> Changes:
+        """Keeps to the parts of a manifest; files that are not in it belong to none."""
+        self._followed, self._unrecorded = manifest, manifest is None
+        for name in ("_read", "_train_and_validation", "test"):
+            vars(self).pop(name, None)
+        present = [self._entry(item) for item in self.listed.items]
+        self._changes = Changes() if manifest is None else manifest.follow(present)[1]
+        return self._changes
+
+    def fingerprint(self) -> str:
+        """A digest of the contents of the files to train and to validate on, in their order, and how they are read."""
+        how = (self.manifest().digest(), self.image_shape, self.resize)
+        return hashlib.sha256(repr(how).encode()).hexdigest()
+
+    def notes(self) -> tuple[str, ...]:
+        """What was left out and why, where images are from, what changed, and which are in several parts."""
+        unknown = ("the run kept no record of its parts: they are those of today's folder",) if self._unrecorded else ()
+        return (
+            *unknown,
+            *self.listed.notes,
+            *self._changes.lines(),
+            *_left_out_lines(self.manifest().left_out),
+            *copies_lines(self.manifest()),
+        )
+
+    @cached_property
+    def _train_and_validation(self) -> tuple[ImageSet, ImageSet]:
+        return self._read.sets["train"], self._read.sets["validation"]
+
+    @cached_property
+    def _read(self) -> _Read:
+        """All images. Without the broken ones the parts are others: then all is read anew."""
+        left_out = dict(self.listed.left_out)
+        while True:
+            manifest = self._parts(left_out)
+            sets, problems = self._decode(manifest)
+            if not problems:
+                return _Read(sets, manifest)
+            if not self.skip_broken:
+                raise _all_broken(list(problems.values()), self.advice)
+            left_out |= {name: problem.why for name, problem in problems.items()}
+
+    def _parts(self, left_out: dict[str, str]) -> Manifest:
+        """Which files belong to which part, but for those that are left out."""
+        if self._followed is not None:
+            present = [self._entry(item) for item in self.listed.items if item.name not in left_out]
+            kept = self._followed.follow(present)[0]
+            return replace(kept, left_out={**self._followed.left_out, **left_out})
+        entries = {
+            part: [self._entry(item) for item in items if item.name not in left_out]
+            for part, items in self.listed.parts.items()
+        }
+        divided = _shuffled if self._unrecorded else _divided
+        if "all" in entries:
+            entries["train"], entries["test"] = divided(entries.pop("all"), self.test_share, TEST_SEED)
+        if "validation" not in entries:
+            share = self.validation_share
+            entries["train"], entries["validation"] = divided(entries["train"], share, self.seed)
+        for category in {item.category for item in self.listed.items} - {entry.category for entry in entries["train"]}:
+            reasons = some([f"{name} ({why})" for name, why in left_out.items() if category in Path(name).parts])
+            raise ValueError(f"class {category!r} holds no training image that can be read: {reasons}")
+        return Manifest(self.listed.classes, {part: tuple(entries[part]) for part in PARTS}, left_out)
+
+    def _decode(self, manifest: Manifest) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
+        """The images of each part, and what is wrong with those that cannot be read, by name."""
+        entries = [entry for part in PARTS for entry in manifest.parts[part]]
+        shape, first = self._shape(entries)
+        store = ImageStore(shape, len(entries) * math.prod(shape) > self.memory * GIB, self.resize)
+        label_of = {name: label for label, name in enumerate(manifest.classes)}
+        sets: dict[str, ImageSet] = {}
+        problems: dict[str, BrokenImage] = {}
+        for part in PARTS:
+            rows = manifest.parts[part]
+            items = [self._items[entry.name] for entry in rows]
+            picture = partial(self._picture, items, shape, first)
+            images, broken = store.decode([entry.digest for entry in rows], picture)
+            problems |= {rows[index].name: problem for index, problem in broken.items()}
+            if not problems:
+                labels = torch.tensor([label_of[entry.category] for entry in rows], dtype=torch.int64)
+                sets[part] = ImageSet(images, labels, manifest.classes, tuple(item.title for item in items))
+        return sets, problems
+
+    def _picture(self, items: Sequence[Item], shape: tuple[int, int, int], first: Item, index: int) -> Tensor:
+        item = items[index]
+        image = _open(item, shape[0])
+        if self.size is None and image.size != shape[:0:-1]:
+            raise ValueError(
+                f"images must have one size: {first.title} has {shape[1]} x {shape[2]} pixels "
+                f"(height x width) but {item.title} has {image.height} x {image.width}; pass size to resize them"
+            )
+        return to_tensor(image, shape, self.resize)
+
+    def _shape(self, entries: Sequence[Entry]) -> tuple[tuple[int, int, int], Item]:
+        """The shape of all images, and the first that can be read, whose size it is where none was asked for."""
+        items = [self._items[entry.name] for entry in entries]
+        channels = self.channels or (1 if all(self._seen[entry.name].grey for entry in entries) else 3)
+        if self.size is not None:
+            return (channels, *self.size), items[0]
+        problems = []
+        for item in items:
+            try:
+                width, height = _open(item, channels).size
+            except BrokenImage as problem:
+                problems.append(problem)
+            else:
+                return (channels, height, width), item
+        raise _all_broken(problems, self.advice)
+
+    def _entry(self, item: Item) -> Entry:
+        return Entry(item.name, item.category, self._seen[item.name].digest)
+
+    @cached_property
+    def _items(self) -> dict[str, Item]:
+        return {item.name: item for item in self.listed.items}
+
+    @cached_property
+    def _seen(self) -> dict[str, "_Seen"]:
+        """What each image says before it is decoded."""
+        items = self.listed.items
+        found = threaded(lambda index: _look(items[index]), range(len(items)))
+        return {item.name: seen for item, seen in zip(items, found, strict=True)}
+
+
+class _Seen(NamedTuple):
+    """What a file says before it is decoded.
+
+    Args:
+        digest: of its content.
+        grey: whether it says that it is grey; what says nothing is no hindrance.
+    """
+
+    digest: str
+    grey: bool
+
+
+def _look(item: Item) -> _Seen:
+    from PIL import Image
+
+    digest = "unreadable"
+    try:
+        source = item.source()
+        digest = digest_of(source)
+        with naming(source, item.title), Image.open(source) as image:
+            grey = Image.getmodebase(image.mode) == "L"
+    except BrokenImage:
+        grey = True
+    except OSError as error:
+        return _Seen(f"unreadable: {error.strerror}", True)
+    return _Seen(digest, grey)
+
+
+def _open(item: Item, channels: int) -> "Image":
+    """The whole image; a file that may not be read is as good as broken here."""
+    try:
+        return open_image(item.source(), channels, item.title)
+    except OSError as error:
+        raise BrokenImage(item.title, str(error.strerror)) from error
+
+
+def _divided(entries: Sequence[Entry], share: float, seed: int) -> tuple[list[Entry], list[Entry]]:
+    """The rest and what is put aside, by the content of each."""
+    rest, aside = stable_split(_labels(entries), [entry.digest for entry in entries], share, seed)
+    return [entries[index] for index in rest.tolist()], [entries[index] for index in aside.tolist()]
+
+
+def _shuffled(entries: Sequence[Entry], share: float, seed: int) -> tuple[list[Entry], list[Entry]]:
+    """The rest and what is put aside, as it was done before runs kept a record: by the places of all in the list."""
+    rest, aside = stratified_split(_labels(entries), share, seed)
+    return [entries[index] for index in rest.tolist()], [entries[index] for index in aside.tolist()]
+
+
+def _labels(entries: Sequence[Entry]) -> Tensor:
+    label_of = {name: label for label, name in enumerate(sorted({entry.category for entry in entries}))}
+    return torch.tensor([label_of[entry.category] for entry in entries], dtype=torch.int64)
+
+
+def _all_broken(problems: Sequence[BrokenImage], advice: str) -> ValueError:
+    """All that cannot be read, in one error."""
+    more = len(problems) - _LISTED
+    return ValueError(
+        "\n".join(
+            [
+                *(readable(str(problem)) for problem in problems[:_LISTED]),
+                *([f"and {more:,} more: {advice}"] if more > 0 else []),
+                f"{count_of(problems, 'file')} cannot be read: mend or remove them, or leave them out with skip_broken "
+                "(--data.skip_broken true)",
+            ]
+        )
+    )
+
+
+def _left_out_lines(left_out: Mapping[str, str]) -> list[str]:
+    """What was left out, for people, a line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in left_out.items():
+        reasons.setdefault(why, []).append(name)
+    lines = [f"left out {count_of(names, 'file')}: {why}: {some(names)}" for why, names in reasons.items()]
+    more = len(lines) - _LISTED
+    return lines[:_LISTED] + ([f"left out more, for {more:,} other reasons"] if more > 0 else [])

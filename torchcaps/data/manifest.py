@@ -1,0 +1,161 @@
+"""Which images a data set consists of: names and digests of their contents, part by part."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torchcaps.models.whole import write_whole
+
+PARTS = ("train", "validation", "test")
+
+_SHOWN = 20
+"""Names in a line for people; all of them stand in the manifest."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What became of the images of a manifest.
+
+    Attributes:
+        added: names that are new; they belong to no part.
+        removed: names that are gone.
+        changed: names whose content is another now.
+        renamed: old names and new ones of the same content in the same class.
+    """
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    def lines(self) -> tuple[str, ...]:
+        """The same for people, a line for each kind of change."""
+        told = (
+            (self.added, "added since the training, left out of all parts"),
+            (self.removed, "gone since the training"),
+            (self.changed, "changed since the training"),
+            ([f"{old} -> {new}" for old, new in self.renamed], "renamed since the training"),
+        )
+        return tuple(f"{count_of(names)} {what}: {some(names)}" for names, what in told if names)
+
+
+class Entry(NamedTuple):
+    """One image of a manifest.
+
+    Args:
+        name: which image it is; in a folder, its path from the root, with slashes.
+        category: the name of its class.
+        digest: of its content, SHA-256 in hexadecimal.
+    """
+
+    name: str
+    category: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The images of each part, in their order.
+
+    Attributes:
+        classes: the name of each label.
+        parts: the images of ``train``, ``validation`` and ``test``.
+        left_out: why what else was found is in no part, by name.
+    """
+
+    classes: tuple[str, ...]
+    parts: Mapping[str, Sequence[Entry]]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """SHA-256 of the classes and contents of what is trained and validated on, in their order, in hexadecimal."""
+        parts = [[entry[1:] for entry in self.parts[part]] for part in ("train", "validation")]
+        return hashlib.sha256(json.dumps([self.classes, parts]).encode()).hexdigest()
+
+    def write(self, path: Path) -> None:
+        """Writes it as JSON, whole or not at all.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        write_whole(path, json.dumps({"format": 1, **asdict(self)}))
+
+    @classmethod
+    def read(cls, path: Path) -> "Manifest":
+        """What :meth:`write` wrote.
+
+        Raises:
+            ValueError: the file is damaged.
+        """
+        try:
+            content = json.loads(path.read_text(encoding="ascii"))
+            parts = {part: tuple(Entry(*map(str, row)) for row in content["parts"][part]) for part in PARTS}
+            return cls(tuple(map(str, content["classes"])), parts, dict(content["left_out"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is damaged: {error!r}") from error
+
+    def follow(self, present: Sequence[Entry]) -> tuple["Manifest", Changes]:
+        """The same parts of the images that there are now, and what became of those that there were.
+
+        An image that is gone is found under another name by its content, in its class.
+        """
+        now = {entry.name: entry for entry in present}
+        known = {entry.name for part in self.parts.values() for entry in part}
+        fresh = {entry[1:]: entry for entry in reversed(present) if entry.name not in known | self.left_out.keys()}
+        parts: dict[str, list[Entry]] = {part: [] for part in PARTS}
+        removed, changed, renamed = [], [], []
+        for part, entries in self.parts.items():
+            for entry in entries:
+                found = now.get(entry.name) or fresh.pop(entry[1:], None)
+                if found is None:
+                    removed.append(entry.name)
+                    continue
+                parts[part].append(found)
+                if found.name != entry.name:
+                    renamed.append((entry.name, found.name))
+                elif found.digest != entry.digest:
+                    changed.append(entry.name)
+        taken = known | self.left_out.keys() | {new for _, new in renamed}
+        added = [entry.name for entry in present if entry.name not in taken]
+        changes = Changes(tuple(added), tuple(removed), tuple(changed), tuple(renamed))
+        return Manifest(self.classes, parts, self.left_out), changes
+
+    def copies(self) -> list[list[tuple[str, Entry]]]:
+        """Images of one content that are in several parts or classes, each with its part."""
+        found: dict[str, list[tuple[str, Entry]]] = {}
+        for part, entries in self.parts.items():
+            for entry in entries:
+                found.setdefault(entry.digest, []).append((part, entry))
+        return [rows for rows in found.values() if len({(part, entry.category) for part, entry in rows}) > 1]
+
+
+def copies_lines(manifest: Manifest) -> list[str]:
+    """For people: which images are in several parts, and which in several classes."""
+    groups = manifest.copies()
+    in_parts = [rows for rows in groups if len({part for part, _ in rows}) > 1]
+    in_classes = [rows for rows in groups if len({entry.category for _, entry in rows}) > 1]
+    lines = []
+    for found, what in ((in_parts, "parts of the data"), (in_classes, "classes")):
+        if found:
+            names = [" = ".join(f"{entry.name} ({part})" for part, entry in rows) for rows in found]
+            lines.append(f"{count_of(found)} of the same content in several {what}: {some(names)}")
+    return lines
+
+
+def some(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    shown = ", ".join(map(readable, names[:_SHOWN]))
+    return shown + (f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else "")
+
+
+def count_of(names: Sequence[Any], what: str = "image") -> str:
+    """How many images, in words."""
+    return f"{len(names):,} {what}{'s' * (len(names) != 1)}"
+
+
+def readable(name: str) -> str:
+    """A name that may hold undecoded bytes, as text that can be printed."""
+    return name.encode(errors="backslashreplace").decode()

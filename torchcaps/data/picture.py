@@ -1,0 +1,136 @@
+"""One picture of any kind, by Pillow, as bytes of the shape that a network takes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import torch
+from torch import Tensor
+
+from torchcaps.data.base import Resize
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class BrokenImage(ValueError):
+    """A file that is no image, or only a part of one.
+
+    Args:
+        name: of the file.
+        why: what is wrong with it.
+    """
+
+    def __init__(self, name: str | Path, why: str) -> None:
+        super().__init__(f"cannot read the image {name}: {why}")
+        self.why = why
+
+
+def load_image(path: str | Path, image_shape: tuple[int, int, int], resize: Resize = "pad") -> Tensor:
+    """Read one image the way `ImageFolder` does.
+
+    Args:
+        path: a file that Pillow can read.
+        image_shape: channels (1: grey, 3: colour), height and width of the result.
+        resize: `pad` with black, `crop` the centre or `stretch`.
+
+    Returns:
+        uint8 (C, H, W).
+
+    Raises:
+        ValueError: the file is not an image, or is broken; an argument is out of range.
+    """
+    check_resize(resize)
+    if len(image_shape) != 3 or image_shape[0] not in (1, 3) or min(image_shape) < 1:
+        raise ValueError(f"image_shape must be (1 or 3, height, width), got {image_shape}")
+    return to_tensor(open_image(Path(path), image_shape[0]), image_shape, resize)
+
+
+def fit_image(image: "Image", image_shape: tuple[int, int, int], resize: Resize = "pad") -> Tensor:
+    """Make a PIL image into uint8 (C, H, W) the way `load_image` does with that of a file; raises what it raises."""
+    return to_tensor(in_mode(image, image_shape[0]), image_shape, resize)
+
+
+def check_resize(resize: str) -> None:
+    """Raise a `ValueError` unless there is such a way to resize."""
+    if resize not in get_args(Resize):
+        raise ValueError(f"resize must be one of {', '.join(get_args(Resize))}, got {resize!r}")
+
+
+def image_suffixes() -> set[str]:
+    """The endings of the files that Pillow can open, in lower case."""
+    from PIL import Image
+
+    return {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+
+
+@contextmanager
+def naming(source: Path | BytesIO, name: str | Path) -> Iterator[None]:
+    """Turn whatever breaks while Pillow reads `source` into a `BrokenImage` that names it."""
+    from PIL import UnidentifiedImageError
+
+    try:
+        yield
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
+        raise  # They name it and say what is wrong.
+    except UnidentifiedImageError:
+        size = source.stat().st_size if isinstance(source, Path) else source.getbuffer().nbytes
+        raise BrokenImage(name, "it is no image of a kind that Pillow knows" if size else "the file is empty") from None
+    except Exception as error:  # Pillow's readers raise many types: OSError, SyntaxError, struct.error, ...
+        raise BrokenImage(name, str(error)) from error
+
+
+def open_image(source: Path | BytesIO, channels: int, name: str | Path = "") -> "Image":
+    """The whole image in a file or in the bytes of one, upright, in the mode L (1 channel) or RGB (3 channels).
+
+    Images of more pixels than Pillow opens (twice `PIL.Image.MAX_IMAGE_PIXELS`) are refused by what their header says.
+    """
+    from PIL import Image
+
+    with naming(source, name or str(source)), Image.open(source) as image:
+        return in_mode(image, channels)
+
+
+def in_mode(source: "Image", channels: int) -> "Image":
+    """An image, upright, in the mode L (1 channel) or RGB (3 channels)."""
+    from PIL import Image, ImageOps
+
+    image = ImageOps.exif_transpose(source)  # This reads all of a file.
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no fixed range, expected 8 or 16 bit")
+    if image.mode.startswith("I"):
+        image = _to_8_bit(image)
+    if image.getbands()[-1] == "A" or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image)
+    return image.convert("L" if channels == 1 else "RGB")
+
+
+def _to_8_bit(image: "Image") -> "Image":
+    import numpy as np
+    from PIL import Image
+
+    # Pillow gives 16-bit grey as I;16 or, depending on its version and on the format, as 32-bit I.
+    pixels = np.asarray(image)
+    if pixels.min() < 0 or pixels.max() > 65535:
+        raise ValueError(f"pixels must be 16 bit, 0..65535, got {pixels.min()}..{pixels.max()}")
+    return Image.fromarray((pixels / 257).round().astype(np.uint8))
+
+
+def to_tensor(image: "Image", image_shape: tuple[int, int, int], resize: Resize) -> Tensor:
+    """An image in the mode of its channels as uint8 (C, H, W)."""
+    import numpy as np
+    from PIL import ImageOps
+
+    channels, height, width = image_shape
+    if image.size != (width, height):
+        if resize == "pad":
+            image = ImageOps.pad(image, (width, height), color=0)
+        elif resize == "crop":
+            image = ImageOps.fit(image, (width, height))
+        else:
+            image = image.resize((width, height))
+    pixels = torch.from_numpy(np.array(image))  # (H, W) or (H, W, 3)
+    return pixels.reshape(height, width, channels).permute(2, 0, 1).contiguous()

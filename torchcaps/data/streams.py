@@ -1,0 +1,101 @@
+"""Files that are read no further than they should go, and downloads that end."""
+
+import gzip
+import hashlib
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedIOBase, BytesIO
+from pathlib import Path
+from typing import Any
+
+_READ = 1 << 24  # bytes read at once
+_SHRINKS = 1032  # the most that deflate makes of one byte
+
+
+def digest_of(source: Path | BytesIO, algorithm: str = "sha256") -> str:
+    """The digest of the content of a file, or of bytes, in hexadecimal."""
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    if isinstance(source, BytesIO):
+        digest.update(source.getbuffer())
+        return digest.hexdigest()
+    with source.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[BufferedIOBase]:
+    """The content of a file, plain or compressed with gzip, as a stream; nothing is read ahead.
+
+    Raises:
+        ValueError: what is read of it is not what was compressed.
+    """
+    with path.open("rb") as plain:
+        compressed = plain.read(2) == b"\x1f\x8b"
+        plain.seek(0)
+        if not compressed:
+            yield plain
+            return
+    try:
+        with gzip.open(path) as stream:
+            yield stream
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is a broken gzip file: {error}") from error
+
+
+def read_entries(file: BufferedIOBase, path: Path, expected: int) -> tuple[bytearray, int]:
+    """So many bytes of the stream of a file, or what there is of them, and how many there are, up to some beyond.
+
+    They are read in pieces, so that a header that lies asks for no more memory than there are bytes, and not at all
+    where the file is too small to hold them, however well they are compressed.
+
+    Raises:
+        ValueError: the file cannot hold so many bytes.
+    """
+    size = path.stat().st_size
+    if isinstance(file, gzip.GzipFile) and expected > _SHRINKS * size:
+        raise ValueError(f"{path} states {expected:,} bytes of entries, more than {size:,} bytes of gzip can hold")
+    entries = bytearray()
+    while piece := file.read(min(expected - len(entries), _READ)):
+        entries += piece
+    return entries, len(entries) + len(file.read(_READ))
+
+
+class BoundedDownload:
+    """What `pooch.retrieve` downloads with: no longer than some time, no more than some bytes.
+
+    Args:
+        most: bytes.
+        seconds: over all; a server that says nothing is given up after half a minute.
+    """
+
+    def __init__(self, most: int, seconds: float = 3600) -> None:
+        self.most = most
+        self.seconds = seconds
+
+    def __call__(self, url: str, output_file: str, pooch: Any) -> None:
+        """Downloads the file at ``url``.
+
+        Raises:
+            ConnectionError: it is not served, or not in these limits.
+        """
+        import requests
+        from urllib3.exceptions import HTTPError
+
+        end = time.monotonic() + self.seconds
+        with requests.get(url, stream=True, timeout=30) as response, Path(output_file).open("wb") as file:
+            response.raise_for_status()
+            done = 0
+            try:
+                # read1, for read waits until a whole piece has come, however slowly.
+                while piece := response.raw.read1(1 << 16, decode_content=True):
+                    done += file.write(piece)
+                    if done > self.most:
+                        raise ConnectionError(f"more than {self.most:,} bytes were served, which cannot be the file")
+                    if time.monotonic() > end:
+                        raise ConnectionError(f"{done:,} bytes in {self.seconds:,.0f} seconds, then given up")
+            except HTTPError as error:
+                raise ConnectionError(str(error)) from error
