@@ -14,25 +14,42 @@ if TYPE_CHECKING:
 SPLITS = ("test", "validation", "train")
 
 
-def open_classifier(path: str) -> "Classifier":
-    """The network of a run, for which the run's own modules are imported, or a saved one, for which nothing is."""
+def open_classifier(path: str, device: str = "cpu") -> "Classifier":
+    """The network of a run, for which the run's own modules are imported, or a saved one, for which nothing is.
+
+    Raises:
+        ValueError: if there is no such device; and what :meth:`~torchcaps.Classifier.open` raises.
+    """
     from torchcaps.classifier import Classifier
 
     config = Path(path) / "config.yaml"
     for module in recorded_imports(config) if config.is_file() else []:
         import_named(module)
-    return Classifier.open(path)
+    classifier = Classifier.open(path)
+    if "resize" not in classifier.network.extra and config.is_file():  # saved before networks kept it
+        data = recorded_options(config).get("data")
+        arguments = data.get("init_args") if isinstance(data, dict) else None
+        classifier.resize = (arguments or {}).get("resize", classifier.resize)
+    try:
+        return classifier.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from error
 
 
 def recorded_imports(config: Path) -> list[str]:
     """The modules that the options of a training name, as ``--import`` did; none if the file is no such options."""
+    return list(recorded_options(config).get("import") or [])
+
+
+def recorded_options(config: Path) -> dict[str, Any]:
+    """The options of a training as they are written; none if the file is no such options."""
     import yaml
 
     try:
         options = yaml.safe_load(config.read_text())
     except (ValueError, yaml.YAMLError):
-        return []
-    return list(options.get("import") or []) if isinstance(options, dict) else []
+        return {}
+    return options if isinstance(options, dict) else {}
 
 
 def look_parser(command: str, description: str, arguments: list[str]) -> "ArgumentParser":

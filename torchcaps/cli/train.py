@@ -54,7 +54,7 @@ def command(arguments: list[str]) -> None:
         main = as_task(summary["task"]).main
         print(f"test {main.name} {main.text(summary[f'test_{main.name}'])} after {summary['epochs']} epochs")
         page = folder.path / "report" / "index.html"
-        print(f"summary {folder.summary}" + (f", report {page}" if page.is_file() else ""))
+        print(f"summary {folder.summary}" + (f", report {page}" if config.report and page.is_file() else ""))
 
 
 def _resumed_run(arguments: list[str]) -> "tuple[RunFolder, list[str]] | None":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from torchcaps.data.view import Preprocess, View
 TEST_SEED = 0
 
 _AS_THEY_ARE = Preprocess()
+
+Resize = Literal["pad", "crop", "stretch"]
+"""How images get to another size: keep the aspect ratio and pad with black, keep it and crop, or stretch."""
 
 
 class Parts(NamedTuple):
@@ -191,7 +194,8 @@ class ImageData(ABC):
     """A data set with its training, validation and test images, each read when first asked for.
 
     The attribute `task` says what networks are trained for on it unless somebody says otherwise: the name of a task in
-    `torchcaps.tasks`, or its name and arguments, such as `{"name": "several_labels", "count": 2}`.
+    `torchcaps.tasks`, or its name and arguments, such as `{"name": "several_labels", "count": 2}`. The attribute
+    `resize` says how images of another size get to that of the data set; a network that is trained on it keeps that.
 
     Args:
         validation: share of the training images put aside for validation, the same in every class;
@@ -203,6 +207,8 @@ class ImageData(ABC):
     """
 
     task: ClassVar[str | Mapping[str, Any]] = "classification"
+
+    resize: Resize = "pad"
 
     def __init__(self, validation: float = 0.1, seed: int = 0) -> None:
         check_share("validation", validation)

@@ -13,6 +13,7 @@ from torchcaps.data.base import (
     TEST_SEED,
     ImageData,
     ImageSet,
+    Resize,
     check_share,
     register_dataset,
     stratified_split,
@@ -20,8 +21,6 @@ from torchcaps.data.base import (
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-Resize = Literal["pad", "crop", "stretch"]
 
 
 class _Files(NamedTuple):
@@ -186,20 +185,25 @@ def _list_files(folder: Path, expected: tuple[str, ...] | None = None) -> _Files
         raise ValueError(f"{folder} must hold the class folders of train, {expected}, got {classes}")
     if len(classes) < 2:
         raise ValueError(f"{folder} must hold a folder for each of two or more classes, got {classes}")
-    suffixes = _image_suffixes()
     paths: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        found = sorted(
-            path
-            for path in (folder / name).rglob("*")
-            if path.suffix.lower() in suffixes and path.is_file() and not _hidden(path.relative_to(folder))
-        )
+        found = image_files(folder / name)
         if not found:
             raise ValueError(f"class folder {folder / name} holds no images")
         paths += found
         labels += [label] * len(found)
     return _Files(paths, torch.tensor(labels), classes)
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The files below a folder, however deep, whose suffix Pillow can open, sorted; nothing that is hidden."""
+    suffixes = _image_suffixes()
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in suffixes and path.is_file() and not _hidden(path.relative_to(folder))
+    )
 
 
 def _hidden(path: Path) -> bool:

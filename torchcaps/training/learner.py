@@ -107,7 +107,7 @@ class Learner(L.LightningModule):
         loss = self._step(partial(self.run, self.model), seen, "train")
         if batch_idx % LOG_EVERY == 0 and not loss.isfinite():
             raise TrainingDiverged(
-                f"the loss is {loss.item()} in epoch {self.current_epoch}, step {batch_idx}: "
+                f"the loss is {loss.item()} in epoch {self.current_epoch + 1}, step {batch_idx + 1}: "
                 "lower the learning rate, or clip the gradients (--trainer.gradient_clip_val 1)"
             )
         return loss

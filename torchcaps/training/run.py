@@ -12,7 +12,7 @@ from lightning import Trainer
 import torchcaps
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.tasks import Task
-from torchcaps.training.fit import fit
+from torchcaps.training.fitting import fit
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.learner import Learner
 from torchcaps.training.options import Caller, Optimisation, Running, Schedule, Subject
@@ -86,13 +86,19 @@ def train(
 
 
 def save(network: ImageClassifier, folder: RunFolder, subject: Subject, task: Task) -> None:
-    """Saves a network with all that it takes to use it: the names of the classes, how images are prepared, the task."""
+    """Saves a network with all that it takes to use it: the names of the classes, how images are prepared, the task.
+
+    With them goes a calibration of its probabilities on the validation images, where there are enough of these.
+    """
+    calibration = task.calibrate(network, subject.data.validation.prepared(subject.preprocess))
     network.save_pretrained(
         folder.model,
         classes=list(subject.data.classes),
         preprocess=subject.preprocess.config(),
         raw_image_shape=list(subject.data.image_shape),
-        task=task.config(),
+        resize=subject.data.resize,
+        task=task.saved(),
+        calibration=None if calibration is None else calibration.config(),
     )
 
 
