@@ -14,6 +14,7 @@ from torchcaps.explain.exhibits.layers import (
     PoseMaps,
     TypeMaps,
 )
+from torchcaps.explain.exhibits.reliability import Reliability, ReliabilityCurve
 
 __all__ = [
     "ActivationMaps",
@@ -32,6 +33,8 @@ __all__ = [
     "PoseMaps",
     "Quantity",
     "Reconstructions",
+    "Reliability",
+    "ReliabilityCurve",
     "ShareMaps",
     "Summary",
     "Table",

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchcaps.data.base import ImageSet
@@ -11,6 +12,10 @@ from torchcaps.explain.exhibits.base import PNG, Exhibit, Table, register_exhibi
 from torchcaps.explain.findings import Findings
 
 _MISTAKES = 24
+_PAIRS = 30
+
+CONFUSED = 40
+"""Classes that a confusion matrix is drawn of, at most."""
 
 
 class Quantity(NamedTuple):
@@ -81,14 +86,39 @@ class Confusion(Exhibit):
     @classmethod
     def of(cls, findings: Findings, classes: Sequence[str]) -> "Confusion":
         """Of images of one class each."""
+        some = len(classes) > CONFUSED
+        note = (
+            f" Of {len(classes)} classes the picture has the {CONFUSED} that are most often confused." if some else ""
+        )
         return cls(
             title="Which classes are taken for which",
             text="Each row holds the images of one class, each column what the network said. Numbers on the diagonal "
             "are right; a dark cell beside it is a pair of classes that the network cannot tell apart well. Colours "
-            "are stretched so that a few mistakes already show.",
+            f"are stretched so that a few mistakes already show.{note}",
             counts=findings.confusion.cpu(),
             classes=tuple(classes),
         )
+
+    def shown(self) -> Tensor:
+        """The classes to draw, sorted: all, or of very many those that are most often confused with others."""
+        if len(self.classes) <= CONFUSED:
+            return torch.arange(len(self.classes))
+        wrong = self.counts - self.counts.diag().diag()
+        return (wrong.sum(0) + wrong.sum(1)).argsort(descending=True, stable=True)[:CONFUSED].sort().values
+
+    def pairs(self, count: int) -> list[tuple[int, int, int]]:
+        """True class, what it was taken for, and how often, of at most so many pairs, the most frequent first."""
+        wrong = self.counts - self.counts.diag().diag()
+        most = wrong.flatten().argsort(descending=True, stable=True)[:count].tolist()
+        found = [(*divmod(place, len(self.classes)), int(wrong.flatten()[place])) for place in most]
+        return [pair for pair in found if pair[2]]
+
+    def table(self) -> Table | None:
+        """The most frequent mistakes, where there are too many classes to find them in the picture."""
+        if len(self.classes) <= CONFUSED:
+            return None
+        rows = [[self.classes[true], self.classes[said], str(count)] for true, said, count in self.pairs(_PAIRS)]
+        return Table(rows, ["true class", "said", "images"]) if rows else None
 
 
 class Mistake(NamedTuple):
