@@ -1,5 +1,6 @@
 """A trained network, ready to be used: with its preprocessing, the names of its classes and its task."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,9 @@ class Classifier:
         resize: how images of another size get to ``image_shape``: keep the aspect ratio and ``pad`` with black, keep it
             and ``crop`` the centre, or ``stretch``; default: as saved, or else ``pad``.
 
+    Attributes:
+        run: the folder of the run that it was opened from; None if it was not.
+
     Raises:
         ValueError: if there are not as many names as classes, there is no such task, or ``image_shape`` does not lead
             to what the network takes.
@@ -68,6 +72,7 @@ class Classifier:
         self.task = as_task(task or saved.get("task", "classification"))
         self.resize: Resize = resize or saved.get("resize", "pad")
         self.calibration = Calibration.from_config(saved.get("calibration"))
+        self.run: Path | None = None
         self._named = bool(classes or saved.get("classes"))
         check_resize(self.resize)
         if len(self.classes) != network.classes:
@@ -91,8 +96,26 @@ class Classifier:
             ValueError: if it is damaged, or needs a module that was not imported.
         """
         folder = Path(source)
-        folder = folder / "model" if (folder / "model").is_dir() else folder
-        return cls(load_pretrained(folder)).to(device)
+        if not (folder / "model").is_dir():
+            return cls(load_pretrained(folder)).to(device)
+        classifier = cls(load_pretrained(folder / "model")).to(device)
+        classifier.run = folder
+        return classifier
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the run says of itself, ``summary.json``; empty without a run, or one that did not end.
+
+        Raises:
+            ValueError: if the file is damaged.
+        """
+        path = None if self.run is None else self.run / "summary.json"
+        if path is None or not path.is_file():
+            return {}
+        try:
+            return json.loads(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
 
     def to(self, device: torch.device | str) -> "Classifier":
         """This classifier, with its network moved to a device."""

@@ -16,9 +16,8 @@ import torchcaps as tc
 from torchcaps.classifier import Classifier
 from torchcaps.cli import COMMANDS, main
 from torchcaps.data import ImageFolder, load_image
-from torchcaps.explain import Calibration
 from torchcaps.explain.calibration import LEAST_IMAGES
-from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.models import ImageClassifier
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -301,3 +300,40 @@ def test_item10_a_saved_network_names_the_module_of_its_task(tmp_path, capsys, m
     del TASKS["twice"]
     assert main(["predict", "run/model", "x.png"]) == 1
     assert "--import their_task" in capsys.readouterr().err
+
+
+class TestTrainInPython:
+    def test_train_is_the_command_in_one_line(self, photos, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        small = {"channels": 4, "types": 2, "decoder_hidden": None}
+        common = {"model": "capsnet_digits", "model_args": small, "trainer": {"accelerator": "cpu"}}
+        lines: list[str] = []
+        found = tc.train(photos, size=8, epochs=1, report=False, show=lines.append, **common)
+        assert found.run == Path("runs/photos")
+        assert found.summary["epochs"] == 1
+        assert found.summary["command"].startswith("torchcaps.train(")
+        assert len(lines) == 1
+        assert found(photos / "red" / "00.png").classes[0] in found.classes
+        written = yaml.safe_load((found.run / "config.yaml").read_text())
+        arguments = ["--data", "ImageFolder", "--data.root", str(photos), "--data.size", "8", "--epochs", "1"]
+        arguments += ["--model", "capsnet_digits", "--model_args.channels", "4", "--model_args.types", "2"]
+        arguments += ["--model_args.decoder_hidden", "null", "--trainer.accelerator", "cpu", "--report", "false"]
+        assert main(["train", *arguments, "--run", "command"]) == 0
+        command = yaml.safe_load(Path("command/config.yaml").read_text())
+        assert {**written, "run": ""} == {**command, "run": ""}
+        weights = tc.load_pretrained("command/model").state_dict()
+        assert all(torch.equal(weights[name], value) for name, value in found.network.state_dict().items())
+
+    @pytest.mark.parametrize(
+        ("data", "options", "message"),
+        [
+            ("nowhere", {}, "data must be a folder or the name of a data set, got 'nowhere'"),
+            ("Digits", {"sise": 8}, "unknown options sise: a training takes .*epochs.* and Digits validation, seed"),
+            ("Digits", {"epochs": "many"}, "epochs"),
+        ],
+    )
+    def test_train_names_what_does_not_fit(self, data, options, message, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ValueError, match=message):
+            tc.train(data, **options)
+        assert not (tmp_path / "runs").exists()

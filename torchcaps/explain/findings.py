@@ -12,7 +12,6 @@ from torchcaps.data.base import ImageSet
 from torchcaps.explain.assignments import assignment_entropy
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 
-
 _AT_ONCE = 8192
 """Images times classes that are asked at a time: the assignments of each image are as many as children and classes."""
 

@@ -26,27 +26,22 @@ def make_legible(figure: "Figure", marks: dict[str, str]) -> dict[str, str]:
         The words by the marks that stand for them in this figure.
     """
     from matplotlib.text import Text
-    from matplotlib.ticker import FixedFormatter
 
     texts: list[Text] = figure.findobj(Text)
-    labels = [
-        formatter
-        for axes in figure.axes
-        for axis in (axes.xaxis, axes.yaxis)
-        if isinstance(formatter := axis.get_major_formatter(), FixedFormatter)
-    ]
-    written = "".join([*(text.get_text() for text in texts), *(label for one in labels for label in one.seq)])
+    written = "".join(text.get_text() for text in texts)
     foreign = {character for character in written if not character.isspace() and not _in_default(character)}
     if not foreign:
         return {}
     families = list(dict.fromkeys(family for character in sorted(foreign) if (family := _family(character))))
     unknown = {character for character in foreign if not _family(character)}
     used: dict[str, str] = {}
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        labels = [label.get_text() for label in axis.get_ticklabels()]
+        if unknown & set("".join(labels)):  # an axis writes its labels anew when it is drawn
+            axis.set_ticks(axis.get_ticklocs(), [_marked(label, unknown, marks, used) for label in labels])
     for text in texts:
         text.set_fontfamily([*_default_families(), *families])
         text.set_text(_marked(text.get_text(), unknown, marks, used))
-    for formatter in labels:
-        formatter.seq = [_marked(label, unknown, marks, used) for label in formatter.seq]
     return used
 
 
