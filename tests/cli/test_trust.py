@@ -123,7 +123,8 @@ class TestItem12CommandLine:
         code = (
             "import sys; from torchcaps.cli import main; run, photo = sys.argv[1:];"
             "assert main(['predict', run, photo]) == main(['evaluate', run]) == main(['models']) == 0;"
-            "heavy = {'lightning', 'torchmetrics', 'matplotlib', 'tensorboard'} & set(sys.modules); assert not heavy, heavy"
+            "heavy = {'lightning', 'torchmetrics', 'matplotlib', 'tensorboard'} & set(sys.modules);"
+            "assert not heavy, heavy"
         )
         photo = str(photos / "red" / "00.png")
         subprocess.run([sys.executable, "-c", code, str(run), photo], check=True, cwd=ROOT, capture_output=True)
