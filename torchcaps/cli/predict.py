@@ -4,7 +4,6 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +69,7 @@ def _files(named: Sequence[str]) -> Iterator[Path]:
         if path.is_dir():
             found = image_files(path)
         elif not path.exists() and any(sign in name for sign in "*?["):
-            found = [Path(one) for one in sorted(glob(name, recursive=True)) if Path(one).is_file()]
+            found = sorted(one for one in Path(path.anchor).glob(name.removeprefix(path.anchor)) if one.is_file())
         else:
             found = [path]
         if not found:

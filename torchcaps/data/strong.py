@@ -63,8 +63,8 @@ class RandomRotation:
 class RandomErasing:
     """Black out a rectangle of each image, with a probability.
 
-    Its area is equally likely anywhere from 2 % to 33 % of the image, the logarithm of its aspect ratio anywhere between
-    those of 0.3 and 1 / 0.3; it is cut down where it does not fit, and lies anywhere.
+    Its area is equally likely anywhere from 2 % to 33 % of the image, the logarithm of its aspect ratio anywhere
+    between those of 0.3 and 1 / 0.3; it is cut down where it does not fit, and lies anywhere.
 
     Source: Z. Zhong, L. Zheng, G. Kang, S. Li, Y. Yang, "Random erasing data augmentation", AAAI 2020.
 

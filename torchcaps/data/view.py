@@ -36,9 +36,9 @@ class View(NamedTuple):
 class Preprocess:
     """How images are prepared: training images at random, all others always in the same way.
 
-    Training images are shifted, turned, cropped, flipped, augmented, changed in brightness, changed in contrast, erased
-    in part and standardised, in this order; each step is left out unless asked for. All others are cropped in the centre
-    and standardised. `rotate`, `randaugment` and `erase` need the extra `augment`.
+    Training images are shifted, turned, cropped, flipped, augmented, changed in brightness and in contrast, erased
+    in part and standardised, in this order; each step is left out unless asked for. All others are cropped in the
+    centre and standardised. `rotate`, `randaugment` and `erase` need the extra `augment`.
 
     With `crop=32, brightness=63 / 255, contrast=(0.2, 1.8), standardise=True` this is the way of G. Hinton,
     S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018, on smallNORB of 48 x 48 pixels; their best

@@ -1,7 +1,7 @@
 """What a network gets right and wrong."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torchcaps.explain.exhibits.base import PNG, Exhibit, Table, register_exhibi
 from torchcaps.explain.findings import Findings
 
 _MISTAKES = 24
-_PAIRS = 30
+_PAIRS = 20
 
 CONFUSED = 40
 """Classes that a confusion matrix is drawn of, at most."""
@@ -86,18 +86,20 @@ class Confusion(Exhibit):
     @classmethod
     def of(cls, findings: Findings, classes: Sequence[str]) -> "Confusion":
         """Of images of one class each."""
-        some = len(classes) > CONFUSED
-        note = (
-            f" Of {len(classes)} classes the picture has the {CONFUSED} that are most often confused." if some else ""
-        )
-        return cls(
+        exhibit = cls(
             title="Which classes are taken for which",
             text="Each row holds the images of one class, each column what the network said. Numbers on the diagonal "
             "are right; a dark cell beside it is a pair of classes that the network cannot tell apart well. Colours "
-            f"are stretched so that a few mistakes already show.{note}",
+            "are stretched so that a few mistakes already show.",
             counts=findings.confusion.cpu(),
             classes=tuple(classes),
         )
+        if len(classes) <= CONFUSED:
+            return exhibit
+        named = [f"{classes[true]} for {classes[said]} ({count})" for true, said, count in exhibit.pairs(_PAIRS)]
+        most = f" Most often taken: {', '.join(named)}." if named else ""
+        note = f" Of {len(classes)} classes the picture has the {CONFUSED} that are most often confused.{most}"
+        return replace(exhibit, text=exhibit.text + note)
 
     def shown(self) -> Tensor:
         """The classes to draw, sorted: all, or of very many those that are most often confused with others."""
@@ -112,13 +114,6 @@ class Confusion(Exhibit):
         most = wrong.flatten().argsort(descending=True, stable=True)[:count].tolist()
         found = [(*divmod(place, len(self.classes)), int(wrong.flatten()[place])) for place in most]
         return [pair for pair in found if pair[2]]
-
-    def table(self) -> Table | None:
-        """The most frequent mistakes, where there are too many classes to find them in the picture."""
-        if len(self.classes) <= CONFUSED:
-            return None
-        rows = [[self.classes[true], self.classes[said], str(count)] for true, said, count in self.pairs(_PAIRS)]
-        return Table(rows, ["true class", "said", "images"]) if rows else None
 
 
 class Mistake(NamedTuple):

@@ -5,6 +5,7 @@ from typing import Any
 
 from torchcaps.data.base import ImageSet
 from torchcaps.explain.calibration import Calibration
+from torchcaps.explain.exhibits.advice import Advice
 from torchcaps.explain.exhibits.answers import Confusion, Mistakes, Summary, measures
 from torchcaps.explain.exhibits.assignments import Assignments
 from torchcaps.explain.exhibits.base import Exhibit
@@ -58,12 +59,14 @@ def exhibits_of_classifier(
         metrics: rows for :class:`LearningCurves`; may be empty.
     """
     yield Summary.of(f"What this {type(model).__name__} learned", summary, measures(findings))
+    yield Advice.of(findings, image_set, summary, metrics)
     curves = LearningCurves.of(metrics)
     if curves is not None:
         yield curves
     yield Confusion.of(findings, image_set.classes)
     yield Mistakes.of(findings, image_set)
-    reliability = Reliability.of(findings, Calibration.from_config(model.extra.get("calibration")))
+    calibration = Calibration.from_config(model.extra.get("calibration"))
+    reliability = None if calibration is None else Reliability.of(findings, calibration)
     if reliability is not None:
         yield reliability
     shown, examples = select_samples(findings, image_set), select_examples(findings, image_set)

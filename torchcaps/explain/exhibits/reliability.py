@@ -52,7 +52,7 @@ class Reliability(Exhibit):
             probabilities["calibrated"] = calibration(activation)
         curves = tuple(_curve(name, shares, findings.labels) for name, shares in probabilities.items())
         text = (
-            "Of all images of which the network was 80 % sure it should be right about 80 %: then its points lie on the "
+            "Of all images of which the network was 80 % sure it should be right about 80 %: its points are on the "
             "diagonal. Above it the network is better than it says, below it is too sure of itself. The expected "
             "calibration error is the mean distance from the diagonal, each image counted: "
             + ", ".join(f"{curve.error:.1%} for {curve.name}" for curve in curves)
