@@ -35,6 +35,7 @@ from torchcaps.squash import Squash, length, squash
 
 if TYPE_CHECKING:
     from torchcaps.classifier import Classifier
+    from torchcaps.training.simple import train
 
 __version__ = "0.1.0"
 
@@ -79,6 +80,7 @@ __all__ = [
     "routing",
     "spread_loss",
     "squash",
+    "train",
     "use_backend",
 ]
 
@@ -89,4 +91,8 @@ def __getattr__(name: str) -> Any:
         from torchcaps.classifier import Classifier
 
         return Classifier
+    if name == "train":
+        from torchcaps.training.simple import train
+
+        return train
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

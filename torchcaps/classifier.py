@@ -1,6 +1,8 @@
 """A trained network, ready to be used: with its preprocessing, the names of its classes and its task."""
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -10,6 +12,7 @@ from torch.nn import functional as F
 
 from torchcaps.data import ImageSet, Preprocess, load_image
 from torchcaps.data.folder import Resize, check_resize, fit_image
+from torchcaps.explain.calibration import Calibration
 from torchcaps.models import ImageClassifier, Prediction, load_pretrained
 from torchcaps.tasks import Answer, Examination, Task, as_task
 
@@ -39,6 +42,11 @@ class Classifier:
         preprocess: how the network's images are prepared; default: as was saved with it, or else not at all.
         image_shape: (C, H, W) of images before they are prepared; default: as saved, or else that of the network.
         task: what the network is for, its name, or its name and arguments; default: as saved, or else classification.
+        resize: how images of another size get to ``image_shape``: keep the aspect ratio and ``pad`` with black, keep it
+            and ``crop`` the centre, or ``stretch``; default: as saved, or else ``pad``.
+
+    Attributes:
+        run: the folder of the run that it was opened from; None if it was not.
 
     Raises:
         ValueError: if there are not as many names as classes, there is no such task, or ``image_shape`` does not lead
@@ -53,6 +61,7 @@ class Classifier:
         preprocess: Preprocess | None = None,
         image_shape: tuple[int, int, int] | None = None,
         task: Task | str | dict[str, Any] | None = None,
+        resize: Resize | None = None,
     ) -> None:
         saved = network.extra
         self.network = network.eval()
@@ -61,6 +70,11 @@ class Classifier:
         channels, height, width = image_shape or saved.get("raw_image_shape") or network.image_shape
         self.image_shape = (channels, height, width)
         self.task = as_task(task or saved.get("task", "classification"))
+        self.resize: Resize = resize or saved.get("resize", "pad")
+        self.calibration = Calibration.from_config(saved.get("calibration"))
+        self.run: Path | None = None
+        self._named = bool(classes or saved.get("classes"))
+        check_resize(self.resize)
         if len(self.classes) != network.classes:
             raise ValueError(f"classes must name the {network.classes} classes of the network, got {self.classes}")
         seen = self.preprocess.image_shape(self.image_shape)
@@ -82,8 +96,26 @@ class Classifier:
             ValueError: if it is damaged, or needs a module that was not imported.
         """
         folder = Path(source)
-        folder = folder / "model" if (folder / "model").is_dir() else folder
-        return cls(load_pretrained(folder)).to(device)
+        if not (folder / "model").is_dir():
+            return cls(load_pretrained(folder)).to(device)
+        classifier = cls(load_pretrained(folder / "model")).to(device)
+        classifier.run = folder
+        return classifier
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the run says of itself, ``summary.json``; empty without a run, or one that did not end.
+
+        Raises:
+            ValueError: if the file is damaged.
+        """
+        path = None if self.run is None else self.run / "summary.json"
+        if path is None or not path.is_file():
+            return {}
+        try:
+            return json.loads(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
 
     def to(self, device: torch.device | str) -> "Classifier":
         """This classifier, with its network moved to a device."""
@@ -95,12 +127,12 @@ class Classifier:
         """Where the network computes."""
         return next((p.device for p in self.network.parameters()), torch.device("cpu"))
 
-    def __call__(self, images: "Image | Sequence[Image]", resize: Resize = "pad") -> Answer | list[Answer]:
+    def __call__(self, images: "Image | Sequence[Image]", resize: Resize | None = None) -> Answer | list[Answer]:
         """What the network says about one image, or about each of several: see :meth:`predict`."""
         return self.predict(images, resize)
 
     def predict(
-        self, images: "Image | Sequence[Image]", resize: Resize = "pad", batch_size: int = 64
+        self, images: "Image | Sequence[Image]", resize: Resize | None = None, batch_size: int = 64
     ) -> Answer | list[Answer]:
         """Classifies images.
 
@@ -109,8 +141,8 @@ class Classifier:
                 image is the path of a file, a PIL image, an array (H, W) or (H, W, C), or a tensor (C, H, W). Numbers
                 are bytes, 0..255, or floating point in [0, 1]. Grey images become colour for a network that
                 takes three channels, colour ones grey for one that takes one, and transparent parts black.
-            resize: how images of another size get to that of the network: keep the aspect ratio and ``pad`` with
-                black, keep it and ``crop`` the centre, or ``stretch``.
+            resize: how images of another size get to that of the network: ``pad``, ``crop`` or ``stretch``; default: as
+                this classifier does, which is as it was trained.
             batch_size: how many crops of images at a time.
 
         Returns:
@@ -122,19 +154,57 @@ class Classifier:
         """
         several = _is_several(images)
         each: Iterable[Any] = cast(Iterable[Any], images) if several else [images]
-        pixels = [self.pixels(image, resize) for image in each]
-        answers: list[Answer] = []
-        size = max(1, batch_size // self.preprocess.crops)
-        for start in range(0, len(pixels), size):
-            prediction = self._predict(torch.stack(pixels[start : start + size]))
-            answers += self.task.answers(prediction, self.classes)
+        answers = [answer for _, answer in self.stream(each, resize, batch_size)]
         return answers if several else answers[0]
 
-    def pixels(self, image: "Image", resize: Resize = "pad") -> Tensor:
+    def stream(
+        self,
+        images: "Iterable[Image]",
+        resize: Resize | None = None,
+        batch_size: int = 64,
+        skip: "Callable[[Image, Exception], None] | None" = None,
+    ) -> "Iterator[tuple[Image, Answer]]":
+        """Classifies images as they come, in the memory of one batch: of thousands of files, for one.
+
+        Args:
+            images: paths, or what else :meth:`predict` takes for one image.
+            resize: as in :meth:`predict`.
+            batch_size: how many crops of images at a time.
+            skip: is told each image that cannot be read and why, and the others go on; None raises.
+
+        Yields:
+            Each image with its answer, in their order.
+        """
+        size = max(1, batch_size // self.preprocess.crops)
+        batch: list[tuple[Any, Tensor]] = []
+        for image in images:
+            try:
+                batch.append((image, self.pixels(image, resize)))
+            except (ValueError, OSError) as error:
+                if skip is None:
+                    raise
+                skip(image, error)
+            if len(batch) == size:
+                yield from self._answered(batch)
+                batch = []
+        if batch:
+            yield from self._answered(batch)
+
+    def _answered(self, batch: list[tuple[Any, Tensor]]) -> Iterator[tuple[Any, Answer]]:
+        prediction = self._predict(torch.stack([pixels for _, pixels in batch]))
+        answers = self.task.answers(prediction, self.classes)
+        if self.calibration is not None:
+            rows = self.calibration(prediction.activation).tolist()
+            named = [dict(zip(self.classes, row, strict=True)) for row in rows]
+            answers = [replace(answer, calibrated=row) for answer, row in zip(answers, named, strict=True)]
+        yield from zip((image for image, _ in batch), answers, strict=True)
+
+    def pixels(self, image: "Image", resize: Resize | None = None) -> Tensor:
         """One image as this classifier takes it before it is prepared: float32 ``image_shape`` in [0, 1].
 
         Raises what :meth:`predict` raises.
         """
+        resize = resize or self.resize
         check_resize(resize)
         if self.image_shape[0] in (1, 3):
             if isinstance(image, str | Path):
@@ -182,7 +252,15 @@ class Classifier:
         if images.raw_image_shape != self.image_shape:
             raise ValueError(f"the images are {images.raw_image_shape}, the network takes {self.image_shape}")
         if len(images.classes) != len(self.classes):
-            raise ValueError(f"the images have {len(images.classes)} classes, the network has {len(self.classes)}")
+            raise ValueError(
+                f"the images have {len(images.classes)} classes, {list(images.classes)}, "
+                f"the network has {len(self.classes)}, {list(self.classes)}"
+            )
+        if self._named and tuple(images.classes) != self.classes:
+            raise ValueError(
+                f"the images have the classes {list(images.classes)}, the network has {list(self.classes)}: "
+                "they must be the same, in the same order"
+            )
         options = self.preprocess.config()
         return images.prepared(Preprocess.from_config(options if crops is None else {**options, "crops": crops}))
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torchcaps
 from torchcaps.cli import bench, check, evaluate, explain, models, predict, recipes, run, train
+from torchcaps.cli.extras import advice
 from torchcaps.cli.plugins import import_named, import_plugins, named_imports
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
@@ -22,7 +23,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit status: 0, 1 for an error, 2 for wrong usage."""
+    """Runs one command and returns the exit status: 0, 1 for an error, 2 for wrong usage, 141 for a broken pipe."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments == ["--version"]:
         print(torchcaps.__version__)
@@ -39,12 +40,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for module in named_imports(rest):
             import_named(module)
         COMMANDS[name](rest)
-    except (ValueError, OSError, FloatingPointError) as error:
-        if os.environ.get("TORCHCAPS_TRACEBACK"):
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _quietly()
+    except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
+        text = advice(error) if isinstance(error, ModuleNotFoundError) else str(error)
+        if text is None or os.environ.get("TORCHCAPS_TRACEBACK"):
             raise
-        print(f"torchcaps {name}: error: {error}", file=sys.stderr)
+        print(f"torchcaps {name}: error: {text}", file=sys.stderr)
         return 1
     return 0
+
+
+def _quietly() -> int:
+    """Ends a command whose output nobody reads any more, as ``| head`` does: with the status of a broken pipe."""
+    # What is still buffered would fail again when Python ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + 13
 
 
 def _usage() -> str:

@@ -10,11 +10,10 @@ from torchcaps.routing.base import ROUTINGS
 
 def command(arguments: list[str]) -> None:
     """List the networks, the routing algorithms and the tasks."""
-    from jsonargparse import ArgumentParser
-
     from torchcaps.tasks.base import TASKS
+    from torchcaps.training.parser import OptionParser
 
-    parser = ArgumentParser(prog="torchcaps models", description="List networks, routings and tasks.")
+    parser = OptionParser(prog="torchcaps models", description="List networks, routings and tasks.")
     parser.add_argument("pattern", type=str, nargs="?", default="*", help="shell pattern of network names")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_import(parser)

@@ -1,25 +1,136 @@
 """``torchcaps predict``."""
 
+import csv
 import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torchcaps.cli.plugins import add_import
 from torchcaps.cli.runs import open_classifier
 
+if TYPE_CHECKING:
+    from torchcaps.classifier import Classifier
+    from torchcaps.tasks import Answer
+
 
 def command(arguments: list[str]) -> None:
-    """Classify image files: class, length of its capsule and, as JSON, all lengths and poses."""
-    from jsonargparse import ArgumentParser
+    """Classify image files or folders: class, probability, length of its capsule; as text, CSV or JSON."""
+    from torchcaps.training.parser import OptionParser
 
-    parser = ArgumentParser(prog="torchcaps predict", description="Classify image files with the network of a run.")
-    parser.add_argument("run", type=str, help="folder of a run, or of a saved network")
-    parser.add_argument("images", type=str, nargs="+", help="image files")
-    parser.add_argument("--resize", type=str, choices=("pad", "crop", "stretch"), default="pad", help="to fit")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, with the poses")
+    parser = OptionParser(prog="torchcaps predict", description="Classify image files with the network of a run.")
+    add = parser.add_argument
+    add("run", type=str, help="folder of a run, or of a saved network")
+    add("images", type=str, nargs="+", help="image files, folders (all images in them, however deep) or patterns")
+    add("--resize", type=str, choices=("pad", "crop", "stretch"), help="to fit; default: as the network was trained")
+    add("--top", type=int, help="say so many classes, the most active first; default: what the network says")
+    add("--device", type=str, default="cpu", help="where to compute: cpu, cuda, cuda:1, ...")
+    add("--batch_size", type=int, default=64, help="images at a time")
+    add("--csv", action="store_true", help="a table with a line for each class that is said")
+    add("--json", action="store_true", help="one JSON object a line, with all lengths, probabilities and poses")
     add_import(parser)
     options = parser.parse_args(arguments)
-    classifier = open_classifier(options.run)
-    answers = classifier.predict([Path(file) for file in options.images], options.resize)
-    assert isinstance(answers, list)
-    for file, answer in zip(options.images, answers, strict=True):
-        print(json.dumps({"file": file, **answer.json()}) if options.json else f"{file}: {answer}")
+    _check(options)
+    files = list(_files(options.images))
+    classifier = open_classifier(options.run, options.device)
+    bad: list[str] = []
+
+    def skip(file: Any, error: Exception) -> None:
+        bad.append(str(file))
+        print(f"torchcaps predict: {error}", file=sys.stderr)
+
+    show = (_json if options.json else _csv if options.csv else _text)(classifier, options.top)
+    for file, answer in classifier.stream(files, options.resize, options.batch_size, skip):
+        show(str(file), answer)
+    if bad:
+        raise ValueError(f"{len(bad)} of {len(files)} files could not be read")
+
+
+def _check(options: Any) -> None:
+    if options.csv and options.json:
+        raise ValueError("--csv and --json exclude each other")
+    for name in ("top", "batch_size"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
+
+
+def _files(named: Sequence[str]) -> Iterator[Path]:
+    """What is named, folders and patterns opened up; what is not there is left to be spoken of when it is read.
+
+    Raises:
+        ValueError: if a folder holds no images, or nothing fits a pattern.
+    """
+    from torchcaps.data.folder import image_files
+
+    for name in named:
+        path = Path(name)
+        if path.is_dir():
+            found = image_files(path)
+        elif not path.exists() and any(sign in name for sign in "*?["):
+            found = sorted(one for one in Path(path.anchor).glob(name.removeprefix(path.anchor)) if one.is_file())
+        else:
+            found = [path]
+        if not found:
+            raise ValueError(f"there are no images in {name}" if path.is_dir() else f"nothing fits {name}")
+        yield from found
+
+
+Show = Callable[[str, "Answer"], None]
+"""Prints the answer about a file."""
+
+
+def _probability(classifier: "Classifier") -> str:
+    """What the probabilities are."""
+    if classifier.calibration is not None:
+        return f"calibrated, {classifier.calibration}"
+    return f"{classifier.task.probability}, not calibrated"
+
+
+def _probabilities(answer: "Answer") -> Any:
+    return answer.probabilities if answer.calibrated is None else answer.calibrated
+
+
+def _said(answer: "Answer", top: int | None) -> tuple[str, ...]:
+    return answer.classes if top is None else answer.top(top)
+
+
+def _text(classifier: "Classifier", top: int | None) -> Show:
+    print(f"# %: probability of the class: {_probability(classifier)}")
+    print("# length: of its capsule, from 0 to 1: whether the class is there, each class for itself; not a probability")
+
+    def show(file: str, answer: "Answer") -> None:
+        shares = _probabilities(answer)
+        said = [f"{name} ({shares[name]:.1%}, length {answer.lengths[name]:.3f})" for name in _said(answer, top)]
+        print(f"{file}: {', '.join(said) or 'nothing'}")
+
+    return show
+
+
+def _csv(classifier: "Classifier", top: int | None) -> Show:
+    probability = "probability" if classifier.calibration is None else "calibrated_probability"
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["file", "rank", "class", "said", probability, "length"])
+
+    def show(file: str, answer: "Answer") -> None:
+        shares, names = _probabilities(answer), _said(answer, top)
+        for rank, name in enumerate(names, 1):
+            said = int(name in answer.classes)
+            writer.writerow([file, rank, name, said, f"{shares[name]:.6g}", f"{answer.lengths[name]:.6g}"])
+        if not names:
+            writer.writerow([file, "", "", 0, "", ""])
+
+    return show
+
+
+def _json(classifier: "Classifier", top: int | None) -> Show:
+    method = None if classifier.calibration is None else str(classifier.calibration)
+
+    def show(file: str, answer: "Answer") -> None:
+        row = {"file": file, **answer.json()}
+        if top is not None:
+            row["top"] = list(answer.top(top))
+        print(json.dumps({**row, "calibration": method}))
+
+    return show

@@ -10,12 +10,12 @@ from torchcaps.cli.plugins import add_import
 
 def command(arguments: list[str]) -> None:
     """Run a published experiment by name; writes its result, pictures and the table of all of them."""
-    from jsonargparse import ArgumentParser
 
     from torchcaps import recipes
     from torchcaps.training import quiet_lightning
+    from torchcaps.training.parser import OptionParser
 
-    parser = ArgumentParser(prog="torchcaps run", description="Run a recipe; 'torchcaps recipes' lists them.")
+    parser = OptionParser(prog="torchcaps run", description="Run a recipe; 'torchcaps recipes' lists them.")
     add = parser.add_argument
     add("recipe", type=str, choices=list(recipes.RECIPES), help="its name")
     add("--preset", type=str, choices=recipes.PRESETS, default="quick", help="paper: as published, for a GPU; quick: "

@@ -14,11 +14,32 @@ if TYPE_CHECKING:
 SPLITS = ("test", "validation", "train")
 
 
-def open_classifier(path: str) -> "Classifier":
-    """The network of a run, or a saved one; nothing is imported for it but what ``--import`` named."""
+def open_classifier(path: str, device: str = "cpu") -> "Classifier":
+    """The network of a run, or a saved one; nothing is imported for it but what ``--import`` named.
+
+    Raises:
+        ValueError: if there is no such device; and what :meth:`~torchcaps.Classifier.open` raises.
+    """
     from torchcaps.classifier import Classifier
 
-    return Classifier.open(path)
+    config = Path(path) / "config.yaml"
+    classifier = Classifier.open(path)
+    if "resize" not in classifier.network.extra and config.is_file():  # saved before networks kept it
+        classifier.resize = _recorded_resize(config) or classifier.resize
+    try:
+        return classifier.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from error
+
+
+def _recorded_resize(config: Path) -> Any:
+    """How the options of a training say that images are resized; None if they do not."""
+    import yaml
+
+    try:
+        return yaml.safe_load(config.read_text())["data"]["init_args"]["resize"]
+    except (ValueError, yaml.YAMLError, KeyError, TypeError):
+        return None
 
 
 def look_parser(command: str, description: str, arguments: list[str]) -> "OptionParser":

@@ -62,7 +62,7 @@ def command(arguments: list[str]) -> None:
         for line in summary.get("notes", []) if terminal else ():  # else they were told at the start
             print(f"note: {line}")
         page = folder.path / "report" / "index.html"
-        print(f"summary {folder.summary}" + (f", report {page}" if page.is_file() else ""))
+        print(f"summary {folder.summary}" + (f", report {page}" if config.report and page.is_file() else ""))
 
 
 def _resumed_run(arguments: list[str]) -> "tuple[RunFolder, list[str]] | None":

@@ -45,6 +45,7 @@ from torchcaps.data.preprocess import (
     thirteen_crops,
 )
 from torchcaps.data.smallnorb import SmallNORB, read_binary_matrix
+from torchcaps.data.strong import RandAugment, RandomErasing, RandomRotation
 from torchcaps.data.view import Preprocess, View
 
 __all__ = [
@@ -69,10 +70,13 @@ __all__ = [
     "Pairs",
     "Parts",
     "Preprocess",
+    "RandAugment",
     "RandomBrightness",
     "RandomContrast",
     "RandomCrop",
+    "RandomErasing",
     "RandomFlip",
+    "RandomRotation",
     "RandomShift",
     "Scenes",
     "SmallNORB",

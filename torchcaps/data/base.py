@@ -205,7 +205,8 @@ class ImageData(ABC):
     """A data set with its training, validation and test images, each read when first asked for.
 
     The attribute `task` says what networks are trained for on it unless somebody says otherwise: the name of a task in
-    `torchcaps.tasks`, or its name and arguments, such as `{"name": "several_labels", "count": 2}`.
+    `torchcaps.tasks`, or its name and arguments, such as `{"name": "several_labels", "count": 2}`. The attribute
+    `resize` says how images of another size get to that of the data set; a network that is trained on it keeps that.
 
     Args:
         validation: share of the training images put aside for validation, the same in every class;
@@ -217,6 +218,8 @@ class ImageData(ABC):
     """
 
     task: ClassVar[str | Mapping[str, Any]] = "classification"
+
+    resize: Resize = "pad"
 
     def __init__(self, validation: float = 0.1, seed: int = 0) -> None:
         check_share("validation", validation)

@@ -16,6 +16,7 @@ from torchcaps.data.preprocess import (
     standardise,
     thirteen_crops,
 )
+from torchcaps.data.strong import RandAugment, RandomErasing, RandomRotation
 
 
 class View(NamedTuple):
@@ -35,8 +36,9 @@ class View(NamedTuple):
 class Preprocess:
     """How images are prepared: training images at random, all others always in the same way.
 
-    Training images are shifted, cropped, flipped, changed in brightness, changed in contrast and standardised, in
-    this order; each step is left out unless asked for. All others are cropped in the centre and standardised.
+    Training images are shifted, turned, cropped, flipped, augmented, changed in brightness and in contrast, erased
+    in part and standardised, in this order; each step is left out unless asked for. All others are cropped in the
+    centre and standardised. `rotate`, `randaugment` and `erase` need the extra `augment`.
 
     With `crop=32, brightness=63 / 255, contrast=(0.2, 1.8), standardise=True` this is the way of G. Hinton,
     S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018, on smallNORB of 48 x 48 pixels; their best
@@ -52,6 +54,9 @@ class Preprocess:
         contrast: scale a training image around its mean by a factor between these two.
         standardise: give each image, as the last step, the mean 0 and the variance 1.
         crops: 13 averages the class activations over thirteen crops around the centre wherever a network is tested.
+        rotate: turn training images by up to this many degrees; black comes in.
+        randaugment: change training images by so many operations of RandAugment, of magnitude 9.
+        erase: the probability of a training image to lose a rectangle, which becomes black.
 
     Raises:
         ValueError: a number is out of range, or thirteen crops are asked for without `crop`.
@@ -64,6 +69,9 @@ class Preprocess:
     contrast: tuple[float, float] | None = None
     standardise: bool = False
     crops: Literal[1, 13] = 1
+    rotate: float = 0.0
+    randaugment: int = 0
+    erase: float = 0.0
 
     def __post_init__(self) -> None:
         if self.shift < 0:
@@ -74,6 +82,12 @@ class Preprocess:
             raise ValueError(f"brightness must be 0 or more, got {self.brightness}")
         if self.contrast is not None and not 0 <= self.contrast[0] <= self.contrast[1] < float("inf"):
             raise ValueError(f"contrast must be two factors, 0 <= low <= high, got {self.contrast}")
+        if not 0 <= self.rotate <= 180:
+            raise ValueError(f"rotate must be 0 to 180 degrees, got {self.rotate}")
+        if self.randaugment < 0:
+            raise ValueError(f"randaugment must be 0 or more operations, got {self.randaugment}")
+        if not 0 <= self.erase <= 1:
+            raise ValueError(f"erase must be a probability, 0 to 1, got {self.erase}")
         if self.crops not in (1, 13):
             raise ValueError(f"crops must be 1 or 13, got {self.crops}")
         if self.crops == 13 and self.crop is None:
@@ -137,14 +151,20 @@ class Preprocess:
         changes: list[Callable[[Tensor, Tensor, int], Tensor]] = []
         if self.shift:
             changes.append(RandomShift(self.shift, seed))
+        if self.rotate:
+            changes.append(RandomRotation(self.rotate, seed))
         if self.crop is not None:
             changes.append(RandomCrop(self.crop, seed))
         if self.flip:
             changes.append(RandomFlip(seed))
+        if self.randaugment:
+            changes.append(RandAugment(self.randaugment, seed=seed))
         if self.brightness:
             changes.append(RandomBrightness(self.brightness, seed))
         if self.contrast is not None:
             changes.append(RandomContrast(*self.contrast, seed))
+        if self.erase:
+            changes.append(RandomErasing(self.erase, seed))
         return changes
 
     def _view(self, images: Tensor) -> View:

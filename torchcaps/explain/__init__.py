@@ -4,6 +4,7 @@ Matplotlib is imported by the functions that draw.
 """
 
 from torchcaps.explain.assignments import assignment_entropy, assignment_maps, dead_capsules
+from torchcaps.explain.calibration import Calibration, fit_platt, fit_temperature
 from torchcaps.explain.draw import (
     Picture,
     activation_figure,
@@ -34,6 +35,7 @@ from torchcaps.explain.selection import Selection, select_examples, select_sampl
 
 __all__ = [
     "Answers",
+    "Calibration",
     "ClassFigures",
     "Exhibit",
     "Extent",
@@ -57,6 +59,8 @@ __all__ = [
     "examine",
     "exhibits_of",
     "exhibits_of_classifier",
+    "fit_platt",
+    "fit_temperature",
     "flow_figure",
     "layer_entropy",
     "layer_extents",

@@ -13,6 +13,9 @@ from torchcaps.data.base import ImageSet
 from torchcaps.explain.assignments import assignment_entropy
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 
+_AT_ONCE = 8192
+"""Images times classes that are asked at a time: the assignments of each image are as many as children and classes."""
+
 
 class ClassFigures(NamedTuple):
     """How well one class is told; None where nothing can be said.
@@ -111,11 +114,28 @@ class Findings:
         wrong = (self.prediction != self.labels).nonzero().squeeze(1)
         return wrong[self.margin[wrong].argsort(stable=True)][:count]
 
-    def examples(self) -> Tensor:
-        """Indices of the clearest image of each class that has images, in the order of the classes."""
-        margin = self.margin
-        members = [(self.labels == label).nonzero().squeeze(1) for label in self.labels.unique()]
+    def examples(self, most: int | None = None) -> Tensor:
+        """Indices of the clearest image of each class that has images, in the order of the classes.
+
+        Args:
+            most: of so many classes, :meth:`telling`; None for all.
+        """
+        margin, chosen = self.margin, self.labels.unique() if most is None else self.telling(most)
+        members = [(self.labels == label).nonzero().squeeze(1) for label in chosen]
         return torch.stack([group[margin[group].argmax()] for group in members])
+
+    def telling(self, count: int) -> Tensor:
+        """The labels of at most so many classes that have images, sorted: half the most mistaken, half the surest."""
+        present = self.labels.unique()
+        if len(present) <= count:
+            return present
+        members = [self.labels == label for label in present]
+        mistakes = torch.stack([((self.prediction != self.labels) & member).sum() for member in members])
+        margins = torch.stack([self.margin[member].mean() for member in members])
+        order = sorted(range(len(present)), key=lambda place: (-int(mistakes[place]), float(margins[place])))
+        worst = order[: (count + 1) // 2]
+        best = order[len(order) - count // 2 :]
+        return present[torch.tensor(worst + best)].sort().values
 
     def ranked(self) -> Tensor:
         """Indices of all images: the first of each class, then the second of each, ..."""
@@ -176,7 +196,8 @@ def ask(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> A
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     activations, entropies = [], []
     with evaluating(model) as device:
-        step = max(1, batch_size // image_set.preprocess.crops)
+        most = max(1, _AT_ONCE // model.classes)
+        step = max(1, min(batch_size, most) // image_set.preprocess.crops)
         for start in range(0, len(image_set), step):
             crops = image_set.crops(list(range(start, min(start + step, len(image_set)))))
             images = crops.flatten(0, 1).to(device)

@@ -4,9 +4,10 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchcaps.data.base import ImageSet
+from torchcaps.explain.draw.fonts import make_legible
 from torchcaps.explain.draw.pictures import pictures_of
 from torchcaps.explain.exhibits import Exhibit, Table, exhibits_of_classifier
 from torchcaps.explain.findings import examine
@@ -77,8 +78,9 @@ def write_page(folder: str | Path, exhibits: Iterable[Exhibit]) -> Path:
     body: list[str] = []
     data: list[dict[str, Any]] = []
     drawn: set[str] = set()
+    marks: dict[str, str] = {}
     for exhibit in exhibits:
-        pictures = dict(_draw(exhibit, report, drawn))
+        pictures = list(_draw(exhibit, report, drawn, marks))
         body.append(_section(exhibit, pictures, "h2" if body else "h1"))
         data.append(exhibit.to_json())
     (report / _DATA).write_text(json.dumps({"format": 1, "exhibits": data}, allow_nan=False) + "\n", encoding="ascii")
@@ -93,6 +95,7 @@ def _old_pictures(report: Path) -> list[Path]:
         "learning_curves",
         "confusion_matrix",
         "worst_mistakes",
+        "reliability",
         "reconstructions",
         "perturbation_???",
         "layer_activations",
@@ -103,32 +106,46 @@ def _old_pictures(report: Path) -> list[Path]:
     return [path for name in names for path in report.glob(f"{name}.png")]
 
 
-def _draw(exhibit: Exhibit, report: Path, drawn: set[str]) -> Iterator[tuple[str, str]]:
-    """Saves the pictures of an exhibit, beside those drawn before; gives their names and descriptions."""
+class _Drawn(NamedTuple):
+    """A picture on the page: its file, its description, and the words by the marks that stand for them in it."""
+
+    file: str
+    description: str
+    marks: dict[str, str]
+
+
+def _draw(exhibit: Exhibit, report: Path, drawn: set[str], marks: dict[str, str]) -> Iterator[_Drawn]:
+    """Saves the pictures of an exhibit, beside those drawn before; ``marks`` are those of the page so far, by word."""
     for file, description, figure in pictures_of(exhibit):
         if file in drawn:
             raise ValueError(f"pictures must have names of their own, got {file} twice")
         drawn.add(file)
+        used = make_legible(figure, marks)
         figure.savefig(report / file)
-        yield file, description
+        yield _Drawn(file, description, used)
 
 
-def _section(exhibit: Exhibit, pictures: dict[str, str], heading: str) -> str:
+def _section(exhibit: Exhibit, pictures: Sequence[_Drawn], heading: str) -> str:
     table = exhibit.table()
     parts = (
         f"<{heading}>{escape(exhibit.title)}</{heading}>",
         f"<p>{escape(exhibit.text)}</p>",
         _gallery(pictures),
+        _explained({mark: word for picture in pictures for mark, word in picture.marks.items()}),
         "" if table is None else _table(table),
     )
     return "\n".join(part for part in parts if part)
 
 
-def _gallery(pictures: dict[str, str]) -> str:
-    shown = [
-        f'<a href="{escape(file)}"><img loading="lazy" src="{escape(file)}" alt="{escape(description)}"></a>'
-        for file, description in pictures.items()
-    ]
+def _explained(marks: dict[str, str]) -> str:
+    """What the marks in pictures stand for: words in scripts that no font of this machine could draw."""
+    words = ", ".join(f"{mark} <bdi>{escape(word)}</bdi>" for mark, word in marks.items())
+    return f"<p>In the pictures: {words}</p>" if words else ""
+
+
+def _gallery(pictures: Sequence[_Drawn]) -> str:
+    named = [(escape(one.file), escape(one.description)) for one in pictures]
+    shown = [f'<a href="{file}"><img loading="lazy" src="{file}" alt="{text}"></a>' for file, text in named]
     return "\n".join(['<div class="gallery">', *shown, "</div>"] if len(shown) > 1 else shown)
 
 

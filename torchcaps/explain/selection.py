@@ -103,9 +103,16 @@ def select_samples(findings: Findings, image_set: ImageSet) -> Selection:
     )
 
 
-def select_examples(findings: Findings, image_set: ImageSet) -> Selection:
-    """The clearest image of each class that has images, asked about that class and titled with its name."""
-    chosen = findings.examples()
+def select_examples(findings: Findings, image_set: ImageSet, most: int = 20) -> Selection:
+    """The clearest image of each class that has images, asked about that class and titled with its name.
+
+    Args:
+        findings: about these images.
+        image_set: the images.
+        most: of more classes than this, half of those shown are the most mistaken ones and half the surest.
+    """
+    chosen = findings.examples(most)
+    some = len(findings.labels.unique()) > most
     batch = image_set.__getitems__(chosen.tolist())
     target = findings.labels[chosen]
     titles = tuple(image_set.classes[label] for label in target.tolist())
@@ -115,7 +122,10 @@ def select_examples(findings: Findings, image_set: ImageSet) -> Selection:
         target,
         titles,
         about="its class",
-        note="These are the clearest images of each class.",
+        note=f"These are the clearest images of {most} classes, half of them those with the most mistakes and half the "
+        "surest."
+        if some
+        else "These are the clearest images of each class.",
     )
 
 

@@ -1,5 +1,6 @@
 """Networks, and a registry of their published configurations."""
 
+from torchcaps.models.backbone import BackboneTwin, CapsNetOnBackbone
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.capsnet import CapsNet, CapsNetTwin
 from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
@@ -8,7 +9,9 @@ from torchcaps.models.registry import create_model, describe_models, list_models
 from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
 
 __all__ = [
+    "BackboneTwin",
     "CapsNet",
+    "CapsNetOnBackbone",
     "CapsNetTwin",
     "CapsuleClassifier",
     "ImageClassifier",

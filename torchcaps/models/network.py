@@ -4,7 +4,8 @@ import inspect
 import json
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -106,8 +107,12 @@ class Network(nn.Module, ABC):
             folder: made if it is missing.
             extra: anything JSON can hold, kept in ``config.json`` and given back as the attribute ``extra``; the
                 command line keeps the names of the classes and how images are prepared here.
+
+        Raises:
+            ModuleNotFoundError: if safetensors is not installed; it names the extra.
         """
-        from safetensors.torch import save_file
+        with _needing_extra():
+            from safetensors.torch import save_file
 
         folder = Path(folder)
         config = {"network": type(self).__name__, "arguments": self.config(), "extra": extra}
@@ -229,14 +234,26 @@ def _imports(network: Network) -> list[str]:
     return sorted(name for name in modules if name != "__main__" and name.split(".")[0] != __name__.split(".")[0])
 
 
+@contextmanager
+def _needing_extra() -> Iterator[None]:
+    """Says what to install where a module is missing that saved networks need."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"saved networks need {error.name}, which is not installed: pip install 'torchcaps[hub]'", name=error.name
+        ) from error
+
+
 def _locate(source: str | Path) -> Path:
     folder = Path(source)
     if folder.is_dir():
         return folder
     if folder.exists() or len(folder.parts) != 2 or folder.is_absolute():  # a Hub repository reads owner/name
         raise FileNotFoundError(f"{source} is not a folder with a saved network")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+    with _needing_extra():
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
         return Path(snapshot_download(str(source), allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
@@ -314,8 +331,9 @@ def _read_weights(path: Path, outline: Network) -> dict[str, torch.Tensor]:
     Raises:
         ValueError: if the file is damaged, or they do not fit; names the first tensor.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    with _needing_extra():
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
 
     try:
         state = load_file(path)
@@ -350,6 +368,7 @@ def load_pretrained(source: str | Path) -> Any:
             another type; or if the module that defines the network, or its routing, was not imported: then it says
             which.
     """
+
     folder = _locate(source)
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from torch import Tensor
 
 from torchcaps.data import Batch, ImageSet
+from torchcaps.explain.calibration import Calibration
 from torchcaps.losses import ActivationLoss, ReconstructionLoss
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.routing.base import same_class
@@ -91,18 +92,27 @@ class Answer:
             task says how it makes the one of the other, see :meth:`Task.answers`.
         lengths: the activation of each class: of capsules, the length or the activation that routing gave.
         poses: of each class capsule, (*pose); None for a network without capsules.
+        calibrated: probabilities of all classes, by name, that were fitted on validation images to say how often the
+            network is right, see :class:`~torchcaps.explain.Calibration`; None if nothing was fitted.
     """
 
     classes: tuple[str, ...]
     probabilities: Mapping[str, float]
     lengths: Mapping[str, float]
     poses: Mapping[str, Tensor] | None = None
+    calibrated: Mapping[str, float] | None = None
+
+    def top(self, count: int) -> tuple[str, ...]:
+        """The names of so many classes, the most active first."""
+        return tuple(sorted(self.lengths, key=lambda name: -self.lengths[name])[:count])
 
     def json(self) -> dict[str, Any]:
         """The same, ready for JSON; with ``class`` and ``length`` where exactly one class is said."""
         only = {"class": self.classes[0], "length": self.lengths[self.classes[0]]} if len(self.classes) == 1 else {}
         row = {**only, "classes": list(self.classes), "lengths": dict(self.lengths)}
         row["probabilities"] = dict(self.probabilities)
+        if self.calibrated is not None:
+            row["calibrated"] = dict(self.calibrated)
         if self.poses is not None:
             row["poses"] = {name: pose.tolist() for name, pose in self.poses.items()}
         return row
@@ -135,6 +145,9 @@ class Task(ABC):
     """Set by :func:`register_task`."""
 
     measures: ClassVar[tuple[Measure, ...]] = (Measure(),)
+
+    probability: ClassVar[str] = "what the task makes of the activation of the class"
+    """What :attr:`Answer.probabilities` are, in a few words."""
 
     @property
     def main(self) -> Measure:
@@ -177,6 +190,14 @@ class Task(ABC):
     def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
         """What a prediction says, image by image; the docstring says what a probability is here."""
 
+    def calibrate(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Calibration | None:
+        """How to make probabilities of a network's activations, fitted on images that it was not trained on.
+
+        It is saved with the network; predictions and the report use it. None, as here, if there is no way, or there
+        are too few images.
+        """
+        return None
+
     def report(
         self,
         folder: Path,
@@ -193,6 +214,12 @@ class Task(ABC):
         make: Any = type(self).__init__
         own = [] if make is object.__init__ else list(inspect.signature(make).parameters)[1:]
         return {"name": self.name, **{argument: getattr(self, argument) for argument in own}}
+
+    def saved(self) -> dict[str, Any]:
+        """The :meth:`config` and, of a task from outside this package, the module that knows it, as ``import``."""
+        module = type(self).__module__
+        known = module.partition(".")[0] in (__name__.partition(".")[0], "__main__")
+        return self.config() if known else {**self.config(), "import": module}
 
 
 TASKS: dict[str, type[Task]] = {}
@@ -243,4 +270,10 @@ def as_task(task: "Task | str | Mapping[str, Any]") -> Task:
     if isinstance(task, Task):
         return task
     arguments = {"name": task} if isinstance(task, str) else dict(task)
-    return create_task(arguments.pop("name"), **arguments)
+    name, module = arguments.pop("name"), arguments.pop("import", None)
+    if name not in TASKS and module is not None:
+        raise ValueError(
+            f"task {name!r} is not known: import the module that defines it ({module}) first, on the command line with "
+            f"--import {module}; known are {', '.join(list_tasks())}"
+        )
+    return create_task(name, **arguments)

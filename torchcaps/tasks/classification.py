@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.data import Batch, ImageSet
+from torchcaps.explain.calibration import Calibration, fit_temperature
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.numerics import compute_dtype
 from torchcaps.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 @register_task("classification")
 class Classification(Task):
     """Tells the one class of each image: the most active one."""
+
+    probability = "share of the class in the activations of all"
 
     def check(self, images: ImageSet) -> None:
         """Raises a `ValueError` unless each image has one label."""
@@ -79,6 +82,12 @@ class Classification(Task):
         said = F.one_hot(activation.argmax(1), activation.shape[1]).bool()
         shares = activation / activation.sum(1, keepdim=True).clamp_min(1e-30)
         return answers_of(prediction, said, shares, classes)
+
+    def calibrate(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Calibration | None:
+        """Temperature scaling: :func:`~torchcaps.explain.fit_temperature`."""
+        from torchcaps.explain import ask
+
+        return fit_temperature(ask(network, images, batch_size).activation, images.labels) if len(images) else None
 
     def report(
         self,

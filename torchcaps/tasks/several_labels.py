@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import Batch, ImageSet
+from torchcaps.explain.calibration import Calibration, fit_platt
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
 from torchcaps.tasks.labels import answers_of, class_text
@@ -37,6 +38,8 @@ class SeveralLabels(Task):
 
     Source: Sabour, Frosst & Hinton 2017, section 5 (two digits at once, no credit for one of them).
     """
+
+    probability = "activation of the class, apart from the others"
 
     def __init__(self, count: int | None = None, threshold: float = 0.5) -> None:
         if count is not None and count < 1:
@@ -123,6 +126,14 @@ class SeveralLabels(Task):
         not add up to 1 over the classes.
         """
         return answers_of(prediction, self.said(prediction.activation), prediction.activation, classes)
+
+    def calibrate(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Calibration | None:
+        """Platt scaling of each class for itself: :func:`~torchcaps.explain.fit_platt`."""
+        from torchcaps.explain import ask
+
+        if not len(images):
+            return None
+        return fit_platt(ask(network, images, batch_size).activation, _labels(images, batch_size))
 
     def report(
         self,

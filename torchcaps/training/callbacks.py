@@ -37,15 +37,16 @@ class History(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Adds the row of this epoch; runs before the checkpoint is written."""
+        epoch = trainer.current_epoch + 1  # people count from one
         rate = trainer.optimizers[0].param_groups[0]["lr"]
         metrics = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
         seconds = time.perf_counter() - self._started
-        self.rows.append({"epoch": trainer.current_epoch, "seconds": seconds, "learning_rate": rate, **metrics})
+        self.rows.append({"epoch": epoch, "seconds": seconds, "learning_rate": rate, **metrics})
         if trainer.is_global_zero:
             self._write()
             if self.show is not None:
                 shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in metrics if name in self.shown)
-                self.show(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}: {shown}")
+                self.show(f"epoch {epoch}/{trainer.max_epochs}: {shown}")
 
     def _write(self) -> None:
         columns = list(dict.fromkeys(name for row in self.rows for name in row))
@@ -59,8 +60,8 @@ class History(Callback):
         return {"rows": self.rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from these rows."""
-        self.rows = list(state_dict["rows"])
+        """Goes on from these rows; those of earlier versions count the epochs from zero."""
+        self.rows = [{**row, "epoch": place} for place, row in enumerate(state_dict["rows"], 1)]
 
 
 class StopAt(Callback):

@@ -1,6 +1,7 @@
 """A parser of options that trusts no file of them, and says what there is where it does not know a name."""
 
 import re
+from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,12 +30,14 @@ class OptionParser(ArgumentParser):
     imported: Sequence[str] = ()
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Says what is wrong, and ends the process."""
+        """Says what is wrong, where the options are listed, and ends the process."""
         option = re.search(r'Parser key "(\w+)"', message)
         kind = KINDS.get(option[1]) if option else None
         if kind is not None and "import path" in message:
             message += f"\n  There are {', '.join(_names(kind))}; those of your own once --import names their module"
-        super().error(message, ex)
+        if not self.exit_on_error:
+            raise ArgumentError(None, message) from ex
+        self.exit(2, f"{self.prog}: error: {message}\n'{self.prog} --help' lists the options.\n")
 
 
 class TrustedConfigFile(ActionConfigFile):

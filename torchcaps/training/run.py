@@ -13,7 +13,7 @@ from lightning import Trainer
 import torchcaps
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.tasks import Examination, Task
-from torchcaps.training.fit import Fitting, rehearse
+from torchcaps.training.fitting import Fitting, rehearse
 from torchcaps.training.folder import RunFolder, is_first_process
 from torchcaps.training.learner import Learner
 from torchcaps.training.options import Caller, Optimisation, Running, Schedule, Subject
@@ -66,8 +66,9 @@ def train(
     rehearse(learner, data.train)
     alone = folder.opened(caller.config, resumed, partial(write_record, folder, data))
     with alone if is_first_process() else nullcontext():
-        for note in notes if is_first_process() and caller.show is not None else ():
-            caller.show(f"note: {note}")
+        if is_first_process() and caller.show is not None:
+            for note in notes:
+                caller.show(f"note: {note}")
         runner, metrics = fitting.run()
         if not runner.is_global_zero:
             return None
@@ -116,13 +117,19 @@ def _findings(found: Examination) -> dict[str, Any]:
 
 
 def save(network: ImageClassifier, folder: RunFolder, subject: Subject, task: Task) -> None:
-    """Saves a network with all that it takes to use it: the names of the classes, how images are prepared, the task."""
+    """Saves a network with all that it takes to use it: the names of the classes, how images are prepared, the task.
+
+    With them goes a calibration of its probabilities on the validation images, where there are enough of these.
+    """
+    calibration = task.calibrate(network, subject.data.validation.prepared(subject.preprocess))
     network.save_pretrained(
         folder.model,
         classes=list(subject.data.classes),
         preprocess=subject.preprocess.config(),
         raw_image_shape=list(subject.data.image_shape),
-        task=task.config(),
+        resize=subject.data.resize,
+        task=task.saved(),
+        calibration=None if calibration is None else calibration.config(),
     )
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _NUMBERED = 20  # classes up to which a confusion matrix has room for numbers
 
 
-def confusion_matrix(counts: Tensor, classes: Sequence[str]) -> "Figure":
+def confusion_matrix(counts: Tensor, classes: Sequence[str], totals: Tensor | None = None) -> "Figure":
     """How often each class was taken for each other.
 
     Colours are shares of a row, on a scale that shows small shares too.
@@ -23,6 +23,8 @@ def confusion_matrix(counts: Tensor, classes: Sequence[str]) -> "Figure":
     Args:
         counts: (E, E), rows true, columns predicted.
         classes: their names.
+        totals: images of each class, (E,), where some were taken for classes that are not here; default: the sums of
+            the rows.
 
     Raises:
         ValueError: if ``counts`` does not fit ``classes``.
@@ -33,7 +35,8 @@ def confusion_matrix(counts: Tensor, classes: Sequence[str]) -> "Figure":
     if counts.shape != (E, E):
         raise ValueError(f"counts must be (E, E) = {(E, E)}, got shape {tuple(counts.shape)}")
     counts = counts.cpu()
-    share = counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
+    totals = counts.sum(1) if totals is None else totals.cpu()
+    share = counts.double() / totals[:, None].clamp(min=1)
     side = min(max(0.5 * E, 2), 12)
     label = 0.1 * min(max((len(name) for name in classes), default=0), 24)
     figure = new_figure(side + label + 1.8, side + label + 0.9)

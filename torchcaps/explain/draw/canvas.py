@@ -1,11 +1,13 @@
 """What all figures are made of: a canvas, images, titles, maps laid over images, rows of pictures."""
 
 import math
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from torchcaps.explain.draw.fonts import measurable
 from torchcaps.explain.exhibits.base import pixels
 from torchcaps.explain.places import Extent
 
@@ -28,7 +30,9 @@ def new_figure(width: float, height: float, layout: Literal["compressed", "const
 
 def shorten(name: str, limit: int = 24) -> str:
     """The name on one line, cut to a number of characters."""
-    name = " ".join(name.split()).encode(errors="replace").decode()  # names of files may hold undecoded bytes
+    name = (
+        unicodedata.normalize("NFC", " ".join(name.split())).encode(errors="replace").decode()
+    )  # names of files may hold undecoded bytes
     return name if len(name) <= limit else name[: limit - 1] + "…"
 
 
@@ -62,7 +66,8 @@ def title_width(text: str, fontsize: float = 9) -> float:
     from matplotlib.textpath import text_to_path
 
     font = FontProperties(size=fontsize)
-    widths = [text_to_path.get_text_width_height_descent(line, font, False)[0] for line in text.split("\n")]
+    lines = measurable(text).split("\n")
+    widths = [text_to_path.get_text_width_height_descent(line, font, False)[0] for line in lines]
     return max(widths) / 72
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torchcaps.explain.draw.canvas import new_figure
 from torchcaps.explain.exhibits.curves import Curve, LearningCurves, Metrics, Panel
+from torchcaps.explain.exhibits.reliability import ReliabilityCurve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,6 +42,19 @@ def curves_figure(panels: Sequence[Panel], health: Sequence[Panel]) -> "Figure":
         _draw_health(figure.add_subplot(rows, columns, (rows - 1) * columns + place + 1), panel, layers)
     for axes in figure.axes:
         _number_epochs(axes)
+    return figure
+
+
+def reliability_figure(curves: Sequence[ReliabilityCurve]) -> "Figure":
+    """How often a network is right against how sure it is, and the diagonal on which both are the same."""
+    figure = new_figure(4.6, 4.2)
+    axes = figure.add_subplot()
+    axes.plot([0, 1], [0, 1], color="0.7", linestyle=":", label="as sure as right")
+    for place, curve in enumerate(curves):
+        axes.plot(curve.confidence, curve.accuracy, f"C{place}o-", markersize=4, label=curve.name)
+    axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="probability of the class that was said", ylabel="share that is right")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, loc="upper left", fontsize=8)
     return figure
 
 

@@ -68,13 +68,19 @@ def _heat_bar(figure: "Figure", drawn: list["Axes"]) -> None:
     figure.colorbar(drawn[0].images[0], ax=drawn, fraction=0.03, aspect=10, pad=0.01, label="activation")
 
 
+_BARS = 60
+
+
 def _draw_bars(drawn: Sequence["Axes"], classes: Tensor, aspect: float) -> None:
     """Of each image the activations of the classes, the strongest in red and numbered."""
     top = max(classes.max().item(), 1e-6)
     for axes, bars in zip(drawn, classes, strict=True):
         best = int(bars.argmax())
         colours = ["C3" if index == best else "0.6" for index in range(len(bars))]
-        axes.bar(range(len(bars)), bars.tolist(), color=colours)
+        if len(bars) <= _BARS:
+            axes.bar(range(len(bars)), bars.tolist(), color=colours)
+        else:  # in one stroke: each bar is a thing of its own for matplotlib
+            axes.vlines(range(len(bars)), 0, bars.tolist(), colors=colours, linewidth=0.8)
         axes.set(xticks=[best], ylim=(0, 1.05 * top), box_aspect=aspect)
         axes.tick_params(labelsize=8, length=2)
         if axes is not drawn[0]:

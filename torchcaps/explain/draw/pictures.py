@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torchcaps.explain.draw.answers import confusion_matrix, mistake_title, worst_mistakes
 from torchcaps.explain.draw.canvas import shorten, shorten_lines
-from torchcaps.explain.draw.curves import curves_figure
+from torchcaps.explain.draw.curves import curves_figure, reliability_figure
 from torchcaps.explain.draw.decoded import perturbation_grid, reconstructions
 from torchcaps.explain.draw.flow import assignment_figure, flow_figure
 from torchcaps.explain.draw.layers import activation_figure, pose_figure, type_maps_figure
@@ -21,6 +21,7 @@ from torchcaps.explain.exhibits import (
     Mistakes,
     Perturbations,
     Reconstructions,
+    Reliability,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ def _(exhibit: LearningCurves) -> Iterator[Picture]:
 
 @pictures_of.register
 def _(exhibit: Confusion) -> Iterator[Picture]:
-    yield Picture("confusion_matrix.png", "Confusion matrix", confusion_matrix(exhibit.counts, exhibit.classes))
+    shown = exhibit.shown()
+    counts, classes = exhibit.counts[shown][:, shown], [exhibit.classes[label] for label in shown.tolist()]
+    figure = confusion_matrix(counts, classes, exhibit.counts.sum(1)[shown])
+    yield Picture("confusion_matrix.png", "Confusion matrix", figure)
 
 
 @pictures_of.register
@@ -63,6 +67,13 @@ def _(exhibit: Mistakes) -> Iterator[Picture]:
         ]
         figure = worst_mistakes(exhibit.pictures, titles)
         yield Picture("worst_mistakes.png", "The images of the worst mistakes", figure)
+
+
+@pictures_of.register
+def _(exhibit: Reliability) -> Iterator[Picture]:
+    yield Picture(
+        "reliability.png", "How often the network is right, by how sure it is", reliability_figure(exhibit.curves)
+    )
 
 
 @pictures_of.register

@@ -1,5 +1,6 @@
 """Exhibits: plain data that says what to show of a network, for a report, a notebook or a page in the browser."""
 
+from torchcaps.explain.exhibits.advice import Advice, Hint
 from torchcaps.explain.exhibits.answers import Confusion, Mistake, Mistakes, Quantity, Summary, measures
 from torchcaps.explain.exhibits.assignments import Assignments, ShareMaps
 from torchcaps.explain.exhibits.base import Exhibit, Table, list_exhibits, register_exhibit
@@ -14,13 +15,16 @@ from torchcaps.explain.exhibits.layers import (
     PoseMaps,
     TypeMaps,
 )
+from torchcaps.explain.exhibits.reliability import Reliability, ReliabilityCurve
 
 __all__ = [
     "ActivationMaps",
+    "Advice",
     "Assignments",
     "Confusion",
     "Curve",
     "Exhibit",
+    "Hint",
     "LayerActivations",
     "LayerPoses",
     "LayerTypes",
@@ -32,6 +36,8 @@ __all__ = [
     "PoseMaps",
     "Quantity",
     "Reconstructions",
+    "Reliability",
+    "ReliabilityCurve",
     "ShareMaps",
     "Summary",
     "Table",

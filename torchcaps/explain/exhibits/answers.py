@@ -1,9 +1,10 @@
 """What a network gets right and wrong."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchcaps.data.base import ImageSet
@@ -11,6 +12,10 @@ from torchcaps.explain.exhibits.base import PNG, Exhibit, Table, register_exhibi
 from torchcaps.explain.findings import ClassFigures, Findings
 
 _MISTAKES = 24
+_PAIRS = 20
+
+CONFUSED = 40
+"""Classes that a confusion matrix is drawn of, at most."""
 
 
 class Quantity(NamedTuple):
@@ -86,7 +91,7 @@ class Confusion(Exhibit):
     @classmethod
     def of(cls, findings: Findings, classes: Sequence[str]) -> "Confusion":
         """Of images of one class each."""
-        return cls(
+        exhibit = cls(
             title="Which classes are taken for which",
             text="Each row holds the images of one class, each column what the network said. Numbers on the diagonal "
             "are right; a dark cell beside it is a pair of classes that the network cannot tell apart well. Colours "
@@ -95,6 +100,26 @@ class Confusion(Exhibit):
             classes=tuple(classes),
             figures=findings.per_class,
         )
+        if len(classes) <= CONFUSED:
+            return exhibit
+        named = [f"{classes[true]} for {classes[said]} ({count})" for true, said, count in exhibit.pairs(_PAIRS)]
+        most = f" Most often taken: {', '.join(named)}." if named else ""
+        note = f" Of {len(classes)} classes the picture has the {CONFUSED} that are most often confused.{most}"
+        return replace(exhibit, text=exhibit.text + note)
+
+    def shown(self) -> Tensor:
+        """The classes to draw, sorted: all, or of very many those that are most often confused with others."""
+        if len(self.classes) <= CONFUSED:
+            return torch.arange(len(self.classes))
+        wrong = self.counts - self.counts.diag().diag()
+        return (wrong.sum(0) + wrong.sum(1)).argsort(descending=True, stable=True)[:CONFUSED].sort().values
+
+    def pairs(self, count: int) -> list[tuple[int, int, int]]:
+        """True class, what it was taken for, and how often, of at most so many pairs, the most frequent first."""
+        wrong = self.counts - self.counts.diag().diag()
+        most = wrong.flatten().argsort(descending=True, stable=True)[:count].tolist()
+        found = [(*divmod(place, len(self.classes)), int(wrong.flatten()[place])) for place in most]
+        return [pair for pair in found if pair[2]]
 
     def table(self) -> Table | None:
         """How well each class is told."""

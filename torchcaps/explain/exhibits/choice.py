@@ -4,12 +4,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torchcaps.data.base import ImageSet
+from torchcaps.explain.calibration import Calibration
+from torchcaps.explain.exhibits.advice import Advice
 from torchcaps.explain.exhibits.answers import Confusion, Mistakes, Summary, measures
 from torchcaps.explain.exhibits.assignments import Assignments
 from torchcaps.explain.exhibits.base import Exhibit
 from torchcaps.explain.exhibits.curves import LearningCurves, Metrics
 from torchcaps.explain.exhibits.decoded import Perturbations, Reconstructions
 from torchcaps.explain.exhibits.layers import LayerActivations, LayerPoses, LayerTypes
+from torchcaps.explain.exhibits.reliability import Reliability
 from torchcaps.explain.findings import Findings
 from torchcaps.explain.observe import Observation
 from torchcaps.explain.selection import select_examples, select_samples
@@ -56,10 +59,15 @@ def exhibits_of_classifier(
         metrics: rows for :class:`LearningCurves`; may be empty.
     """
     yield Summary.of(f"What this {type(model).__name__} learned", summary, measures(findings))
+    yield Advice.of(findings, image_set, summary, metrics)
     curves = LearningCurves.of(metrics)
     if curves is not None:
         yield curves
     yield Confusion.of(findings, image_set.classes)
     yield Mistakes.of(findings, image_set)
+    calibration = Calibration.from_config(model.extra.get("calibration"))
+    reliability = None if calibration is None else Reliability.of(findings, calibration)
+    if reliability is not None:
+        yield reliability
     shown, examples = select_samples(findings, image_set), select_examples(findings, image_set)
     yield from exhibits_of(Observation(model, shown), Observation(model, examples))

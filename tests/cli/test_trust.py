@@ -1,0 +1,340 @@
+"""What a person with a folder of photos relies on; the names of the tests are those of the items of the issue."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+import torchcaps as tc
+from torchcaps.classifier import Classifier
+from torchcaps.cli import COMMANDS, main
+from torchcaps.data import ImageFolder, load_image
+from torchcaps.explain.calibration import LEAST_IMAGES
+from torchcaps.models import ImageClassifier
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    *("--model", "capsnet_digits", "--model_args.channels", "8", "--model_args.types", "2"),
+    *("--model_args.decoder_hidden", "[8]", "--trainer.accelerator", "cpu"),
+]
+
+
+def write_photos(folder: Path, names: tuple[str, ...], count: int) -> Path:
+    """Noise of 10 x 24 pixels, brightest in one channel."""
+    generator = torch.Generator().manual_seed(0)
+    for label, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = torch.randint(0, 100, (10, 24, 3), generator=generator, dtype=torch.uint8)
+            pixels[..., label % 3] += 120
+            Image.fromarray(pixels.numpy()).save(folder / name / f"{number:02d}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("trust") / "photos", ("red", "green", "blue"), 16)
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("trust") / "run"
+    data = ["--data", "ImageFolder", "--data.root", str(photos), "--data.size", "12", "--data.validation", "0.6"]
+    assert main(["train", *data, "--data.resize", "stretch", "--epochs", "2", "--run", str(run), *SMALL]) == 0
+    return run
+
+
+def lengths(network: ImageClassifier, files: list[Path], resize: str) -> torch.Tensor:
+    images = torch.stack([load_image(file, (3, 12, 12), resize) for file in files])
+    with torch.no_grad():
+        return network(images.float() / 255).activation
+
+
+def predicted(capsys, *arguments: str) -> torch.Tensor:
+    capsys.readouterr()
+    assert main(["predict", *arguments, "--json"]) == 0
+    return torch.tensor([list(json.loads(row)["lengths"].values()) for row in capsys.readouterr().out.splitlines()])
+
+
+class TestItem5SavedNetworkCarriesItsPreprocessing:
+    def test_item5_predict_resizes_as_the_training_did(self, run, photos, capsys):
+        files = sorted(photos.glob("*/0[0-2].png"))
+        network = tc.load_pretrained(run / "model")
+        stretched, padded = lengths(network, files, "stretch"), lengths(network, files, "pad")
+        assert not torch.allclose(stretched, padded)
+        for source in (run, run / "model"):
+            torch.testing.assert_close(predicted(capsys, str(source), *map(str, files)), stretched)
+        found = predicted(capsys, str(run), *map(str, files), "--resize", "pad")
+        torch.testing.assert_close(found, padded)
+        answers = Classifier.open(run / "model")(files)
+        torch.testing.assert_close(torch.tensor([list(one.lengths.values()) for one in answers]), stretched)
+
+    def test_item5_networks_of_before_load_and_their_run_says_the_rest(self, run, photos, tmp_path, capsys):
+        network = tc.load_pretrained(run / "model")
+        kept = {name: value for name, value in network.extra.items() if name not in ("resize", "calibration")}
+        network.save_pretrained(tmp_path / "old" / "model", **kept)
+        files = sorted(photos.glob("*/00.png"))
+        found = predicted(capsys, str(tmp_path / "old"), *map(str, files))
+        torch.testing.assert_close(found, lengths(network, files, "pad"))
+        assert Classifier.open(tmp_path / "old")(files[0]).calibrated is None
+        (tmp_path / "old" / "config.yaml").write_text((run / "config.yaml").read_text())
+        found = predicted(capsys, str(tmp_path / "old"), *map(str, files))
+        torch.testing.assert_close(found, lengths(network, files, "stretch"))
+
+    @pytest.mark.parametrize("names", [("red", "green", "yellow"), ("red", "green")])
+    def test_item5_evaluate_names_both_lists_of_classes(self, run, names, tmp_path, capsys):
+        other = write_photos(tmp_path / "other", names, 4)
+        data = ["--data", "ImageFolder", "--data.root", str(other), "--data.size", "12"]
+        assert main(["evaluate", str(run), *data]) == 1
+        error = capsys.readouterr().err
+        assert str(sorted(names)) in error
+        assert "['blue', 'green', 'red']" in error
+        assert "classes" in error
+
+    def test_item5_numbers_for_names_fit_any_names(self):
+        classifier = Classifier(tc.create_model("capsnet_digits", image_shape=(1, 8, 8), channels=4, types=2))
+        images = tc.data.Digits().test.subset(torch.arange(4))
+        named = type(images)(images.images, images.labels, tuple("abcdefghij"))
+        assert classifier.examine(named).figures == classifier.examine(images).figures
+
+
+class TestItem12CommandLine:
+    @pytest.mark.parametrize(
+        "arguments", [["train", "--data", "Digits", "--bogus", "1"], ["predict"], ["evaluate", "x", "--split", "all"]]
+    )
+    def test_item12_an_error_is_three_lines_at_most(self, arguments, capsys):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"torchcaps {arguments[0]}: error: ")
+        assert len(error.splitlines()) <= 3
+        assert f"torchcaps {arguments[0]} --help" in error
+        assert "usage" not in error
+
+    def test_item12_lightning_is_for_training_only(self, run, photos):
+        code = (
+            "import sys; from torchcaps.cli import main; run, photo = sys.argv[1:];"
+            "assert main(['predict', run, photo]) == main(['evaluate', run]) == main(['models']) == 0;"
+            "heavy = {'lightning', 'torchmetrics', 'matplotlib', 'tensorboard'} & set(sys.modules);"
+            "assert not heavy, heavy"
+        )
+        photo = str(photos / "red" / "00.png")
+        subprocess.run([sys.executable, "-c", code, str(run), photo], check=True, cwd=ROOT, capture_output=True)
+
+    def test_item12_report_false_speaks_of_no_report(self, run, capsys):
+        assert (run / "report" / "index.html").is_file()
+        assert main(["train", "--resume", str(run), "--report", "false"]) == 0
+        output = capsys.readouterr().out
+        assert "summary" in output
+        assert "report" not in output
+
+    def test_item12_epochs_are_counted_from_one(self, run):
+        with (run / "metrics.csv").open(newline="") as file:
+            assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2"]
+        assert json.loads((run / "summary.json").read_text())["last_epoch"]["epoch"] == 2
+        exhibits = json.loads((run / "report" / "exhibits.json").read_text())["exhibits"]
+        (curves,) = [exhibit for exhibit in exhibits if exhibit["kind"] == "learning_curves"]
+        assert curves["panels"][0]["curves"]["training"]["epochs"] == [1, 2]
+
+    def test_item12_a_pipe_that_nobody_reads_is_no_error(self, monkeypatch, capsys):
+        reading, writing = os.pipe()
+        os.close(reading)
+        with open(writing, "w") as closed:  # noqa: PTH123  a descriptor is no path
+            monkeypatch.setattr(sys, "stdout", closed)
+            assert main(["models"]) == 141
+        assert capsys.readouterr().err == ""
+
+
+class TestItem10CoreInstall:
+    CODE = """
+import sys
+from pathlib import Path
+import torch
+allowed = {name.partition(".")[0] for name in sys.modules} | set(sys.stdlib_module_names) | {"torchcaps"}
+allowed -= {"numpy", "yaml", "PIL", "scipy", "sklearn"}
+
+class OnlyTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in allowed:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, OnlyTorch())
+for name in [name for name in sys.modules if name.partition(".")[0] == "numpy"]:
+    del sys.modules[name]
+import torchcaps
+from torchcaps.cli import COMMANDS, main
+for name in COMMANDS:
+    print("STATUS", name, main([name, "training" if name == "bench" else "x"]), file=sys.stderr, flush=True)
+try:
+    torchcaps.create_model("capsnet_digits").save_pretrained(sys.argv[1])
+except ModuleNotFoundError as error:
+    print("save_pretrained:", error, file=sys.stderr)
+assert not Path(sys.argv[1]).exists()
+"""
+
+    def test_item10_each_command_names_the_extra_that_is_missing(self, tmp_path):
+        told = subprocess.run(
+            [sys.executable, "-c", self.CODE, str(tmp_path / "model")], cwd=ROOT, capture_output=True, text=True
+        )
+        assert told.returncode == 0, told.stderr
+        lines = told.stderr.splitlines()
+        assert "save_pretrained: saved networks need safetensors" in lines[-1]
+        assert "pip install 'torchcaps[hub]'" in lines[-1]
+        for name in COMMANDS:
+            place = lines.index(f"STATUS {name} 1")
+            assert lines[place - 1].startswith(f"torchcaps {name}: error: "), lines[place - 1]
+            assert "pip install 'torchcaps[" in lines[place - 1]
+
+
+class TestItem11Predict:
+    def test_item11_a_folder_and_a_pattern(self, run, photos, capsys):
+        assert main(["predict", str(run), str(photos / "red"), str(photos / "*" / "01.png"), "--json"]) == 0
+        rows = [json.loads(row) for row in capsys.readouterr().out.splitlines()]
+        expected = [*sorted((photos / "red").iterdir()), *sorted(photos.glob("*/01.png"))]
+        assert [row["file"] for row in rows] == list(map(str, expected))
+
+    def test_item11_bad_files_are_named_and_the_others_predicted(self, run, photos, tmp_path, capsys):
+        files = [photos / "red" / "00.png", tmp_path / "broken.png", tmp_path / "none.png", photos / "blue" / "00.png"]
+        files[1].write_bytes(files[0].read_bytes()[:50])
+        assert main(["predict", str(run), *map(str, files), "--csv"]) == 1
+        found = capsys.readouterr()
+        assert [row["file"] for row in csv.DictReader(found.out.splitlines())] == [str(files[0]), str(files[3])]
+        assert "broken.png" in found.err
+        assert "none.png" in found.err
+        assert "2 of 4 files could not be read" in found.err
+
+    def test_item11_files_are_streamed(self, run, photos, monkeypatch):
+        classifier = Classifier.open(run)
+        opened, answered = [], []
+        pixels = classifier.pixels
+        monkeypatch.setattr(classifier, "pixels", lambda image, resize: opened.append(image) or pixels(image, resize))
+        for file, answer in classifier.stream(sorted(photos.glob("*/*.png")), batch_size=5):
+            answered.append((file, answer.classes))
+            assert len(opened) - len(answered) < 5
+        assert [file for file, _ in answered] == (files := list(opened))
+        assert [classes for _, classes in answered] == [one.classes for one in classifier(files)]
+
+    def test_item11_the_most_active_classes(self, run, photos, capsys):
+        file = str(photos / "red" / "00.png")
+        assert main(["predict", str(run), file, "--csv", "--top", "2"]) == 0
+        first, second = csv.DictReader(capsys.readouterr().out.splitlines())
+        answer = Classifier.open(run)(file)
+        assert (
+            (first["class"], second["class"])
+            == answer.top(2)
+            == tuple(sorted(answer.lengths, key=lambda name: -answer.lengths[name])[:2])
+        )
+        assert (first["rank"], first["said"], second["rank"], second["said"]) == ("1", "1", "2", "0")
+        assert float(second["length"]) == pytest.approx(answer.lengths[second["class"]], rel=1e-4)
+        assert float(second["calibrated_probability"]) == pytest.approx(answer.calibrated[second["class"]], rel=1e-4)
+        assert main(["predict", str(run), file, "--top", "3", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["top"] == list(answer.top(3))
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--top", "0"], "--top must be at least 1, got 0"),
+            (["--device", "cuda:77"], "--device cuda:77"),
+            (["--device", "abacus"], "--device abacus"),
+            (["--json", "--csv"], "exclude each other"),
+            (["--batch_size", "0"], "--batch_size must be at least 1"),
+        ],
+    )
+    def test_item11_wrong_options_are_named(self, run, photos, options, message, capsys):
+        assert main(["predict", str(run), str(photos / "red" / "00.png"), *options]) == 1
+        assert message in capsys.readouterr().err
+
+    def test_item11_nothing_to_predict_is_named(self, run, tmp_path, capsys):
+        assert main(["predict", str(run), str(tmp_path)]) == 1
+        assert f"there are no images in {tmp_path}" in capsys.readouterr().err
+        assert main(["predict", str(run), str(tmp_path / "*.jpg")]) == 1
+        assert "nothing fits" in capsys.readouterr().err
+
+    def test_item11_the_output_says_what_is_a_probability_and_what_a_length(self, run, photos, capsys):
+        assert main(["predict", str(run), str(photos / "red" / "00.png")]) == 0
+        first, second, line = capsys.readouterr().out.splitlines()
+        assert "probability of the class: calibrated, temperature scaling" in first
+        assert "not a probability" in second
+        answer = Classifier.open(run)(photos / "red" / "00.png")
+        (name,) = answer.classes
+        assert f"{name} ({answer.calibrated[name]:.1%}, length {answer.lengths[name]:.3f})" in line
+
+    def test_item11_the_run_keeps_a_calibration_on_its_validation_images(self, run, photos):
+        classifier = Classifier.open(run)
+        data = ImageFolder(str(photos), size=12, resize="stretch", validation=0.6)
+        assert classifier.calibration.images == len(data.validation) >= LEAST_IMAGES
+        activation = classifier.activations(data.validation.images)
+        assert (
+            classifier.calibration.config()
+            == classifier.task.calibrate(classifier.network, classifier.prepared(data.validation)).config()
+        )
+        rows = torch.tensor([list(answer.calibrated.values()) for answer in classifier(data.validation.images)])
+        torch.testing.assert_close(rows, classifier.calibration(activation).float())
+
+
+TASK = '''
+from torchcaps.tasks import Classification, register_task
+
+@register_task("twice")
+class Twice(Classification):
+    """A task of one's own."""
+'''
+
+
+def test_item10_a_saved_network_names_the_module_of_its_task(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "their_task.py").write_text(TASK)
+    options = ["--import", "their_task", "--data", "Digits", "--task", "their_task.Twice", "--epochs", "1"]
+    assert main(["train", *options, "--run", "run", "--report", "false", *SMALL]) == 0
+    assert main(["predict", "run", "x.png"]) == 1  # the run imports it
+    assert "their_task" not in capsys.readouterr().err
+    from torchcaps.tasks.base import TASKS
+
+    del TASKS["twice"]
+    assert main(["predict", "run/model", "x.png"]) == 1
+    assert "--import their_task" in capsys.readouterr().err
+
+
+class TestTrainInPython:
+    def test_train_is_the_command_in_one_line(self, photos, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        small = {"channels": 4, "types": 2, "decoder_hidden": None}
+        common = {"model": "capsnet_digits", "model_args": small, "trainer": {"accelerator": "cpu"}}
+        lines: list[str] = []
+        found = tc.train(photos, size=8, epochs=1, report=False, show=lines.append, **common)
+        assert found.run == Path("runs/photos")
+        assert found.summary["epochs"] == 1
+        assert found.summary["command"].startswith("torchcaps.train(")
+        assert len(lines) == 1
+        assert found(photos / "red" / "00.png").classes[0] in found.classes
+        written = yaml.safe_load((found.run / "config.yaml").read_text())
+        arguments = ["--data", "ImageFolder", "--data.root", str(photos), "--data.size", "8", "--epochs", "1"]
+        arguments += ["--model", "capsnet_digits", "--model_args.channels", "4", "--model_args.types", "2"]
+        arguments += ["--model_args.decoder_hidden", "null", "--trainer.accelerator", "cpu", "--report", "false"]
+        assert main(["train", *arguments, "--run", "command"]) == 0
+        command = yaml.safe_load(Path("command/config.yaml").read_text())
+        assert {**written, "run": ""} == {**command, "run": ""}
+        weights = tc.load_pretrained("command/model").state_dict()
+        assert all(torch.equal(weights[name], value) for name, value in found.network.state_dict().items())
+
+    @pytest.mark.parametrize(
+        ("data", "options", "message"),
+        [
+            ("nowhere", {}, "data must be a folder or the name of a data set, got 'nowhere'"),
+            ("Digits", {"sise": 8}, "unknown options sise: a training takes .*epochs.* and Digits validation, seed"),
+            ("Digits", {"epochs": "many"}, "epochs"),
+        ],
+    )
+    def test_train_names_what_does_not_fit(self, data, options, message, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ValueError, match=message):
+            tc.train(data, **options)
+        assert not (tmp_path / "runs").exists()

@@ -1,0 +1,72 @@
+"""Probabilities that say how often a network is right."""
+
+import pytest
+import torch
+
+from torchcaps.explain import Calibration, Findings, fit_platt, fit_temperature
+from torchcaps.explain.exhibits import Reliability
+
+
+def drawn(count: int, sharpness: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Activations whose shares to the power of 1 / sharpness are the truth."""
+    generator = torch.Generator().manual_seed(0)
+    truth = (1.5 * torch.randn(count, 4, generator=generator)).softmax(1)
+    labels = torch.multinomial(truth, 1, generator=generator).squeeze(1)
+    powers = truth**sharpness
+    return powers / powers.amax(1, keepdim=True), labels
+
+
+class TestItem11Calibration:
+    @pytest.mark.parametrize("sharpness", [0.3, 1.0, 3.0])
+    def test_item11_the_temperature_is_found_again(self, sharpness):
+        activation, labels = drawn(4000, sharpness)
+        found = fit_temperature(activation, labels)
+        assert found.parameters[0] == pytest.approx(sharpness, rel=0.1)
+        assert torch.equal(found(activation).argmax(1), activation.argmax(1))
+        torch.testing.assert_close(found(activation).sum(1), torch.ones(4000, dtype=torch.float64))
+        assert Calibration.from_config(found.config()) == found
+        reliability = Reliability.of(Findings(labels, activation, None), found)
+        assert reliability.curves[-1].error < 0.03
+        if sharpness != 1:
+            assert reliability.curves[0].error > 2 * reliability.curves[-1].error
+        gaps = [
+            abs(a - c) for a, c in zip(reliability.curves[-1].accuracy, reliability.curves[-1].confidence, strict=True)
+        ]
+        assert max(gaps) < 0.15
+
+    def test_item11_always_right_is_not_sure_for_ever(self):
+        activation = torch.eye(3).repeat(20, 1) * 0.8 + 0.1
+        found = fit_temperature(activation, torch.arange(3).repeat(20))
+        assert found(activation).amax(1).mean().item() == pytest.approx(61 / 62, abs=0.01)
+
+    def test_item11_each_of_several_classes_for_itself(self):
+        generator = torch.Generator().manual_seed(0)
+        logits = 2 * torch.randn(2000, 3, generator=generator)
+        there = torch.rand(2000, 3, generator=generator) < (2 * logits - 1).sigmoid()
+        found = fit_platt(logits.sigmoid(), there)
+        assert found.parameters == pytest.approx((2, -1), abs=0.3)
+        torch.testing.assert_close(
+            found(logits.sigmoid()),
+            (found.parameters[0] * logits + found.parameters[1]).double().sigmoid(),
+            atol=1e-4,
+            rtol=0,
+        )
+
+    def test_item11_nothing_is_fitted_where_nothing_can_be(self):
+        activation, labels = drawn(100, 1.0)
+        assert fit_temperature(activation[:19], labels[:19]) is None
+        assert fit_temperature(activation * torch.nan, labels) is None
+        assert fit_platt(activation, torch.ones(100, 4, dtype=torch.bool)) is None
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("guess", (1.0,), 5), "method must be temperature or platt, got 'guess'"),
+            (("temperature", (0.0,), 5), "parameters of temperature must be 1"),
+            (("platt", (1.0,), 5), "parameters of platt must be 2"),
+            (("platt", (1.0, float("nan")), 5), "finite"),
+        ],
+    )
+    def test_item11_wrong_parameters_are_named(self, arguments, message):
+        with pytest.raises(ValueError, match=message):
+            Calibration(*arguments)

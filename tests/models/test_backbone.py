@@ -1,0 +1,133 @@
+"""Heads on backbones; what holds for every registered network is in test_every_model.py."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchcaps import create_model, load_pretrained, margin_loss
+from torchcaps.models import BackboneTwin, CapsNetOnBackbone
+
+SMALL = {"widths": (4, 8), "blocks": 1}
+NAMES = ["capsnet_on_backbone", "capsnet_on_backbone_cnn"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("shape", "stride"), [((3, 17, 23), 1), ((1, 5, 9), 1), ((3, 40, 33), 2)], ids=["odd", "tiny", "strided"]
+)
+def test_images_of_any_shape(name: str, shape: tuple[int, int, int], stride: int) -> None:
+    network = create_model(name, image_shape=shape, classes=3, stride=stride, **SMALL)
+    prediction = network(torch.rand(2, *shape))
+    assert prediction.activation.shape == (2, 3)
+    margin_loss(prediction.activation, torch.tensor([0, 2])).backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+def test_a_frozen_backbone_stays_as_it_is() -> None:
+    network = create_model("capsnet_on_backbone", classes=3, frozen=True, **SMALL).train()
+    before = {name: tensor.clone() for name, tensor in network.features.state_dict().items()}
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.1)
+    for _ in range(2):
+        margin_loss(network(torch.rand(4, 3, 32, 32)).activation, torch.arange(4) % 3).backward()
+        optimizer.step()
+    assert all(torch.equal(before[name], tensor) for name, tensor in network.features.state_dict().items())
+    assert network.primary_caps.training
+    assert not network.features.training
+
+
+def test_a_head_of_capsules_on_the_features_of_the_twin(tmp_path) -> None:
+    twin = create_model("capsnet_on_backbone_cnn", classes=3, **SMALL)
+    twin.save_pretrained(tmp_path / "cnn")
+    network = create_model("capsnet_on_backbone", classes=3, weights=str(tmp_path / "cnn"), frozen=True, **SMALL)
+    images = torch.rand(2, 3, 32, 32)
+    assert torch.equal(network.features.eval()(images), twin.features.eval()(images))
+    network.save_pretrained(tmp_path / "caps")
+    (tmp_path / "cnn" / "model.safetensors").unlink()  # what was saved needs it no more
+    again = load_pretrained(tmp_path / "caps")
+    assert again.frozen
+    with torch.no_grad():
+        assert torch.equal(again(images).activation, network.eval()(images).activation)
+    with pytest.raises(ValueError, match="are not those of such a backbone"):
+        create_model("capsnet_on_backbone", weights=str(tmp_path / "caps"), widths=(4, 9), blocks=1)
+    with pytest.raises(FileNotFoundError, match="weights must be 'hub', a file, or a folder"):
+        create_model("capsnet_on_backbone", weights=str(tmp_path / "none"), **SMALL)
+
+
+@pytest.mark.parametrize("kind", [CapsNetOnBackbone, BackboneTwin])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"backbone": "vgg"}, "backbone must be 'residual' or 'timm/' and the name .* got 'vgg'"),
+        ({"blocks": 0}, "widths, blocks and stride must be 1 or more"),
+        ({"widths": ()}, "widths, blocks and stride must be 1 or more"),
+    ],
+)
+def test_what_does_not_fit_is_named(kind, arguments, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(**arguments)
+
+
+def test_timm_that_is_missing_is_named(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ModuleNotFoundError, match=r"timm/resnet18 needs timm.*pip install 'torchcaps\[timm\]'"):
+        create_model("capsnet_on_backbone", backbone="timm/resnet18")
+
+
+class Features(nn.Module):
+    """What timm gives of a network with features_only."""
+
+    def __init__(self, in_chans: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(in_chans, 6, 3, 2)
+        self.feature_info = SimpleNamespace(channels=lambda: [6])
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        return [self.conv(images)]
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[dict]:
+    """A stand-in for timm, which may not be installed; it notes how networks are asked for."""
+    made: list[dict] = []
+
+    def create(name: str, in_chans: int, **options: object) -> Features:
+        if name == "none":
+            raise RuntimeError("Unknown model (none)")
+        made.append({"name": name, **options})
+        return Features(in_chans)
+
+    timm = ModuleType("timm")
+    timm.create_model = create
+    timm.get_pretrained_cfg = lambda name, allow_unregistered: SimpleNamespace(
+        mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2)
+    )
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    return made
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_network_of_timm(name: str, calls, tmp_path) -> None:
+    torch.save({}, tmp_path / "model.safetensors")
+    for weights in (None, "hub", str(tmp_path)):
+        network = create_model(name, image_shape=(3, 21, 16), backbone="timm/resnet18", weights=weights, classes=4)
+        assert network(torch.rand(2, 3, 21, 16)).activation.shape == (2, 4)
+    plain, hub, folder = calls
+    assert (plain["name"], plain["features_only"], plain["pretrained"]) == ("resnet18", True, False)
+    assert hub["pretrained"]
+    assert "pretrained_cfg_overlay" not in hub
+    assert folder["pretrained_cfg_overlay"] == {"file": str(tmp_path / "model.safetensors")}
+    network.save_pretrained(tmp_path / "saved")
+    again = load_pretrained(tmp_path / "saved")
+    assert not calls[-1]["pretrained"]  # nothing is fetched for a saved network
+    images = torch.rand(2, 3, 21, 16)
+    with torch.no_grad():
+        assert torch.equal(again(images).activation, network.eval()(images).activation)
+        normal = (images - torch.tensor([0.5, 0.4, 0.3])[:, None, None]) / 0.2
+        torch.testing.assert_close(network.features(images), network.features.network(normal)[0])
+    grey = create_model(name, image_shape=(1, 21, 16), backbone="timm/resnet18")
+    assert grey.features.mean.flatten().tolist() == pytest.approx([0.4])
+    with pytest.raises(ValueError, match="timm/none: Unknown model"):
+        create_model(name, backbone="timm/none")

@@ -1,0 +1,31 @@
+"""What to install where a module is missing."""
+
+EXTRAS = {
+    "art": "recipes",
+    "datasets": "datasets",
+    "huggingface_hub": "hub",
+    "jsonargparse": "train",
+    "kornia": "augment",
+    "lightning": "train",
+    "matplotlib": "train",
+    "numpy": "data",
+    "PIL": "data",
+    "pooch": "data",
+    "rich": "train",
+    "safetensors": "hub",
+    "scipy": "data",
+    "sklearn": "data",
+    "tensorboard": "train",
+    "timm": "timm",
+    "torchmetrics": "train",
+    "yaml": "train",
+}
+"""The extra of this package that brings a module, by the name that is imported."""
+
+
+def advice(error: ModuleNotFoundError) -> str | None:
+    """One line that says which module is missing and which extra brings it; None if none of ours does."""
+    name = (error.name or "").partition(".")[0]
+    if "pip install" in str(error):
+        return str(error)
+    return f"{name} is not installed: pip install 'torchcaps[{EXTRAS[name]}]'" if name in EXTRAS else None

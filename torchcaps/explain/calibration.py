@@ -1,0 +1,135 @@
+"""From the activations of the classes to probabilities that say how often the network is right."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+LEAST_IMAGES = 20
+"""With fewer images nothing is fitted."""
+
+_SMALLEST = 1e-6  # of an activation: a class that is told to be impossible and is there costs this much at most
+
+
+@dataclass(frozen=True)
+class Calibration:
+    r"""How probabilities are made of activations a_j.
+
+    ``temperature``, for one class an image, with T > 0, which leaves the order of the classes as it is:
+
+    .. math::
+        p_j = \frac{a_j^{1/T}}{\sum_k a_k^{1/T}}
+
+    ``platt``, for several classes an image, each for itself, with the slope s and the intercept b:
+
+    .. math::
+        p_j = \sigma\Big(s \log\frac{a_j}{1 - a_j} + b\Big)
+
+    Args:
+        method: ``temperature`` or ``platt``.
+        parameters: (T,) or (s, b).
+        images: how many validation images they were fitted on.
+
+    Raises:
+        ValueError: if there is no such method, or it has other parameters.
+
+    Source: Guo, Pleiss, Sun & Weinberger 2017, "On Calibration of Modern Neural Networks", section 4.2; Platt 1999,
+    "Probabilistic Outputs for Support Vector Machines".
+    """
+
+    method: Literal["temperature", "platt"]
+    parameters: tuple[float, ...]
+    images: int
+
+    def __post_init__(self) -> None:
+        count = {"temperature": 1, "platt": 2}.get(self.method)
+        if count is None:
+            raise ValueError(f"method must be temperature or platt, got {self.method!r}")
+        fits = len(self.parameters) == count and torch.tensor(self.parameters).isfinite().all()
+        if not fits or (self.method == "temperature" and self.parameters[0] <= 0):
+            raise ValueError(f"parameters of {self.method} must be {count} finite numbers, got {self.parameters}")
+
+    def __call__(self, activation: Tensor) -> Tensor:
+        """The probabilities of activations, both (B, E), in float64."""
+        activation = activation.double()
+        if self.method == "temperature":
+            return (activation.clamp_min(_SMALLEST).log() / self.parameters[0]).softmax(-1)
+        slope, intercept = self.parameters
+        return (slope * _logit(activation) + intercept).sigmoid()
+
+    def __str__(self) -> str:
+        if self.method == "temperature":
+            how = f"temperature scaling, T = {self.parameters[0]:.3g}"
+        else:
+            how = f"Platt scaling, slope {self.parameters[0]:.3g}, intercept {self.parameters[1]:.3g}"
+        return f"{how}, fitted on {self.images} validation images"
+
+    def config(self) -> dict[str, Any]:
+        """The same, ready for JSON."""
+        return {"method": self.method, "parameters": list(self.parameters), "images": self.images}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | None) -> "Calibration | None":
+        """What :meth:`config` was made of; None of None."""
+        return None if config is None else cls(config["method"], tuple(config["parameters"]), config["images"])
+
+
+def fit_temperature(activation: Tensor, labels: Tensor) -> Calibration | None:
+    r"""The temperature with the smallest negative log-likelihood.
+
+    .. math::
+        \min_T -\sum_n \sum_j t_{nj} \log p_{nj}(T), \quad
+        t_{nj} = \frac{N + 1}{N + 2} \text{ for the true class, the rest shared by the others}
+
+    The targets are Platt's: a network that is right about all of N images is not sure of everything therefore.
+
+    Args:
+        activation: of the classes, (N, E), of images that the network was not trained on.
+        labels: the true classes, (N,).
+
+    Returns:
+        None for fewer than 20 images, fewer than two classes or what is not finite.
+    """
+    from scipy.optimize import minimize_scalar
+
+    N, E = activation.shape
+    if not _enough(activation) or E < 2:
+        return None
+    log = activation.double().clamp_min(_SMALLEST).log()
+    miss = 1 / (N + 2)
+    targets = torch.full_like(log, miss / (E - 1)).scatter_(1, labels[:, None].cpu(), 1 - miss)
+
+    def cost(sharpness: float) -> float:
+        return -(targets * (log / 2.0**sharpness).log_softmax(-1)).sum(1).mean().item()
+
+    found = minimize_scalar(cost, bounds=(-7, 7), method="bounded")
+    return Calibration("temperature", (float(2.0**found.x),), N)
+
+
+def fit_platt(activation: Tensor, labels: Tensor) -> Calibration | None:
+    """Slope and intercept of a logistic regression over all images and classes together.
+
+    Args:
+        activation: of the classes, (N, E), of images that the network was not trained on.
+        labels: which classes are there, bool (N, E).
+
+    Returns:
+        None for fewer than 20 images, labels that are all alike, or what is not finite.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    if not _enough(activation) or bool(labels.all()) or not bool(labels.any()):
+        return None
+    model = LogisticRegression()
+    model.fit(_logit(activation.double()).reshape(-1, 1).numpy(), labels.cpu().flatten().numpy())
+    return Calibration("platt", (float(model.coef_[0, 0]), float(model.intercept_[0])), len(activation))
+
+
+def _enough(activation: Tensor) -> bool:
+    return len(activation) >= LEAST_IMAGES and bool(activation.isfinite().all())
+
+
+def _logit(activation: Tensor) -> Tensor:
+    return activation.logit(eps=_SMALLEST)

@@ -1,0 +1,319 @@
+"""Class capsules, or a linear layer, on the features of a residual network or of any network of timm."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchcaps.capsules import Capsules
+from torchcaps.layers import CapsLinear, FullyConnectedDecoder, PrimaryCaps
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
+from torchcaps.models.network import WEIGHTS_FILE
+from torchcaps.models.registry import register_model
+from torchcaps.routing import DynamicRouting, Routing
+
+TIMM = "timm/"
+HUB = "hub"
+
+
+class Backbone(nn.Module):
+    """Makes features (B, channels, H', W') of images (B, C, H, W) in [0, 1]."""
+
+    channels: int
+
+
+class ResidualBackbone(Backbone):
+    """A small residual network: a convolution, then stages of basic blocks; each stage but the first halves the grid.
+
+    Args:
+        in_channels: of the images.
+        widths: channels of the stages.
+        blocks: in each stage, of two 3x3 convolutions.
+        stride: of the first convolution: 2 for larger images.
+
+    Source: He, Zhang, Ren & Sun 2016, "Deep Residual Learning for Image Recognition", sections 3.3 and 4.2.
+    """
+
+    def __init__(self, in_channels: int, widths: Sequence[int], blocks: int, stride: int) -> None:
+        super().__init__()
+        self.channels = widths[-1]
+        self.stem = _convolution(in_channels, widths[0], stride)
+        layers: list[nn.Module] = []
+        for stage, (before, width) in enumerate(zip((widths[0], *widths), widths, strict=False)):
+            layers.append(_Block(before, width, 1 if stage == 0 else 2))
+            layers += [_Block(width, width) for _ in range(blocks - 1)]
+        self.stages = nn.Sequential(*layers)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The features of the last stage."""
+        return self.stages(F.relu(self.stem(images)))
+
+
+class _Block(nn.Module):
+    """relu(x + f(x)), f two convolutions; x goes through one of 1x1 where the shapes differ."""
+
+    def __init__(self, before: int, width: int, stride: int = 1) -> None:
+        super().__init__()
+        self.first = _convolution(before, width, stride)
+        self.second = _convolution(width, width)
+        same = before == width and stride == 1
+        self.shortcut = nn.Identity() if same else _convolution(before, width, stride, kernel_size=1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.relu(self.shortcut(features) + self.second(F.relu(self.first(features))))
+
+
+def _convolution(before: int, width: int, stride: int = 1, kernel_size: int = 3) -> nn.Sequential:
+    convolution = nn.Conv2d(before, width, kernel_size, stride, padding=kernel_size // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(width))
+
+
+class TimmBackbone(Backbone):
+    """The features of a network of timm, of images normalised as it was trained on.
+
+    Args:
+        name: as ``timm.list_models()`` has it, such as ``resnet18``.
+        in_channels: of the images; timm adapts the first convolution.
+        weights: ``hub`` to fetch the pretrained ones, a file or folder with such; None for random ones.
+
+    Raises:
+        ModuleNotFoundError: if timm is not installed.
+        ValueError: if there is no such network, or it has no features on a grid.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, name: str, in_channels: int, weights: str | None = None) -> None:
+        super().__init__()
+        try:
+            import timm
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"the backbone {TIMM}{name} needs timm, which is not installed: pip install 'torchcaps[timm]'",
+                name="timm",
+            ) from error
+        given: dict[str, Any] = {"pretrained": weights is not None}
+        if weights not in (None, HUB):
+            given["pretrained_cfg_overlay"] = {"file": str(_weights_file(str(weights)))}
+        try:
+            self.network = timm.create_model(name, features_only=True, out_indices=(-1,), in_chans=in_channels, **given)
+        except RuntimeError as error:
+            raise ValueError(f"backbone {TIMM}{name}: {error}") from error
+        self.channels = self.network.feature_info.channels()[-1]
+        known = timm.get_pretrained_cfg(name, allow_unregistered=True)
+        for key in ("mean", "std"):
+            values = torch.tensor(getattr(known, key, (0.5, 0.5, 0.5)))
+            values = values if len(values) == in_channels else values.mean().expand(in_channels)
+            self.register_buffer(key, values.clone()[:, None, None])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The features of the last level."""
+        return self.network((images - self.mean) / self.std)[-1]
+
+
+def _weights_file(path: str) -> Path:
+    """A file with weights, or the one that lies in a folder."""
+    here = Path(path)
+    files = [here / name for name in (WEIGHTS_FILE, "pytorch_model.bin")] if here.is_dir() else [here]
+    found = next((file for file in files if file.is_file()), None)
+    if found is None:
+        raise FileNotFoundError(f"weights must be {HUB!r}, a file, or a folder with {WEIGHTS_FILE}, got {path!r}")
+    return found
+
+
+def make_backbone(
+    name: str, in_channels: int, widths: Sequence[int], blocks: int, stride: int, weights: str | None
+) -> Backbone:
+    """A backbone by name; arguments and errors as in :class:`CapsNetOnBackbone`."""
+    if not widths or min(widths) < 1 or blocks < 1 or stride < 1:
+        raise ValueError(
+            f"widths, blocks and stride must be 1 or more, got widths {tuple(widths)}, blocks {blocks}, stride {stride}"
+        )
+    if name.startswith(TIMM):
+        return TimmBackbone(name.removeprefix(TIMM), in_channels, weights)
+    if name != "residual":
+        raise ValueError(f"backbone must be 'residual' or '{TIMM}' and the name of a network of timm, got {name!r}")
+    backbone = ResidualBackbone(in_channels, widths, blocks, stride)
+    if weights is not None:
+        _load_own(backbone, weights)
+    return backbone
+
+
+def _load_own(backbone: Backbone, weights: str) -> None:
+    """Takes the features out of a saved network of this module."""
+    from safetensors.torch import load_file
+
+    prefix = "features."
+    state = load_file(_weights_file(weights))
+    own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    try:
+        backbone.load_state_dict(own)
+    except RuntimeError as error:
+        raise ValueError(f"weights {weights} are not those of such a backbone: {error}") from error
+
+
+class _OnBackbone(ImageClassifier):
+    """What networks on a backbone have in common; its weights are saved with theirs, and not looked for again."""
+
+    features: Backbone
+
+    def _stand_on(
+        self, backbone: str, widths: Sequence[int], blocks: int, stride: int, weights: str | None, frozen: bool
+    ) -> None:
+        self.backbone = backbone
+        self.widths = tuple(widths)
+        self.blocks = blocks
+        self.stride = stride
+        self.weights = None
+        self.frozen = frozen
+        self.features = make_backbone(backbone, self.image_shape[0], widths, blocks, stride, weights)
+        if frozen:
+            self.features.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Any:
+        """Training or evaluation mode; a frozen backbone stays in the latter, with its running statistics."""
+        super().train(mode)
+        if self.frozen:
+            self.features.eval()
+        return self
+
+    def _grid(self) -> tuple[int, int]:
+        """Height and width of the features.
+
+        Raises:
+            ValueError: if the images do not suit the backbone, or the features have no grid.
+        """
+        self.features.eval()
+        try:
+            with torch.no_grad():
+                features = self.features(torch.zeros(1, *self.image_shape))
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"image_shape {self.image_shape} does not suit {self.backbone}: {error}") from error
+        self.features.train(not self.frozen)
+        if features.ndim != 4 or features.shape[1] != self.features.channels or not features.numel():
+            shape = tuple(features.shape)
+            raise ValueError(f"image_shape {self.image_shape} gives {self.backbone} features {shape}, not on a grid")
+        return features.shape[2], features.shape[3]
+
+
+@register_model(
+    "capsnet_on_backbone", "CapsNet's class capsules on a small residual network, or on any of timm: photos"
+)
+class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
+    """Features of a backbone, primary capsules, one routed layer of class capsules and, if asked for, a decoder.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        classes: number of classes.
+        backbone: ``residual``, trained from scratch: :class:`ResidualBackbone`; or ``timm/`` and a name of
+            ``timm.list_models()``: :class:`TimmBackbone`, which needs the extra ``timm``.
+        widths: channels of the stages of ``residual``; each but the first halves height and width.
+        blocks: in each stage of ``residual``.
+        stride: of the first convolution of ``residual``.
+        weights: to begin with, of the backbone: for ``residual`` the folder of a saved network on such a one, for timm
+            ``hub``, a file, or a folder with ``model.safetensors``; None for random ones. It is None once they are
+            there: a saved network brings its own.
+        frozen: train what stands on the backbone alone.
+        types: types of primary capsules.
+        primary_dim: dimension of their poses.
+        pose_dim: dimension of the class capsules' poses.
+        routing: any routing; default: dynamic routing in 3 steps.
+        decoder_hidden: widths of the decoder's hidden layers; None for no decoder.
+
+    Raises:
+        ModuleNotFoundError: if the backbone is of timm, and that is not installed.
+        ValueError: if there is no such backbone, or it does not suit the images.
+
+    Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", section 4, on the features of He et al.
+    2016; primary capsules have batch normalisation and the kernel 3, stride 2.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (3, 32, 32),
+        classes: int = 10,
+        backbone: str = "residual",
+        widths: Sequence[int] = (32, 64, 128),
+        blocks: int = 2,
+        stride: int = 1,
+        weights: str | None = None,
+        frozen: bool = False,
+        types: int = 16,
+        primary_dim: int = 8,
+        pose_dim: int = 16,
+        routing: Routing | None = None,
+        decoder_hidden: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(image_shape, classes)
+        self._stand_on(backbone, widths, blocks, stride, weights, frozen)
+        self.types = types
+        self.primary_dim = primary_dim
+        self.pose_dim = pose_dim
+        self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
+        self.primary_caps = PrimaryCaps(self.features.channels, types, primary_dim, 3, 2, 1, batch_norm=True)
+        self.class_caps = CapsLinear(
+            math.prod(self.primary_caps.sites(*self._grid())),
+            classes,
+            primary_dim,
+            pose_dim,
+            routing=routing or DynamicRouting(),
+        )
+        self.decoder = None
+        if self.decoder_hidden is not None:
+            self.decoder = FullyConnectedDecoder(classes * pose_dim, self.image_shape, self.decoder_hidden)
+
+    def children_of(self, images: Tensor) -> Capsules:
+        """The primary capsules, poses (B, H', W', types, primary_dim)."""
+        self._check(images)
+        return self.primary_caps(self.features(images))
+
+
+@register_model("capsnet_on_backbone_cnn", "the same backbone with global average pooling and a linear layer: its twin")
+class BackboneTwin(_OnBackbone):
+    """Features of a backbone, global average pooling, a linear layer, a softmax.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        classes: number of classes.
+        backbone: this and the next ones as in :class:`CapsNetOnBackbone`.
+        widths: channels of the stages.
+        blocks: in each stage.
+        stride: of the first convolution.
+        weights: of the backbone, to begin with.
+        frozen: train the linear layer alone.
+
+    Raises:
+        ModuleNotFoundError: if the backbone is of timm, and that is not installed.
+        ValueError: if there is no such backbone, or it does not suit the images.
+
+    Source: He, Zhang, Ren & Sun 2016, "Deep Residual Learning for Image Recognition".
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (3, 32, 32),
+        classes: int = 10,
+        backbone: str = "residual",
+        widths: Sequence[int] = (32, 64, 128),
+        blocks: int = 2,
+        stride: int = 1,
+        weights: str | None = None,
+        frozen: bool = False,
+    ) -> None:
+        super().__init__(image_shape, classes)
+        self._stand_on(backbone, widths, blocks, stride, weights, frozen)
+        self._grid()
+        self.head = nn.Linear(self.features.channels, classes)
+
+    def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
+        """The probability of each class."""
+        self._check(images)
+        return Prediction(self.head(self.features(images).mean((2, 3))).softmax(-1), None, None)
