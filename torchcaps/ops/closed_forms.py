@@ -40,3 +40,26 @@ def attention_moments(
         share = share * weights[..., None]
     pooled = (share.mT @ values).view(B, J, M, P)
     return Moments(share.sum(1), torch.einsum("bjmp,jpd->bjmd", pooled, transforms[0]).flatten(2), None)
+
+
+def offset_moments(
+    children: Tensor, transforms: Tensor, coordinates: Tensor | None, weights: Tensor | None, offset: Tensor
+) -> Moments:
+    """Mass and sum with the shares ``a_i o_ij`` of an offset (I, J), the same in all rows: one matrix product."""
+    B, I, M, P = children.shape
+    _, J, _, D = transforms.shape
+    weighted = children if weights is None else children * weights[..., None, None]
+    if transforms.shape[0] == 1:
+        pooled = torch.einsum("bimp,ij->bjmp", weighted, offset)
+        total = torch.einsum("bjmp,jpd->bjmd", pooled, transforms[0]).flatten(2)
+    else:
+        left = weighted.transpose(1, 2).reshape(B * M, I * P)
+        right = (transforms * offset[..., None, None]).transpose(1, 2).reshape(I * P, J * D)
+        total = (left @ right).view(B, M, J, D).transpose(1, 2).flatten(2)
+    mass = offset.sum(0).expand(B, J) if weights is None else weights @ offset
+    if coordinates is not None:
+        if weights is None:
+            total = total + torch.einsum("ij,ih->jh", offset, coordinates)
+        else:
+            total = total + torch.einsum("bi,ij,ih->bjh", weights, offset, coordinates)
+    return Moments(mass, total, None)

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from torchcaps.numerics import compute_dtype
 from torchcaps.ops.backend import Moments, Rule, VoteSource
+from torchcaps.ops.closed_forms import offset_moments
 from torchcaps.ops.competition import Normaliser
 from torchcaps.ops.dispatch import BACKENDS, Choice, able_backend, preferred_backend
 from torchcaps.ops.fields import FieldsType, Shapes
-from torchcaps.ops.naive import dense_votes
+from torchcaps.ops.naive import NaiveVotes, dense_votes
 from torchcaps.ops.similarity import Similarity
 
 SOFTMAX = Rule()
@@ -98,6 +99,8 @@ class Votes:
 
     def choose(self, similarity: Similarity | None = None) -> Choice:
         """The backend of ``moments(similarity)`` and why: :func:`~torchcaps.ops.choose_backend`."""
+        if self._offset_apart is not None:
+            return self.restricted(offset=None).choose(similarity)
         with _full_precision(self.children):
             similarity, rule, _ = self._competition(similarity)
         assert self._preferred is not None
@@ -111,9 +114,13 @@ class Votes:
         Raises:
             TypeError: if a name is no argument of the normaliser.
         """
+        return self.under(replace(self.normaliser, **changes))
+
+    def under(self, normaliser: Normaliser) -> "Votes":
+        """The same votes under another normaliser; they are not formed again."""
         _ = self.source  # chosen here, and shared from now on
         votes = copy(self)
-        votes.normaliser = replace(self.normaliser, **changes)
+        votes.normaliser = normaliser
         return votes
 
     def moments(
@@ -133,6 +140,9 @@ class Votes:
             TypeError: if the similarity is none.
             ValueError: if its tensors do not fit the votes, or a backend that was asked for by name cannot do it.
         """
+        offset = None if scatter else self._offset_apart
+        if offset is not None:
+            return self._with_offset(self.restricted(offset=None).moments(similarity, weights), weights, offset)
         with _full_precision(self.children):
             similarity, rule, source = self._competition(similarity)
             weights = self.present(weights)
@@ -140,11 +150,34 @@ class Votes:
                 weights = self._for_source(source, weights.to(source.children.dtype))
             return source.moments(similarity, weights, rule, scatter)
 
+    def total(self) -> Tensor:
+        """The sum of all votes for each parent, whoever competes for whom, (B, J, H); without votes being formed."""
+        return self.under(Normaliser()).moments().sum * self.parents
+
+    @property
+    def _offset_apart(self) -> Tensor | None:
+        """The offset of the pairs, where it is added to the sums by itself: the backend need not know it."""
+        offset = self.normaliser.offset
+        return None if offset is None or offset.ndim != 2 or type(self.source) is NaiveVotes else offset
+
+    def _with_offset(self, moments: Moments, weights: Tensor | None, offset: Tensor) -> Moments:
+        """The moments with what an offset of each pair, (I, J), adds to them: sums that need no vote."""
+        with _full_precision(self.children):
+            source, weights = self.source, self.present(weights)
+            offset = self._fitting(Rule(offset=offset)).tensors[0]
+            if weights is not None:
+                weights = self.gather(weights.to(source.children.dtype))
+            children = in_windows(source.children, source.sites)
+            plus = offset_moments(children, source.transforms, source.coordinates, weights, offset)
+            return Moments(moments.mass + plus.mass, moments.sum + plus.sum, None)
+
     def assignment(self, similarity: Similarity | None = None) -> Tensor:
         """The assignment probabilities (coupling coefficients) ``R_ij``, (B, I, J); 0 for children that are not there.
 
         Without the weights of pairs behind the softmax, where the normaliser has some.
         """
+        if self.normaliser.scale is not None or self.normaliser.offset is not None:
+            return self.restricted(scale=None, offset=None).assignment(similarity)
         with _full_precision(self.children):
             similarity, rule, source = self._competition(similarity)
             assignment = source.assignment(similarity, rule)

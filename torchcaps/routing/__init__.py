@@ -22,6 +22,7 @@ from torchcaps.routing.kmeans import (
 )
 from torchcaps.routing.max_min import MaxMin, MaxMinRouting, max_min_routing
 from torchcaps.routing.mean import MeanRouting, mean_routing
+from torchcaps.routing.self_attention import SelfAttentionRouting, self_attention_routing
 from torchcaps.routing.self_routing import SelfRouting, self_routing
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "MeanRouting",
     "Routed",
     "Routing",
+    "SelfAttentionRouting",
     "SelfRouting",
     "as_capsules",
     "constructor_arguments",
@@ -51,5 +53,6 @@ __all__ = [
     "max_min_routing",
     "mean_routing",
     "register_routing",
+    "self_attention_routing",
     "self_routing",
 ]
