@@ -1,5 +1,6 @@
 """Routing algorithms: each is some steps of soft clustering on the primitive of ``torchcaps.ops``."""
 
+from torchcaps.routing.attention import AttentionRouting, attention_routing
 from torchcaps.routing.base import (
     LayerShape,
     Routed,
@@ -12,6 +13,7 @@ from torchcaps.routing.base import (
 )
 from torchcaps.routing.dynamic import DynamicRouting, dynamic_routing
 from torchcaps.routing.em import EM_PRESETS, EMRouting, EMSettings, em_routing
+from torchcaps.routing.heinsen_2019 import Heinsen2019Routing, heinsen_2019_routing
 from torchcaps.routing.kmeans import (
     EuclideanKMeansRouting,
     HardKMeansRouting,
@@ -27,11 +29,13 @@ from torchcaps.routing.self_routing import SelfRouting, self_routing
 
 __all__ = [
     "EM_PRESETS",
+    "AttentionRouting",
     "DynamicRouting",
     "EMRouting",
     "EMSettings",
     "EuclideanKMeansRouting",
     "HardKMeansRouting",
+    "Heinsen2019Routing",
     "InnerProductKMeansRouting",
     "LayerShape",
     "MaxMin",
@@ -42,12 +46,14 @@ __all__ = [
     "SelfAttentionRouting",
     "SelfRouting",
     "as_capsules",
+    "attention_routing",
     "constructor_arguments",
     "create_routing",
     "dynamic_routing",
     "em_routing",
     "euclidean_kmeans_routing",
     "hard_kmeans_routing",
+    "heinsen_2019_routing",
     "inner_product_kmeans_routing",
     "list_routings",
     "max_min_routing",
