@@ -1,4 +1,4 @@
-"""A routing beside its paper's equations: in numpy, one example at a time, and in torch on stored votes for gradients."""
+"""A routing beside its paper's equations: in numpy for one example, and in torch on stored votes for gradients."""
 
 from collections.abc import Callable, Sequence
 
@@ -44,9 +44,8 @@ def check_equations(
     numbers = [parameter.numpy() for parameter in parameters]
     stored = votes.dense().numpy()
     pages = [book(stored[b], activation[b].numpy(), *numbers) for b in range(B)]
-    for found, expected in zip(
-        (routed.pose, routed.activation, routed.assignment), zip(*pages, strict=True), strict=True
-    ):
+    results = routed.pose, routed.activation, routed.assignment
+    for found, expected in zip(results, zip(*pages, strict=True), strict=True):
         torch.testing.assert_close(found, torch.from_numpy(np.stack(expected)), rtol=1e-10, atol=1e-12)
 
 

@@ -34,7 +34,7 @@ def book(V: Array, a: Array, gain: Array, bias: Array, steps: int = 3) -> tuple[
 
 
 def differentiable(V: Tensor, a: Tensor, gain: Tensor, bias: Tensor, steps: int = 3) -> tuple[Tensor, Tensor]:
-    r = torch.full(V.shape[:3], 1 / V.shape[2], dtype=V.dtype)
+    r, v = torch.full(V.shape[:3], 1 / V.shape[2], dtype=V.dtype), V.new_zeros(())
     for step in range(steps):
         if step > 0:
             r = ((V * v[:, None]).sum(-1) / H**0.5).softmax(2)

@@ -54,6 +54,7 @@ def differentiable(
     V = V + bias
     f = a.sigmoid()[..., None]
     R = torch.full(V.shape[:3], 1 / V.shape[2], dtype=V.dtype)
+    a_out = mu = s2 = V.new_zeros(())
     for step in range(3):
         if step > 0:
             distance = (V - mu[:, None]) ** 2

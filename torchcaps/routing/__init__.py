@@ -14,6 +14,7 @@ from torchcaps.routing.base import (
 from torchcaps.routing.dynamic import DynamicRouting, dynamic_routing
 from torchcaps.routing.em import EM_PRESETS, EMRouting, EMSettings, em_routing
 from torchcaps.routing.heinsen_2019 import Heinsen2019Routing, heinsen_2019_routing
+from torchcaps.routing.heinsen_2022 import Heinsen2022Routing, VectorWeights, heinsen_2022_routing
 from torchcaps.routing.kmeans import (
     EuclideanKMeansRouting,
     HardKMeansRouting,
@@ -36,6 +37,7 @@ __all__ = [
     "EuclideanKMeansRouting",
     "HardKMeansRouting",
     "Heinsen2019Routing",
+    "Heinsen2022Routing",
     "InnerProductKMeansRouting",
     "LayerShape",
     "MaxMin",
@@ -45,6 +47,7 @@ __all__ = [
     "Routing",
     "SelfAttentionRouting",
     "SelfRouting",
+    "VectorWeights",
     "as_capsules",
     "attention_routing",
     "constructor_arguments",
@@ -54,6 +57,7 @@ __all__ = [
     "euclidean_kmeans_routing",
     "hard_kmeans_routing",
     "heinsen_2019_routing",
+    "heinsen_2022_routing",
     "inner_product_kmeans_routing",
     "list_routings",
     "max_min_routing",

@@ -29,9 +29,9 @@ def attention_routing(
         v_j = \operatorname{LayerNorm} \sum_i R_{ij} V_{ij}
 
     from uniform R, 1 / J. Matrix poses are compared and normalised as wholes, over all their H numbers; a pose of one
-    number is not normalised. There is no squash and no bias of a parent's own. The activation is the length of the pose,
-    of which a layer normalisation leaves little: the authors' classes have a score, one linear readout of the pose
-    shared by all (:class:`AttentionRouting` has it as ``readout``). All backends; the votes are not stored.
+    number is not normalised. There is no squash and no bias of a parent's own. The activation is the length of the
+    pose, of which a layer normalisation leaves little: the authors' classes have a score, one linear readout of the
+    pose shared by all (:class:`AttentionRouting` has it as ``readout``). All backends; the votes are not stored.
 
     In a convolution the parents of one window compete: ``competition="window"``. The authors divide R by its sum plus
     1e-10 once more; that is left out.
