@@ -103,9 +103,10 @@ def heinsen_2022_routing(
         children, weights = children.to(dtype), weights.to(dtype)
         B, I, _ = children.shape
         J, D = weights.vote_bias.shape
-        count = I if present is None else present.sum(1).clamp(min=1)[:, None, None]
-        scaled = children / (math.sqrt(count) if isinstance(count, int) else count.to(dtype).sqrt())
-        there = (torch.einsum("bid,id->bi", scaled, weights.presence.expand(I, -1)) + weights.presence_bias).sigmoid()
+        count = children.new_full((), I) if present is None else present.sum(1, keepdim=True).clamp(min=1).to(dtype)
+        scale = count.rsqrt()  # of the children; they get it when they are added up
+        there = torch.einsum("bid,id->bi", children, weights.presence.expand(I, -1)) * scale + weights.presence_bias
+        there = there.sigmoid()
         if present is not None:
             there = there * present
         weighted = there[..., None] * children
