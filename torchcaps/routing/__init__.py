@@ -15,6 +15,12 @@ from torchcaps.routing.dynamic import DynamicRouting, dynamic_routing
 from torchcaps.routing.em import EM_PRESETS, EMRouting, EMSettings, em_routing
 from torchcaps.routing.heinsen_2019 import Heinsen2019Routing, heinsen_2019_routing
 from torchcaps.routing.heinsen_2022 import Heinsen2022Routing, VectorWeights, heinsen_2022_routing
+from torchcaps.routing.kernel_density import (
+    FastKernelDensityRouting,
+    KernelDensityRouting,
+    fast_kernel_density_routing,
+    kernel_density_routing,
+)
 from torchcaps.routing.kmeans import (
     EuclideanKMeansRouting,
     HardKMeansRouting,
@@ -27,6 +33,7 @@ from torchcaps.routing.max_min import MaxMin, MaxMinRouting, max_min_routing
 from torchcaps.routing.mean import MeanRouting, mean_routing
 from torchcaps.routing.self_attention import SelfAttentionRouting, self_attention_routing
 from torchcaps.routing.self_routing import SelfRouting, self_routing
+from torchcaps.routing.variational_bayes import VariationalBayesRouting, variational_bayes_routing
 
 __all__ = [
     "EM_PRESETS",
@@ -35,10 +42,12 @@ __all__ = [
     "EMRouting",
     "EMSettings",
     "EuclideanKMeansRouting",
+    "FastKernelDensityRouting",
     "HardKMeansRouting",
     "Heinsen2019Routing",
     "Heinsen2022Routing",
     "InnerProductKMeansRouting",
+    "KernelDensityRouting",
     "LayerShape",
     "MaxMin",
     "MaxMinRouting",
@@ -47,6 +56,7 @@ __all__ = [
     "Routing",
     "SelfAttentionRouting",
     "SelfRouting",
+    "VariationalBayesRouting",
     "VectorWeights",
     "as_capsules",
     "attention_routing",
@@ -55,14 +65,17 @@ __all__ = [
     "dynamic_routing",
     "em_routing",
     "euclidean_kmeans_routing",
+    "fast_kernel_density_routing",
     "hard_kmeans_routing",
     "heinsen_2019_routing",
     "heinsen_2022_routing",
     "inner_product_kmeans_routing",
+    "kernel_density_routing",
     "list_routings",
     "max_min_routing",
     "mean_routing",
     "register_routing",
     "self_attention_routing",
     "self_routing",
+    "variational_bayes_routing",
 ]
