@@ -9,7 +9,7 @@ from torchcaps.layers.fixed_point import (
     implicit_activation,
     self_weighted_pooling,
 )
-from torchcaps.layers.linear import CapsLinear
+from torchcaps.layers.linear import CapsLinear, reflected
 from torchcaps.layers.pose_norm import PoseNorm
 from torchcaps.layers.primary import PrimaryCaps, PrimaryCaps1d, PrimaryCaps3d, PrimaryCapsNd
 
@@ -31,5 +31,6 @@ __all__ = [
     "coordinate_addition",
     "implicit_activation",
     "mask_capsules",
+    "reflected",
     "self_weighted_pooling",
 ]

@@ -83,9 +83,6 @@ class Routing(nn.Module, ABC):
     resumable: ClassVar[bool] = False
     """Whether :meth:`route` takes the parents of an earlier call, ``initial``, and goes on from them."""
 
-    own_transforms: ClassVar[bool] = False
-    """Whether this routing makes the votes itself, with transforms of its own: its layer then has none."""
-
     def bind(self, shape: LayerShape | int, size: int | None = None) -> "Routing":
         """A copy of this routing with fresh parameters.
 
@@ -103,6 +100,11 @@ class Routing(nn.Module, ABC):
 
     def make_parameters(self, shape: LayerShape) -> None:
         """Creates the parameters, shaped for the layer; nothing by default."""
+
+    @property
+    def own_transforms(self) -> bool:
+        """Whether this routing, in its layer, works on the children with transforms of its own: the layer has none."""
+        return False
 
     @abstractmethod
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:

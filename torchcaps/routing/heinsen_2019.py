@@ -59,6 +59,8 @@ def heinsen_2019_routing(
     if bias is not None:
         votes = votes.with_bias(bias)
     if logits and weights is not None:
+        weights = votes.present(weights)  # what is not there may be NaN
+        assert weights is not None
         weights = weights.to(compute_dtype(weights)).sigmoid()
     similarity: Gaussian | None = None
     for step in range(steps):
@@ -141,13 +143,16 @@ class Heinsen2019Routing(Routing):
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
-        bias, benefit, cost = self.bias, self.benefit, self.cost
-        if bias is None or benefit is None or cost is None:
+        bias = self.bias
+        if bias is None:
             raise RuntimeError("this Heinsen2019Routing has no parameters yet: give it to a layer or call bind(...)")
         if self.spread is not None:
             along = torch.linspace(-1, 1, votes.parents, dtype=bias.dtype, device=bias.device)
-            bias = bias + along[:, None] * self.spread
-            benefit, cost = benefit.expand(-1, votes.parents), cost.expand(-1, votes.parents)
+            return self._route(votes, activation, bias + along[:, None] * self.spread)
+        return self._route(votes, activation, bias)
+
+    def _route(self, votes: Votes, activation: Tensor | None, bias: Tensor) -> Routed:
+        benefit, cost = (one.expand(-1, votes.parents) for one in (self.benefit, self.cost) if one is not None)
         return heinsen_2019_routing(
             votes, activation, benefit, cost, bias=bias, steps=self.steps, model=self.model, logits=self.logits
         )

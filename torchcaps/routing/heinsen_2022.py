@@ -155,8 +155,6 @@ class Heinsen2022Routing(Routing):
         normalise: normalise the parents at the end, too.
     """
 
-    own_transforms = True
-
     def __init__(self, steps: int = 2, normalise: bool = True) -> None:
         super().__init__()
         self.steps = check_steps(steps)
@@ -187,6 +185,11 @@ class Heinsen2022Routing(Routing):
             deviations |= {"benefit": ((I, J), 1.0), "cost": ((I, J), 1.0)}
         for name, (sizes, deviation) in deviations.items():
             setattr(self, name, nn.Parameter(torch.randn(sizes) * deviation))
+
+    @property
+    def own_transforms(self) -> bool:
+        """It has factored ones."""
+        return True
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes the children of the votes; their transforms, coordinates and activations are not used."""
