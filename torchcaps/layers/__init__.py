@@ -1,6 +1,7 @@
 """Capsule layers."""
 
 from torchcaps.layers.classcaps import ClassCaps, coordinate_addition
+from torchcaps.layers.concurrent import concurrent_routing
 from torchcaps.layers.conv import CapsConv1d, CapsConv2d, CapsConv3d, CapsConvNd
 from torchcaps.layers.decoder import FullyConnectedDecoder, mask_capsules
 from torchcaps.layers.fixed_point import (
@@ -28,6 +29,7 @@ __all__ = [
     "PrimaryCaps3d",
     "PrimaryCapsNd",
     "SelfWeightedPooling",
+    "concurrent_routing",
     "coordinate_addition",
     "implicit_activation",
     "mask_capsules",

@@ -80,7 +80,9 @@ class CapsLinear(nn.Module):
     ) -> None:
         super().__init__()
         if transforms not in get_args(Transforms):
-            raise ValueError(f"transforms must be one of {list(get_args(Transforms))}, got {transforms!r}")
+            raise ValueError(
+                f"transforms must be 'orthogonal', 'subspace', 'full', 'shared' or 'factored', got {transforms!r}"
+            )
         if in_capsules is None and transforms not in ("shared", "subspace"):
             raise ValueError(f"{transforms} transforms need the number of children: in_capsules is None")
         self.in_capsules = in_capsules
@@ -131,10 +133,15 @@ class CapsLinear(nn.Module):
             return reflected(self.weight)
         return self.weight.expand(-1, self.out_capsules, -1, -1)
 
-    def route(self, children: Capsules | Tensor, mask: Tensor | None = None) -> Routed:
-        """Routes and keeps what an observer wants: the votes and the last assignment; ``mask`` as in forward."""
+    def route(
+        self, children: Capsules | Tensor, mask: Tensor | None = None, *, initial: Routed | None = None
+    ) -> Routed:
+        """Routes and keeps what an observer wants: the votes and the last assignment; ``mask`` as in forward.
+
+        ``initial``: parents of an earlier call, which a routing that is ``resumable`` goes on from.
+        """
         children = self._as_children(children, mask)
-        return self.routing(self._votes(children, mask), children.activation)
+        return self.routing(self._votes(children, mask), children.activation, initial=initial)
 
     def forward(self, children: Capsules | Tensor, mask: Tensor | None = None) -> Capsules:
         """Routes the children to the parents.
@@ -143,7 +150,10 @@ class CapsLinear(nn.Module):
             children: capsules, or their poses alone.
             mask: bool (B, *sites), False for children that are not there, whatever they hold; None: all are.
         """
-        routed = self.route(children) if mask is None else self.route(children, mask)
+        return self.parents(self.route(children) if mask is None else self.route(children, mask), children)
+
+    def parents(self, routed: Routed, children: Capsules | Tensor) -> Capsules:
+        """What :meth:`route` found for these children, as :meth:`forward` gives it."""
         given = children.pose if isinstance(children, Capsules) else children
         return as_capsules(routed, self.out_pose, torch.promote_types(given.dtype, self.weight.dtype))
 

@@ -110,5 +110,6 @@ class AttentionRouting(Routing):
         )
         if self.score is None:
             return routed
-        weight, bias = self.score.weight.to(routed.pose.dtype), self.score.bias.to(routed.pose.dtype)
-        return routed._replace(activation=functional.linear(routed.pose, weight, bias).squeeze(-1))
+        with torch.autocast(routed.pose.device.type, enabled=False):
+            weight, bias = self.score.weight.to(routed.pose.dtype), self.score.bias.to(routed.pose.dtype)
+            return routed._replace(activation=functional.linear(routed.pose, weight, bias).squeeze(-1))

@@ -94,7 +94,8 @@ def _score(
     if present is None:
         return (used * (benefit + cost)).sum(1) - cost.sum(0)
     there = votes.gather(present).to(mass.dtype)
-    return torch.einsum("bi,bij,ij->bj", there, used, benefit + cost) - there @ cost
+    with torch.autocast(mass.device.type, enabled=False):
+        return torch.einsum("bij,ij->bj", there[..., None] * used, benefit + cost) - there @ cost
 
 
 def _variance(moments: Moments, mean: Tensor, epsilon: float) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from torchcaps.numerics import positive
+from torchcaps.numerics import compute_dtype, positive
 from torchcaps.ops import Votes
 from torchcaps.routing.base import LayerShape, Routed, Routing, register_routing
 
@@ -38,7 +38,7 @@ def spectral_routing(
     Source: Bahadori 2018, "Spectral Capsule Networks", section 2.
     """
     present = votes.present(weights)
-    gram = votes.gram(None if present is None else present.square())
+    gram = votes.gram(None if present is None else present.to(compute_dtype(present)).square())
     largest, direction = _TopEigen.apply(gram)
     total = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     with torch.no_grad():
