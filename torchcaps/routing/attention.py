@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.ops import InnerProduct, Votes
-from torchcaps.routing.base import LayerShape, Routed, Routing, check_steps, register_routing
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_steps, register_routing
 from torchcaps.squash import length
 
 
@@ -80,6 +80,17 @@ class AttentionRouting(Routing):
         readout: learn a readout of the pose shared by all parents, <w, v_j> + b, and return it as activation: a class
             score, of any sign.
     """
+
+    about = About(
+        similarity="inner product with the parent",
+        update="layer normalisation of the sum of the votes",
+        activation="length of the pose, or a readout of it",
+        parameters="2 H; H + 1 for the readout",
+        cost="(2 r - 1) V",
+        memory="none",
+        source="Tsai et al. 2020",
+        reported="CIFAR-10 5.15 %, CIFAR-100 23.73 %",
+    )
 
     resumable = True
 

@@ -69,6 +69,34 @@ class LayerShape:
         return math.prod(self.out_pose)
 
 
+@dataclass(frozen=True)
+class About:
+    """What a routing is, in words, for the table of all of them: ``torchcaps bench routings``.
+
+    Symbols: children I, parents J, child dimension P, numbers of a vote H, steps r, and V = I J P H, the multiply-adds
+    of forming all votes of an example once.
+
+    Args:
+        similarity: of a vote and its parent.
+        update: of the parents.
+        activation: of the parents.
+        parameters: of the routing itself, beside the layer's transforms; a formula, or none.
+        cost: multiply-adds of an example, forward, as its backend makes them.
+        memory: numbers an example that it keeps between forward and backward, beside inputs and parents.
+        source: authors and year.
+        reported: what they report, as test error unless it says otherwise.
+    """
+
+    similarity: str
+    update: str
+    activation: str
+    parameters: str
+    cost: str
+    memory: str
+    source: str
+    reported: str
+
+
 class Routing(nn.Module, ABC):
     """A routing algorithm: its settings, and the parameters it learns, if any.
 
@@ -76,6 +104,9 @@ class Routing(nn.Module, ABC):
     arguments are kept as attributes of the same names, so that :meth:`config` can give them back. A layer calls
     :meth:`bind` and so gets a copy of its own: one routing can be passed to many layers.
     """
+
+    about: ClassVar[About | None] = None
+    """What it is, in words."""
 
     trainable: ClassVar[bool] = True
     """Whether gradients flow through this routing."""

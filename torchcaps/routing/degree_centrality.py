@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops import Given, Similarity, Votes, axes
-from torchcaps.routing.base import Routed, Routing, register_routing
+from torchcaps.routing.base import About, Routed, Routing, register_routing
 from torchcaps.routing.maps import Exponential
 from torchcaps.squash import length, squash
 
@@ -69,6 +69,17 @@ class DegreeCentralityRouting(Routing):
         squash: a row of the table in :func:`~torchcaps.squash.squash`.
         epsilon: the least squared length that is divided by.
     """
+
+    about = About(
+        similarity="degree among the votes for one parent; softmax over the children",
+        update="squashed sum of the votes",
+        activation="length of the pose",
+        parameters="none",
+        cost="3 V + 3 I J H",
+        memory="I J",
+        source="Venkataraman, Balasubramanian & Sarma 2020",
+        reported="none at hand",
+    )
 
     def __init__(self, squash: str = "sabour", epsilon: float = 1e-8) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from torch.nn.functional import logsigmoid
 
 from torchcaps.numerics import compute_dtype
 from torchcaps.ops import Gaussian, Moments, Votes
-from torchcaps.routing.base import LayerShape, Routed, Routing, check_choice, check_steps, register_routing
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_choice, check_steps, register_routing
 
 Model = Literal["gaussian", "kmeans"]
 
@@ -120,6 +120,17 @@ class Heinsen2019Routing(Routing):
             half there, also one of a convolution's padding.
         any_parents: the parameters are shared by all parents, so that any number of them will do.
     """
+
+    about = About(
+        similarity="Gaussian likelihood and score",
+        update="mean and variance of the votes",
+        activation="what using its children pays less what ignoring the others costs",
+        parameters="I J (H + 2)",
+        cost="2 r V + 5 r I J H",
+        memory="r I J",
+        source="Heinsen 2019",
+        reported="smallNORB 0.9 %",
+    )
 
     def __init__(
         self, steps: int = 3, model: Model = "gaussian", logits: bool = False, any_parents: bool = False

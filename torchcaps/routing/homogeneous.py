@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps.numerics import compute_dtype
 from torchcaps.ops import Votes
-from torchcaps.routing.base import BatchStandard, LayerShape, Routed, Routing, register_routing
+from torchcaps.routing.base import About, BatchStandard, LayerShape, Routed, Routing, register_routing
 from torchcaps.squash import length
 
 
@@ -65,6 +65,17 @@ class HomogeneousRouting(Routing):
         momentum: share of a batch in the running mean and variance; the authors' is 0.0003.
         epsilon: added to the variance.
     """
+
+    about = About(
+        similarity="none",
+        update="normalised sum of the children with elementwise weights, and ReLU",
+        activation="length of the pose",
+        parameters="I J H + H for all transforms",
+        cost="I J H",
+        memory="none",
+        source="Byerly, Kalganova & Dear 2021",
+        reported="MNIST about 0.2 %, 0.13 % with an ensemble",
+    )
 
     def __init__(self, momentum: float = 0.1, epsilon: float = 1e-3) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcaps.numerics import positive
 from torchcaps.ops import Similarity, Votes, axes
-from torchcaps.routing.base import Routed, Routing, check_choice, check_steps, register_routing
+from torchcaps.routing.base import About, Routed, Routing, check_choice, check_steps, register_routing
 from torchcaps.routing.maps import Direct
 from torchcaps.squash import length, squash
 
@@ -252,6 +252,17 @@ class KernelDensityRouting(Routing):
         squash: a row of the table in :func:`~torchcaps.squash.squash`, for votes and parents.
     """
 
+    about = About(
+        similarity="sum of one minus the squared distance of squashed vectors over the steps",
+        update="squashed mean of the votes",
+        activation="length of the pose",
+        parameters="none",
+        cost="r V + 4 r I J H",
+        memory="none",
+        source="Zhao et al. 2019",
+        reported="EUR-Lex precision at 1 of 80.6 %",
+    )
+
     def __init__(self, steps: int = 3, settled: float | None = None, squash: str = "half") -> None:
         super().__init__()
         self.steps = check_steps(steps)
@@ -275,6 +286,17 @@ class FastKernelDensityRouting(Routing):
         width: of the kernel, in the units of one number of a pose.
         rate: of the shares' ascent, for ``"shift"``.
     """
+
+    about = About(
+        similarity="kernel of Epanechnikov",
+        update="mean of the votes",
+        activation="density at the pose",
+        parameters="none",
+        cost="(r + 1) V + r (r + 1) I J H",
+        memory="none",
+        source="Zhang, Zhou & Wu 2018",
+        reported="nearly 40 % less time than routing before",
+    )
 
     def __init__(self, steps: int = 3, method: Method = "shift", width: float = 2.0, rate: float = 1.0) -> None:
         super().__init__()

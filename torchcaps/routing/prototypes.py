@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps.numerics import positive
 from torchcaps.ops import Gaussian, Votes
-from torchcaps.routing.base import LayerShape, Routed, Routing, register_routing
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, register_routing
 
 
 def prototype_routing(
@@ -54,6 +54,17 @@ class PrototypeRouting(Routing):
     Args:
         sharpness: K; None for 1 / sqrt(H).
     """
+
+    about = About(
+        similarity="negative squared distance to a learned prototype",
+        update="mean of the votes",
+        activation="share of the children",
+        parameters="J H",
+        cost="V + 3 I J H",
+        memory="none",
+        source="Everett, Zhong & Leontidis 2023",
+        reported="runs on Imagewoof",
+    )
 
     def __init__(self, sharpness: float | None = None) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from torchcaps.numerics import compute_dtype, positive
 from torchcaps.ops import Votes
-from torchcaps.routing.base import LayerShape, Routed, Routing, register_routing
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, register_routing
 
 
 def spectral_routing(
@@ -81,6 +81,17 @@ class SpectralRouting(Routing):
         sharpness: of the activation; may be raised while training goes on.
         bias: where the bias of each parent starts.
     """
+
+    about = About(
+        similarity="none",
+        update="first singular vector of the votes",
+        activation="logistic function of its share of the variance",
+        parameters="J",
+        cost="2 V + I J H^2",
+        memory="J H^2",
+        source="Bahadori 2018",
+        reported="none at hand",
+    )
 
     def __init__(self, sharpness: float = 1.0, bias: float = 0.1) -> None:
         super().__init__()

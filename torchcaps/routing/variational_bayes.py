@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.ops import Gaussian, Moments, Normaliser, Votes
-from torchcaps.routing.base import BatchStandard, LayerShape, Routed, Routing, check_steps, register_routing
+from torchcaps.routing.base import About, BatchStandard, LayerShape, Routed, Routing, check_steps, register_routing
 
 
 def variational_bayes_routing(
@@ -107,6 +107,17 @@ class VariationalBayesRouting(Routing):
     Args:
         steps: how many times the parents are estimated.
     """
+
+    about = About(
+        similarity="expected Gaussian likelihood under Normal-Wishart parents",
+        update="posterior of mean and precision",
+        activation="logistic function of the entropy, normalised over the batch",
+        parameters="2 J",
+        cost="r V + 4 r I J H",
+        memory="none",
+        source="Ribeiro, Leontidis & Kollias 2020",
+        reported="smallNORB 1.3 %",
+    )
 
     def __init__(self, steps: int = 3) -> None:
         super().__init__()
