@@ -1,6 +1,7 @@
 """Capsule layers."""
 
 from torchcaps.layers.classcaps import ClassCaps, coordinate_addition
+from torchcaps.layers.concurrent import concurrent_routing
 from torchcaps.layers.conv import CapsConv1d, CapsConv2d, CapsConv3d, CapsConvNd
 from torchcaps.layers.decoder import FullyConnectedDecoder, mask_capsules
 from torchcaps.layers.fixed_point import (
@@ -11,7 +12,7 @@ from torchcaps.layers.fixed_point import (
 )
 from torchcaps.layers.identity_path import IdentityPath
 from torchcaps.layers.initial import preserve_deviation
-from torchcaps.layers.linear import CapsLinear
+from torchcaps.layers.linear import CapsLinear, reflected
 from torchcaps.layers.pose_norm import PoseMagnitude, PoseNorm
 from torchcaps.layers.primary import PrimaryCaps, PrimaryCaps1d, PrimaryCaps3d, PrimaryCapsNd
 
@@ -32,9 +33,11 @@ __all__ = [
     "PrimaryCaps3d",
     "PrimaryCapsNd",
     "SelfWeightedPooling",
+    "concurrent_routing",
     "coordinate_addition",
     "implicit_activation",
     "mask_capsules",
     "preserve_deviation",
+    "reflected",
     "self_weighted_pooling",
 ]

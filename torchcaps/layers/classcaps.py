@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers.pose import Pose, check_axes, check_map, check_rows, pose_shape, present
+from torchcaps.layers.pose import Pose, check_axes, check_map, check_rows, pose_shape, present, without_own_transforms
 from torchcaps.layers.pose_norm import PoseMagnitude
 from torchcaps.numerics import check_finite, check_sizes, compute_dtype
 from torchcaps.ops import Votes
@@ -113,16 +113,21 @@ class ClassCaps(nn.Module):
         self.routing = (routing or EMRouting()).bind(LayerShape(None, classes, self.in_pose, self.out_pose))
         self.magnitude = PoseMagnitude() if coordinates == "scaled" else None
         nn.init.normal_(self.weight, std=init_std)
+        without_own_transforms(self, self.routing)
 
-    def route(self, children: Capsules, mask: Tensor | None = None) -> Routed:
-        """Routes and keeps what an observer wants: the votes and the last assignment; ``mask`` as in forward."""
+    def route(self, children: Capsules, mask: Tensor | None = None, *, initial: Routed | None = None) -> Routed:
+        """Routes and keeps what an observer wants: the votes and the last assignment; ``mask`` as in forward.
+
+        ``initial``: parents of an earlier call, which a routing that is ``resumable`` goes on from.
+        """
         grid = check_map(children, self.in_types, self.in_pose, self.axes)
         transforms = self.weight.expand(math.prod(grid), *self.weight.shape).flatten(0, 1)
         children = present(children, mask)
         offsets = self._offsets(children, mask) if self.coordinates else None
         flat = children.flatten()
         there = None if mask is None else mask.flatten(1)
-        return self.routing(Votes(flat.pose, transforms, offsets, backend=self.backend, mask=there), flat.activation)
+        votes = Votes(flat.pose, transforms, offsets, backend=self.backend, mask=there)
+        return self.routing(votes, flat.activation, initial=initial)
 
     def _offsets(self, children: Capsules, mask: Tensor | None) -> Tensor:
         """What is added to all votes of each child, (I, H)."""
@@ -145,9 +150,11 @@ class ClassCaps(nn.Module):
             children: on a grid.
             mask: bool (B, *grid, in_types), False for children that are not there, whatever they hold; None: all are.
         """
-        dtype = torch.promote_types(children.pose.dtype, self.weight.dtype)
-        routed = self.route(children) if mask is None else self.route(children, mask)
-        return as_capsules(routed, self.out_pose, dtype)
+        return self.parents(self.route(children) if mask is None else self.route(children, mask), children)
+
+    def parents(self, routed: Routed, children: Capsules) -> Capsules:
+        """What :meth:`route` found for these children, as :meth:`forward` gives it."""
+        return as_capsules(routed, self.out_pose, torch.promote_types(children.pose.dtype, self.weight.dtype))
 
     def extra_repr(self) -> str:
         """Shapes and coordinates."""

@@ -1,5 +1,6 @@
 """Votes: what routing algorithms are written against."""
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
@@ -11,10 +12,13 @@ from torch import Tensor
 from torchcaps.numerics import compute_dtype
 from torchcaps.ops.backend import Moments, Rule, VoteSource
 from torchcaps.ops.checks import check_field, check_mask, check_votes
+from torchcaps.ops.chunked import any_similarity
+from torchcaps.ops.chunked.tiles import tile_numbers
+from torchcaps.ops.closed_forms import offset_moments
 from torchcaps.ops.competition import Normaliser
 from torchcaps.ops.dispatch import BACKENDS, Choice, able_backend, preferred_backend
 from torchcaps.ops.fields import FieldsType, Shapes
-from torchcaps.ops.naive import dense_votes
+from torchcaps.ops.naive import NaiveVotes, dense_votes
 from torchcaps.ops.similarity import Similarity
 from torchcaps.ops.windows import in_windows
 
@@ -101,6 +105,8 @@ class Votes:
 
     def choose(self, similarity: Similarity | None = None) -> Choice:
         """The backend of ``moments(similarity)`` and why: :func:`~torchcaps.ops.choose_backend`."""
+        if self._offset_apart(similarity) is not None:
+            return self.restricted(offset=None).choose(similarity)
         with _full_precision(self.children):
             similarity, rule, _ = self._competition(similarity)
         assert self._preferred is not None
@@ -114,10 +120,31 @@ class Votes:
         Raises:
             TypeError: if a name is no argument of the normaliser.
         """
+        return self.under(replace(self.normaliser, **changes))
+
+    def under(self, normaliser: Normaliser) -> "Votes":
+        """The same votes under another normaliser; they are not formed again."""
         _ = self.source  # chosen here, and shared from now on
         votes = copy(self)
-        votes.normaliser = replace(self.normaliser, **changes)
+        votes.normaliser = normaliser
         return votes
+
+    def with_bias(self, bias: Tensor) -> "Votes":
+        """The votes ``V_ij + b_ij`` with a bias of each pair, (I, J, H), or (1, J, H) when all children share it.
+
+        The bias is a transform of one more number a row that is 1, so no backend has to know it.
+        """
+        N, G, M, _ = self.children.shape
+        _, J, P, D = self.transforms.shape
+        if bias.shape not in ((self.shape[1], J, M * D), (1, J, M * D)):
+            raise ValueError(f"bias must be (I or 1, J, H) = {(self.shape[1], J, M * D)}, got {tuple(bias.shape)}")
+        dtype = compute_dtype(self.children, self.transforms, bias)
+        ones = torch.eye(M, dtype=dtype, device=self.children.device).expand(N, G, M, M)
+        rows = bias.to(dtype).unflatten(-1, (M, D))
+        I = max(len(rows), len(self.transforms))
+        transforms = torch.cat([self.transforms.to(dtype).expand(I, J, P, D), rows.expand(I, J, M, D)], dim=2)
+        children = torch.cat([self.children.to(dtype), ones], dim=-1)
+        return Votes(children, transforms, self.coordinates, self.normaliser, self.backend, self.sites, self.mask)
 
     def moments(
         self, similarity: Similarity | None = None, weights: Tensor | None = None, *, scatter: bool = False
@@ -137,6 +164,9 @@ class Votes:
             ValueError: if its tensors, or the weights, do not fit the votes, or a backend that was asked for by name
                 cannot do it.
         """
+        offset = None if scatter else self._offset_apart(similarity)
+        if offset is not None:
+            return self._with_offset(self.restricted(offset=None).moments(similarity, weights), weights, offset)
         with _full_precision(self.children):
             similarity, rule, source = self._competition(similarity)
             if weights is not None:
@@ -146,15 +176,61 @@ class Votes:
                 weights = self._for_source(source, weights.to(source.children.dtype))
             return source.moments(similarity, weights, rule, scatter)
 
+    def total(self) -> Tensor:
+        """The sum of all votes for each parent, whoever competes for whom, (B, J, H); without votes being formed."""
+        return self.under(Normaliser()).moments().sum * self.parents
+
+    def _offset_apart(self, similarity: Similarity | None) -> Tensor | None:
+        """The offset of the pairs, where it is added to the sums by itself: the backend need not know it."""
+        offset = self.normaliser.offset
+        if similarity is None or offset is None or offset.ndim != 2 or type(self.source) is NaiveVotes:
+            return None
+        return offset
+
+    def gram(self, weights: Tensor | None = None) -> Tensor:
+        """The second moments of the votes for each parent about 0, ``sum_i a_i V_ij V_ij^T``, (B, J, H, H).
+
+        Args:
+            weights: the child activations ``a``, (N, G); None for ones.
+        """
+        source = self.source
+        with _full_precision(self.children):
+            weights = self.present(weights)
+            if weights is not None:
+                weights = self.gather(weights.to(source.children.dtype))
+            children = in_windows(source.children, source.sites)
+            tile = any_similarity.Tile(None, SOFTMAX, children, source.transforms, source.coordinates, weights)
+            whole = math.prod(self.shape) if isinstance(source, NaiveVotes) else 0
+            return any_similarity.gram(tile, max(whole, tile_numbers(children.device)))
+
+    def _with_offset(self, moments: Moments, weights: Tensor | None, offset: Tensor) -> Moments:
+        """The moments with what an offset of each pair, (I, J), adds to them: sums that need no vote."""
+        with _full_precision(self.children):
+            source, weights = self.source, self.present(weights)
+            offset = self._fitting(Rule(offset=offset)).tensors[0]
+            if weights is not None:
+                weights = self.gather(weights.to(source.children.dtype))
+            children = in_windows(source.children, source.sites)
+            plus = offset_moments(children, source.transforms, source.coordinates, weights, offset)
+            return Moments(moments.mass + plus.mass, moments.sum + plus.sum, None)
+
     def assignment(self, similarity: Similarity | None = None) -> Tensor:
         """The assignment probabilities (coupling coefficients) ``R_ij``, (B, I, J); 0 for children that are not there.
 
         Without the weights of pairs behind the softmax, where the normaliser has some.
         """
+        if self.normaliser.scale is not None or self.normaliser.offset is not None:
+            return self.restricted(scale=None, offset=None).assignment(similarity)
         with _full_precision(self.children):
             similarity, rule, source = self._competition(similarity)
             assignment = source.assignment(similarity, rule)
             return assignment if self.mask is None else assignment * self.gather(self.mask)[..., None]
+
+    def logits(self, similarity: Similarity | None = None) -> Tensor:
+        """The logits ``l_ij`` that the parents compete with, (B, I, J)."""
+        with _full_precision(self.children):
+            similarity, _, source = self.restricted(mapping=None)._competition(similarity)
+            return source.logits(similarity)
 
     def dense(self) -> Tensor:
         """All votes, stored, (B, I, J, H): for looking at them."""

@@ -1,0 +1,86 @@
+"""Self-attention routing (Mazzia, Salvetti & Chiaberge 2021): one pass, without iteration."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.ops import InnerProduct, Votes
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, register_routing
+from torchcaps.squash import length, squash
+
+
+def self_attention_routing(
+    votes: Votes,
+    weights: Tensor | None = None,
+    prior: Tensor | None = None,
+    *,
+    squash_kind: str = "exponential",
+) -> Routed:
+    r"""Votes count by how well they agree with all votes for the same parent.
+
+    .. math::
+        R_{ij} = \operatorname{softmax}_j \frac{\langle V_{ij}, \sum_{i'} V_{i'j} \rangle}{\sqrt{H}}, \quad
+        v_j = \operatorname{squash}\Big( \sum_i (R_{ij} + b_{ij}) V_{ij} \Big)
+
+    The prior b is added behind the softmax, so what a parent takes of a child may be negative, and need not add up to 1
+    over the parents. The agreement is linear in the votes: the matrix of votes times votes that the paper writes down
+    is not needed. All backends; the votes are not stored.
+
+    The code released with the paper squashes to :math:`(1 - 1 / (e^n + \epsilon)) s / (n + \epsilon)` with
+    :math:`\epsilon = 10^{-20}`: that is ``"exponential"``, to rounding.
+
+    Args:
+        votes: of I children for J parents.
+        weights: child activations, (B, I), or None. The paper has none: the length of a child's pose is its
+            activation, and scales its votes already.
+        prior: b, (I, J), or (1, J) when all children share it; None for 0.
+        squash_kind: a row of the table in :func:`~torchcaps.squash.squash`.
+
+    Source: Mazzia, Salvetti & Chiaberge 2021, "Efficient-CapsNet: Capsule Network with Self-Attention Routing",
+    section 3.2; the code released with it.
+    """
+    _, I, J, H = votes.shape
+    if prior is not None:
+        votes = votes.restricted(offset=prior.expand(I, J))
+    similarity = InnerProduct(votes.total() / math.sqrt(H))
+    pose = squash(votes.moments(similarity, weights).sum, squash_kind)
+    return Routed(pose, length(pose), votes, similarity)
+
+
+@register_routing("self_attention")
+class SelfAttentionRouting(Routing):
+    """Module form of :func:`self_attention_routing`.
+
+    A layer that takes any number of children has one prior for each parent, shared by all of them.
+
+    Args:
+        prior: learn a prior b of each pair, starting at 0.
+        squash: a row of the table in :func:`~torchcaps.squash.squash`.
+    """
+
+    about = About(
+        similarity="inner product with the sum of all votes",
+        update="squashed sum of the votes, with a prior behind the softmax",
+        activation="length of the pose",
+        parameters="I J",
+        cost="4 V",
+        memory="none",
+        source="Mazzia, Salvetti & Chiaberge 2021",
+        reported="MNIST 0.26 %, smallNORB 2.54 %",
+    )
+
+    def __init__(self, prior: bool = True, squash: str = "exponential") -> None:
+        super().__init__()
+        self.prior = prior
+        self.squash = squash
+        self.register_parameter("offset", None)
+
+    def make_parameters(self, shape: LayerShape) -> None:
+        """The prior, if there is one."""
+        if self.prior:
+            self.offset = nn.Parameter(torch.zeros(shape.children or 1, shape.parents))
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Routes; the child activations are the lengths of their poses already, and are not used again."""
+        return self_attention_routing(votes, prior=self.offset, squash_kind=self.squash)
