@@ -2,6 +2,7 @@
 
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.capsnet import CapsNet, CapsNetTwin
+from torchcaps.models.efficient_capsnet import EfficientCapsNet, UpsamplingDecoder
 from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.registry import create_model, describe_models, list_models, register_model
@@ -11,6 +12,7 @@ __all__ = [
     "CapsNet",
     "CapsNetTwin",
     "CapsuleClassifier",
+    "EfficientCapsNet",
     "ImageClassifier",
     "MatrixCapsNet",
     "MatrixCapsNetTwin",
@@ -18,6 +20,7 @@ __all__ = [
     "Prediction",
     "SharedCapsNet",
     "SharedCapsNetTwin",
+    "UpsamplingDecoder",
     "create_model",
     "describe_models",
     "list_models",
