@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers.pose import Pose, check_axes, check_map, check_rows, pose_shape, present
+from torchcaps.layers.pose import Pose, check_axes, check_map, check_rows, pose_shape, present, without_own_transforms
 from torchcaps.numerics import compute_dtype
 from torchcaps.ops import Votes
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
@@ -101,6 +101,7 @@ class ClassCaps(nn.Module):
         self.weight = nn.Parameter(torch.empty(in_types, classes, self.in_pose[-1], self.out_pose[-1]))
         self.routing = (routing or EMRouting()).bind(LayerShape(None, classes, self.in_pose, self.out_pose))
         nn.init.normal_(self.weight, std=init_std)
+        without_own_transforms(self, self.routing)
 
     def route(self, children: Capsules, mask: Tensor | None = None) -> Routed:
         """Routes and keeps what an observer wants: the votes and the last assignment; ``mask`` as in forward."""

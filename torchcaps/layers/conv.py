@@ -7,7 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers.pose import PerAxis, Pose, check_map, check_rows, per_axis, pose_shape, present
+from torchcaps.layers.pose import (
+    PerAxis,
+    Pose,
+    check_map,
+    check_rows,
+    per_axis,
+    pose_shape,
+    present,
+    without_own_transforms,
+)
 from torchcaps.layers.pose_norm import PoseNorm, PoseScale
 from torchcaps.ops import GridWide, Normaliser, PositionWide, Votes, Windows
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
@@ -107,6 +116,7 @@ class CapsConvNd(nn.Module):
         if init_std is None:
             init_std = math.sqrt(places * in_types // groups / self.in_pose[-1])
         nn.init.normal_(self.weight, std=init_std)
+        without_own_transforms(self, self.routing)
 
     def route(self, children: Capsules, mask: Tensor | None = None) -> list[Routed]:
         """Routes each group and keeps what an observer wants; batch and windows share the first axis.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers.pose import Pose, check_rows, pose_shape, present
+from torchcaps.layers.pose import Pose, check_rows, pose_shape, present, without_own_transforms
 from torchcaps.ops import Votes
 from torchcaps.routing import DynamicRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.squash import length
@@ -84,6 +84,7 @@ class CapsLinear(nn.Module):
             LayerShape(in_capsules, out_capsules, self.in_pose, self.out_pose)
         )
         self.reset_parameters(init_std)
+        without_own_transforms(self, self.routing)
 
     def reset_parameters(self, init_std: float | None = None) -> None:
         """Draws the transforms anew; ``init_std`` as in the constructor."""

@@ -1,9 +1,10 @@
 """Shapes of poses and of grids of capsules, as layers take them."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.routing import Routing
 
 Pose = int | tuple[int, int]
 """D for vector capsules, (M, D) for matrix capsules."""
@@ -65,6 +66,14 @@ def check_map(children: Capsules, types: int, pose: tuple[int, ...], axes: int) 
             f"(B, {grid}, {types}), got {tuple(children.pose.shape)} and {tuple(sites)}"
         )
     return tuple(sites[1:-1])
+
+
+def without_own_transforms(layer: nn.Module, routing: Routing) -> None:
+    """Takes the transforms, ``weight``, of a layer whose routing has its own: zeros that are not learned stay."""
+    if routing.own_transforms:
+        weight = layer.get_parameter("weight").detach()
+        del layer.weight
+        layer.register_buffer("weight", torch.zeros_like(weight), persistent=False)
 
 
 def present(children: Capsules, mask: Tensor | None) -> Capsules:

@@ -123,6 +123,23 @@ class Votes:
         votes.normaliser = normaliser
         return votes
 
+    def with_bias(self, bias: Tensor) -> "Votes":
+        """The votes ``V_ij + b_ij`` with a bias of each pair, (I, J, H), or (1, J, H) when all children share it.
+
+        The bias is a transform of one more number a row that is 1, so no backend has to know it.
+        """
+        N, G, M, _ = self.children.shape
+        _, J, P, D = self.transforms.shape
+        if bias.shape not in ((self.shape[1], J, M * D), (1, J, M * D)):
+            raise ValueError(f"bias must be (I or 1, J, H) = {(self.shape[1], J, M * D)}, got {tuple(bias.shape)}")
+        dtype = compute_dtype(self.children, self.transforms, bias)
+        ones = torch.eye(M, dtype=dtype, device=self.children.device).expand(N, G, M, M)
+        rows = bias.to(dtype).unflatten(-1, (M, D))
+        I = max(len(rows), len(self.transforms))
+        transforms = torch.cat([self.transforms.to(dtype).expand(I, J, P, D), rows.expand(I, J, M, D)], dim=2)
+        children = torch.cat([self.children.to(dtype), ones], dim=-1)
+        return Votes(children, transforms, self.coordinates, self.normaliser, self.backend, self.sites, self.mask)
+
     def moments(
         self, similarity: Similarity | None = None, weights: Tensor | None = None, *, scatter: bool = False
     ) -> Moments:
@@ -182,6 +199,12 @@ class Votes:
             similarity, rule, source = self._competition(similarity)
             assignment = source.assignment(similarity, rule)
             return assignment if self.mask is None else assignment * self.gather(self.mask)[..., None]
+
+    def logits(self, similarity: Similarity | None = None) -> Tensor:
+        """The logits ``l_ij`` that the parents compete with, (B, I, J)."""
+        with _full_precision(self.children):
+            similarity, _, source = self.restricted(mapping=None)._competition(similarity)
+            return source.logits(similarity)
 
     def dense(self) -> Tensor:
         """All votes, stored, (B, I, J, H): for looking at them."""

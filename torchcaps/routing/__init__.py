@@ -1,5 +1,6 @@
 """Routing algorithms: each is some steps of soft clustering on the primitive of ``torchcaps.ops``."""
 
+from torchcaps.routing.attention import AttentionRouting, attention_routing
 from torchcaps.routing.base import (
     LayerShape,
     Routed,
@@ -12,6 +13,8 @@ from torchcaps.routing.base import (
 )
 from torchcaps.routing.dynamic import DynamicRouting, dynamic_routing
 from torchcaps.routing.em import EM_PRESETS, EMRouting, EMSettings, em_routing
+from torchcaps.routing.heinsen_2019 import Heinsen2019Routing, heinsen_2019_routing
+from torchcaps.routing.heinsen_2022 import Heinsen2022Routing, VectorWeights, heinsen_2022_routing
 from torchcaps.routing.kmeans import (
     EuclideanKMeansRouting,
     HardKMeansRouting,
@@ -27,11 +30,14 @@ from torchcaps.routing.self_routing import SelfRouting, self_routing
 
 __all__ = [
     "EM_PRESETS",
+    "AttentionRouting",
     "DynamicRouting",
     "EMRouting",
     "EMSettings",
     "EuclideanKMeansRouting",
     "HardKMeansRouting",
+    "Heinsen2019Routing",
+    "Heinsen2022Routing",
     "InnerProductKMeansRouting",
     "LayerShape",
     "MaxMin",
@@ -41,13 +47,17 @@ __all__ = [
     "Routing",
     "SelfAttentionRouting",
     "SelfRouting",
+    "VectorWeights",
     "as_capsules",
+    "attention_routing",
     "constructor_arguments",
     "create_routing",
     "dynamic_routing",
     "em_routing",
     "euclidean_kmeans_routing",
     "hard_kmeans_routing",
+    "heinsen_2019_routing",
+    "heinsen_2022_routing",
     "inner_product_kmeans_routing",
     "list_routings",
     "max_min_routing",

@@ -81,6 +81,9 @@ class Routing(nn.Module, ABC):
     resumable: ClassVar[bool] = False
     """Whether :meth:`route` takes the parents of an earlier call, ``initial``, and goes on from them."""
 
+    own_transforms: ClassVar[bool] = False
+    """Whether this routing makes the votes itself, with transforms of its own: its layer then has none."""
+
     def bind(self, shape: LayerShape | int, size: int | None = None) -> "Routing":
         """A copy of this routing with fresh parameters.
 

@@ -1,0 +1,97 @@
+"""Inverted dot-product attention routing against the equations of Tsai et al. 2020."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from by_the_book import Array, B, D, H, I, J, M, P, check_equations, check_gradients, normal, problem
+from torch import Tensor
+
+from torchcaps.ops import Votes
+from torchcaps.routing import AttentionRouting, LayerShape, Routed, attention_routing
+
+GAIN, BIAS = normal(H, seed=3), normal(H, seed=4)
+
+
+def route(votes: Votes, activation: Tensor, gain: Tensor, bias: Tensor, steps: int = 3) -> Routed:
+    return attention_routing(votes, gain=gain, bias=bias, steps=steps)
+
+
+def book(V: Array, a: Array, gain: Array, bias: Array, steps: int = 3) -> tuple[Array, Array, Array]:
+    """Procedure 1 for one example (I, J, H)."""
+    I, J, H = V.shape
+    r, v = np.full((I, J), 1 / J), np.zeros((J, H))
+    for step in range(steps):
+        if step > 0:
+            for i in range(I):
+                agreement = np.array([V[i, j] @ v[j] / np.sqrt(H) for j in range(J)])
+                r[i] = np.exp(agreement) / np.exp(agreement).sum()
+        for j in range(J):
+            s = sum(r[i, j] * V[i, j] for i in range(I))
+            v[j] = gain * (s - s.mean()) / np.sqrt(((s - s.mean()) ** 2).mean() + 1e-5) + bias
+    return v, np.sqrt((v**2).sum(-1)), r
+
+
+def differentiable(V: Tensor, a: Tensor, gain: Tensor, bias: Tensor, steps: int = 3) -> tuple[Tensor, Tensor]:
+    r, v = torch.full(V.shape[:3], 1 / V.shape[2], dtype=V.dtype), V.new_zeros(())
+    for step in range(steps):
+        if step > 0:
+            r = ((V * v[:, None]).sum(-1) / H**0.5).softmax(2)
+        s = (r[..., None] * V).sum(1)
+        centred = s - s.mean(-1, keepdim=True)
+        v = gain * centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() + bias
+    return v, v.norm(dim=-1)
+
+
+@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_equations(backend: str, steps: int) -> None:
+    check_equations(partial(route, steps=steps), partial(book, steps=steps), (GAIN, BIAS), backend)
+
+
+@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+@pytest.mark.parametrize("shared", [False, True], ids=["full", "shared"])
+def test_gradients(backend: str, shared: bool) -> None:
+    check_gradients(route, differentiable, (GAIN, BIAS), backend, shared)
+
+
+def test_matrix_poses_are_compared_as_wholes() -> None:
+    """A matrix pose is a vector pose of all its numbers, with a transform that acts on each row alike."""
+    children, transforms, _ = problem()
+    rows = torch.einsum("ijpd,mn->ijmpnd", transforms, torch.eye(M).double()).reshape(I, J, M * P, M * D)
+    found = attention_routing(Votes(children, transforms))
+    expected = attention_routing(Votes(children.flatten(2), rows))
+    torch.testing.assert_close(found.pose, expected.pose)
+
+
+def test_a_pose_of_one_number_is_not_normalised() -> None:
+    votes = Votes(normal(B, I, P), normal(I, J, P, 1, seed=1))
+    torch.testing.assert_close(attention_routing(votes, steps=1).pose, votes.dense().mean(1) * I / J)
+    assert AttentionRouting().bind(LayerShape(I, J, (P,), (1,))).gain is None
+
+
+def test_parameters_do_not_grow_with_the_parents() -> None:
+    routing = AttentionRouting(readout=True).bind(LayerShape(I, J, (M, P), (M, D)))
+    assert {name: tuple(one.shape) for name, one in routing.named_parameters()} == {
+        "gain": (H,), "bias": (H,), "score.weight": (1, H), "score.bias": (1,),
+    }  # fmt: skip
+
+
+def test_the_readout_is_one_linear_map_of_all_parents() -> None:
+    children, transforms, activation = problem()
+    routing = AttentionRouting(readout=True).bind(LayerShape(I, J, (M, P), (M, D))).double()
+    routed = routing(Votes(children, transforms), activation)
+    torch.testing.assert_close(routed.activation, routing.score(routed.pose).squeeze(-1))
+
+
+def test_dropout_is_of_training_alone() -> None:
+    children, transforms, activation = problem()
+    routing = AttentionRouting(dropout=0.5).bind(LayerShape(I, J, (M, P), (M, D))).double()
+    votes = Votes(children, transforms)
+    torch.manual_seed(0)
+    assert not torch.equal(routing(votes, activation).pose, routing(votes, activation).pose)
+    routing.eval()
+    torch.testing.assert_close(routing(votes, activation).pose, attention_routing(votes).pose)
+    with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\), got 1"):
+        AttentionRouting(dropout=1)

@@ -1,0 +1,131 @@
+"""Heinsen's routing of 2019 against the equations of its paper."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from by_the_book import Array, D, H, I, J, M, P, check_equations, check_gradients, normal, problem
+from torch import Tensor
+
+from torchcaps.ops import Votes
+from torchcaps.routing import Heinsen2019Routing, LayerShape, Routed, heinsen_2019_routing
+
+EACH = normal(I, J, seed=3), normal(I, J, seed=4), normal(I, J, H, seed=5)
+SHARED = normal(1, J, seed=3), normal(1, J, seed=4), normal(1, J, H, seed=5)
+parameters = pytest.mark.parametrize("parameters", [EACH, SHARED], ids=["each", "shared"])
+models = pytest.mark.parametrize("model", ["gaussian", "kmeans"])
+
+
+def route(votes: Votes, a: Tensor, use: Tensor, ignore: Tensor, bias: Tensor, model: str = "gaussian") -> Routed:
+    return heinsen_2019_routing(votes, a, use, ignore, bias=bias, model=model, logits=True)
+
+
+def book(V: Array, a: Array, use: Array, ignore: Array, bias: Array, model: str) -> tuple[Array, Array, Array]:
+    """Algorithm 1 for one example; activations are logits."""
+    V = V + bias
+    I, J, H = V.shape
+    f = 1 / (1 + np.exp(-a))
+    R = np.full((I, J), 1 / J)
+    a_out, mu, s2 = np.zeros(J), np.zeros((J, H)), np.zeros((J, H))
+    for step in range(3):
+        if step > 0:
+            for i in range(I):
+                log_p = np.array([-((V[i, j] - mu[j]) ** 2).sum() for j in range(J)])
+                if model == "gaussian":
+                    for j in range(J):
+                        log_p[j] = -((V[i, j] - mu[j]) ** 2 / (2 * s2[j])).sum() - np.log(np.sqrt(s2[j])).sum()
+                else:
+                    log_p -= np.log(np.exp(log_p).sum())
+                p = np.exp(log_p - log_p.max()) / (1 + np.exp(-a_out))
+                R[i] = p / p.sum()
+        used = f[:, None] * R
+        ignored = f[:, None] - used
+        for j in range(J):
+            a_out[j] = (use * np.ones((I, 1)) * used)[:, j].sum() - (ignore * np.ones((I, 1)) * ignored)[:, j].sum()
+            mu[j] = sum(used[i, j] * V[i, j] for i in range(I)) / (used[:, j].sum() + 1e-5)
+            s2[j] = sum(used[i, j] * (V[i, j] - mu[j]) ** 2 for i in range(I)) / (used[:, j].sum() + 1e-5) + 1e-5
+    return mu, a_out, R
+
+
+def differentiable(
+    V: Tensor, a: Tensor, use: Tensor, ignore: Tensor, bias: Tensor, model: str
+) -> tuple[Tensor, Tensor]:
+    V = V + bias
+    f = a.sigmoid()[..., None]
+    R = torch.full(V.shape[:3], 1 / V.shape[2], dtype=V.dtype)
+    a_out = mu = s2 = V.new_zeros(())
+    for step in range(3):
+        if step > 0:
+            distance = (V - mu[:, None]) ** 2
+            if model == "gaussian":
+                log_p = -(distance / (2 * s2[:, None])).sum(-1) - s2.sqrt().log().sum(-1)[:, None]
+            else:
+                log_p = (-distance.sum(-1)).log_softmax(-1)
+            R = (a_out.sigmoid().log()[:, None] + log_p).softmax(-1)
+        used = f * R
+        a_out = (use * used).sum(1) - (ignore * (f - used)).sum(1)
+        divisor = used.sum(1)[..., None] + 1e-5
+        mu = (used[..., None] * V).sum(1) / divisor
+        s2 = (used[..., None] * (V - mu[:, None]) ** 2).sum(1) / divisor + 1e-5
+    return mu, a_out
+
+
+@models
+@parameters
+@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+def test_equations(backend: str, parameters: tuple[Tensor, ...], model: str) -> None:
+    check_equations(partial(route, model=model), partial(book, model=model), parameters, backend)
+
+
+@models
+@parameters
+@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+def test_gradients(backend: str, parameters: tuple[Tensor, ...], model: str) -> None:
+    check_gradients(partial(route, model=model), partial(differentiable, model=model), parameters, backend)
+
+
+def test_probabilities_are_the_sigmoids_of_the_logits() -> None:
+    children, transforms, a = problem()
+    votes = Votes(children, transforms)
+    logits = heinsen_2019_routing(votes, a.logit(), *EACH[:2], logits=True)
+    found = heinsen_2019_routing(votes, a, *EACH[:2])
+    torch.testing.assert_close(found.activation, logits.activation.sigmoid())
+    torch.testing.assert_close(found.pose, logits.pose)
+
+
+def test_shared_parameters_are_tied_ones() -> None:
+    children, transforms, a = problem(shared=True)
+    votes = Votes(children, transforms)
+    use, ignore, bias = SHARED
+    found = route(votes, a, use, ignore, bias)
+    expected = route(votes, a, use.expand(I, J), ignore.expand(I, J), bias.expand(I, J, H))
+    torch.testing.assert_close(found[:2], expected[:2])
+
+
+def test_any_number_of_parents() -> None:
+    """The symmetry is broken by a learned pose times -1 to 1; the transforms are shared by all parents."""
+    routing = Heinsen2019Routing(any_parents=True).bind(LayerShape(None, J, (M, P), (M, D))).double()
+    assert {name: tuple(one.shape) for name, one in routing.named_parameters()} == {
+        "bias": (1, 1, H), "benefit": (1, 1), "cost": (1, 1), "spread": (H,),
+    }  # fmt: skip
+    with torch.no_grad():
+        for parameter in routing.parameters():
+            parameter.copy_(normal(*parameter.shape, seed=6))
+    children, _, a = problem()
+    transform = normal(1, 1, P, D, seed=1)
+    for parents in (1, 2, 7):
+        found = routing(Votes(children, transform.expand(1, parents, P, D)), a)
+        bias = routing.bias + torch.linspace(-1, 1, parents).double()[:, None] * routing.spread
+        V = torch.einsum("bimp,pd->bimd", children, transform[0, 0]).flatten(2)[:, :, None].expand(-1, -1, parents, -1)
+        mu, score = differentiable(V, a.logit(), routing.benefit, routing.cost, bias, "gaussian")
+        torch.testing.assert_close(found.pose, mu)
+        torch.testing.assert_close(found.activation, score.sigmoid())
+
+
+def test_parameters_of_the_authors_layers() -> None:
+    """smallNORB's two: any number of 4 x 4 children to 64, and 64 to 5."""
+    routing = Heinsen2019Routing()
+    shared = sum(one.numel() for one in routing.bind(LayerShape(None, 64, (4, 4), (4, 4))).parameters())
+    each = sum(one.numel() for one in routing.bind(LayerShape(64, 5, (4, 4), (4, 4))).parameters())
+    assert (shared + 64 * 16, each + 64 * 5 * 16) == (64 * 34, 64 * 5 * 34)

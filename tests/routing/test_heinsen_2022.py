@@ -1,0 +1,169 @@
+"""Heinsen's routing of 2022 against the equations of its paper."""
+
+import numpy as np
+import pytest
+import torch
+from by_the_book import Array, normal
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchcaps import CapsConv2d, CapsLinear, Capsules, ClassCaps
+from torchcaps.routing import Heinsen2022Routing, LayerShape, VectorWeights, heinsen_2022_routing
+
+B, I, J, d, D = 2, 5, 3, 4, 6
+
+
+def weights(children: int, D: int = D, J: int = J) -> VectorWeights:
+    shapes = (
+        (children, d), (children,), (J, d), (d, D), (J, D), (D, d), (J, d), (J, d), *[(children, J)] * 4,
+    )  # fmt: skip
+    return VectorWeights(*(normal(*shape, seed=seed) for seed, shape in enumerate(shapes)))
+
+
+def normalised(x: Array) -> Array:
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) if x.shape[-1] > 1 else x
+
+
+def book(x: Array, w: VectorWeights, steps: int, normalise: bool, mask: Array | None) -> tuple[Array, Array]:
+    """Algorithm 2 for one example (I, d), with stored votes; weights with I of 1 are for all children."""
+    I, J, D = len(x), len(w.vote), w.vote_bias.shape[1]
+    A, A0, S, S0, use, ignore = (
+        np.broadcast_to(one.numpy(), (I, *one.shape[1:]))
+        for one in (w.presence, w.presence_bias, w.score, w.score_bias, w.benefit, w.cost)
+    )
+    F1, F2, F0, G1, G2, G0 = (
+        one.numpy()
+        for one in (w.vote, w.vote_shared, w.vote_bias, w.prediction_shared, w.prediction, w.prediction_bias)
+    )
+    scaled = x / np.sqrt(I)
+    f = np.array([1 / (1 + np.exp(-(scaled[i] @ A[i] + A0[i]))) for i in range(I)])[:, None] * np.ones((I, J))
+    if mask is not None:
+        f = f * mask
+    V = np.array([[(scaled[i] * F1[j]) @ F2 + F0[j] for j in range(J)] for i in range(I)])
+    R, y = np.full((I, J), 1 / J), np.zeros((J, D))
+    for step in range(steps):
+        if step > 0:
+            expected = np.array([(normalised(y)[j] @ G1) * G2[j] + G0[j] for j in range(J)])
+            for i in range(I):
+                sigmoid = np.array([1 / (1 + np.exp(-(x[i] @ expected[j] * S[i, j] + S0[i, j]))) for j in range(J)])
+                if mask is not None:
+                    sigmoid = sigmoid * mask[i]
+                R[i] = sigmoid / sigmoid.sum()
+        used = f * R
+        phi = use * used - ignore * (f - used)
+        y = np.array([sum(phi[i, j] * V[i, j] for i in range(I)) for j in range(J)])
+    return (normalised(y) if normalise else y), R
+
+
+def differentiable(x: Tensor, w: VectorWeights, steps: int = 3) -> Tensor:
+    """With stored votes."""
+    scaled = x / x.shape[1] ** 0.5
+    f = ((scaled * w.presence).sum(-1) + w.presence_bias).sigmoid()[..., None]
+    V = torch.einsum("bid,jd,de->bije", scaled, w.vote, w.vote_shared) + w.vote_bias
+    R = torch.full(V.shape[:3], 1 / V.shape[2], dtype=V.dtype)
+    y = x.new_zeros(())
+    for step in range(steps):
+        if step > 0:
+            expected = torch.einsum("bje,ed,jd->bjd", norm(y), w.prediction_shared, w.prediction) + w.prediction_bias
+            R = (torch.einsum("bid,bjd->bij", x, expected) * w.score + w.score_bias).sigmoid().log().softmax(-1)
+        phi = w.benefit * f * R - w.cost * (f - f * R)
+        y = (phi[..., None] * V).sum(1)
+    return norm(y)
+
+
+def norm(y: Tensor) -> Tensor:
+    return (y - y.mean(-1, keepdim=True)) / (y.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+
+
+@pytest.mark.parametrize("children", [I, 1], ids=["each", "shared"])
+@pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.parametrize("size", [D, 1])
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("masked", [False, True])
+def test_equations(children: int, steps: int, size: int, normalise: bool, masked: bool) -> None:
+    x, w = normal(B, I, d, seed=20), weights(children, size)
+    mask = (normal(I, J) > -0.7) | torch.eye(I, J, dtype=torch.bool).flip(0) if masked else None
+    mask = None if mask is None else mask | ~mask.any(1, keepdim=True)
+    y, logits = heinsen_2022_routing(x, w, steps=steps, normalise=normalise, mask=mask)
+    for b in range(B):
+        expected, R = book(x[b].numpy(), w, steps, normalise, None if mask is None else mask.numpy())
+        torch.testing.assert_close(y[b], torch.from_numpy(expected), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(logits[b].softmax(-1), torch.from_numpy(R), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("children", [I, 1], ids=["each", "shared"])
+def test_gradients(children: int) -> None:
+    upstream = normal(B, J, D, seed=30)
+    results = []
+    for by_the_book in (False, True):
+        leaves = [one.clone().requires_grad_() for one in (normal(B, I, d, seed=20), *weights(children))]
+        x, w = leaves[0], VectorWeights(*leaves[1:])
+        y = differentiable(x, w) if by_the_book else heinsen_2022_routing(x, w, steps=3)[0]
+        results.append([y, *torch.autograd.grad(y, leaves, upstream)])
+    torch.testing.assert_close(*results, rtol=1e-8, atol=1e-10)
+
+
+def test_a_child_without_parents_does_not_count() -> None:
+    x, w = normal(B, I, d).requires_grad_(), weights(1)
+    mask = torch.ones(I, J, dtype=torch.bool)
+    mask[2] = False
+    y, _ = heinsen_2022_routing(x, w, mask=mask)
+    (gradient,) = torch.autograd.grad(y, x, normal(B, J, D))
+    assert gradient.isfinite().all()
+    assert not gradient[:, 2].any()
+
+
+def test_parameters() -> None:
+    """Of the authors' EfficientVectorRouting(1152, 10, 8, 16), and with any number of children."""
+    each = Heinsen2022Routing().bind(LayerShape(1152, 10, (8,), (16,)))
+    own, shared = 1152 * (8 + 1 + 4 * 10), 10 * 8 + 8 * 16 + 10 * 16 + 16 * 8 + 2 * 10 * 8
+    assert sum(one.numel() for one in each.parameters()) == own + shared
+    torch.manual_seed(0)
+    any_number = Heinsen2022Routing().bind(LayerShape(None, 10, (8,), (16,)))
+    assert sum(one.numel() for one in any_number.parameters()) == 8 + 1 + 2 * 10 + shared + 2 * 10 * (8 + 1)
+    assert abs(each.presence.std() - 2 / 8**0.5) < 0.02
+    assert abs(each.benefit.std() - 1) < 0.02
+    assert not each.score_bias.any()
+
+
+def test_the_layer_has_no_transforms_of_its_own() -> None:
+    grid = Capsules(torch.rand(B, 3, 3, 2, d), torch.rand(B, 3, 3, 2))
+    for layer, children in (
+        (CapsLinear(I, J, d, D, routing=Heinsen2022Routing()), normal(B, I, d).float()),
+        (CapsLinear(None, J, d, D, transforms="shared", routing=Heinsen2022Routing()), normal(B, I, d).float()),
+        (CapsConv2d(2, J, d, D, 2, routing=Heinsen2022Routing()), grid),
+        (ClassCaps(2, J, d, D, routing=Heinsen2022Routing()), grid),
+    ):
+        names = {name for name, _ in layer.named_parameters()}
+        assert "weight" not in names
+        assert "weight" not in layer.state_dict()
+        layer(children).pose.sum().backward()
+        layer.half().float()
+        assert layer(children).pose.shape[-2:] == (J, D)
+
+
+def test_a_class_has_a_score() -> None:
+    layer = CapsLinear(I, J, d, 1, routing=Heinsen2022Routing()).double()
+    parents = layer(normal(B, I, d))
+    torch.testing.assert_close(parents.activation, parents.pose.squeeze(-1))
+
+
+class Largest(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        for one in out if isinstance(out, tuple) else (out,):
+            if isinstance(one, Tensor):
+                self.numbers = max(self.numbers, one.numel())
+        return out
+
+
+def test_nothing_is_as_large_as_the_votes() -> None:
+    routing = Heinsen2022Routing(3).bind(LayerShape(64, J, (d,), (32,)))
+    x = torch.randn(8, 64, d, requires_grad=True)
+    with Largest() as memory:
+        heinsen_2022_routing(x, routing.weights(x), steps=3)[0].square().sum().backward()
+    assert memory.numbers <= 8 * 64 * max(J, d)  # the votes have 8 * 64 * J * 32 numbers

@@ -1,0 +1,153 @@
+"""Routing capsules in all domains (Heinsen 2019): EM with a net benefit to use a child and a net cost to ignore it."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from torchcaps.numerics import compute_dtype
+from torchcaps.ops import Gaussian, Moments, Votes
+from torchcaps.routing.base import LayerShape, Routed, Routing, check_choice, check_steps, register_routing
+
+Model = Literal["gaussian", "kmeans"]
+
+
+def heinsen_2019_routing(
+    votes: Votes,
+    weights: Tensor | None,
+    benefit: Tensor,
+    cost: Tensor,
+    *,
+    bias: Tensor | None = None,
+    steps: int = 3,
+    model: Model = "gaussian",
+    epsilon: float = 1e-5,
+    logits: bool = False,
+) -> Routed:
+    r"""Mixture of Gaussians, or soft K-Means, whose parents are on if using their children pays.
+
+    .. math::
+        R_{ij} = \operatorname{softmax}_j \Big( \log \sigma(a_j) - \sum_h \frac{(V_{ijh} - \mu_{jh})^2}{2 s^2_{jh}}
+        - \sum_h \log s_{jh} \Big)
+
+        U_{ij} = f_i R_{ij}, \quad a_j = \sum_i \beta^{use}_{ij} U_{ij} - \beta^{ign}_{ij} (f_i - U_{ij})
+
+        \mu_j = \frac{\sum_i U_{ij} V_{ij}}{\sum_i U_{ij} + \epsilon}, \quad
+        s^2_j = \frac{\sum_i U_{ij} (V_{ij} - \mu_j)^2}{\sum_i U_{ij} + \epsilon} + \epsilon
+
+    from uniform R, 1 / J. The score :math:`a_j` is a logit, and f the sigmoid of the children's. Soft K-Means has
+    :math:`-\sum_h (V_{ijh} - \mu_{jh})^2` in place of the density. All backends; the votes are not stored. Where each
+    pair has its own betas the assignments are, (B, I, J).
+
+    Args:
+        votes: of I children for J parents.
+        weights: f, the child activations, (B, I), or None for ones.
+        benefit: :math:`\beta^{use}` of each pair, (I, J), or (1, J) when all children share it.
+        cost: :math:`\beta^{ign}`, likewise.
+        bias: added to the votes of each pair, (I, J, H), or (1, J, H); None for 0.
+        steps: how many times the assignment is made, the uniform first one included.
+        model: ``"gaussian"``, or ``"kmeans"`` for soft K-Means.
+        epsilon: keeps the divisors and the variances from 0.
+        logits: activations are logits, as in the paper: those of the children are taken as such, and those of the
+            parents are :math:`a_j`. Otherwise they are probabilities, :math:`f_i` and :math:`\sigma(a_j)`.
+
+    Source: Heinsen 2019, "An Algorithm for Routing Capsules in All Domains", Algorithm 1; the code released with it.
+    """
+    check_steps(steps)
+    check_choice("model", model, ("gaussian", "kmeans"))
+    if bias is not None:
+        votes = votes.with_bias(bias)
+    if logits and weights is not None:
+        weights = weights.to(compute_dtype(weights)).sigmoid()
+    similarity: Gaussian | None = None
+    for step in range(steps):
+        gaussian = model == "gaussian"
+        moments = votes.moments(similarity, weights, scatter=gaussian)
+        score = _score(votes, similarity, weights, moments.mass, benefit, cost)
+        mean = moments.sum / (moments.mass[..., None] + epsilon)
+        if step == steps - 1:
+            break
+        prior = logsigmoid(score)
+        if gaussian:
+            variance = _variance(moments, mean, epsilon)
+            similarity = Gaussian(mean, 1 / variance, prior - variance.log().sum(-1) / 2)
+        else:
+            similarity = Gaussian(mean, torch.full_like(mean, 2.0), prior)
+    return Routed(mean, score if logits else score.sigmoid(), votes, similarity)
+
+
+def _score(
+    votes: Votes, similarity: Gaussian | None, weights: Tensor | None, mass: Tensor, benefit: Tensor, cost: Tensor
+) -> Tensor:
+    """What using the children pays less what ignoring them costs, (B, J)."""
+    benefit, cost = benefit.to(mass.dtype), cost.to(mass.dtype)
+    _, I, J, _ = votes.shape
+    present = votes.present(weights)
+    if len(benefit) == 1 == len(cost):
+        all_there = I if present is None else votes.gather(present).to(mass.dtype).sum(1, keepdim=True)
+        return benefit * mass - cost * (all_there - mass)
+    used = votes.assignment(similarity)
+    benefit, cost = benefit.expand(I, J), cost.expand(I, J)
+    if present is None:
+        return (used * (benefit + cost)).sum(1) - cost.sum(0)
+    there = votes.gather(present).to(mass.dtype)
+    return torch.einsum("bi,bij,ij->bj", there, used, benefit + cost) - there @ cost
+
+
+def _variance(moments: Moments, mean: Tensor, epsilon: float) -> Tensor:
+    """The variance about a mean that epsilon pulls a little towards 0."""
+    assert moments.scatter is not None
+    mass = moments.mass[..., None]
+    return (moments.scatter + mass * (moments.mean - mean).square()) / (mass + epsilon) + epsilon
+
+
+@register_routing("heinsen_2019")
+class Heinsen2019Routing(Routing):
+    """Module form of :func:`heinsen_2019_routing`; its parameters start at 0, where all parents are alike.
+
+    A layer that takes any number of children has biases and betas for each parent alone. One for any number of parents,
+    whose transforms all parents share, breaks the symmetry between them by a learned pose times a number that goes from
+    -1 for the first parent to 1 for the last.
+
+    Args:
+        steps: how many times the assignment is made, the uniform first one included.
+        model: ``"gaussian"``, or ``"kmeans"`` for soft K-Means.
+        logits: activations are logits, of the children and of the parents, as in the paper; a child of logit 0 is then
+            half there, also one of a convolution's padding.
+        any_parents: the parameters are shared by all parents, so that any number of them will do.
+    """
+
+    def __init__(
+        self, steps: int = 3, model: Model = "gaussian", logits: bool = False, any_parents: bool = False
+    ) -> None:
+        super().__init__()
+        self.steps = check_steps(steps)
+        check_choice("model", model, ("gaussian", "kmeans"))
+        self.model = model
+        self.logits = logits
+        self.any_parents = any_parents
+        for name in ("bias", "benefit", "cost", "spread"):
+            self.register_parameter(name, None)
+
+    def make_parameters(self, shape: LayerShape) -> None:
+        """Biases and betas of each pair."""
+        children, parents = shape.children or 1, 1 if self.any_parents else shape.parents
+        self.bias = nn.Parameter(torch.zeros(children, parents, shape.size))
+        self.benefit = nn.Parameter(torch.zeros(children, parents))
+        self.cost = nn.Parameter(torch.zeros(children, parents))
+        if self.any_parents:
+            self.spread = nn.Parameter(torch.zeros(shape.size))
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Routes; children are weighted by their activations."""
+        bias, benefit, cost = self.bias, self.benefit, self.cost
+        if bias is None or benefit is None or cost is None:
+            raise RuntimeError("this Heinsen2019Routing has no parameters yet: give it to a layer or call bind(...)")
+        if self.spread is not None:
+            along = torch.linspace(-1, 1, votes.parents, dtype=bias.dtype, device=bias.device)
+            bias = bias + along[:, None] * self.spread
+            benefit, cost = benefit.expand(-1, votes.parents), cost.expand(-1, votes.parents)
+        return heinsen_2019_routing(
+            votes, activation, benefit, cost, bias=bias, steps=self.steps, model=self.model, logits=self.logits
+        )

@@ -1,0 +1,210 @@
+"""Routing vectors in sequences (Heinsen 2022): factored transforms, so that no vote is ever formed."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torchcaps.numerics import compute_dtype
+from torchcaps.ops import Given, Votes
+from torchcaps.routing.base import LayerShape, Routed, Routing, check_steps, register_routing
+from torchcaps.squash import length
+
+
+class VectorWeights(NamedTuple):
+    """What :func:`heinsen_2022_routing` learns, with the names of the paper. I is 1 when all children share a weight.
+
+    Args:
+        presence: :math:`W_A`, (I, d), from a child to how much it is there.
+        presence_bias: :math:`B_A`, (I,).
+        vote: :math:`W_{F_1}`, (J, d), each parent's part of the transforms.
+        vote_shared: :math:`W_{F_2}`, (d, D), the part that all pairs share.
+        vote_bias: :math:`B_{F_2}`, (J, D).
+        prediction_shared: :math:`W_{G_1}`, (D, d), back from a parent to the children that it expects.
+        prediction: :math:`W_{G_2}`, (J, d).
+        prediction_bias: :math:`B_{G_2}`, (J, d).
+        score: :math:`W_S`, (I, J), of how well a child fits what a parent expects.
+        score_bias: :math:`B_S`, (I, J).
+        benefit: :math:`\\beta^{use}`, what a parent gains by a child that it uses, (I, J) or (B, I, J).
+        cost: :math:`\\beta^{ign}`, what it loses by one that it ignores, (I, J) or (B, I, J).
+    """
+
+    presence: Tensor
+    presence_bias: Tensor
+    vote: Tensor
+    vote_shared: Tensor
+    vote_bias: Tensor
+    prediction_shared: Tensor
+    prediction: Tensor
+    prediction_bias: Tensor
+    score: Tensor
+    score_bias: Tensor
+    benefit: Tensor
+    cost: Tensor
+
+    def to(self, dtype: torch.dtype) -> "VectorWeights":
+        """The same in that dtype."""
+        return VectorWeights(*(tensor.to(dtype) for tensor in self))
+
+
+def heinsen_2022_routing(
+    children: Tensor,
+    weights: VectorWeights,
+    *,
+    steps: int = 2,
+    normalise: bool = True,
+    present: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    r"""Parents that predict their children, and take what it pays to use.
+
+    .. math::
+        x'_i = \frac{x_i}{\sqrt I}, \quad f_i = \sigma(x'_i W_A + B_A), \quad
+        V_{ij} = (x'_i \odot W_{F_1,j}) W_{F_2} + B_{F_2,j}
+
+        R_{ij} = \operatorname{softmax}_j \log \sigma \Big( \big\langle x_i,\;
+        (N(y_j) W_{G_1}) \odot W_{G_2,j} + B_{G_2,j} \big\rangle W_S + B_S \Big)
+
+        \phi_{ij} = \beta^{use}_{ij} f_i R_{ij} - \beta^{ign}_{ij} (f_i - f_i R_{ij}), \quad
+        y_j = \sum_i \phi_{ij} V_{ij}
+
+    from uniform R, 1 / J; N normalises over the numbers of a pose (variance plus 1e-5, without weights), or does
+    nothing to a single number. The transforms are factored, so
+
+    .. math::
+        \sum_i \phi_{ij} V_{ij} = \Big( \Big( \sum_i \phi_{ij} x'_i \Big) \odot W_{F_1,j} \Big) W_{F_2}
+        + \sum_i \phi_{ij} B_{F_2,j}
+
+    : children are added up first, and there are no votes to store or to form, only matrix products of children and
+    parents, on any device.
+
+    Args:
+        children: x, (B, I, d).
+        weights: what is learned.
+        steps: how many times the assignment is made, the uniform first one included.
+        normalise: normalise the parents at the end, too.
+        present: bool (B, I), False for children that are not there; I counts those that are.
+        mask: bool (I, J) or (B, I, J), False for pairs that have nothing to do with each other: f is 0 there, and the
+            softmax leaves them out.
+
+    Returns:
+        The parents y, (B, J, D), and the logits :math:`\log \sigma(...)` of their last assignment, (B, I, J).
+
+    Raises:
+        ValueError: if there is not one step at least.
+
+    Source: Heinsen 2022, "An Algorithm for Routing Vectors in Sequences", Algorithm 2; the code released with it.
+    """
+    check_steps(steps)
+    dtype = compute_dtype(children, *weights)
+    with torch.autocast(children.device.type, enabled=False):
+        children, weights = children.to(dtype), weights.to(dtype)
+        B, I, _ = children.shape
+        J, D = weights.vote_bias.shape
+        count = children.new_full((), I) if present is None else present.sum(1, keepdim=True).clamp(min=1).to(dtype)
+        scale = count.rsqrt()  # of the children; they get it when they are added up
+        there = torch.einsum("bid,id->bi", children, weights.presence.expand(I, -1)) * scale + weights.presence_bias
+        there = there.sigmoid()
+        if present is not None:
+            there = there * present
+        weighted = there[..., None] * children
+        gain, cost = (weights.benefit + weights.cost).mT, weights.cost.mT  # [J, I] or [B, J, I]
+        if mask is not None:
+            gain, cost, mask = gain * mask.mT, cost * mask.mT, mask.mT
+        logits, parents = children.new_zeros(()).expand(B, J, I), children.new_zeros(B, J, D)
+        for step in range(steps):
+            if step == 0:
+                shares = gain / J - cost
+            else:
+                expected = (_normalised(parents) @ weights.prediction_shared) * weights.prediction
+                score = torch.matmul(expected + weights.prediction_bias, children.mT)  # [B, J, I]
+                logits = functional.logsigmoid(torch.addcmul(weights.score_bias.mT, score, weights.score.mT))
+                if mask is not None:
+                    logits = logits.masked_fill(~mask, -torch.inf)
+                shares = torch.addcmul(-cost, _softmax(logits, mask), gain)
+            shares = shares.expand(*shares.shape[:-1], I)
+            pooled = torch.matmul(shares, weighted) * scale[..., None]  # [B, J, d]
+            mass = (shares @ there[..., None]).squeeze(-1)  # [B, J]
+            parents = (pooled * weights.vote) @ weights.vote_shared + mass[..., None] * weights.vote_bias
+        return (_normalised(parents) if normalise else parents), logits.mT
+
+
+def _normalised(parents: Tensor) -> Tensor:
+    return functional.layer_norm(parents, parents.shape[-1:]) if parents.shape[-1] > 1 else parents
+
+
+def _softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Over the parents, (B, J, I); all 0 for a child that has none."""
+    if mask is None:
+        return logits.softmax(-2)
+    some = mask.any(-2, keepdim=True)
+    return torch.where(some, torch.where(some, logits, 0.0).softmax(-2), 0.0)
+
+
+@register_routing("heinsen_2022")
+class Heinsen2022Routing(Routing):
+    """Module form of :func:`heinsen_2022_routing`. It has factored transforms of its own: its layer makes none.
+
+    The parents have no activation in the paper: it is the length of the pose, or for poses of one number, as a class
+    has, that number: a score. A layer that takes any number of children finds the betas of a child from its pose.
+
+    Args:
+        steps: how many times the assignment is made, the uniform first one included.
+        normalise: normalise the parents at the end, too.
+    """
+
+    own_transforms = True
+
+    def __init__(self, steps: int = 2, normalise: bool = True) -> None:
+        super().__init__()
+        self.steps = check_steps(steps)
+        self.normalise = normalise
+        self.benefit_of: nn.Linear | None = None
+        self.cost_of: nn.Linear | None = None
+        for name in VectorWeights._fields:
+            self.register_parameter(name, None)
+
+    def make_parameters(self, shape: LayerShape) -> None:
+        """All weights, drawn as in the code released with the paper."""
+        I, J, d, D = shape.children or 1, shape.parents, math.prod(shape.in_pose), shape.size
+        deviations = {
+            "presence": ((I, d), 2 / math.sqrt(d)),
+            "presence_bias": ((I,), 0.0),
+            "vote": ((J, d), 1.0),
+            "vote_shared": ((d, D), 2 / math.sqrt(d)),
+            "vote_bias": ((J, D), 0.0),
+            "prediction_shared": ((D, d), 1 / math.sqrt(D)),
+            "prediction": ((J, d), 1.0),
+            "prediction_bias": ((J, d), 0.0),
+            "score": ((I, J), 1 / math.sqrt(d)),
+            "score_bias": ((I, J), 0.0),
+        }
+        if shape.children is None:
+            self.benefit_of, self.cost_of = nn.Linear(d, J), nn.Linear(d, J)
+        else:
+            deviations |= {"benefit": ((I, J), 1.0), "cost": ((I, J), 1.0)}
+        for name, (sizes, deviation) in deviations.items():
+            setattr(self, name, nn.Parameter(torch.randn(sizes) * deviation))
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Routes the children of the votes; their transforms, coordinates and activations are not used."""
+        children = votes.gather(votes.children.flatten(2))
+        present = None if votes.mask is None else votes.gather(votes.mask)
+        pose, logits = heinsen_2022_routing(
+            children, self.weights(children), steps=self.steps, normalise=self.normalise, present=present
+        )
+        activation = pose.squeeze(-1) if pose.shape[-1] == 1 else length(pose)
+        return Routed(pose, activation, votes, Given(logits))
+
+    def weights(self, children: Tensor) -> VectorWeights:
+        """What is learned, with the betas of these children, (B, I, d)."""
+        if self.presence is None:
+            raise RuntimeError("this Heinsen2022Routing has no parameters yet: give it to a layer or call bind(...)")
+        fields = {name: getattr(self, name) for name in VectorWeights._fields}
+        if self.benefit_of is not None and self.cost_of is not None:
+            with torch.autocast(children.device.type, enabled=False):
+                children = children.to(self.benefit_of.weight.dtype)
+                fields |= {"benefit": self.benefit_of(children), "cost": self.cost_of(children)}
+        return VectorWeights(**fields)
