@@ -1,11 +1,11 @@
-"""The command line: ``torchcaps train | evaluate | predict | explain | models | run | recipes | bench``."""
+"""The command line: ``torchcaps train | evaluate | predict | explain | models | run | recipes | bench | convert``."""
 
 import os
 import sys
 from collections.abc import Callable, Sequence
 
 import torchcaps
-from torchcaps.cli import bench, evaluate, explain, models, predict, recipes, run, train
+from torchcaps.cli import bench, convert, evaluate, explain, models, predict, recipes, run, train
 from torchcaps.cli.plugins import import_named, import_plugins, named_imports
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
@@ -17,6 +17,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "run": run.command,
     "recipes": recipes.command,
     "bench": bench.command,
+    "convert": convert.command,
 }
 
 

@@ -2,7 +2,9 @@
 
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.capsnet import CapsNet, CapsNetTwin
+from torchcaps.models.conversion import convert
 from torchcaps.models.efficient_capsnet import EfficientCapsNet, UpsamplingDecoder
+from torchcaps.models.heinsen import HeinsenCapsNet
 from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.registry import create_model, describe_models, list_models, register_model
@@ -13,6 +15,7 @@ __all__ = [
     "CapsNetTwin",
     "CapsuleClassifier",
     "EfficientCapsNet",
+    "HeinsenCapsNet",
     "ImageClassifier",
     "MatrixCapsNet",
     "MatrixCapsNetTwin",
@@ -21,6 +24,7 @@ __all__ = [
     "SharedCapsNet",
     "SharedCapsNetTwin",
     "UpsamplingDecoder",
+    "convert",
     "create_model",
     "describe_models",
     "list_models",
