@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps import CapsConv2d, Capsules, create_routing, list_routings, squash
 from torchcaps.ops import Gaussian, InnerProduct, Votes
@@ -18,7 +18,8 @@ from torchcaps.routing import EMRouting, Routing
 
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 ROUTINGS = ("dynamic", "kmeans", "euclidean", "em")
-ONE_WINDOW = ("hard_kmeans", "max_min")  # what they make of the logits is of one window
+# What they make of the logits is of one window.
+ONE_WINDOW = ("hard_kmeans", "max_min", "degree_centrality", "fast_kernel_density", "sparse_attention")
 TRAINABLE = pytest.mark.parametrize("routing", [name for name in list_routings() if name != "hard_kmeans"])
 GRID_WIDE = pytest.mark.parametrize("routing", [name for name in list_routings() if name not in ONE_WINDOW])
 IN_COMPETITION = pytest.mark.parametrize(
@@ -496,6 +497,8 @@ class TestShift:
         """A map moved by the stride: the capsules move by one, those at the edge come anew."""
         children = make_children(1, 9, 8, 2, (2, 2), grad=False)
         layer = make_layer(2, 3, (2, 2), (2, 2), 3, stride=stride, routing=make_routing(routing), competition="window")
+        if any(isinstance(module, nn.BatchNorm1d) for module in layer.modules()):
+            layer.eval()  # statistics in training are of the whole map, its edges too
         before = layer(children)
         after = layer(Capsules(*(field.roll((stride, stride), (1, 2)) for field in children)))
         for old, new in zip(before, after, strict=True):
@@ -551,7 +554,8 @@ class TestPrecision:
         pose = torch.zeros(1, 4, 4, 2, 2, 2, dtype=torch.float64, requires_grad=True)
         activation = torch.zeros(1, 4, 4, 2, dtype=torch.float64, requires_grad=True)
         parents = layer(Capsules(pose, activation))
-        assert (parents.pose == 0).all()
+        if routing not in ("attention", "heinsen_2022", "homogeneous"):  # whose poses have a bias
+            assert (parents.pose == 0).all()
         (parents.pose.sum() + parents.activation.sum()).backward()
         gradients = [p.grad for p in layer.parameters()] + [pose.grad, activation.grad]
         assert all(gradient.isfinite().all() for gradient in gradients if gradient is not None)

@@ -13,8 +13,13 @@ from torchcaps.routing import EMRouting
 
 E, T = 3, 2
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
-OF_VOTES = pytest.mark.parametrize("routing", [name for name in list_routings() if name != "self_routing"])
-TRAINABLE = pytest.mark.parametrize("routing", [name for name in list_routings() if name != "hard_kmeans"])
+OF_CHILDREN = ("heinsen_2022", "self_routing")  # which look at the children themselves
+OF_VOTES = pytest.mark.parametrize("routing", [name for name in list_routings() if name not in OF_CHILDREN])
+WITHOUT_TRANSFORMS = ("hard_kmeans", "heinsen_2022")  # which do not train those of the layer
+TRAINABLE = pytest.mark.parametrize("routing", [name for name in list_routings() if name not in WITHOUT_TRANSFORMS])
+OWN_SIMILARITY = (
+    "degree_centrality", "fast_kernel_density", "kernel_density", "max_min", "self_routing", "sparse_attention",
+)  # fmt: skip
 POSES = pytest.mark.parametrize(("in_pose", "out_pose"), [(3, 4), ((2, 3), (2, 2))], ids=["vectors", "matrices"])
 
 
@@ -25,7 +30,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def able(routing: str, backend: str) -> str:
     """The backend, or ``chunked`` where the kernels have not what the routing asks for."""
-    return "chunked" if backend == "native" and routing in ("max_min", "self_routing") else backend
+    return "chunked" if backend == "native" and routing in OWN_SIMILARITY else backend
 
 
 def make_children(height: int, width: int, pose: Any, batch: int = 2) -> Capsules:
@@ -42,7 +47,8 @@ def make_layer(in_pose: Any = (2, 3), out_pose: Any = (2, 2), routing: str = "em
     layer = ClassCaps(T, E, in_pose, out_pose, routing=create_routing(routing, **settings), **options).double()
     for parameter in layer.routing.parameters():
         torch.nn.init.normal_(parameter)
-    return layer.eval() if routing == "hard_kmeans" else layer
+    of_batch = ("homogeneous", "variational_bayes")  # in training an example depends on its batch
+    return layer.eval() if routing in ("hard_kmeans", *of_batch) else layer
 
 
 def explicit_votes(layer: ClassCaps, children: Capsules, coordinates: bool = True) -> Tensor:

@@ -13,6 +13,7 @@ from torchcaps import CapsConv2d, Capsules, ClassCaps, create_routing
 from torchcaps.ops import Similarity, Votes, axes
 from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.routing import (
+    LayerShape,
     Routed,
     dynamic_routing,
     em_routing,
@@ -150,6 +151,34 @@ def test_nor_under_a_similarity_or_rule_of_ones_own(
         assert found >= VOTES
     else:
         assert found <= bound
+
+
+FUSED = ("attention", "heinsen_2019", "prototypes", "self_attention", "variational_bayes")
+TILED = ("degree_centrality", "fast_kernel_density", "kernel_density", "sparse_attention")
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("children", [None, I], ids=["shared", "full"])
+@pytest.mark.parametrize(
+    ("routing", "backend"), [(name, "native") for name in FUSED] + [(name, "chunked") for name in FUSED + TILED]
+)
+def test_nor_by_a_later_algorithm(
+    monkeypatch: pytest.MonkeyPatch, routing: str, backend: str, children: int | None
+) -> None:
+    bound_routing = create_routing(routing).bind(LayerShape(children, J, (P,), (D,)))
+    monkeypatch.setitem(ROUTINGS, routing, bound_routing)
+    bound = max((children or 1) * J * (P + 1) * D, B * I * (J + 1), B * I * (P + 1), 2 * BUDGET)
+    assert bound < VOTES / 5
+    assert largest(monkeypatch, routing, backend, children or 1, 1, coordinates=False) <= bound
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("backend", ["chunked", "native"])
+def test_second_moments_are_added_up_from_tiles(backend: str) -> None:
+    children, transforms = torch.randn(B, 40 * I, P, requires_grad=True), torch.randn(1, J, P, 8, requires_grad=True)
+    with Largest() as memory:
+        Votes(children, transforms, backend=backend).gram(torch.rand(B, 40 * I)).square().sum().backward()
+    assert memory.numbers <= max(B * 40 * I * P, B * J * 64, 2 * BUDGET) < B * 40 * I * J * 8 / 5
 
 
 @pytest.mark.parametrize("routing", ["dynamic", "kmeans", "euclidean", "em"])

@@ -27,6 +27,10 @@ OTHERS: dict[str, Callable[[], Routing]] = {
     "dynamic-last": lambda: DynamicRouting(accumulate=False),
     "kmeans-sharp": lambda: create_routing("kmeans", sharpness=2.0, steps=2),
     "hard-inner": lambda: create_routing("hard_kmeans", metric="inner"),
+    "attention-readout": lambda: create_routing("attention", readout=True, steps=3),
+    "heinsen-logits": lambda: create_routing("heinsen_2019", model="kmeans", logits=True),
+    "heinsen-any-parents": lambda: create_routing("heinsen_2019", any_parents=True),
+    "kernel-em": lambda: create_routing("fast_kernel_density", method="em", width=4.0),
     **{f"em-{name}": lambda name=name: EMRouting.preset(name) for name in EM_PRESETS},
 }
 

@@ -22,6 +22,7 @@ PARTS = ("suite", "sweep", "small", "compare")
 OWN_OPTIONS = {
     "training": "images a second of whole training loops",
     "stability": "whether loss and gradients stay finite through 2,000 training steps",
+    "routings": "all routing algorithms: what each is, and its time and memory on two layers",
     "em_learning": "what makes matrix capsules learn: sharpness, normalised poses, competition, steps, gradients",
     "gpu": "tests of the Triton kernels, suite and training loops on a CUDA machine",
 }

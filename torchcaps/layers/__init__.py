@@ -1,6 +1,7 @@
 """Capsule layers."""
 
 from torchcaps.layers.classcaps import ClassCaps, coordinate_addition
+from torchcaps.layers.concurrent import concurrent_routing
 from torchcaps.layers.conv import CapsConv1d, CapsConv2d, CapsConv3d, CapsConvNd
 from torchcaps.layers.decoder import FullyConnectedDecoder, mask_capsules
 from torchcaps.layers.fixed_point import (
@@ -9,7 +10,7 @@ from torchcaps.layers.fixed_point import (
     implicit_activation,
     self_weighted_pooling,
 )
-from torchcaps.layers.linear import CapsLinear
+from torchcaps.layers.linear import CapsLinear, reflected
 from torchcaps.layers.pose_norm import PoseNorm
 from torchcaps.layers.primary import PrimaryCaps, PrimaryCaps1d, PrimaryCaps3d, PrimaryCapsNd
 
@@ -28,8 +29,10 @@ __all__ = [
     "PrimaryCaps3d",
     "PrimaryCapsNd",
     "SelfWeightedPooling",
+    "concurrent_routing",
     "coordinate_addition",
     "implicit_activation",
     "mask_capsules",
+    "reflected",
     "self_weighted_pooling",
 ]

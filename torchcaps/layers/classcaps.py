@@ -103,8 +103,11 @@ class ClassCaps(nn.Module):
         nn.init.normal_(self.weight, std=init_std)
         without_own_transforms(self, self.routing)
 
-    def route(self, children: Capsules, mask: Tensor | None = None) -> Routed:
-        """Routes and keeps what an observer wants: the votes and the last assignment; ``mask`` as in forward."""
+    def route(self, children: Capsules, mask: Tensor | None = None, *, initial: Routed | None = None) -> Routed:
+        """Routes and keeps what an observer wants: the votes and the last assignment; ``mask`` as in forward.
+
+        ``initial``: parents of an earlier call, which a routing that is ``resumable`` goes on from.
+        """
         grid = check_map(children, self.in_types, self.in_pose, self.axes)
         transforms = self.weight.expand(math.prod(grid), *self.weight.shape).flatten(0, 1)
         offsets = None
@@ -119,7 +122,8 @@ class ClassCaps(nn.Module):
             offsets = field.unsqueeze(-2).expand(*grid, self.in_types, -1).flatten(0, -2)
         flat = present(children, mask).flatten()
         there = None if mask is None else mask.flatten(1)
-        return self.routing(Votes(flat.pose, transforms, offsets, backend=self.backend, mask=there), flat.activation)
+        votes = Votes(flat.pose, transforms, offsets, backend=self.backend, mask=there)
+        return self.routing(votes, flat.activation, initial=initial)
 
     def forward(self, children: Capsules, mask: Tensor | None = None) -> Capsules:
         """Routes the children to the classes.
@@ -128,9 +132,11 @@ class ClassCaps(nn.Module):
             children: on a grid.
             mask: bool (B, *grid, in_types), False for children that are not there, whatever they hold; None: all are.
         """
-        dtype = torch.promote_types(children.pose.dtype, self.weight.dtype)
-        routed = self.route(children) if mask is None else self.route(children, mask)
-        return as_capsules(routed, self.out_pose, dtype)
+        return self.parents(self.route(children) if mask is None else self.route(children, mask), children)
+
+    def parents(self, routed: Routed, children: Capsules) -> Capsules:
+        """What :meth:`route` found for these children, as :meth:`forward` gives it."""
+        return as_capsules(routed, self.out_pose, torch.promote_types(children.pose.dtype, self.weight.dtype))
 
     def extra_repr(self) -> str:
         """Shapes and coordinates."""

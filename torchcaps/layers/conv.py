@@ -118,12 +118,15 @@ class CapsConvNd(nn.Module):
         nn.init.normal_(self.weight, std=init_std)
         without_own_transforms(self, self.routing)
 
-    def route(self, children: Capsules, mask: Tensor | None = None) -> list[Routed]:
+    def route(
+        self, children: Capsules, mask: Tensor | None = None, *, initial: list[Routed] | None = None
+    ) -> list[Routed]:
         """Routes each group and keeps what an observer wants; batch and windows share the first axis.
 
         Args:
             children: on a grid.
             mask: as in :meth:`forward`.
+            initial: parents of an earlier call, which a routing that is ``resumable`` goes on from.
         """
         windows = self.windows(children)
         children = present(children, mask)
@@ -139,7 +142,7 @@ class CapsConvNd(nn.Module):
             there = None if mask is None else windows.pad(mask[..., types], value=True)  # as without a mask
             transforms = self.weight[:, types].flatten(0, 1)
             votes = Votes(pose, transforms, normaliser=normaliser, backend=self.backend, sites=sites, mask=there)
-            routed.append(routing(votes, activation))
+            routed.append(routing(votes, activation, initial=None if initial is None else initial[group]))
         return routed
 
     def forward(self, children: Capsules, mask: Tensor | None = None) -> Capsules:
@@ -150,9 +153,12 @@ class CapsConvNd(nn.Module):
             mask: bool (B, *grid, in_types), False for children that are not there, whatever they hold; None: all are.
                 Which parents are then there, for a layer above, :meth:`out_mask` says.
         """
+        return self.parents(self.route(children) if mask is None else self.route(children, mask), children)
+
+    def parents(self, groups: list[Routed], children: Capsules) -> Capsules:
+        """What :meth:`route` found for these children, as :meth:`forward` gives it."""
         out = self.windows(children).out
         dtype = torch.promote_types(children.pose.dtype, self.weight.dtype)
-        groups = self.route(children) if mask is None else self.route(children, mask)
         parts = [as_capsules(routed, self.out_pose, dtype) for routed in groups]
         pose = torch.cat([part.pose for part in parts], dim=1).unflatten(0, (-1, *out))
         activation = torch.cat([part.activation for part in parts], dim=1).unflatten(0, (-1, *out))

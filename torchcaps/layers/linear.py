@@ -1,7 +1,7 @@
 """Fully connected capsules: every child votes for every parent."""
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,22 +12,38 @@ from torchcaps.ops import Votes
 from torchcaps.routing import DynamicRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.squash import length
 
-Transforms = Literal["full", "shared", "factored"]
+Transforms = Literal["full", "shared", "factored", "orthogonal", "subspace"]
+
+
+def reflected(vectors: Tensor) -> Tensor:
+    r"""Orthogonal matrices (..., P, P): the products :math:`\prod_k (1 - 2 v_k v_k^T / |v_k|^2)` of reflections.
+
+    Args:
+        vectors: v, (..., P, P), one in each row; any matrix whose rows are not 0.
+
+    Source: Householder 1958; for transforms of capsules Geng et al. 2024 (OrthCaps), section 3.3.
+    """
+    product = torch.eye(vectors.shape[-1], dtype=vectors.dtype, device=vectors.device).expand_as(vectors)
+    for vector in nn.functional.normalize(vectors, dim=-1).unbind(-2):
+        product = product - 2 * (product @ vector[..., None]) * vector[..., None, :]
+    return product
 
 
 class CapsLinear(nn.Module):
     r"""Routes I children to J parents through votes :math:`V_{ij} = u_i W_{ij}`.
 
-    ============ ========================== ==================================================
-    transforms   W                          parameters
-    ============ ========================== ==================================================
-    ``full``     :math:`W_{ij}`             I x J x P x D
-    ``shared``   :math:`W_j` for all i      J x P x D; any number of children, also varying
-    ``factored`` :math:`W_i W_j`            I x P x P + J x P x D
-    ============ ========================== ==================================================
+    ============== ============================ ==================================================
+    transforms     W                            parameters
+    ============== ============================ ==================================================
+    ``full``       :math:`W_{ij}`               I x J x P x D
+    ``shared``     :math:`W_j` for all i        J x P x D; any number of children, also varying
+    ``factored``   :math:`W_i W_j`              I x P x P + J x P x D
+    ``orthogonal`` :math:`W_{ij}^T W_{ij} = 1`  I x J x P x P, as P Householder reflections; P = D
+    ``subspace``   one :math:`W` for all        P x D; any number of children
+    ============== ============================ ==================================================
 
     Args:
-        in_capsules: number of children I; None for ``shared`` transforms, which take any number.
+        in_capsules: number of children I; None for ``shared`` and ``subspace`` transforms, which take any number.
         out_capsules: number of parents J.
         in_pose: child pose: P for vectors, (M, P) for matrices.
         out_pose: parent pose: D for vectors, (M, D) for matrices.
@@ -36,7 +52,7 @@ class CapsLinear(nn.Module):
         init_std: deviation of the transforms' normal initialisation, cut off at two deviations. By default children of
             length 1 that agree on nothing give parents of length about 1 before the squash, at any depth:
             J / sqrt(I D) (0.07 for CapsNet's 1152 children, where the released code has 0.1); sqrt(2 / (P + J D)) for
-            shared transforms.
+            shared transforms, and sqrt(2 / (P + D)) for one. Of reflections it changes nothing.
         backend: ``"naive"``, ``"chunked"``, or None for the dispatcher's choice.
 
     Shape:
@@ -46,7 +62,8 @@ class CapsLinear(nn.Module):
     Raises:
         ValueError: if arguments contradict each other, or the children do not fit them.
 
-    Source: Sabour, Frosst & Hinton 2017, section 2; shared transforms: Su 2018.
+    Source: Sabour, Frosst & Hinton 2017, section 2; shared transforms: Su 2018; orthogonal: Geng et al. 2024
+    (OrthCaps); one for all: Everett et al. 2023 (ProtoCaps).
     """
 
     def __init__(
@@ -62,9 +79,11 @@ class CapsLinear(nn.Module):
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        if transforms not in ("full", "shared", "factored"):
-            raise ValueError(f"transforms must be 'full', 'shared' or 'factored', got {transforms!r}")
-        if in_capsules is None and transforms != "shared":
+        if transforms not in get_args(Transforms):
+            raise ValueError(
+                f"transforms must be 'orthogonal', 'subspace', 'full', 'shared' or 'factored', got {transforms!r}"
+            )
+        if in_capsules is None and transforms not in ("shared", "subspace"):
             raise ValueError(f"{transforms} transforms need the number of children: in_capsules is None")
         self.in_capsules = in_capsules
         self.out_capsules = out_capsules
@@ -74,9 +93,10 @@ class CapsLinear(nn.Module):
         self.transforms = transforms
         self.backend = backend
         P, D = self.in_pose[-1], self.out_pose[-1]
-        self.weight = nn.Parameter(
-            torch.empty(in_capsules if in_capsules and transforms == "full" else 1, out_capsules, P, D)
-        )
+        if transforms == "orthogonal" and P != D:
+            raise ValueError(f"orthogonal transforms keep the dimension: in_pose is {in_pose}, out_pose is {out_pose}")
+        own = in_capsules if in_capsules and transforms in ("full", "orthogonal") else 1
+        self.weight = nn.Parameter(torch.empty(own, 1 if transforms == "subspace" else out_capsules, P, D))
         self.child_weight = (
             nn.Parameter(torch.empty(in_capsules, P, P)) if in_capsules and transforms == "factored" else None
         )
@@ -90,7 +110,7 @@ class CapsLinear(nn.Module):
         """Draws the transforms anew; ``init_std`` as in the constructor."""
         _, J, P, D = self.weight.shape
         if init_std is None:
-            shared = self.transforms == "shared" or self.in_capsules is None
+            shared = self.transforms in ("shared", "subspace") or self.in_capsules is None
             init_std = math.sqrt(2 / (P + J * D)) if shared else J / math.sqrt(self.in_capsules * D)  # type: ignore[operator]
         nn.init.trunc_normal_(self.weight, std=init_std, a=-2 * init_std, b=2 * init_std)
         if self.child_weight is not None:
@@ -104,12 +124,24 @@ class CapsLinear(nn.Module):
         pose = children.pose
         if self.child_weight is not None:
             pose = torch.einsum("bi...p,ipq->bi...q", pose, self.child_weight)
-        return Votes(pose, self.weight, backend=self.backend, mask=None if mask is None else mask.flatten(1))
+        mask = None if mask is None else mask.flatten(1)
+        return Votes(pose, self._transforms(), backend=self.backend, mask=mask)
 
-    def route(self, children: Capsules | Tensor, mask: Tensor | None = None) -> Routed:
-        """Routes and keeps what an observer wants: the votes and the last assignment; ``mask`` as in forward."""
+    def _transforms(self) -> Tensor:
+        """``W``, (I or 1, J, P, D)."""
+        if self.transforms == "orthogonal":
+            return reflected(self.weight)
+        return self.weight.expand(-1, self.out_capsules, -1, -1)
+
+    def route(
+        self, children: Capsules | Tensor, mask: Tensor | None = None, *, initial: Routed | None = None
+    ) -> Routed:
+        """Routes and keeps what an observer wants: the votes and the last assignment; ``mask`` as in forward.
+
+        ``initial``: parents of an earlier call, which a routing that is ``resumable`` goes on from.
+        """
         children = self._as_children(children, mask)
-        return self.routing(self._votes(children, mask), children.activation)
+        return self.routing(self._votes(children, mask), children.activation, initial=initial)
 
     def forward(self, children: Capsules | Tensor, mask: Tensor | None = None) -> Capsules:
         """Routes the children to the parents.
@@ -118,7 +150,10 @@ class CapsLinear(nn.Module):
             children: capsules, or their poses alone.
             mask: bool (B, *sites), False for children that are not there, whatever they hold; None: all are.
         """
-        routed = self.route(children) if mask is None else self.route(children, mask)
+        return self.parents(self.route(children) if mask is None else self.route(children, mask), children)
+
+    def parents(self, routed: Routed, children: Capsules | Tensor) -> Capsules:
+        """What :meth:`route` found for these children, as :meth:`forward` gives it."""
         given = children.pose if isinstance(children, Capsules) else children
         return as_capsules(routed, self.out_pose, torch.promote_types(given.dtype, self.weight.dtype))
 

@@ -1,5 +1,6 @@
 """Votes: what routing algorithms are written against."""
 
+import math
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from torchcaps.numerics import compute_dtype
 from torchcaps.ops.backend import Moments, Rule, VoteSource
+from torchcaps.ops.chunked import any_similarity
+from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import offset_moments
 from torchcaps.ops.competition import Normaliser
 from torchcaps.ops.dispatch import BACKENDS, Choice, able_backend, preferred_backend
@@ -176,6 +179,22 @@ class Votes:
         """The offset of the pairs, where it is added to the sums by itself: the backend need not know it."""
         offset = self.normaliser.offset
         return None if offset is None or offset.ndim != 2 or type(self.source) is NaiveVotes else offset
+
+    def gram(self, weights: Tensor | None = None) -> Tensor:
+        """The second moments of the votes for each parent about 0, ``sum_i a_i V_ij V_ij^T``, (B, J, H, H).
+
+        Args:
+            weights: the child activations ``a``, (N, G); None for ones.
+        """
+        source = self.source
+        with _full_precision(self.children):
+            weights = self.present(weights)
+            if weights is not None:
+                weights = self.gather(weights.to(source.children.dtype))
+            children = in_windows(source.children, source.sites)
+            tile = any_similarity.Tile(None, SOFTMAX, children, source.transforms, source.coordinates, weights)
+            whole = math.prod(self.shape) if isinstance(source, NaiveVotes) else 0
+            return any_similarity.gram(tile, max(whole, tile_numbers(children.device)))
 
     def _with_offset(self, moments: Moments, weights: Tensor | None, offset: Tensor) -> Moments:
         """The moments with what an offset of each pair, (I, J), adds to them: sums that need no vote."""

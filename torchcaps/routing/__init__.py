@@ -11,10 +11,18 @@ from torchcaps.routing.base import (
     list_routings,
     register_routing,
 )
+from torchcaps.routing.degree_centrality import DegreeCentralityRouting, degree_centrality_routing
 from torchcaps.routing.dynamic import DynamicRouting, dynamic_routing
 from torchcaps.routing.em import EM_PRESETS, EMRouting, EMSettings, em_routing
 from torchcaps.routing.heinsen_2019 import Heinsen2019Routing, heinsen_2019_routing
 from torchcaps.routing.heinsen_2022 import Heinsen2022Routing, VectorWeights, heinsen_2022_routing
+from torchcaps.routing.homogeneous import HomogeneousRouting, homogeneous_routing
+from torchcaps.routing.kernel_density import (
+    FastKernelDensityRouting,
+    KernelDensityRouting,
+    fast_kernel_density_routing,
+    kernel_density_routing,
+)
 from torchcaps.routing.kmeans import (
     EuclideanKMeansRouting,
     HardKMeansRouting,
@@ -25,44 +33,65 @@ from torchcaps.routing.kmeans import (
 )
 from torchcaps.routing.max_min import MaxMin, MaxMinRouting, max_min_routing
 from torchcaps.routing.mean import MeanRouting, mean_routing
+from torchcaps.routing.prototypes import PrototypeRouting, prototype_routing
 from torchcaps.routing.self_attention import SelfAttentionRouting, self_attention_routing
 from torchcaps.routing.self_routing import SelfRouting, self_routing
+from torchcaps.routing.sparse_attention import Entmax, SparseAttentionRouting, sparse_attention_routing
+from torchcaps.routing.spectral import SpectralRouting, spectral_routing
+from torchcaps.routing.variational_bayes import VariationalBayesRouting, variational_bayes_routing
 
 __all__ = [
     "EM_PRESETS",
     "AttentionRouting",
+    "DegreeCentralityRouting",
     "DynamicRouting",
     "EMRouting",
     "EMSettings",
+    "Entmax",
     "EuclideanKMeansRouting",
+    "FastKernelDensityRouting",
     "HardKMeansRouting",
     "Heinsen2019Routing",
     "Heinsen2022Routing",
+    "HomogeneousRouting",
     "InnerProductKMeansRouting",
+    "KernelDensityRouting",
     "LayerShape",
     "MaxMin",
     "MaxMinRouting",
     "MeanRouting",
+    "PrototypeRouting",
     "Routed",
     "Routing",
     "SelfAttentionRouting",
     "SelfRouting",
+    "SparseAttentionRouting",
+    "SpectralRouting",
+    "VariationalBayesRouting",
     "VectorWeights",
     "as_capsules",
     "attention_routing",
     "constructor_arguments",
     "create_routing",
+    "degree_centrality_routing",
     "dynamic_routing",
     "em_routing",
     "euclidean_kmeans_routing",
+    "fast_kernel_density_routing",
     "hard_kmeans_routing",
     "heinsen_2019_routing",
     "heinsen_2022_routing",
+    "homogeneous_routing",
     "inner_product_kmeans_routing",
+    "kernel_density_routing",
     "list_routings",
     "max_min_routing",
     "mean_routing",
+    "prototype_routing",
     "register_routing",
     "self_attention_routing",
     "self_routing",
+    "sparse_attention_routing",
+    "spectral_routing",
+    "variational_bayes_routing",
 ]

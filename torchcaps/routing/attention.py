@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.ops import InnerProduct, Votes
-from torchcaps.routing.base import LayerShape, Routed, Routing, check_steps, register_routing
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_steps, register_routing
 from torchcaps.squash import length
 
 
@@ -81,6 +81,17 @@ class AttentionRouting(Routing):
             score, of any sign.
     """
 
+    about = About(
+        similarity="inner product with the parent",
+        update="layer normalisation of the sum of the votes",
+        activation="length of the pose, or a readout of it",
+        parameters="2 H; H + 1 for the readout",
+        cost="(2 r - 1) V",
+        memory="none",
+        source="Tsai et al. 2020",
+        reported="CIFAR-10 5.15 %, CIFAR-100 23.73 %",
+    )
+
     resumable = True
 
     def __init__(self, steps: int = 2, dropout: float = 0.0, readout: bool = False) -> None:
@@ -110,5 +121,6 @@ class AttentionRouting(Routing):
         )
         if self.score is None:
             return routed
-        weight, bias = self.score.weight.to(routed.pose.dtype), self.score.bias.to(routed.pose.dtype)
-        return routed._replace(activation=functional.linear(routed.pose, weight, bias).squeeze(-1))
+        with torch.autocast(routed.pose.device.type, enabled=False):
+            weight, bias = self.score.weight.to(routed.pose.dtype), self.score.bias.to(routed.pose.dtype)
+            return routed._replace(activation=functional.linear(routed.pose, weight, bias).squeeze(-1))

@@ -8,7 +8,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops import Similarity, Votes
@@ -67,6 +69,34 @@ class LayerShape:
         return math.prod(self.out_pose)
 
 
+@dataclass(frozen=True)
+class About:
+    """What a routing is, in words, for the table of all of them: ``torchcaps bench routings``.
+
+    Symbols: children I, parents J, child dimension P, numbers of a vote H, steps r, and V = I J P H, the multiply-adds
+    of forming all votes of an example once.
+
+    Args:
+        similarity: of a vote and its parent.
+        update: of the parents.
+        activation: of the parents.
+        parameters: of the routing itself, beside the layer's transforms; a formula, or none.
+        cost: multiply-adds of an example, forward, as its backend makes them.
+        memory: numbers an example that it keeps between forward and backward, beside inputs and parents.
+        source: authors and year.
+        reported: what they report, as test error unless it says otherwise.
+    """
+
+    similarity: str
+    update: str
+    activation: str
+    parameters: str
+    cost: str
+    memory: str
+    source: str
+    reported: str
+
+
 class Routing(nn.Module, ABC):
     """A routing algorithm: its settings, and the parameters it learns, if any.
 
@@ -75,14 +105,14 @@ class Routing(nn.Module, ABC):
     :meth:`bind` and so gets a copy of its own: one routing can be passed to many layers.
     """
 
+    about: ClassVar[About | None] = None
+    """What it is, in words."""
+
     trainable: ClassVar[bool] = True
     """Whether gradients flow through this routing."""
 
     resumable: ClassVar[bool] = False
     """Whether :meth:`route` takes the parents of an earlier call, ``initial``, and goes on from them."""
-
-    own_transforms: ClassVar[bool] = False
-    """Whether this routing makes the votes itself, with transforms of its own: its layer then has none."""
 
     def bind(self, shape: LayerShape | int, size: int | None = None) -> "Routing":
         """A copy of this routing with fresh parameters.
@@ -101,6 +131,11 @@ class Routing(nn.Module, ABC):
 
     def make_parameters(self, shape: LayerShape) -> None:
         """Creates the parameters, shaped for the layer; nothing by default."""
+
+    @property
+    def own_transforms(self) -> bool:
+        """Whether this routing, in its layer, works on the children with transforms of its own: the layer has none."""
+        return False
 
     @abstractmethod
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
@@ -212,3 +247,38 @@ def as_capsules(routed: Routed, pose_shape: tuple[int, ...], dtype: Any) -> Caps
     """The parents as capsules with poses of that shape, in that dtype."""
     pose = routed.pose.unflatten(-1, pose_shape) if len(pose_shape) > 1 else routed.pose
     return Capsules(pose.to(dtype), routed.activation.to(dtype))
+
+
+class BatchStandard(nn.BatchNorm1d):
+    """Batch normalisation without weights, in the dtype of what comes, over all axes but one.
+
+    In training, one number alone is normalised with the running values, where the base class raises an error.
+
+    Args:
+        features: the length of the axis.
+        axis: the axis that has statistics of its own.
+        epsilon: added to the variance.
+        momentum: share of a batch in the new running values.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, features: int, axis: int = 1, epsilon: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__(features, eps=epsilon, momentum=momentum, affine=False)
+        self.axis = axis
+
+    def forward(self, batch: Tensor) -> Tensor:
+        """The same, standardised."""
+        batch = batch.movedim(self.axis, 1)
+        if self.training and batch.numel() > self.num_features:
+            axes = [axis for axis in range(batch.ndim) if axis != 1]
+            with torch.no_grad():
+                variance, mean = torch.var_mean(batch, axes)
+                self.running_mean.lerp_(mean.to(self.running_mean), self.momentum or 0.0)
+                self.running_var.lerp_(variance.to(self.running_var), self.momentum or 0.0)
+            found = functional.batch_norm(batch, None, None, training=True, eps=self.eps)
+        else:
+            mean, variance = self.running_mean.to(batch), self.running_var.to(batch)
+            found = functional.batch_norm(batch, mean, variance, eps=self.eps)
+        return found.movedim(1, self.axis)

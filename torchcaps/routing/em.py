@@ -11,7 +11,16 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from torchcaps.ops import Gaussian, Moments, Votes
-from torchcaps.routing.base import Gradient, LayerShape, Routed, Routing, check_choice, check_steps, register_routing
+from torchcaps.routing.base import (
+    About,
+    Gradient,
+    LayerShape,
+    Routed,
+    Routing,
+    check_choice,
+    check_steps,
+    register_routing,
+)
 
 Schedule = Literal["released", "linear", "constant"]
 Sharpness = float | Tensor | Sequence[float | Tensor]
@@ -243,6 +252,17 @@ class EMRouting(Routing):
         learn_sharpness: learn a factor of it, kept positive: one for the ``"layer"``, or one a ``"parent"``; None
             learns none.
     """
+
+    about = About(
+        similarity="Gaussian likelihood and activation",
+        update="mean and variance of the votes",
+        activation="logistic function of the cost of the votes",
+        parameters="2 J",
+        cost="r V + 4 r I J H",
+        memory="none",
+        source="Hinton, Sabour & Frosst 2018",
+        reported="smallNORB 1.8 %",
+    )
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from torch.nn.functional import logsigmoid
 
 from torchcaps.numerics import compute_dtype
 from torchcaps.ops import Gaussian, Moments, Votes
-from torchcaps.routing.base import LayerShape, Routed, Routing, check_choice, check_steps, register_routing
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_choice, check_steps, register_routing
 
 Model = Literal["gaussian", "kmeans"]
 
@@ -59,6 +59,8 @@ def heinsen_2019_routing(
     if bias is not None:
         votes = votes.with_bias(bias)
     if logits and weights is not None:
+        weights = votes.present(weights)  # what is not there may be NaN
+        assert weights is not None
         weights = weights.to(compute_dtype(weights)).sigmoid()
     similarity: Gaussian | None = None
     for step in range(steps):
@@ -92,7 +94,8 @@ def _score(
     if present is None:
         return (used * (benefit + cost)).sum(1) - cost.sum(0)
     there = votes.gather(present).to(mass.dtype)
-    return torch.einsum("bi,bij,ij->bj", there, used, benefit + cost) - there @ cost
+    with torch.autocast(mass.device.type, enabled=False):
+        return torch.einsum("bij,ij->bj", there[..., None] * used, benefit + cost) - there @ cost
 
 
 def _variance(moments: Moments, mean: Tensor, epsilon: float) -> Tensor:
@@ -118,6 +121,17 @@ class Heinsen2019Routing(Routing):
         any_parents: the parameters are shared by all parents, so that any number of them will do.
     """
 
+    about = About(
+        similarity="Gaussian likelihood and score",
+        update="mean and variance of the votes",
+        activation="what using its children pays less what ignoring the others costs",
+        parameters="I J (H + 2)",
+        cost="2 r V + 5 r I J H",
+        memory="r I J",
+        source="Heinsen 2019",
+        reported="smallNORB 0.9 %",
+    )
+
     def __init__(
         self, steps: int = 3, model: Model = "gaussian", logits: bool = False, any_parents: bool = False
     ) -> None:
@@ -141,13 +155,16 @@ class Heinsen2019Routing(Routing):
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
-        bias, benefit, cost = self.bias, self.benefit, self.cost
-        if bias is None or benefit is None or cost is None:
+        bias = self.bias
+        if bias is None:
             raise RuntimeError("this Heinsen2019Routing has no parameters yet: give it to a layer or call bind(...)")
         if self.spread is not None:
             along = torch.linspace(-1, 1, votes.parents, dtype=bias.dtype, device=bias.device)
-            bias = bias + along[:, None] * self.spread
-            benefit, cost = benefit.expand(-1, votes.parents), cost.expand(-1, votes.parents)
+            return self._route(votes, activation, bias + along[:, None] * self.spread)
+        return self._route(votes, activation, bias)
+
+    def _route(self, votes: Votes, activation: Tensor | None, bias: Tensor) -> Routed:
+        benefit, cost = (one.expand(-1, votes.parents) for one in (self.benefit, self.cost) if one is not None)
         return heinsen_2019_routing(
             votes, activation, benefit, cost, bias=bias, steps=self.steps, model=self.model, logits=self.logits
         )

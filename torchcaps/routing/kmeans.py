@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from torchcaps.ops import Gaussian, InnerProduct, Similarity, Votes
-from torchcaps.routing.base import Routed, Routing, check_choice, check_steps, register_routing
+from torchcaps.routing.base import About, Routed, Routing, check_choice, check_steps, register_routing
 from torchcaps.squash import length, squash
 
 
@@ -141,6 +141,17 @@ class InnerProductKMeansRouting(Routing):
         squash: a row of the table in :func:`~torchcaps.squash.squash`.
     """
 
+    about = About(
+        similarity="inner product with the direction of the centre",
+        update="sum of the votes, squashed at the end",
+        activation="length of the pose",
+        parameters="none",
+        cost="(2 r - 1) V",
+        memory="none",
+        source="Su 2018",
+        reported="two digits side by side after training on single ones: above 95 % right",
+    )
+
     resumable = True
 
     def __init__(self, steps: int = 3, sharpness: float = 1.0, squash: str = "half") -> None:
@@ -165,6 +176,17 @@ class EuclideanKMeansRouting(Routing):
         sharpness: K; the larger, the harder the assignment.
     """
 
+    about = About(
+        similarity="negative squared distance",
+        update="mean of the votes",
+        activation="length of the pose",
+        parameters="none",
+        cost="r V + 3 r I J H",
+        memory="none",
+        source="Su 2018",
+        reported="none",
+    )
+
     resumable = True
 
     def __init__(self, steps: int = 3, sharpness: float = 1.0) -> None:
@@ -186,6 +208,17 @@ class HardKMeansRouting(Routing):
         metric: ``"euclidean"`` or ``"inner"``.
         squash: for ``"inner"``, a row of the table in :func:`~torchcaps.squash.squash`.
     """
+
+    about = About(
+        similarity="squared distance, or inner product",
+        update="mean, or sum, of the votes that chose it",
+        activation="length of the pose",
+        parameters="none",
+        cost="r V + 3 r I J H",
+        memory="none",
+        source="Lloyd 1982; Su 2018",
+        reported="none: it does not train",
+    )
 
     trainable = False
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops import AssignmentMap, Votes
-from torchcaps.routing.base import Routed, Routing, check_steps, register_routing
+from torchcaps.routing.base import About, Routed, Routing, check_steps, register_routing
 from torchcaps.routing.dynamic import dynamic_routing
 
 
@@ -72,6 +72,17 @@ class MaxMinRouting(Routing):
         upper: assignment of the most similar parent.
         squash: a row of the table in :func:`~torchcaps.squash.squash`.
     """
+
+    about = About(
+        similarity="as dynamic routing; shares between 0 and 1 in place of a softmax",
+        update="squashed sum of the votes",
+        activation="length of the pose",
+        parameters="none",
+        cost="r V + 2 r I J H",
+        memory="none",
+        source="Zhao et al. 2019",
+        reported="MNIST 0.20 %",
+    )
 
     def __init__(self, steps: int = 3, lower: float = 0.0, upper: float = 1.0, squash: str = "sabour") -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from torchcaps.ops import Votes
-from torchcaps.routing.base import Routed, Routing, register_routing
+from torchcaps.routing.base import About, Routed, Routing, register_routing
 from torchcaps.squash import length
 
 
@@ -25,6 +25,17 @@ def mean_routing(votes: Votes, weights: Tensor | None = None) -> Routed:
 @register_routing("mean")
 class MeanRouting(Routing):
     """Module form of :func:`mean_routing`; children are weighted by their activations."""
+
+    about = About(
+        similarity="none",
+        update="mean of the votes",
+        activation="length of the pose",
+        parameters="none",
+        cost="V",
+        memory="none",
+        source="Paik, Kwak & Kim 2019",
+        reported="no routing that they tried does better",
+    )
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Takes the means."""

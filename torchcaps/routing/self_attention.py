@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.ops import InnerProduct, Votes
-from torchcaps.routing.base import LayerShape, Routed, Routing, register_routing
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, register_routing
 from torchcaps.squash import length, squash
 
 
@@ -58,6 +58,17 @@ class SelfAttentionRouting(Routing):
         prior: learn a prior b of each pair, starting at 0.
         squash: a row of the table in :func:`~torchcaps.squash.squash`.
     """
+
+    about = About(
+        similarity="inner product with the sum of all votes",
+        update="squashed sum of the votes, with a prior behind the softmax",
+        activation="length of the pose",
+        parameters="I J",
+        cost="4 V",
+        memory="none",
+        source="Mazzia, Salvetti & Chiaberge 2021",
+        reported="MNIST 0.26 %, smallNORB 2.54 %",
+    )
 
     def __init__(self, prior: bool = True, squash: str = "exponential") -> None:
         super().__init__()

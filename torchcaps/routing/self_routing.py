@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps.numerics import compute_dtype, positive
 from torchcaps.ops import Given, Votes
-from torchcaps.routing.base import LayerShape, Routed, Routing, register_routing
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, register_routing
 
 
 def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Tensor) -> Routed:
@@ -45,6 +45,17 @@ class SelfRouting(Routing):
 
     A layer that takes any number of children has one set of parameters, shared by all of them.
     """
+
+    about = About(
+        similarity="none: a linear map of the child",
+        update="mean of the votes",
+        activation="share of the children",
+        parameters="I J (P + 1)",
+        cost="V + I J (P + H)",
+        memory="2 I J",
+        source="Hahn, Pyeon & Kim 2019",
+        reported="CIFAR-10 about 7.9 %",
+    )
 
     def __init__(self) -> None:
         super().__init__()

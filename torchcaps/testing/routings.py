@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchcaps.ops import BACKENDS, Votes
 from torchcaps.ops.dispatch import FUSED
@@ -184,6 +185,8 @@ def _order_of_the_children(template: Routing) -> None:
 def _examples_of_a_batch(template: Routing) -> None:
     problem = Problem.make()
     routing = _bound(template, problem)
+    if any(isinstance(module, _BatchNorm) for module in routing.modules()):
+        routing.eval()  # in training they share their statistics
     together = _seen(routing(problem.votes(), problem.activation))
     for row in range(B):
         alone = Problem(

@@ -57,6 +57,12 @@ def _scattered(tile: Tile) -> tuple[Tensor, ...]:
     return (torch.einsum("bij,bijh->bjh", tile.shares(votes), (votes - tile.mean[:, None]).square()),)
 
 
+def _squared(tile: Tile) -> tuple[Tensor, ...]:
+    votes = tile.votes().transpose(1, 2)  # [B, J, I, H]
+    weighted = votes if tile.weights is None else votes * tile.weights[:, None, :, None]
+    return (weighted.mT @ votes,)
+
+
 def _scored(tile: Tile) -> tuple[Tensor, ...]:
     return (tile.logits(),)
 
@@ -77,6 +83,11 @@ def moments(tile: Tile, scatter: bool, budget: int) -> Moments:
     mean = (total / positive(mass)[..., None]).detach()
     (second,) = _by_tile(_scattered, Tile(**{**vars(tile), "mean": mean}), ("BJH",), budget)
     return Moments(mass, total, second)
+
+
+def gram(tile: Tile, budget: int) -> Tensor:
+    """``sum_i a_i V_ij V_ij^T``, (B, J, H, H)."""
+    return _by_tile(_squared, tile, ("BJHH",), budget)[0]
 
 
 def logits(tile: Tile, budget: int) -> Tensor:

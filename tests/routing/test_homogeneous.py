@@ -1,0 +1,77 @@
+"""Homogeneous vector capsules without routing against the equations of Byerly et al. 2021."""
+
+import numpy as np
+import pytest
+import torch
+from by_the_book import normal
+
+from torchcaps import CapsLinear
+from torchcaps.routing import HomogeneousRouting, homogeneous_routing
+from torchcaps.routing.base import BatchStandard
+
+B, I, J, H = 4, 5, 3, 6
+
+
+@pytest.mark.parametrize("children", [I, 1], ids=["each", "shared"])
+def test_equations(children: int) -> None:
+    u, w, b = normal(B, I, H), normal(children, J, H, seed=1), normal(H, seed=2)
+    found = homogeneous_routing(u, w, b, BatchStandard(H, axis=2, epsilon=1e-3).double())
+    s = np.zeros((B, J, H))
+    for example in range(B):
+        for j in range(J):
+            s[example, j] = sum(w.numpy()[i % children, j] * u.numpy()[example, i] for i in range(I))
+    mean, variance = s.mean((0, 1)), s.var((0, 1))
+    expected = np.maximum(0, (s - mean) / np.sqrt(variance + 1e-3) + b.numpy())
+    torch.testing.assert_close(found, torch.from_numpy(expected), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("children", [I, 1], ids=["each", "shared"])
+def test_gradients(children: int) -> None:
+    leaves = [one.requires_grad_() for one in (normal(B, I, H), normal(children, J, H, seed=1), normal(H, seed=2))]
+    u, w, b = leaves
+    found = homogeneous_routing(u, w, b, BatchStandard(H, axis=2, epsilon=1e-3).double())
+    s = (u[:, :, None] * w).sum(1)
+    centred = s - s.mean((0, 1))
+    expected = (centred / (centred.square().mean((0, 1)) + 1e-3).sqrt() + b).clamp(min=0)
+    upstream = normal(B, J, H, seed=3)
+    results = [torch.autograd.grad(one, leaves, upstream) for one in (found, expected)]
+    torch.testing.assert_close(*results, rtol=1e-8, atol=1e-10)
+
+
+def test_parameters() -> None:
+    layer = CapsLinear(I, J, H, H, routing=HomogeneousRouting())
+    assert {name: tuple(one.shape) for name, one in layer.named_parameters()} == {
+        "routing.scale": (I, J, H), "routing.bias": (H,),
+    }  # fmt: skip
+    children = normal(B, I, H).float()
+    torch.testing.assert_close(layer(children).activation, layer(children).pose.norm(dim=-1))
+
+
+def test_poses_of_another_shape_are_sums_of_votes() -> None:
+    layer = CapsLinear(I, J, H, H + 1, routing=HomogeneousRouting()).double()
+    assert layer.weight.requires_grad
+    children = normal(B, I, H)
+    total = torch.einsum("bip,ijpd->bjd", children, layer.weight)
+    expected = BatchStandard(H + 1, axis=2, epsilon=1e-3).double()(total).relu()
+    torch.testing.assert_close(layer(children).pose, expected)
+
+
+def test_children_that_are_not_there() -> None:
+    layer = CapsLinear(None, J, H, H, transforms="shared", routing=HomogeneousRouting()).double()
+    children = normal(B, I, H)
+    mask = torch.tensor([True, False, True, True, False]).expand(B, I)
+    expected = layer(children[:, mask[0]])
+    torch.testing.assert_close(layer(children.masked_fill(~mask[..., None], torch.nan), mask).pose, expected.pose)
+
+
+def test_one_example_and_low_precision() -> None:
+    layer = CapsLinear(I, J, H, H, routing=HomogeneousRouting())
+    assert layer(normal(1, I, H).float()).pose.isfinite().all()
+    assert layer.bfloat16()(normal(B, I, H).bfloat16()).pose.dtype == torch.bfloat16
+
+
+def test_half_precision_outside_does_not_reach_the_sums() -> None:
+    u, w = normal(B, I, H).float(), normal(I, J, H, seed=1).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = homogeneous_routing(u, w)
+    torch.testing.assert_close(found, homogeneous_routing(u, w), rtol=0, atol=0)

@@ -1,0 +1,196 @@
+"""Routing by weighted kernel densities against the equations of Zhao et al. 2019 and Zhang et al. 2018."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from by_the_book import Array, B, H, I, J, check_equations, check_gradients, normal, problem
+from torch import Tensor
+
+from torchcaps.ops import Votes
+from torchcaps.routing import (
+    FastKernelDensityRouting,
+    KernelDensityRouting,
+    Routed,
+    fast_kernel_density_routing,
+    kernel_density_routing,
+)
+
+backends = pytest.mark.parametrize("backend", ["naive", "chunked"])
+methods = pytest.mark.parametrize("method", ["shift", "em"])
+
+
+def squashed(s: Array) -> Array:
+    n2 = (s**2).sum(-1, keepdims=True)
+    return np.sqrt(n2) / (0.5 + n2) * s
+
+
+def route(votes: Votes, a: Tensor, steps: int) -> Routed:
+    return kernel_density_routing(votes, steps=steps)
+
+
+def book(V: Array, a: Array, steps: int) -> tuple[Array, Array, Array]:
+    """Zhao et al., Algorithm 1, for one example (I, J, H)."""
+    I, J, H = V.shape
+    b, v, c = np.zeros((I, J)), np.zeros((J, H)), np.zeros((I, J))
+    for _ in range(steps):
+        c = np.exp(b) / np.exp(b).sum(1, keepdims=True)
+        for j in range(J):
+            v[j] = squashed(sum(c[i, j] / c[:, j].sum() * V[i, j] for i in range(I)))
+        b = b + 1 - ((squashed(V) - v) ** 2).sum(-1)
+    return v, np.sqrt((v**2).sum(-1)), c
+
+
+def differentiable(V: Tensor, a: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    def short(s: Tensor) -> Tensor:
+        n2 = (s**2).sum(-1, keepdim=True)
+        return n2.sqrt() / (0.5 + n2) * s
+
+    b, v = torch.zeros(V.shape[:3], dtype=V.dtype), V.new_zeros(())
+    for _ in range(steps):
+        c = b.softmax(2)
+        v = short((c[..., None] * V).sum(1) / c.sum(1)[..., None])
+        b = b + 1 - ((short(V) - v[:, None]) ** 2).sum(-1)
+    return v, v.norm(dim=-1)
+
+
+@backends
+@pytest.mark.parametrize("steps", [1, 3, 5])
+def test_equations(backend: str, steps: int) -> None:
+    check_equations(partial(route, steps=steps), partial(book, steps=steps), (), backend)
+
+
+@backends
+def test_gradients(backend: str) -> None:
+    check_gradients(partial(route, steps=3), partial(differentiable, steps=3), (), backend)
+
+
+def steps_until_settled(V: Array, settled: float) -> int:
+    """Of a batch (B, I, J, H), as in the released code."""
+    b, before = np.zeros(V.shape[:3]), 0.0
+    for step in range(1, 100):
+        c = np.exp(b) / np.exp(b).sum(2, keepdims=True)
+        c = c / c.sum(1, keepdims=True)
+        d = 1 - ((squashed(V) - squashed((c[..., None] * V).sum(1))[:, None]) ** 2).sum(-1)
+        b = b + d
+        density = np.log((c * d).sum() / len(V))
+        if abs(density - before) < settled:
+            return step
+        before = density
+    raise AssertionError("never")
+
+
+@backends
+@pytest.mark.parametrize("settled", [0.3, 0.05, 0.01, 0.003])
+def test_stops_when_settled(backend: str, settled: float) -> None:
+    children, transforms, _ = problem()
+    votes = Votes(children, 0.3 * transforms, backend=backend)
+    steps = steps_until_settled(votes.dense().numpy(), settled)
+    found = kernel_density_routing(votes, steps=100, settled=settled)
+    expected = kernel_density_routing(votes, steps=steps)
+    torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=0)
+    torch.testing.assert_close(found.assignment, expected.assignment, rtol=0, atol=0)
+    torch.testing.assert_close(
+        kernel_density_routing(votes, steps=2, settled=1e-9).pose, kernel_density_routing(votes, steps=2).pose
+    )
+
+
+def test_several_numbers_of_steps_are_seen() -> None:
+    children, transforms, _ = problem()
+    stored = Votes(children, 0.3 * transforms).dense().numpy()
+    assert len({steps_until_settled(stored, settled) for settled in (0.3, 0.05, 0.01, 0.003)}) > 2
+
+
+def test_children_that_are_not_there_do_not_settle_anything() -> None:
+    children, transforms, _ = problem()
+    mask = torch.tensor([True, False, True, True, False]).expand(B, I)
+    found = kernel_density_routing(Votes(children, 0.3 * transforms, mask=mask), steps=50, settled=0.01)
+    there = mask[0]
+    expected = kernel_density_routing(Votes(children[:, there], 0.3 * transforms[there]), steps=50, settled=0.01)
+    torch.testing.assert_close(found.pose, expected.pose, rtol=1e-10, atol=1e-12)
+
+
+def fast_book(V: Array, a: Array, method: str, width: float, rate: float) -> tuple[Array, Array, Array]:
+    """Zhang et al., three steps for one example (I, J, H)."""
+    I, J, H = V.shape
+
+    def kernel(v: Array) -> Array:
+        return np.maximum(0, 1 - ((V - v) ** 2).sum(-1) / (H * width**2))
+
+    r, v, k = np.full((I, J), 1 / J), np.zeros((J, H)), np.zeros((I, J))
+    for step in range(3):
+        if step > 0:
+            share = (a[:, None] * r).sum(0) / (a[:, None] * r).sum()
+            r = r + rate * k if method == "shift" else share * k
+            total = r.sum(1, keepdims=True)
+            r = np.where(total > 0, r / np.where(total > 0, total, 1), 0)
+        v = np.array([sum(a[i] * r[i, j] * V[i, j] for i in range(I)) / (a @ r[:, j]) for j in range(J)])
+        k = kernel(v)
+    return v, np.array([(a * r[:, j]) @ k[:, j] / (a @ r[:, j]) for j in range(J)]), r
+
+
+def fast_differentiable(V: Tensor, a: Tensor, method: str, width: float, rate: float) -> tuple[Tensor, Tensor]:
+    r = torch.full(V.shape[:3], 1 / V.shape[2], dtype=V.dtype)
+    k = v = V.new_zeros(())
+    for step in range(3):
+        if step > 0:
+            share = (a[..., None] * r).sum(1, keepdim=True)
+            r = r + rate * k if method == "shift" else share / share.sum(-1, keepdim=True) * k
+            r = r / r.sum(2, keepdim=True).clamp(min=1e-100)
+        used = a[..., None] * r
+        v = (used[..., None] * V).sum(1) / used.sum(1)[..., None]
+        k = (1 - ((V - v[:, None]) ** 2).mean(-1) / width**2).clamp(min=0)
+    return v, (used * k).sum(1) / used.sum(1)
+
+
+@methods
+@backends
+@pytest.mark.parametrize("width", [1.8, 3.0])
+def test_fast_equations(backend: str, method: str, width: float) -> None:
+    def route(votes: Votes, a: Tensor) -> Routed:
+        return fast_kernel_density_routing(votes, a, method=method, width=width, rate=0.5)
+
+    check_equations(route, partial(fast_book, method=method, width=width, rate=0.5), (), backend)
+
+
+@methods
+@backends
+def test_fast_gradients(backend: str, method: str) -> None:
+    def route(votes: Votes, a: Tensor) -> Routed:
+        return fast_kernel_density_routing(votes, a, method=method, width=2.5, rate=0.5)
+
+    check_gradients(route, partial(fast_differentiable, method=method, width=2.5, rate=0.5), (), backend)
+
+
+def test_a_vote_that_no_kernel_reaches_goes_nowhere() -> None:
+    children, transforms, a = problem()
+    children[:, 0] *= 1e3
+    routed = fast_kernel_density_routing(Votes(children, transforms), a, method="em", width=1.5)
+    assert not routed.assignment[:, 0].any()
+    assert routed.pose.isfinite().all()
+
+
+def test_the_density_grows() -> None:
+    """Each step of mean shift, and of EM, climbs."""
+    votes = Votes(normal(B, I, H), normal(I, J, H, H, seed=1))
+    for method in ("shift", "em"):
+        heights = []
+        for steps in (1, 3, 6):
+            routed = fast_kernel_density_routing(votes, steps=steps, method=method, width=8.0)
+            distance = (votes.dense() - routed.pose[:, None]).square().mean(-1)
+            heights.append(float((routed.assignment * (1 - distance / 64)).sum()))
+        assert heights == sorted(heights)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: KernelDensityRouting(settled=0.0), "settled must be above 0, or None, got 0"),
+        (lambda: FastKernelDensityRouting(method="mean"), r"method must be one of \['shift', 'em'\], got 'mean'"),
+        (lambda: FastKernelDensityRouting(width=0.0), "width and rate must be above 0, got 0.0 and 1.0"),
+    ],
+)
+def test_wrong_settings(make: partial[object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

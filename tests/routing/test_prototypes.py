@@ -1,0 +1,65 @@
+"""Prototype routing against its equations, and the subspace that its children share."""
+
+import numpy as np
+import pytest
+import torch
+from by_the_book import Array, B, D, H, I, J, M, P, check_equations, check_gradients, normal
+from torch import Tensor
+
+from torchcaps import CapsLinear
+from torchcaps.ops import Votes
+from torchcaps.routing import LayerShape, PrototypeRouting, Routed, prototype_routing
+
+PROTOTYPES = normal(J, H, seed=3)
+backends = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+
+
+def route(votes: Votes, a: Tensor, prototypes: Tensor) -> Routed:
+    return prototype_routing(votes, a, prototypes)
+
+
+def book(V: Array, a: Array, prototypes: Array) -> tuple[Array, Array, Array]:
+    """For one example (I, J, H)."""
+    I, J, H = V.shape
+    R = np.zeros((I, J))
+    for i in range(I):
+        similarity = np.array([-((V[i, j] - prototypes[j]) ** 2).sum() / np.sqrt(H) for j in range(J)])
+        R[i] = np.exp(similarity) / np.exp(similarity).sum()
+    pose = np.array([sum(a[i] * R[i, j] * V[i, j] for i in range(I)) / (a @ R[:, j]) for j in range(J)])
+    return pose, a @ R / a.sum(), R
+
+
+def differentiable(V: Tensor, a: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor]:
+    R = (-((V - prototypes) ** 2).sum(-1) / V.shape[-1] ** 0.5).softmax(2)
+    used = a[..., None] * R
+    return (used[..., None] * V).sum(1) / used.sum(1)[..., None], used.sum(1) / a.sum(1, keepdim=True)
+
+
+@backends
+def test_equations(backend: str) -> None:
+    check_equations(route, book, (PROTOTYPES,), backend)
+
+
+@backends
+@pytest.mark.parametrize("shared", [False, True], ids=["full", "shared"])
+def test_gradients(backend: str, shared: bool) -> None:
+    check_gradients(route, differentiable, (PROTOTYPES,), backend, shared)
+
+
+def test_one_transform_for_all() -> None:
+    layer = CapsLinear(None, J, (M, P), (M, D), transforms="subspace", routing=PrototypeRouting()).double()
+    assert layer.weight.shape == (1, 1, P, D)
+    assert layer.routing.prototypes.shape == (J, H)
+    children = normal(B, I, M, P)
+    votes = layer.votes(children).dense()
+    expected = (children @ layer.weight[0, 0]).flatten(2)
+    torch.testing.assert_close(votes, expected[:, :, None].expand(-1, -1, J, -1))
+    layer(children).pose.sum().backward()
+    assert layer.weight.grad.any()
+    assert layer(normal(B, 2 * I, M, P)).pose.shape == (B, J, M, D)
+
+
+def test_activations_are_shares() -> None:
+    routing = PrototypeRouting().bind(LayerShape(I, J, (M, P), (M, D))).double()
+    routed = routing(Votes(normal(B, I, M, P), normal(I, J, P, D, seed=1)), normal(B, I).sigmoid())
+    torch.testing.assert_close(routed.activation.sum(-1), torch.ones(B).double())

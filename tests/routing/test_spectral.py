@@ -1,0 +1,86 @@
+"""Spectral routing against the singular value decomposition that Bahadori 2018 takes."""
+
+import numpy as np
+import pytest
+import torch
+from by_the_book import Array, D, H, I, J, M, P, check_equations, check_gradients, normal, problem
+from torch import Tensor
+
+from torchcaps.ops import Votes
+from torchcaps.routing import LayerShape, Routed, SpectralRouting, spectral_routing
+
+BIAS = normal(J, seed=3)
+backends = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+
+
+def route(votes: Votes, a: Tensor, bias: Tensor) -> Routed:
+    return spectral_routing(votes, a, bias, sharpness=3.0)
+
+
+def book(V: Array, a: Array, bias: Array) -> tuple[Array, Array, Array]:
+    """For one example (I, J, H)."""
+    I, J, H = V.shape
+    pose, activation = np.zeros((J, H)), np.zeros(J)
+    for j in range(J):
+        Y = np.array([a[i] * V[i, j] for i in range(I)])
+        _, s, right = np.linalg.svd(Y)
+        pose[j] = right[0] if right[0] @ Y.sum(0) >= 0 else -right[0]
+        activation[j] = 1 / (1 + np.exp(-3 * (s[0] ** 2 / (s**2).sum() - bias[j])))
+    return pose, activation, np.full((I, J), 1 / J)
+
+
+def differentiable(V: Tensor, a: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    Y = (a[..., None, None] * V).transpose(1, 2)  # [B, J, I, H]
+    _, s, right = torch.linalg.svd(Y, full_matrices=False)
+    top = right[..., 0, :]
+    sign = torch.where((top * Y.sum(2)).sum(-1, keepdim=True) >= 0, 1.0, -1.0)
+    return top * sign, (3 * (s[..., 0] ** 2 / (s**2).sum(-1) - bias)).sigmoid()
+
+
+@backends
+def test_equations(backend: str) -> None:
+    check_equations(route, book, (BIAS,), backend)
+
+
+@backends
+@pytest.mark.parametrize("shared", [False, True], ids=["full", "shared"])
+def test_gradients(backend: str, shared: bool) -> None:
+    check_gradients(route, differentiable, (BIAS,), backend, shared)
+
+
+def test_votes_on_one_line_agree_fully() -> None:
+    line = normal(H)
+    children = (line * torch.linspace(-1, 2, I, dtype=torch.float64)[:, None])[None]
+    votes = Votes(children, torch.eye(H).double().expand(I, 2, H, H))
+    routed = spectral_routing(votes, bias=1.0)
+    torch.testing.assert_close(routed.activation, torch.full((1, 2), 0.5).double())
+    torch.testing.assert_close(routed.pose, (line / line.norm()).expand(1, 2, H))
+
+
+def test_equal_singular_values_have_a_finite_gradient() -> None:
+    children = torch.eye(H).double()[None].requires_grad_()
+    votes = Votes(children, torch.eye(H).double().expand(H, 1, H, H))
+    routed = spectral_routing(votes)
+    (gradient,) = torch.autograd.grad(routed.pose.sum() + routed.activation.sum(), children)
+    assert gradient.isfinite().all()
+
+
+def test_no_votes() -> None:
+    children = torch.zeros(2, I, M, P, requires_grad=True)
+    routed = SpectralRouting(bias=0.5).bind(LayerShape(I, J, (M, P), (M, D)))(Votes(children, torch.rand(I, J, P, D)))
+    assert not routed.pose.any()
+    torch.testing.assert_close(routed.activation, torch.full((2, J), -0.5).sigmoid())
+    (gradient,) = torch.autograd.grad(routed.pose.sum() + routed.activation.sum(), children)
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+def test_second_moments(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchcaps.ops.votes.tile_numbers", lambda _: 40)
+    children, transforms, a = problem()
+    votes = Votes(children, transforms, normal(I, H, seed=4), backend=backend)
+    stored = votes.dense()
+    torch.testing.assert_close(votes.gram(a), torch.einsum("bi,bijh,bijk->bjhk", a, stored, stored))
+    mask = torch.tensor([True, False, True, True, False]).expand(len(a), I)
+    masked = Votes(children, transforms, normal(I, H, seed=4), backend=backend, mask=mask)
+    torch.testing.assert_close(masked.gram(), torch.einsum("bijh,bijk->bjhk", stored[:, mask[0]], stored[:, mask[0]]))

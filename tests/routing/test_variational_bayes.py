@@ -1,0 +1,129 @@
+"""Variational Bayes routing against the equations of Ribeiro et al. 2020."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from by_the_book import Array, B, D, H, I, J, M, P, check_equations, check_gradients, normal, problem
+from torch import Tensor
+
+from torchcaps import CapsConv2d, Capsules
+from torchcaps.ops import Votes
+from torchcaps.routing import LayerShape, Routed, VariationalBayesRouting, variational_bayes_routing
+from torchcaps.routing.base import BatchStandard
+
+special = pytest.importorskip("scipy.special")
+BETAS = normal(J, seed=3), normal(J, seed=4)
+
+
+def route(votes: Votes, a: Tensor, beta_u: Tensor, beta_a: Tensor) -> Routed:
+    return variational_bayes_routing(votes, a, beta_u, beta_a)
+
+
+def book(V: Array, a: Array, beta_u: Array, beta_a: Array) -> tuple[Array, Array, Array]:
+    """Algorithm 1 for one example (I, J, H), without the batch normalisations."""
+    I, J, H = V.shape
+    R, ln_p = np.full((I, J), 1 / J), np.zeros((I, J))
+    m, iPsi = np.zeros((J, H)), np.zeros((J, H))
+    for step in range(3):
+        if step > 0:
+            R = np.exp(ln_p) / np.exp(ln_p).sum(1, keepdims=True)
+        r = R * a[:, None]
+        Rj = r.sum(0)
+        alpha, kappa, nu = 1 + Rj, 1 + Rj, H + 1 + Rj
+        for j in range(J):
+            m_bar = sum(r[i, j] * V[i, j] for i in range(I)) / Rj[j]
+            m[j] = Rj[j] / kappa[j] * m_bar
+            iPsi[j] = 1 + sum(r[i, j] * (V[i, j] - m_bar) ** 2 for i in range(I)) + Rj[j] / kappa[j] * m_bar**2
+        ln_pi = special.digamma(alpha) - special.digamma(alpha.sum())
+        ln_L = sum(special.digamma((nu - k) / 2) for k in range(H)) + H * np.log(2) - np.log(iPsi).sum(1)
+        for i, j in itertools.product(range(I), range(J)):
+            distance = H / kappa[j] + nu[j] * ((V[i, j] - m[j]) ** 2 / iPsi[j]).sum()
+            ln_p[i, j] = ln_pi[j] + ln_L[j] / 2 - H / 2 * np.log(2 * np.pi) - distance / 2
+    logit = beta_a - (np.exp(ln_pi) * (H / 2 * np.log(2 * np.pi * np.e) - ln_L / 2) + beta_u)
+    return m, 1 / (1 + np.exp(-logit)), R
+
+
+def differentiable(V: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor) -> tuple[Tensor, Tensor]:
+    H = V.shape[-1]
+    R = torch.full(V.shape[:3], 1 / V.shape[2], dtype=V.dtype)
+    for _ in range(3):
+        r = a[..., None] * R
+        mass = r.sum(1)
+        m_bar = (r[..., None] * V).sum(1) / mass[..., None]
+        kappa, nu = 1 + mass, H + 1 + mass
+        m = (mass / kappa)[..., None] * m_bar
+        iPsi = 1 + (r[..., None] * (V - m_bar[:, None]) ** 2).sum(1) + (mass / kappa)[..., None] * m_bar**2
+        ln_pi = torch.digamma(kappa) - torch.digamma(kappa.sum(-1, keepdim=True))
+        ln_L = sum(torch.digamma((nu - k) / 2) for k in range(H)) + H * math.log(2) - iPsi.log().sum(-1)
+        distance = H / kappa[:, None] + nu[:, None] * ((V - m[:, None]) ** 2 / iPsi[:, None]).sum(-1)
+        R = (ln_pi[:, None] + ln_L[:, None] / 2 - distance / 2).softmax(2)
+    entropy = H / 2 * math.log(2 * math.pi * math.e) - ln_L / 2
+    return m, (beta_a - ln_pi.exp() * entropy - beta_u).sigmoid()
+
+
+@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+def test_equations(backend: str) -> None:
+    check_equations(route, book, BETAS, backend)
+
+
+@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+@pytest.mark.parametrize("shared", [False, True], ids=["full", "shared"])
+def test_gradients(backend: str, shared: bool) -> None:
+    check_gradients(route, differentiable, BETAS, backend, shared)
+
+
+def test_densities_that_underflow() -> None:
+    """Votes 1e4 away from all parents but one child's: exp(ln p) is 0 in float32 for all of them."""
+    children, transforms, a = (tensor.float() for tensor in problem())
+    routed = variational_bayes_routing(Votes(1e4 * children, transforms), a, torch.zeros(J), torch.zeros(J))
+    torch.testing.assert_close(routed.assignment.sum(2), torch.ones(B, I))
+    assert routed.pose.isfinite().all()
+
+
+def test_image_wide_in_a_convolution() -> None:
+    """The assignment of a child adds up to 1 over all windows that see it; the first one is 1 / J in each of them."""
+    torch.manual_seed(0)
+    conv = CapsConv2d(2, J, (M, P), (M, D), 2, routing=VariationalBayesRouting(steps=2)).double()
+    children = Capsules(normal(B, 3, 3, 2, M, P), normal(B, 3, 3, 2, seed=1).sigmoid())
+    (routed,) = conv.route(children)
+    sites = routed.votes.sites.long().flatten()
+    total = torch.zeros(B, 18).double().index_add(1, sites, routed.assignment.sum(2).reshape(B, -1))
+    torch.testing.assert_close(total, torch.ones(B, 18).double())
+    (first,) = CapsConv2d(2, J, (M, P), (M, D), 2, routing=VariationalBayesRouting(steps=1)).double().route(children)
+    torch.testing.assert_close(first.assignment, torch.full((4 * B, 8, J), 1 / J).double())
+
+
+class TestNormalisation:
+    def test_is_torchs(self) -> None:
+        ours, theirs = BatchStandard(J).double(), torch.nn.BatchNorm1d(J, affine=False).double()
+        for batch in (normal(5, J, H), normal(6, J), normal(1, J, 2)):
+            torch.testing.assert_close(ours(batch), theirs(batch))
+        torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+        torch.testing.assert_close(ours.running_var, theirs.running_var)
+        ours.eval(), theirs.eval()
+        torch.testing.assert_close(ours(normal(5, J)), theirs(normal(5, J)))
+
+    def test_of_another_axis(self) -> None:
+        batch = normal(5, J, H)
+        found = BatchStandard(H, axis=2).double()(batch)
+        torch.testing.assert_close(found.mean((0, 1)), torch.zeros(H).double())
+        torch.testing.assert_close(found, BatchStandard(H).double()(batch.mT).mT)
+
+    def test_one_number_alone(self) -> None:
+        norm = BatchStandard(J).double()
+        norm(normal(5, J))
+        expected = (normal(1, J) - norm.running_mean) / (norm.running_var + 1e-5).sqrt()
+        torch.testing.assert_close(norm(normal(1, J)), expected)
+
+    def test_one_statistic_for_each_parent(self) -> None:
+        routing = VariationalBayesRouting().bind(LayerShape(I, J, (M, P), (M, D))).double()
+        children, transforms, a = problem()
+        routed = routing(Votes(children, transforms), a)
+        torch.testing.assert_close(routed.pose.mean((0, 2)), torch.zeros(J).double())
+        plain = variational_bayes_routing(Votes(children, transforms), a, *torch.zeros(2, J).double())
+        torch.testing.assert_close(routed.pose, torch.nn.BatchNorm1d(J, affine=False).double()(plain.pose))
+        standard = torch.nn.BatchNorm1d(J, affine=False).double()(plain.activation.logit())
+        torch.testing.assert_close(routed.activation, standard.sigmoid())

@@ -1,0 +1,55 @@
+"""The table of all routing algorithms."""
+
+from pathlib import Path
+
+import pytest
+
+from torchcaps import list_routings
+from torchcaps.bench import routings
+from torchcaps.bench.command import main
+from torchcaps.routing.base import ROUTINGS
+
+
+@pytest.mark.parametrize("name", list_routings())
+def test_every_routing_says_what_it_is(name: str) -> None:
+    about = ROUTINGS[name].about
+    assert about is not None
+    for value in vars(about).values():
+        assert value
+        assert "|" not in value  # a column of the table
+        assert "\n" not in value
+
+
+def test_measures_in_turn_and_writes_into_a_page(tmp_path: Path) -> None:
+    page, shown = tmp_path / "page.md", list[str]()
+    page.write_text(f"# Title\n\n{routings.BEGIN}\nold\n{routings.END}\n\nafter\n")
+    only = ["mean", "dynamic", "hard_kmeans"]
+    options = ["--batch", "1", "--runs", "1", "--threads", "1", "--no-memory", "--note", "A note."]
+    main(["routings", "--only", *only, *options, "--into", str(page)], shown.append)
+    text = page.read_text()
+    assert text.startswith(f"# Title\n\n{routings.BEGIN}\n")
+    assert text.endswith(f"\n{routings.END}\n\nafter\n")
+    assert "old" not in text
+    assert shown[0] in text
+    tables = [part for part in shown[0].split("\n\n") if part.startswith("|")]
+    assert [len(table.splitlines()) for table in tables] == [2 + len(only)] * 3
+    figures = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tables[2].splitlines()[2:]]
+    assert figures[-1][0] == "`hard_kmeans`"  # it does not train
+    assert [bool(cell) for cell in figures[-1]] == [True, True, False, False, True, False, False]
+    assert all(float(cell) > 0 for row in figures[:2] for cell in (row[1], row[2], row[4], row[5]))
+    assert "medians of 1 rounds in which all took turns. A note." in shown[0]
+
+
+def test_words_alone() -> None:
+    shown = list[str]()
+    main(["routings", "--words"], shown.append)
+    for name in list_routings():
+        assert shown[0].count(f"| `{name}` |") == 2
+
+
+def test_a_page_without_marks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n")
+    with pytest.raises(ValueError, match="must have the marks <!-- torchcaps bench routings: begin -->"):
+        routings.put_into(page, "text")
+    assert page.read_text() == "# Title\n"

@@ -1,0 +1,169 @@
+"""``torchcaps bench routings``: all routing algorithms in one table, with what each is and what it costs.
+
+The words come from the routings themselves. Times of the forward pass and of a training step, and the memory of the
+latter, are measured on two layers, all routings in turn in each round: the class capsules of CapsNet, and a convolution
+over matrix capsules where the parents of one window compete. Each routing has its own default settings.
+"""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import nn
+
+import torchcaps as tc
+from torchcaps.bench import measure, report
+from torchcaps.bench.cases import ConvCase, LayerCase, LinearCase, call_of
+from torchcaps.bench.suite import Show
+from torchcaps.routing.base import ROUTINGS, About
+
+BEGIN, END = "<!-- torchcaps bench routings: begin -->", "<!-- torchcaps bench routings: end -->"
+
+
+@dataclass(frozen=True)
+class DigitCaps(LinearCase):
+    """The class capsules of CapsNet under any routing."""
+
+    def build(self) -> nn.Module:
+        """The layer."""
+        return _ready(tc.CapsLinear(self.children, self.parents, self.in_pose, self.out_pose, routing=_of(self)))
+
+
+@dataclass(frozen=True)
+class Convolution(ConvCase):
+    """A convolution over matrix capsules under any routing, each window for itself."""
+
+    def build(self) -> nn.Module:
+        """The layer."""
+        layer = tc.CapsConv2d(
+            self.types, self.parents, self.in_pose, self.out_pose, self.kernel, self.stride,
+            routing=_of(self), competition="window",
+        )  # fmt: skip
+        return _ready(layer)
+
+
+def _of(case: LayerCase) -> tc.routing.Routing:
+    return tc.create_routing(case.routing)
+
+
+def _ready(layer: nn.Module) -> nn.Module:
+    """In training, or for a routing that refuses to train, not."""
+    return layer.train(all(one.trainable for one in layer.modules() if isinstance(one, tc.routing.Routing)))
+
+
+def cases(name: str, batch: int) -> dict[str, LayerCase]:
+    """The two layers under the routing of that name."""
+    return {
+        "DigitCaps": DigitCaps(name, batch, name),
+        "convolution": Convolution(name, batch, name, 3, 16, (4, 4), 4, 8, 16, 3),
+    }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one routing on one layer: median seconds, and bytes; None where there is none."""
+
+    forward: float
+    training: float | None
+    memory: int | None
+
+
+def measured(layer: str, names: list[str], options: argparse.Namespace) -> dict[str, Measured]:
+    """Every routing of these names on that layer, in turn."""
+    torch.set_num_threads(options.threads)
+    trained = [name for name in names if ROUTINGS[name].trainable]
+    calls = {(name, False): call_of(cases(name, options.batch)[layer], "auto", False) for name in names}
+    calls |= {(name, True): call_of(cases(name, options.batch)[layer], "auto", True) for name in trained}
+    times = measure.interleaved({str(key): call for key, call in calls.items()}, options.runs)
+    found = {key: median(times[str(key)]) for key in calls}
+    memory = {} if options.no_memory else {
+        name: measure.peak_memory(cases(name, options.batch)[layer], "auto", True, "cpu", options.threads)
+        for name in trained
+    }  # fmt: skip
+    return {name: Measured(found[name, False], found.get((name, True)), memory.get(name)) for name in names}
+
+
+def words(names: list[str]) -> str:
+    """What each routing is: a table in Markdown, and one of what it has and costs."""
+    about = {name: _about(name) for name in names}
+    what = _table(
+        ("routing", "similarity", "parents", "activation", "source", "reported by its authors"),
+        [(f"`{name}`", a.similarity, a.update, a.activation, a.source, a.reported) for name, a in about.items()],
+    )
+    costs = _table(
+        ("routing", "parameters of its own", "multiply-adds", "kept for backward"),
+        [(f"`{name}`", a.parameters, a.cost, a.memory) for name, a in about.items()],
+    )
+    return f"{what}\n\n{costs}"
+
+
+def _about(name: str) -> About:
+    about = ROUTINGS[name].about
+    return about or About(*["not said"] * 8)
+
+
+def figures(found: dict[str, dict[str, Measured]]) -> str:
+    """The times and the memory: a table in Markdown, the quickest training step of the first layer first."""
+    titles = ["routing"]
+    for layer in found:
+        titles += [f"{layer}: forward, ms", "training step, ms", "its memory, MiB"]
+    first = next(iter(found.values()))
+    order = sorted(first, key=lambda name: (first[name].training is None, first[name].training or 0.0))
+    rows = []
+    for name in order:
+        cells = [f"`{name}`"]
+        for of_layer in found.values():
+            one = of_layer[name]
+            training = "" if one.training is None else report.milliseconds(one.training)
+            memory = "" if one.memory is None else f"{one.memory / report.MIB:.0f}"
+            cells += [report.milliseconds(one.forward), training, memory]
+        rows.append(tuple(cells))
+    return _table(tuple(titles), rows)
+
+
+def _table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def put_into(page: Path, text: str) -> None:
+    """Puts the text between the two marks of a page, in place of what is there.
+
+    Raises:
+        ValueError: if the page has not both marks.
+    """
+    before, begin, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} must have the marks {BEGIN} and {END}")
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+def main(arguments: list[str], show: Show, program: str) -> None:
+    """Shows the tables, and writes them; see :func:`torchcaps.bench.command.main`."""
+    parser = argparse.ArgumentParser(
+        prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=sorted(ROUTINGS), default=sorted(ROUTINGS), help="default: all")
+    parser.add_argument("--batch", type=int, default=16, help="images")
+    parser.add_argument("--runs", type=int, default=5, help="rounds that count")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
+    parser.add_argument("--no-memory", action="store_true", help="measure times only")
+    parser.add_argument("--words", action="store_true", help="measure nothing")
+    parser.add_argument("--note", default="", help="a sentence about the machine, put below the figures")
+    parser.add_argument("--into", type=Path, help="a page with the two marks between which the tables go")
+    options = parser.parse_args(arguments)
+    parts = [words(options.only)]
+    if not options.words:
+        measure.full_float32()
+        about = report.environment("cpu", options.threads, report.command_line())
+        found = {layer: measured(layer, options.only, options) for layer in cases("mean", 1)}
+        where = f"{about['hardware']}, {options.threads} threads, torch {about['versions']['torch']}"
+        settings = f"batches of {options.batch}, medians of {options.runs} rounds in which all took turns"
+        parts += [figures(found), f"{where}; {settings}. {options.note}".strip()]
+    text = "\n\n".join(parts)
+    show(text)
+    if options.into is not None:
+        put_into(options.into, text)

@@ -1,0 +1,91 @@
+"""Degree-centrality routing (Venkataraman, Balasubramanian & Sarma 2020): votes count by how much they look alike."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchcaps.ops import Given, Similarity, Votes, axes
+from torchcaps.routing.base import About, Routed, Routing, register_routing
+from torchcaps.routing.maps import Exponential
+from torchcaps.squash import length, squash
+
+
+@dataclass(frozen=True, eq=False)
+class Degree(Similarity):
+    r"""The degree of each vote among those for its parent, :math:`\langle V_{ij}, S_j \rangle / |V_{ij}|^2`.
+
+    Args:
+        total: :math:`S_j`, the sum of all votes for a parent, (B, J, H).
+        epsilon: the least that it is divided by.
+    """
+
+    total: Tensor = axes("BJH")
+    epsilon: float = 1e-8
+
+    def logits(self, votes: Tensor) -> Tensor:
+        """The logits (B, I, J) of votes (B, I, J, H)."""
+        return torch.einsum("bijh,bjh->bij", votes, self.total) / votes.square().sum(-1).clamp(min=self.epsilon)
+
+
+def degree_centrality_routing(
+    votes: Votes, weights: Tensor | None = None, *, squash_kind: str = "sabour", epsilon: float = 1e-8
+) -> Routed:
+    r"""The votes for a parent are a graph, and each counts by its degree in it.
+
+    .. math::
+        d_{ij} = \sum_{i'} \frac{\langle V_{ij}, V_{i'j} \rangle}{|V_{ij}|^2}, \quad
+        R_{ij} = \operatorname{softmax}_i d_{ij}, \quad
+        v_j = \operatorname{squash} \sum_i R_{ij} V_{ij}
+
+    One pass. The softmax is over the CHILDREN: parents do not compete, and the shares of a child need not add up to 1.
+    An edge is divided by the squared length of the vote at its beginning alone, as in the authors' code, and is a
+    cosine only between votes of one length. The sum over i' moves into the inner product, so there is no matrix of all
+    pairs of votes; the shares are formed, (B, I, J). Backends ``naive`` and ``chunked``, where votes are not stored.
+
+    Args:
+        votes: of I children for J parents.
+        weights: child activations, (B, I), or None. The paper has none.
+        squash_kind: a row of the table in :func:`~torchcaps.squash.squash`.
+        epsilon: the least squared length that is divided by.
+
+    Source: Venkataraman, Balasubramanian & Sarma 2020, "Building Deep Equivariant Capsule Networks", section 3; the
+    code released with it.
+    """
+    logits = votes.logits(Degree(votes.total(), epsilon))
+    if votes.mask is not None:
+        logits = logits.masked_fill(~votes.gather(votes.mask)[..., None], torch.finfo(logits.dtype).min)
+    similarity = Given(logits.log_softmax(1))
+    votes = votes.restricted(mapping=Exponential())
+    pose = squash(votes.moments(similarity, weights).sum, squash_kind)
+    return Routed(pose, length(pose), votes, similarity)
+
+
+@register_routing("degree_centrality")
+class DegreeCentralityRouting(Routing):
+    """Module form of :func:`degree_centrality_routing`.
+
+    Args:
+        squash: a row of the table in :func:`~torchcaps.squash.squash`.
+        epsilon: the least squared length that is divided by.
+    """
+
+    about = About(
+        similarity="degree among the votes for one parent; softmax over the children",
+        update="squashed sum of the votes",
+        activation="length of the pose",
+        parameters="none",
+        cost="3 V + 3 I J H",
+        memory="I J",
+        source="Venkataraman, Balasubramanian & Sarma 2020",
+        reported="none at hand",
+    )
+
+    def __init__(self, squash: str = "sabour", epsilon: float = 1e-8) -> None:
+        super().__init__()
+        self.squash = squash
+        self.epsilon = epsilon
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Routes; the activations of the children are not used."""
+        return degree_centrality_routing(votes, squash_kind=self.squash, epsilon=self.epsilon)

@@ -1,0 +1,106 @@
+"""No routing at all (Byerly, Kalganova & Dear 2021): homogeneous vector capsules, added up with elementwise weights."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.numerics import compute_dtype
+from torchcaps.ops import Votes
+from torchcaps.routing.base import About, BatchStandard, LayerShape, Routed, Routing, register_routing
+from torchcaps.squash import length
+
+
+def homogeneous_routing(
+    children: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    norm: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    r"""Each parent adds up its children, number by number.
+
+    .. math:: v_j = \operatorname{ReLU} \Big( \operatorname{BN} \Big( \sum_i w_{ij} \odot u_i \Big) + b \Big)
+
+    Children and parents are vectors of the same size, so that no matrix is needed. Neither votes nor assignments exist:
+    one matrix product for each number of a pose, on any device.
+
+    Args:
+        children: u, (B, I, H).
+        weight: w, (I, J, H), or (1, J, H) when all children share it.
+        bias: b, (H,), the same for all parents, or None for 0.
+        norm: BN of what comes in, (B, J, H), or None.
+
+    Returns:
+        The parents v, (B, J, H).
+
+    Source: Byerly, Kalganova & Dear 2021, "No Routing Needed Between Capsules", section 3; the code released with it.
+    """
+    dtype = compute_dtype(children, weight)
+    with torch.autocast(children.device.type, enabled=False):
+        children, weight = children.to(dtype), weight.to(dtype)
+        if len(weight) == 1:
+            total = children.sum(1, keepdim=True) * weight
+        else:
+            total = torch.einsum("bih,ijh->bjh", children, weight)
+        return _activated(total, bias, norm)
+
+
+def _activated(total: Tensor, bias: Tensor | None, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
+    if norm is not None:
+        total = norm(total)
+    return (total if bias is None else total + bias).relu()
+
+
+@register_routing("homogeneous")
+class HomogeneousRouting(Routing):
+    """Module form of :func:`homogeneous_routing`. The elementwise weights are its own: its layer has no transforms.
+
+    Only where parents have poses of another shape than children, where nothing can be elementwise, does it add up the
+    votes that the layer makes.
+
+    The batch normalisation has one mean and variance for each number of a pose, over batch and parents, and no gain; in
+    training an example depends on its batch. The activation is the length of the pose, the authors' class score.
+
+    Args:
+        momentum: share of a batch in the running mean and variance; the authors' is 0.0003.
+        epsilon: added to the variance.
+    """
+
+    about = About(
+        similarity="none",
+        update="normalised sum of the children with elementwise weights, and ReLU",
+        activation="length of the pose",
+        parameters="I J H + H for all transforms",
+        cost="I J H",
+        memory="none",
+        source="Byerly, Kalganova & Dear 2021",
+        reported="MNIST about 0.2 %, 0.13 % with an ensemble",
+    )
+
+    def __init__(self, momentum: float = 0.1, epsilon: float = 1e-3) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.epsilon = epsilon
+        self.norm: BatchStandard | None = None
+        self.register_parameter("scale", None)
+        self.register_parameter("bias", None)
+
+    def make_parameters(self, shape: LayerShape) -> None:
+        """The weights, of deviation 0.05, and a bias that starts at 0."""
+        if shape.in_pose == shape.out_pose:
+            self.scale = nn.Parameter(torch.randn(shape.children or 1, shape.parents, shape.size) * 0.05)
+        self.bias = nn.Parameter(torch.zeros(shape.size))
+        self.norm = BatchStandard(shape.size, axis=2, epsilon=self.epsilon, momentum=self.momentum)
+
+    @property
+    def own_transforms(self) -> bool:
+        """The elementwise weights, where poses have one shape."""
+        return self.scale is not None
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Adds up the children; their activations are not used."""
+        if self.scale is None:
+            pose = _activated(votes.total(), self.bias, self.norm)
+        else:
+            pose = homogeneous_routing(votes.gather(votes.children.flatten(2)), self.scale, self.bias, self.norm)
+        return Routed(pose, length(pose), votes, None)

@@ -1,0 +1,82 @@
+"""Routing to learned prototypes (ProtoCaps: Everett, Zhong & Leontidis 2023)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.numerics import positive
+from torchcaps.ops import Gaussian, Votes
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, register_routing
+
+
+def prototype_routing(
+    votes: Votes, weights: Tensor | None, prototypes: Tensor, *, sharpness: float | None = None
+) -> Routed:
+    r"""One step of soft clustering, about centres that are learned in place of being searched for.
+
+    .. math::
+        R_{ij} = \operatorname{softmax}_j \big( -K |V_{ij} - p_j|^2 \big), \quad
+        \mu_j = \frac{\sum_i a_i R_{ij} V_{ij}}{\sum_i a_i R_{ij}}, \quad
+        a_j = \frac{\sum_i a_i R_{ij}}{\sum_i a_i}
+
+    The layer's ``transforms="subspace"`` are the paper's: one transform takes all children to a space that they share
+    with the prototypes of all parents, :math:`V_{ij} = u_i W`. All backends; the votes are not stored.
+
+    There is no public code. From the paper are the shared space, the trainable prototypes, the soft assignment to these
+    by similarity, and a single pass. It leaves open, or we had to choose: the similarity is a negative squared distance
+    with K = 1 / sqrt(H); poses are means, weighted by the children's activations, of which each parent has its share as
+    activation; prototypes start as normal numbers.
+
+    Args:
+        votes: of I children for J parents.
+        weights: child activations, (B, I), or None for ones.
+        prototypes: p, (J, H).
+        sharpness: K; None for 1 / sqrt(H).
+
+    Source: Everett, Zhong & Leontidis 2023, "ProtoCaps: A Fast and Non-Iterative Capsule Network Routing Method".
+    """
+    B, I, _, H = votes.shape
+    dtype = votes.source.children.dtype
+    precision = 2 / math.sqrt(H) if sharpness is None else 2 * sharpness
+    centres = prototypes.to(dtype).expand(B, -1, -1)
+    similarity = Gaussian(centres, torch.full_like(centres, precision), centres.new_zeros(centres.shape[:2]))
+    moments = votes.moments(similarity, weights)
+    present = votes.present(weights)
+    total = I if present is None else positive(votes.gather(present).to(dtype).sum(1, keepdim=True))
+    return Routed(moments.mean, moments.mass / total, votes, similarity)
+
+
+@register_routing("prototypes")
+class PrototypeRouting(Routing):
+    """Module form of :func:`prototype_routing`; children are weighted by their activations.
+
+    Args:
+        sharpness: K; None for 1 / sqrt(H).
+    """
+
+    about = About(
+        similarity="negative squared distance to a learned prototype",
+        update="mean of the votes",
+        activation="share of the children",
+        parameters="J H",
+        cost="V + 3 I J H",
+        memory="none",
+        source="Everett, Zhong & Leontidis 2023",
+        reported="runs on Imagewoof",
+    )
+
+    def __init__(self, sharpness: float | None = None) -> None:
+        super().__init__()
+        self.sharpness = sharpness
+        self.register_parameter("prototypes", None)
+
+    def make_parameters(self, shape: LayerShape) -> None:
+        """One prototype a parent."""
+        self.prototypes = nn.Parameter(torch.randn(shape.parents, shape.size))
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Routes; children are weighted by their activations."""
+        if self.prototypes is None:
+            raise RuntimeError("this PrototypeRouting has no parameters yet: give it to a layer or call bind(...)")
+        return prototype_routing(votes, activation, self.prototypes, sharpness=self.sharpness)

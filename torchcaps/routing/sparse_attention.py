@@ -1,0 +1,96 @@
+"""Sparse attention routing for orthogonal transforms (OrthCaps: Geng et al. 2024)."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchcaps.ops import AssignmentMap, InnerProduct, Votes
+from torchcaps.routing.base import About, Routed, Routing, register_routing
+from torchcaps.squash import length, squash
+
+
+@dataclass(frozen=True)
+class Entmax(AssignmentMap):
+    r"""Entmax with :math:`\alpha = 1.5`: a softmax that gives exactly 0 to what is far from the best.
+
+    .. math:: R_{ij} = \max(0, l_{ij} / 2 - \tau_i)^2, \quad \sum_j R_{ij} = 1
+
+    The threshold :math:`\tau` is exact: of the k largest halves, with mean m and sum of squared deviations d, it is
+    :math:`m - \sqrt{(1 - d) / k}`, for the largest k whose members it does not exceed.
+
+    Source: Peters, Niculae & Martins 2019, "Sparse Sequence-to-Sequence Models", Algorithm 2.
+    """
+
+    def assignment(self, logits: Tensor) -> Tensor:
+        """The assignments (B, I, J) of logits (B, I, J)."""
+        half = (logits - logits.detach().amax(-1, keepdim=True)) / 2
+        largest = half.sort(-1, descending=True).values
+        count = torch.arange(1, half.shape[-1] + 1, dtype=half.dtype, device=half.device)
+        mean = largest.cumsum(-1) / count
+        deviation = largest.square().cumsum(-1) - count * mean.square()
+        rest = (1 - deviation) / count
+        some = rest > 0
+        threshold = mean - torch.where(some, torch.where(some, rest, 1.0).sqrt(), 0.0)
+        last = ((threshold <= largest) & some).sum(-1, keepdim=True) - 1
+        return (half - threshold.gather(-1, last)).relu().square()
+
+
+def sparse_attention_routing(votes: Votes, weights: Tensor | None = None, *, squash_kind: str = "sabour") -> Routed:
+    r"""Votes attend to the votes for the same parent, and most pairs of child and parent get nothing.
+
+    .. math::
+        R_{ij} = \operatorname{entmax}_j \frac{\langle V_{ij}, \sum_{i'} V_{i'j} \rangle}{\sqrt{H}}, \quad
+        v_j = \operatorname{squash} \sum_i R_{ij} V_{ij}
+
+    One pass, with :class:`Entmax` in place of a softmax. The layer's ``transforms="orthogonal"`` are the paper's:
+    products of Householder reflections, which keep the angles between children that are different.
+
+    There is no public code. From the paper are the orthogonal transforms, attention by scaled inner products of the
+    votes, entmax in place of the softmax, and a single pass. It leaves open, or we had to choose: alpha is 1.5; entmax
+    is over the parents; a vote attends to the sum of all votes for its parent, as in
+    :func:`~torchcaps.routing.self_attention_routing`, so that no matrix of all pairs is formed; the squash is that of
+    Sabour et al. The pruning of similar children before the layer is a mask of the layer's.
+
+    Backends ``naive`` and ``chunked``, where the votes are not stored.
+
+    Args:
+        votes: of I children for J parents.
+        weights: child activations, (B, I), or None. The paper has none.
+        squash_kind: a row of the table in :func:`~torchcaps.squash.squash`.
+
+    Source: Geng et al. 2024, "OrthCaps: An Orthogonal CapsNet with Sparse Attention Routing and Pruning", section 3.
+    """
+    similarity = InnerProduct(votes.total() / math.sqrt(votes.shape[-1]))
+    votes = votes.restricted(mapping=Entmax())
+    pose = squash(votes.moments(similarity, weights).sum, squash_kind)
+    return Routed(pose, length(pose), votes, similarity)
+
+
+@register_routing("sparse_attention")
+class SparseAttentionRouting(Routing):
+    """Module form of :func:`sparse_attention_routing`.
+
+    Args:
+        squash: a row of the table in :func:`~torchcaps.squash.squash`.
+    """
+
+    about = About(
+        similarity="inner product with the sum of all votes; entmax in place of a softmax",
+        update="squashed sum of the votes",
+        activation="length of the pose",
+        parameters="none",
+        cost="2 V + 2 I J H",
+        memory="none",
+        source="Geng et al. 2024",
+        reported="a network of 110,000 parameters",
+    )
+
+    def __init__(self, squash: str = "sabour") -> None:
+        super().__init__()
+        self.squash = squash
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Routes; the child activations are the lengths of their poses already, and are not used again."""
+        return sparse_attention_routing(votes, squash_kind=self.squash)

@@ -1,0 +1,109 @@
+"""Spectral routing (Bahadori 2018): a parent is the direction in which its votes vary most."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from torchcaps.numerics import compute_dtype, positive
+from torchcaps.ops import Votes
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, register_routing
+
+
+def spectral_routing(
+    votes: Votes, weights: Tensor | None = None, bias: Tensor | float = 0.1, *, sharpness: float = 1.0
+) -> Routed:
+    r"""The votes for a parent agree as far as they lie on one line through 0.
+
+    .. math::
+        Y_j = (a_i V_{ij})_i = \sum_k s_k \, p_k u_k^T, \quad
+        \text{pose}_j = \pm u_1, \quad
+        a_j = \sigma \Big( \eta \Big( \frac{s_1^2}{\sum_k s_k^2} - b_j \Big) \Big)
+
+    with the singular values :math:`s_1 \ge s_2 \ge \dots` of the I x H matrix of the weighted votes. One pass; nothing
+    competes, and the assignment is uniform. The singular vector is found from :math:`Y^T Y`, H x H, which is added up
+    from tiles of votes: they are not stored, with any backend but ``naive``. Eigenvectors have no gradient where two
+    largest eigenvalues are equal: there it is 0.
+
+    The paper leaves open the sign, which is chosen so that the pose points to the side of the weighted sum of the
+    votes, and what becomes of a parent without votes: pose 0, and a ratio of 0.
+
+    Args:
+        votes: of I children for J parents.
+        weights: child activations a, (B, I), or None for ones.
+        bias: b, (J,), or one number.
+        sharpness: :math:`\eta`; the authors raise it linearly in training.
+
+    Source: Bahadori 2018, "Spectral Capsule Networks", section 2.
+    """
+    present = votes.present(weights)
+    gram = votes.gram(None if present is None else present.to(compute_dtype(present)).square())
+    largest, direction = _TopEigen.apply(gram)
+    total = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+    with torch.no_grad():
+        side = (votes.moments(weights=weights).sum * direction).sum(-1, keepdim=True)
+        sign = torch.where(side < 0, -1.0, 1.0) * (total > 0)[..., None]
+    ratio = largest / positive(total)
+    return Routed(direction * sign, (sharpness * (ratio - bias)).sigmoid(), votes, None)
+
+
+class _TopEigen(torch.autograd.Function):
+    """The largest eigenvalue (...) and its eigenvector (..., H) of symmetric matrices (..., H, H)."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Both."""
+        values, vectors = torch.linalg.eigh(matrix)
+        ctx.save_for_backward(values, vectors)
+        return values[..., -1], vectors[..., -1].contiguous()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_value: Tensor, grad_vector: Tensor) -> Tensor:
+        """With the gap to each other eigenvalue in the denominator, where there is one."""
+        values, vectors = ctx.saved_tensors
+        top = vectors[..., -1]
+        gap = values[..., -1:] - values[..., :-1]
+        some = gap > values[..., -1:].abs() * torch.finfo(values.dtype).eps * values.shape[-1]
+        along = (grad_vector[..., None, :] @ vectors[..., :-1]).squeeze(-2)
+        others = torch.where(some, along / torch.where(some, gap, 1.0), 0.0)
+        moved = (vectors[..., :-1] @ others[..., None]).squeeze(-1) + grad_value[..., None] * top
+        grad = moved[..., None] * top[..., None, :]
+        return (grad + grad.mT) / 2
+
+
+@register_routing("spectral")
+class SpectralRouting(Routing):
+    """Module form of :func:`spectral_routing`; children are weighted by their activations.
+
+    Args:
+        sharpness: of the activation; may be raised while training goes on.
+        bias: where the bias of each parent starts.
+    """
+
+    about = About(
+        similarity="none",
+        update="first singular vector of the votes",
+        activation="logistic function of its share of the variance",
+        parameters="J",
+        cost="2 V + I J H^2",
+        memory="J H^2",
+        source="Bahadori 2018",
+        reported="none at hand",
+    )
+
+    def __init__(self, sharpness: float = 1.0, bias: float = 0.1) -> None:
+        super().__init__()
+        self.sharpness = sharpness
+        self.bias = bias
+        self.register_parameter("threshold", None)
+
+    def make_parameters(self, shape: LayerShape) -> None:
+        """The bias of each parent."""
+        self.threshold = nn.Parameter(torch.full((shape.parents,), self.bias))
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Routes; children are weighted by their activations."""
+        bias = self.bias if self.threshold is None else self.threshold
+        return spectral_routing(votes, activation, bias, sharpness=self.sharpness)
