@@ -9,6 +9,7 @@ from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.registry import create_model, describe_models, list_models, register_model
 from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
+from torchcaps.models.vbcapsnet import VBCapsNet
 
 __all__ = [
     "CapsNet",
@@ -24,6 +25,7 @@ __all__ = [
     "SharedCapsNet",
     "SharedCapsNetTwin",
     "UpsamplingDecoder",
+    "VBCapsNet",
     "convert",
     "create_model",
     "describe_models",

@@ -54,7 +54,7 @@ def read(file: Path) -> Converted:
     *convolutions, depthwise = kernels
     name = _form(file, convolutions[0]["kernel"], depthwise["kernel"])
     network = _network(name, convolutions[0]["kernel"].shape[2], caps[0]["W"], decoder=bool(generator))
-    weights = {}
+    weights: dict[str, Tensor] = {}
     for number, (convolution, norm) in enumerate(zip(convolutions, norms, strict=True)):
         weights |= _convolution(f"features.{3 * number}", convolution)
         weights |= {f"features.{3 * number + 2}.{_NORMS.get(key, key)}": value for key, value in norm.items()}
