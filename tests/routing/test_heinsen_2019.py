@@ -8,6 +8,7 @@ import torch
 from by_the_book import Array, D, H, I, J, M, P, check_equations, check_gradients, normal, problem
 from torch import Tensor
 
+from torchcaps import CapsLinear
 from torchcaps.ops import Votes
 from torchcaps.routing import Heinsen2019Routing, LayerShape, Routed, heinsen_2019_routing
 
@@ -129,3 +130,12 @@ def test_parameters_of_the_authors_layers() -> None:
     shared = sum(one.numel() for one in routing.bind(LayerShape(None, 64, (4, 4), (4, 4))).parameters())
     each = sum(one.numel() for one in routing.bind(LayerShape(64, 5, (4, 4), (4, 4))).parameters())
     assert (shared + 64 * 16, each + 64 * 5 * 16) == (64 * 34, 64 * 5 * 34)
+
+
+def test_a_layer_whose_parents_share_their_transforms_takes_any_number_of_them() -> None:
+    layer = CapsLinear(None, J, (M, P), (M, D), transforms="subspace", routing=Heinsen2019Routing(any_parents=True))
+    parameters = sum(one.numel() for one in layer.parameters())
+    for parents in (J, 2, 9):
+        layer.out_capsules = parents
+        assert layer(normal(B, I, M, P).float()).pose.shape == (B, parents, M, D)
+    assert sum(one.numel() for one in layer.parameters()) == parameters

@@ -78,10 +78,8 @@ def measured(layer: str, names: list[str], options: argparse.Namespace) -> dict[
     calls |= {(name, True): call_of(cases(name, options.batch)[layer], "auto", True) for name in trained}
     times = measure.interleaved({str(key): call for key, call in calls.items()}, options.runs)
     found = {key: median(times[str(key)]) for key in calls}
-    memory = {} if options.no_memory else {
-        name: measure.peak_memory(cases(name, options.batch)[layer], "auto", True, "cpu", options.threads)
-        for name in trained
-    }  # fmt: skip
+    wanted = trained if measure.HAVE_PEAK and not options.no_memory else []
+    memory = {name: measure.peak_growth(calls[name, True]) for name in wanted}
     return {name: Measured(found[name, False], found.get((name, True)), memory.get(name)) for name in names}
 
 

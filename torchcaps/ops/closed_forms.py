@@ -1,7 +1,10 @@
 """Moments that need no vote at all, because sums change places with the transforms."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from torchcaps.ops import naive
 from torchcaps.ops.backend import Moments, Rule
@@ -63,3 +66,50 @@ def offset_moments(
         else:
             total = total + torch.einsum("bi,ij,ih->bjh", weights, offset, coordinates)
     return Moments(mass, total, None)
+
+
+def given_moments(children: Tensor, transforms: Tensor, shares: Tensor) -> Moments:
+    """Mass and sum with shares ``r_ij`` (B, I, J) that are known: children are weighted before they are transformed."""
+    if transforms.shape[0] == 1:
+        pooled = torch.einsum("bij,bimp->bjmp", shares, children)
+        return Moments(shares.sum(1), torch.einsum("bjmp,jpd->bjmd", pooled, transforms[0]).flatten(2), None)
+    return Moments(shares.sum(1), _GivenSum.apply(children, transforms, shares), None)
+
+
+class _GivenSum(torch.autograd.Function):
+    """``sum_i r_ij u_i W_ij``, one parent at a time, forward and backward: a matrix product over all children."""
+
+    @staticmethod
+    def forward(ctx: Any, children: Tensor, transforms: Tensor, shares: Tensor) -> Tensor:
+        """The sums, (B, J, M * D)."""
+        ctx.save_for_backward(children, transforms, shares)
+        B, I, M, P = children.shape
+        _, J, _, D = transforms.shape
+        total = children.new_empty(B, J, M, D)
+        for j in range(J):
+            weighted = _rows(children * shares[:, :, j, None, None])
+            total[:, j] = (weighted @ transforms[:, j].reshape(I * P, D)).view(B, M, D)
+        return total.flatten(2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of the tensors."""
+        children, transforms, shares = ctx.saved_tensors
+        B, I, M, P = children.shape
+        _, J, _, D = transforms.shape
+        grads = torch.zeros_like(children), torch.empty_like(transforms), torch.empty_like(shares)
+        for j in range(J):
+            share = shares[:, :, j, None, None]
+            upstream = grad[:, j].reshape(B * M, D)
+            back = (upstream @ transforms[:, j].reshape(I * P, D).T).view(B, M, I, P).transpose(1, 2)
+            grads[0].addcmul_(back, share)
+            grads[1][:, j] = (_rows(children * share).T @ upstream).view(I, P, D)
+            grads[2][:, :, j] = (back * children).sum((2, 3))
+        return grads
+
+
+def _rows(children: Tensor) -> Tensor:
+    """(B, I, M, P) to (B * M, I * P)."""
+    B, I, M, P = children.shape
+    return children.transpose(1, 2).reshape(B * M, I * P)

@@ -102,7 +102,7 @@ class Votes:
 
     def choose(self, similarity: Similarity | None = None) -> Choice:
         """The backend of ``moments(similarity)`` and why: :func:`~torchcaps.ops.choose_backend`."""
-        if self._offset_apart is not None:
+        if self._offset_apart(similarity) is not None:
             return self.restricted(offset=None).choose(similarity)
         with _full_precision(self.children):
             similarity, rule, _ = self._competition(similarity)
@@ -160,7 +160,7 @@ class Votes:
             TypeError: if the similarity is none.
             ValueError: if its tensors do not fit the votes, or a backend that was asked for by name cannot do it.
         """
-        offset = None if scatter else self._offset_apart
+        offset = None if scatter else self._offset_apart(similarity)
         if offset is not None:
             return self._with_offset(self.restricted(offset=None).moments(similarity, weights), weights, offset)
         with _full_precision(self.children):
@@ -174,11 +174,12 @@ class Votes:
         """The sum of all votes for each parent, whoever competes for whom, (B, J, H); without votes being formed."""
         return self.under(Normaliser()).moments().sum * self.parents
 
-    @property
-    def _offset_apart(self) -> Tensor | None:
+    def _offset_apart(self, similarity: Similarity | None) -> Tensor | None:
         """The offset of the pairs, where it is added to the sums by itself: the backend need not know it."""
         offset = self.normaliser.offset
-        return None if offset is None or offset.ndim != 2 or type(self.source) is NaiveVotes else offset
+        if similarity is None or offset is None or offset.ndim != 2 or type(self.source) is NaiveVotes:
+            return None
+        return offset
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
         """The second moments of the votes for each parent about 0, ``sum_i a_i V_ij V_ij^T``, (B, J, H, H).

@@ -118,7 +118,8 @@ class Heinsen2019Routing(Routing):
         model: ``"gaussian"``, or ``"kmeans"`` for soft K-Means.
         logits: activations are logits, of the children and of the parents, as in the paper; a child of logit 0 is then
             half there, also one of a convolution's padding.
-        any_parents: the parameters are shared by all parents, so that any number of them will do.
+        any_parents: the parameters are shared by all parents, so that any number of them will do: in a layer with
+            ``transforms="subspace"`` its ``out_capsules`` may be set anew at any time.
     """
 
     about = About(

@@ -1,8 +1,9 @@
 """Bounded memory in plain PyTorch: votes are formed a tile at a time, used and dropped, forward and backward.
 
-Four cases, from the cheapest:
+Five cases, from the cheapest:
 
 * Before the first step all logits are 0, so the first moment is a matrix product of children and transforms.
+* Logits that are given say how much of a child goes where before it is transformed: a matrix product for each parent.
 * Inner products never need the vote itself: ``<alpha_j, u_i W_ij> = <u_i, W_ij alpha_j>`` and
   ``sum_i r_ij u_i W_ij = sum_i (r_ij u_i) W_ij``. With shared transforms this is attention over the children.
 * Inner products with coordinates or a scatter, and Gaussians, work on tiles of votes; backward forms each tile again.
@@ -19,8 +20,8 @@ from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.inner_product import InnerProductMoments
 from torchcaps.ops.chunked.moments import ChunkedMoments, ChunkedScores, Options
 from torchcaps.ops.chunked.tiles import tile_numbers
-from torchcaps.ops.closed_forms import attention_moments, uniform_moments
-from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
+from torchcaps.ops.closed_forms import attention_moments, given_moments, uniform_moments
+from torchcaps.ops.similarity import Gaussian, Given, InnerProduct, Similarity
 
 
 class ChunkedVotes(VoteSource):
@@ -43,6 +44,8 @@ class ChunkedVotes(VoteSource):
 
     def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
         """One E-step and the sums of the M-step that follows."""
+        if isinstance(similarity, Given) and not (scatter or self.coordinates is not None):
+            return given_moments(self.children, self.transforms, self._given_shares(similarity, weights, rule))
         if rule.special or not _is_known(similarity):
             return any_similarity.moments(self._tile(similarity, weights, rule), scatter, self.budget)
         without_votes = not (scatter or rule.hard or self.coordinates is not None)
@@ -85,6 +88,11 @@ class ChunkedVotes(VoteSource):
         options = Options(type(similarity), orphan, hard=False, budget=self.budget)
         fields = (self.children, self.transforms, self.coordinates, None, None)
         return ChunkedScores.apply(options, reduced, *fields, *similarity.tensors)
+
+    def _given_shares(self, similarity: Given, weights: Tensor | None, rule: Rule) -> Tensor:
+        logits = similarity.values.expand(*self.children.shape[:2], -1)
+        shares = naive.pair_shares(naive.logits_assignment(logits, rule), rule)
+        return shares if weights is None else shares * weights[..., None]
 
     def _tile(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule) -> any_similarity.Tile:
         return any_similarity.Tile(similarity, rule, self.children, self.transforms, self.coordinates, weights)
