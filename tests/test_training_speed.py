@@ -99,6 +99,17 @@ class TestChannelsLast:
         assert others
         assert all(parameter.is_contiguous() for parameter in others)
 
+    def test_images_of_one_channel(self) -> None:
+        """Are in both orders; torch must see them in this one, or convolutions return the other."""
+        convolution = torch.nn.Conv2d(1, 4, 3)
+        speed = Speed(channels_last=True)
+        speed.lay_out(convolution)
+        images = torch.rand(3, 1, 8, 9)
+        arranged = speed.arrange(images)
+        assert torch.equal(arranged, images)
+        assert arranged.stride() == (72, 1, 9, 1)
+        assert is_last(convolution(arranged))
+
     @pytest.mark.parametrize("later", [True, False])
     def test_resumed_training_ends_like_an_unbroken_one(self, later: bool, tmp_path: Path) -> None:
         """The checkpoint fits whatever the order of the rest of the training is."""

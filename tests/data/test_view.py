@@ -18,6 +18,8 @@ from torchcaps.data import (
     RandomFlip,
     RandomShift,
     centre_crop,
+    normalise,
+    rescale,
     standardise,
     thirteen_crops,
 )
@@ -183,3 +185,73 @@ def test_a_subset_is_prepared_like_its_set() -> None:
 def test_a_set_refuses_options_that_do_not_fit_it() -> None:
     with pytest.raises(ValueError, match="crop must be at most 12"):
         image_set().prepared(Preprocess(crop=40))
+
+
+# One size and one scale for the whole set
+
+SET_WISE = Preprocess(
+    rescale=8, crop=6, brightness=0.3, contrast=(0.5, 1.5), mean=(0.25, 0.75), deviation=(0.5, 0.125), crops=1
+)
+
+
+def written_out(images: Tensor, size: int) -> Tensor:
+    """Bilinear, half-pixel centres, each result between the nearest four pixels."""
+    for axis in (2, 3):
+        extent = images.shape[axis]
+        place = ((torch.arange(size) + 0.5) * extent / size - 0.5).clamp(0, extent - 1)
+        before = place.floor().long()
+        after = (before + 1).clamp(max=extent - 1)
+        shape = [-1 if number == axis else 1 for number in range(4)]
+        share = (place - before).to(images.dtype).view(shape)
+        images = images.index_select(axis, before) * (1 - share) + images.index_select(axis, after) * share
+    return images
+
+
+@pytest.mark.parametrize("size", [5, 12, 17])
+def test_rescaling_is_bilinear_without_smoothing(size: int) -> None:
+    images = pictures(3)
+    torch.testing.assert_close(rescale(images, size), written_out(images, size), rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match="size must be 1 or more, got 0"):
+        rescale(images, 0)
+
+
+def test_set_wise_views() -> None:
+    images, indices = pictures(5), torch.arange(5)
+    assert SET_WISE.image_shape(SHAPE) == (2, 6, 6)
+    mean, deviation = torch.tensor([0.25, 0.75])[:, None, None], torch.tensor([0.5, 0.125])[:, None, None]
+    scaled = written_out(images, 8)
+    changed = RandomContrast(0.5, 1.5, 7)(
+        RandomBrightness(0.3, 7)(RandomCrop(6, 7)(scaled, indices, 3), indices, 3), indices, 3
+    )
+    for view, expected in (
+        (SET_WISE.train(images, indices, 3, 7), changed),
+        (SET_WISE.evaluate(images), centre_crop(scaled, 6)),
+    ):
+        torch.testing.assert_close(view.images, (expected - mean) / deviation)
+        torch.testing.assert_close(view.pictures, expected.clamp(0, 1))
+    many = replace(SET_WISE, rescale=12, crops=13)
+    assert torch.equal(many.evaluate_crops(images)[:, 0], replace(many, crops=1).evaluate(images).images)
+    assert Preprocess.from_config(json.loads(json.dumps(SET_WISE.config()))) == SET_WISE
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rescale": 0}, "rescale must be 1 or more, got 0"),
+        ({"mean": (0.5,)}, r"mean and deviation must be one number each a channel, got \(0.5,\) and None"),
+        ({"mean": (0.5,), "deviation": (1.0, 1.0)}, "one number each a channel"),
+        ({"mean": (0.5,), "deviation": (0.0,)}, "mean must be finite and deviation positive"),
+        ({"mean": (float("nan"),), "deviation": (1.0,)}, "mean must be finite and deviation positive"),
+        ({"mean": (0.5,), "deviation": (1.0,), "standardise": True}, "standardise and mean are two ways"),
+    ],
+)
+def test_set_wise_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Preprocess(**options)
+
+
+def test_set_wise_options_must_fit_the_channels() -> None:
+    with pytest.raises(ValueError, match="mean and deviation must be for 3 channels"):
+        SET_WISE.image_shape((3, 12, 14))
+    with pytest.raises(ValueError, match=r"mean and deviation must be for 2 channels, got \(1,\) and \(2,\)"):
+        normalise(pictures(1), (1,), (2,))

@@ -1,11 +1,11 @@
-"""The command line: ``torchcaps train | check | evaluate | predict | explain | models | run | recipes | bench``."""
+"""The command line of torchcaps, one file a command."""
 
 import os
 import sys
 from collections.abc import Callable, Sequence
 
 import torchcaps
-from torchcaps.cli import bench, check, evaluate, explain, models, predict, recipes, run, train
+from torchcaps.cli import bench, check, convert, evaluate, explain, models, predict, recipes, run, train
 from torchcaps.cli.extras import advice
 from torchcaps.cli.plugins import import_named, import_plugins, named_imports
 
@@ -19,6 +19,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "run": run.command,
     "recipes": recipes.command,
     "bench": bench.command,
+    "convert": convert.command,
 }
 
 

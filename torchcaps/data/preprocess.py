@@ -1,13 +1,15 @@
-"""Changes of images that the papers make before a network sees them: crops, flips, brightness, contrast, standardising.
+"""Changes of images that the papers make before a network sees them: sizes, crops, flips, brightness, contrast, scale.
 
 Each works on a whole batch (B, C, H, W) on its device. The random ones depend on the seed, the epoch and the
 image's index alone, and not on each other, even where their seeds are equal.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.data.augment import mix, random_integers
@@ -41,6 +43,50 @@ def standardise(images: Tensor) -> Tensor:
     variance = centred.square().mean(dim=(1, 2, 3), keepdim=True)
     # Bounded before the root, whose gradient at zero is infinite.
     return centred / variance.clamp_min(1 / count).sqrt()
+
+
+def normalise(images: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
+    """Shift and scale each channel by numbers of its own.
+
+        (x − mean) / deviation
+
+    Args:
+        images: float (B, C, H, W).
+        mean: of each of the C channels, over all training images.
+        deviation: of each channel, likewise.
+
+    Returns:
+        The same shape and type.
+
+    Raises:
+        ValueError: `mean` and `deviation` are not for C channels; `images` has another shape or type.
+    """
+    _check_images(images)
+    if not len(mean) == len(deviation) == images.shape[1]:
+        raise ValueError(
+            f"mean and deviation must be for {images.shape[1]} channels, got {tuple(mean)} and {tuple(deviation)}"
+        )
+    shift, scale = (images.new_tensor(numbers)[:, None, None] for numbers in (mean, deviation))
+    return (images - shift) / scale
+
+
+def rescale(images: Tensor, size: int) -> Tensor:
+    """The images at size x size pixels, by bilinear interpolation between the nearest four, without smoothing first.
+
+    This is TensorFlow's `tf.image.resize`, as in the code released with V. Mazzia, F. Salvetti, M. Chiaberge,
+    "Efficient-CapsNet", 2021: where an image shrinks, some of its pixels count for nothing.
+
+    Args:
+        images: float (B, C, H, W).
+        size: height and width of the result.
+
+    Raises:
+        ValueError: `size` is less than 1; `images` has another shape or type.
+    """
+    _check_images(images)
+    if size < 1:
+        raise ValueError(f"size must be 1 or more, got {size}")
+    return F.interpolate(images, (size, size), mode="bilinear", align_corners=False, antialias=False)
 
 
 def centre_crop(images: Tensor, size: int) -> Tensor:

@@ -3,10 +3,14 @@
 from torchcaps.models.backbone import BackboneTwin, CapsNetOnBackbone
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.capsnet import CapsNet, CapsNetTwin
+from torchcaps.models.conversion import convert
+from torchcaps.models.efficient_capsnet import EfficientCapsNet, UpsamplingDecoder
+from torchcaps.models.heinsen import HeinsenCapsNet
 from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.registry import create_model, describe_models, list_models, register_model
 from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
+from torchcaps.models.vbcapsnet import VBCapsNet
 
 __all__ = [
     "BackboneTwin",
@@ -14,6 +18,8 @@ __all__ = [
     "CapsNetOnBackbone",
     "CapsNetTwin",
     "CapsuleClassifier",
+    "EfficientCapsNet",
+    "HeinsenCapsNet",
     "ImageClassifier",
     "MatrixCapsNet",
     "MatrixCapsNetTwin",
@@ -21,6 +27,9 @@ __all__ = [
     "Prediction",
     "SharedCapsNet",
     "SharedCapsNetTwin",
+    "UpsamplingDecoder",
+    "VBCapsNet",
+    "convert",
     "create_model",
     "describe_models",
     "list_models",

@@ -46,7 +46,13 @@ class Speed:
 
     def arrange(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W), or weights of a convolution, in the order of ``channels_last``."""
-        return images.contiguous(memory_format=torch.channels_last) if self.channels_last else images
+        if not self.channels_last:
+            return images
+        images = images.contiguous(memory_format=torch.channels_last)
+        _, channels, height, width = images.shape
+        if channels == 1:  # in either order; torch takes it for the other one unless the strides say this one
+            images = images.as_strided(images.shape, (height * width, 1, width, 1))
+        return images
 
     def step(self) -> Step:
         """What runs a model in a training step: compiled if it shall be."""

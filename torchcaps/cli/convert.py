@@ -1,0 +1,18 @@
+"""``torchcaps convert``."""
+
+from torchcaps.models import Network, convert
+
+
+def command(arguments: list[str]) -> None:
+    """Make a saved network out of weights that others trained: Efficient-CapsNet's .h5, Heinsen's .pt."""
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(prog="torchcaps convert", description="Convert weights that others trained.")
+    parser.add_argument(
+        "file", type=str, help="Keras weights of Efficient-CapsNet (.h5), or Heinsen's state dict (.pt)"
+    )
+    parser.add_argument("--to", type=str, required=True, help="folder of the saved network, new or empty")
+    options = parser.parse_args(arguments)
+    network: Network = convert(options.file, options.to)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    print(f"{type(network).__name__}, {parameters:,} parameters: {options.to}")

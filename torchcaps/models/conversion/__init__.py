@@ -1,0 +1,5 @@
+"""Networks that others trained with their own code, made into networks of this package."""
+
+from torchcaps.models.conversion.convert import convert
+
+__all__ = ["convert"]

@@ -1,0 +1,113 @@
+"""From a file of weights to a saved network."""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.models.network import Network
+
+
+class Converted(NamedTuple):
+    """What a file of weights is made into.
+
+    Args:
+        network: freshly initialised.
+        weights: all that its state holds, by the names of this package.
+        extra: what is saved beside it: the names of the classes, how images are prepared, where the weights come from.
+    """
+
+    network: Network
+    weights: Mapping[str, Tensor]
+    extra: Mapping[str, Any]
+
+
+SMALLNORB: dict[str, Any] = {
+    "classes": ["animal", "human", "airplane", "truck", "car"],
+    "raw_image_shape": [2, 96, 96],
+    "task": {"name": "classification"},
+}
+"""What is kept with a network that was trained on smallNORB."""
+
+
+def convert(file: str | Path, folder: str | Path) -> Network:
+    """Makes a network of this package out of weights that others trained, and saves it.
+
+    ============================== =========================================== ========================================
+    network                        file                                        code that wrote it
+    ============================== =========================================== ========================================
+    ``EfficientCapsNet``           Keras weights, ``.h5``, of the form for     EscVM/Efficient-CapsNet
+                                   MNIST, smallNORB or MultiMNIST
+    ``HeinsenCapsNet``             torch state dict, ``.pt``, for smallNORB    glassroom/heinsen_routing, 2019
+    ============================== =========================================== ========================================
+
+    What a file is, is told by its content. Nothing in it is executed: of a pickle only tensors are read.
+
+    Args:
+        file: the weights.
+        folder: where the network is saved, as :meth:`~torchcaps.models.Network.save_pretrained` does; it must not
+            exist, or be empty. It is there whole or not at all.
+
+    Returns:
+        The network, in evaluation mode.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        FileExistsError: if there is something in the folder.
+        ModuleNotFoundError: if h5py is needed and not installed; it names the extra.
+        ValueError: if the file is damaged, or holds another network, or other things than weights; it says which.
+    """
+    file, folder = Path(file), Path(folder)
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is not a file")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} exists already and is not empty")
+    found = _read(file)
+    network = _filled(file, found)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as beside:
+        network.save_pretrained(Path(beside) / "model", **found.extra, source=file.name)
+        (Path(beside) / "model").replace(folder)
+    network.extra = {**found.extra, "source": file.name}
+    return network.eval()
+
+
+def _read(file: Path) -> Converted:
+    from torchcaps.models.conversion import efficient_capsnet, heinsen
+
+    with file.open("rb") as opened:
+        start = opened.read(8)
+    if start == b"\x89HDF\r\n\x1a\n":
+        return efficient_capsnet.read(file)
+    if start[:2] in (b"PK", b"\x80\x02"):  # a zip archive, or a pickle of protocol 2: how torch saves
+        return heinsen.read(file)
+    raise ValueError(
+        f"{file} is neither Keras weights (HDF5) nor a torch state dict: it starts with {start.hex(' ') or 'nothing'}"
+    )
+
+
+def _filled(file: Path, found: Converted) -> Network:
+    """The network with the weights in place, each of which was checked."""
+    state = found.network.state_dict()
+    check_names(file, set(found.weights), set(state))
+    for name, tensor in found.weights.items():
+        if tensor.shape != state[name].shape or tensor.is_floating_point() != state[name].is_floating_point():
+            raise ValueError(
+                f"{file} holds {tensor.dtype} {tuple(tensor.shape)} for {name}, expected {state[name].dtype} "
+                f"{tuple(state[name].shape)}"
+            )
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{file} holds NaN or infinite values for {name}")
+    found.network.load_state_dict(dict(found.weights))
+    return found.network
+
+
+def check_names(file: Path, found: set[str], expected: set[str]) -> None:
+    """Raises a ``ValueError`` that names some of what is missing, or is there and should not be."""
+    for names, what in ((expected - found, "lacks"), (found - expected, "holds, besides,")):
+        if names:
+            shown = ", ".join(sorted(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            raise ValueError(f"{file} is not the network that it seems to be: it {what} {shown}")

@@ -1,0 +1,280 @@
+"""Efficient-CapsNet (Mazzia, Salvetti & Chiaberge 2021)."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchcaps.capsules import Capsules
+from torchcaps.layers import CapsLinear, FullyConnectedDecoder, PrimaryCaps
+from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.registry import register_model
+from torchcaps.routing import Routing, SelfAttentionRouting
+
+Norm = Literal["batch", "instance"]
+
+
+@register_model("efficient_capsnet", "Mazzia et al. 2021, MNIST: 162 k parameters, 1.57 M with the decoder")
+@register_model(
+    "efficient_capsnet_smallnorb",
+    "Mazzia et al. 2021, smallNORB: 152 k parameters, 381 k with the decoder",
+    image_shape=(2, 48, 48),
+    classes=5,
+    kernel_sizes=(7, 3, 3, 3),
+    strides=(2, 1, 1, 2),
+    norm="instance",
+    slope=0.3,
+    decoder_hidden=None,
+    decoder_channels=(64, 128, 128),
+)
+@register_model(
+    "efficient_capsnet_multimnist",
+    "Mazzia et al. 2021, MultiMNIST: 155 k parameters, 2.09 M with the decoder",
+    image_shape=(1, 36, 36),
+    strides=(1, 1, 2, 2),
+    primary_kernel_size=5,
+    primary_stride=2,
+)
+class EfficientCapsNet(CapsuleClassifier):
+    """Few convolutions, one small set of primary capsules that see the whole image, class capsules by self-attention.
+
+    Behind each convolution stand a (leaky) ReLU and, after it, a normalisation. The primary capsules come from a
+    depthwise convolution, each channel of which has a kernel of its own, with one place or few.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        classes: number of classes.
+        channels: of the convolutions; the last is cut into capsules.
+        kernel_sizes: of the convolutions.
+        strides: of the convolutions.
+        norm: ``batch`` or ``instance`` normalisation.
+        slope: of the ReLU below 0.
+        primary_dim: dimension of the primary capsules' poses, a divisor of the last of ``channels``.
+        primary_kernel_size: of their depthwise convolution; None for one as large as its feature map.
+        primary_stride: of that convolution.
+        pose_dim: dimension of the class capsules' poses.
+        routing: any routing; default: self-attention.
+        decoder_hidden: widths of the hidden layers of a fully connected decoder, or None.
+        decoder_channels: of a convolutional decoder, see :class:`UpsamplingDecoder`, or None.
+
+    Raises:
+        ValueError: if arguments contradict each other, or the images are too small for the convolutions.
+
+    Source: Mazzia, Salvetti & Chiaberge 2021, "Efficient-CapsNet: Capsule Network with Self-Attention Routing",
+    section 3; kernels, norms and initial weights: the code released with it.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        classes: int = 10,
+        channels: Sequence[int] = (32, 64, 64, 128),
+        kernel_sizes: Sequence[int] = (5, 3, 3, 3),
+        strides: Sequence[int] = (1, 1, 1, 2),
+        norm: Norm = "batch",
+        slope: float = 0.0,
+        primary_dim: int = 8,
+        primary_kernel_size: int | None = None,
+        primary_stride: int = 1,
+        pose_dim: int = 16,
+        routing: Routing | None = None,
+        decoder_hidden: Sequence[int] | None = (512, 1024),
+        decoder_channels: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(image_shape, classes)
+        self.channels = tuple(channels)
+        self.kernel_sizes = tuple(kernel_sizes)
+        self.strides = tuple(strides)
+        self.norm: Norm = norm
+        self.slope = slope
+        self.primary_dim = primary_dim
+        self.primary_kernel_size = primary_kernel_size
+        self.primary_stride = primary_stride
+        self.pose_dim = pose_dim
+        self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
+        self.decoder_channels = None if decoder_channels is None else tuple(decoder_channels)
+        self._check_arguments()
+
+        grid = self._grid()
+        self.features = self._features()
+        self.primary_caps = PrimaryCaps(
+            self.channels[-1],
+            self.channels[-1] // primary_dim,
+            primary_dim,
+            grid if primary_kernel_size is None else primary_kernel_size,
+            primary_stride,
+            squash="exponential",
+            groups=self.channels[-1],
+        )
+        children = math.prod(self.primary_caps.sites(*grid))
+        self.class_caps = CapsLinear(
+            children,
+            classes,
+            primary_dim,
+            pose_dim,
+            routing=routing or SelfAttentionRouting(),
+            init_std=_he_deviation(classes * children * primary_dim),
+        )
+        self.decoder = self._decoder()
+        self._start_as_published()
+
+    def _check_arguments(self) -> None:
+        if not 0 < len(self.channels) == len(self.kernel_sizes) == len(self.strides):
+            raise ValueError(
+                "channels, kernel_sizes and strides must be one for each convolution, got "
+                f"{self.channels}, {self.kernel_sizes} and {self.strides}"
+            )
+        if self.norm not in get_args(Norm):
+            raise ValueError(f"norm must be 'batch' or 'instance', got {self.norm!r}")
+        if self.primary_dim < 1 or self.channels[-1] % self.primary_dim:
+            raise ValueError(
+                f"primary_dim must be a divisor of the last of channels, {self.channels[-1]}, got {self.primary_dim}"
+            )
+        if self.decoder_hidden is not None and self.decoder_channels is not None:
+            raise ValueError(
+                "decoder_hidden and decoder_channels are two decoders, one of them must be None, got "
+                f"{self.decoder_hidden} and {self.decoder_channels}"
+            )
+
+    def _grid(self) -> tuple[int, int]:
+        """Height and width of the last convolution's output."""
+        smallest = self.primary_kernel_size or 1
+        for kernel, stride in zip(reversed(self.kernel_sizes), reversed(self.strides), strict=True):
+            smallest = (smallest - 1) * stride + kernel
+        height, width = self.image_shape[1:]
+        if min(height, width) < smallest:
+            raise ValueError(
+                f"image_shape must be at least {smallest} x {smallest} for kernel_sizes {self.kernel_sizes} and "
+                f"strides {self.strides}, got {self.image_shape}"
+            )
+        for kernel, stride in zip(self.kernel_sizes, self.strides, strict=True):
+            height, width = ((extent - kernel) // stride + 1 for extent in (height, width))
+        return height, width
+
+    def _features(self) -> nn.Sequential:
+        layers: list[nn.Module] = []
+        before = self.image_shape[0]
+        for width, kernel, stride in zip(self.channels, self.kernel_sizes, self.strides, strict=True):
+            layers += [
+                nn.Conv2d(before, width, kernel, stride),
+                nn.LeakyReLU(self.slope, inplace=True) if self.slope else nn.ReLU(inplace=True),
+                nn.BatchNorm2d(width, 1e-3, 0.01) if self.norm == "batch" else InstanceNorm(width),
+            ]
+            before = width
+        return nn.Sequential(*layers)
+
+    def _decoder(self) -> nn.Module | None:
+        poses = self.classes * self.pose_dim
+        if self.decoder_hidden is not None:
+            return FullyConnectedDecoder(poses, self.image_shape, self.decoder_hidden)
+        if self.decoder_channels is not None:
+            return UpsamplingDecoder(poses, self.image_shape, self.decoder_channels)
+        return None
+
+    @torch.no_grad()
+    def _start_as_published(self) -> None:
+        """The initial weights of the released code's Keras: He's normal, in the depthwise convolution Glorot's."""
+        for module in self.features:
+            if isinstance(module, nn.Conv2d):
+                _cut_normal(module.weight, _he_deviation(module.weight[0].numel()))
+                _zero_bias(module)
+        kernel = self.primary_caps.conv
+        bound = math.sqrt(6 / (kernel.weight[0].numel() * (1 + self.channels[-1])))  # fans k k and k k channels
+        nn.init.uniform_(kernel.weight, -bound, bound)
+        _zero_bias(kernel)
+        if isinstance(self.decoder, FullyConnectedDecoder):
+            *hidden, last = (layer for layer in self.decoder.layers if isinstance(layer, nn.Linear))
+            for layer in hidden:
+                _cut_normal(layer.weight, _he_deviation(layer.in_features))
+                _zero_bias(layer)
+            _cut_normal(last.weight, _he_deviation(last.in_features + last.out_features))  # Glorot's normal
+            _zero_bias(last)
+
+    def children_of(self, images: Tensor) -> Capsules:
+        """The primary capsules, poses (B, H', W', types, primary_dim)."""
+        self._check(images)
+        return self.primary_caps(self.features(images))
+
+
+class InstanceNorm(nn.GroupNorm):
+    """Normalises each channel of each image by its own mean and (biased) variance; then one scale and shift a channel.
+
+    Both start uniform in [-0.05, 0.05], as in the code released with Mazzia, Salvetti & Chiaberge 2021.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-3) -> None:
+        super().__init__(channels, channels, eps)
+
+    def reset_parameters(self) -> None:
+        """Draws scale and shift anew."""
+        nn.init.uniform_(self.weight, -0.05, 0.05)
+        nn.init.uniform_(self.bias, -0.05, 0.05)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Normalises (B, C, H, W), in whatever order in memory."""
+        # torch's kernel for groups of one channel is ten times slower on channels-last maps than two copies.
+        normal = super().forward(features.contiguous())
+        last = features.is_contiguous(memory_format=torch.channels_last)
+        return normal.contiguous(memory_format=torch.channels_last) if last else normal
+
+
+class UpsamplingDecoder(nn.Module):
+    """Decodes masked class capsules to an image: one linear map, then, for each of ``channels``, twice the size.
+
+    A linear layer draws a small map; it is enlarged by 2, bilinearly, and convolved (3 x 3, no padding, leaky ReLU)
+    once for each of ``channels``, and convolved once more to the channels of the image, with a sigmoid. The first map
+    is the smallest one that gives the image; what is over is cut off evenly.
+
+    Args:
+        in_features: numbers in all class poses together, J x H.
+        image_shape: (C, H, W) of the image.
+        channels: of the convolutions.
+
+    Shape:
+        Masked poses (B, J, H) to images (B, C, H, W) in [0, 1].
+
+    Source: the code released with Mazzia, Salvetti & Chiaberge 2021, its network for smallNORB.
+    """
+
+    def __init__(self, in_features: int, image_shape: Sequence[int], channels: Sequence[int] = (64, 128, 128)) -> None:
+        super().__init__()
+        self.image_shape = tuple(image_shape)
+        scale = 2 ** len(channels)  # all doublings; the convolutions make scale n - 2 scale pixels of scale n
+        self.first = tuple(math.ceil((extent + 2 * scale) / scale) for extent in self.image_shape[1:])
+        self.linear = nn.Linear(in_features, math.prod(self.first))
+        widths = (1, *channels, self.image_shape[0])
+        self.convolutions = nn.ModuleList(nn.Conv2d(before, width, 3) for before, width in pairwise(widths))
+        for layer in (self.linear, *self.convolutions):
+            assert isinstance(layer, nn.Linear | nn.Conv2d)
+            nn.init.xavier_uniform_(layer.weight)
+            _zero_bias(layer)
+
+    def forward(self, poses: Tensor) -> Tensor:
+        """Decodes."""
+        image = self.linear(poses.flatten(1)).unflatten(1, (1, *self.first))
+        *hidden, last = self.convolutions
+        for convolution in hidden:
+            image = F.interpolate(image, scale_factor=2, mode="bilinear", align_corners=False)
+            image = F.leaky_relu(convolution(image), 0.2)
+        image = last(image).sigmoid()
+        top, left = (
+            (extent - wanted) // 2 for extent, wanted in zip(image.shape[2:], self.image_shape[1:], strict=True)
+        )
+        return image[:, :, top : top + self.image_shape[1], left : left + self.image_shape[2]]
+
+
+def _he_deviation(fan_in: int) -> float:
+    """What is drawn from, so that with the tails cut at two deviations the deviation is sqrt(2 / fan_in)."""
+    return math.sqrt(2 / fan_in) / 0.87962566103423978  # the deviation of a normal variable that is cut there
+
+
+def _cut_normal(weight: Tensor, deviation: float) -> None:
+    nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+
+
+def _zero_bias(layer: nn.Module) -> None:
+    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]

@@ -1,0 +1,126 @@
+"""The network of Heinsen 2019 for smallNORB."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.layers import CapsLinear
+from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.registry import register_model
+from torchcaps.numerics import compute_dtype
+from torchcaps.routing import Heinsen2019Routing, Routing
+
+
+@register_model("heinsen_smallnorb", "Heinsen 2019, smallNORB: 272 k parameters")
+class HeinsenCapsNet(CapsuleClassifier):
+    r"""Convolutions over the image and its coordinates, parts from all places, classes from the parts.
+
+    Each position of the last feature map has a matrix capsule of each type, with a learned activation. All of them,
+    with the same transforms, vote for the parts, and the parts for the classes. The scores of the classes are logits;
+    their activations are the shares :math:`\operatorname{softmax}_j`, for
+    :class:`~torchcaps.losses.NegativeLogLikelihood`.
+
+    Args:
+        image_shape: (C, H, W) of the images; other heights and widths work too.
+        classes: number of classes.
+        channels: of the convolutions, 3 x 3 without padding, each behind batch normalisation and before a Swish.
+        strides: of the convolutions.
+        parts: types of capsules at each position, and number of parts.
+        pose: shape of all poses, (M, D).
+        part_routing: of the parts; default: Heinsen's.
+        routing: of the classes; default: Heinsen's. One with activations in [0, 1]: they become shares by their odds.
+
+    Raises:
+        ValueError: if images are too small for the convolutions.
+
+    Source: Heinsen 2019, "An Algorithm for Routing Capsules in All Domains", section 4.1; the code released with it.
+    """
+
+    any_size = True
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (2, 96, 96),
+        classes: int = 5,
+        channels: int = 64,
+        strides: Sequence[int] = (1, 2, 1, 2, 1, 2),
+        parts: int = 64,
+        pose: Sequence[int] = (4, 4),
+        part_routing: Routing | None = None,
+        routing: Routing | None = None,
+    ) -> None:
+        super().__init__(image_shape, classes)
+        self.channels = channels
+        self.strides = tuple(strides)
+        self.parts = parts
+        rows, size = pose
+        self.pose = (rows, size)
+        self._smallest = 1
+        for stride in reversed(self.strides):
+            self._smallest = (self._smallest - 1) * stride + 3
+        self._check_size(*self.image_shape[1:])
+
+        self.features = nn.Sequential()
+        before = self.image_shape[0] + 2
+        for stride in self.strides:
+            self.features.extend([nn.BatchNorm2d(before), nn.Conv2d(before, channels, 3, stride), nn.SiLU()])
+            before = channels
+        self.activations = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts, 1))
+        self.poses = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts * math.prod(self.pose), 1))
+        part_routing = part_routing or Heinsen2019Routing()
+        routing = routing or Heinsen2019Routing()
+        self.part_caps = CapsLinear(None, parts, self.pose, self.pose, transforms="shared", routing=part_routing)
+        self.class_caps = CapsLinear(parts, classes, self.pose, self.pose, routing=routing)
+        self.decoder = None
+        self._start_as_published()
+
+    @property
+    def part_routing(self) -> Routing:
+        """The routing of the parts."""
+        return self.part_caps.routing
+
+    def _start_as_published(self) -> None:
+        for module in self.features:
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight)
+                assert module.bias is not None
+                nn.init.zeros_(module.bias)
+        for layer in (self.part_caps, self.class_caps):
+            nn.init.normal_(layer.weight, std=1 / self.pose[1])
+
+    def _check_size(self, height: int, width: int) -> None:
+        if min(height, width) < self._smallest:
+            raise ValueError(
+                f"images must be at least {self._smallest} x {self._smallest} for strides {self.strides}, "
+                f"got {height} x {width}"
+            )
+
+    def children_of(self, images: Tensor) -> Capsules:
+        """The parts, poses (B, parts, *pose)."""
+        return self.part_caps(self.primary_of(images))
+
+    def primary_of(self, images: Tensor) -> Capsules:
+        """The capsules at each position, poses (B, H', W', parts, *pose)."""
+        self._check(images)
+        self._check_size(*images.shape[2:])
+        features = self.features(torch.cat([images, _coordinates(images)], 1))
+        pose = self.poses(features).movedim(1, -1).unflatten(-1, (self.parts, *self.pose))
+        return Capsules(pose, self.activations(features).movedim(1, -1).sigmoid())
+
+    def encode(self, images: Tensor) -> Capsules:
+        """The class capsules, whose activations add up to 1."""
+        capsules = super().encode(images)
+        activation = capsules.activation.to(compute_dtype(capsules.activation))
+        scores = torch.logit(activation, eps=torch.finfo(activation.dtype).eps)
+        return capsules._replace(activation=scores.softmax(-1).to(capsules.activation.dtype))
+
+
+def _coordinates(images: Tensor) -> Tensor:
+    """Row and column of each pixel, from -1 to 1, (B, 2, H, W)."""
+    B, _, H, W = images.shape
+    rows, columns = (torch.linspace(-1, 1, extent, dtype=images.dtype, device=images.device) for extent in (H, W))
+    grid = torch.stack([rows[:, None].expand(H, W), columns.expand(H, W)])
+    return grid.expand(B, 2, H, W)

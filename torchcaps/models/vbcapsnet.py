@@ -1,0 +1,112 @@
+"""The network of variational Bayes routing (Ribeiro, Leontidis & Kollias 2020)."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchcaps.capsules import Capsules
+from torchcaps.layers import CapsConv2d, ClassCaps
+from torchcaps.layers.conv import Competition
+from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.registry import register_model
+from torchcaps.routing import Routing, VariationalBayesRouting
+
+_SMALLEST = 17  # pixels on a side that leave one position in the last convolutional layer
+
+
+@register_model("vbcapsnet", "Ribeiro et al. 2020, smallNORB: 64-8-16-16-5, 68,714 parameters")
+class VBCapsNet(CapsuleClassifier):
+    """Convolution, primary capsules, two layers of convolutional capsules, class capsules; variational Bayes routing.
+
+    The layers are those of a small MatrixCapsNet, with batch normalisation behind the convolution and, one scale and
+    shift for each type, in the primary capsules. Its loss is the cross-entropy of the activations as logits.
+
+    Their code multiplies the sums over the rows of a pose with the transforms ("matmul equiv."), and lets the parents
+    of one window compete; here a vote is the matrix product, and all parents that see a child compete, as in the paper.
+
+    Args:
+        image_shape: (C, H, W) of the images; other heights and widths work too.
+        classes: number of classes.
+        channels: of the convolution, 5 x 5 with stride 2.
+        types: of the primary capsules and of the two convolutional layers.
+        pose: rows and columns of the poses.
+        routing: of the classes, and of the convolutional layers; default: variational Bayes.
+        competition: which parents compete for a child, see :class:`~torchcaps.layers.CapsConv2d`.
+
+    Raises:
+        ValueError: if ``types`` are not three, or the images are too small.
+
+    Source: Ribeiro, Leontidis & Kollias 2020, "Capsule Routing via Variational Bayes", section 5; initial weights: the
+    code released with it.
+    """
+
+    any_size = True
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (2, 32, 32),
+        classes: int = 5,
+        channels: int = 64,
+        types: Sequence[int] = (8, 16, 16),
+        pose: Sequence[int] = (4, 4),
+        routing: Routing | None = None,
+        competition: Competition = "image",
+    ) -> None:
+        super().__init__(image_shape, classes)
+        if len(types) != 3:
+            raise ValueError(f"types must be those of three layers, got {tuple(types)}")
+        self.channels = channels
+        self.types = tuple(types)
+        rows, columns = pose
+        self.pose = (rows, columns)
+        self.competition: Competition = competition
+        self._check_size(*self.image_shape[1:])
+        first, second, third = self.types
+        routing = routing or VariationalBayesRouting()
+
+        self.conv = nn.Conv2d(self.image_shape[0], channels, 5, stride=2, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+        self.primary_poses = nn.Conv2d(channels, first * math.prod(self.pose), 1, bias=False)
+        self.primary_activations = nn.Conv2d(channels, first, 1, bias=False)
+        self.primary_pose_norm = nn.BatchNorm3d(first)
+        self.primary_activation_norm = nn.BatchNorm2d(first)
+        shape = self.pose, self.pose
+        self.conv_caps1 = CapsConv2d(first, second, *shape, 3, 2, routing=routing, competition=competition)
+        self.conv_caps2 = CapsConv2d(second, third, *shape, 3, 1, routing=routing, competition=competition)
+        self.class_caps = ClassCaps(third, classes, *shape, routing=routing, coordinate_scale=0.1)
+        self.decoder = None
+        self._start_as_published()
+
+    def _start_as_published(self) -> None:
+        nn.init.kaiming_uniform_(self.conv.weight)
+        for layer in (self.primary_poses, self.primary_activations):
+            nn.init.xavier_uniform_(layer.weight)
+        size = max(2, math.prod(self.pose))
+        for caps, children, parents in (
+            (self.conv_caps1, 9 * self.types[0], 9 * self.types[1]),
+            (self.conv_caps2, 9 * self.types[1], 9 * self.types[2]),
+            (self.class_caps, self.types[2], self.classes),
+        ):
+            bound = math.sqrt(6 / ((children + parents) * size))
+            nn.init.uniform_(caps.weight, -bound, bound)
+
+    def _check_size(self, height: int, width: int) -> None:
+        if min(height, width) < _SMALLEST:
+            raise ValueError(f"images must be at least {_SMALLEST} x {_SMALLEST}, got {height} x {width}")
+
+    def primary_of(self, images: Tensor) -> Capsules:
+        """The primary capsules, poses (B, H', W', types, *pose)."""
+        self._check(images)
+        self._check_size(*images.shape[2:])
+        features = F.relu(self.norm(self.conv(images)))
+        poses = self.primary_poses(features).unflatten(1, (self.types[0], -1))  # [B, types, M D, H', W']
+        poses = self.primary_pose_norm(poses).permute(0, 3, 4, 1, 2).unflatten(-1, self.pose)
+        activations = self.primary_activation_norm(self.primary_activations(features)).movedim(1, -1)
+        return Capsules(poses, torch.sigmoid(activations))
+
+    def children_of(self, images: Tensor) -> Capsules:
+        """The capsules of the last convolutional layer, poses (B, H', W', types, *pose)."""
+        return self.conv_caps2(self.conv_caps1(self.primary_of(images)))
