@@ -1,6 +1,5 @@
 """Votes: what routing algorithms are written against."""
 
-from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import compute_dtype
+from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops.backend import Moments, Rule, VoteSource
 from torchcaps.ops.checks import check_field, check_mask, check_votes
 from torchcaps.ops.competition import Normaliser
@@ -93,7 +92,7 @@ class Votes:
         dtype = compute_dtype(self.children, self.transforms)
         coordinates = None if self.coordinates is None else self.coordinates.to(dtype)
         # With gradients even where the first look is without: the backend stays for later ones.
-        with _full_precision(self.children), torch.enable_grad():
+        with full_precision(self.children), torch.enable_grad():
             children, transforms = self.children.to(dtype), self.transforms.to(dtype)
             if backend.indexed:
                 return backend(children, transforms, coordinates, self.sites)
@@ -101,7 +100,7 @@ class Votes:
 
     def choose(self, similarity: Similarity | None = None) -> Choice:
         """The backend of ``moments(similarity)`` and why: :func:`~torchcaps.ops.choose_backend`."""
-        with _full_precision(self.children):
+        with full_precision(self.children):
             similarity, rule, _ = self._competition(similarity)
         assert self._preferred is not None
         return able_backend(self._preferred, similarity, rule)
@@ -137,7 +136,7 @@ class Votes:
             ValueError: if its tensors, or the weights, do not fit the votes, or a backend that was asked for by name
                 cannot do it.
         """
-        with _full_precision(self.children):
+        with full_precision(self.children):
             similarity, rule, source = self._competition(similarity)
             if weights is not None:
                 check_field("weights", weights, self.children)
@@ -151,7 +150,7 @@ class Votes:
 
         Without the weights of pairs behind the softmax, where the normaliser has some.
         """
-        with _full_precision(self.children):
+        with full_precision(self.children):
             similarity, rule, source = self._competition(similarity)
             assignment = source.assignment(similarity, rule)
             return assignment if self.mask is None else assignment * self.gather(self.mask)[..., None]
@@ -159,7 +158,7 @@ class Votes:
     def dense(self) -> Tensor:
         """All votes, stored, (B, I, J, H): for looking at them."""
         source = self.source
-        with _full_precision(self.children):
+        with full_precision(self.children):
             return dense_votes(in_windows(source.children, source.sites), source.transforms, source.coordinates)
 
     def present(self, weights: Tensor | None) -> Tensor | None:
@@ -215,10 +214,3 @@ def _checked_similarity(similarity: Any) -> Similarity | None:
         f"similarity must be None or a torchcaps.ops.Similarity, got {type(similarity).__name__}: derive it from that "
         "class, declare the axes of its tensors and give it a method logits(votes)"
     )
-
-
-def _full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Routing is clustering: its sums run over all children, and do not survive half precision."""
-    if tensor.device.type == "meta":  # which has no autocast to switch off
-        return nullcontext()
-    return torch.autocast(device_type=tensor.device.type, enabled=False)
