@@ -1,10 +1,20 @@
 """The one value that flows between capsule layers."""
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
+from torch.utils import _pytree
+
+TupleType = TypeVar("TupleType", bound=type[tuple])
 
 
+def exportable(cls: TupleType) -> TupleType:
+    """Class decorator: lets ``torch.export.save`` write programs that take or return such a named tuple."""
+    _pytree._register_namedtuple(cls, serialized_type_name=f"torchcaps.{cls.__name__}")
+    return cls
+
+
+@exportable
 class Capsules(NamedTuple):
     """A set of capsules: what each one looks like, and whether it is there.
 

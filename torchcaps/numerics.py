@@ -1,7 +1,8 @@
-"""What all rooms need of numbers: the dtype to compute in, divisors that cannot vanish, sizes that are sizes."""
+"""What all rooms need of numbers: precision, divisors that cannot vanish, sizes that are sizes."""
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral
 from typing import Any
 
@@ -21,6 +22,14 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
         if tensor is not None:
             dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
+
+
+def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Switches autocast off, if it is on: sums that run over all children do not survive half precision."""
+    kind = tensor.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):  # an exported program with the switch is not to be saved
+        return nullcontext()
+    return torch.autocast(device_type=kind, enabled=False)
 
 
 def check_sizes(least: int = 1, **sizes: Any) -> None:

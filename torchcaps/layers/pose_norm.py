@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.layers.pose import Pose, pose_shape
-from torchcaps.numerics import check_finite, check_sizes, compute_dtype
+from torchcaps.numerics import check_finite, check_sizes, compute_dtype, full_precision
 
 PoseScale = Literal["element", "type"]
 
@@ -71,7 +71,7 @@ class PoseNorm(nn.Module):
             expected = ", ".join(map(str, (self.types, *self.pose)))
             raise ValueError(f"poses must be (B, *sites, {expected}), got shape {tuple(pose.shape)}")
         flat = pose.to(compute_dtype(pose)).flatten(-len(self.pose)).flatten(0, -3)  # [all sites, types, H]
-        with torch.autocast(pose.device.type, enabled=False):
+        with full_precision(pose):
             if self.norm is not None:
                 normal = self._by_element(self.norm, flat.flatten(1)).view_as(flat)
             else:

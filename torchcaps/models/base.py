@@ -6,13 +6,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, exportable
 from torchcaps.layers import CapsLinear, ClassCaps, mask_capsules
 from torchcaps.models.network import Network
 from torchcaps.numerics import check_sizes
 from torchcaps.routing import Routed, Routing
 
 
+@exportable
 class Prediction(NamedTuple):
     """What a network says about a batch of images.
 

@@ -99,7 +99,7 @@ class GridWide(Normaliser):
         children = self.windows.children(self.types, partition.device)
         field = partition.reshape(-1, children.numel(), *partition.shape[2:])
         index = children.long().view(1, -1, *[1] * (field.ndim - 2)).expand_as(field)
-        grid = field.new_full((len(field), self.windows.padded * self.types, *field.shape[2:]), -torch.inf)
+        grid = field.new_full((field.shape[0], self.windows.padded * self.types, *field.shape[2:]), -torch.inf)
         peak = grid.scatter_reduce(1, index, field.detach(), "amax")
         peak = peak.masked_fill(peak == -torch.inf, 0.0)  # of nobody, or of parents that are all infinitely far
         total = torch.zeros_like(grid).scatter_add(1, index, (field - peak.gather(1, index)).exp())

@@ -1,4 +1,4 @@
-"""Derivatives that are written for no kernel: second ones, and those of forward mode and ``torch.func``.
+"""What no kernel is written for: second derivatives, those of forward mode and of ``torch.func``, ONNX.
 
 Backends that do not store votes have a backward pass of their own. What differentiates that again, or goes another way,
 is left to formulas in plain PyTorch, which store the votes and are right to any order.
@@ -27,6 +27,8 @@ def only_stored() -> str:
     """Why votes must be stored here, in words; empty if they need not."""
     if forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None:
         return "forward-mode derivatives and torch.func need stored votes: backend='naive'"
+    if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
+        return "an ONNX file knows standard operators alone, and these need stored votes: backend='naive'"
     return ""
 
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 from torchcaps.ops.backend import Rule, VoteSource
 from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.ops.derivatives import constant, only_stored
@@ -96,7 +98,7 @@ def preferred_backend(votes: "Votes") -> Choice:
         return Choice("naive", stored)
     device = votes.children.device.type
     few = FEW.get(device, FEW["cpu"])
-    if math.prod(votes.shape) <= few:
+    if _at_most(math.prod(votes.shape), few):
         return Choice("naive", f"votes of at most {few:,} numbers are stored on {device}")
     fused = FUSED.get(device)
     if fused is None:
@@ -121,6 +123,15 @@ def able_backend(preferred: Choice, similarity: Similarity | None, rule: Rule) -
         raise ValueError(f"backend {preferred.backend!r} cannot do {name}: {trouble}")
     able = next(name for name in ("chunked", "naive") if not BACKENDS[name].supports(similarity, rule))
     return Choice(able, f"{preferred.backend} is not for this call: {trouble}")
+
+
+def _at_most(numbers: int | torch.SymInt, most: int) -> bool:
+    """Whether there are at most so many numbers; where an exported program leaves a size open, whether always."""
+    if not isinstance(numbers, torch.SymInt):
+        return numbers <= most
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(numbers <= most)
 
 
 @constant

@@ -1,7 +1,6 @@
 """Votes: what routing algorithms are written against."""
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import compute_dtype
+from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops.backend import Moments, Rule, VoteSource
 from torchcaps.ops.checks import check_field, check_mask, check_votes
 from torchcaps.ops.chunked import any_similarity
@@ -97,7 +96,7 @@ class Votes:
         dtype = compute_dtype(self.children, self.transforms)
         coordinates = None if self.coordinates is None else self.coordinates.to(dtype)
         # With gradients even where the first look is without: the backend stays for later ones.
-        with _full_precision(self.children), torch.enable_grad():
+        with full_precision(self.children), torch.enable_grad():
             children, transforms = self.children.to(dtype), self.transforms.to(dtype)
             if backend.indexed:
                 return backend(children, transforms, coordinates, self.sites)
@@ -107,7 +106,7 @@ class Votes:
         """The backend of ``moments(similarity)`` and why: :func:`~torchcaps.ops.choose_backend`."""
         if self._offset_apart(similarity) is not None:
             return self.restricted(offset=None).choose(similarity)
-        with _full_precision(self.children):
+        with full_precision(self.children):
             similarity, rule, _ = self._competition(similarity)
         assert self._preferred is not None
         return able_backend(self._preferred, similarity, rule)
@@ -167,7 +166,7 @@ class Votes:
         offset = None if scatter else self._offset_apart(similarity)
         if offset is not None:
             return self._with_offset(self.restricted(offset=None).moments(similarity, weights), weights, offset)
-        with _full_precision(self.children):
+        with full_precision(self.children):
             similarity, rule, source = self._competition(similarity)
             if weights is not None:
                 check_field("weights", weights, self.children)
@@ -194,7 +193,7 @@ class Votes:
             weights: the child activations ``a``, (N, G); None for ones.
         """
         source = self.source
-        with _full_precision(self.children):
+        with full_precision(self.children):
             weights = self.present(weights)
             if weights is not None:
                 weights = self.gather(weights.to(source.children.dtype))
@@ -205,7 +204,7 @@ class Votes:
 
     def _with_offset(self, moments: Moments, weights: Tensor | None, offset: Tensor) -> Moments:
         """The moments with what an offset of each pair, (I, J), adds to them: sums that need no vote."""
-        with _full_precision(self.children):
+        with full_precision(self.children):
             source, weights = self.source, self.present(weights)
             offset = self._fitting(Rule(offset=offset)).tensors[0]
             if weights is not None:
@@ -221,21 +220,21 @@ class Votes:
         """
         if self.normaliser.scale is not None or self.normaliser.offset is not None:
             return self.restricted(scale=None, offset=None).assignment(similarity)
-        with _full_precision(self.children):
+        with full_precision(self.children):
             similarity, rule, source = self._competition(similarity)
             assignment = source.assignment(similarity, rule)
             return assignment if self.mask is None else assignment * self.gather(self.mask)[..., None]
 
     def logits(self, similarity: Similarity | None = None) -> Tensor:
         """The logits ``l_ij`` that the parents compete with, (B, I, J)."""
-        with _full_precision(self.children):
+        with full_precision(self.children):
             similarity, _, source = self.restricted(mapping=None)._competition(similarity)
             return source.logits(similarity)
 
     def dense(self) -> Tensor:
         """All votes, stored, (B, I, J, H): for looking at them."""
         source = self.source
-        with _full_precision(self.children):
+        with full_precision(self.children):
             return dense_votes(in_windows(source.children, source.sites), source.transforms, source.coordinates)
 
     def present(self, weights: Tensor | None) -> Tensor | None:
@@ -291,10 +290,3 @@ def _checked_similarity(similarity: Any) -> Similarity | None:
         f"similarity must be None or a torchcaps.ops.Similarity, got {type(similarity).__name__}: derive it from that "
         "class, declare the axes of its tensors and give it a method logits(votes)"
     )
-
-
-def _full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Routing is clustering: its sums run over all children, and do not survive half precision."""
-    if tensor.device.type == "meta":  # which has no autocast to switch off
-        return nullcontext()
-    return torch.autocast(device_type=tensor.device.type, enabled=False)

@@ -107,7 +107,7 @@ class Windows:
 
 def in_windows(field: Tensor, sites: Tensor | None) -> Tensor:
     """What belongs to the children of each window, (N, G, ...) to (B, I, ...)."""
-    return field if sites is None else field[:, sites].flatten(0, 1)
+    return field if sites is None else field.index_select(1, sites.flatten()).unflatten(1, sites.shape).flatten(0, 1)
 
 
 @lru_cache(maxsize=64)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import compute_dtype, positive
+from torchcaps.numerics import compute_dtype, full_precision, positive
 from torchcaps.ops import Given, Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, register_routing
 
@@ -31,7 +31,7 @@ def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Ten
     """
     dtype = compute_dtype(votes.children, weight)
     children = votes.gather(votes.children.flatten(2)).to(dtype)
-    with torch.autocast(children.device.type, enabled=False):
+    with full_precision(children):
         similarity = Given(torch.einsum("bip,ijp->bij", children, weight.to(dtype)) + bias)
     moments = votes.moments(similarity, weights)
     present = votes.present(weights)

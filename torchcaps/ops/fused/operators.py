@@ -20,6 +20,7 @@ from torchcaps.ops.backend import Moments, Rule, VoteSource
 from torchcaps.ops.closed_forms import attention_moments, uniform_moments
 from torchcaps.ops.derivatives import Tensors, gradients, only_stored
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
+from torchcaps.ops.windows import in_windows
 
 
 class Call(NamedTuple):
@@ -338,7 +339,7 @@ class FusedVotes(VoteSource):
         logits = self.logits(similarity)
         partition = rule.log_partition
         if partition is not None and self.sites is not None:
-            rule = Rule(rule.orphan, rule.hard, partition[:, self.sites].flatten(0, 1))
+            rule = Rule(rule.orphan, rule.hard, in_windows(partition, self.sites))
         return naive.logits_assignment(logits, rule)
 
     def logits(self, similarity: Similarity | None) -> Tensor:
