@@ -96,6 +96,7 @@ class TestItem17:
         with pytest.warns(UserWarning, match=r"goes on with changes: .*optimizer\.lr was 0\.001, is 0\.01"):
             assert main([*resume, "--allow_changes", *changes]) == 0
         assert json.loads((run / "summary.json").read_text())["epochs"] == 2
+        assert main(["train", "--resume", str(run)]) == 0  # the options of the run are the new ones now
 
     @pytest.mark.parametrize(
         ("was", "now", "expected"),

@@ -28,6 +28,7 @@ def finish(processes: list[subprocess.Popen]) -> None:
     finally:
         for process in processes:
             process.kill()
+            process.communicate()
 
 
 def start(*command: str) -> subprocess.Popen:
@@ -50,23 +51,8 @@ def test_two_nodes_train_like_one_process(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     where = ["--nnodes", "2", "--nproc_per_node", "1", "--master_addr", "127.0.0.1", "--master_port", port]
-    finish(
-        [
-            start(
-                "torch.distributed.run",
-                *where,
-                "--node_rank",
-                rank,
-                "-m",
-                "torchcaps",
-                *OPTIONS,
-                *NODES,
-                "--run",
-                str(two),
-            )
-            for rank in "01"
-        ]
-    )
+    train = ["-m", "--", "torchcaps", *OPTIONS, *NODES, "--run", str(two)]  # -- or torchrun takes --run for its own
+    finish([start("torch.distributed.run", *where, "--node_rank", rank, *train) for rank in "01"])
     for expected, got in zip(rows(one), rows(two), strict=True):
         assert got["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-4)
         assert got["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-4)

@@ -12,6 +12,7 @@ from lightning import Trainer
 
 import torchcaps
 from torchcaps.models import ImageClassifier, load_pretrained
+from torchcaps.models.whole import write_whole
 from torchcaps.tasks import Examination, Task
 from torchcaps.training.fitting import Fitting, rehearse
 from torchcaps.training.folder import RunFolder, is_first_process
@@ -72,6 +73,8 @@ def train(
         runner, metrics = fitting.run()
         if not runner.is_global_zero:
             return None
+        if caller.allow_changes:
+            write_whole(folder.config, caller.config)
         used = fitting.take_best()
         save(network, folder, subject, task)
         network = load_pretrained(folder.model)  # what the summary speaks of is what was saved
