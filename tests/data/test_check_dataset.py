@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+import datasets
+import numpy as np
 import pytest
 import test_cifar10
 import test_smallnorb
@@ -20,6 +22,7 @@ from torchcaps.data import (
     MNIST,
     Digits,
     FashionMNIST,
+    Hub,
     ImageData,
     ImageFolder,
     ImageSet,
@@ -60,10 +63,16 @@ def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., 
             (folder / name / f"{part}-labels-idx1-ubyte").write_bytes(idx((count,), labels))
     test_cifar10.write(folder / "cifar10")
     write_smallnorb(folder / "smallnorb")
+    pixels = [np.frombuffer(draw.randbytes(30), np.uint8).reshape(5, 6) for _ in range(40)]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    rows = {"image": [Image.fromarray(image) for image in pixels], "label": [number % 2 for number in range(40)]}
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_dict(rows, features).save_to_disk(folder / "hub")
     data_dir = {"data_dir": str(folder), "download": False}
     return {
         "cifar10": partial(CIFAR10, **data_dir),
         "digits": Digits,
+        "hub": partial(Hub, str(folder / "hub")),
         "fashion_mnist": partial(TinyFashion, **data_dir),
         "folder": partial(ImageFolder, str(folder / "images")),
         "mnist": partial(TinyMNIST, **data_dir),

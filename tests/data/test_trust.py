@@ -96,6 +96,13 @@ class TestItem1:
         assert later.fingerprint() != fingerprint
         assert len(later.train) == 58
 
+    def test_another_folder_altogether_is_refused(self, tmp_path):
+        manifest = ImageFolder(str(make_root(tmp_path / "one"))).manifest()
+        later = ImageFolder(str(make_root(tmp_path / "other", classes=("x", "y"), start=5000)), size=8)
+        assert len(later.follow(manifest).removed) == len(later.follow(manifest).added) == 60
+        with pytest.raises(ValueError, match="there is none of the images that the run was trained and tested on"):
+            _ = later.test
+
     def test_swapped_classes_change_the_fingerprint(self, tmp_path):
         data = ImageFolder(str(make_root(tmp_path)))
         manifest, fingerprint = data.manifest(), data.fingerprint()

@@ -264,6 +264,8 @@ class ListedImages(ImageData):
     def _shape(self, entries: Sequence[Entry]) -> tuple[tuple[int, int, int], Item]:
         """The shape of all images, and the first that can be read, whose size it is where none was asked for."""
         items = [self._items[entry.name] for entry in entries]
+        if not items:
+            raise ValueError("there is none of the images that the run was trained and tested on")
         channels = self.channels or (1 if all(self._seen[entry.name].grey for entry in entries) else 3)
         if self.size is not None:
             return (channels, *self.size), items[0]
