@@ -48,7 +48,7 @@ class TestEachFactHasItsAdvice:
 
     def test_not_learned_to_the_end(self):
         rising = [{"train_accuracy": value, "val_accuracy": value} for value in (0.3, 0.4, 0.5, 0.6, 0.7)]
-        assert options(advice(EVEN, EVEN, metrics=rising)) == "--epochs 10"
+        assert options(advice(EVEN, EVEN, metrics=rising)) == "--epochs 20"
         flat = [{"train_accuracy": 0.7, "val_accuracy": 0.7}] * 5
         assert options(advice(EVEN, EVEN, {"model": "capsnet"}, flat)) == "--model capsnet_on_backbone"
         found = advice(EVEN, EVEN, {"model": "capsnet_on_backbone"}, flat)

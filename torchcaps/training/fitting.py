@@ -181,6 +181,7 @@ def _expected_warnings() -> Iterator[None]:
         warnings.filterwarnings("ignore", ".*does not have many workers.*")
         warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")  # between Lightning and torch
         warnings.filterwarnings("ignore", ".*number of training batches.*")
+        warnings.filterwarnings("ignore", ".*scheduler is using 'interval': 'epoch'.*")  # one cycle, in whole epochs
         warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists.*")
         yield
 

@@ -124,7 +124,7 @@ def _unfinished(train: list[float], summary: Mapping[str, Any]) -> Hint:
     rising = len(train) < 4 or train[-1] - train[-4] > 0.01
     fact = f"after {len(train)} epochs {train[-1]:.1%} of the training images are right"
     if rising:
-        return Hint(fact, "it was still getting better: train longer", f"--epochs {2 * len(train)}")
+        return Hint(fact, "it was still getting better: train longer", f"--epochs {max(20, 2 * len(train))}")
     if summary.get("model", "").startswith("capsnet_on_backbone"):
         return Hint(fact, "and it gets no better: take a wider network", "--model_args.widths [64,128,256]")
     return Hint(fact, "and it gets no better: take a stronger network", "--model capsnet_on_backbone")
