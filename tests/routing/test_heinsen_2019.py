@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from by_the_book import Array, D, H, I, J, M, P, check_equations, check_gradients, normal, problem
+from by_the_book import Array, B, D, H, I, J, M, P, check_equations, check_gradients, normal, problem
 from torch import Tensor
 
 from torchcaps import CapsLinear
