@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -365,3 +366,28 @@ def test_the_page_about_the_algorithm_has_the_figures_of_its_script(tmp_path: Pa
     assert "20.25 MiB" in page
     assert (tmp_path / "algorithm.png").stat().st_size > 10_000
     assert (ROOT / "docs" / "pictures" / "algorithm.png").exists()
+
+
+def test_em_learning_shows_the_variants_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row each, with an entropy for each of three routed layers."""
+    from torchcaps.bench import em_learning
+    from torchcaps.data import ImageSet
+
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (10, 2, 32, 32), generator=generator, dtype=torch.uint8)
+    whole = ImageSet(images, torch.arange(10) % 5, tuple("abcde"))
+    data = SimpleNamespace(train=whole, validation=whole, image_shape=(2, 32, 32))
+    monkeypatch.setattr(em_learning, "SmallNORB", lambda **_: data)
+    monkeypatch.setattr(em_learning, "NETWORK", {"channels": 4, "types": (2, 3, 3)})
+    said: list[str] = []
+    command.main(
+        ["em_learning", "--steps", "1", "--seeds", "0", "--only", "preserve", "element, types do not"], said.append
+    )
+    heading, *rows = (line.strip("| ").split(" | ") for line in "\n".join(said).splitlines() if "|---" not in line)
+    apart, preserved = rows
+    assert len(heading) == len(apart) - 1 == len(preserved) - 1 == 8
+    assert [len(row[heading.index("entropies") + 1].split()) for row in rows] == [3, 3]
+    masses = [float(row[heading.index("mass") + 1]) for row in rows]
+    assert masses[0] == pytest.approx(3 * masses[1], rel=0.05)  # 3 types share a child, or each takes all of it
+    deviations = [float(value) for value in preserved[heading.index("deviations at the start") + 1].split()]
+    assert max(deviations[:3]) < 1.1 * min(deviations[:3])

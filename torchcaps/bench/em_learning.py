@@ -2,8 +2,9 @@
 
 Trains networks of the size of the quick preset of ``smallnorb-em`` for some hundred steps on smallNORB, one toy of each
 class held out, and prints a table: training accuracy over the last steps, accuracy on the toys held out, the middle and
-the largest length of the gradient, the mass of a parent of the first routed layer, the entropy of its assignments (1 is
-uniform), the deviations of the poses at the start, and seconds of the processor. Each seed holds out another toy.
+the largest length of the gradient, the mass of a parent of the first routed layer, the entropies of the assignments in
+the three routed layers (1 is uniform), the deviations of the poses at the start, and seconds of the processor. Each
+seed holds out another toy.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from torchcaps import SpreadLoss, create_model
 from torchcaps.bench.suite import Show
 from torchcaps.data import ImageSet, Preprocess, SmallNORB
 from torchcaps.explain import examine, layer_entropy, observe_layers
+from torchcaps.layers import preserve_deviation
 from torchcaps.routing import EMRouting
 from torchcaps.training import train_loader
 
@@ -37,11 +39,13 @@ class Variant:
         name: what is different.
         routing: arguments of EM routing.
         network: arguments of the network.
+        preserve: whether transforms start at a scale that preserves the deviation of the poses.
     """
 
     name: str
     routing: Mapping[str, Any] = field(default_factory=dict)
     network: Mapping[str, Any] = field(default_factory=dict)
+    preserve: bool = False
 
 
 MEAN, ELEMENT, TYPE = {"sharpness": "mean"}, {"pose_norm": "element"}, {"pose_norm": "type"}
@@ -59,9 +63,13 @@ VARIANTS = (
     Variant("3 steps, sharpness learned from 1/H, by element", {**MEAN, "learn_sharpness": "layer"}, ELEMENT),
     Variant("3 steps, types do not compete", {}, {"competition": "position"}),
     Variant("3 steps, sharpness 1/H, by element, types do not compete", MEAN, {**ELEMENT, "competition": "position"}),
+    Variant("3 steps, sharpness 1/H, by element, relative floor 0.01", {**MEAN, "relative_floor": 0.01}, ELEMENT),
+    Variant("3 steps, sharpness 1/H, by element, scaled coordinates", MEAN, {**ELEMENT, "coordinates": "scaled"}),
+    Variant("3 steps, sharpness 1/H, by element, residual", MEAN, {**ELEMENT, "residual": True}),
+    Variant("3 steps, sharpness 1/H, transforms that preserve the deviation", MEAN, preserve=True),
 )
 HEAD = (
-    "| | training accuracy | held-out toys | gradient, median | largest | mass | entropy | deviations at the start "
+    "| | training accuracy | held-out toys | gradient, median | largest | mass | entropies | deviations at the start "
     "| seconds |"
 )
 
@@ -75,7 +83,7 @@ class Row:
     gradient: float
     largest: float
     mass: float
-    entropy: float
+    entropies: tuple[float, ...]
     deviations: tuple[float, ...]
     seconds: float
 
@@ -99,6 +107,8 @@ def run(variant: Variant, count: int, seed: int) -> Row:
     )
     stream = batches(data.train, PREPROCESS, BATCH, seed)
     first, _ = next(stream)
+    if variant.preserve:
+        preserve_deviation(network, first)
     deviations = tuple(float(layer.capsules.pose.std()) for layer in _observed(network, first).values())
     start = time.process_time()
     right, norms = _trained(network, itertools.islice(stream, count))
@@ -106,9 +116,10 @@ def run(variant: Variant, count: int, seed: int) -> Row:
     held_out = 1 - examine(network, data.validation.prepared(PREPROCESS)).error
     last = right[-max(1, count // 5) :]
     with torch.no_grad():
-        layer = _observed(network.eval(), first)["conv_caps1"]
-        mass, entropy = float(layer.assignment().sum(-2).mean()), float(layer_entropy(layer).mean())
-    return Row(100 * mean(last), 100 * held_out, median(norms), max(norms), mass, entropy, deviations, seconds)
+        routed = [layer for layer in _observed(network.eval(), first).values() if layer.routed]
+        mass = float(routed[0].routed[0].assignment.sum(1).mean())
+        entropies = tuple(float(layer_entropy(layer).mean()) for layer in routed)
+    return Row(100 * mean(last), 100 * held_out, median(norms), max(norms), mass, entropies, deviations, seconds)
 
 
 @torch.no_grad()
@@ -136,7 +147,9 @@ def line(variant: Variant, rows: list[Row]) -> str:
     def spread(values: list[float]) -> str:
         return f"{mean(values):.0f} ({min(values):.0f}-{max(values):.0f})"
 
-    deviations = " ".join(f"{mean(values):.2g}" for values in zip(*(row.deviations for row in rows), strict=True))
+    def each_layer(layers: list[tuple[float, ...]], digits: str) -> str:
+        return " ".join(f"{mean(values):{digits}}" for values in zip(*layers, strict=True))
+
     cells = [
         variant.name,
         spread([row.training for row in rows]),
@@ -144,8 +157,8 @@ def line(variant: Variant, rows: list[Row]) -> str:
         f"{median(row.gradient for row in rows):.2g}",
         f"{max(row.largest for row in rows):.2g}",
         f"{mean(row.mass for row in rows):.2g}",
-        f"{mean(row.entropy for row in rows):.2f}",
-        deviations,
+        each_layer([row.entropies for row in rows], ".2f"),
+        each_layer([row.deviations for row in rows], ".2g"),
         f"{mean(row.seconds for row in rows):.0f}",
     ]
     return f"| {' | '.join(cells)} |"
@@ -156,9 +169,9 @@ def main(arguments: list[str], show: Show, program: str) -> None:
     parser = argparse.ArgumentParser(prog=program, description=__doc__)
     parser.add_argument("--steps", type=int, default=600, help="of training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--only", type=str, default="", help="variants with this in their names")
+    parser.add_argument("--only", nargs="+", default=[""], help="variants with one of these in their names")
     options = parser.parse_args(arguments)
     show(f"{HEAD}\n{'|---' * HEAD.count(' | ')}|---|")
     for variant in VARIANTS:
-        if options.only in variant.name:
+        if any(part in variant.name for part in options.only):
             show(line(variant, [run(variant, options.steps, seed) for seed in options.seeds]))

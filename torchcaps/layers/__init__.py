@@ -10,8 +10,10 @@ from torchcaps.layers.fixed_point import (
     implicit_activation,
     self_weighted_pooling,
 )
+from torchcaps.layers.identity_path import IdentityPath
+from torchcaps.layers.initial import preserve_deviation
 from torchcaps.layers.linear import CapsLinear, reflected
-from torchcaps.layers.pose_norm import PoseNorm
+from torchcaps.layers.pose_norm import PoseMagnitude, PoseNorm
 from torchcaps.layers.primary import PrimaryCaps, PrimaryCaps1d, PrimaryCaps3d, PrimaryCapsNd
 
 __all__ = [
@@ -22,7 +24,9 @@ __all__ = [
     "CapsLinear",
     "ClassCaps",
     "FullyConnectedDecoder",
+    "IdentityPath",
     "ImplicitActivation",
+    "PoseMagnitude",
     "PoseNorm",
     "PrimaryCaps",
     "PrimaryCaps1d",
@@ -33,6 +37,7 @@ __all__ = [
     "coordinate_addition",
     "implicit_activation",
     "mask_capsules",
+    "preserve_deviation",
     "reflected",
     "self_weighted_pooling",
 ]

@@ -1,15 +1,19 @@
 """Class capsules over a map: transforms shared by all positions, and the positions added to the votes."""
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import Pose, check_axes, check_map, check_rows, pose_shape, present, without_own_transforms
+from torchcaps.layers.pose_norm import PoseMagnitude
 from torchcaps.numerics import compute_dtype
 from torchcaps.ops import Votes
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
+
+Coordinates = bool | Literal["scaled"]
 
 
 def coordinate_addition(
@@ -56,8 +60,11 @@ class ClassCaps(nn.Module):
         in_pose: child pose: P for vectors, (M, P) for matrices.
         out_pose: class pose: D for vectors, (M, D) for matrices.
         routing: any routing; the layer keeps a copy of its own. Default: EM routing.
-        coordinates: whether to add the positions to the votes.
-        coordinate_scale: of the positions.
+        coordinates: whether to add the positions to the votes: True, as published; or ``"scaled"`` to the children's
+            poses, that is multiplied by how large these are (:class:`~torchcaps.layers.PoseMagnitude`: of the batch in
+            training, a running one in evaluation, no gradient). As published they drown poses that have faded from
+            layer to layer, and are drowned by large ones.
+        coordinate_scale: of the positions; a further factor of scaled ones.
         axes: of the grid: 1, 2 or 3.
         init_std: deviation of the transforms' normal initialisation.
         backend: ``"naive"``, ``"chunked"``, or None for the dispatcher's choice.
@@ -80,7 +87,7 @@ class ClassCaps(nn.Module):
         out_pose: Pose,
         *,
         routing: Routing | None = None,
-        coordinates: bool = True,
+        coordinates: Coordinates = True,
         coordinate_scale: float = 1.0,
         axes: int = 2,
         init_std: float = 0.3,
@@ -90,6 +97,8 @@ class ClassCaps(nn.Module):
         self.in_types = in_types
         self.in_pose, self.out_pose = pose_shape(in_pose), pose_shape(out_pose)
         check_rows(self.in_pose, self.out_pose)
+        if coordinates not in (True, False, "scaled"):
+            raise ValueError(f"coordinates must be True, False or 'scaled', got {coordinates!r}")
         self.coordinates = coordinates
         self.coordinate_scale = coordinate_scale
         self.axes = check_axes(axes)
@@ -100,6 +109,7 @@ class ClassCaps(nn.Module):
             )  # so that a vote too small for it is told at once
         self.weight = nn.Parameter(torch.empty(in_types, classes, self.in_pose[-1], self.out_pose[-1]))
         self.routing = (routing or EMRouting()).bind(LayerShape(None, classes, self.in_pose, self.out_pose))
+        self.magnitude = PoseMagnitude() if coordinates == "scaled" else None
         nn.init.normal_(self.weight, std=init_std)
         without_own_transforms(self, self.routing)
 
@@ -110,20 +120,26 @@ class ClassCaps(nn.Module):
         """
         grid = check_map(children, self.in_types, self.in_pose, self.axes)
         transforms = self.weight.expand(math.prod(grid), *self.weight.shape).flatten(0, 1)
-        offsets = None
-        if self.coordinates:
-            field = coordinate_addition(
-                *grid,
-                math.prod(self.out_pose),
-                scale=self.coordinate_scale,
-                dtype=compute_dtype(children.pose, self.weight),
-                device=self.weight.device,
-            )
-            offsets = field.unsqueeze(-2).expand(*grid, self.in_types, -1).flatten(0, -2)
-        flat = present(children, mask).flatten()
+        children = present(children, mask)
+        offsets = self._offsets(children, mask) if self.coordinates else None
+        flat = children.flatten()
         there = None if mask is None else mask.flatten(1)
         votes = Votes(flat.pose, transforms, offsets, backend=self.backend, mask=there)
         return self.routing(votes, flat.activation, initial=initial)
+
+    def _offsets(self, children: Capsules, mask: Tensor | None) -> Tensor:
+        """What is added to all votes of each child, (I, H)."""
+        grid = children.activation.shape[1:-1]
+        field = coordinate_addition(
+            *grid,
+            math.prod(self.out_pose),
+            scale=self.coordinate_scale,
+            dtype=compute_dtype(children.pose, self.weight),
+            device=self.weight.device,
+        )
+        if self.magnitude is not None:
+            field = field * self.magnitude(children.pose, mask)
+        return field.unsqueeze(-2).expand(*grid, self.in_types, -1).flatten(0, -2)
 
     def forward(self, children: Capsules, mask: Tensor | None = None) -> Capsules:
         """Routes the children to the classes.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.layers.identity_path import IdentityPath
 from torchcaps.layers.pose import (
     PerAxis,
     Pose,
@@ -52,8 +53,11 @@ class CapsConvNd(nn.Module):
             whatever the ``"position"`` (types do not compete, as in the released code's ``update_conv_routing``); or
             only those of one ``"window"``, each window for itself (as in most ports).
         pose_norm: normalise the parents' poses, see :class:`~torchcaps.layers.PoseNorm`; None leaves them.
+        residual: add the children's poses to the routed ones (before they are normalised), see
+            :class:`~torchcaps.layers.IdentityPath`; children and parents then have poses of the same shape.
         init_std: deviation of the transforms' normal initialisation; None for sqrt(I / P), with I children in a window
-            (of a group): the mean vote of children that agree on nothing then has their deviation, at any depth.
+            (of a group): the mean vote of equally active children that agree on nothing then has their deviation, where
+            none of them are padding. :func:`~torchcaps.layers.preserve_deviation` scales to that of any.
         backend: ``"naive"``, ``"chunked"``, or None for the dispatcher's choice.
 
     Shape:
@@ -84,6 +88,7 @@ class CapsConvNd(nn.Module):
         routing: Routing | None = None,
         competition: Competition = "image",
         pose_norm: PoseScale | None = None,
+        residual: bool = False,
         init_std: float | None = 0.3,
         backend: str | None = None,
     ) -> None:
@@ -112,6 +117,9 @@ class CapsConvNd(nn.Module):
         template = routing or EMRouting()
         shape = LayerShape(places * in_types // groups, out_types // groups, self.in_pose, self.out_pose)
         self.routings = nn.ModuleList(template.bind(shape) for _ in range(groups))
+        if residual and self.in_pose != self.out_pose:
+            raise ValueError(f"residual needs poses of one shape: in_pose is {in_pose}, out_pose is {out_pose}")
+        self.identity_path = IdentityPath(in_types, out_types, groups) if residual else None
         self.pose_norm = None if pose_norm is None else PoseNorm(out_types, out_pose, pose_norm)
         if init_std is None:
             init_std = math.sqrt(places * in_types // groups / self.in_pose[-1])
@@ -153,15 +161,17 @@ class CapsConvNd(nn.Module):
             mask: bool (B, *grid, in_types), False for children that are not there, whatever they hold; None: all are.
                 Which parents are then there, for a layer above, :meth:`out_mask` says.
         """
-        return self.parents(self.route(children) if mask is None else self.route(children, mask), children)
+        return self.parents(self.route(children) if mask is None else self.route(children, mask), children, mask)
 
-    def parents(self, groups: list[Routed], children: Capsules) -> Capsules:
+    def parents(self, groups: list[Routed], children: Capsules, mask: Tensor | None = None) -> Capsules:
         """What :meth:`route` found for these children, as :meth:`forward` gives it."""
-        out = self.windows(children).out
+        windows = self.windows(children)
         dtype = torch.promote_types(children.pose.dtype, self.weight.dtype)
         parts = [as_capsules(routed, self.out_pose, dtype) for routed in groups]
-        pose = torch.cat([part.pose for part in parts], dim=1).unflatten(0, (-1, *out))
-        activation = torch.cat([part.activation for part in parts], dim=1).unflatten(0, (-1, *out))
+        pose = torch.cat([part.pose for part in parts], dim=1).unflatten(0, (-1, *windows.out))
+        activation = torch.cat([part.activation for part in parts], dim=1).unflatten(0, (-1, *windows.out))
+        if self.identity_path is not None:
+            pose = pose + self.identity_path(present(children, mask), windows).to(dtype)
         return Capsules(pose if self.pose_norm is None else self.pose_norm(pose), activation)
 
     def out_mask(self, mask: Tensor) -> Tensor:

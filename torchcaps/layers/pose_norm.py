@@ -93,3 +93,41 @@ class PoseNorm(nn.Module):
     def extra_repr(self) -> str:
         """Types, pose and kind."""
         return f"{self.types}, {self.pose}, kind={self.kind!r}"
+
+
+class PoseMagnitude(nn.Module):
+    r"""How large poses are, :math:`\sqrt{\overline{M^2}}` over all of their numbers: one number, and no gradient.
+
+    In training it is that of the batch; evaluation has a running one: the mean of the squares over the first batches,
+    and from then on with ``momentum``. An orthogonal change of viewpoint leaves it as it is.
+
+    Args:
+        momentum: least share of a batch in the running square.
+    """
+
+    mean_square: Tensor
+    batches: Tensor
+
+    def __init__(self, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("mean_square", torch.ones(()))
+        self.register_buffer("batches", torch.zeros(()))
+
+    @torch.no_grad()
+    def forward(self, pose: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The magnitude, float32 at least.
+
+        Args:
+            pose: (B, *sites, *pose), 0 for capsules that are not there.
+            mask: bool (B, *sites), False for these.
+        """
+        if not self.training:
+            return self.mean_square.to(compute_dtype(pose)).sqrt()
+        square = pose.to(compute_dtype(pose)).square()
+        numbers = square.numel() if mask is None else mask.sum().clamp(min=1) * (square.numel() // mask.numel())
+        found = square.sum() / numbers
+        self.batches += 1
+        share = (1 / self.batches).clamp(min=self.momentum)
+        self.mean_square.lerp_(found.to(self.mean_square.dtype), share.to(self.mean_square.dtype))
+        return found.sqrt()

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsConv2d, ClassCaps, FullyConnectedDecoder, PrimaryCaps
+from torchcaps.layers.classcaps import Coordinates
 from torchcaps.layers.conv import Competition
 from torchcaps.layers.pose_norm import PoseScale
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
@@ -56,11 +57,14 @@ class MatrixCapsNet(CapsuleClassifier):
         class_routing: of the class capsules.
         competition: which parents compete for a child: all that see it in the ``image``, those of one type at any
             ``position``, or those of one ``window``.
-        coordinates: add the children's places to their votes for the class capsules.
+        coordinates: add the children's places to their votes for the class capsules; ``"scaled"``: multiplied by how
+            large their poses are.
         decoder_hidden: widths of the decoder's hidden layers; None for no decoder, as in the paper.
         decoder_by_class: whether the decoder is told which class it decodes.
         pose_norm: normalise the poses that go into each routed layer, see :class:`~torchcaps.layers.PoseNorm`; None, as
             published, leaves them, and they fade from layer to layer.
+        residual: add the children's poses to the routed ones in the convolutional layers, see
+            :class:`~torchcaps.layers.IdentityPath`.
 
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 5 and figure 1.
     """
@@ -77,10 +81,11 @@ class MatrixCapsNet(CapsuleClassifier):
         routing: Routing | None = None,
         class_routing: Routing | None = None,
         competition: Competition = "image",
-        coordinates: bool = True,
+        coordinates: Coordinates = True,
         decoder_hidden: Sequence[int] | None = None,
         decoder_by_class: bool = True,
         pose_norm: PoseScale | None = "element",
+        residual: bool = False,
     ) -> None:
         super().__init__(image_shape, classes)
         if len(types) != 3:
@@ -93,6 +98,7 @@ class MatrixCapsNet(CapsuleClassifier):
         self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
         self.decoder_by_class = decoder_by_class
         self.pose_norm = pose_norm
+        self.residual = residual
         in_channels, height, width = self.image_shape
         if routing is None and class_routing is None and classes < 3:
             class_routing = EMRouting.preset("mass_scaled", sharpness="mean")
@@ -115,6 +121,7 @@ class MatrixCapsNet(CapsuleClassifier):
             pose_norm=pose_norm,
         )
         routed: dict[str, Any] = {"routing": routing, "competition": competition, "pose_norm": pose_norm}
+        routed["residual"] = residual
         self.conv_caps1 = CapsConv2d(first, second, self.pose, self.pose, 3, 2, **routed)
         self.conv_caps2 = CapsConv2d(second, third, self.pose, self.pose, 3, 1, **routed)
         self.class_caps = ClassCaps(

@@ -156,7 +156,7 @@ class Adversarial(Comparison[AdversarialSettings]):
 
     def options(self, settings: AdversarialSettings, row: str) -> dict[str, Any]:
         """Those of ``smallnorb-em``; the convolutional network's epochs are shorter."""
-        options = SmallNORBEM().options(settings.networks, NETWORKS[row])
+        options = SmallNORBEM().options(replace(settings.networks, cnn_scheduler=None), NETWORKS[row])
         if row == CAPSULES:
             return options
         extra = {"limit_train_batches": settings.share} if settings.share < 1 else {}

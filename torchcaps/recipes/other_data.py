@@ -6,7 +6,18 @@ from typing import Any, ClassVar
 
 from torchcaps.recipes.kit.base import Line, register_recipe
 from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison
-from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, SPREAD, TrainingOptions, adam, falling, option, pace
+from torchcaps.recipes.kit.options import (
+    ENTROPY,
+    FAST,
+    MARGIN,
+    SPREAD,
+    TrainingOptions,
+    adam,
+    cycle,
+    falling,
+    option,
+    pace,
+)
 
 MATRIX, CAPSNET, CNN = "MatrixCapsNet, EM routing", "CapsNet, dynamic routing, 3 steps", "CNN baseline of the EM paper"
 
@@ -94,7 +105,7 @@ _SMALL: dict[str, dict[str, Any]] = {
 """The networks of the quick and smoke presets; what the quick one has besides, and the smoke one's arguments."""
 _FEW = {"channels": 32, "types": (8, 8, 8), "competition": "window"}
 _QUICK: dict[str, dict[str, Any]] = {
-    MATRIX: {**pace(1, 3e-3, 32), "model_args": _FEW, "routing": _em(2, sharpness="mean")},
+    MATRIX: {"model_args": _FEW, "routing": _em(2, sharpness="mean")},
     CAPSNET: {**pace(1, 2e-3, 64), "routing": _DYNAMIC, **FAST},
     CNN: {**pace(1, 1e-3, 64), **FAST},
 }
@@ -106,9 +117,10 @@ _SMOKE: dict[str, dict[str, Any]] = {
 
 
 def _quick(row: str, epochs: int, **more: Any) -> TrainingOptions:
-    """Small networks; the last epoch learns at a twentieth of the first one's rate."""
+    """Small networks: matrix capsules in one cycle, the last epoch of others at a twentieth of the first one's rate."""
     decay = falling(round(0.05 ** (1 / max(epochs - 1, 1)), 3))
-    return TrainingOptions(**{**_SMALL[row], **_QUICK[row], "epochs": epochs, "scheduler": decay, **more})
+    how = cycle(epochs, 5e-3, 32, average=0.998) if row == MATRIX else {"epochs": epochs, "scheduler": decay}
+    return TrainingOptions(**{**_SMALL[row], **_QUICK[row], **how, **more})
 
 
 def _smoke(*rows: str) -> OtherDataSettings:

@@ -10,7 +10,7 @@ from torchcaps.recipes import smallnorb
 from torchcaps.recipes.kit.base import Picture, lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import data_of
-from torchcaps.recipes.kit.options import falling, option
+from torchcaps.recipes.kit.options import option
 from torchcaps.recipes.smallnorb import SmallNORBEM, SmallNORBSettings
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 2, recalled"
@@ -66,8 +66,8 @@ class SmallNORBViewpoints(Comparison[SmallNORBSettings]):
             smallnorb.QUICK,
             data=option("SmallNORB", size=32, validation=0.1),
             epochs=16,
-            scheduler=falling(0.87),
             cnn_epochs=200,
+            cnn_scheduler=None,
             cnn_share=0.05,
         ),
         "smoke": replace(smallnorb.SMOKE, data=option(TurnedDigits, size=24), cnn_epochs=4, cnn_share=0.5),
@@ -77,8 +77,8 @@ class SmallNORBViewpoints(Comparison[SmallNORBSettings]):
         "The convolutional network is stopped at the validation accuracy that the capsules end with, looked at several "
         "times an epoch; the paper stopped the capsules at the error of the convolutional network. Validation images "
         "show toys of the training half from familiar viewpoints: the familiar test errors, on other toys, may differ.",
-        "Settings are those of smallnorb-em but for the epochs and, in the quick preset, the decay of the learning "
-        "rate; a tenth of the training images is for validation.",
+        "Settings are those of smallnorb-em but for the epochs and, in the quick preset, the convolutional network's "
+        "learning rate, which stays as it is; a tenth of the training images is for validation.",
     )
 
     def present(self, settings: SmallNORBSettings) -> tuple[str, ...]:

@@ -56,6 +56,9 @@ class EMSettings:
             this (Gritzman 2019: 100), so that one inverse temperature fits layers of any size. None leaves them.
         standardise: the cost is standardised over the parents, to mean 0 and deviation 1, before ``beta_a`` is added.
             Two parents then always get -1 and 1, and one parent 0: use another setting for fewer than three.
+        relative_floor: above 0, in place of ``variance_floor``: the floor is this share of :func:`votes_variance`, and
+            costs count variances in that unit, as if the votes of each example had variance 1. No scale of the votes
+            then changes assignments and activations.
     """
 
     variance_floor: float = 5e-4
@@ -64,6 +67,28 @@ class EMSettings:
     activation_scale: float = 1.0
     mass_scale: float | None = None
     standardise: bool = False
+    relative_floor: float = 0.0
+
+
+def votes_variance(moments: Moments, windows: int = 1) -> Tensor:
+    r"""The variance of all votes of an example about the means of their parents, (B, 1, 1).
+
+    .. math:: \sigma_n^2 = \frac{\sum_{wjh} Q_{nwjh}}{H \sum_{wj} N_{nwj}}
+
+    One number for all windows, parents and dimensions of an example, whatever else is in the batch: a window of few
+    active children has hardly a variance of its own, and different floors would have parents of different places
+    compete by different rules. An example whose votes all agree gets 1.
+
+    Args:
+        moments: of the first step, with the scatter.
+        windows: W, rows of the batch that belong to one example, in a row.
+    """
+    assert moments.scatter is not None
+    both = torch.stack([moments.scatter.sum((1, 2)), moments.mass.sum(1) * moments.sum.shape[-1]])  # [2, B]
+    scatter, count = both.unflatten(1, (-1, windows)).sum(-1)  # [N] each
+    spread = scatter > 0
+    variance = torch.where(spread, scatter / torch.where(spread, count, 1.0), 1.0)
+    return variance.repeat_interleave(windows)[:, None, None]
 
 
 def em_m_step(
@@ -75,6 +100,7 @@ def em_m_step(
     *,
     previous: EMState | None = None,
     children: int | Tensor = 1,
+    unit: Tensor | None = None,
 ) -> EMState:
     r"""The M-step of Procedure 1.
 
@@ -91,17 +117,21 @@ def em_m_step(
         settings: where implementations differ.
         previous: the parents before, for ``mean_smoothing``; None before the first step.
         children: I, or (B, 1), for ``mass_scale``.
+        unit: of variances, (B, 1, 1), for ``relative_floor``; None: they are counted as they are.
     """
     mean, variance = moments.mean, moments.variance
     if settings.mean_smoothing:
         old = torch.zeros_like(mean) if previous is None else previous.mean
         smooth = mean + settings.mean_smoothing * (old - mean)
         mean, variance = smooth, variance + (mean - smooth).square()
-    variance = variance + settings.variance_floor
+    variance = variance + (settings.variance_floor if unit is None else settings.relative_floor * unit)
     mass, parents, size = moments.mass, *variance.shape[1:]
+    log_variance = variance.log().sum(-1)
+    if unit is not None:
+        log_variance = log_variance - size * unit.log().squeeze(-1)
     if settings.mass_scale is not None:
         mass = mass * (settings.mass_scale * parents / children)
-    cost = settings.cost_scale * (size * beta_u + variance.log().sum(-1) / 2) * mass
+    cost = settings.cost_scale * (size * beta_u + log_variance / 2) * mass
     if settings.standardise:
         centred = cost - cost.mean(-1, keepdim=True)
         cost = centred / (centred.square().mean(-1, keepdim=True) + 1e-8).sqrt()
@@ -177,12 +207,15 @@ def em_routing(
     sharpnesses = _of_each(sharpness, steps - 1)
     similarity: Gaussian | None = None
     state: EMState | None = None
+    unit: Tensor | None = None
     for step, inverse_temperature in enumerate(inverse_temperatures):
         with torch.no_grad() if gradient == "last" and step < steps - 1 else nullcontext():
             similarity = None if state is None else em_similarity(state, sharpnesses[step - 1])
             moments = votes.moments(similarity, weights, scatter=True)
+            if settings.relative_floor and state is None:
+                unit = votes_variance(moments, 1 if votes.sites is None else len(votes.sites))
             state = em_m_step(
-                moments, beta_u, beta_a, inverse_temperature, settings, previous=state, children=votes.count
+                moments, beta_u, beta_a, inverse_temperature, settings, previous=state, children=votes.count, unit=unit
             )
     assert state is not None
     return Routed(state.mean, state.logit.sigmoid(), votes, similarity)
@@ -251,6 +284,8 @@ class EMRouting(Routing):
             a pose; a sequence has one number an E-step, for a sharpness that rises over the steps.
         learn_sharpness: learn a factor of it, kept positive: one for the ``"layer"``, or one a ``"parent"``; None
             learns none.
+        relative_floor: above 0, in place of ``variance_floor``: a share of the variance of the votes, in whose unit
+            costs are then counted too, so that no scale of the votes changes assignments and activations.
     """
 
     about = About(
@@ -280,6 +315,7 @@ class EMRouting(Routing):
         gradient: Gradient = "all",
         sharpness: float | Literal["mean"] | Sequence[float] = 1.0,
         learn_sharpness: Learned | None = None,
+        relative_floor: float = 0.0,
     ) -> None:
         super().__init__()
         self.steps = check_steps(steps)
@@ -300,6 +336,9 @@ class EMRouting(Routing):
         if learn_sharpness is not None:
             check_choice("learn_sharpness", learn_sharpness, ("layer", "parent"))
         self.learn_sharpness = learn_sharpness
+        if not 0 <= relative_floor < math.inf:
+            raise ValueError(f"relative_floor must be at least 0, got {relative_floor}")
+        self.relative_floor = relative_floor
         self._size = 1
         self.register_parameter("unit_cost", None)
         self.register_parameter("activation_cost", None)
@@ -334,6 +373,7 @@ class EMRouting(Routing):
             self.activation_scale,
             self.mass_scale,
             self.standardise,
+            self.relative_floor,
         )
         temperatures = inverse_temperatures(self.schedule, self.steps, self.inverse_temperature)
         return em_routing(

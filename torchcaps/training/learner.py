@@ -87,7 +87,11 @@ class Learner(L.LightningModule):
         optimizer = how.optimizer(self.model.parameters())
         if how.scheduler is None:
             return optimizer
-        scheduler = {"scheduler": how.scheduler(optimizer), "interval": how.scheduler_interval}
+        if how.spans_all_steps:
+            steps = int(self.trainer.estimated_stepping_batches)
+            scheduler = {"scheduler": cast(Any, how.scheduler)(optimizer, total_steps=steps), "interval": "step"}
+        else:
+            scheduler = {"scheduler": how.scheduler(optimizer), "interval": how.scheduler_interval}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def on_train_epoch_start(self) -> None:

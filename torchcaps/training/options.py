@@ -72,7 +72,8 @@ class Optimisation:
         loss: on the activations of the class capsules.
         reconstruction: weight of the sum of squared errors of the reconstruction.
         optimizer: from the parameters.
-        scheduler: of the learning rate.
+        scheduler: of the learning rate; one that takes ``total_steps`` and was not told them, as OneCycleLR with
+            ``max_lr`` alone, spans all steps of the training.
         scheduler_interval: whether the scheduler steps each epoch or each step.
     """
 
@@ -81,6 +82,12 @@ class Optimisation:
     optimizer: OptimizerFactory
     scheduler: SchedulerFactory | None = None
     scheduler_interval: Literal["epoch", "step"] = "epoch"
+
+    @property
+    def spans_all_steps(self) -> bool:
+        """Whether the scheduler must be told how many steps there are."""
+        given = getattr(self.scheduler, "keywords", {})
+        return "total_steps" in given and given["total_steps"] is None and given.get("epochs") is None
 
 
 @dataclass(kw_only=True)

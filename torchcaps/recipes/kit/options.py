@@ -30,6 +30,18 @@ def pace(
     return {**options, "scheduler_interval": each}
 
 
+def one_cycle(rate: float) -> dict[str, Any]:
+    """The option ``scheduler``: the learning rate rises to this and falls to nothing, over all of the training."""
+    return option("torch.optim.lr_scheduler.OneCycleLR", max_lr=rate)
+
+
+def cycle(epochs: int, rate: float, batch_size: int, average: float) -> dict[str, Any]:
+    """Options of :class:`TrainingOptions`: AdamW with weight decay 0.1 in one cycle, and an average of the weights."""
+    optimizer = option("torch.optim.AdamW", lr=rate, weight_decay=0.1)
+    options = {"epochs": epochs, "optimizer": optimizer, "batch_size": batch_size, "scheduler": one_cycle(rate)}
+    return {**options, "trainer": {"average": average}}
+
+
 FAST: dict[str, Any] = {"trainer": {"precision": "bf16-mixed"}, "speed": {"channels_last": True}}
 """What makes the quick presets fast on a CPU."""
 

@@ -1,0 +1,73 @@
+"""A way past the routing: children's poses that are added to those of the parents."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.numerics import compute_dtype
+from torchcaps.ops import Windows
+
+
+class IdentityPath(nn.Module):
+    r"""What a convolution adds to the routed poses of its parents: the poses of their children, as they are.
+
+    .. math:: M_{ws} = M^{\text{routed}}_{ws} + \sum_t c_{ts} \tilde M_{wt}, \quad
+        \tilde M_{wt} = \frac{\sum_k a_{wkt} M_{wkt}}{\sum_k a_{wkt}}
+
+    with k the places of window w. Where parents lie at the places of the children (stride 1, as many windows as
+    places), :math:`\tilde M_{wt}` is the child at the parent's place and no mean. With as many types of parents as of
+    children c is the identity; otherwise it is learned, one number for each pair of types (of a group). Numbers commute
+    with a change of viewpoint, so :math:`M \to T M` passes through.
+
+    Args:
+        in_types: types of children.
+        out_types: types of parents.
+        groups: of types that do not see each other.
+
+    Source: Liu et al. 2025, "Capsule networks with residual pose routing" (ResCaps), by its abstract and its released
+    code. There the identity replaces the routing: each child has one vote, :math:`M W + M`, and no parents to choose
+    from (in the code 1 is added to every number of W, and a 1x1 convolution then mixes all numbers of the poses, which
+    no change of viewpoint passes through). An identity beside a routing that stays, means of windows, and one number
+    for each pair of types are this library's.
+    """
+
+    def __init__(self, in_types: int, out_types: int, groups: int = 1) -> None:
+        super().__init__()
+        self.in_types, self.out_types, self.groups = in_types, out_types, groups
+        share = in_types // groups
+        self.mix = None
+        if in_types != out_types:
+            self.mix = nn.Parameter(torch.empty(groups, share, out_types // groups))
+            nn.init.normal_(self.mix, std=1 / math.sqrt(share))  # keeps the deviation of a pose on average
+
+    def forward(self, children: Capsules, windows: Windows) -> Tensor:
+        """What is added to the parents' poses, (B, *grid', out_types, *pose), float32 at least.
+
+        Args:
+            children: poses (B, *grid, in_types, *pose), 0 for those that are not there.
+            windows: of the convolution.
+        """
+        dtype = compute_dtype(children.pose, self.mix)
+        with torch.autocast(children.pose.device.type, enabled=False):
+            pose = children.pose.to(dtype).flatten(2 + windows.axes)  # [B, *grid, in_types, H]
+            if windows.out != windows.size or max(windows.stride) > 1:
+                pose = self._means(pose, children.activation.to(dtype), windows)
+            if self.mix is not None:
+                pose = pose.unflatten(-2, (self.groups, -1))
+                pose = torch.einsum("...gth,gts->...gsh", pose, self.mix.to(dtype)).flatten(-3, -2)
+        return pose.unflatten(-1, children.pose_shape)
+
+    def _means(self, pose: Tensor, activation: Tensor, windows: Windows) -> Tensor:
+        """The mean of each window's children of each type, (B, *grid', in_types, H)."""
+        weight = activation[..., None]
+        both = windows.pad(torch.cat([weight * pose, weight], -1))  # [B, children, H + 1]
+        sites = windows.children(self.in_types, pose.device)  # [windows, places * in_types]
+        seen = both.index_select(1, sites.flatten()).view(len(both), len(sites), -1, self.in_types, both.shape[-1])
+        total, mass = seen.sum(2).split([both.shape[-1] - 1, 1], -1)
+        return (total / torch.where(mass > 0, mass, 1.0)).unflatten(1, windows.out)
+
+    def extra_repr(self) -> str:
+        """Types, and whether they are mixed."""
+        return f"{self.in_types}, {self.out_types}, groups={self.groups}, mixed={self.mix is not None}"
