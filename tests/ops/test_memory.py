@@ -154,7 +154,7 @@ def test_nor_under_a_similarity_or_rule_of_ones_own(
 
 
 FUSED = ("attention", "heinsen_2019", "prototypes", "self_attention", "variational_bayes")
-TILED = ("degree_centrality", "fast_kernel_density", "kernel_density", "sparse_attention")
+TILED = ("degree_centrality", "fast_kernel_density", "kernel_density", "self_routing", "sparse_attention")
 
 
 @pytest.mark.usefixtures("small_tiles")
