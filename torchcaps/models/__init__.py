@@ -9,6 +9,7 @@ from torchcaps.models.heinsen import HeinsenCapsNet
 from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.registry import create_model, describe_models, list_models, register_model
+from torchcaps.models.selfroutingresnet import SelfRoutingResNet
 from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
 from torchcaps.models.vbcapsnet import VBCapsNet
 
@@ -25,6 +26,7 @@ __all__ = [
     "MatrixCapsNetTwin",
     "Network",
     "Prediction",
+    "SelfRoutingResNet",
     "SharedCapsNet",
     "SharedCapsNetTwin",
     "UpsamplingDecoder",

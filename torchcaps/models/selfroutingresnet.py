@@ -1,0 +1,142 @@
+"""A residual network whose classes are self-routed capsules (Hahn, Pyeon & Kim 2019)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchcaps.capsules import Capsules
+from torchcaps.layers import CapsConv2d, CapsLinear
+from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.registry import register_model
+from torchcaps.routing import Routing, SelfRouting
+
+
+@register_model(
+    "self_routing_resnet20", "Hahn et al. 2019, CIFAR-10: ResNet-20 with 32 capsules of 16, 931,664 parameters"
+)
+class SelfRoutingResNet(CapsuleClassifier):
+    """Residual blocks, primary capsules from two convolutions, convolutional capsules if any, class capsules.
+
+    The classes of the published network have activations and no poses, and no transforms. Here the pose of a class is
+    the mean of its children's poses, each weighted with its share, which takes none either. The loss is the
+    :class:`~torchcaps.losses.NegativeLogLikelihood` of the activations.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        classes: number of classes.
+        channels: of the first convolution and its blocks; twice and four times as many follow, at half and a quarter of
+            the size.
+        blocks: of two convolutions, at each of the three sizes: 3 is ResNet-20.
+        types: of capsules at each position.
+        pose_dim: dimension of their poses.
+        depth: 1 routes the primary capsules to the classes; each one more is a layer of convolutional capsules between.
+        routing: of all layers; default: self-routing.
+
+    Source: Hahn, Pyeon & Kim 2019, "Self-Routing Capsule Networks", section 4; the code released with it.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (3, 32, 32),
+        classes: int = 10,
+        channels: int = 16,
+        blocks: int = 3,
+        types: int = 32,
+        pose_dim: int = 16,
+        depth: int = 1,
+        routing: Routing | None = None,
+    ) -> None:
+        super().__init__(image_shape, classes)
+        for name, number in (("channels", channels), ("blocks", blocks), ("depth", depth)):
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
+        self.channels, self.blocks, self.types = channels, blocks, types
+        self.pose_dim, self.depth = pose_dim, depth
+        routing = routing or SelfRouting()
+
+        self.features = nn.Sequential(
+            nn.Conv2d(self.image_shape[0], channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()
+        )
+        before = channels
+        for width in (channels, 2 * channels, 4 * channels):
+            for number in range(blocks):
+                self.features.append(Residual(before, width, 2 if number == 0 and width > channels else 1))
+                before = width
+        self.activations = nn.Conv2d(before, types, 3, padding=1, bias=False)
+        self.activation_norm = nn.BatchNorm2d(types)
+        self.poses = nn.Conv2d(before, types * pose_dim, 3, padding=1, bias=False)
+        self.pose_norm = nn.BatchNorm2d(types * pose_dim)
+        options = {"kernel_size": 3, "padding": 1, "routing": routing, "init_std": None}
+        self.conv_caps = nn.ModuleList(
+            CapsConv2d(
+                types, types, pose_dim, pose_dim, stride=2 if number == 0 else 1, competition="window", **options
+            )
+            for number in range(depth - 1)
+        )
+        self.conv_norms = nn.ModuleList(nn.BatchNorm2d(types * pose_dim) for _ in self.conv_caps)
+        places = math.prod(_halved(extent, 2 if depth == 1 else 3) for extent in self.image_shape[1:])
+        self.class_caps = CapsLinear(places * types, classes, pose_dim, pose_dim, transforms="shared", routing=routing)
+        del self.class_caps.weight
+        same = torch.eye(pose_dim).expand(1, classes, pose_dim, pose_dim).clone()
+        self.class_caps.register_buffer("weight", same, persistent=False)
+        self.decoder = None
+        self._start_as_published()
+
+    def _start_as_published(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_uniform_(module.weight)
+        for layer in self.conv_caps:
+            assert isinstance(layer, CapsConv2d)
+            bound = math.sqrt(6 / (self.types * self.pose_dim**2))
+            nn.init.uniform_(layer.weight, -bound, bound)
+
+    def children_of(self, images: Tensor) -> Capsules:
+        """The capsules that vote for the classes, poses (B, H', W', types, pose_dim)."""
+        self._check(images)
+        features = self.features(images)
+        activation = self.activation_norm(self.activations(features)).movedim(1, -1).sigmoid()
+        capsules = Capsules(self._as_poses(self.pose_norm(self.poses(features))), activation)
+        for layer, norm in zip(self.conv_caps, self.conv_norms, strict=True):
+            capsules = layer(capsules)
+            pose = self._as_poses(norm(capsules.pose.flatten(3).movedim(-1, 1)))
+            capsules = capsules._replace(pose=pose)
+        return capsules
+
+    def _as_poses(self, channels: Tensor) -> Tensor:
+        return channels.movedim(1, -1).unflatten(-1, (self.types, self.pose_dim))
+
+
+class Residual(nn.Module):
+    """Two 3 x 3 convolutions with batch normalisation beside the input, which is thinned out and padded with zeros.
+
+    Args:
+        in_channels: of the input.
+        channels: of the result.
+        stride: of the first convolution.
+
+    Source: He, Zhang, Ren & Sun 2016, "Deep Residual Learning for Image Recognition", section 4.2, shortcut A.
+    """
+
+    def __init__(self, in_channels: int, channels: int, stride: int = 1) -> None:
+        super().__init__()
+        self.more, self.stride = channels - in_channels, stride
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, in_channels, H, W) to (B, channels, H', W')."""
+        changed = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(features)))))
+        beside = features[:, :, :: self.stride, :: self.stride]
+        return F.relu(changed + F.pad(beside, (0, 0, 0, 0, self.more // 2, self.more - self.more // 2)))
+
+
+def _halved(extent: int, times: int) -> int:
+    """A size after so many convolutions of stride 2 with padding."""
+    for _ in range(times):
+        extent = (extent + 1) // 2
+    return extent
