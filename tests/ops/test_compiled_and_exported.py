@@ -1,11 +1,14 @@
 """The operators of the fused backends, and whole networks, under torch.compile, torch.export and autocast."""
 
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import torchcaps as tc
 from torchcaps import create_model, list_models
 from torchcaps.losses import SpreadLoss
 from torchcaps.models import ImageClassifier
@@ -64,12 +67,65 @@ def test_inductor() -> None:
 
 
 @MODELS
-def test_exports(name: str) -> None:
+def test_item10_exports_with_any_batch_and_saves(name: str) -> None:
     model, images, _ = network(name)
     model.eval()
     with use_backend("native"):
-        program = torch.export.export(model, (images,))
-        torch.testing.assert_close(program.module()(images).activation, model(images).activation, rtol=1e-9, atol=1e-12)
+        again = saved(torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},)))
+        for batch in (images, torch.rand(5, *model.image_shape, dtype=torch.float64)):
+            expected = model(batch)
+            found = again.module()(batch)
+            assert type(found) is type(expected)
+            torch.testing.assert_close(found.activation, expected.activation, rtol=1e-9, atol=1e-12)
+
+
+def saved(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program, written and read again."""
+    file = BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    return torch.export.load(file)
+
+
+class Capsuled(nn.Module):
+    """Convolutional capsules that compete over the whole image, and class capsules, in two steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        em = tc.create_routing("em", steps=2, sharpness="mean")
+        self.primary = tc.PrimaryCaps(1, 2, (2, 2), 3, activation="learned")
+        self.convolution = tc.CapsConv2d(2, 2, (2, 2), (2, 2), 2, routing=em)
+        self.classes = tc.ClassCaps(2, 3, (2, 2), (2, 2), routing=tc.create_routing("euclidean", steps=2))
+
+    def forward(self, images: Tensor) -> tc.Capsules:
+        return self.classes(self.convolution(self.primary(images)))
+
+
+class TestOnnx:
+    @pytest.fixture(autouse=True)
+    def onnx_is_there(self) -> None:
+        for name in ("onnx", "onnxscript", "onnxruntime"):  # the extra `export`
+            pytest.importorskip(name)
+
+    @pytest.mark.filterwarnings("ignore")  # the exporter's own
+    def test_item10_the_same_answers_for_any_batch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        import onnxruntime
+
+        monkeypatch.setattr("torchcaps.ops.dispatch.FEW", {"cpu": 0})  # native otherwise
+        torch.manual_seed(0)
+        model, images = Capsuled().eval(), torch.rand(4, 1, 9, 9)
+        batch = {0: torch.export.Dim("batch")}
+        program = torch.onnx.export(model, (images[:2],), dynamo=True, dynamic_shapes=(batch,), verbose=False)
+        program.save(tmp_path / "model.onnx")
+        session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+        found = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+        for one, other in zip(found, model(images), strict=True):
+            torch.testing.assert_close(torch.from_numpy(one), other, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_item10_a_backend_asked_for_names_the_way_out(self) -> None:
+        with use_backend("native"), pytest.raises(Exception, match=r"ONNX file.*backend='naive'"):
+            torch.onnx.export(Capsuled().eval(), (torch.rand(2, 1, 9, 9),), dynamo=True, verbose=False)
 
 
 @MODELS

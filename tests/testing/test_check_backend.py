@@ -53,6 +53,28 @@ class TestBroken:
         with pytest.raises(AssertionError, match="the gradient of weights is off"):
             check_backend(Still)
 
+    def test_item14_memory_that_nobody_wrote_to(self) -> None:
+        class Careless(NaiveVotes):
+            def moments(
+                self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool
+            ) -> Moments:
+                moments = super().moments(similarity, weights, rule, scatter)
+                return moments._replace(mass=moments.mass + (self.children.shape[1] == 0))
+
+        with pytest.raises(AssertionError, match=r"Careless fails for .*children=0.*: mass is off"):
+            check_backend(Careless)
+
+    def test_item4_nan_is_hidden(self) -> None:
+        class Polite(NaiveVotes):
+            def moments(
+                self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool
+            ) -> Moments:
+                moments = super().moments(similarity, weights, rule, scatter)
+                return moments._replace(sum=moments.sum.nan_to_num())
+
+        with pytest.raises(AssertionError, match=r"Polite fails for .*sum hides NaN of a child's pose in"):
+            check_backend(Polite)
+
     def test_says_yes_to_everything(self) -> None:
         """The defect that this contract is there for: a backend that takes every similarity for one that it knows."""
 

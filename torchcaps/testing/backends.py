@@ -93,6 +93,15 @@ PROBLEMS = (
     Problem(6, 9, 4, (2, 3), 3, weights=True, windows=True),
 )
 
+EMPTY = (
+    Problem(0, 3, 4, (1, 3), 2, coordinates=True, weights=True),
+    Problem(2, 0, 4, (1, 3), 2, coordinates=True, weights=True),
+    Problem(2, 3, 0, (1, 3), 2, coordinates=True, weights=True),
+    Problem(2, 3, 4, (1, 0), 2, coordinates=True, weights=True),
+    Problem(2, 3, 4, (1, 3), 0, coordinates=True, weights=True),
+)
+"""No examples, no children, no parents, no numbers of a child's pose, or of a parent's."""
+
 
 Tensors = dict[str, Tensor]
 
@@ -128,7 +137,7 @@ def check_backend(
     """Asserts that a backend gives what ``naive`` gives, forward and backward, for all that it says it supports.
 
     Similarities, rules, odd sizes, shared transforms, coordinates, weights and windows; moments with and without the
-    scatter, assignments and normalisers.
+    scatter, assignments and normalisers. Under a softmax also empty axes, and a child whose pose is NaN.
 
     Args:
         backend: a :class:`~torchcaps.ops.VoteSource`.
@@ -164,7 +173,38 @@ def check_backend(
                 ) from None
     if not compared:
         raise AssertionError(f"{backend.__name__} supports nothing: its answers to supports(...) are never empty")
+    for name, similarity in SIMILARITIES.items():
+        _check_edges(backend, name, similarity, dtype, torch.device(device))
     return compared
+
+
+def _check_edges(
+    backend: type[VoteSource],
+    name: str,
+    similarity: Callable[[Tensors], Similarity | None],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Asserts that empty axes give what they give on ``naive``, and that NaN is where it is on ``naive``."""
+    hurt = PROBLEMS[0]
+    for problem in (hurt, *EMPTY):
+        tensors = problem.tensors(dtype, device)
+        if backend.supports(similarity(tensors), Rule()):
+            return
+        if problem is hurt:
+            with torch.no_grad():
+                tensors["children"][0, 0] = torch.nan
+        try:
+            actual = _outputs(backend, problem, tensors, similarity(tensors), Rule())
+            expected = _outputs(NaiveVotes, problem, tensors, similarity(tensors), Rule())
+            for what, tensor in expected.items():
+                hidden = int((tensor.isnan() & ~actual[what].isnan()).sum())
+                if hidden:
+                    raise AssertionError(f"{what} hides NaN of a child's pose in {hidden} places")
+                if problem is not hurt and not torch.equal(actual[what], tensor):  # as infinities are
+                    assert_same({what: actual[what]}, {what: tensor}, TOLERANCE[dtype])
+        except Exception as error:
+            raise AssertionError(f"{backend.__name__} fails for {name}, {problem}: {error}") from error
 
 
 def _results(
