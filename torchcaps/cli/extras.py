@@ -3,6 +3,7 @@
 EXTRAS = {
     "art": "recipes",
     "datasets": "datasets",
+    "filelock": "data",
     "huggingface_hub": "hub",
     "jsonargparse": "train",
     "kornia": "augment",
@@ -18,6 +19,7 @@ EXTRAS = {
     "tensorboard": "train",
     "timm": "timm",
     "torchmetrics": "train",
+    "urllib3": "data",
     "yaml": "train",
 }
 """The extra of this package that brings a module, by the name that is imported."""
