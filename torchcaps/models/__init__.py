@@ -1,5 +1,6 @@
 """Networks, and a registry of their published configurations."""
 
+from torchcaps.models.attentioncapsnet import AttentionCapsNet
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.capsnet import CapsNet, CapsNetTwin
 from torchcaps.models.conversion import convert
@@ -13,6 +14,7 @@ from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
 from torchcaps.models.vbcapsnet import VBCapsNet
 
 __all__ = [
+    "AttentionCapsNet",
     "CapsNet",
     "CapsNetTwin",
     "CapsuleClassifier",
