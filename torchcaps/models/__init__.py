@@ -1,5 +1,6 @@
 """Networks, and a registry of their published configurations."""
 
+from torchcaps.models.attentioncapsnet import AttentionCapsNet
 from torchcaps.models.backbone import BackboneTwin, CapsNetOnBackbone
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.capsnet import CapsNet, CapsNetTwin
@@ -14,6 +15,7 @@ from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
 from torchcaps.models.vbcapsnet import VBCapsNet
 
 __all__ = [
+    "AttentionCapsNet",
     "BackboneTwin",
     "CapsNet",
     "CapsNetOnBackbone",

@@ -4,12 +4,12 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsConv2d, CapsLinear
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
+from torchcaps.models.residual import Residual
 from torchcaps.routing import Routing, SelfRouting
 
 
@@ -107,32 +107,6 @@ class SelfRoutingResNet(CapsuleClassifier):
 
     def _as_poses(self, channels: Tensor) -> Tensor:
         return channels.movedim(1, -1).unflatten(-1, (self.types, self.pose_dim))
-
-
-class Residual(nn.Module):
-    """Two 3 x 3 convolutions with batch normalisation beside the input, which is thinned out and padded with zeros.
-
-    Args:
-        in_channels: of the input.
-        channels: of the result.
-        stride: of the first convolution.
-
-    Source: He, Zhang, Ren & Sun 2016, "Deep Residual Learning for Image Recognition", section 4.2, shortcut A.
-    """
-
-    def __init__(self, in_channels: int, channels: int, stride: int = 1) -> None:
-        super().__init__()
-        self.more, self.stride = channels - in_channels, stride
-        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(channels)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """(B, in_channels, H, W) to (B, channels, H', W')."""
-        changed = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(features)))))
-        beside = features[:, :, :: self.stride, :: self.stride]
-        return F.relu(changed + F.pad(beside, (0, 0, 0, 0, self.more // 2, self.more - self.more // 2)))
 
 
 def _halved(extent: int, times: int) -> int:

@@ -1,0 +1,127 @@
+"""The network of inverted dot-product attention routing (Tsai, Srivastava, Goh & Salakhutdinov 2020)."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.layers import CapsConv2d, CapsLinear
+from torchcaps.layers.concurrent import concurrent_routing
+from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.registry import register_model
+from torchcaps.models.residual import Residual
+from torchcaps.numerics import compute_dtype
+from torchcaps.routing import AttentionRouting, Routed, Routing
+from torchcaps.squash import length
+
+_SMALLEST = 13  # pixels on a side that leave one position in the last convolutional layer
+
+
+@register_model(
+    "attentioncapsnet", "Tsai et al. 2020, CIFAR-10: residual features, concurrent routing, 1,828,817 parameters"
+)
+class AttentionCapsNet(CapsuleClassifier):
+    """Residual features, primary capsules, two layers of convolutional capsules, class capsules, one readout.
+
+    The score of a class is one linear readout of its pose, the same for all classes; the activations are the softmax of
+    the scores, for :class:`~torchcaps.losses.NegativeLogLikelihood`. With more than one round the layers are routed
+    side by side, see :func:`~torchcaps.layers.concurrent.concurrent_routing`.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        classes: number of classes.
+        channels: of the first blocks and of those behind, which halve the size.
+        blocks: how many of each.
+        types: of capsules in every layer.
+        pose: rows and columns of the poses.
+        rounds: of concurrent routing; 1 routes layer by layer.
+        routing: of all layers; default: attention in one step.
+
+    Raises:
+        ValueError: if the images are too small, or there are more rounds than one and the routing cannot go on from
+            earlier parents.
+
+    Source: Tsai et al. 2020, "Capsules with Inverted Dot-Product Attention Routing", section 4 and the code released
+    with it, whose convolutions scramble places and numbers of a pose; here each pose is whole.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (3, 32, 32),
+        classes: int = 10,
+        channels: Sequence[int] = (64, 128),
+        blocks: Sequence[int] = (3, 4),
+        types: int = 32,
+        pose: Sequence[int] = (4, 4),
+        rounds: int = 2,
+        routing: Routing | None = None,
+    ) -> None:
+        super().__init__(image_shape, classes)
+        if min(self.image_shape[1:]) < _SMALLEST:
+            raise ValueError(f"image_shape must be at least {_SMALLEST} x {_SMALLEST}, got {self.image_shape}")
+        rows, columns = pose
+        self.channels, self.blocks = (channels[0], channels[1]), (blocks[0], blocks[1])
+        self.types, self.pose, self.rounds = types, (rows, columns), rounds
+        routing = routing or AttentionRouting(steps=1)
+        if rounds < 1 or (rounds > 1 and not routing.resumable):
+            raise ValueError(f"rounds must be 1, or more for a routing that is resumable, got {rounds}")
+
+        first, second = self.channels
+        self.features = nn.Sequential(
+            nn.Conv2d(self.image_shape[0], first, 3, padding=1, bias=False), nn.BatchNorm2d(first), nn.ReLU()
+        )
+        self.features.extend([Residual(first, first) for _ in range(self.blocks[0])])
+        self.features.append(Residual(first, second, 2, projected=True))
+        self.features.extend([Residual(second, second) for _ in range(self.blocks[1] - 1)])
+        size = math.prod(self.pose)
+        self.primary = nn.Conv2d(second, types * size, 1, bias=False)
+        self.primary_norm = nn.LayerNorm(size)
+        shape = self.pose, self.pose
+        self.conv_caps1 = CapsConv2d(types, types, *shape, 3, 2, routing=routing, competition="window")
+        self.conv_caps2 = CapsConv2d(types, types, *shape, 3, 1, routing=routing, competition="window")
+        places = math.prod(((extent + 1) // 2 - 3) // 2 - 1 for extent in self.image_shape[1:])
+        self.class_caps = CapsLinear(places * types, classes, *shape, routing=routing)
+        self.score = nn.Linear(size, 1)
+        self.decoder = None
+        for caps, parents, children in (
+            (self.conv_caps1, types, 9 * types),
+            (self.conv_caps2, types, 9 * types),
+            (self.class_caps, classes, places * types),
+        ):
+            nn.init.normal_(caps.weight, std=math.sqrt(parents / (rows * children)))
+
+    def primary_of(self, images: Tensor) -> Capsules:
+        """The primary capsules, poses (B, H', W', types, *pose)."""
+        self._check(images)
+        pose = self.primary(self.features(images)).movedim(1, -1).unflatten(-1, (self.types, -1))
+        pose = self.primary_norm(pose)
+        return Capsules(pose.unflatten(-1, self.pose), length(pose))
+
+    def children_of(self, images: Tensor) -> Capsules:
+        """The capsules that vote for the classes in the last round, poses (B, H', W', types, *pose)."""
+        return self._below(self.primary_of(images))
+
+    def _below(self, primary: Capsules) -> Capsules:
+        """Those of the round before the last, which the classes of the last see."""
+        return concurrent_routing([self.conv_caps1, self.conv_caps2], primary, max(1, self.rounds - 1))[-1]
+
+    def route(self, images: Tensor) -> Routed:
+        """The last routing of the classes."""
+        primary = self.primary_of(images)
+        children = self._below(primary)
+        if self.rounds == 1:
+            return self.class_caps.route(children)
+        layers = [self.conv_caps1, self.conv_caps2, self.class_caps]
+        before = concurrent_routing(layers, primary, self.rounds - 1)[-1]
+        initial = Routed(before.pose.flatten(2), before.activation, self.class_caps.votes(children), None)
+        return self.class_caps.route(children, initial=initial)
+
+    def encode(self, images: Tensor) -> Capsules:
+        """The class capsules, whose activations add up to 1."""
+        layers = [self.conv_caps1, self.conv_caps2, self.class_caps]
+        capsules = concurrent_routing(layers, self.primary_of(images), self.rounds)[-1]
+        scores = self.score(capsules.pose.flatten(2)).squeeze(-1)
+        shares = torch.softmax(scores.to(compute_dtype(scores)), -1)
+        return capsules._replace(activation=shares.to(capsules.activation.dtype))

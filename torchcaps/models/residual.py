@@ -1,0 +1,47 @@
+"""Residual blocks, of which some networks' features are made."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Residual(nn.Module):
+    """Two 3 x 3 convolutions with batch normalisation, beside a shortcut.
+
+    Where sizes differ, the shortcut is the input thinned out and padded with channels of zeros (the paper's A), or, if
+    ``projected``, a 1 x 1 convolution with batch normalisation (B).
+
+    Args:
+        in_channels: of the input.
+        channels: of the result.
+        stride: of the first convolution.
+        projected: which shortcut it is.
+
+    Shape:
+        (B, in_channels, H, W) to (B, channels, H', W').
+
+    Source: He, Zhang, Ren & Sun 2016, "Deep Residual Learning for Image Recognition", section 3.
+    """
+
+    def __init__(self, in_channels: int, channels: int, stride: int = 1, projected: bool = False) -> None:
+        super().__init__()
+        self.more, self.stride = channels - in_channels, stride
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels)
+        self.projection: nn.Sequential | None = None
+        if projected and (stride > 1 or self.more):
+            self.projection = nn.Sequential(
+                nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+            )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Changes the features."""
+        changed = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(features)))))
+        return F.relu(changed + self._beside(features))
+
+    def _beside(self, features: Tensor) -> Tensor:
+        if self.projection is not None:
+            return self.projection(features)
+        thinned = features[:, :, :: self.stride, :: self.stride]
+        return F.pad(thinned, (0, 0, 0, 0, self.more // 2, self.more - self.more // 2))
