@@ -122,8 +122,8 @@ class MatrixCapsNet(CapsuleClassifier):
             bias=False,
             pose_norm=pose_norm,
         )
-        routed: dict[str, Any] = {"routing": routing, "competition": competition, "pose_norm": pose_norm}
-        routed["residual"] = residual
+        routed: dict[str, Any] = {"routing": routing, "competition": competition}
+        routed |= {"pose_norm": pose_norm, "residual": residual}
         self.conv_caps1 = CapsConv2d(first, second, self.pose, self.pose, 3, 2, **routed)
         self.conv_caps2 = CapsConv2d(second, third, self.pose, self.pose, 3, 1, **routed)
         self.class_caps = ClassCaps(
