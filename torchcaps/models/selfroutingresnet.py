@@ -1,6 +1,7 @@
 """A residual network whose classes are self-routed capsules (Hahn, Pyeon & Kim 2019)."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +69,7 @@ class SelfRoutingResNet(CapsuleClassifier):
         self.activation_norm = nn.BatchNorm2d(types)
         self.poses = nn.Conv2d(before, types * pose_dim, 3, padding=1, bias=False)
         self.pose_norm = nn.BatchNorm2d(types * pose_dim)
-        options = {"kernel_size": 3, "padding": 1, "routing": routing, "init_std": None}
+        options: dict[str, Any] = {"kernel_size": 3, "padding": 1, "routing": routing, "init_std": None}
         self.conv_caps = nn.ModuleList(
             CapsConv2d(
                 types, types, pose_dim, pose_dim, stride=2 if number == 0 else 1, competition="window", **options

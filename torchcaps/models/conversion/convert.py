@@ -1,36 +1,13 @@
 """From a file of weights to a saved network."""
 
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
+from torchcaps.models.conversion import efficient_capsnet, heinsen
+from torchcaps.models.conversion.base import Converted, check_names
 from torchcaps.models.network import Network
-
-
-class Converted(NamedTuple):
-    """What a file of weights is made into.
-
-    Args:
-        network: freshly initialised.
-        weights: all that its state holds, by the names of this package.
-        extra: what is saved beside it: the names of the classes, how images are prepared, where the weights come from.
-    """
-
-    network: Network
-    weights: Mapping[str, Tensor]
-    extra: Mapping[str, Any]
-
-
-SMALLNORB: dict[str, Any] = {
-    "classes": ["animal", "human", "airplane", "truck", "car"],
-    "raw_image_shape": [2, 96, 96],
-    "task": {"name": "classification"},
-}
-"""What is kept with a network that was trained on smallNORB."""
 
 
 def convert(file: str | Path, folder: str | Path) -> Network:
@@ -76,8 +53,6 @@ def convert(file: str | Path, folder: str | Path) -> Network:
 
 
 def _read(file: Path) -> Converted:
-    from torchcaps.models.conversion import efficient_capsnet, heinsen
-
     with file.open("rb") as opened:
         start = opened.read(8)
     if start == b"\x89HDF\r\n\x1a\n":
@@ -103,11 +78,3 @@ def _filled(file: Path, found: Converted) -> Network:
             raise ValueError(f"{file} holds NaN or infinite values for {name}")
     found.network.load_state_dict(dict(found.weights))
     return found.network
-
-
-def check_names(file: Path, found: set[str], expected: set[str]) -> None:
-    """Raises a ``ValueError`` that names some of what is missing, or is there and should not be."""
-    for names, what in ((expected - found, "lacks"), (found - expected, "holds, besides,")):
-        if names:
-            shown = ", ".join(sorted(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-            raise ValueError(f"{file} is not the network that it seems to be: it {what} {shown}")
