@@ -15,17 +15,24 @@ from torchcaps.models import ImageClassifier
 from torchcaps.ops import use_backend
 
 SMALLER: dict[str, dict[str, Any]] = {
+    "attentioncapsnet": {"channels": (4, 6), "blocks": (1, 1), "types": 3, "pose": (2, 2), "image_shape": (3, 16, 16)},
     "capsnet": {"channels": 4, "types": 2},
     "capsnet_cnn": {"channels": (4, 4, 4), "hidden": (4, 4), "dropout": 0.0},
     "capsnet_released": {"channels": 4, "types": 2},
     "capsnet_small": {"channels": 4, "types": 2},
     "capsnet_small_cnn": {"channels": (4, 4, 4), "hidden": (4, 4), "dropout": 0.0},
+    "heinsen_smallnorb": {"channels": 4, "parts": 3, "image_shape": (2, 30, 30)},
     "matrixcapsnet": {"types": (4, 3, 2)},
     "matrixcapsnet_cifar10": {"types": (4, 3, 2), "channels": 8},
     "matrixcapsnet_cnn": {"channels": (4, 4), "hidden": 4, "dropout": 0.0},
     "matrixcapsnet_paper": {"types": (4, 3, 2)},
     "matrixcapsnet_small": {"types": (4, 3, 2)},
+    "self_routing_resnet20": {"channels": 4, "blocks": 1, "types": 3, "pose_dim": 4},
+    "vbcapsnet": {"types": (4, 3, 2)},
 }
+BACKENDS = {"self_routing_resnet20": "chunked"}
+"""Where native has no kernel."""
+
 MODELS = pytest.mark.parametrize("name", list_models())
 
 
@@ -49,7 +56,7 @@ def gradients(model: ImageClassifier, activation: Tensor) -> list[Tensor]:
 @MODELS
 def test_compiles_in_one_piece(name: str) -> None:
     model, images, labels = network(name)
-    with use_backend("native"):
+    with use_backend(BACKENDS.get(name, "native")):
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(images, labels).activation
         expected = model(images, labels).activation
     torch.testing.assert_close(compiled, expected, rtol=1e-9, atol=1e-12)
@@ -70,7 +77,7 @@ def test_inductor() -> None:
 def test_item10_exports_with_any_batch_and_saves(name: str) -> None:
     model, images, _ = network(name)
     model.eval()
-    with use_backend("native"):
+    with use_backend(BACKENDS.get(name, "native")):
         again = saved(torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},)))
         for batch in (images, torch.rand(5, *model.image_shape, dtype=torch.float64)):
             expected = model(batch)
@@ -135,6 +142,7 @@ def test_autocast(name: str, backend: str) -> None:
     torch.manual_seed(0)
     model = create_model(name, **SMALLER.get(name, {}))
     images, labels = torch.rand(4, *model.image_shape), torch.arange(4) % model.classes
+    backend = BACKENDS.get(name, backend) if backend == "native" else backend
     with use_backend(backend), torch.autocast("cpu", torch.bfloat16):
         activation = model(images, labels).activation
         loss = SpreadLoss()(activation, labels)

@@ -33,7 +33,8 @@ def concurrent_routing(
     """
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
-    capsules, routed = [children], list[Any]()
+    capsules = [children]
+    routed: list[Any] = []
     for layer in layers:
         routed.append(layer.route(capsules[-1]))
         capsules.append(layer.parents(routed[-1], capsules[-1]))

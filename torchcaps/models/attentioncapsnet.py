@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers import CapsConv2d, CapsLinear
+from torchcaps.layers import CapsConv2d, CapsConvNd, CapsLinear, ClassCaps
 from torchcaps.layers.concurrent import concurrent_routing
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
@@ -46,6 +46,8 @@ class AttentionCapsNet(CapsuleClassifier):
     Source: Tsai et al. 2020, "Capsules with Inverted Dot-Product Attention Routing", section 4 and the code released
     with it, whose convolutions scramble places and numbers of a pose; here each pose is whole.
     """
+
+    class_caps: CapsLinear
 
     def __init__(
         self,
@@ -92,6 +94,10 @@ class AttentionCapsNet(CapsuleClassifier):
         ):
             nn.init.normal_(caps.weight, std=math.sqrt(parents / (rows * children)))
 
+    @property
+    def _layers(self) -> list[CapsLinear | CapsConvNd | ClassCaps]:
+        return [self.conv_caps1, self.conv_caps2, self.class_caps]
+
     def primary_of(self, images: Tensor) -> Capsules:
         """The primary capsules, poses (B, H', W', types, *pose)."""
         self._check(images)
@@ -113,15 +119,13 @@ class AttentionCapsNet(CapsuleClassifier):
         children = self._below(primary)
         if self.rounds == 1:
             return self.class_caps.route(children)
-        layers = [self.conv_caps1, self.conv_caps2, self.class_caps]
-        before = concurrent_routing(layers, primary, self.rounds - 1)[-1]
+        before = concurrent_routing(self._layers, primary, self.rounds - 1)[-1]
         initial = Routed(before.pose.flatten(2), before.activation, self.class_caps.votes(children), None)
         return self.class_caps.route(children, initial=initial)
 
     def encode(self, images: Tensor) -> Capsules:
         """The class capsules, whose activations add up to 1."""
-        layers = [self.conv_caps1, self.conv_caps2, self.class_caps]
-        capsules = concurrent_routing(layers, self.primary_of(images), self.rounds)[-1]
+        capsules = concurrent_routing(self._layers, self.primary_of(images), self.rounds)[-1]
         scores = self.score(capsules.pose.flatten(2)).squeeze(-1)
         shares = torch.softmax(scores.to(compute_dtype(scores)), -1)
         return capsules._replace(activation=shares.to(capsules.activation.dtype))

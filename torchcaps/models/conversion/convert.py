@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from torchcaps.models.conversion import efficient_capsnet, heinsen
-from torchcaps.models.conversion.parts import Converted, check_names
+from torchcaps.models.conversion.base import Converted, check_names
 from torchcaps.models.network import Network
 
 

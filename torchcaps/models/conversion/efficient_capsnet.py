@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchcaps.models.conversion.parts import SMALLNORB, Converted
+from torchcaps.models.conversion.base import SMALLNORB, Converted
 from torchcaps.models.efficient_capsnet import EfficientCapsNet
 from torchcaps.models.registry import create_model
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchcaps.models.conversion.parts import SMALLNORB, Converted, check_names
+from torchcaps.models.conversion.base import SMALLNORB, Converted, check_names
 from torchcaps.models.heinsen import HeinsenCapsNet
 
 _PARTS = {

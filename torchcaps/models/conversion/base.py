@@ -1,4 +1,4 @@
-"""What the readers of all kinds of files have in common."""
+"""What the readers of weights have in common."""
 
 from collections.abc import Mapping
 from pathlib import Path
