@@ -27,6 +27,11 @@ SMALL = {
     "capsnet": {"channels": 4, "types": 3, "primary_dim": 2, "pose_dim": 3, "decoder_hidden": None},
     "matrixcapsnet": {"channels": 4, "types": (2, 3, 2), "pose": (2, 2)},
     "sharedcapsnet": {"channels": (4, 4, 4, 4)},
+    "capsnet_on_backbone": {"widths": (4, 6), "types": 3, "primary_dim": 2, "pose_dim": 3},
+    "capsnet_on_backbone_cnn": {"widths": (4, 6)},
+    "efficient_capsnet_multimnist": {"strides": (1, 1, 2, 1), "primary_kernel_size": 3},
+    "heinsen_smallnorb": {"channels": 4, "strides": (1, 2, 1, 2), "parts": 3},
+    "attentioncapsnet": {"channels": (4, 6), "blocks": (1, 1), "types": 3, "rounds": 3},
 }
 
 
@@ -35,7 +40,9 @@ def odd_model(name: str) -> ImageClassifier:
     torch.manual_seed(0)
     family = name.split("_")[0]
     arguments = SMALL.get(family, {})
-    if name.endswith("_cnn"):
+    if name in SMALL:
+        arguments = SMALL[name]
+    elif name.endswith("_cnn"):
         arguments = {"channels": arguments["channels"], "hidden": 4}
     if name == "matrixcapsnet_cnn":
         arguments["channels"] = (4, 4)

@@ -56,6 +56,16 @@ class TestScale:
         (expected,), (routed,) = layer.route(feature_map()), layer.route(feature_map(scale))
         self.same(routed, expected, scale)
 
+    def test_nan_of_one_vote_leaves_its_example_without_a_unit(self) -> None:
+        """In windows that do not see it, too: their floor would be another one without a word."""
+        children = feature_map()
+        children.pose[0, 4, 4] = torch.nan
+        routing = EMRouting.preset("soft", relative_floor=0.01)
+        layer = CapsConv2d(3, 4, (2, 3), (2, 3), 3, routing=routing, competition="window").double()
+        activation = layer(children).activation
+        assert activation[0].isnan().all()
+        assert activation[1].isfinite().all()
+
     def test_an_absolute_floor_is_not_of_that_kind(self) -> None:
         children, transforms = normal(2, 11, 2, 3), normal(11, 4, 3, 3, seed=1)
         routing = bound("soft", relative_floor=0.0)

@@ -54,7 +54,7 @@ class TestCommandLine:
     def test_a_resumed_training_ends_like_an_unbroken_one(self, run, tmp_path):
         broken = tmp_path / "broken"
         assert main(["train", *OPTIONS, "--run", str(broken), "--epochs", "1", "--report", "false"]) == 0
-        assert main(["train", "--resume", str(broken), "--epochs", "3"]) == 0
+        assert main(["train", "--resume", str(broken), "--epochs", "3", "--import", MODULE]) == 0
         assert rows(broken) == rows(run)
 
     def test_training_ends_at_a_share_of_exact_answers(self, run, tmp_path):
@@ -67,11 +67,11 @@ class TestCommandLine:
         assert rows(stopped) == rows(run)[: accuracies.index(aim) + 1]
 
     def test_evaluate_agrees_with_the_summary(self, run, capsys):
-        assert main(["evaluate", str(run), "--json"]) == 0
+        assert main(["evaluate", str(run), "--json", "--import", MODULE]) == 0
         result = json.loads(capsys.readouterr().out)
         assert result["accuracy"] == json.loads((run / "summary.json").read_text())["test_accuracy"]
         assert sum(figures["images"] for figures in result["per_class"].values()) == 2 * 50
-        assert main(["evaluate", str(run), "--split", "validation"]) == 0
+        assert main(["evaluate", str(run), "--split", "validation", "--import", MODULE]) == 0
         assert "of 121 images right in all their classes" in capsys.readouterr().out
 
     def test_predict_names_both_classes(self, run, tmp_path, capsys):

@@ -63,12 +63,13 @@ def open_run(parser: "OptionParser", options: Any) -> "tuple[Classifier, ImageSe
     Raises:
         ValueError: if there are no such images, or the run names what it may not name.
     """
-    from torchcaps.training import RunFolder, follow_record, images_apart, option_hints, read_options
+    from torchcaps.data import ImageData
+    from torchcaps.training import RunFolder, follow_record, images_apart, read_options
 
     folder = RunFolder(Path(options.run)).existing()
     own = options.data is None
     if own:
-        recorded = read_options(folder.config, option_hints(), parser.imported)["data"]
+        recorded = read_options(folder.config, {"data": ImageData}, parser.imported, only="data")["data"]
         options = parser.parse_object({"run": options.run, "split": options.split, "data": recorded})
     classifier = open_classifier(options.run)
     data: ImageData = parser.instantiate(options).data

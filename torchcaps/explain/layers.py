@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -111,8 +111,10 @@ def observe_layers(model: nn.Module, images: Tensor) -> dict[str, Layer]:
     """Runs a network once and keeps what every layer of capsules did.
 
     A layer is any module that returns :class:`~torchcaps.Capsules`; a module around it that passes the same capsules on
-    is not counted again. Its routing is what the :class:`~torchcaps.routing.Routing` modules inside it returned. The
-    network runs as it stands: in its mode, with gradients if they are on.
+    is not counted again. Its routing is what the :class:`~torchcaps.routing.Routing` modules inside it returned. Of
+    concurrent routing the last round is seen. The class capsules are those that a
+    :class:`~torchcaps.models.CapsuleClassifier` gives, whatever it makes of its layer's activations. The network runs
+    as it stands: in its mode, with gradients if they are on.
 
     Args:
         model: any network of torchcaps layers; of a :class:`~torchcaps.models.CapsuleClassifier` the decoder is left
@@ -125,7 +127,10 @@ def observe_layers(model: nn.Module, images: Tensor) -> dict[str, Layer]:
     """
     with _recording(model) as layers:
         if isinstance(model, CapsuleClassifier):
-            model.encode(images)
+            classes = model.encode(images)
+            runs = [name for name, layer in layers.items() if layer.module is model.class_caps]
+            if runs:
+                layers[runs[-1]] = replace(layers[runs[-1]], capsules=classes)
         else:
             model(images)
     return layers
@@ -135,10 +140,19 @@ def observe_layers(model: nn.Module, images: Tensor) -> dict[str, Layer]:
 def _recording(model: nn.Module) -> Iterator[dict[str, Layer]]:
     """Inside the ``with`` block every layer of capsules that runs is added to what this gives."""
     layers: dict[str, Layer] = {}
-    pending: list[Routed] = []
+    pending: list[tuple[nn.Module, Routed]] = []
 
     def routed(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        pending.append(output)
+        pending.append((module, output))
+
+    def taken(module: nn.Module) -> tuple[Routed, ...]:
+        inside = set(module.modules())
+        own = tuple(output for routing, output in pending if routing in inside)
+        pending[:] = [(routing, output) for routing, output in pending if routing not in inside]
+        return own
+
+    def begins(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        taken(module)  # routings of earlier rounds, which went past it
 
     def ran(name: str) -> Any:
         def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
@@ -147,18 +161,19 @@ def _recording(model: nn.Module) -> Iterator[dict[str, Layer]]:
             times = sum(layer.module is module for layer in layers.values())
             key = f"{name}_{times + 1}" if times else name
             given = (*inputs, *named.values())
-            children = _children(module, given[0]) if pending and given else None
-            layers[key] = Layer(key, module, output, children, tuple(pending))
-            pending.clear()
+            own = taken(module)
+            children = _children(module, given[0]) if own and given else None
+            layers[key] = Layer(key, module, output, children, own)
 
         return hook
 
-    handles = [
-        module.register_forward_hook(routed)
-        if isinstance(module, Routing)
-        else module.register_forward_hook(ran(name or "model"), with_kwargs=True)
-        for name, module in model.named_modules()
-    ]
+    handles = []
+    for name, module in model.named_modules():
+        if isinstance(module, Routing):
+            handles.append(module.register_forward_hook(routed))
+        else:
+            handles.append(module.register_forward_pre_hook(begins))
+            handles.append(module.register_forward_hook(ran(name or "model"), with_kwargs=True))
     try:
         yield layers
     finally:

@@ -143,13 +143,16 @@ class ClassCaps(nn.Module):
             field = field * self.magnitude(children.pose, mask)
         return field.unsqueeze(-2).expand(*grid, self.in_types, -1).flatten(0, -2)
 
-    def forward(self, children: Capsules, mask: Tensor | None = None) -> Capsules:
+    def forward(self, children: Capsules, mask: Tensor | None = None, *, initial: Routed | None = None) -> Capsules:
         """Routes the children to the classes.
 
         Args:
             children: on a grid.
             mask: bool (B, *grid, in_types), False for children that are not there, whatever they hold; None: all are.
+            initial: as in :meth:`route`.
         """
+        if initial is not None:
+            return self.parents(self.route(children, mask, initial=initial), children)
         return self.parents(self.route(children) if mask is None else self.route(children, mask), children)
 
     def parents(self, routed: Routed, children: Capsules) -> Capsules:

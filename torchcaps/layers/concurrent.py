@@ -35,12 +35,18 @@ def concurrent_routing(
         raise ValueError(f"rounds must be at least 1, got {rounds}")
     capsules = [children]
     routed: list[Any] = []
+    if rounds == 1:
+        for layer in layers:
+            capsules.append(layer(capsules[-1]))
+        return capsules[1:]
     for layer in layers:
         routed.append(layer.route(capsules[-1]))
         capsules.append(layer.parents(routed[-1], capsules[-1]))
-    for _ in range(rounds - 1):
+    for _ in range(rounds - 2):
         below = list(zip(layers, capsules, routed, strict=False))
         routed = [layer.route(inputs, initial=parents) for layer, inputs, parents in below]
         found = [layer.parents(parents, inputs) for (layer, inputs, _), parents in zip(below, routed, strict=True)]
         capsules = [children, *found]
-    return capsules[1:]
+    # The last round calls the layers, so that hooks see each of them run once.
+    below = list(zip(layers, capsules, routed, strict=False))
+    return [layer(inputs, initial=parents) for layer, inputs, parents in below]

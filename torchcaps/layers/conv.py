@@ -152,14 +152,19 @@ class CapsConvNd(nn.Module):
             routed.append(routing(votes, activation, initial=None if initial is None else initial[group]))
         return routed
 
-    def forward(self, children: Capsules, mask: Tensor | None = None) -> Capsules:
+    def forward(
+        self, children: Capsules, mask: Tensor | None = None, *, initial: list[Routed] | None = None
+    ) -> Capsules:
         """Routes the children of each window to the parents at its position.
 
         Args:
             children: on a grid.
             mask: bool (B, *grid, in_types), False for children that are not there, whatever they hold; None: all are.
                 Which parents are then there, for a layer above, :meth:`out_mask` says.
+            initial: as in :meth:`route`.
         """
+        if initial is not None:
+            return self.parents(self.route(children, mask, initial=initial), children, mask)
         return self.parents(self.route(children) if mask is None else self.route(children, mask), children, mask)
 
     def parents(self, groups: list[Routed], children: Capsules, mask: Tensor | None = None) -> Capsules:

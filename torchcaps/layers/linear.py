@@ -146,13 +146,18 @@ class CapsLinear(nn.Module):
         children = self._as_children(children, mask)
         return self.routing(self._votes(children, mask), children.activation, initial=initial)
 
-    def forward(self, children: Capsules | Tensor, mask: Tensor | None = None) -> Capsules:
+    def forward(
+        self, children: Capsules | Tensor, mask: Tensor | None = None, *, initial: Routed | None = None
+    ) -> Capsules:
         """Routes the children to the parents.
 
         Args:
             children: capsules, or their poses alone.
             mask: bool (B, *sites), False for children that are not there, whatever they hold; None: all are.
+            initial: as in :meth:`route`.
         """
+        if initial is not None:
+            return self.parents(self.route(children, mask, initial=initial), children)
         return self.parents(self.route(children) if mask is None else self.route(children, mask), children)
 
     def parents(self, routed: Routed, children: Capsules | Tensor) -> Capsules:

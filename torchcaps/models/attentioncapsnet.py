@@ -12,7 +12,7 @@ from torchcaps.layers.concurrent import concurrent_routing
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
-from torchcaps.numerics import compute_dtype
+from torchcaps.numerics import check_sizes, compute_dtype
 from torchcaps.routing import AttentionRouting, Routed, Routing
 from torchcaps.squash import length
 
@@ -61,13 +61,14 @@ class AttentionCapsNet(CapsuleClassifier):
         routing: Routing | None = None,
     ) -> None:
         super().__init__(image_shape, classes)
+        check_sizes(channels=channels, blocks=blocks, types=types, pose=pose, rounds=rounds)
         if min(self.image_shape[1:]) < _SMALLEST:
             raise ValueError(f"image_shape must be at least {_SMALLEST} x {_SMALLEST}, got {self.image_shape}")
         rows, columns = pose
         self.channels, self.blocks = (channels[0], channels[1]), (blocks[0], blocks[1])
         self.types, self.pose, self.rounds = types, (rows, columns), rounds
         routing = routing or AttentionRouting(steps=1)
-        if rounds < 1 or (rounds > 1 and not routing.resumable):
+        if rounds > 1 and not routing.resumable:
             raise ValueError(f"rounds must be 1, or more for a routing that is resumable, got {rounds}")
 
         first, second = self.channels

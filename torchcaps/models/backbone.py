@@ -14,6 +14,7 @@ from torchcaps.layers import CapsLinear, FullyConnectedDecoder, PrimaryCaps
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.network import WEIGHTS_FILE
 from torchcaps.models.registry import register_model
+from torchcaps.numerics import check_sizes
 from torchcaps.routing import DynamicRouting, Routing
 
 TIMM = "timm/"
@@ -133,10 +134,9 @@ def make_backbone(
     name: str, in_channels: int, widths: Sequence[int], blocks: int, stride: int, weights: str | None
 ) -> Backbone:
     """A backbone by name; arguments and errors as in :class:`CapsNetOnBackbone`."""
-    if not widths or min(widths) < 1 or blocks < 1 or stride < 1:
-        raise ValueError(
-            f"widths, blocks and stride must be 1 or more, got widths {tuple(widths)}, blocks {blocks}, stride {stride}"
-        )
+    check_sizes(widths=widths, blocks=blocks, stride=stride)
+    if not widths:
+        raise ValueError("widths must be those of one stage at least, got none")
     if name.startswith(TIMM):
         return TimmBackbone(name.removeprefix(TIMM), in_channels, weights)
     if name != "residual":
@@ -253,6 +253,7 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
         decoder_hidden: Sequence[int] | None = None,
     ) -> None:
         super().__init__(image_shape, classes)
+        check_sizes(types=types, primary_dim=primary_dim, pose_dim=pose_dim, decoder_hidden=decoder_hidden)
         self._stand_on(backbone, widths, blocks, stride, weights, frozen)
         self.types = types
         self.primary_dim = primary_dim

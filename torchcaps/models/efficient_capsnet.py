@@ -13,6 +13,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, FullyConnectedDecoder, PrimaryCaps
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
+from torchcaps.numerics import check_sizes
 from torchcaps.routing import Routing, SelfAttentionRouting
 
 Norm = Literal["batch", "instance"]
@@ -86,6 +87,9 @@ class EfficientCapsNet(CapsuleClassifier):
         decoder_channels: Sequence[int] | None = None,
     ) -> None:
         super().__init__(image_shape, classes)
+        check_sizes(channels=channels, kernel_sizes=kernel_sizes, strides=strides, primary_dim=primary_dim)
+        check_sizes(primary_kernel_size=primary_kernel_size, primary_stride=primary_stride, pose_dim=pose_dim)
+        check_sizes(decoder_hidden=decoder_hidden, decoder_channels=decoder_channels)
         self.channels = tuple(channels)
         self.kernel_sizes = tuple(kernel_sizes)
         self.strides = tuple(strides)
@@ -130,7 +134,7 @@ class EfficientCapsNet(CapsuleClassifier):
             )
         if self.norm not in get_args(Norm):
             raise ValueError(f"norm must be 'batch' or 'instance', got {self.norm!r}")
-        if self.primary_dim < 1 or self.channels[-1] % self.primary_dim:
+        if self.channels[-1] % self.primary_dim:
             raise ValueError(
                 f"primary_dim must be a divisor of the last of channels, {self.channels[-1]}, got {self.primary_dim}"
             )

@@ -10,7 +10,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import compute_dtype
+from torchcaps.numerics import check_sizes, compute_dtype
 from torchcaps.routing import Heinsen2019Routing, Routing
 
 
@@ -53,6 +53,7 @@ class HeinsenCapsNet(CapsuleClassifier):
         routing: Routing | None = None,
     ) -> None:
         super().__init__(image_shape, classes)
+        check_sizes(channels=channels, strides=strides, parts=parts, pose=pose)
         self.channels = channels
         self.strides = tuple(strides)
         self.parts = parts

@@ -95,8 +95,7 @@ class MatrixCapsNet(CapsuleClassifier):
         self.channels = channels
         self.types = tuple(types)
         self.pose = (pose[0], pose[1])
-        self.competition = competition
-        self.coordinates = coordinates
+        self.competition, self.coordinates = competition, coordinates
         self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
         self.decoder_by_class = decoder_by_class
         self.pose_norm = pose_norm

@@ -11,6 +11,7 @@ from torchcaps.layers import CapsConv2d, CapsLinear
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
+from torchcaps.numerics import check_sizes
 from torchcaps.routing import Routing, SelfRouting
 
 
@@ -50,9 +51,7 @@ class SelfRoutingResNet(CapsuleClassifier):
         routing: Routing | None = None,
     ) -> None:
         super().__init__(image_shape, classes)
-        for name, number in (("channels", channels), ("blocks", blocks), ("depth", depth)):
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}")
+        check_sizes(channels=channels, blocks=blocks, types=types, pose_dim=pose_dim, depth=depth)
         self.channels, self.blocks, self.types = channels, blocks, types
         self.pose_dim, self.depth = pose_dim, depth
         routing = routing or SelfRouting()

@@ -70,6 +70,13 @@ class EMSettings:
     standardise: bool = False
     relative_floor: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not 0 < self.variance_floor < math.inf:
+            raise ValueError(
+                f"variance_floor must be above 0 and finite, got {self.variance_floor}: one child's variance is 0, and "
+                "that has no logarithm; 1e-12 is next to nothing"
+            )
+
 
 def votes_variance(moments: Moments, windows: int = 1) -> Tensor:
     r"""The variance of all votes of an example about the means of their parents, (B, 1, 1).
@@ -87,16 +94,9 @@ def votes_variance(moments: Moments, windows: int = 1) -> Tensor:
     assert moments.scatter is not None
     both = torch.stack([moments.scatter.sum((1, 2)), moments.mass.sum(1) * moments.sum.shape[-1]])  # [2, B]
     scatter, count = both.unflatten(1, (-1, windows)).sum(-1)  # [N] each
-    spread = scatter > 0
-    variance = torch.where(spread, scatter / torch.where(spread, count, 1.0), 1.0)
+    agree = scatter <= 0  # NaN is not: it comes through
+    variance = torch.where(agree, 1.0, scatter / torch.where(agree, 1.0, count))
     return variance.repeat_interleave(windows)[:, None, None]
-
-    def __post_init__(self) -> None:
-        if not 0 < self.variance_floor < math.inf:
-            raise ValueError(
-                f"variance_floor must be above 0 and finite, got {self.variance_floor}: one child's variance is 0, and "
-                "that has no logarithm; 1e-12 is next to nothing"
-            )
 
 
 def em_m_step(

@@ -33,7 +33,7 @@ class Entmax(AssignmentMap):
         rest = (1 - deviation) / count
         some = rest > 0
         threshold = mean - torch.where(some, torch.where(some, rest, 1.0).sqrt(), 0.0)
-        last = ((threshold <= largest) & some).sum(-1, keepdim=True) - 1
+        last = ((threshold <= largest) & some).sum(-1, keepdim=True).clamp(min=1) - 1  # none is NaN, and stays it
         return (half - threshold.gather(-1, last)).relu().square()
 
 

@@ -49,12 +49,18 @@ def spectral_routing(
 
 
 class _TopEigen(torch.autograd.Function):
-    """The largest eigenvalue (...) and its eigenvector (..., H) of symmetric matrices (..., H, H)."""
+    """The largest eigenvalue (...) and its eigenvector (..., H) of symmetric matrices (..., H, H).
+
+    NaN of a matrix that is not finite, where eigh raises an error for all of them.
+    """
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor) -> tuple[Tensor, Tensor]:
         """Both."""
-        values, vectors = torch.linalg.eigh(matrix)
+        finite = matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+        values, vectors = torch.linalg.eigh(torch.where(finite, matrix, 0.0))
+        values = torch.where(finite.squeeze(-1), values, torch.nan)
+        vectors = torch.where(finite, vectors, torch.nan)
         ctx.save_for_backward(values, vectors)
         return values[..., -1], vectors[..., -1].contiguous()
 

@@ -77,7 +77,8 @@ def check_routing(routing: Routing | str) -> None:
     in all parents of its example and in no other; the same on all backends that support it; gradients against
     differences; going on from earlier parents, or saying that it cannot.
 
-    A routing that is not ``trainable`` is checked in evaluation mode, without gradients.
+    A routing that is not ``trainable`` is checked in evaluation mode, without gradients. One with batch normalisation
+    shares statistics in training: that examples do not change each other is checked in evaluation mode.
 
     Args:
         routing: as one gives it to a layer, or a registered name.
@@ -102,6 +103,11 @@ def _bound(template: Routing, problem: Problem) -> Routing:
         for parameter in routing.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter) / 4)
     return routing
+
+
+def _apart(routing: Routing) -> Routing:
+    """The same; in evaluation mode, if in training the examples of a batch share statistics."""
+    return routing.eval() if any(isinstance(module, _BatchNorm) for module in routing.modules()) else routing
 
 
 def _seen(routed: Routed) -> dict[str, Tensor]:
@@ -185,9 +191,7 @@ def _order_of_the_children(template: Routing) -> None:
 
 def _examples_of_a_batch(template: Routing) -> None:
     problem = Problem.make()
-    routing = _bound(template, problem)
-    if any(isinstance(module, _BatchNorm) for module in routing.modules()):
-        routing.eval()  # in training they share their statistics
+    routing = _apart(_bound(template, problem))
     together = _seen(routing(problem.votes(), problem.activation))
     for row in range(B):
         alone = Problem(
@@ -250,13 +254,17 @@ def _children_that_are_not_there(template: Routing) -> None:
 def _not_a_number(template: Routing) -> None:
     problem = Problem.make()
     routing = _bound(template, problem)
-    expected = _seen(routing(problem.votes(), problem.activation))
+    apart = _apart(copy.deepcopy(routing))
+    expected = _seen(apart(problem.votes(), problem.activation))
     problem.children[0, 1] = torch.nan
-    found = _seen(routing(problem.votes(), problem.activation))
-    for name in ("the parents' pose", "the parents' activation"):
-        if not found[name][0].isnan().all():
-            raise AssertionError(f"{name} hides that a child's pose is NaN: {found[name][0].flatten().tolist()[:4]}")
-        assert_same({name: found[name][1:]}, {name: expected[name][1:]}, TOLERANCE[torch.float64])
+    for one in (apart, routing):
+        found = _seen(one(problem.votes(), problem.activation))
+        for name in ("the parents' pose", "the parents' activation"):
+            if not found[name][0].isnan().all():
+                first = found[name][0].flatten().tolist()[:4]
+                raise AssertionError(f"{name} hides that a child's pose is NaN: {first}")
+            if one is apart:
+                assert_same({name: found[name][1:]}, {name: expected[name][1:]}, TOLERANCE[torch.float64])
 
 
 def _backends(template: Routing) -> None:

@@ -36,18 +36,22 @@ class UntrustedOptions(ValueError):
     """A file of options names what it may not name."""
 
 
-def read_options(path: Path, allowed: Mapping[str, Any], imported: Sequence[str] = ()) -> dict[str, Any]:
-    """Reads a file of options, and looks through it before anybody acts on it: see :func:`check_options`."""
+def read_options(
+    path: Path, allowed: Mapping[str, Any], imported: Sequence[str] = (), only: str | None = None
+) -> dict[str, Any]:
+    """Reads a file of options, or the ``only`` one that is wanted, and looks through it: see :func:`check_options`."""
     if path.stat().st_size > LARGEST_FILE:
         raise ValueError(f"{path} has {path.stat().st_size} bytes: options take less than {LARGEST_FILE}")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no YAML file of options: {error}") from error
-    return check_options(text, str(path), allowed, imported)
+    return check_options(text, str(path), allowed, imported, only)
 
 
-def check_options(text: str, source: str, allowed: Mapping[str, Any], imported: Sequence[str] = ()) -> dict[str, Any]:
+def check_options(
+    text: str, source: str, allowed: Mapping[str, Any], imported: Sequence[str] = (), only: str | None = None
+) -> dict[str, Any]:
     """Looks through options written as YAML. Nothing is imported, but for modules of this package, or called.
 
     A class path may name data sets, tasks, routings and losses of this package, optimizers and schedulers of torch, and
@@ -58,6 +62,7 @@ def check_options(text: str, source: str, allowed: Mapping[str, Any], imported: 
         source: what messages call it: the path of the file.
         allowed: the options by name, with their type hints.
         imported: the modules that were named to be imported: not by the file.
+        only: the option that is wanted, where the others are left alone; None for all.
 
     Returns:
         The options, as the YAML has them.
@@ -75,6 +80,10 @@ def check_options(text: str, source: str, allowed: Mapping[str, Any], imported: 
     check_imports(source, options, imported)
     if options.get("config") is not None:
         raise UntrustedOptions(f"{source}: options cannot name another file of them, got config: {options['config']!r}")
+    if only is not None:
+        if only not in options:
+            raise ValueError(f"{source} does not say {only}")
+        options = {only: options[only]}
     look = _Look(source, {module_of(name).partition(".")[0] for name in imported})
     look.entries(options, lambda name: str if name == "import" else allowed.get(name, _UNKNOWN), "", 0)
     return options
