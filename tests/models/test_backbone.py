@@ -61,8 +61,8 @@ def test_a_head_of_capsules_on_the_features_of_the_twin(tmp_path) -> None:
     ("arguments", "message"),
     [
         ({"backbone": "vgg"}, "backbone must be 'residual' or 'timm/' and the name .* got 'vgg'"),
-        ({"blocks": 0}, "widths, blocks and stride must be 1 or more"),
-        ({"widths": ()}, "widths, blocks and stride must be 1 or more"),
+        ({"blocks": 0}, "^blocks must be at least 1, got 0"),
+        ({"widths": ()}, "^widths must be those of one stage at least, got none"),
     ],
 )
 def test_what_does_not_fit_is_named(kind, arguments, message) -> None:
