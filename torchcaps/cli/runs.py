@@ -8,7 +8,7 @@ from torchcaps.cli.plugins import add_import, named_imports
 
 if TYPE_CHECKING:
     from torchcaps.classifier import Classifier
-    from torchcaps.data import ImageData, ImageSet
+    from torchcaps.data import ImageSet
     from torchcaps.training.parser import OptionParser
 
 SPLITS = ("test", "validation", "train")
