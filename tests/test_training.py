@@ -35,7 +35,19 @@ def train_process(config: Path, run: Path, *options: str) -> subprocess.Popen:
     target = ["--resume", str(run)] if "--resume" in options else ["--config", str(config), "--run", str(run)]
     rest = [option for option in options if option != "--resume"]
     command = [sys.executable, "-m", "torchcaps", "train", *target, *rest]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=_listening,
+    )
+
+
+def _listening() -> None:
+    """A shell's job in the background ignores Ctrl-C, and so would what is started from there."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(process: subprocess.Popen) -> str:

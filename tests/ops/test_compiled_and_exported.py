@@ -1,5 +1,6 @@
 """The operators of the fused backends, and whole networks, under torch.compile, torch.export and autocast."""
 
+import os
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,13 @@ SMALLER: dict[str, dict[str, Any]] = {
 BACKENDS = {"self_routing_resnet20": "chunked"}
 """Where native has no kernel."""
 
-MODELS = pytest.mark.parametrize("name", list_models())
+SLOW = pytest.mark.skipif("TORCHCAPS_SLOW" not in os.environ, reason="TORCHCAPS_SLOW=1 runs what takes minutes")
+TWICE = ("capsnet_small", "capsnet_small_cnn", "efficient_capsnet_multimnist")
+TWICE += ("matrixcapsnet_cifar10", "matrixcapsnet_paper", "matrixcapsnet_small")
+"""Networks of whose layers all are among those of another name."""
+MODELS = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=SLOW) if name in TWICE else name for name in list_models()]
+)
 
 
 @pytest.fixture(autouse=True)
