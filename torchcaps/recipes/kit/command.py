@@ -70,7 +70,7 @@ def run_recipe(
         raise ValueError(f"seeds must be different numbers, at least one, got {list(seeds)}")
     labs = [Lab(preset, seed, runs, trainer or {}, command, show, package_definitions()) for seed in seeds]
     outcomes = [recipe.run(lab, recipe.presets[preset]) for lab in labs]
-    files = {f"{name}-{preset}-{short}.png": picture for short, picture in outcomes[0].pictures.items()}
+    files = {f"{name}-{preset}-{short}.png": picture for short, picture in recipe.pictures(outcomes).items()}
     result = {
         "recipe": name,
         "preset": preset,
