@@ -155,8 +155,8 @@ class RoutingsSideBySide(Comparison[RoutingsSettings]):
             loss=_LOSS,
         ),
         "quick": RoutingsSettings(
-            **_pace(5, 3e-3, 32),
-            data=option(Few, data=option("MNIST"), train=6000, validation=1000),
+            **_pace(4, 3e-3, 32),
+            data=option(Few, data=option("MNIST"), train=5000, validation=1000),
             preprocess={"shift": 2},
             model="capsnet",
             model_args=_body(channels=32, kernel_size=5, stride=2, types=8, primary_kernel_size=5),
@@ -180,7 +180,7 @@ class RoutingsSideBySide(Comparison[RoutingsSettings]):
         "long); one learning rate for all; and, for all, cross-entropy of the softmax of ten times the activations, "
         "whatever their authors use.",
         "hard_kmeans cannot train: it routes, at the test, what euclidean learned.",
-        "The quick preset trains on 6,000 of the digits of MNIST, moved by up to 2 pixels, for 5 epochs: one layer of "
+        "The quick preset trains on 5,000 of the digits of MNIST, moved by up to 2 pixels, for 4 epochs: one layer of "
         "128 capsules, whose poses are vectors. It says little about deep networks, matrix poses and long schedules.",
         "The affine test has one random transform of each test digit, generated here in the ranges of affNIST, on the "
         "canvas of 28 x 28 pixels.",
