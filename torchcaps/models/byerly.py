@@ -87,8 +87,8 @@ class ByerlyCapsNet(CapsuleClassifier):
         routing: Routing | None = None,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels, stages=stages)
-        check_finite(growth=growth, momentum=momentum)
+        check_sizes(channels=channels, growth=growth, stages=stages)
+        check_finite(momentum=momentum)
         check_choice("capsules_from", capsules_from, get_args(CapsulesFrom))
         check_choice("merge", merge, get_args(Merge))
         smallest = 2 * sum(stages) + 1
@@ -97,8 +97,6 @@ class ByerlyCapsNet(CapsuleClassifier):
                 f"image_shape must be at least {smallest} x {smallest} for stages {tuple(stages)}, at least one of "
                 f"them, got {self.image_shape}"
             )
-        if channels + growth * (sum(stages) - 1) < 1:
-            raise ValueError(f"growth must leave a channel to each convolution, got {growth}")
         self.channels, self.growth, self.stages, self.momentum = channels, growth, tuple(stages), momentum
         self.capsules_from, self.merge = capsules_from, merge
 
@@ -113,7 +111,8 @@ class ByerlyCapsNet(CapsuleClassifier):
             before = widths[-1]
             children, dim = self._children(before, place)
             branches.append(CapsLinear(children, classes, dim, dim, routing=routing))
-        self.branches = nn.ModuleList(branches[:-1])
+        for number, branch in enumerate(branches[:-1], 1):
+            self.add_module(f"branch{number}", branch)
         self.class_caps = branches[-1]
         start = torch.randn(len(branches)) * 0.05 if merge == "random" else torch.ones(len(branches))
         if merge == "equal":
@@ -144,19 +143,28 @@ class ByerlyCapsNet(CapsuleClassifier):
         """The children of the last branch."""
         return self.children_of_branches(images)[-1]
 
+    @property
+    def branches(self) -> list[CapsLinear]:
+        """The class capsules of each branch; the last are ``class_caps``."""
+        return [*(getattr(self, f"branch{number}") for number in range(1, len(self.stages))), self.class_caps]
+
     def route(self, images: Tensor) -> Routed:
         """The last branch, with the activations of all."""
-        *before, last = self.children_of_branches(images)
-        others = [branch(children).activation for branch, children in zip(self.branches, before, strict=True)]
+        scores, last = self._scores_before(images)
         routed = self.class_caps.route(last)
-        return routed._replace(activation=self._merged([*others, routed.activation]))
+        return routed._replace(activation=self._merged([*scores, routed.activation]))
 
     def encode(self, images: Tensor) -> Capsules:
         """The class capsules of the last branch, with the activations of all, which add up to 1."""
-        *before, last = self.children_of_branches(images)
-        others = [branch(children).activation for branch, children in zip(self.branches, before, strict=True)]
+        scores, last = self._scores_before(images)
         capsules = self.class_caps(last)
-        return capsules._replace(activation=self._merged([*others, capsules.activation]))
+        return capsules._replace(activation=self._merged([*scores, capsules.activation]))
+
+    def _scores_before(self, images: Tensor) -> tuple[list[Tensor], Capsules]:
+        """The lengths of the class capsules, (B, E), of all branches but the last, and the children of that."""
+        *children, last = self.children_of_branches(images)
+        branches = zip(self.branches[:-1], children, strict=True)
+        return [branch(capsules).activation for branch, capsules in branches], last
 
     def _merged(self, scores: Sequence[Tensor]) -> Tensor:
         """The shares of the classes, (B, E), from the scores of each branch."""
