@@ -1,7 +1,7 @@
 """Which routing should I take? One small network under every routing: same data, budget, schedule and loss."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
 from typing import Any, ClassVar, NamedTuple
@@ -49,14 +49,14 @@ _KINDS: dict[str, tuple[str, bool | None]] = {
 }
 """The measures, with their units and whether higher is better."""
 
-_COSTS = (STEP, KEPT, TRAINING)
+_OF_TRAINING = (STEP, KEPT, TRAINING)
 
 
-def _lines() -> tuple[Line, ...]:
-    rows = ((row, _KINDS if row not in IN_PLACE_OF else [one for one in _KINDS if one not in _COSTS]) for row in ROWS)
-    return tuple(
-        Line(row, one, unit=_KINDS[one][0], higher_is_better=_KINDS[one][1]) for row, has in rows for one in has
-    )
+def _lines() -> Iterator[Line]:
+    for row in ROWS:
+        for measure, (unit, better) in _KINDS.items():
+            if row not in IN_PLACE_OF or measure not in _OF_TRAINING:
+                yield Line(row, measure, unit=unit, higher_is_better=better)
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor) -> float:
@@ -144,7 +144,7 @@ class RoutingsSideBySide(Comparison[RoutingsSettings]):
     title: ClassVar[str] = "one small network under every routing: which one should I take?"
     source: ClassVar[str] = "no paper has compared them; the papers of each: docs/routings.md"
     rows: ClassVar = ROWS
-    lines: ClassVar = _lines()
+    lines: ClassVar = tuple(_lines())
     presets: ClassVar = {
         "paper": RoutingsSettings(
             **_pace(30, 3e-3, 128),
