@@ -88,3 +88,10 @@ def test_any_routing() -> None:
 def test_wrong_arguments(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         create_model("byerly", **arguments)
+
+
+def test_no_transforms_that_nobody_uses() -> None:
+    """Of matrices for every pair, 64 x 10 x 484 x 484 numbers, nothing is drawn or kept."""
+    layer = create_model("byerly_maps").branch1
+    assert layer.in_capsules == 64
+    assert sum(one.numel() for one in layer.buffers() if one.ndim > 1) == 484 * 484
