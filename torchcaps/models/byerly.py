@@ -1,7 +1,7 @@
 """Convolutions with branches of homogeneous vector capsules, and no routing (Byerly, Kalganova & Dear 2021)."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,6 @@ CapsulesFrom = Literal["positions", "maps"]
 Merge = Literal["equal", "ones", "random"]
 
 _EPSILON = 1e-3
-
-
-class _Children(NamedTuple):
-    """What one branch sees: how many capsules, and of how many numbers."""
-
-    count: int
-    dim: int
 
 
 @register_model(
@@ -122,10 +115,10 @@ class ByerlyCapsNet(CapsuleClassifier):
         self.merge_norm = BatchStandard(len(branches), axis=2, epsilon=_EPSILON, momentum=momentum)
         self.decoder = None
 
-    def _children(self, channels: int, convolutions: int) -> _Children:
-        """What a branch behind so many convolutions sees."""
+    def _children(self, channels: int, convolutions: int) -> tuple[int, int]:
+        """How many capsules a branch behind so many convolutions sees, and of how many numbers."""
         positions = (self.image_shape[1] - 2 * convolutions) * (self.image_shape[2] - 2 * convolutions)
-        return _Children(*((positions, channels) if self.capsules_from == "positions" else (channels, positions)))
+        return (positions, channels) if self.capsules_from == "positions" else (channels, positions)
 
     def children_of_branches(self, images: Tensor) -> list[Capsules]:
         """The children of each branch, poses (B, I, dim), as many numbers as ``capsules_from`` says."""
