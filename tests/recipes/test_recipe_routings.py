@@ -20,6 +20,7 @@ from torchcaps.recipes.routings import (
     TRAINING,
     RoutingsSideBySide,
     calibration_error,
+    kept_an_image,
     kept_for_backward,
 )
 from torchcaps.routing.base import ROUTINGS
@@ -73,6 +74,15 @@ def test_calibration_error_written_out():
 def test_kept_for_backward_counts_what_is_saved():
     layer, x = nn.Sequential(nn.Linear(8, 4), nn.Tanh()), torch.rand(3, 8)
     assert kept_for_backward(layer, x) == 4 * (3 * 8 + 3 * 4)  # the input, and what the tangent came to
+
+
+def test_kept_an_image_leaves_out_what_does_not_grow():
+    model = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None)
+    images = torch.rand(8, *model.image_shape)
+    kept = kept_an_image(model, images)
+    votes = 4 * model.class_caps.in_capsules * 10 * 16
+    assert 0 < kept < votes / 2
+    assert kept < kept_for_backward(model.class_caps, model.children_of(images)) / len(images)
 
 
 def test_few_images():

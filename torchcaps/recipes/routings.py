@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from torchcaps.capsules import Capsules
 from torchcaps.data import AffineRanges, Few, ImageSet, apply_affine
 from torchcaps.explain import examine, fit_temperature
 from torchcaps.explain.draw.charts import Dots, dot_panels
@@ -90,6 +91,14 @@ def kept_for_backward(layer: torch.nn.Module, children: Any) -> int:
     total = sum(size for place, size in kept.items() if place not in parameters)
     del alive
     return total
+
+
+def kept_an_image(network: CapsuleClassifier, images: Tensor) -> float:
+    """Bytes that the class capsules keep more of all of these images than of half of them, for each image more."""
+    children, half = network.children_of(images), len(images) // 2
+    fewer = Capsules(children.pose[:half].contiguous(), children.activation[:half].contiguous())
+    more = kept_for_backward(network.class_caps, children) - kept_for_backward(network.class_caps, fewer)
+    return more / (len(images) - half)
 
 
 def fastest(calls: Mapping[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, float]:
@@ -188,7 +197,7 @@ class RoutingsSideBySide(Comparison[RoutingsSettings]):
         "temperature fitted on the validation images. The entropy is that of the last assignment of a child to the "
         "classes, 1 where all get the same.",
         "A training step is the forward and backward pass of one batch, the fastest of 20, all networks in turn; kept "
-        "for backward is what the layer of class capsules keeps of one image between them.",
+        "for backward is what the layer of class capsules keeps between them for each image more.",
     )
 
     def options(self, settings: RoutingsSettings, row: str) -> dict[str, Any]:
@@ -242,8 +251,7 @@ class RoutingsSideBySide(Comparison[RoutingsSettings]):
         for row, seconds in fastest(steps, settings.rounds, device).items():
             network = networks[row]
             assert isinstance(network, CapsuleClassifier)
-            kept = kept_for_backward(network.class_caps, network.children_of(images)) / len(images)
-            study.note(row, {STEP: 1000 * seconds, KEPT: kept / 1024})
+            study.note(row, {STEP: 1000 * seconds, KEPT: kept_an_image(network, images) / 1024})
 
     def pictures(self, outcomes: Sequence[Outcome]) -> dict[str, Picture]:
         """What the routings are worth and cost, over all seeds, the best under affine transforms first."""
