@@ -24,6 +24,7 @@ from torchcaps.models import CapsuleClassifier, ImageClassifier
 from torchcaps.routing import Routed
 
 SMALL = {
+    "byerly": {"channels": 4, "growth": 2, "stages": (1, 2)},
     "capsnet": {"channels": 4, "types": 3, "primary_dim": 2, "pose_dim": 3, "decoder_hidden": None},
     "matrixcapsnet": {"channels": 4, "types": (2, 3, 2), "pose": (2, 2)},
     "sharedcapsnet": {"channels": (4, 4, 4, 4)},

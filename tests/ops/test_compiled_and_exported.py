@@ -17,6 +17,8 @@ from torchcaps.ops import use_backend
 
 SMALLER: dict[str, dict[str, Any]] = {
     "attentioncapsnet": {"channels": (4, 6), "blocks": (1, 1), "types": 3, "pose": (2, 2), "image_shape": (3, 16, 16)},
+    "byerly": {"channels": 4, "growth": 2, "stages": (1, 2), "image_shape": (1, 8, 9)},
+    "byerly_maps": {"channels": 4, "growth": 2, "stages": (1, 2), "image_shape": (1, 8, 9)},
     "capsnet": {"channels": 4, "types": 2},
     "capsnet_cnn": {"channels": (4, 4, 4), "hidden": (4, 4), "dropout": 0.0},
     "capsnet_released": {"channels": 4, "types": 2},
@@ -35,7 +37,7 @@ BACKENDS = {"self_routing_resnet20": "chunked"}
 """Where native has no kernel."""
 
 SLOW = pytest.mark.skipif("TORCHCAPS_SLOW" not in os.environ, reason="TORCHCAPS_SLOW=1 runs what takes minutes")
-TWICE = ("capsnet_small", "capsnet_small_cnn", "efficient_capsnet_multimnist")
+TWICE = ("byerly_maps", "capsnet_small", "capsnet_small_cnn", "efficient_capsnet_multimnist")
 TWICE += ("matrixcapsnet_cifar10", "matrixcapsnet_paper", "matrixcapsnet_small")
 """Networks of whose layers all are among those of another name."""
 MODELS = pytest.mark.parametrize(

@@ -241,6 +241,18 @@ class TestResults:
             in (tmp_path / "README.md").read_text()
         )
 
+    def test_seeds_that_are_done_are_kept(self, made_up, tmp_path, monkeypatch):
+        def run(self, lab, settings):
+            if lab.seed == 1:
+                raise KeyboardInterrupt
+            return Outcome({("a", "error"): 3.0 + lab.seed})
+
+        monkeypatch.setattr(made_up, "run", run)
+        with pytest.raises(KeyboardInterrupt):
+            run_recipe("made-up", "quick", [0, 2, 1], runs=tmp_path, results=tmp_path)
+        result = json.loads((tmp_path / "made-up-quick.json").read_text())
+        assert (result["seeds"], result["rows"][0]["ours"]) == ([0, 2], [3.0, 5.0])
+
     def test_what_is_no_line_is_refused(self, made_up, tmp_path, monkeypatch):
         monkeypatch.setattr(made_up, "run", lambda self, lab, settings: Outcome({("c", "error"): 1.0}))
         with pytest.raises(ValueError, match="not among its lines"):

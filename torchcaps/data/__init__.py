@@ -21,6 +21,7 @@ from torchcaps.data.hub import Hub
 from torchcaps.data.made import (
     Affine,
     AffineRanges,
+    Few,
     Overlaid,
     Overlay,
     Padded,
@@ -61,6 +62,7 @@ __all__ = [
     "Digits",
     "Entry",
     "FashionMNIST",
+    "Few",
     "Hub",
     "ImageData",
     "ImageFolder",

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.data.augment import RandomShift, random_integers
-from torchcaps.data.base import TEST_SEED, Batch, Composition, ImageData, ImageSet, Parts
+from torchcaps.data.base import TEST_SEED, Batch, Composition, ImageData, ImageSet, Parts, stratified_split
 from torchcaps.data.digits import Digits
 from torchcaps.data.manifest import Changes, Manifest
 
@@ -74,6 +74,46 @@ class Padded(_MadeOf):
     def centred_test(self) -> ImageSet:
         """Read the test images, each in the middle of its canvas."""
         return on_canvas(self.data.test, self.pad)
+
+
+class Few(_MadeOf):
+    """A data set of which few images are trained on, and few validated on; the test images are all of them.
+
+    They are drawn at random, the same share of each class, and the same ones for every seed of a training.
+
+    Args:
+        data: the data set; which images are put aside for validation is its affair.
+        train: about how many images to train on; all if there are fewer.
+        validation: about how many to validate on, likewise.
+
+    Raises:
+        ValueError: `train` is less than 1, or `validation` less than 0.
+    """
+
+    def __init__(self, data: ImageData, train: int = 1000, validation: int = 1000) -> None:
+        super().__init__(data)
+        if train < 1 or validation < 0:
+            raise ValueError(f"train must be at least 1 and validation 0 or more, got {train} and {validation}")
+        self.few_train, self.few_validation = train, validation
+
+    def load_train(self) -> ImageSet:
+        """Read the images to train on."""
+        return _some(self.data.train, self.few_train)
+
+    def load_validation(self) -> ImageSet:
+        """Read the images to validate on."""
+        return _some(self.data.validation, self.few_validation)
+
+    def load_test(self) -> ImageSet:
+        """Read the test images."""
+        return self.data.test
+
+
+def _some(images: ImageSet, count: int) -> ImageSet:
+    """About so many at random, the same share of each class, in their order."""
+    if count >= len(images):
+        return images
+    return images.subset(stratified_split(images.labels, count / len(images), TEST_SEED)[1])
 
 
 def on_canvas(images: ImageSet, pad: int) -> ImageSet:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers.pose import Pose, check_rows, pose_shape, present, without_own_transforms
+from torchcaps.layers.pose import Pose, check_rows, pose_shape, present
 from torchcaps.numerics import check_finite, check_sizes
 from torchcaps.ops import Votes
 from torchcaps.routing import DynamicRouting, LayerShape, Routed, Routing, as_capsules
@@ -98,24 +98,27 @@ class CapsLinear(nn.Module):
         P, D = self.in_pose[-1], self.out_pose[-1]
         if transforms == "orthogonal" and P != D:
             raise ValueError(f"orthogonal transforms keep the dimension: in_pose is {in_pose}, out_pose is {out_pose}")
-        own = in_capsules if in_capsules and transforms in ("full", "orthogonal") else 1
-        self.weight = nn.Parameter(torch.empty(own, 1 if transforms == "subspace" else out_capsules, P, D))
+        shape = LayerShape(in_capsules, out_capsules, self.in_pose, self.out_pose)
+        bound = (routing or DynamicRouting()).bind(shape)
+        if bound.own_transforms:  # the votes, which nobody forms, are as if all children shared one transform of zeros
+            self.register_buffer("weight", torch.zeros(1, 1, P, D), persistent=False)
+        else:
+            own = in_capsules if in_capsules and transforms in ("full", "orthogonal") else 1
+            self.weight = nn.Parameter(torch.empty(own, 1 if transforms == "subspace" else out_capsules, P, D))
         self.child_weight = (
             nn.Parameter(torch.empty(in_capsules, P, P)) if in_capsules and transforms == "factored" else None
         )
-        self.routing = (routing or DynamicRouting()).bind(
-            LayerShape(in_capsules, out_capsules, self.in_pose, self.out_pose)
-        )
+        self.routing = bound
         self.reset_parameters(init_std)
-        without_own_transforms(self, self.routing)
 
     def reset_parameters(self, init_std: float | None = None) -> None:
-        """Draws the transforms anew; ``init_std`` as in the constructor."""
-        _, J, P, D = self.weight.shape
+        """Draws the transforms anew, if the routing has none of its own; ``init_std`` as in the constructor."""
+        J, P, D = 1 if self.transforms == "subspace" else self.out_capsules, self.in_pose[-1], self.out_pose[-1]
         if init_std is None:
             shared = self.transforms in ("shared", "subspace") or self.in_capsules is None
             init_std = math.sqrt(2 / (P + J * D)) if shared else J / math.sqrt(self.in_capsules * D)  # type: ignore[operator]
-        nn.init.trunc_normal_(self.weight, std=init_std, a=-2 * init_std, b=2 * init_std)
+        if not self.routing.own_transforms:
+            nn.init.trunc_normal_(self.weight, std=init_std, a=-2 * init_std, b=2 * init_std)
         if self.child_weight is not None:
             nn.init.normal_(self.child_weight, std=1 / math.sqrt(P))  # keeps the length of a pose on average
 
@@ -132,9 +135,8 @@ class CapsLinear(nn.Module):
 
     def _transforms(self) -> Tensor:
         """``W``, (I or 1, J, P, D)."""
-        if self.transforms == "orthogonal":
-            return reflected(self.weight)
-        return self.weight.expand(-1, self.out_capsules, -1, -1)
+        weight = reflected(self.weight) if self.transforms == "orthogonal" else self.weight
+        return weight.expand(-1, self.out_capsules, -1, -1)
 
     def route(
         self, children: Capsules | Tensor, mask: Tensor | None = None, *, initial: Routed | None = None

@@ -3,6 +3,7 @@
 from torchcaps.models.attentioncapsnet import AttentionCapsNet
 from torchcaps.models.backbone import BackboneTwin, CapsNetOnBackbone
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
+from torchcaps.models.byerly import ByerlyCapsNet
 from torchcaps.models.capsnet import CapsNet, CapsNetTwin
 from torchcaps.models.conversion import convert
 from torchcaps.models.efficient_capsnet import EfficientCapsNet, UpsamplingDecoder
@@ -17,6 +18,7 @@ from torchcaps.models.vbcapsnet import VBCapsNet
 __all__ = [
     "AttentionCapsNet",
     "BackboneTwin",
+    "ByerlyCapsNet",
     "CapsNet",
     "CapsNetOnBackbone",
     "CapsNetTwin",

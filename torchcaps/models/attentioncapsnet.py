@@ -115,9 +115,13 @@ class AttentionCapsNet(CapsuleClassifier):
         return concurrent_routing([self.conv_caps1, self.conv_caps2], primary, max(1, self.rounds - 1))[-1]
 
     def route(self, images: Tensor) -> Routed:
-        """The last routing of the classes."""
+        """The last routing of the classes, with the activations of :meth:`encode`."""
         primary = self.primary_of(images)
         children = self._below(primary)
+        routed = self._routed(primary, children)
+        return routed._replace(activation=self._shares(routed.pose).to(routed.activation.dtype))
+
+    def _routed(self, primary: Capsules, children: Capsules) -> Routed:
         if self.rounds == 1:
             return self.class_caps.route(children)
         before = concurrent_routing(self._layers, primary, self.rounds - 1)[-1]
@@ -127,6 +131,10 @@ class AttentionCapsNet(CapsuleClassifier):
     def encode(self, images: Tensor) -> Capsules:
         """The class capsules, whose activations add up to 1."""
         capsules = concurrent_routing(self._layers, self.primary_of(images), self.rounds)[-1]
-        scores = self.score(capsules.pose.flatten(2)).squeeze(-1)
-        shares = torch.softmax(scores.to(compute_dtype(scores)), -1)
+        shares = self._shares(capsules.pose.flatten(2))
         return capsules._replace(activation=shares.to(capsules.activation.dtype))
+
+    def _shares(self, pose: Tensor) -> Tensor:
+        """The softmax of the scores of poses (B, E, H)."""
+        scores = self.score(pose.to(self.score.weight.dtype)).squeeze(-1)
+        return torch.softmax(scores.to(compute_dtype(scores)), -1)

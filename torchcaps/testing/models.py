@@ -240,10 +240,18 @@ def _predict(network: ImageClassifier, images: Tensor) -> None:
             )
         if not torch.equal(prediction.capsules.activation, prediction.activation):
             raise AssertionError("the activations are not those of its capsules")
+        _expect_routed(network, images)
     if prediction.reconstruction is not None and prediction.reconstruction.shape != images.shape:
         raise AssertionError(
             f"reconstructions are {tuple(prediction.reconstruction.shape)}, images {tuple(images.shape)}"
         )
+
+
+def _expect_routed(network: CapsuleClassifier, images: Tensor) -> None:
+    """What is looked at says what the network says: evaluation reads the activations of ``route``."""
+    network = copy.deepcopy(network).eval()
+    with torch.no_grad():
+        _expect_close(network.route(images).activation, network(images).activation, "the activations of route:", 1e-5)
 
 
 def _other_images_and_classes(subject: Subject) -> None:

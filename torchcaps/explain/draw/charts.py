@@ -227,6 +227,46 @@ def bar_panels(panels: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequ
     return figure
 
 
+class Dots(NamedTuple):
+    """One measure of some rows, a panel of :func:`dot_panels`.
+
+    Args:
+        label: of the axis, with the unit.
+        values: of each row; None where there is none.
+        spreads: to either side of them.
+        log: whether the axis is logarithmic, for values above 0.
+    """
+
+    label: str
+    values: Sequence[float | None]
+    spreads: Sequence[float]
+    log: bool = False
+
+
+def dot_panels(rows: Sequence[str], panels: Sequence[Dots]) -> "Figure":
+    """Panels beside each other with one dot for each row, the rows from top to bottom, the same in all panels."""
+    figure = new_figure(1.6 + 1.9 * len(panels), 1.0 + 0.24 * len(rows))
+    first: Axes | None = None
+    for place, panel in enumerate(panels, 1):
+        axes = figure.add_subplot(1, len(panels), place, sharey=first)
+        dots = enumerate(zip(panel.values, panel.spreads, strict=True))
+        there = [(value, row, spread) for row, (value, spread) in dots if value is not None]
+        values, places, spreads = zip(*there, strict=True)
+        axes.errorbar(values, places, xerr=spreads, fmt="o", markersize=4, color="C0", ecolor="0.6", linewidth=1)
+        if panel.log:
+            axes.set_xscale("log")
+        axes.set_xlabel(panel.label.replace(", ", ",\n"), fontsize=9)
+        axes.tick_params(axis="x", labelsize=8, which="both")
+        axes.grid(alpha=0.3)
+        if first is None:
+            axes.set_yticks(range(len(rows)), rows, fontsize=9)
+            axes.invert_yaxis()
+            first = axes
+        else:
+            axes.tick_params(axis="y", labelleft=False)
+    return figure
+
+
 class Factor(NamedTuple):
     """One number that is changed while the others stay.
 

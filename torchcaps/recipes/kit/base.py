@@ -1,7 +1,7 @@
 """What a recipe is: a named experiment with the published figures, its presets, and what it measured."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -112,6 +112,10 @@ class Recipe(ABC, Generic[Settings]):
     @abstractmethod
     def run(self, lab: Lab, settings: Settings) -> Outcome:
         """Runs the experiment with the settings of one preset and one seed, that of the lab."""
+
+    def pictures(self, outcomes: Sequence[Outcome]) -> Mapping[str, Picture]:
+        """The pictures of a result, by a short name, from the outcome of each seed: by default those of the first."""
+        return outcomes[0].pictures
 
 
 AnyRecipe = TypeVar("AnyRecipe", bound=type[Recipe[Any]])

@@ -45,11 +45,12 @@ def run_recipe(
     """Runs a recipe to the end and, with a folder for them, writes its result, its pictures and the table of all.
 
     Networks that are trained already are not trained again, an interrupted training goes on: run it again after a kill.
+    The result is written after each seed, with those that are done.
 
     Args:
         name: of the recipe.
         preset: ``paper``, ``quick`` or ``smoke``.
-        seeds: one run for each; the pictures are of the first.
+        seeds: one run for each; the pictures are of the first, unless the recipe draws one of all.
         runs: folder for the trained networks.
         results: folder for the result; None writes nothing.
         trainer: options of the trainer, over those of the preset, such as ``{"accelerator": "cpu"}``.
@@ -68,26 +69,37 @@ def run_recipe(
         raise ValueError(f"preset must be one of {', '.join(recipe.presets)}, got {preset!r}")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be different numbers, at least one, got {list(seeds)}")
-    labs = [Lab(preset, seed, runs, trainer or {}, command, show, package_definitions()) for seed in seeds]
-    outcomes = [recipe.run(lab, recipe.presets[preset]) for lab in labs]
-    files = {f"{name}-{preset}-{short}.png": picture for short, picture in outcomes[0].pictures.items()}
-    result = {
-        "recipe": name,
+    labs: list[Lab] = []
+    outcomes: list[Outcome] = []
+    for seed in seeds:
+        labs.append(Lab(preset, seed, runs, trainer or {}, command, show, package_definitions()))
+        outcomes.append(recipe.run(labs[-1], recipe.presets[preset]))
+        files = {f"{name}-{preset}-{short}.png": picture for short, picture in recipe.pictures(outcomes).items()}
+        result = _result(recipe, labs, outcomes, files)
+        if results is not None:
+            _write(results, result, files)
+    return result
+
+
+def _result(
+    recipe: Recipe[Any], labs: Sequence[Lab], outcomes: Sequence[Outcome], files: Mapping[str, Picture]
+) -> dict[str, Any]:
+    """The content of the result file, of the seeds so far."""
+    preset, trainer, command = labs[0].preset, labs[0].trainer, labs[0].command
+    return {
+        "recipe": recipe.name,
         "preset": preset,
         "title": recipe.title,
         "source": recipe.source,
-        "seeds": list(seeds),
+        "seeds": [lab.seed for lab in labs],
         "settings": asdict(recipe.presets[preset]),
-        "trainer": dict(trainer or {}),
+        "trainer": dict(trainer),
         **_found(recipe, outcomes),
         "pictures": [{"file": file, "caption": picture.caption} for file, picture in files.items()],
         "notes": list(recipe.notes),
         **_circumstances(recipe, {one.folder: one for lab in labs for one in lab.trained}.values()),
         "command": command,
     }
-    if results is not None:
-        _write(results, result, files)
-    return result
 
 
 def _found(recipe: Recipe[Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -1,0 +1,128 @@
+"""The recipe that trains one network with every routing."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from torchcaps import create_model, list_routings
+from torchcaps.data import Digits, Few
+from torchcaps.losses import length_cross_entropy
+from torchcaps.recipes import Outcome, run_recipe
+from torchcaps.recipes.kit.lab import PRESETS
+from torchcaps.recipes.routings import (
+    ENTROPY,
+    IN_PLACE_OF,
+    KEPT,
+    ROWS,
+    STEP,
+    TRAINING,
+    RoutingsSideBySide,
+    calibration_error,
+    kept_an_image,
+    kept_for_backward,
+)
+from torchcaps.routing.base import ROUTINGS
+from torchcaps.training import train_parser
+
+job = RoutingsSideBySide().job
+
+
+def test_every_routing_has_a_row():
+    assert set(ROWS) == {name for name in list_routings() if ROUTINGS[name].__module__.startswith("torchcaps.")}
+    assert {name for name in ROWS if not ROUTINGS[name].trainable} == set(IN_PLACE_OF)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_jobs_are_options_of_train(row):
+    """And their networks learn: after one step, classes no longer look alike, where they did."""
+    preset = RoutingsSideBySide.presets["quick"]
+    name, config = job(preset, row)
+    options = train_parser().parse_object({**config, "run": name})
+    routing = train_parser().instantiate(options).routing
+    assert isinstance(routing, ROUTINGS[IN_PLACE_OF.get(row, row)])
+    torch.manual_seed(0)
+    model = create_model(config["model"], **{**preset.model_args, "channels": 4, "types": 2}, routing=routing)
+    images, optimizer = torch.rand(4, 1, 28, 28), torch.optim.SGD(model.parameters(), 0.1)
+    if routing.trainable:
+        length_cross_entropy(model(images).activation, torch.tensor([0, 1, 1, 3])).backward()
+        optimizer.step()
+        assert model(images).activation.detach().std(1).min() > 1e-5
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_all_rows_differ_in_the_routing_alone(preset):
+    settings = RoutingsSideBySide.presets[preset]
+    others = [{**job(settings, row)[1], "routing": None} for row in ROWS]
+    assert all(one == others[0] for one in others)
+
+
+def test_calibration_error_written_out():
+    torch.manual_seed(0)
+    p = (3 * torch.randn(200, 4)).softmax(1)
+    labels = torch.randint(4, (200,))
+    confidence, said = p.max(1)
+    bins = (confidence * 15).ceil()
+    expected = sum(
+        abs((said[bins == b] == labels[bins == b]).float().mean() - confidence[bins == b].mean()) * (bins == b).sum()
+        for b in bins.unique()
+    )
+    assert calibration_error(p, labels) == pytest.approx(100 * float(expected) / 200, rel=1e-4)
+
+
+def test_kept_for_backward_counts_what_is_saved():
+    layer, x = nn.Sequential(nn.Linear(8, 4), nn.Tanh()), torch.rand(3, 8)
+    assert kept_for_backward(layer, x) == 4 * (3 * 8 + 3 * 4)  # the input, and what the tangent came to
+
+
+def test_kept_an_image_leaves_out_what_does_not_grow():
+    model = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None)
+    images = torch.rand(8, *model.image_shape)
+    kept = kept_an_image(model, images)
+    votes = 4 * model.class_caps.in_capsules * 10 * 16
+    assert 0 < kept < votes / 2
+    assert kept < kept_for_backward(model.class_caps, model.children_of(images)) / len(images)
+
+
+def test_few_images():
+    data = Few(Digits(), train=100, validation=50)
+    again = Few(Digits(), train=100, validation=50)
+    assert torch.equal(data.train.images, again.train.images)
+    counts = data.train.labels.bincount()
+    assert counts.tolist() == [10] * 10
+    assert abs(len(data.validation) - 50) <= 5
+    assert len(data.test) == len(Digits().test)
+    assert len(Few(Digits(), train=10**6).train) == len(Digits().train)
+    with pytest.raises(ValueError, match="train must be at least 1"):
+        Few(Digits(), train=0)
+
+
+def test_smoke_preset(tmp_path):
+    folders = {"runs": tmp_path / "runs", "results": tmp_path / "results"}
+    run_recipe("routings", "smoke", **folders, trainer={"accelerator": "cpu"})
+    result = json.loads((tmp_path / "results" / "routings-smoke.json").read_text())
+    rows = RoutingsSideBySide.presets["smoke"].rows
+    ours = {(row["row"], row["measure"]): row["ours"] for row in result["rows"] if row["row"] in rows}
+    assert all(len(values) == 1 for values in ours.values()), ours
+    assert (("hard_kmeans", STEP) in ours, ("hard_kmeans", KEPT) in ours, ("hard_kmeans", TRAINING) in ours) == (
+        0,
+        0,
+        0,
+    )
+    # What was learned is the same, what is assigned is not.
+    assert result["facts"][0]["hard_kmeans"]["run"] == result["facts"][0]["euclidean"]["run"]
+    assert ours["hard_kmeans", ENTROPY] == [0.0] != ours["euclidean", ENTROPY]
+    assert [one["file"] for one in result["pictures"]] == ["routings-smoke-answer.png"]
+    assert len(list((tmp_path / "runs" / "smoke").glob("*/summary.json"))) == len(rows) - 1
+
+
+def test_the_picture_is_of_all_seeds():
+    recipe = RoutingsSideBySide()
+    one = {(line.row, line.measure): 1.0 + ROWS.index(line.row) for line in recipe.lines}
+    outcomes = [Outcome({key: factor * value for key, value in one.items()}) for factor in (1, 3)]
+    picture = recipe.pictures(outcomes)["answer"]
+    assert "2 seeds" in picture.caption
+    axes = picture.figure.axes
+    assert [tick.get_text() for tick in axes[0].get_yticklabels()] == list(ROWS)
+    assert axes[0].lines[0].get_xdata()[0] == 2.0
