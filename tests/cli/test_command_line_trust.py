@@ -147,7 +147,7 @@ class TestItem12CommandLine:
     def test_item12_a_pipe_that_nobody_reads_is_no_error(self, monkeypatch, capsys):
         reading, writing = os.pipe()
         os.close(reading)
-        with open(writing, "w") as closed:  # noqa: PTH123  a descriptor is no path
+        with os.fdopen(writing, "w") as closed:
             monkeypatch.setattr(sys, "stdout", closed)
             assert main(["models"]) == 141
         assert capsys.readouterr().err == ""

@@ -113,8 +113,10 @@ class CapsLinear(nn.Module):
         """Draws the transforms anew; ``init_std`` as in the constructor."""
         _, J, P, D = self.weight.shape
         if init_std is None:
-            shared = self.transforms in ("shared", "subspace") or self.in_capsules is None
-            init_std = math.sqrt(2 / (P + J * D)) if shared else J / math.sqrt(self.in_capsules * D)  # type: ignore[operator]
+            if self.in_capsules is None or self.transforms in ("shared", "subspace"):
+                init_std = math.sqrt(2 / (P + J * D))
+            else:
+                init_std = J / math.sqrt(self.in_capsules * D)
         nn.init.trunc_normal_(self.weight, std=init_std, a=-2 * init_std, b=2 * init_std)
         if self.child_weight is not None:
             nn.init.normal_(self.child_weight, std=1 / math.sqrt(P))  # keeps the length of a pose on average

@@ -18,7 +18,7 @@ Function = Callable[..., Sequence[Tensor | None]]
 
 def constant(function: Callable[..., str]) -> Callable[..., str]:
     """What ``torch.compiler.assume_constant_result`` does, which would import the compiler at once (a second)."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    function.__dict__["_dynamo_marked_constant"] = True
     return function
 
 
