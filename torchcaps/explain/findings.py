@@ -58,6 +58,10 @@ class Findings:
         E = self.activation.shape[1]
         return torch.bincount(self.labels * E + self.prediction, minlength=E * E).reshape(E, E)
 
+    def confused(self, count: int) -> list[tuple[int, int, int]]:
+        """True class, what it was taken for and how often: :func:`confused_pairs`."""
+        return confused_pairs(self.confusion, count)
+
     @property
     def accuracy(self) -> float:
         """The share of the images whose most active class is the true one."""
@@ -148,6 +152,18 @@ class Findings:
         """Indices of at most so many images, the first of :meth:`ranked`, sorted by class."""
         chosen = self.ranked()[:count]
         return chosen[self.labels[chosen].argsort(stable=True)]
+
+
+def confused_pairs(confusion: Tensor, count: int) -> list[tuple[int, int, int]]:
+    """Of a confusion matrix (E, E), the true class, what it was taken for, and how often.
+
+    Args:
+        confusion: rows true, columns predicted.
+        count: how many pairs at most; the most frequent come first.
+    """
+    wrong = (confusion - confusion.diag().diag()).flatten()
+    most = wrong.argsort(descending=True, stable=True)[:count].tolist()
+    return [(*divmod(place, len(confusion)), int(wrong[place])) for place in most if wrong[place]]
 
 
 @contextmanager

@@ -143,11 +143,9 @@ def _balance(findings: Findings, images: ImageSet) -> Iterator[Hint]:
 
 def _confused(findings: Findings, images: ImageSet) -> Iterator[Hint]:
     """The pairs of classes that are confused most often, of images enough to tell."""
-    counts = findings.confusion
-    wrong = counts - counts.diag().diag()
-    for place in wrong.flatten().argsort(descending=True, stable=True)[:_PAIRS].tolist():
-        true, said = divmod(place, len(images.classes))
-        count, total = int(wrong[true, said]), int(counts[true].sum())
+    totals = torch.bincount(findings.labels, minlength=len(images.classes)).tolist()
+    for true, said, count in findings.confused(_PAIRS):
+        total = totals[true]
         if count >= 2 and count > 0.05 * total:
             names = repr(images.classes[true]), repr(images.classes[said])
             yield Hint(
