@@ -79,8 +79,10 @@ class Classifier:
         self.run: Path | None = None
         self._named = bool(classes or saved.get("classes"))
         check_resize(self.resize)
-        if len(set(self.classes)) != network.classes or len(self.classes) != network.classes:
+        if len(self.classes) != network.classes:
             raise ValueError(f"classes must name the {network.classes} classes of the network, got {self.classes}")
+        if len(set(self.classes)) != network.classes:
+            raise ValueError(f"classes must have names of their own, got {self.classes}")
         if math.prod(self.image_shape) > _LARGEST:
             raise ValueError(f"image_shape must have at most {_LARGEST} numbers, got {self.image_shape}")
         seen = self.preprocess.image_shape(self.image_shape)

@@ -203,6 +203,17 @@ class TestItem11Predict:
         expected = [*sorted((photos / "red").iterdir()), *sorted(photos.glob("*/01.png"))]
         assert [row["file"] for row in rows] == list(map(str, expected))
 
+    def test_item13_names_of_files_command_no_terminal(self, run, photos, tmp_path, capsys):
+        """The defect: an escape sequence in a name went to the terminal as it was."""
+        whole, broken = tmp_path / "a\x1b[2Jb.png", tmp_path / "c\x1b]0;d.png"
+        whole.write_bytes((photos / "red" / "00.png").read_bytes())
+        broken.write_bytes(b"no image")
+        assert main(["predict", str(run), str(whole), str(broken)]) == 1
+        found = capsys.readouterr()
+        assert "\x1b" not in found.out + found.err
+        assert "a\\x1b[2Jb.png: " in found.out
+        assert "c\\x1b]0;d.png: it is no image" in found.err
+
     def test_item11_bad_files_are_named_and_the_others_predicted(self, run, photos, tmp_path, capsys):
         files = [photos / "red" / "00.png", tmp_path / "broken.png", tmp_path / "none.png", photos / "blue" / "00.png"]
         files[1].write_bytes(files[0].read_bytes()[:50])
