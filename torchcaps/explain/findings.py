@@ -58,10 +58,6 @@ class Findings:
         E = self.activation.shape[1]
         return torch.bincount(self.labels * E + self.prediction, minlength=E * E).reshape(E, E)
 
-    def confused(self, count: int) -> list[tuple[int, int, int]]:
-        """True class, what it was taken for and how often: :func:`confused_pairs`."""
-        return confused_pairs(self.confusion, count)
-
     @property
     def accuracy(self) -> float:
         """The share of the images whose most active class is the true one."""

@@ -112,7 +112,9 @@ def _matrix(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
 
 def _pairs(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
     """Of many classes those that are taken for others most often: a matrix would be as many lines, each as long."""
-    pairs = findings.confused(_LISTED)
+    from torchcaps.explain.findings import confused_pairs
+
+    pairs = confused_pairs(findings.confusion, _LISTED)
     if pairs:
         yield f"most often confused of {len(classes)} classes ('evaluate --json' has the whole matrix):"
     for true, said, count in pairs:

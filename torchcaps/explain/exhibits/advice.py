@@ -12,7 +12,7 @@ import torch
 from torchcaps.data.base import ImageSet
 from torchcaps.explain.exhibits.base import Exhibit, Table, register_exhibit
 from torchcaps.explain.exhibits.curves import Metrics
-from torchcaps.explain.findings import Findings
+from torchcaps.explain.findings import Findings, confused_pairs
 
 _PAIRS = 3
 _MOST = 8
@@ -167,7 +167,7 @@ def _balance(findings: Findings, images: ImageSet) -> Iterator[Hint]:
 def _confused(findings: Findings, images: ImageSet) -> Iterator[Hint]:
     """The pairs of classes that are confused most often, of images enough to tell."""
     totals = torch.bincount(findings.labels, minlength=len(images.classes)).tolist()
-    for true, said, count in findings.confused(_PAIRS):
+    for true, said, count in confused_pairs(findings.confusion, _PAIRS):
         total = totals[true]
         if count >= 2 and count > 0.05 * total:
             names = repr(images.classes[true]), repr(images.classes[said])
