@@ -241,9 +241,10 @@ class TestCommand:
         assert ran == [([*rest, str(tmp_path / f"huge-pages-{value}")], value) for value in "01"]
         assert capsys.readouterr().out.count("table") == 2
 
-    def test_a_gpu_that_is_not_there_is_told(self, capsys: pytest.CaptureFixture[str]) -> None:
-        if torch.cuda.is_available():
-            pytest.skip("there is one")
+    def test_a_gpu_that_is_not_there_is_told(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         assert main(["bench", "--device", "cuda"]) == 1
         assert "needs a GPU" in capsys.readouterr().err
 

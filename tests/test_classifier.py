@@ -191,5 +191,29 @@ else:
 """
 
 
+HOSTILE = {
+    "classes that are none": {"classes": 7},
+    "classes without names": {"classes": [{} for _ in range(10)]},
+    "one name for all": {"classes": ["a"] * 10},
+    "preprocessing that is text": {"preprocess": "x"},
+    "a number that is text": {"preprocess": {"shift": "x"}},
+    "images without end": {"raw_image_shape": [1, 10**6, 10**6], "preprocess": {"crop": 8}},
+    "images scaled up without end": {"preprocess": {"rescale": 10**6, "crop": 8}},
+    "a shape of one number": {"raw_image_shape": [1]},
+    "a task's threshold that is text": {"task": {"name": "several_labels", "threshold": "x"}},
+    "a task's argument that it does not take": {"task": {"name": "classification", "bogus": 1}},
+    "a task that is a list": {"task": [1]},
+    "a calibration of another kind": {"calibration": {"bogus": "x"}},
+    "a calibration that is a list": {"calibration": [1]},
+}
+
+
+@pytest.mark.parametrize("extra", HOSTILE.values(), ids=HOSTILE)
+def test_item13_what_is_saved_beside_the_weights_is_looked_through(grey, extra, tmp_path):
+    grey.network.save_pretrained(tmp_path, **extra)
+    with pytest.raises(ValueError, match=r".{10}"):
+        Classifier.open(tmp_path)
+
+
 def test_it_is_imported_when_it_is_asked_for():
     subprocess.run([sys.executable, "-c", CODE], check=True, cwd=Path(__file__).parents[1])

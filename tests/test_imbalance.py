@@ -69,6 +69,29 @@ class TestFigures:
             assert "balanced accuracy 33.33%" in found.lines[0]
 
 
+def test_item8_of_many_classes_the_most_confused_are_told():
+    """The defect: 300 classes were 300 lines of 300 numbers."""
+
+    class Shifted(tc.models.ImageClassifier):
+        """Takes each odd class for the one before it."""
+
+        def __init__(self) -> None:
+            super().__init__((1, 1, 1), 300)
+
+        def forward(self, images, target=None):
+            labels = (images.flatten(1)[:, 0] * 255).round().long()
+            return tc.models.Prediction(F.one_hot(labels - labels % 2, 300).float(), None, None)
+
+    labels = torch.tensor([*range(200), 7, 7, 9])
+    images = ImageSet(labels.byte()[:, None, None, None], labels, tuple(f"c{label}" for label in range(300)))
+    found = Classification().examine(Shifted(), images)
+    assert len(found.lines) == 22
+    assert found.lines[1] == "most often confused of 300 classes ('evaluate --json' has the whole matrix):"
+    assert found.lines[2] == "  c7 taken for c6: 3 of 3  (precision -, recall 0.00%)"
+    assert found.lines[3] == "  c9 taken for c8: 2 of 2  (precision -, recall 0.00%)"
+    assert torch.tensor(found.details["confusion"]).sum() == 203
+
+
 class TestClassWeights:
     @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
     def test_item6_each_image_counts_as_its_class(self, loss):

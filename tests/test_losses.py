@@ -81,7 +81,7 @@ class TestMargin:
 
     def test_wrong_arguments(self) -> None:
         with pytest.raises(ValueError, match="weighting must be 'paper' or 'released', got 'sum'"):
-            margin_loss(ACTIVATION, LABELS, weighting="sum")  # type: ignore[arg-type]
+            margin_loss(ACTIVATION, LABELS, weighting="sum")
 
 
 class TestCrossEntropy:
@@ -195,7 +195,7 @@ class TestSpread:
 
     def test_unknown_schedule(self) -> None:
         with pytest.raises(ValueError, match=r"schedule must be 'linear', .* or 'constant', got 'cosine'"):
-            SpreadLoss(schedule="cosine")  # type: ignore[arg-type]
+            SpreadLoss(schedule="cosine")
 
 
 class TestReconstruction:

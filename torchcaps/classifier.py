@@ -1,6 +1,7 @@
 """A trained network, ready to be used: with its preprocessing, the names of its classes and its task."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
 
     Image: TypeAlias = str | Path | PILImage | np.ndarray | Tensor
+
+_LARGEST = 2**28
+"""Numbers of an image: what a saved network may ask for."""
 
 _LUMA = (0.299, 0.587, 0.114)
 """How bright red, green and blue are (ITU-R BT.601): what Pillow makes grey with."""
@@ -77,6 +81,10 @@ class Classifier:
         check_resize(self.resize)
         if len(self.classes) != network.classes:
             raise ValueError(f"classes must name the {network.classes} classes of the network, got {self.classes}")
+        if len(set(self.classes)) != network.classes:
+            raise ValueError(f"classes must have names of their own, got {self.classes}")
+        if math.prod(self.image_shape) > _LARGEST:
+            raise ValueError(f"image_shape must have at most {_LARGEST} numbers, got {self.image_shape}")
         seen = self.preprocess.image_shape(self.image_shape)
         if seen != network.image_shape and not (network.any_size and seen[0] == network.image_shape[0]):
             raise ValueError(
@@ -96,10 +104,13 @@ class Classifier:
             ValueError: if it is damaged, or needs a module that was not imported.
         """
         folder = Path(source)
-        if not (folder / "model").is_dir():
-            return cls(load_pretrained(folder)).to(device)
-        classifier = cls(load_pretrained(folder / "model")).to(device)
-        classifier.run = folder
+        in_run = (folder / "model").is_dir()
+        network = load_pretrained(folder / "model" if in_run else folder)
+        try:
+            classifier = cls(network).to(device)
+        except (TypeError, LookupError, AttributeError) as error:
+            raise ValueError(f"what was saved with the network in {source} is damaged: {error!r}") from error
+        classifier.run = folder if in_run else None
         return classifier
 
     @property

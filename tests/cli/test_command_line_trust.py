@@ -119,11 +119,13 @@ class TestItem12CommandLine:
         assert f"torchcaps {arguments[0]} --help" in error
         assert "usage" not in error
 
-    def test_item12_lightning_is_for_training_only(self, run, photos):
+    def test_item12_lightning_is_for_training_only(self, run, photos, monkeypatch):
+        """And the compiler, which a kernel imported (a second), for those who compile."""
+        monkeypatch.setenv("TORCHCAPS_BACKEND", "native")
         code = (
             "import sys; from torchcaps.cli import main; run, photo = sys.argv[1:];"
             "assert main(['predict', run, photo]) == main(['evaluate', run]) == main(['models']) == 0;"
-            "heavy = {'lightning', 'torchmetrics', 'matplotlib', 'tensorboard'} & set(sys.modules);"
+            "heavy = {'lightning', 'torchmetrics', 'matplotlib', 'tensorboard', 'torch._dynamo'} & set(sys.modules);"
             "assert not heavy, heavy"
         )
         photo = str(photos / "red" / "00.png")
@@ -147,7 +149,7 @@ class TestItem12CommandLine:
     def test_item12_a_pipe_that_nobody_reads_is_no_error(self, monkeypatch, capsys):
         reading, writing = os.pipe()
         os.close(reading)
-        with open(writing, "w") as closed:  # noqa: PTH123  a descriptor is no path
+        with os.fdopen(writing, "w") as closed:
             monkeypatch.setattr(sys, "stdout", closed)
             assert main(["models"]) == 141
         assert capsys.readouterr().err == ""
@@ -200,6 +202,17 @@ class TestItem11Predict:
         rows = [json.loads(row) for row in capsys.readouterr().out.splitlines()]
         expected = [*sorted((photos / "red").iterdir()), *sorted(photos.glob("*/01.png"))]
         assert [row["file"] for row in rows] == list(map(str, expected))
+
+    def test_item13_names_of_files_command_no_terminal(self, run, photos, tmp_path, capsys):
+        """The defect: an escape sequence in a name went to the terminal as it was."""
+        whole, broken = tmp_path / "a\x1b[2Jb.png", tmp_path / "c\x1b]0;d.png"
+        whole.write_bytes((photos / "red" / "00.png").read_bytes())
+        broken.write_bytes(b"no image")
+        assert main(["predict", str(run), str(whole), str(broken)]) == 1
+        found = capsys.readouterr()
+        assert "\x1b" not in found.out + found.err
+        assert "a\\x1b[2Jb.png: " in found.out
+        assert "c\\x1b]0;d.png: it is no image" in found.err
 
     def test_item11_bad_files_are_named_and_the_others_predicted(self, run, photos, tmp_path, capsys):
         files = [photos / "red" / "00.png", tmp_path / "broken.png", tmp_path / "none.png", photos / "blue" / "00.png"]

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from tests.data.folders import BROKEN, LEFT_OUT, LIMIT, READ, make_root, make_troubles, save
 from torchcaps.cli import main
-from torchcaps.data import ImageFolder, Manifest, Padded, stable_split
+from torchcaps.data import ImageFolder, Manifest, Padded, load_image, stable_split
 from torchcaps.data.check import check_folder
 from torchcaps.data.manifest import readable
+from torchcaps.data.picture import image_suffixes
 
 ODD = [Path(name).name for name in (*BROKEN, *LEFT_OUT, *READ)] + ["linked"]
 
@@ -295,3 +296,13 @@ def refusing(function, path: Path):
         return function(first, *rest, **named)
 
     return refuse
+
+
+def test_item13_an_image_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The defect: Pillow knows files by their contents, and has Ghostscript run those of PostScript."""
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n")
+    with pytest.raises(ValueError, match=r"photo\.jpg: EPS files are programs, which Ghostscript would run"):
+        load_image(path, (3, 8, 8))
+    assert ".eps" not in image_suffixes()

@@ -291,6 +291,6 @@ def test_load_image_checks_its_arguments(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"image_shape must be .* got \(2, 3, 4\)"):
         load_image(path, (2, 3, 4))
     with pytest.raises(ValueError, match="resize must be one of"):
-        load_image(path, (1, 3, 4), "squash")  # type: ignore[arg-type]
+        load_image(path, (1, 3, 4), "squash")
     with pytest.raises(FileNotFoundError, match=r"nowhere.png"):
         load_image(tmp_path / "nowhere.png", (1, 3, 4))

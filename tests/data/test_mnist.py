@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ class Tiny(MNIST):
     """MNIST with the files above for the published ones, and no mirror."""
 
     mirrors = ()
-    sha256 = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}  # noqa: RUF012
+    sha256: ClassVar = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
 
 
 def write(folder: Path, files: dict[str, bytes] = FILES) -> Path:
@@ -244,7 +245,7 @@ def serve(server: Server, folder: str, files: dict[str, bytes] = FILES) -> str:
 
 def tiny(folder: Path, *mirrors: str) -> MNIST:
     data = Tiny(str(folder), validation=0.25)
-    data.mirrors = mirrors  # type: ignore[misc]
+    data.mirrors = mirrors
     return data
 
 
@@ -294,7 +295,7 @@ def test_item18_a_download_that_drips_is_given_up(tmp_path: Path, server: Server
     mirror = serve(server, "mirror")
     server.slow = 0.1
     data = tiny(tmp_path, mirror)
-    data.seconds = 0.3  # type: ignore[misc]
+    data.seconds = 0.3
     start = time.monotonic()
     with pytest.raises(ConnectionError, match="bytes in 0 seconds, then given up"):
         _ = data.train
@@ -304,7 +305,7 @@ def test_item18_a_download_that_drips_is_given_up(tmp_path: Path, server: Server
 
 def test_item18_a_download_without_end_is_given_up(tmp_path: Path, server: Server) -> None:
     data = tiny(tmp_path, serve(server, "mirror", dict.fromkeys(FILES, bytes(300_000))))
-    data.most = 100_000  # type: ignore[misc]
+    data.most = 100_000
     with pytest.raises(ConnectionError, match="more than 100,000 bytes were served"):
         _ = data.train
     assert files_in(tmp_path) == []

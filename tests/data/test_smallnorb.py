@@ -179,7 +179,7 @@ def test_labels_and_info_belong_to_the_images(folder: str, cameras: Any, validat
         if cameras == "both_as_images":
             assert pair[1::2].tolist() == (pair[::2] + 100).tolist()
             pair[1::2] -= 100
-        info = data.info(split)  # type: ignore[arg-type]
+        info = data.info(split)
         assert torch.equal(images.labels, LABELS[pair])
         assert info.dtype == torch.int64
         assert torch.equal(info, INFO[pair])
@@ -297,7 +297,7 @@ def test_a_third_of_the_viewpoints_is_familiar(
 
 def test_test_viewpoints_make_no_difference_to_the_whole(folder: str) -> None:
     for choice in ("novel", "familiar"):
-        assert len(SmallNORB(folder, test_viewpoints=choice).info("test")) == COUNT  # type: ignore[arg-type]
+        assert len(SmallNORB(folder, test_viewpoints=choice).info("test")) == COUNT
 
 
 # Errors
@@ -365,7 +365,7 @@ def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
 
 def test_splits_are_named(folder: str) -> None:
     with pytest.raises(ValueError, match="split must be one of train, validation, test, got 'val'"):
-        SmallNORB(folder).info("val")  # type: ignore[arg-type]
+        SmallNORB(folder).info("val")
 
 
 def test_pairs_prepared_as_in_the_paper(folder: str) -> None:

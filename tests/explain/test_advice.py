@@ -46,6 +46,27 @@ class TestEachFactHasItsAdvice:
         assert "99.0% of the training images are right, 80.0% of others" in found.hints[0].fact
         assert found.hints[0].option.startswith(option)
 
+    def test_learned_by_heart_where_most_is_right(self):
+        """The defect: 95 % against 89 % was called good."""
+        metrics = [{"train_accuracy": 0.95, "val_accuracy": 0.89}]
+        (hint,) = advice(EVEN, EVEN, {"preprocess": {"flip": True, "shift": 4}}, metrics).hints
+        assert "95.0% of the training images are right, 89.0% of others" in hint.fact
+        assert "pip install 'torchcaps[augment]'" in hint.advice  # for what to type
+        assert hint.option == "--preprocess.rotate 15 --preprocess.randaugment 2 --preprocess.erase 0.25"
+        everything = {"flip": True, "shift": 4, "rotate": 15, "randaugment": 2, "erase": 0.25}
+        (hint,) = advice(EVEN, EVEN, {"preprocess": everything}, metrics).hints
+        assert hint.advice == "it learns its images by heart: add images"
+
+    def test_mistakes_without_one_reason(self):
+        """The defect: 93 % of many images, no pair of classes above the others, was called good."""
+        said = EVEN.clone()
+        said[:60:2] = (said[:60:2] + 1) % 3
+        said[1:60:2] = (said[1:60:2] + 2) % 3
+        metrics = [{"train_accuracy": 0.94, "val_accuracy": 0.93}] * 12
+        (hint,) = advice(EVEN, said, {"model": "capsnet_on_backbone"}, metrics).hints
+        assert "93.3% are right" in hint.fact
+        assert hint.option == "--epochs 24 --model_args.widths [64,128,256]"
+
     def test_not_learned_to_the_end(self):
         rising = [{"train_accuracy": value, "val_accuracy": value} for value in (0.3, 0.4, 0.5, 0.6, 0.7)]
         assert options(advice(EVEN, EVEN, metrics=rising)) == "--epochs 20"

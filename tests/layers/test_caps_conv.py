@@ -592,7 +592,7 @@ class TestArguments:
 
     def test_competition(self) -> None:
         with pytest.raises(ValueError, match=r"competition must be one of .*'image'.*'window'.*got 'batch'"):
-            CapsConv2d(2, 2, 3, 3, 1, competition="batch")  # type: ignore[arg-type]
+            CapsConv2d(2, 2, 3, 3, 1, competition="batch")
 
     @pytest.mark.parametrize(("in_pose", "out_pose"), [(4, (2, 4)), ((2, 4), (3, 4)), ((2, 4), 8)])
     def test_poses_that_contradict(self, in_pose: Any, out_pose: Any) -> None:

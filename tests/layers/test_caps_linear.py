@@ -242,7 +242,7 @@ class TestPrecision:
 class TestExceptions:
     def test_transforms(self) -> None:
         with pytest.raises(ValueError, match=r"'full', 'shared' or 'factored', got 'tied'"):
-            CapsLinear(I, J, P, D, transforms="tied")  # type: ignore[arg-type]
+            CapsLinear(I, J, P, D, transforms="tied")
         for transforms in ("full", "factored"):
             with pytest.raises(ValueError, match=f"{transforms} transforms need the number of children"):
                 CapsLinear(None, J, P, D, transforms=transforms)

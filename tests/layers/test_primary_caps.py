@@ -153,7 +153,7 @@ class TestLearnedActivation:
 
     def test_unknown(self) -> None:
         with pytest.raises(ValueError, match="activation must be 'length' or 'learned', got 'sigmoid'"):
-            PrimaryCaps(2, 3, 4, activation="sigmoid")  # type: ignore[arg-type]
+            PrimaryCaps(2, 3, 4, activation="sigmoid")
 
     def test_zero_map(self) -> None:
         layer = PrimaryCaps(2, 3, (2, 2), 3, 1, activation="learned", bias=False)

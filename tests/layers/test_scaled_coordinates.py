@@ -138,4 +138,4 @@ def test_networks() -> None:
 
 def test_wrong() -> None:
     with pytest.raises(ValueError, match="coordinates must be True, False or 'scaled', got 'poses'"):
-        ClassCaps(T, E, 4, 4, coordinates="poses")  # type: ignore[arg-type]
+        ClassCaps(T, E, 4, 4, coordinates="poses")

@@ -31,7 +31,7 @@ def expected_failures(estimator: object) -> dict[str, str]:
 @pytest.mark.filterwarnings("ignore")
 @parametrize_with_checks(ESTIMATORS, expected_failed_checks=expected_failures)
 def test_scikit_learn_check(estimator: object, check: object) -> None:
-    check(estimator)  # type: ignore[operator]
+    check(estimator)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)

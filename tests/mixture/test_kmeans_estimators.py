@@ -168,13 +168,13 @@ def test_a_centre_that_nobody_chose_stays() -> None:
 def test_wrong_arguments() -> None:
     points = np.zeros((5, 2))
     with pytest.raises(ValueError, match=r"metric must be one of \['euclidean', 'inner'\], got 'squashed'"):
-        KMeans(2, metric="squashed").fit(points)  # type: ignore[arg-type]
+        KMeans(2, metric="squashed").fit(points)
     with pytest.raises(ValueError, match="sharpness must be more than 0, got 0"):
         SoftKMeans(2, sharpness=0).fit(points)
     with pytest.raises(ValueError, match="n_clusters must be at least 1, got 0"):
         KMeans(0).fit(points)
     with pytest.raises(TypeError, match=r"n_clusters must be an integer, got 2\.0"):
-        KMeans(2.0).fit(points)  # type: ignore[arg-type]
+        KMeans(2.0).fit(points)
     with pytest.raises(ValueError, match=r"init must have shape \(2, 2\), got \(3, 2\)"):
         KMeans(2, init=np.zeros((3, 2))).fit(points)
     with pytest.raises(ValueError, match=r"init must be 'k-means\+\+"):

@@ -1,5 +1,7 @@
 """Heads on backbones; what holds for every registered network is in test_every_model.py."""
 
+import json
+import os
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -106,6 +108,39 @@ def calls(monkeypatch) -> list[dict]:
     )
     monkeypatch.setitem(sys.modules, "timm", timm)
     return made
+
+
+class TestHostile:
+    def test_files_of_weights_execute_nothing(self, calls, monkeypatch) -> None:
+        """timm opens them by ``torch.load(..., weights_only=False)``."""
+        seen = []
+
+        def create(name: str, in_chans: int, **options: object) -> Features:
+            seen.append(os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD"))
+            return Features(in_chans)
+
+        monkeypatch.setattr(sys.modules["timm"], "create_model", create)
+        create_model("capsnet_on_backbone", image_shape=(3, 21, 16), backbone="timm/resnet18", weights="hub")
+        assert seen == ["1"]
+        assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+    @pytest.mark.parametrize("name", ["timm/hf-hub:someone/something", "timm/local-dir:photos", "timm/../x"])
+    def test_a_backbone_is_one_of_those_that_timm_knows(self, name) -> None:
+        with pytest.raises(ValueError, match=r"backbone must be 'timm/' and a name of timm\.list_models\(\), got"):
+            create_model("capsnet_on_backbone", backbone=name)
+
+    @pytest.mark.parametrize("weights", ["hub", "anything.pt"])
+    def test_a_saved_network_names_no_weights(self, weights, calls, tmp_path) -> None:
+        create_model("capsnet_on_backbone_cnn", image_shape=(3, 21, 16), backbone="timm/resnet18").save_pretrained(
+            tmp_path
+        )
+        config = json.loads((tmp_path / "config.json").read_text())
+        config["arguments"]["weights"] = weights
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        calls.clear()
+        with pytest.raises(ValueError, match=f"weights names '{weights}': a saved network brings its own"):
+            load_pretrained(tmp_path)
+        assert not calls
 
 
 @pytest.mark.parametrize("name", NAMES)

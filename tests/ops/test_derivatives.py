@@ -106,6 +106,11 @@ TRANSFORMS: dict[str, Callable[[Function, Tensor], Tensor]] = {
 }
 
 
+def dual_numbers(function: Function, primals: tuple[Tensor], tangents: tuple[Tensor]) -> None:
+    with forward_ad.dual_level():
+        function(forward_ad.make_dual(primals[0], tangents[0]))
+
+
 def of_children(backend: str | None) -> Function:
     _, transforms, weights, parents = leaves().values()
     call = objective(backend, "gaussian")
@@ -129,6 +134,30 @@ class TestTransforms:
     ) -> None:
         with pytest.raises(ValueError, match=f"backend '{backend}' cannot.*forward-mode.*torch.func.*backend='naive'"):
             transform(of_children(backend), leaves()["children"].detach())
+
+
+@pytest.mark.parametrize("operator", ["moments", "scores"])
+@pytest.mark.parametrize("forward_mode", [torch.func.jvp, dual_numbers], ids=["jvp", "dual numbers"])
+def test_item3_an_operator_called_by_name_gives_no_zeros(forward_mode: Callable[..., object], operator: str) -> None:
+    given = leaves()
+    x, transforms, parents = (given[name].detach() for name in ("children", "transforms", "parents"))
+    options = (False, False, True) if operator == "moments" else (False, True)
+    call = getattr(torch.ops.torchcaps, operator)
+
+    def function(children: Tensor) -> object:
+        return call(children, transforms, None, None, None, None, [parents], "native", *options)
+
+    with pytest.raises(RuntimeError, match=f"torchcaps::{operator} has no forward-mode .* backend='naive'"):
+        forward_mode(function, (x,), (x.cos(),))
+
+
+def test_item3_the_operators_of_gradients_say_that_they_have_none() -> None:
+    x, transforms, *_ = leaves().values()
+    mass, total = torch.ones(N, J, dtype=torch.float64), torch.ones(N, J, H, dtype=torch.float64)
+    call = (x, transforms, None, None, None, None, [], "native", False, False, total, mass, total, None)
+    gradient, *_ = torch.ops.torchcaps.moments_backward(*call)
+    with pytest.raises(RuntimeError, match=r"torchcaps::moments_backward.* not written.* backend='naive'"):
+        gradient.sum().backward()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

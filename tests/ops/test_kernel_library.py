@@ -34,7 +34,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     try:
         library = native.build()
     except RuntimeError as error:
-        pytest.skip(str(error))
+        if "there is no c++" not in str(error):
+            raise
+        pytest.skip("this machine has no compiler to hand out a library of")
     compiler = tmp_path / "compiler"
     compiler.write_text(
         f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nsleep "${{SLOW:-0}}"\n'

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -99,7 +100,7 @@ class TestRegistry:
 
         class Short(made_up):
             name = "short"
-            presets = {"quick": Nothing()}  # noqa: RUF012
+            presets: ClassVar = {"quick": Nothing()}
 
         with pytest.raises(ValueError, match="line twice"):
             recipes.register_recipe(Twice)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -66,3 +67,31 @@ def check_gradients(
         gradients = torch.autograd.grad(parents, leaves, upstream, materialize_grads=True)
         results.append([*parents, *gradients])
     torch.testing.assert_close(*results, rtol=1e-8, atol=1e-10)
+
+
+class Equations:
+    """Both for one routing: a subclass names it, its pages, and the parameters that they take."""
+
+    route: Route
+    book: Book
+    differentiable: Differentiable
+    parameters: Sequence[Tensor] = ()
+
+    @pytest.fixture(params=["naive", "chunked"])
+    def backend(self, request: pytest.FixtureRequest) -> str:
+        return request.param
+
+    def test_equations(self, backend: str) -> None:
+        check_equations(self.route, self.book, self.parameters, backend)
+
+    @pytest.mark.parametrize("shared", [False, True], ids=["full", "shared"])
+    def test_gradients(self, backend: str, shared: bool) -> None:
+        check_gradients(self.route, self.differentiable, self.parameters, backend, shared)
+
+
+class KernelEquations(Equations):
+    """And where there are kernels for it."""
+
+    @pytest.fixture(params=["naive", "chunked", "native"])
+    def backend(self, request: pytest.FixtureRequest) -> str:
+        return request.param

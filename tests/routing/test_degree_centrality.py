@@ -1,15 +1,12 @@
 """Degree-centrality routing against the equations of Venkataraman et al. 2020."""
 
 import numpy as np
-import pytest
 import torch
-from by_the_book import Array, D, I, J, M, P, check_equations, check_gradients, normal, problem
+from by_the_book import Array, D, Equations, I, J, M, P, normal, problem
 from torch import Tensor
 
 from torchcaps.ops import Votes
 from torchcaps.routing import Routed, degree_centrality_routing
-
-backends = pytest.mark.parametrize("backend", ["naive", "chunked"])
 
 
 def route(votes: Votes, a: Tensor) -> Routed:
@@ -38,15 +35,9 @@ def differentiable(V: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     return v, v.norm(dim=-1)
 
 
-@backends
-def test_equations(backend: str) -> None:
-    check_equations(route, book, (), backend)
-
-
-@backends
-@pytest.mark.parametrize("shared", [False, True], ids=["full", "shared"])
-def test_gradients(backend: str, shared: bool) -> None:
-    check_gradients(route, differentiable, (), backend, shared)
+class TestEquations(Equations):
+    route, book = staticmethod(route), staticmethod(book)
+    differentiable = staticmethod(differentiable)
 
 
 def test_the_softmax_is_over_the_children() -> None:

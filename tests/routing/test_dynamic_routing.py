@@ -133,6 +133,6 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="steps must be at least 1, got -1"):
         DynamicRouting(steps=-1)
     with pytest.raises(ValueError, match=r"gradient must be one of .*'first'"):
-        dynamic_routing(votes, gradient="first")  # type: ignore[arg-type]
+        dynamic_routing(votes, gradient="first")
     with pytest.raises(ValueError, match=r"squash must be one of .*'sigmoid'"):
         dynamic_routing(votes, squash_kind="sigmoid")

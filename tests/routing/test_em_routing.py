@@ -382,7 +382,7 @@ class TestSchedules:
         assert inverse_temperatures(lambda step, steps: 10 * steps + step, 3, 2.0) == [60, 62, 64]
 
     def test_unknown(self) -> None:
-        for call in (lambda: inverse_temperatures("fast", 3, 1.0), lambda: EMRouting(schedule="fast")):  # type: ignore[arg-type]
+        for call in (lambda: inverse_temperatures("fast", 3, 1.0), lambda: EMRouting(schedule="fast")):
             with pytest.raises(ValueError, match=r"schedule must be one of .*got 'fast'"):
                 call()
 

@@ -153,7 +153,7 @@ class Largest(TorchDispatchMode):
         super().__init__()
         self.numbers = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for one in out if isinstance(out, tuple) else (out,):
             if isinstance(one, Tensor):

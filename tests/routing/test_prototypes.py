@@ -1,9 +1,8 @@
 """Prototype routing against its equations, and the subspace that its children share."""
 
 import numpy as np
-import pytest
 import torch
-from by_the_book import Array, B, D, H, I, J, M, P, check_equations, check_gradients, normal
+from by_the_book import Array, B, D, H, I, J, KernelEquations, M, P, normal
 from torch import Tensor
 
 from torchcaps import CapsLinear
@@ -11,7 +10,6 @@ from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, PrototypeRouting, Routed, prototype_routing
 
 PROTOTYPES = normal(J, H, seed=3)
-backends = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 
 
 def route(votes: Votes, a: Tensor, prototypes: Tensor) -> Routed:
@@ -35,15 +33,10 @@ def differentiable(V: Tensor, a: Tensor, prototypes: Tensor) -> tuple[Tensor, Te
     return (used[..., None] * V).sum(1) / used.sum(1)[..., None], used.sum(1) / a.sum(1, keepdim=True)
 
 
-@backends
-def test_equations(backend: str) -> None:
-    check_equations(route, book, (PROTOTYPES,), backend)
-
-
-@backends
-@pytest.mark.parametrize("shared", [False, True], ids=["full", "shared"])
-def test_gradients(backend: str, shared: bool) -> None:
-    check_gradients(route, differentiable, (PROTOTYPES,), backend, shared)
+class TestEquations(KernelEquations):
+    route, book = staticmethod(route), staticmethod(book)
+    differentiable = staticmethod(differentiable)
+    parameters = (PROTOTYPES,)
 
 
 def test_one_transform_for_all() -> None:

@@ -3,15 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from by_the_book import Array, I, J, check_equations, check_gradients, normal
+from by_the_book import Array, Equations, I, J, normal
 from torch import Tensor
 
 from torchcaps import CapsLinear
 from torchcaps.layers import reflected
 from torchcaps.ops import Votes
 from torchcaps.routing import Entmax, Routed, SparseAttentionRouting, sparse_attention_routing
-
-backends = pytest.mark.parametrize("backend", ["naive", "chunked"])
 
 
 def route(votes: Votes, a: Tensor) -> Routed:
@@ -52,15 +50,9 @@ def differentiable(V: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     return v, v.norm(dim=-1)
 
 
-@backends
-def test_equations(backend: str) -> None:
-    check_equations(route, book, (), backend)
-
-
-@backends
-@pytest.mark.parametrize("shared", [False, True], ids=["full", "shared"])
-def test_gradients(backend: str, shared: bool) -> None:
-    check_gradients(route, differentiable, (), backend, shared)
+class TestEquations(Equations):
+    route, book = staticmethod(route), staticmethod(book)
+    differentiable = staticmethod(differentiable)
 
 
 class TestEntmax:

@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from by_the_book import Array, D, H, I, J, M, P, check_equations, check_gradients, normal, problem
+from by_the_book import Array, D, H, I, J, KernelEquations, M, P, normal, problem
 from torch import Tensor
 
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, Routed, SpectralRouting, spectral_routing
 
 BIAS = normal(J, seed=3)
-backends = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 
 
 def route(votes: Votes, a: Tensor, bias: Tensor) -> Routed:
@@ -37,15 +36,10 @@ def differentiable(V: Tensor, a: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return top * sign, (3 * (s[..., 0] ** 2 / (s**2).sum(-1) - bias)).sigmoid()
 
 
-@backends
-def test_equations(backend: str) -> None:
-    check_equations(route, book, (BIAS,), backend)
-
-
-@backends
-@pytest.mark.parametrize("shared", [False, True], ids=["full", "shared"])
-def test_gradients(backend: str, shared: bool) -> None:
-    check_gradients(route, differentiable, (BIAS,), backend, shared)
+class TestEquations(KernelEquations):
+    route, book = staticmethod(route), staticmethod(book)
+    differentiable = staticmethod(differentiable)
+    parameters = (BIAS,)
 
 
 def test_votes_on_one_line_agree_fully() -> None:

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from by_the_book import Array, B, D, H, I, J, M, P, check_equations, check_gradients, normal, problem
+from by_the_book import Array, B, D, H, I, J, KernelEquations, M, P, normal, problem
 from torch import Tensor
 
 from torchcaps import CapsConv2d, Capsules
@@ -64,15 +64,10 @@ def differentiable(V: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor) -> tupl
     return m, (beta_a - ln_pi.exp() * entropy - beta_u).sigmoid()
 
 
-@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
-def test_equations(backend: str) -> None:
-    check_equations(route, book, BETAS, backend)
-
-
-@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
-@pytest.mark.parametrize("shared", [False, True], ids=["full", "shared"])
-def test_gradients(backend: str, shared: bool) -> None:
-    check_gradients(route, differentiable, BETAS, backend, shared)
+class TestEquations(KernelEquations):
+    route, book = staticmethod(route), staticmethod(book)
+    differentiable = staticmethod(differentiable)
+    parameters = BETAS
 
 
 def test_densities_that_underflow() -> None:

@@ -109,13 +109,18 @@ class TestBroken:
 
     def test_says_by_how_much(self) -> None:
         """Poses that do not move at all when the children turn round are off by twice themselves."""
-        layer = lambda c: Capsules(c.pose.abs(), c.activation)  # noqa: E731
+
+        def layer(c: Capsules) -> Capsules:
+            return Capsules(c.pose.abs(), c.activation)
+
         largest = 2 * children().pose.abs().max().item()
         with pytest.raises(AssertionError, match=rf"off by up to {largest:.3g} \(0.25 is allowed\)"):
             assert_equivariant(layer, children(), -torch.eye(M), atol=0.25, rtol=0)
 
     def test_tolerances(self) -> None:
-        layer = lambda c: Capsules(c.pose + 0.1, c.activation)  # noqa: E731
+        def layer(c: Capsules) -> Capsules:
+            return Capsules(c.pose + 0.1, c.activation)
+
         assert_equivariant(layer, children(), -torch.eye(M), atol=0.21, rtol=0)
         with pytest.raises(AssertionError, match=r"off by up to 0\.2 "):
             assert_equivariant(layer, children(), -torch.eye(M), atol=0.19, rtol=0)
@@ -124,7 +129,10 @@ class TestBroken:
 def test_any_transform_passes_one_step() -> None:
     torch.manual_seed(0)
     layer = CapsLinear(40, 3, (M, P), (M, D), routing=DynamicRouting(steps=1, squash="none")).double()
-    lengths_aside = lambda c: Capsules(layer(c).pose, c.activation)  # noqa: E731
+
+    def lengths_aside(c: Capsules) -> Capsules:
+        return Capsules(layer(c).pose, c.activation)
+
     assert_equivariant(lengths_aside, children(), torch.randn(3, M, M, generator=generator()))
 
 

@@ -19,6 +19,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -172,7 +173,7 @@ def fuzzed_images(folder: Path, count: int, chance: random.Random) -> Iterator[b
         path = folder / f"image{suffixes[number % len(suffixes)]}"
         Image.frombytes("RGB", (16, 16), chance.randbytes(768)).save(path)
         path.write_bytes(damaged(path.read_bytes(), chance))
-        yield no_crash(lambda path=path: load_image(path, (3, 8, 8)))  # type: ignore[misc]
+        yield no_crash(partial(load_image, path, (3, 8, 8)))
 
 
 def hostile_options(folder: Path, mark: Path) -> Iterator[bool]:

@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -204,11 +205,7 @@ def save(made: "Figure", path: Path) -> None:
 
 def have_matplotlib() -> bool:
     """Whether plots can be drawn."""
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError:
-        return False
-    return True
+    return find_spec("matplotlib") is not None
 
 
 def command_line() -> str:

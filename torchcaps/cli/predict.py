@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def command(arguments: list[str]) -> None:
     """Classify image files or folders: class, probability, length of its capsule; as text, CSV or JSON."""
+    from torchcaps.data.manifest import readable
     from torchcaps.training.parser import OptionParser
 
     parser = OptionParser(prog="torchcaps predict", description="Classify image files with the network of a run.")
@@ -38,7 +39,7 @@ def command(arguments: list[str]) -> None:
 
     def skip(file: Any, error: Exception) -> None:
         bad.append(str(file))
-        print(f"torchcaps predict: {error}", file=sys.stderr)
+        print(f"torchcaps predict: {readable(str(error))}", file=sys.stderr)
 
     show = (_json if options.json else _csv if options.csv else _text)(classifier, options.top)
     for file, answer in classifier.stream(files, options.resize, options.batch_size, skip):
@@ -97,13 +98,15 @@ def _said(answer: "Answer", top: int | None) -> tuple[str, ...]:
 
 
 def _text(classifier: "Classifier", top: int | None) -> Show:
+    from torchcaps.data.manifest import readable
+
     print(f"# %: probability of the class: {_probability(classifier)}")
     print("# length: of its capsule, from 0 to 1: whether the class is there, each class for itself; not a probability")
 
     def show(file: str, answer: "Answer") -> None:
         shares = _probabilities(answer)
         said = [f"{name} ({shares[name]:.1%}, length {answer.lengths[name]:.3f})" for name in _said(answer, top)]
-        print(f"{file}: {', '.join(said) or 'nothing'}")
+        print(readable(f"{file}: {', '.join(said) or 'nothing'}"))
 
     return show
 

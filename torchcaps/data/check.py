@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torchcaps.data.files import ImageFile, list_folder
 from torchcaps.data.manifest import Entry, Manifest, copies_lines, count_of, readable, some
-from torchcaps.data.picture import BrokenImage, in_mode, naming
+from torchcaps.data.picture import BrokenImage, check_format, in_mode, naming
 from torchcaps.data.store import threaded
 from torchcaps.data.streams import digest_of
 
@@ -134,6 +134,7 @@ def _look(path: Path) -> _Look:
     try:
         digest = digest_of(path)
         with naming(path, path), Image.open(path) as image:
+            check_format(image)
             kind, mode, frames = image.format or "", image.mode, getattr(image, "n_frames", 1)
             turned = image.getexif().get(0x0112, 1) != 1
             upright = in_mode(image, 3)

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchcaps.data.base import ImageData, ImageSet, find_data_dir, register_dataset
+from torchcaps.data.base import ImageSet, PublishedData, register_dataset
 from torchcaps.data.streams import BoundedDownload, digest_of
 
 _ADVICE = "Name a folder that holds the files with data_dir or the environment variable TORCHCAPS_DATA."
@@ -16,7 +16,7 @@ _RECORD = 1 + 3 * 32 * 32  # bytes: the label, then the red, the green and the b
 
 
 @register_dataset("cifar10")
-class CIFAR10(ImageData):
+class CIFAR10(PublishedData):
     """60,000 colour photographs of 32 x 32 pixels in ten classes, 10,000 of them the test set.
 
     The files of the binary version, data_batch_1.bin to data_batch_5.bin and test_batch.bin, are looked for in the
@@ -52,13 +52,6 @@ class CIFAR10(ImageData):
     url: ClassVar[str] = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
     archive: ClassVar[str] = "cifar-10-binary.tar.gz"
     md5: ClassVar[str] = "c32a1d4ab5d03f1284b67883e8d87530"
-
-    def __init__(
-        self, data_dir: str | None = None, download: bool = True, validation: float = 0.1, seed: int = 0
-    ) -> None:
-        super().__init__(validation, seed)
-        self.data_dir = find_data_dir(data_dir)
-        self.download = download
 
     def load_train(self) -> ImageSet:
         """Read the training images.

@@ -157,5 +157,6 @@ def count_of(names: Sequence[Any], what: str = "image") -> str:
 
 
 def readable(name: str) -> str:
-    """A name that may hold undecoded bytes, as text that can be printed."""
-    return name.encode(errors="backslashreplace").decode()
+    """A name as text that can be printed: bytes that are no text, and signs that a terminal obeys, are escaped."""
+    text = name.encode(errors="backslashreplace").decode()
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)

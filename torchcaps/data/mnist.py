@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchcaps.data.base import ImageData, ImageSet, find_data_dir, register_dataset
+from torchcaps.data.base import ImageSet, PublishedData, register_dataset
 from torchcaps.data.streams import BoundedDownload, digest_of, read_entries, unpacked
 
 _ADVICE = "Name a folder that holds the files with data_dir or the environment variable TORCHCAPS_DATA."
@@ -51,7 +51,7 @@ def read_idx(path: str | Path) -> Tensor:
 
 
 @register_dataset("mnist")
-class MNIST(ImageData):
+class MNIST(PublishedData):
     """70,000 handwritten digits of 28 x 28 pixels, 10,000 of them the test set.
 
     The four original files are looked for in the folder `mnist` inside `data_dir` and in `data_dir` itself, compressed
@@ -83,13 +83,6 @@ class MNIST(ImageData):
         "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
         "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     }
-
-    def __init__(
-        self, data_dir: str | None = None, download: bool = True, validation: float = 0.1, seed: int = 0
-    ) -> None:
-        super().__init__(validation, seed)
-        self.data_dir = find_data_dir(data_dir)
-        self.download = download
 
     def load_train(self) -> ImageSet:
         """Read the training images.

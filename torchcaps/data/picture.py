@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+PROGRAMS = {"EPS": "Ghostscript"}
+"""Formats that Pillow has read by another program: none is started because of what a file says that it is."""
+
+
 class BrokenImage(ValueError):
     """A file that is no image, or only a part of one.
 
@@ -63,7 +67,14 @@ def image_suffixes() -> set[str]:
     """The endings of the files that Pillow can open, in lower case."""
     from PIL import Image
 
-    return {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    known = Image.registered_extensions().items()
+    return {suffix for suffix, kind in known if kind in Image.OPEN and kind not in PROGRAMS}
+
+
+def check_format(image: "Image") -> None:
+    """Raise a `ValueError` if another program would read the pixels of an image that was opened."""
+    if image.format in PROGRAMS:
+        raise ValueError(f"{image.format} files are programs, which {PROGRAMS[image.format]} would run")
 
 
 @contextmanager
@@ -90,6 +101,7 @@ def open_image(source: Path | BytesIO, channels: int, name: str | Path = "") -> 
     from PIL import Image
 
     with naming(source, name or str(source)), Image.open(source) as image:
+        check_format(image)
         return in_mode(image, channels)
 
 

@@ -104,6 +104,8 @@ class Preprocess:
             raise ValueError(f"erase must be a probability, 0 to 1, got {self.erase}")
         if self.rescale is not None and self.rescale < 1:
             raise ValueError(f"rescale must be 1 or more, got {self.rescale}")
+        if self.rescale is not None and self.rescale > 2**14:
+            raise ValueError(f"rescale must be at most {2**14}, got {self.rescale}")
         self._check_statistics()
         if self.crops not in (1, 13):
             raise ValueError(f"crops must be 1 or 13, got {self.crops}")

@@ -150,6 +150,18 @@ class Findings:
         return chosen[self.labels[chosen].argsort(stable=True)]
 
 
+def confused_pairs(confusion: Tensor, count: int) -> list[tuple[int, int, int]]:
+    """Of a confusion matrix (E, E), the true class, what it was taken for, and how often.
+
+    Args:
+        confusion: rows true, columns predicted.
+        count: how many pairs at most; the most frequent come first.
+    """
+    wrong = (confusion - confusion.diag().diag()).flatten()
+    most = wrong.argsort(descending=True, stable=True)[:count].tolist()
+    return [(*divmod(place, len(confusion)), int(wrong[place])) for place in most if wrong[place]]
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[torch.device]:
     """The model in evaluation mode and without gradients inside the ``with`` block; gives its device."""

@@ -1,7 +1,7 @@
 """Convolutional capsules: every window of children votes for the parents at its position."""
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -188,7 +188,7 @@ class CapsConvNd(nn.Module):
     @property
     def routing(self) -> Routing:
         """The routing of the first group; the others have the same settings."""
-        return self.routings[0]  # type: ignore[return-value]
+        return cast(Routing, self.routings[0])
 
     def windows(self, children: Capsules) -> Windows:
         """The windows over the grid of these children.

@@ -115,8 +115,10 @@ class CapsLinear(nn.Module):
         """Draws the transforms anew, if the routing has none of its own; ``init_std`` as in the constructor."""
         J, P, D = 1 if self.transforms == "subspace" else self.out_capsules, self.in_pose[-1], self.out_pose[-1]
         if init_std is None:
-            shared = self.transforms in ("shared", "subspace") or self.in_capsules is None
-            init_std = math.sqrt(2 / (P + J * D)) if shared else J / math.sqrt(self.in_capsules * D)  # type: ignore[operator]
+            if self.in_capsules is None or self.transforms in ("shared", "subspace"):
+                init_std = math.sqrt(2 / (P + J * D))
+            else:
+                init_std = J / math.sqrt(self.in_capsules * D)
         if not self.routing.own_transforms:
             nn.init.trunc_normal_(self.weight, std=init_std, a=-2 * init_std, b=2 * init_std)
         if self.child_weight is not None:

@@ -1,9 +1,11 @@
 """Class capsules, or a linear layer, on the features of a residual network or of any network of timm."""
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +96,8 @@ class TimmBackbone(Backbone):
 
     def __init__(self, name: str, in_channels: int, weights: str | None = None) -> None:
         super().__init__()
+        if ":" in name or "/" in name:
+            raise ValueError(f"backbone must be {TIMM!r} and a name of timm.list_models(), got {TIMM + name!r}")
         try:
             import timm
         except ModuleNotFoundError as error:
@@ -105,7 +109,10 @@ class TimmBackbone(Backbone):
         if weights not in (None, HUB):
             given["pretrained_cfg_overlay"] = {"file": str(_weights_file(str(weights)))}
         try:
-            self.network = timm.create_model(name, features_only=True, out_indices=(-1,), in_chans=in_channels, **given)
+            with _numbers_only():
+                self.network = timm.create_model(
+                    name, features_only=True, out_indices=(-1,), in_chans=in_channels, **given
+                )
         except RuntimeError as error:
             raise ValueError(f"backbone {TIMM}{name}: {error}") from error
         self.channels = self.network.feature_info.channels()[-1]
@@ -118,6 +125,21 @@ class TimmBackbone(Backbone):
     def forward(self, images: Tensor) -> Tensor:
         """The features of the last level."""
         return self.network((images - self.mean) / self.std)[-1]
+
+
+@contextmanager
+def _numbers_only() -> Iterator[None]:
+    """Files of weights execute nothing: timm leaves that to ``torch.load``, whose ``weights_only`` it turns off."""
+    switch = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(switch)
+    os.environ[switch] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[switch]
+        else:
+            os.environ[switch] = before
 
 
 def _weights_file(path: str) -> Path:
@@ -164,6 +186,7 @@ class _OnBackbone(ImageClassifier):
     """What networks on a backbone have in common; its weights are saved with theirs, and not looked for again."""
 
     features: Backbone
+    outside: ClassVar[tuple[str, ...]] = ("weights",)
 
     def _stand_on(
         self, backbone: str, widths: Sequence[int], blocks: int, stride: int, weights: str | None, frozen: bool

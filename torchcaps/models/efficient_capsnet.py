@@ -280,5 +280,6 @@ def _cut_normal(weight: Tensor, deviation: float) -> None:
     nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
 
 
-def _zero_bias(layer: nn.Module) -> None:
-    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+def _zero_bias(layer: nn.Conv2d | nn.Linear) -> None:
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)

@@ -45,6 +45,9 @@ class Network(nn.Module, ABC):
     newer: ClassVar[Mapping[str, Any]] = {}
     """What arguments of the constructor were for networks that were saved before there were these arguments."""
 
+    outside: ClassVar[tuple[str, ...]] = ()
+    """Arguments of the constructor that read what lies elsewhere: no saved network has them."""
+
     _passed_on: dict[str, Any]
     _unnamed: tuple[Any, ...]
 
@@ -291,6 +294,8 @@ def _read(path: Path) -> tuple[_Saved, Network]:
         if name not in NETWORKS:
             raise NotImported("network", name)
         saved = _Saved(NETWORKS[name], arguments, extra)
+        if elsewhere := [name for name in saved.network.outside if arguments.get(name) is not None]:
+            raise ValueError(f"{elsewhere[0]} names {arguments[elsewhere[0]]!r}: a saved network brings its own")
         outline = _outline(saved)
         if empty := [name for name, tensor in outline.state_dict().items() if not tensor.numel()]:
             raise ValueError(f"{empty[0]} has no elements: a size is 0")

@@ -15,10 +15,13 @@ Tensors = Sequence[Tensor | None]
 Work = Callable[[Tensors, Tensors], Sequence[Tensor | None]]
 Function = Callable[..., Sequence[Tensor | None]]
 
+STORED = "backend='naive'"
+"""The way out."""
+
 
 def constant(function: Callable[..., str]) -> Callable[..., str]:
     """What ``torch.compiler.assume_constant_result`` does, which would import the compiler at once (a second)."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    function.__dict__["_dynamo_marked_constant"] = True
     return function
 
 
@@ -26,10 +29,21 @@ def constant(function: Callable[..., str]) -> Callable[..., str]:
 def only_stored() -> str:
     """Why votes must be stored here, in words; empty if they need not."""
     if forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None:
-        return "forward-mode derivatives and torch.func need stored votes: backend='naive'"
+        return f"forward-mode derivatives and torch.func need stored votes: {STORED}"
     if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
-        return "an ONNX file knows standard operators alone, and these need stored votes: backend='naive'"
+        return f"an ONNX file knows standard operators alone, and these need stored votes: {STORED}"
     return ""
+
+
+def check_forward_mode(name: str) -> None:
+    """Keeps an operator without forward-mode derivatives from giving zeros for them.
+
+    Raises:
+        RuntimeError: inside forward mode. It does not show here which tensors have tangents: ``torch.func.jvp`` takes
+            them off on the way.
+    """
+    if forward_ad._current_level >= 0:
+        raise RuntimeError(f"{name} has no forward-mode derivatives, which need stored votes: {STORED}")
 
 
 def gradients(work: Work, function: Function, tensors: Tensors, upstream: Tensors) -> Sequence[Tensor | None]:

@@ -169,7 +169,8 @@ class Routing(nn.Module, ABC):
         B, _, J, H = votes.shape
         if initial.pose.shape != (B, J, H):
             raise ValueError(f"initial must have poses {(B, J, H)}, got {tuple(initial.pose.shape)}")
-        return self.route(votes, activation, initial)  # type: ignore[call-arg]
+        route: Any = self.route  # a resumable one takes a third argument
+        return route(votes, activation, initial)
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments."""

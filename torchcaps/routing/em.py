@@ -413,7 +413,7 @@ def _checked_sharpness(sharpness: float | str | Sequence[float], count: int) -> 
     if sharpness == "mean":
         return sharpness
     one = isinstance(sharpness, int | float)
-    numbers = [sharpness] if one else list(sharpness)  # type: ignore[arg-type]
+    numbers = [sharpness] if isinstance(sharpness, int | float) else list(sharpness)
     fits = (one or len(numbers) == count) and all(isinstance(n, int | float) and 0 < n < math.inf for n in numbers)
     if not fits:
         raise ValueError(f"sharpness must be above 0, 'mean', or {count} numbers, one an E-step, got {sharpness!r}")

@@ -1,6 +1,6 @@
 """One class for each image."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,9 @@ from torchcaps.tasks.labels import answers_of, class_text
 
 if TYPE_CHECKING:
     from torchcaps.explain import Findings
+
+_LISTED = 20
+"""Classes, or else pairs of them, that are told in lines of text."""
 
 
 @register_task("classification")
@@ -64,10 +67,7 @@ class Classification(Task):
             {"confusion": confusion, "per_class": per_class},
             (
                 f"{accuracy:.2%} of {len(images)} images right, balanced accuracy {balanced:.2%}",
-                *(
-                    f"  {name}: {' '.join(f'{count:5}' for count in row)}  ({class_text(per_class[name])})"
-                    for name, row in zip(images.classes, confusion, strict=True)
-                ),
+                *(_matrix if len(images.classes) <= _LISTED else _pairs)(findings, images.classes),
             ),
             _warnings(findings, images.classes),
         )
@@ -102,6 +102,25 @@ class Classification(Task):
 
         told = {name: value for name, value in summary.items() if name != "test_per_class"}  # it has a table of its own
         return write_report(folder, network, images, told, metrics)
+
+
+def _matrix(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
+    """A line of the confusion matrix for each class."""
+    for name, row, figures in zip(classes, findings.confusion.tolist(), findings.per_class, strict=True):
+        yield f"  {name}: {' '.join(f'{count:5}' for count in row)}  ({class_text(figures._asdict())})"
+
+
+def _pairs(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
+    """Of many classes those that are taken for others most often: a matrix would be as many lines, each as long."""
+    from torchcaps.explain.findings import confused_pairs
+
+    pairs = confused_pairs(findings.confusion, _LISTED)
+    if pairs:
+        yield f"most often confused of {len(classes)} classes ('evaluate --json' has the whole matrix):"
+    for true, said, count in pairs:
+        figures = findings.per_class[true]
+        told = class_text(figures._asdict())
+        yield f"  {classes[true]} taken for {classes[said]}: {count} of {figures.images}  ({told})"
 
 
 def _warnings(findings: "Findings", classes: Sequence[str]) -> tuple[str, ...]:

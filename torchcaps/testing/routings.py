@@ -313,12 +313,16 @@ def _earlier_parents(template: Routing) -> None:
         raise AssertionError("it is not resumable, but takes initial= without a word")
     assert_finite(_seen(routing(problem.votes(), problem.activation, initial=first)))
     if hasattr(routing, "steps"):
-        short, long = copy.deepcopy(routing), copy.deepcopy(routing)
-        for one, steps in ((short, 2), (long, 4)):
-            setattr(one, "steps", steps)  # noqa: B010
+        short, long = _with_steps(routing, 2), _with_steps(routing, 4)
         half = short(problem.votes(), problem.activation)
         found = short(problem.votes(), problem.activation, initial=half)
         assert_same(_seen(found), _seen(long(problem.votes(), problem.activation)), TOLERANCE[torch.float64])
+
+
+def _with_steps(routing: Routing, steps: int) -> Routing:
+    changed: Any = copy.deepcopy(routing)
+    changed.steps = steps
+    return changed
 
 
 CHECKS: tuple[Callable[[Routing], None], ...] = (

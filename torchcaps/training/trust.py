@@ -139,7 +139,7 @@ class _Look:
 
     def _text(self, text: str, hint: Any, place: str, depth: int) -> None:
         meant = _parsed(text)  # as jsonargparse does: text may be YAML of a class path
-        if isinstance(meant, Mapping | list):
+        if isinstance(meant, Mapping | list) or (isinstance(meant, str) and meant != text):
             self.at(meant, hint, place, depth + 1)
         parts = _parts(hint)
         if any(is_dataclass(part) for part in parts):

@@ -188,7 +188,7 @@ def steps_figure(title: str, rows: Mapping[str, Mapping[str, Any]]) -> "Figure":
     for axes in panels[1:]:
         axes.set_ylim(-0.04, 1.04)
     figure.suptitle(title, fontsize=11)
-    figure.get_layout_engine().set(w_pad=0.12)  # type: ignore[union-attr, call-arg]
+    figure.set_layout_engine("constrained", w_pad=0.12)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", fontsize=8, frameon=False)
     return figure
 

@@ -12,10 +12,14 @@ import torch
 from torchcaps.data.base import ImageSet
 from torchcaps.explain.exhibits.base import Exhibit, Table, register_exhibit
 from torchcaps.explain.exhibits.curves import Metrics
-from torchcaps.explain.findings import Findings
+from torchcaps.explain.findings import Findings, confused_pairs
 
 _PAIRS = 3
 _MOST = 8
+_GOOD = 0.97
+_WIDER = "--model_args.widths [64,128,256]"
+_STRONGER = "--model capsnet_on_backbone"
+_KORNIA = ("rotate", "randaugment", "erase")
 _LOOKED_AT = 50  # files whose size is looked up
 
 
@@ -62,7 +66,7 @@ class Advice(Exhibit):
             _few(findings, images),
             _small(findings, images),
         )
-        hints = tuple(found)[:_MOST]
+        hints = tuple(found)[:_MOST] or tuple(_more(findings, summary, metrics))
         text = (
             "What was measured, what to do about it, and what to add to 'torchcaps train', the most pressing first. "
             "Try one thing at a time, and compare the accuracy on validation images: test images are for the end."
@@ -96,11 +100,17 @@ def _curves(findings: Findings, summary: Mapping[str, Any], metrics: Metrics) ->
     if not train:
         return
     seen = validation[-1] if validation else findings.accuracy
-    if train[-1] - seen > 0.1:
+    gap = train[-1] - seen
+    if gap > 0.1 or (gap > 0.04 and 1 - seen > 2 * (1 - train[-1])):
+        options = _augmentation(summary.get("preprocess", {}))
+        extra = any(f".{name} " in options for name in _KORNIA)
         yield Hint(
             f"{train[-1]:.1%} of the training images are right, {seen:.1%} of others",
-            "it learns its images by heart: change them more, or add images",
-            _augmentation(summary.get("preprocess", {})),
+            "it learns its images by heart: "
+            + ("change them more, or " if options else "")
+            + "add images"
+            + (" (pip install 'torchcaps[augment]' first)" if extra else ""),
+            options,
         )
     elif train[-1] < 0.9:
         yield _unfinished(train, summary)
@@ -120,14 +130,27 @@ def _augmentation(preprocess: Mapping[str, Any]) -> str:
     return " ".join(new[:3])
 
 
+def _more(findings: Findings, summary: Mapping[str, Any], metrics: Metrics) -> Iterator[Hint]:
+    """Where nothing stands out, but not all is right."""
+    if findings.accuracy >= _GOOD:
+        return
+    epochs = max(20, 2 * len(metrics))
+    wider = summary.get("model", "").startswith("capsnet_on_backbone")
+    yield Hint(
+        f"{findings.accuracy:.1%} are right, and no single reason stands out for the others",
+        "look at the worst mistakes below; then train longer, with a larger network",
+        f"--epochs {epochs} " + (_WIDER if wider else _STRONGER),
+    )
+
+
 def _unfinished(train: list[float], summary: Mapping[str, Any]) -> Hint:
     rising = len(train) < 4 or train[-1] - train[-4] > 0.01
     fact = f"after {len(train)} epochs {train[-1]:.1%} of the training images are right"
     if rising:
         return Hint(fact, "it was still getting better: train longer", f"--epochs {max(20, 2 * len(train))}")
     if summary.get("model", "").startswith("capsnet_on_backbone"):
-        return Hint(fact, "and it gets no better: take a wider network", "--model_args.widths [64,128,256]")
-    return Hint(fact, "and it gets no better: take a stronger network", "--model capsnet_on_backbone")
+        return Hint(fact, "and it gets no better: take a wider network", _WIDER)
+    return Hint(fact, "and it gets no better: take a stronger network", _STRONGER)
 
 
 def _balance(findings: Findings, images: ImageSet) -> Iterator[Hint]:
@@ -143,11 +166,9 @@ def _balance(findings: Findings, images: ImageSet) -> Iterator[Hint]:
 
 def _confused(findings: Findings, images: ImageSet) -> Iterator[Hint]:
     """The pairs of classes that are confused most often, of images enough to tell."""
-    counts = findings.confusion
-    wrong = counts - counts.diag().diag()
-    for place in wrong.flatten().argsort(descending=True, stable=True)[:_PAIRS].tolist():
-        true, said = divmod(place, len(images.classes))
-        count, total = int(wrong[true, said]), int(counts[true].sum())
+    totals = torch.bincount(findings.labels, minlength=len(images.classes)).tolist()
+    for true, said, count in confused_pairs(findings.confusion, _PAIRS):
+        total = totals[true]
         if count >= 2 and count > 0.05 * total:
             names = repr(images.classes[true]), repr(images.classes[said])
             yield Hint(

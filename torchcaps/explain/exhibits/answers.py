@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcaps.data.base import ImageSet
 from torchcaps.explain.exhibits.base import PNG, Exhibit, Table, register_exhibit
-from torchcaps.explain.findings import ClassFigures, Findings
+from torchcaps.explain.findings import ClassFigures, Findings, confused_pairs
 
 _MISTAKES = 24
 _PAIRS = 20
@@ -116,10 +116,7 @@ class Confusion(Exhibit):
 
     def pairs(self, count: int) -> list[tuple[int, int, int]]:
         """True class, what it was taken for, and how often, of at most so many pairs, the most frequent first."""
-        wrong = self.counts - self.counts.diag().diag()
-        most = wrong.flatten().argsort(descending=True, stable=True)[:count].tolist()
-        found = [(*divmod(place, len(self.classes)), int(wrong.flatten()[place])) for place in most]
-        return [pair for pair in found if pair[2]]
+        return confused_pairs(self.counts, count)
 
     def table(self) -> Table | None:
         """How well each class is told."""

@@ -5,6 +5,7 @@ A set of kernels is a module or object with the four functions of :class:`Kernel
 """
 
 import math
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -18,7 +19,7 @@ from torchcaps.numerics import positive
 from torchcaps.ops import naive
 from torchcaps.ops.backend import Moments, Rule, VoteSource
 from torchcaps.ops.closed_forms import attention_moments, uniform_moments
-from torchcaps.ops.derivatives import Tensors, gradients, only_stored
+from torchcaps.ops.derivatives import STORED, Tensors, check_forward_mode, gradients, only_stored
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 from torchcaps.ops.windows import in_windows
 
@@ -165,7 +166,6 @@ def why_not(backend: str) -> str:
     return ""
 
 
-@torch.library.custom_op("torchcaps::moments", mutates_args=(), schema=_MOMENTS)
 def _moments(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Mass, sum and scatter; a scatter that was not asked for is empty."""
     call, backend, (orphan, hard, scatter) = _opened(arguments)
@@ -173,15 +173,13 @@ def _moments(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return mass, total, mass.new_empty(0) if second is None else second
 
 
-@_moments.register_fake
-def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _moments_shapes(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     call, _, (_, _, scatter) = _opened(arguments)
     B, _, J, M, _, D = call.sizes
     total = call.children.new_empty(B, J, M * D)
     return total.new_empty(B, J), total, torch.empty_like(total) if scatter else total.new_empty(0)
 
 
-@torch.library.custom_op("torchcaps::moments_backward", mutates_args=(), schema=_MOMENTS_BACKWARD)
 def _moments_backward(*arguments: Any) -> list[Tensor]:
     """The gradients of the tensors of the call that are there."""
     call, backend, (orphan, hard, *upstream) = _opened(arguments)
@@ -193,21 +191,18 @@ def _moments_backward(*arguments: Any) -> list[Tensor]:
     return _kernels(backend).moments_backward(call.readable(), *pieces, orphan=orphan, hard=hard).flat()
 
 
-@torch.library.custom_op("torchcaps::scores", mutates_args=(), schema=_SCORES)
 def _scores(*arguments: Any) -> Tensor:
     """The logits, or their normaliser."""
     call, backend, (orphan, reduced) = _opened(arguments)
     return _kernels(backend).scores(call.readable(), orphan=orphan, reduced=reduced)
 
 
-@_scores.register_fake
-def _(*arguments: Any) -> Tensor:
+def _scores_shapes(*arguments: Any) -> Tensor:
     call, _, (_, reduced) = _opened(arguments)
     B, I, J, *_ = call.sizes
     return call.children.new_empty((B, I) if reduced else (B, I, J))
 
 
-@torch.library.custom_op("torchcaps::scores_backward", mutates_args=(), schema=_SCORES_BACKWARD)
 def _scores_backward(*arguments: Any) -> list[Tensor]:
     """The gradients of the tensors of the call that are there."""
     call, backend, (orphan, reduced, scores, grad) = _opened(arguments)
@@ -216,9 +211,7 @@ def _scores_backward(*arguments: Any) -> list[Tensor]:
     return _kernels(backend).scores_backward(call.readable(), *pieces, orphan=orphan, reduced=reduced).flat()
 
 
-@_moments_backward.register_fake
-@_scores_backward.register_fake
-def _(*arguments: Any) -> list[Tensor]:
+def _gradients_shapes(*arguments: Any) -> list[Tensor]:
     return _opened(arguments)[0].gradients().flat()
 
 
@@ -288,7 +281,7 @@ def _moments_gradient(ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatte
     *options, scatter = ctx.options
 
     def backward(call: Call, mean: Tensor, upstream: Tensors) -> list[Tensor]:
-        return _moments_backward(*call, *options, mean, *upstream)
+        return _run_moments_backward(*call, *options, mean, *upstream)
 
     return _gradients(ctx, backward, _stored_moments, (grad_mass, grad_sum, grad_scatter if scatter else None))
 
@@ -299,13 +292,51 @@ def _scores_context(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
 
 def _scores_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     def backward(call: Call, scores: Tensor, upstream: Tensors) -> list[Tensor]:
-        return _scores_backward(*call, *ctx.options, scores, *upstream)
+        return _run_scores_backward(*call, *ctx.options, scores, *upstream)
 
     return _gradients(ctx, backward, _stored_scores, (grad,))
 
 
-_moments.register_autograd(_moments_gradient, setup_context=_moments_context)
-_scores.register_autograd(_scores_gradient, setup_context=_scores_context)
+def _no_gradient(ctx: Any, *upstream: Any) -> Any:
+    raise RuntimeError(
+        "the gradients of torchcaps::moments_backward and torchcaps::scores_backward are not written: "
+        f"differentiate torchcaps::moments and torchcaps::scores twice, or store the votes: {STORED}"
+    )
+
+
+_LIBRARY = torch.library.Library("torchcaps", "FRAGMENT")  # the operators live as long as this
+
+
+def _operator(
+    name: str,
+    schema: str,
+    kernel: Callable[..., Any],
+    shapes: Callable[..., Any],
+    gradient: Callable[..., Any] = _no_gradient,
+    context: Callable[..., None] | None = None,
+) -> Callable[..., Any]:
+    """An operator that ``torch.compile``, ``torch.export`` and autograd know.
+
+    It is what ``torch.library.custom_op`` makes, but for the compiler, which that imports with the first call (a
+    second): the kernel is kept from being traced only where there is a compiler to trace it.
+    """
+    untraced, full_name = torch._disable_dynamo(kernel), f"{_LIBRARY.ns}::{name}"
+
+    def run(*arguments: Any) -> Any:
+        check_forward_mode(full_name)
+        return (untraced if "torch._dynamo" in sys.modules else kernel)(*arguments)
+
+    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(full_name, shapes, lib=_LIBRARY)
+    torch.library.register_autograd(full_name, gradient, setup_context=context, lib=_LIBRARY)
+    return getattr(torch.ops.torchcaps, name).default
+
+
+_run_moments_backward = _operator("moments_backward", _MOMENTS_BACKWARD, _moments_backward, _gradients_shapes)
+_run_scores_backward = _operator("scores_backward", _SCORES_BACKWARD, _scores_backward, _gradients_shapes)
+_run_moments = _operator("moments", _MOMENTS, _moments, _moments_shapes, _moments_gradient, _moments_context)
+_run_scores = _operator("scores", _SCORES, _scores, _scores_shapes, _scores_gradient, _scores_context)
 
 
 class FusedVotes(VoteSource):
@@ -331,7 +362,7 @@ class FusedVotes(VoteSource):
         if without_votes and isinstance(similarity, InnerProduct) and self.transforms.shape[0] == 1:
             return attention_moments(self.children, self.transforms, similarity.alpha, weights, rule)
         call = self._call(similarity, weights, rule.log_partition)
-        mass, total, second = _moments(*call, self.backend, rule.orphan, rule.hard, scatter)
+        mass, total, second = _run_moments(*call, self.backend, rule.orphan, rule.hard, scatter)
         return Moments(mass, total, second if scatter else None)
 
     def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
@@ -346,7 +377,7 @@ class FusedVotes(VoteSource):
         """The logits, (B, I, J)."""
         if self.empty:
             return naive.stored(self).logits(similarity)
-        return _scores(*self._call(similarity), self.backend, False, False)
+        return _run_scores(*self._call(similarity), self.backend, False, False)
 
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
         """The normaliser, (B, I)."""
@@ -355,7 +386,7 @@ class FusedVotes(VoteSource):
             return self.children.new_full((B, I), math.log(J + orphan) if J + orphan else -math.inf)
         if self.empty:
             return naive.logits_partition(self.logits(similarity), orphan)
-        return _scores(*self._call(similarity), self.backend, orphan, True)
+        return _run_scores(*self._call(similarity), self.backend, orphan, True)
 
     def _call(
         self, similarity: Similarity | None, weights: Tensor | None = None, log_partition: Tensor | None = None

@@ -99,9 +99,8 @@ def is_beside(path: Path) -> bool:
 def _imported(path: Path) -> Iterator[Path]:
     """The files of recipes that a file imports."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-        if module == "torchcaps.recipes" or module.startswith("torchcaps.recipes."):
-            names = [module.rpartition(".")[2], *(alias.name for alias in node.names)]  # type: ignore[attr-defined]
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("torchcaps.recipes."):
+            names = [f"{node.module}".rpartition(".")[2], *(alias.name for alias in node.names)]
             yield from (file for name in names if (file := _PACKAGE / "recipes" / f"{name}.py").is_file())
 
 
