@@ -179,7 +179,9 @@ def build() -> Path:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # given back by a process that dies
                 found = _whole(folder, name) or _made(compiler, folder, name)
     except OSError as error:
-        raise RuntimeError(f"torchcaps' C++ kernels could not be compiled with {' '.join(compiler)}: {error}") from error
+        raise RuntimeError(
+            f"torchcaps' C++ kernels could not be compiled with {' '.join(compiler)}: {error}"
+        ) from error
     return found
 
 
