@@ -14,7 +14,7 @@ from PIL import Image
 from tests.ops.test_compiled_and_exported import SMALLER
 from torchcaps.classifier import Classifier
 from torchcaps.cli import main
-from torchcaps.cli.export import CLOSE, export
+from torchcaps.cli.export import CLOSE, NOTES, export
 from torchcaps.data import Preprocess
 from torchcaps.models import create_model, list_models
 
@@ -73,6 +73,19 @@ def test_item3_onnx_with_the_preparation_of_images(tmp_path: Path, onnxruntime: 
     assert said.splitlines()[0].startswith("abcdefghij"[int(np.argmax(found[0]))])
 
 
+def test_item3_a_program_of_standard_operators(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None, routing={"name": "mean"})
+    export(Classifier(network), tmp_path / "digits.pt2", "torch-export")
+    extra = {NOTES: ""}
+    program = torch.export.load(tmp_path / "digits.pt2", extra_files=extra)
+    called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert "aten.convolution.default" in called or "aten.conv2d.default" in called
+    assert not [name for name in called if "torchcaps" in name]
+    assert json.loads(extra[NOTES])["outputs"] == ["activation", "pose"]
+
+
+@SLOW
 def test_item3_a_program_without_this_package(tmp_path: Path) -> None:
     torch.manual_seed(0)
     classifier = Classifier(create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None))

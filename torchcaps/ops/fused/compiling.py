@@ -33,7 +33,7 @@ def compile_library(compiler: Sequence[str], target: Path) -> None:
     Raises:
         RuntimeError: if it cannot be compiled, with what the compiler said.
     """
-    _run([*compiler, "-march=native", *FLAGS, "-shared", str(SOURCE), "-o", str(target)])
+    _run([*compiler, *FLAGS, "-march=native", "-shared", str(SOURCE), "-o", str(target)])
 
 
 def compile_for_others(compiler: Sequence[str], folder: Path) -> list[Path]:
@@ -48,7 +48,7 @@ def compile_for_others(compiler: Sequence[str], folder: Path) -> list[Path]:
     for kind in kinds:
         target = folder / f"native-{kind}.so"
         march = [f"-march={kind}"] if machine == "x86_64" else []
-        _run([*compiler, *march, *FLAGS, "-c", str(SOURCE), "-o", str(target.with_suffix(".o"))])
+        _run([*compiler, *FLAGS, *march, "-c", str(SOURCE), "-o", str(target.with_suffix(".o"))])
         _run([*compiler, "-shared", "-s", str(target.with_suffix(".o")), "-o", str(target)])
         target.with_suffix(".o").unlink()
         made.append(target)
