@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from torchcaps.data import ImageSet, Preprocess, load_image
 from torchcaps.data.folder import Resize, check_resize, fit_image
-from torchcaps.data.handwriting import Handwriting, read_handwriting
-from torchcaps.data.picture import load_handwriting
+from torchcaps.data.handwriting import Handwriting
+from torchcaps.data.picture import fit_handwriting, load_handwriting
 from torchcaps.explain.calibration import Calibration
 from torchcaps.models import ImageClassifier, Prediction, load_pretrained
 from torchcaps.tasks import Answer, Examination, Task, as_task
@@ -220,7 +220,7 @@ class Classifier:
         if isinstance(image, str | Path):
             found = load_handwriting(Path(image), self.image_shape)
         else:
-            found = read_handwriting(_as_shown(image), self.image_shape)
+            found = fit_handwriting(_as_shown(image), self.image_shape)
         return found._replace(pixels=found.pixels.float() / 255)
 
     def _fitted(self, image: "Image", resize: Resize) -> Tensor:

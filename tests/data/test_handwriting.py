@@ -88,6 +88,12 @@ class TestWhatTheNetworkSees:
         expected = read_handwriting(opaque, MNIST).pixels.double()
         assert (read_handwriting(sheet, MNIST).pixels.double() - expected).abs().max() <= 2
 
+    def test_16_bit(self, tmp_path: Path) -> None:
+        sheet = seven((160, 200), 12, "black", "white").convert("L")
+        Image.fromarray(np.asarray(sheet).astype(np.uint16) * 257).save(tmp_path / "deep.png")
+        found = load_image(tmp_path / "deep.png", MNIST, "handwriting")
+        assert torch.equal(found, read_handwriting(sheet, MNIST).pixels)
+
     def test_specks_are_left_out(self) -> None:
         sheet = seven((200, 200), 12, "black", "white")
         clean = read_handwriting(sheet, MNIST).pixels

@@ -50,7 +50,7 @@ def read_handwriting(image: "Image", image_shape: tuple[int, int, int]) -> Handw
     taken as it is.
 
     Args:
-        image: upright or with an EXIF orientation, opaque or not.
+        image: of 8 bits; upright or with an EXIF orientation, opaque or not.
         image_shape: (C, H, W) of the result.
 
     Raises:
@@ -81,11 +81,10 @@ def _opaque(image: "Image") -> "Image":
     import numpy as np
     from PIL import Image, ImageOps
 
-    from torchcaps.data.picture import in_mode
-
+    image = ImageOps.exif_transpose(image)
     if image.getbands()[-1] != "A" and "transparency" not in image.info:
-        return in_mode(image, 3)
-    image = ImageOps.exif_transpose(image).convert("RGBA")
+        return image.convert("RGB")
+    image = image.convert("RGBA")
     pixels = np.asarray(image, dtype=np.float64)
     shown = np.average(pixels[..., :3], weights=pixels[..., 3:].repeat(3, 2) + 1e-9)
     paper = Image.new("RGBA", image.size, "white" if shown < 128 else "black")

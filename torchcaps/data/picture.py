@@ -56,13 +56,19 @@ def load_handwriting(path: Path, image_shape: tuple[int, int, int]) -> Handwriti
     from PIL import Image
 
     with naming(path, path), Image.open(path) as image:
-        return read_handwriting(image, image_shape)
+        return fit_handwriting(image, image_shape)
+
+
+def fit_handwriting(image: "Image", image_shape: tuple[int, int, int]) -> Handwriting:
+    """The same of a PIL image."""
+    more_than_8_bit = image.mode.startswith(("I", "F"))
+    return read_handwriting(in_mode(image, 1) if more_than_8_bit else image, image_shape)
 
 
 def fit_image(image: "Image", image_shape: tuple[int, int, int], resize: Resize = "pad") -> Tensor:
     """Make a PIL image into uint8 (C, H, W) the way `load_image` does with that of a file; raises what it raises."""
     if resize == "handwriting":
-        return read_handwriting(image, image_shape).pixels
+        return fit_handwriting(image, image_shape).pixels
     return to_tensor(in_mode(image, image_shape[0]), image_shape, resize)
 
 
