@@ -27,10 +27,9 @@ test: setup
 cover: setup
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal --cov --cov-report term:skip-covered --cov-report html
 
-# Wheel and sdist into dist/, the wheel with the C++ kernels for this kind of machine.
+# The sdist, and the wheel made of it, into dist/: with the C++ kernels for this kind of machine.
 wheel: setup
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
-	$(BIN)/python -c "from setuptools.build_meta import build_sdist; build_sdist('dist')"
+	$(BIN)/python -m build --outdir dist
 
 lint: setup
 	$(BIN)/ruff check .
