@@ -17,6 +17,7 @@ import torch
 from torchcaps.classifier import Classifier
 from torchcaps.cli.runs import look_parser, open_run
 from torchcaps.data import ImageSet
+from torchcaps.explain import Calibration
 from torchcaps.models.pretrained import BOX, CARD_FILE, SUMS
 from torchcaps.models.registry import MODELS
 
@@ -63,7 +64,7 @@ def pack(options: argparse.Namespace) -> None:
     classifier, test = open_run(looked, looked.parse_args(arguments))
     folder = BOX / options.name
     network = classifier.network
-    calibration = classifier.calibration
+    calibration = classifier.calibration or fitted(classifier, arguments)
     kept = {name: value for name, value in network.extra.items() if name not in ("resize", "calibration")}
     kept["calibration"] = None if calibration is None else calibration.config()
     before = classifier.activations(test.images)
@@ -72,6 +73,13 @@ def pack(options: argparse.Namespace) -> None:
     after = packed.activations(test.images)
     write_card(options, packed, measured(test, before, after))
     write_sums()
+
+
+def fitted(classifier: Classifier, arguments: list[str]) -> Calibration | None:
+    """A calibration on the validation images of the run, which was made before runs had one."""
+    looked = look_parser("pack", "", arguments)
+    validation = open_run(looked, looked.parse_args([*arguments, "--split", "validation"]))[1]
+    return classifier.task.calibrate(classifier.network, classifier.prepared(validation))
 
 
 def measured(test: ImageSet, before: torch.Tensor, after: torch.Tensor) -> str:
@@ -103,6 +111,7 @@ def write_card(options: argparse.Namespace, packed: Classifier, tested: str) -> 
         if network.image_shape[0] in (1, 3)
         else "Pairs of images, as the data has them.",
         "prepared": prepared(packed),
+        "probabilities": f"{packed.calibration or 'not calibrated'}",
         "stored": f"{sum(p.numel() for p in network.parameters()):,} parameters in {options.stored}"
         + ("" if getattr(network, "decoder", None) is None else ", those of its decoder among them"),
         "licence": f"The weights: Apache-2.0, as the package. {LICENCES.get(data, '')}".strip(),

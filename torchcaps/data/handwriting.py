@@ -182,8 +182,8 @@ def _centred(sign: "np.ndarray", size: tuple[int, int]) -> "np.ndarray":
     side = BOX * min(size)
     scale = side / max(sign.shape)
     height, width = (max(1, round(extent * scale)) for extent in sign.shape)
-    small = Image.fromarray(sign.astype(np.float32)).resize((width, height), Image.Resampling.BICUBIC)
-    small = np.asarray(small).clip(0, None)
+    picture = Image.fromarray(sign.astype(np.float32)).resize((width, height), Image.Resampling.BICUBIC)
+    small = np.asarray(picture).clip(0, None)
     small = (small / max(np.quantile(small[small > 0.1], 0.9), 0.1)).clip(0, 1) if (small > 0.1).any() else small
     out = np.zeros(size)
     place = []
