@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("name", help="data/network")
     parser.add_argument("run", type=Path)
     parser.add_argument("--command", required=True, help="that trains the like of it, for the card")
+    parser.add_argument("--note", default="", help="on the data, for the card")
     parser.add_argument("--data", nargs="*", default=[], help="options of the test images, where the run is too old")
     parser.add_argument("--resize", default="pad", choices=INPUT)
     parser.add_argument("--stored", default="float16")
@@ -66,6 +67,7 @@ def pack(options: argparse.Namespace) -> None:
     network = classifier.network
     calibration = classifier.calibration or fitted(classifier, arguments)
     kept = {name: value for name, value in network.extra.items() if name not in ("resize", "calibration")}
+    kept.setdefault("task", classifier.task.saved())
     kept["calibration"] = None if calibration is None else calibration.config()
     before = classifier.activations(test.images)
     network.save_pretrained(folder, stored=options.stored, resize=options.resize, **kept)
@@ -100,7 +102,7 @@ def write_card(options: argparse.Namespace, packed: Classifier, tested: str) -> 
     images, network = summary["images"], packed.network
     rows = {
         "data": f"{summary['data']}: {images['train']:,} images trained on, {images['validation']:,} to validate, "
-        f"{images['test']:,} to test",
+        f"{images['test']:,} to test" + (f"; {options.note}" if options.note else ""),
         "test error": f"{summary['test_error_percent']:.2f} % after the last epoch; {tested}",
         "last epoch": figures(summary["last_epoch"]),
         "training": f"{summary['epochs']} epochs, seed {summary['seed']}, {summary['training_seconds']:,.0f} s on "
