@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Processes that share the tests; one thread each.
 JOBS ?= 2
 
-.PHONY: setup demo test lint bench guide house clean
+.PHONY: setup demo test cover wheel lint bench guide house clean
 
 setup: .venv/.installed
 
@@ -22,6 +22,14 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
+
+# The same, with the lines that no test reaches.
+cover: setup
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal --cov --cov-report term:skip-covered --cov-report html
+
+# The sdist, and the wheel made of it, into dist/: with the C++ kernels for this kind of machine.
+wheel: setup
+	$(BIN)/python -m build --outdir dist
 
 lint: setup
 	$(BIN)/ruff check .
@@ -41,4 +49,4 @@ house: setup
 	$(BIN)/python -m tests.api_surface
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build dist htmlcov .coverage* *.egg-info

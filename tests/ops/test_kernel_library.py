@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import platform
 import signal
 import stat
 import subprocess
@@ -17,6 +18,7 @@ import torch
 from torchcaps.ops import Votes, choose_backend
 from torchcaps.ops.dispatch import FEW
 from torchcaps.ops.fused import native, why_not
+from torchcaps.ops.fused.compiling import LEVELS
 
 
 @pytest.fixture(autouse=True)
@@ -139,3 +141,56 @@ def test_item16_an_interruption_leaves_nothing(cache: Path) -> None:
     process.communicate()
     assert chosen() == "native"
     assert {path.name for path in cache.iterdir()} == {"lock", native.build().name}
+
+
+class TestFromTheWheel:
+    """Issue 16, item 5: libraries that came with the package need no compiler and no home."""
+
+    @pytest.fixture
+    def shipped(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A folder of such libraries, one for this processor; no compiler, and a home that is none."""
+        kind = LEVELS.get(torch.backends.cpu.get_cpu_capability()) if platform.machine() == "x86_64" else None
+        path = tmp_path / "built" / f"native-{kind or platform.machine()}.so"
+        path.parent.mkdir()
+        path.write_bytes(native.build().read_bytes())
+        (cache.parents[2] / "calls").unlink()
+        monkeypatch.setattr(native, "BUILT", path.parent)
+        monkeypatch.setenv("CXX", "/nowhere/c++")
+        monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+        return path
+
+    def test_it_is_loaded(self, shipped: Path) -> None:
+        assert native.built() == [shipped]
+        assert native.library()._name == str(shipped)
+        assert chosen() == "native"
+
+    def test_one_that_cannot_be_loaded_is_compiled_here(
+        self, shipped: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shipped.write_bytes(b"no library")
+        monkeypatch.setenv("CXX", str(cache.parents[2] / "compiler"))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parents[1]))
+        assert chosen() == "native"
+        assert native.library()._name == str(native.build())
+
+    def test_without_any_there_is_a_slower_way_and_one_warning(self, shipped: Path) -> None:
+        shipped.unlink()
+        with pytest.warns(RuntimeWarning, match="slower routing") as warned:
+            assert chosen() == "chunked"
+        assert len(warned) == 1
+
+    @pytest.mark.parametrize(
+        ("processor", "kinds"),
+        [("AVX512", ["x86-64-v4", "x86-64-v3"]), ("AVX2", ["x86-64-v3"]), ("DEFAULT", [])],
+    )
+    def test_no_processor_gets_what_it_cannot_do(
+        self, processor: str, kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for kind in ("x86-64-v4", "x86-64-v3", "aarch64"):
+            (tmp_path / f"native-{kind}.so").touch()
+        monkeypatch.setattr(native, "BUILT", tmp_path)
+        monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: processor)
+        assert [path.name for path in native.built()] == [f"native-{kind}.so" for kind in kinds]
+        monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+        assert [path.name for path in native.built()] == ["native-aarch64.so"]

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import torchcaps
-from torchcaps.cli import bench, check, convert, evaluate, explain, models, predict, recipes, run, train
+from torchcaps.cli import bench, check, convert, evaluate, explain, export, models, predict, recipes, run, train
 from torchcaps.cli.extras import advice
 from torchcaps.cli.plugins import import_named, import_plugins, named_imports
 
@@ -20,6 +20,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "recipes": recipes.command,
     "bench": bench.command,
     "convert": convert.command,
+    "export": export.command,
 }
 
 

@@ -1,0 +1,76 @@
+"""A release says its version once, and its wheel works alone (TORCHCAPS_SLOW=1: it compiles, and installs torch)."""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image, ImageDraw
+
+import torchcaps
+
+ROOT = Path(__file__).parents[1]
+TORCH = os.environ.get("TORCH", "torch==2.13.0")
+SLOW = pytest.mark.skipif("TORCHCAPS_SLOW" not in os.environ, reason="minutes: TORCHCAPS_SLOW=1")
+
+
+def test_one_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == torchcaps.__version__
+    assert not re.search(r'^version = "', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+
+
+def test_the_hooks_are_those_of_make_lint() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    assert [hook["entry"].split()[0] for hook in hooks] == [".venv/bin/ruff", ".venv/bin/ruff", ".venv/bin/mypy"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", str(folder), str(ROOT)]
+    subprocess.run(command, check=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@SLOW
+def test_item5_the_wheel_has_all(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert "py3-none-linux" in wheel.name
+    assert any(name.startswith("torchcaps/ops/fused/built/native-") for name in names)
+    assert "torchcaps/pretrained/mnist/efficient_capsnet/model.safetensors" in names
+    assert "torchcaps/pretrained/SHA256SUMS" in names
+    assert not [name for name in names if name.startswith(("tests", "docs"))]
+    assert wheel.stat().st_size < 10e6
+
+
+@SLOW
+def test_item5_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
+    """No compiler, no home: the core routes in the kernels, and with `predict` a digit is named in under 10 seconds."""
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", TORCH], check=True)
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True)
+    alone = {"PATH": str(python.parent), "HOME": "/dev/null", "OMP_NUM_THREADS": "1"}
+    code = (
+        "import torch, torchcaps as tc\n"
+        "votes = tc.ops.Votes(torch.rand(64, 512, 8), torch.rand(512, 10, 8, 16))\n"
+        "print(tc.choose_backend(votes).backend, votes.moments().mass.shape)\n"
+    )
+    said = subprocess.run([python, "-c", code], env=alone, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("native")
+    assert "compil" not in said.stderr
+
+    subprocess.run([python, "-m", "pip", "install", "-q", f"{wheel}[predict]"], check=True)
+    sheet = Image.new("L", (300, 300), 240)
+    ImageDraw.Draw(sheet).line([(80, 60), (210, 60), (140, 240)], fill=30, width=9, joint="curve")
+    sheet.save(tmp_path / "seven.png")
+    command = [python.with_name("torchcaps"), "predict", "mnist/efficient_capsnet", "seven.png"]
+    done = subprocess.run(command, env=alone, cwd=tmp_path, capture_output=True, text=True, timeout=10, check=True)
+    assert "seven.png: 7 (" in done.stdout
