@@ -29,8 +29,8 @@ _LUMA = (0.299, 0.587, 0.114)
 class Classifier:
     """A network that classifies images of any kind and size.
 
-    ``Classifier.open("runs/photos")`` opens a run of ``torchcaps train``; so does the folder of a saved network, or a
-    repository on the Hugging Face Hub. A classifier of a network at hand: ``Classifier(network, classes=[...])``.
+    ``Classifier.open("runs/photos")`` opens a run of ``torchcaps train``; so does the folder of a saved network, the
+    name of a trained network in the package, ``mnist/efficient_capsnet``, or a repository on the Hugging Face Hub. A classifier of a network at hand: ``Classifier(network, classes=[...])``.
 
         classifier = tc.Classifier.open("runs/photos")
         answer = classifier("new.jpg")
@@ -88,7 +88,8 @@ class Classifier:
         """Opens a trained network; no code of its own is executed.
 
         Args:
-            source: the folder of a run, or of a saved network, or a repository ``owner/name`` on the Hub.
+            source: the folder of a run, or of a saved network, or the name of a trained network in the package, or a
+                repository ``owner/name`` on the Hub.
             device: where it shall compute.
 
         Raises:

@@ -4,20 +4,27 @@ import json
 
 from torchcaps.cli.plugins import add_import
 from torchcaps.models import describe_models, list_models
+from torchcaps.models.pretrained import describe_pretrained, list_pretrained
 from torchcaps.routing import list_routings
 from torchcaps.routing.base import ROUTINGS
 
 
 def command(arguments: list[str]) -> None:
-    """List the networks, the routing algorithms and the tasks."""
+    """List the networks, those that come trained, the routing algorithms and the tasks."""
     from torchcaps.tasks.base import TASKS
     from torchcaps.training.parser import OptionParser
 
     parser = OptionParser(prog="torchcaps models", description="List networks, routings and tasks.")
     parser.add_argument("pattern", type=str, nargs="?", default="*", help="shell pattern of network names")
+    parser.add_argument(
+        "--pretrained", action="store_true", help="the trained networks in the package, with their cards"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_import(parser)
     options = parser.parse_args(arguments)
+    if options.pretrained:
+        _show_pretrained(options.pattern, options.json)
+        return
     rows = describe_models(list_models(options.pattern))
     if options.json:
         print(json.dumps(rows))
@@ -27,3 +34,16 @@ def command(arguments: list[str]) -> None:
         print(f"{row['name']:20} {row['parameters']:>10,} parameters at {shape:9} {row['source']}")
     print("\nroutings: " + ", ".join(f"{name} ({ROUTINGS[name].__name__})" for name in list_routings()))
     print("tasks: " + ", ".join(f"{name} ({TASKS[name].__name__})" for name in sorted(TASKS)))
+
+
+def _show_pretrained(pattern: str, as_json: bool) -> None:
+    """Prints the cards of the trained networks whose names match, or those of NETWORK alone."""
+    names = list_pretrained(pattern) or list_pretrained(f"*/{pattern}")
+    rows = [describe_pretrained(name) for name in names]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        print(f"{row['name']}: {row['bytes'] / 2**20:.1f} MiB")
+        for title, text in row["card"].items():
+            print(f"  {title:12}{text}")

@@ -21,7 +21,7 @@ def command(arguments: list[str]) -> None:
 
     parser = OptionParser(prog="torchcaps predict", description="Classify image files with the network of a run.")
     add = parser.add_argument
-    add("run", type=str, help="folder of a run, or of a saved network")
+    add("run", type=str, help="folder of a run, or of a saved network, or name of a trained one in the package")
     add("images", type=str, nargs="+", help="image files, folders (all images in them, however deep) or patterns")
     add("--resize", type=str, choices=("pad", "crop", "stretch"), help="to fit; default: as the network was trained")
     add("--top", type=int, help="say so many classes, the most active first; default: what the network says")

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import nn
 
+from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.models.whole import sweep, write_whole, written_whole
 from torchcaps.routing import Routing, constructor_arguments, create_routing
 from torchcaps.routing.base import ROUTINGS, same_class
@@ -21,6 +22,9 @@ WEIGHTS_FILE = "model.safetensors"
 
 NETWORKS: dict[str, type["Network"]] = {}
 """The networks that :func:`load_pretrained` knows, by the names of their classes."""
+
+STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+"""The types that take half the room, by name."""
 
 ROUTING_TAG = "__routing__"
 """What tells a routing from other dicts in a configuration: its name."""
@@ -100,16 +104,19 @@ class Network(nn.Module, ABC):
             _kept(network, name)
         return network
 
-    def save_pretrained(self, folder: str | Path, **extra: Any) -> None:
+    def save_pretrained(self, folder: str | Path, *, stored: str | None = None, **extra: Any) -> None:
         """Writes ``config.json`` and ``model.safetensors``.
 
         Args:
             folder: made if it is missing.
+            stored: ``float16`` or ``bfloat16`` stores the weights rounded to that type, in half the room; loaded, they
+                have the type again that they have in the network. Default: as they are.
             extra: anything JSON can hold, kept in ``config.json`` and given back as the attribute ``extra``; the
                 command line keeps the names of the classes and how images are prepared here.
 
         Raises:
             ModuleNotFoundError: if safetensors is not installed; it names the extra.
+            ValueError: if there is no such type, or it does not reach as far as a weight.
         """
         with _needing_extra():
             from safetensors.torch import save_file
@@ -119,9 +126,13 @@ class Network(nn.Module, ABC):
         imports = _imports(self)
         if imports:
             config["imports"] = imports
+        if stored is not None:
+            config["stored"] = stored
         text = json.dumps(config, indent=2) + "\n"
-        folder.mkdir(parents=True, exist_ok=True)
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        if stored is not None:
+            state = {name: _rounded(name, tensor, stored) for name, tensor in state.items()}
+        folder.mkdir(parents=True, exist_ok=True)
         sweep(folder)
         with written_whole(folder / WEIGHTS_FILE) as part:
             save_file(state, part)
@@ -132,7 +143,7 @@ class Network(nn.Module, ABC):
         """A network that :meth:`save_pretrained` wrote, in evaluation mode.
 
         Args:
-            source: the folder, or else a repository on the Hugging Face Hub.
+            source: as in :func:`load_pretrained`.
 
         Raises:
             FileNotFoundError: if a file is missing.
@@ -245,10 +256,24 @@ def _needing_extra() -> Iterator[None]:
         ) from error
 
 
+def _rounded(name: str, tensor: torch.Tensor, stored: str) -> torch.Tensor:
+    """A tensor of a network in the type that it is stored in."""
+    if stored not in STORED:
+        raise ValueError(f"stored must be one of {', '.join(STORED)}, got {stored!r}")
+    if not tensor.is_floating_point():
+        return tensor
+    rounded = tensor.to(STORED[stored])
+    if not rounded.isfinite().all():
+        raise ValueError(f"stored: {name} holds {float(tensor.abs().max()):g}, which {stored} does not reach")
+    return rounded
+
+
 def _locate(source: str | Path) -> Path:
     folder = Path(source)
     if folder.is_dir():
         return folder
+    if folder.as_posix() in list_pretrained():
+        return pretrained_folder(folder.as_posix())
     if folder.exists() or len(folder.parts) != 2 or folder.is_absolute():  # a Hub repository reads owner/name
         raise FileNotFoundError(f"{source} is not a folder with a saved network")
     with _needing_extra():
@@ -272,6 +297,7 @@ class _Saved(NamedTuple):
     network: type[Network]
     arguments: dict[str, Any]
     extra: dict[str, Any]
+    stored: torch.dtype | None
 
     def make(self) -> Network:
         """The network, freshly initialised."""
@@ -290,7 +316,7 @@ def _read(path: Path) -> tuple[_Saved, Network]:
         _check_numbers(arguments, "arguments")
         if name not in NETWORKS:
             raise NotImported("network", name)
-        saved = _Saved(NETWORKS[name], arguments, extra)
+        saved = _Saved(NETWORKS[name], arguments, extra, STORED[config["stored"]] if "stored" in config else None)
         outline = _outline(saved)
         if empty := [name for name, tensor in outline.state_dict().items() if not tensor.numel()]:
             raise ValueError(f"{empty[0]} has no elements: a size is 0")
@@ -325,7 +351,7 @@ def _outline(saved: _Saved) -> Network:
         return saved.make()
 
 
-def _read_weights(path: Path, outline: Network) -> dict[str, torch.Tensor]:
+def _read_weights(path: Path, outline: Network, stored: torch.dtype | None) -> dict[str, torch.Tensor]:
     """The weights of a network that are in a file, checked.
 
     Raises:
@@ -346,12 +372,13 @@ def _read_weights(path: Path, outline: Network) -> dict[str, torch.Tensor]:
         raise ValueError(f"{wrong}: {names[0]} {missing}" + (f", and {len(names) - 1} more" if names[1:] else ""))
     for name, tensor in state.items():
         want = expected[name]
-        if (tensor.shape, tensor.dtype) != (want.shape, want.dtype):
+        dtype = stored if stored is not None and want.is_floating_point() else want.dtype
+        if (tensor.shape, tensor.dtype) != (want.shape, dtype):
             have = f"{tensor.dtype} {tuple(tensor.shape)}"
-            raise ValueError(f"{wrong}: {name} must be {want.dtype} {tuple(want.shape)}, got {have}")
+            raise ValueError(f"{wrong}: {name} must be {dtype} {tuple(want.shape)}, got {have}")
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{path}: {name} holds numbers that are not finite")
-    return state
+    return {name: tensor.to(expected[name].dtype) for name, tensor in state.items()}
 
 
 def load_pretrained(source: str | Path) -> Any:
@@ -360,7 +387,8 @@ def load_pretrained(source: str | Path) -> Any:
     ``CapsNet.from_pretrained(source)`` says besides which class it has to be.
 
     Args:
-        source: the folder, or else a repository on the Hugging Face Hub.
+        source: the folder, or else the name of a network that comes with the package, ``mnist/efficient_capsnet``
+            (:func:`~torchcaps.models.pretrained.list_pretrained`), or else a repository on the Hugging Face Hub.
 
     Raises:
         FileNotFoundError: if a file is missing.
@@ -374,7 +402,7 @@ def load_pretrained(source: str | Path) -> Any:
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} holds no {name}: it is not a saved network, or not a whole one")
     saved, outline = _read(folder / CONFIG_FILE)
-    state = _read_weights(folder / WEIGHTS_FILE, outline)
+    state = _read_weights(folder / WEIGHTS_FILE, outline, saved.stored)
     network = saved.make()
     network.load_state_dict(state)
     return network.eval()

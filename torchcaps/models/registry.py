@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
-from torchcaps.models.network import Network
+from torchcaps.models.network import Network, load_pretrained
+from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.routing import constructor_arguments
 from torchcaps.routing.base import same_class
 
@@ -46,18 +47,23 @@ def list_models(pattern: str = "*") -> list[str]:
     return sorted(name for name in MODELS if fnmatch(name, pattern))
 
 
-def create_model(name: str, **arguments: Any) -> Any:
+def create_model(name: str, pretrained: str | None = None, **arguments: Any) -> Any:
     """A network by name.
 
     Args:
         name: one of :func:`list_models`.
+        pretrained: the data that it was trained on, ``mnist``: the network of that name that comes with the package,
+            in evaluation mode; None makes a freshly initialised one.
         arguments: override those of the configuration: ``image_shape``, ``classes``, ``routing``, ...
 
     Raises:
-        ValueError: if there is no such model, the network does not take such an argument, or it does not fit.
+        ValueError: if there is no such model, the network does not take such an argument, or it does not fit; if it
+            was not trained on such data, or a trained one shall have other arguments.
     """
     if name not in MODELS:
         raise ValueError(f"model must be one of {list_models()}, got {name!r}")
+    if pretrained is not None:
+        return _trained(name, pretrained, arguments)
     configuration = MODELS[name]
     known = constructor_arguments(configuration.network)
     parameters = inspect.signature(configuration.network).parameters.values()
@@ -66,6 +72,16 @@ def create_model(name: str, **arguments: Any) -> Any:
         if argument not in known and not any_name:
             raise ValueError(f"{name} takes no argument {argument!r}; it takes {', '.join(known)}")
     return configuration.network.from_config({**configuration.arguments, **arguments})
+
+
+def _trained(name: str, data: str, arguments: dict[str, Any]) -> Any:
+    """The network of that name that was trained on that data."""
+    if arguments:
+        raise ValueError(f"a trained network has its arguments already, got {', '.join(arguments)} besides pretrained")
+    known = [one.partition("/")[0] for one in list_pretrained(f"*/{name}")]
+    if data not in known:
+        raise ValueError(f"pretrained must be one of {known} for {name}, got {data!r}; all are {list_pretrained()}")
+    return load_pretrained(pretrained_folder(f"{data}/{name}"))
 
 
 def describe_models(names: Iterable[str]) -> list[dict[str, Any]]:
