@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from torchcaps.cli.plugins import add_import
 from torchcaps.cli.runs import look_parser, open_classifier, open_run
+from torchcaps.models import CapsuleClassifier
+from torchcaps.models.pretrained import list_pretrained
 
 if TYPE_CHECKING:
     from torchcaps.classifier import Classifier
@@ -32,8 +34,9 @@ def command(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if not 0 <= options.port < 2**16:
         raise ValueError(f"--port must be 0 to 65535, got {options.port}")
-    names = options.networks or _packed()
-    classifiers = {name: open_classifier(name, options.device) for name in names}
+    classifiers = {name: open_classifier(name, options.device) for name in options.networks or list_pretrained()}
+    if not options.networks:
+        classifiers = dict(sorted(_with_capsules(classifiers), key=lambda item: _shows(item[1]), reverse=True))
     explorer = Explorer(classifiers, {name: _samples(name, one) for name, one in classifiers.items()})
 
     def ready(address: str) -> None:
@@ -44,11 +47,16 @@ def command(arguments: list[str]) -> None:
     serve(explorer, options.host, options.port, ready)
 
 
-def _packed() -> list[str]:
-    """The networks of the package that there is something to explore in, the one that shows most first."""
-    from torchcaps.models.pretrained import list_pretrained
+def _with_capsules(classifiers: "dict[str, Classifier]") -> "list[tuple[str, Classifier]]":
+    """Those that there is something to explore in."""
+    return [(name, one) for name, one in classifiers.items() if isinstance(one.network, CapsuleClassifier)]
 
-    return list_pretrained()
+
+def _shows(classifier: "Classifier") -> tuple[bool, bool]:
+    """Whether a network draws, and whether it routes in steps: the one that shows most comes first."""
+    network = classifier.network
+    assert isinstance(network, CapsuleClassifier)
+    return network.decoder is not None, hasattr(network.class_caps.routing, "steps")
 
 
 def _samples(name: str, classifier: "Classifier") -> "Callable[[], ImageSet | None]":

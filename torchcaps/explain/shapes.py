@@ -12,6 +12,10 @@ _NOTICED = (8.0, 0.12, 0.10, 0.20, 0.03, 0.03)
 """From which change on a person sees each of them: degrees, shares of what it was, shares of the image."""
 
 
+_SHARES = ("width", "height", "weight")
+"""Which of them change in shares of what they were."""
+
+
 def shape_moments(images: Tensor) -> Tensor:
     r"""Slant, width, height, weight and place of the figure in each image.
 
@@ -57,27 +61,29 @@ def shape_moments(images: Tensor) -> Tensor:
 def pose_tells(sweep: Tensor) -> tuple[str, ...]:
     """What each number of a pose changes most of the shape that is drawn, in words: ``slant +12°``, ``width -20 %``.
 
-    The change is that from the first image of the sweep to the last, in terms of how much of it a person notices.
+    The change is that from the first image of the sweep to the last, in terms of how much of it a person notices. It
+    must be steady: what the middle image shows lies between the two, not close to either.
 
     Args:
         sweep: (D, V, C, H, W), a row of V images for each number, the number rising.
 
     Returns:
-        D texts; an empty one where nothing that :func:`shape_moments` measures changes noticeably.
+        D texts; an empty one where nothing that :func:`shape_moments` measures changes noticeably and steadily.
     """
-    first, last = shape_moments(sweep[:, 0]), shape_moments(sweep[:, -1])
-    return tuple(_told(a, b) for a, b in zip(first.tolist(), last.tolist(), strict=True))
+    places = (0, sweep.shape[1] // 2, -1)
+    return tuple(map(_told, *(shape_moments(sweep[:, place]).tolist() for place in places)))
 
 
-def _told(first: list[float], last: list[float]) -> str:
-    """What changed most from one row of measures to another."""
-    if not all(map(math.isfinite, (*first, *last))):
+def _told(first: list[float], middle: list[float], last: list[float]) -> str:
+    """What changed most and steadily over three rows of measures."""
+    if not all(map(math.isfinite, (*first, *middle, *last))):
         return ""
-    changes = [after - before for before, after in zip(first, last, strict=True)]
-    for place in (1, 2, 3):  # as shares
-        changes[place] /= (first[place] + last[place]) / 2
-    seen = [abs(change) / noticed for change, noticed in zip(changes, _NOTICED, strict=True)]
-    place = max(range(len(seen)), key=seen.__getitem__)
-    if seen[place] < 1:
-        return ""
-    return f"{MEASURES[place]} {changes[place]:+.0f}°" if place == 0 else f"{MEASURES[place]} {changes[place]:+.0%}"
+    text, most = "", 1.0
+    for name, noticed, *values in zip(MEASURES, _NOTICED, first, middle, last, strict=True):
+        whole = values[2] - values[0]
+        steady = whole and 0.15 <= (values[1] - values[0]) / whole <= 0.85
+        share = whole if name not in _SHARES else 2 * whole / (values[0] + values[2])
+        if steady and abs(share) / noticed >= most:
+            most = abs(share) / noticed
+            text = f"{name} {share:+.0f}°" if name == "slant" else f"{name} {share:+.0%}"
+    return text

@@ -105,7 +105,9 @@ class Explorer:
     """
 
     def __init__(
-        self, classifiers: Mapping[str, Classifier], samples: "Mapping[str, Callable[[], ImageSet | None]] | None" = None
+        self,
+        classifiers: Mapping[str, Classifier],
+        samples: "Mapping[str, Callable[[], ImageSet | None]] | None" = None,
     ) -> None:
         if not classifiers:
             raise ValueError("classifiers must be at least one network, got none")
@@ -119,6 +121,13 @@ class Explorer:
     def networks(self) -> list[str]:
         """The names of the networks, the one to begin with first."""
         return list(self._networks)
+
+    def warm_up(self) -> None:
+        """Does once what the first look has to wait for: kernels, test images, places of layers."""
+        for name, opened in self._networks.items():
+            with self._lock:
+                self._described(name, opened)
+                _ = opened.extents
 
     def network(self, name: str) -> dict[str, Any]:
         """What the page has to know of a network; reads its test images.

@@ -191,16 +191,15 @@ def serve(
         OSError: if the address cannot be listened at.
     """
     import socket
+    from threading import Thread
 
     import uvicorn
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listening:
-        port = listening.getsockname()[1]
-        local = host in LOOPBACK
-        hosts = LOOPBACK if local else ("*",)
-        config = uvicorn.Config(application(explorer, hosts), log_level="warning", access_log=False, lifespan="off")
-        server = uvicorn.Server(config)
+        app = application(explorer, LOOPBACK if host in LOOPBACK else ("*",))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+        Thread(target=explorer.warm_up, daemon=True).start()
         if ready is not None:
-            ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            ready(f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}")
         server.run(sockets=[listening])

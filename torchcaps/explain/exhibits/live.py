@@ -85,11 +85,10 @@ class ClassPose(Exhibit):
         pose = classes.pose[place, target].flatten()
         reach = 0.6 * float(pose.abs().max()) or 1.0
         D, E = len(pose), classes.activation.shape[1]
-        ends = pose + torch.eye(D)[:, None] * torch.tensor([-reach, reach])[:, None]  # [D, 2, D]
-        labels = torch.tensor([target] * (2 * D + 1) + list(range(E)))
-        poses = torch.cat([ends.flatten(0, 1), pose.expand(1 + E, D)])
-        drawn = observation.draw(poses, labels)
-        sweep = drawn[: 2 * D].unflatten(0, (D, 2))
+        moves = torch.eye(D)[:, None] * torch.tensor([-reach, 0.0, reach])[:, None]  # [D, 3, D]
+        poses = torch.cat([(pose + moves).flatten(0, 1), pose.expand(E, D)])
+        drawn = observation.draw(poses, torch.tensor([target] * (3 * D) + list(range(E))))
+        sweep, in_classes = drawn[: 3 * D].unflatten(0, (D, 3)), drawn[3 * D :]
         return cls(
             title="The pose of a class",
             text="Every number of the pose of this class's capsule has a slider; the decoder draws what the pose then "
@@ -97,10 +96,10 @@ class ClassPose(Exhibit):
             target=target,
             pose=pose,
             reach=reach,
-            reconstruction=drawn[2 * D],
+            reconstruction=in_classes[target],
             changes=pose_changes(sweep[None])[0],
             tells=pose_tells(sweep),
-            in_classes=drawn[2 * D + 1 :],
+            in_classes=in_classes,
         )
 
 

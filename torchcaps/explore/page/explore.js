@@ -136,7 +136,7 @@ function drawMap(canvas, image, share, extent, even, size = MAP) {
   share.forEach((row, y) => row.forEach((value, x) => {
     if (value === null) return;
     const strength = value > even ? (value - even) / (1 - even) : (value - even) / even;
-    context.fillStyle = `rgba(${(strength > 0 ? [222, 66, 48] : [66, 130, 196]).join(",")},${0.12 + 0.63 * Math.abs(strength)})`;
+    context.fillStyle = `rgba(${(strength > 0 ? [222, 66, 48] : [66, 130, 196]).join(",")},${0.75 * Math.abs(strength)})`;
     context.fillRect(x0 + over.left * unit + x * cellWide + 0.5, y0 + over.top * unit + y * cellHigh + 0.5, cellWide - 1, cellHigh - 1);
   }));
 }
@@ -498,7 +498,7 @@ const showSwap = latest(async () => {
   nothing("swap", "");
   $("swapped").replaceChildren(
     picture(found.pictures[0], `this image: ${here}`), picture(found.reconstructions[0], `its pose as a ${here}`),
-    picture(found.swapped[0], `its pose as a ${kept}`), element("div", { className: "swap-row" }),
+    picture(found.swapped[0], `its pose as a ${kept}`),
     picture(found.pictures[1], `the kept image: ${kept}`), picture(found.reconstructions[1], `its pose as a ${kept}`),
     picture(found.swapped[1], `its pose as a ${here}`));
 });
