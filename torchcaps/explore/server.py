@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,4 +203,5 @@ def serve(
         Thread(target=explorer.warm_up, daemon=True).start()
         if ready is not None:
             ready(f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}")
-        server.run(sockets=[listening])
+        with suppress(KeyboardInterrupt):
+            server.run(sockets=[listening])

@@ -43,8 +43,8 @@ class ClassActivations(Exhibit):
         activation = observation.activation[place]
         return cls(
             title="What the network sees",
-            text="Each bar says whether its class is there, from 0 to 1, each class for itself: they need not add up "
-            "to 1.",
+            text="Each bar is the activation of a class's capsule: whether the class is there, from 0 to 1, each for "
+            "itself, so that they need not add up to 1.",
             picture=observation.selection.pictures[place],
             activation=activation,
             said=int(activation.argmax()),
@@ -91,8 +91,8 @@ class ClassPose(Exhibit):
         sweep, in_classes = drawn[: 3 * D].unflatten(0, (D, 3)), drawn[3 * D :]
         return cls(
             title="The pose of a class",
-            text="Every number of the pose of this class's capsule has a slider; the decoder draws what the pose then "
-            "says. The words at a slider are measured on what it draws from its left end to its right.",
+            text="A capsule says with the numbers of its pose what its class looks like in this image, and the decoder "
+            "draws what they say.",
             target=target,
             pose=pose,
             reach=reach,
@@ -164,9 +164,8 @@ class RoutingSteps(Exhibit):
         layer = next((name for name in observation.maps), "")
         return cls(
             title="Routing, step by step",
-            text="Each row is a child capsule, each column a class: on the left to whom the child is assigned, on the "
-            "right how well its vote agrees with what the class then is. A step gives children to the classes that "
-            "they agree with, and makes the classes anew from the votes of their children.",
+            text="Each row is a child capsule, each column a class: a step assigns each child to the classes that its "
+            "vote agrees with, and makes the classes anew from the votes of their children.",
             picture=observation.selection.pictures[place],
             routing=type(model.routing).__name__,
             steps=tuple(_routing_step(step, activation, order) for step in steps),
@@ -221,8 +220,8 @@ class PoseSwap(Exhibit):
         drawn = one.draw(poses.repeat(2, 1), torch.cat([targets, targets.flip(0)]))
         return cls(
             title="Swap poses",
-            text="The pose of one image, put into the capsule of the other's class: what stays the same is what the "
-            "numbers of a pose mean in both classes.",
+            text="The pose of one image, drawn by the capsule of the other's class: what stays is what the numbers of "
+            "a pose mean in both.",
             pictures=torch.stack([look.selection.pictures[place] for look, place in looks]),
             targets=targets,
             reconstructions=drawn[:2],

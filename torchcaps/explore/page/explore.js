@@ -65,6 +65,10 @@ function later(job, wait) {
 
 // ---- small parts
 
+function says(section, exhibit) {
+  $(section).querySelector(".says").textContent = exhibit.text;
+}
+
 function element(kind, attributes = {}, ...children) {
   const made = Object.assign(document.createElement(kind), attributes);
   made.append(...children);
@@ -246,6 +250,7 @@ async function see(path, query, body) {
   await state.picture.decode();
   $("truth").textContent = answer.label === null ? "" : `it is a ${name(answer.label)}`;
   $("seen").src = activations.picture;
+  says("classes", activations);
   bars($("bars"), activations.activation, state.said, true);
   state.activation = activations.activation;
   showPose(answer.pose);
@@ -296,6 +301,7 @@ function showPose(exhibit) {
   for (const place of document.querySelectorAll("b.asked")) place.textContent = name(state.shown);
   $("pose").hidden = exhibit === null;
   if (exhibit === null) return;
+  says("pose", exhibit);
   state.moved = [...exhibit.pose];
   $("drawn").src = exhibit.reconstruction;
   const most = Math.max(...exhibit.changes, 1e-9);
@@ -379,6 +385,7 @@ const showRouting = latest(async () => {
   nothing("routing", exhibit ? "" : "The classes of this network are not found by routing votes.");
   $("stage").hidden = exhibit === null;
   if (exhibit === null) return;
+  says("routing", exhibit);
   const count = exhibit.steps.length;
   $("step").max = count;
   $("step").value = count;
@@ -494,6 +501,7 @@ const showSwap = latest(async () => {
     nothing("swap", "Keep an image, then draw another one.");
     return;
   }
+  says("swap", found);
   const [here, kept] = found.targets.map(name);
   nothing("swap", "");
   $("swapped").replaceChildren(
