@@ -38,6 +38,13 @@ function complain(error) {
   $("message").hidden = false;
 }
 
+// How many jobs are at work or about to start: none, and the page has settled.
+let jobs = 0;
+function busy(change) {
+  jobs += change;
+  document.body.dataset.jobs = jobs;
+}
+
 // Runs a job with the latest arguments only: those that come while it runs wait, and replace each other.
 function latest(job) {
   let waiting = null;
@@ -46,20 +53,27 @@ function latest(job) {
     waiting = given;
     if (running) return;
     running = true;
+    busy(1);
     while (waiting) {
       const now = waiting;
       waiting = null;
       await job(...now).catch(complain);
     }
     running = false;
+    busy(-1);
   };
 }
 
 function later(job, wait) {
   let timer = null;
-  return (...given) => {
+  return () => {
+    if (timer === null) busy(1);
     clearTimeout(timer);
-    timer = setTimeout(() => job(...given), wait);
+    timer = setTimeout(() => {
+      timer = null;
+      job();
+      busy(-1);
+    }, wait);
   };
 }
 
@@ -207,23 +221,25 @@ $("clear").addEventListener("click", () => {
   showDrawing();
 });
 
-$("upload").addEventListener("change", async (event) => {
+const showFile = latest(async (file) => {
+  await see("look", { name: file.name }, file);
+  onCanvas();
+});
+
+$("upload").addEventListener("change", (event) => {
   const [file] = event.target.files;
+  if (file) showFile(file);
   event.target.value = "";
-  if (!file) return;
-  await see("look", { name: file.name }, file).then(onCanvas).catch(complain);
-  $("truth").textContent = "";
 });
 
 let sampled = 0;
-async function sample() {
+const sample = latest(async () => {
   const chosen = $("sample-class").value;
-  const query = { number: sampled++ };
-  if (chosen !== "") query.class = chosen;
-  await see("sample", query).then(onCanvas).catch(complain);
-}
-$("sample").addEventListener("click", sample);
-$("sample-class").addEventListener("change", sample);
+  await see("sample", { number: sampled++, ...(chosen === "" ? {} : { class: chosen }) });
+  onCanvas();
+});
+$("sample").addEventListener("click", () => sample());
+$("sample-class").addEventListener("change", () => sample());
 
 // What the network sees, large, to be drawn on.
 function onCanvas() {
