@@ -136,7 +136,7 @@ def _with_steps(kind: type[Routing], steps: int | None) -> Routing:
         return kind()
     if "steps" not in constructor_arguments(kind):
         raise ValueError(f"{kind.__name__} has no steps, got steps={steps}")
-    return kind(steps=steps)  # type: ignore[call-arg]
+    return kind(steps=steps)
 
 
 def _layer_shape(model: CapsuleClassifier) -> LayerShape:

@@ -246,7 +246,7 @@ class Explorer:
             if first.network != second.network:
                 raise ValueError(f"poses are swapped within one network, got {first.network} and {second.network}")
             exhibit = PoseSwap.of(_asked(first, target), _asked(second, other_target))
-            return exhibit and exhibit.to_json()
+            return None if exhibit is None else exhibit.to_json()
 
     def _described(self, name: str, opened: _Opened) -> dict[str, Any]:
         network, classifier = opened.network, opened.classifier

@@ -529,7 +529,7 @@ const showSwap = latest(async () => {
 
 // ---- the network
 
-async function choose(network) {
+const choose = latest(async (network) => {
   stop();
   state.network = await ask("network", { name: network });
   Object.assign(state, { fixed: null, pointed: null, kept: null, look: null, routing: null });
@@ -546,13 +546,13 @@ async function choose(network) {
   sampled = 0;
   if (samples) await sample();
   else await showDrawing();
-}
+});
 
 async function begin() {
   wipe();
   const networks = await ask("networks");
   $("network").replaceChildren(...networks.map((one) => option(one, one)));
-  $("network").addEventListener("change", () => choose($("network").value).catch(complain));
+  $("network").addEventListener("change", () => choose($("network").value));
   await choose(networks[0]);
   document.body.dataset.ready = "yes";
 }
