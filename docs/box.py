@@ -80,8 +80,8 @@ def measured(test: ImageSet, before: torch.Tensor, after: torch.Tensor) -> str:
     other = int((after.argmax(1) != before.argmax(1)).sum())
     most = float((after - before).abs().max())
     return (
-        f"{100 * wrong / len(test.labels):.2f} % ({wrong:,} of {len(test.labels):,}) as stored; {other} answers are not "
-        f"those of the weights before, and no activation moved by more than {most:.1g}"
+        f"{100 * wrong / len(test.labels):.2f} % ({wrong:,} of {len(test.labels):,}) as stored; {other} answers are "
+        f"not those of the weights before, and no activation moved by more than {most:.1g}"
     )
 
 

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from torchcaps.data import ImageSet, Preprocess, load_image
 from torchcaps.data.folder import Resize, check_resize, fit_image
+from torchcaps.data.handwriting import Handwriting, read_handwriting
+from torchcaps.data.picture import load_handwriting
 from torchcaps.explain.calibration import Calibration
 from torchcaps.models import ImageClassifier, Prediction, load_pretrained
 from torchcaps.tasks import Answer, Examination, Task, as_task
@@ -30,7 +32,8 @@ class Classifier:
     """A network that classifies images of any kind and size.
 
     ``Classifier.open("runs/photos")`` opens a run of ``torchcaps train``; so does the folder of a saved network, the
-    name of a trained network in the package, ``mnist/efficient_capsnet``, or a repository on the Hugging Face Hub. A classifier of a network at hand: ``Classifier(network, classes=[...])``.
+    name of a trained network in the package, ``mnist/efficient_capsnet``, or a repository on the Hugging Face Hub. A
+    classifier of a network at hand: ``Classifier(network, classes=[...])``.
 
         classifier = tc.Classifier.open("runs/photos")
         answer = classifier("new.jpg")
@@ -43,7 +46,7 @@ class Classifier:
         image_shape: (C, H, W) of images before they are prepared; default: as saved, or else that of the network.
         task: what the network is for, its name, or its name and arguments; default: as saved, or else classification.
         resize: how images of another size get to ``image_shape``: keep the aspect ratio and ``pad`` with black, keep it
-            and ``crop`` the centre, or ``stretch``; default: as saved, or else ``pad``.
+            and ``crop`` the centre, or ``stretch``; or cut out ``handwriting``; default: as saved, or else ``pad``.
 
     Attributes:
         run: the folder of the run that it was opened from; None if it was not.
@@ -142,8 +145,8 @@ class Classifier:
                 image is the path of a file, a PIL image, an array (H, W) or (H, W, C), or a tensor (C, H, W). Numbers
                 are bytes, 0..255, or floating point in [0, 1]. Grey images become colour for a network that
                 takes three channels, colour ones grey for one that takes one, and transparent parts black.
-            resize: how images of another size get to that of the network: ``pad``, ``crop`` or ``stretch``; default: as
-                this classifier does, which is as it was trained.
+            resize: how images of another size get to that of the network: ``pad``, ``crop``, ``stretch`` or
+                ``handwriting``; default: as this classifier does, which is as it was trained.
             batch_size: how many crops of images at a time.
 
         Returns:
@@ -177,10 +180,10 @@ class Classifier:
             Each image with its answer, in their order.
         """
         size = max(1, batch_size // self.preprocess.crops)
-        batch: list[tuple[Any, Tensor]] = []
+        batch: list[tuple[Any, Handwriting]] = []
         for image in images:
             try:
-                batch.append((image, self.pixels(image, resize)))
+                batch.append((image, self._looked(image, resize)))
             except (ValueError, OSError) as error:
                 if skip is None:
                     raise
@@ -191,9 +194,10 @@ class Classifier:
         if batch:
             yield from self._answered(batch)
 
-    def _answered(self, batch: list[tuple[Any, Tensor]]) -> Iterator[tuple[Any, Answer]]:
-        prediction = self._predict(torch.stack([pixels for _, pixels in batch]))
+    def _answered(self, batch: list[tuple[Any, Handwriting]]) -> Iterator[tuple[Any, Answer]]:
+        prediction = self._predict(torch.stack([looked.pixels for _, looked in batch]))
         answers = self.task.answers(prediction, self.classes)
+        answers = [replace(one, seen=looked.note) for one, (_, looked) in zip(answers, batch, strict=True)]
         if self.calibration is not None:
             rows = self.calibration(prediction.activation).tolist()
             named = [dict(zip(self.classes, row, strict=True)) for row in rows]
@@ -205,8 +209,21 @@ class Classifier:
 
         Raises what :meth:`predict` raises.
         """
+        return self._looked(image, resize).pixels
+
+    def _looked(self, image: "Image", resize: Resize | None) -> Handwriting:
+        """The pixels, and what was done to get them, where that depends on the image."""
         resize = resize or self.resize
         check_resize(resize)
+        if resize != "handwriting":
+            return Handwriting(self._fitted(image, resize), "")
+        if isinstance(image, str | Path):
+            found = load_handwriting(Path(image), self.image_shape)
+        else:
+            found = read_handwriting(_as_shown(image), self.image_shape)
+        return found._replace(pixels=found.pixels.float() / 255)
+
+    def _fitted(self, image: "Image", resize: Resize) -> Tensor:
         if self.image_shape[0] in (1, 3):
             if isinstance(image, str | Path):
                 return load_image(image, self.image_shape, resize).float() / 255
@@ -294,6 +311,16 @@ def _as_picture(image: Any) -> "PILImage | None":
         return None
     pixels = tensor.cpu().permute(1, 2, 0).numpy()
     return PIL.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+
+def _as_shown(image: Any) -> "PILImage":
+    """An image, whatever its numbers are, as a PIL image."""
+    picture = _as_picture(image)
+    if picture is None:
+        picture = _as_picture((255 * _as_numbers(image)).round().to(torch.uint8))
+    if picture is None:
+        raise ValueError(f"handwriting is read in images of 1, 3 or 4 channels, got {_shape(image)}")
+    return picture
 
 
 def _as_tensor(image: Any) -> Tensor:

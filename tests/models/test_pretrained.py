@@ -73,7 +73,7 @@ class TestNames:
         assert load_pretrained(EFFICIENT).channels == 4
 
     def test_what_is_not_there(self) -> None:
-        with pytest.raises(ValueError, match="mnist/efficient_capsnet.*got 'mnist/caps'"):
+        with pytest.raises(ValueError, match=r"mnist/efficient_capsnet.*got 'mnist/caps'"):
             pretrained_folder("mnist/caps")
         with pytest.raises(
             ValueError, match=r"pretrained must be one of \['mnist'\] for efficient_capsnet, got 'cifar"

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from torchcaps.tasks import Answer
 
 
+_FIT = "to fit; default: as the network was trained, or as its card says"
+
+
 def command(arguments: list[str]) -> None:
     """Classify image files or folders: class, probability, length of its capsule; as text, CSV or JSON."""
     from torchcaps.training.parser import OptionParser
@@ -23,7 +26,7 @@ def command(arguments: list[str]) -> None:
     add = parser.add_argument
     add("run", type=str, help="folder of a run, or of a saved network, or name of a trained one in the package")
     add("images", type=str, nargs="+", help="image files, folders (all images in them, however deep) or patterns")
-    add("--resize", type=str, choices=("pad", "crop", "stretch"), help="to fit; default: as the network was trained")
+    add("--resize", type=str, choices=("pad", "crop", "stretch", "handwriting"), help=_FIT)
     add("--top", type=int, help="say so many classes, the most active first; default: what the network says")
     add("--device", type=str, default="cpu", help="where to compute: cpu, cuda, cuda:1, ...")
     add("--batch_size", type=int, default=64, help="images at a time")
@@ -103,7 +106,7 @@ def _text(classifier: "Classifier", top: int | None) -> Show:
     def show(file: str, answer: "Answer") -> None:
         shares = _probabilities(answer)
         said = [f"{name} ({shares[name]:.1%}, length {answer.lengths[name]:.3f})" for name in _said(answer, top)]
-        print(f"{file}: {', '.join(said) or 'nothing'}")
+        print(f"{file}: {', '.join(said) or 'nothing'}" + (f"  # {answer.seen}" if answer.seen else ""))
 
     return show
 

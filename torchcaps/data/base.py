@@ -23,8 +23,9 @@ TEST_SEED = 0
 
 _AS_THEY_ARE = Preprocess()
 
-Resize = Literal["pad", "crop", "stretch"]
-"""How images get to another size: keep the aspect ratio and pad with black, keep it and crop, or stretch."""
+Resize = Literal["pad", "crop", "stretch", "handwriting"]
+"""How images get to another size: keep the aspect ratio and pad with black, keep it and crop, or stretch; or cut out
+what was written by hand, see :func:`~torchcaps.data.handwriting.read_handwriting`."""
 
 
 class Parts(NamedTuple):

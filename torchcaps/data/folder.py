@@ -34,7 +34,7 @@ class ImageFolder(ListedImages):
             be the same for all.
         channels: 1 makes every image grey, 3 colour. Default: 1 if the files are all grey, else 3.
         resize: how an image gets to `size`: keep its aspect ratio and `pad` with black, keep it and `crop`
-            the centre, or `stretch`.
+            the centre, or `stretch`; or cut out what was written by hand (`handwriting`).
         test: share of the images that are the test set, the same in every class; not used where `root`
             holds `test`.
         validation: share of the training images put aside for validation, the same in every class; 0 puts

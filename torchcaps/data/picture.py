@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.base import Resize
+from torchcaps.data.handwriting import Handwriting, read_handwriting
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -34,7 +35,7 @@ def load_image(path: str | Path, image_shape: tuple[int, int, int], resize: Resi
     Args:
         path: a file that Pillow can read.
         image_shape: channels (1: grey, 3: colour), height and width of the result.
-        resize: `pad` with black, `crop` the centre or `stretch`.
+        resize: `pad` with black, `crop` the centre, `stretch`, or cut out `handwriting`.
 
     Returns:
         uint8 (C, H, W).
@@ -45,11 +46,23 @@ def load_image(path: str | Path, image_shape: tuple[int, int, int], resize: Resi
     check_resize(resize)
     if len(image_shape) != 3 or image_shape[0] not in (1, 3) or min(image_shape) < 1:
         raise ValueError(f"image_shape must be (1 or 3, height, width), got {image_shape}")
+    if resize == "handwriting":
+        return load_handwriting(Path(path), image_shape).pixels
     return to_tensor(open_image(Path(path), image_shape[0]), image_shape, resize)
+
+
+def load_handwriting(path: Path, image_shape: tuple[int, int, int]) -> Handwriting:
+    """What was written by hand in the image of a file, and what was done; raises what `load_image` raises."""
+    from PIL import Image
+
+    with naming(path, path), Image.open(path) as image:
+        return read_handwriting(image, image_shape)
 
 
 def fit_image(image: "Image", image_shape: tuple[int, int, int], resize: Resize = "pad") -> Tensor:
     """Make a PIL image into uint8 (C, H, W) the way `load_image` does with that of a file; raises what it raises."""
+    if resize == "handwriting":
+        return read_handwriting(image, image_shape).pixels
     return to_tensor(in_mode(image, image_shape[0]), image_shape, resize)
 
 
@@ -125,6 +138,8 @@ def to_tensor(image: "Image", image_shape: tuple[int, int, int], resize: Resize)
     from PIL import ImageOps
 
     channels, height, width = image_shape
+    if resize == "handwriting":
+        return read_handwriting(image, image_shape).pixels
     if image.size != (width, height):
         if resize == "pad":
             image = ImageOps.pad(image, (width, height), color=0)

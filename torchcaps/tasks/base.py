@@ -94,6 +94,7 @@ class Answer:
         poses: of each class capsule, (*pose); None for a network without capsules.
         calibrated: probabilities of all classes, by name, that were fitted on validation images to say how often the
             network is right, see :class:`~torchcaps.explain.Calibration`; None if nothing was fitted.
+        seen: what was done to the picture before the network saw it, where that depends on the picture; else empty.
     """
 
     classes: tuple[str, ...]
@@ -101,6 +102,7 @@ class Answer:
     lengths: Mapping[str, float]
     poses: Mapping[str, Tensor] | None = None
     calibrated: Mapping[str, float] | None = None
+    seen: str = ""
 
     def top(self, count: int) -> tuple[str, ...]:
         """The names of so many classes, the most active first."""
@@ -113,6 +115,8 @@ class Answer:
         row["probabilities"] = dict(self.probabilities)
         if self.calibrated is not None:
             row["calibrated"] = dict(self.calibrated)
+        if self.seen:
+            row["seen"] = self.seen
         if self.poses is not None:
             row["poses"] = {name: pose.tolist() for name, pose in self.poses.items()}
         return row

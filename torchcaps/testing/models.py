@@ -198,7 +198,7 @@ def _autocast(subject: Subject) -> None:
 def _saving(subject: Subject) -> None:
     network = subject.copy().eval()
     batch = subject.batch(network, 2)
-    extra = {"names": ["a", "b"]}
+    extra: dict[str, Any] = {"names": ["a", "b"]}
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         network.save_pretrained(folder, **extra)
         loaded = load_pretrained(folder)

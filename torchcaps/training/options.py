@@ -74,8 +74,10 @@ class Subject:
             raise ValueError(f"routing must have gradients to train with, got {type(self.routing).__name__}")
         image_shape = self.preprocess.image_shape(self.data.image_shape)
         arguments = {"image_shape": image_shape, "classes": len(self.data.classes), **(self.model_args or {})}
+        if self.routing is not None:
+            arguments["routing"] = self.routing
         torch.manual_seed(seed)
-        return create_model(self.model, **arguments, **({} if self.routing is None else {"routing": self.routing}))
+        return create_model(self.model, **arguments)
 
 
 @dataclass(kw_only=True)

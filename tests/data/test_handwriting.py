@@ -1,0 +1,120 @@
+"""Photos of handwriting, as MNIST's pictures are: through ``predict``, for anyone's picture."""
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw, ImageOps
+
+from tests.data.photos import digits, photo
+from torchcaps.classifier import Classifier
+from torchcaps.cli import main
+from torchcaps.data import load_image
+from torchcaps.data.handwriting import read_handwriting
+
+MNIST = (1, 28, 28)
+
+
+def seven(size: tuple[int, int], pen: int, ink: str, paper: str) -> Image.Image:
+    """A seven in a corner of a sheet."""
+    sheet = Image.new("RGB", size, paper)
+    ImageDraw.Draw(sheet).line([(30, 40), (100, 40), (65, 140)], fill=ink, width=pen, joint="curve")
+    return sheet
+
+
+def test_item2_95_of_100_photos_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images, labels = digits()
+    for number, digit in enumerate(images):
+        photo(digit, number).save(tmp_path / f"{number}.png")
+    assert main(["predict", "mnist/efficient_capsnet", str(tmp_path), "--csv", "--top", "1"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    right = [row["class"] == str(labels[int(Path(row["file"]).stem)]) for row in rows]
+    assert len(right) == 50
+    assert np.mean(right) >= 0.95
+
+
+def test_predict_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seven((400, 300), 3, "navy", "linen").save(tmp_path / "7.png")
+    assert main(["predict", "mnist/efficient_capsnet", str(tmp_path / "7.png")]) == 0
+    assert "7.png: 7 (" in (said := capsys.readouterr().out)
+    assert "# dark ink on light ground, cut out of 400 x 300 pixels: 18 % of the width" in said
+    assert "thin strokes widened" in said
+    assert main(["predict", "mnist/efficient_capsnet", str(tmp_path / "7.png"), "--resize", "pad"]) == 0
+    assert "ink" not in capsys.readouterr().out
+
+
+class TestWhatTheNetworkSees:
+    @pytest.mark.parametrize(("ink", "paper"), [("black", "white"), ("white", "black"), ("red", "green")])
+    def test_the_box_and_the_centre_are_those_of_mnist(self, ink: str, paper: str) -> None:
+        seen = read_handwriting(seven((400, 300), 12, ink, paper), MNIST).pixels[0].double()
+        rows, columns = (seen.amax(axis).gt(40).nonzero().flatten() for axis in (1, 0))
+        assert rows[-1] - rows[0] + 1 == pytest.approx(20, abs=1)
+        for axis, extent in ((1, rows), (0, columns)):
+            centre = (seen.sum(axis) * torch.arange(28.0)).sum() / seen.sum()
+            assert float(centre) == pytest.approx(13.5, abs=0.75)
+            assert 0 <= extent[0] <= extent[-1] <= 27
+        assert seen.max() == 255
+        assert seen[0, 0] == 0
+
+    def test_it_does_not_depend_on_where_and_how_large(self) -> None:
+        small = read_handwriting(seven((160, 200), 12, "black", "white"), MNIST).pixels
+        far = ImageOps.expand(seven((160, 200), 12, "black", "white"), (90, 10, 20, 70), "white")
+        assert torch.equal(small, read_handwriting(far, MNIST).pixels)
+        large = read_handwriting(far.resize((2 * far.width, 2 * far.height)), MNIST).pixels
+        assert (small.double() - large.double()).abs().mean() < 4
+
+    def test_a_picture_of_mnist_is_taken_as_it_is(self) -> None:
+        digit = digits()[0][0]
+        found = read_handwriting(Image.fromarray(digit), MNIST)
+        assert torch.equal(found.pixels[0], torch.from_numpy(digit))
+        assert found.note == "taken as it is"
+        inverted = read_handwriting(Image.fromarray(255 - digit), MNIST).pixels[0].double()
+        assert (inverted - torch.from_numpy(digit)).abs().mean() < 8
+
+    @pytest.mark.parametrize("ink", [0, 255])
+    def test_transparent_paper(self, ink: int) -> None:
+        digit = Image.fromarray(digits()[0][3]).resize((140, 140))
+        sheet = Image.new("RGBA", digit.size, (ink, ink, ink, 0))
+        sheet.putalpha(digit)
+        opaque = ImageOps.invert(digit) if ink == 0 else digit
+        expected = read_handwriting(opaque, MNIST).pixels.double()
+        assert (read_handwriting(sheet, MNIST).pixels.double() - expected).abs().max() <= 2
+
+    def test_specks_are_left_out(self) -> None:
+        sheet = seven((200, 200), 12, "black", "white")
+        clean = read_handwriting(sheet, MNIST).pixels
+        ImageDraw.Draw(sheet).ellipse([180, 180, 184, 184], fill="black")
+        # The ground is fitted to slightly other pixels.
+        assert (read_handwriting(sheet, MNIST).pixels.double() - clean.double()).abs().max() < 16
+
+
+class TestWhatIsNoHandwriting:
+    @pytest.mark.parametrize("noise", [0, 3])
+    def test_an_empty_sheet(self, noise: float, tmp_path: Path) -> None:
+        sheet = 230 + np.random.default_rng(0).normal(0, noise, (120, 90))
+        Image.fromarray(sheet.astype(np.uint8)).save(tmp_path / "empty.png")
+        with pytest.raises(ValueError, match=r"empty\.png: there is no ink to be seen"):
+            load_image(tmp_path / "empty.png", MNIST, "handwriting")
+
+    def test_a_file_that_is_no_image(self, tmp_path: Path) -> None:
+        (tmp_path / "text.png").write_text("seven")
+        with pytest.raises(ValueError, match=r"text\.png"):
+            load_image(tmp_path / "text.png", MNIST, "handwriting")
+
+    def test_one_pixel(self) -> None:
+        with pytest.raises(ValueError, match="no ink"):
+            read_handwriting(Image.new("L", (1, 1)), MNIST)
+
+
+def test_all_kinds_of_images_are_read_alike() -> None:
+    classifier = Classifier.open("mnist/efficient_capsnet")
+    sheet = seven((160, 200), 12, "black", "white")
+    pixels = np.asarray(sheet)
+    kinds = [sheet, pixels, torch.from_numpy(pixels.copy()).permute(2, 0, 1), (pixels / 255).astype(np.float32)]
+    first, *others = (classifier.pixels(kind) for kind in kinds)
+    for other in others:
+        assert torch.allclose(first, other, atol=0.01)
+    assert all(answer.classes == ("7",) and "dark ink" in answer.seen for answer in classifier(kinds))
