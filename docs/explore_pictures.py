@@ -87,10 +87,11 @@ def frame(shown: Scene, numbers: Tensor, picture: Tensor, place: int) -> Image.I
     put(canvas, pen, shown.image, 16, "an image")
     put(canvas, pen, picture, SIZE[0] - SIDE - 16, "what its capsule draws")
     left, right, top = SIDE + 60, SIZE[0] - SIDE - 60, 18
+    furthest = float(shown.exhibit.pose.abs().max()) + shown.exhibit.reach
     for row, number in enumerate(numbers.tolist()):
         y = top + row * (SIDE / len(numbers)) + 5
         colour = RED if row == place else BLUE
-        share = 0.5 + (number - float(shown.exhibit.pose[row])) / shown.exhibit.reach / 2
+        share = 0.5 + number / furthest / 2
         pen.line(scaled(left, y, right, y), PALE, 3 * SCALE)
         x, radius = left + share * (right - left), 5 if row == place else 3.5
         pen.ellipse(scaled(x - radius, y - radius, x + radius, y + radius), colour)

@@ -141,6 +141,14 @@ class TestExplorer:
         with pytest.raises(ValueError, match="20 x 30 pixels"):
             explorer.look("a", drawing)
 
+    def test_a_clean_canvas_is_no_mistake(self) -> None:
+        clean = png(torch.zeros(1, 28, 28))
+        explorer = Explorer({"a": small()})
+        explorer._networks["a"].classifier.resize = "handwriting"
+        assert explorer.answer(explorer.look("a", clean))["activations"]["said"] in range(10)
+        with pytest.raises(ValueError, match="no ink"):
+            explorer.look("a", png(torch.full((1, 28, 28), 0.5)))
+
     def test_what_has_no_capsules(self) -> None:
         with pytest.raises(ValueError, match="nothing to explore"):
             Explorer({"cnn": Classifier(create_model("sharedcapsnet_cnn", channels=(4, 4, 4, 4), hidden=4))})

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from threading import RLock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from torchcaps.classifier import Classifier
 from torchcaps.data import ImageSet
-from torchcaps.data.picture import naming, open_image
+from torchcaps.data.picture import naming
 from torchcaps.explain import (
     Exhibit,
     Extent,
@@ -28,6 +28,9 @@ from torchcaps.explain.exhibits.base import pngs
 from torchcaps.explain.findings import evaluating
 from torchcaps.models import CapsuleClassifier
 from torchcaps.routing.base import ROUTINGS
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PILImage
 
 MOST_STEPS = 20
 """Steps of routing that the page offers."""
@@ -146,8 +149,9 @@ class Explorer:
         """
         with self._lock:
             opened = self._opened(network)
-            picture = _picture(file, opened.classifier.image_shape[0], name)
-            return self._seen(network, opened.classifier.pixels(picture), None)
+            picture = _picture(file, name)
+            pixels = opened.classifier.pixels(picture, "pad" if _is_black(picture) else None)
+            return self._seen(network, pixels, None)
 
     def sample(self, network: str, label: str | None = None, number: int = 0) -> str:
         """Shows a network one of its test images; the number of the look.
@@ -316,7 +320,7 @@ def _again(observation: Observation, target: int) -> Observation:
     return Observation(observation.model, chosen, observation.extents)
 
 
-def _picture(file: bytes, channels: int, name: str) -> Any:
+def _picture(file: bytes, name: str) -> "PILImage":
     """The picture in a file.
 
     Raises:
@@ -325,9 +329,14 @@ def _picture(file: bytes, channels: int, name: str) -> Any:
     from PIL import Image
 
     source = BytesIO(file)
-    with naming(source, name), Image.open(source) as header:
-        width, height = header.size
-    if width * height > MOST_PIXELS:
-        raise ValueError(f"{name} has {width} x {height} pixels, at most {MOST_PIXELS:,} are taken")
-    source.seek(0)
-    return open_image(source, 1 if channels == 1 else 3, name)
+    with naming(source, name), Image.open(source) as picture:
+        width, height = picture.size
+        if width * height <= MOST_PIXELS:
+            picture.load()
+            return picture
+    raise ValueError(f"{name} has {width} x {height} pixels, at most {MOST_PIXELS:,} are taken")
+
+
+def _is_black(picture: "PILImage") -> bool:
+    """Whether nothing is drawn: some ways to fit a picture look for ink, and would find none."""
+    return picture.mode in ("L", "RGB", "RGBA") and picture.convert("L").getextrema()[1] == 0
