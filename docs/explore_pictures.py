@@ -10,6 +10,7 @@ import math
 import shutil
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
@@ -132,7 +133,7 @@ def write_page(path: Path, networks: list[str]) -> None:
     from uvicorn import Config, Server
 
     classifiers = {name: Classifier.open(name) for name in networks}
-    explorer = Explorer(classifiers)
+    explorer = Explorer(classifiers, {name: partial(local_samples, name, one) for name, one in classifiers.items()})
     explorer.warm_up()
     listening = socket.create_server(("127.0.0.1", 0))
     server = Server(Config(application(explorer), log_level="error", lifespan="off"))
