@@ -5,7 +5,20 @@ import sys
 from collections.abc import Callable, Sequence
 
 import torchcaps
-from torchcaps.cli import bench, check, convert, evaluate, explain, explore, models, predict, recipes, run, train
+from torchcaps.cli import (
+    bench,
+    check,
+    convert,
+    evaluate,
+    explain,
+    explore,
+    export,
+    models,
+    predict,
+    recipes,
+    run,
+    train,
+)
 from torchcaps.cli.extras import advice
 from torchcaps.cli.plugins import import_named, import_plugins, named_imports
 
@@ -21,6 +34,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "recipes": recipes.command,
     "bench": bench.command,
     "convert": convert.command,
+    "export": export.command,
 }
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-LARGEST = 320
+LARGEST = 256
 """Pixels along the longer side that are looked at."""
 
 BOX = 20 / 28
@@ -100,6 +100,8 @@ def _ink(pixels: "np.ndarray") -> "tuple[np.ndarray, bool]":
     off = pixels - _ground(pixels)  # [H, W, 3]
     smooth = ndimage.gaussian_filter(off, (1, 1, 0))
     far = np.linalg.norm(smooth, axis=2)
+    if far.max() < FAINTEST:
+        raise ValueError("there is no ink to be seen: the picture is of one colour")
     farthest = smooth[np.unravel_index(far.argmax(), far.shape)]
     colour = smooth[(far >= 0.6 * far.max()) & (smooth @ farthest > 0)].mean(0)  # of the ink, seen from the ground
     length = np.linalg.norm(colour)
@@ -107,7 +109,7 @@ def _ink(pixels: "np.ndarray") -> "tuple[np.ndarray, bool]":
     smooth_along = ndimage.gaussian_filter(along, 0.7)
     noise = 1.4826 * np.median(np.abs(smooth_along - np.median(smooth_along)))
     if length / np.sqrt(3) < FAINTEST:
-        raise ValueError(f"there is no ink to be seen: the picture is of one colour, to {length / np.sqrt(3):.2f} of 1")
+        raise ValueError(f"there is no ink to be seen: it differs from its ground by {length / np.sqrt(3):.2f} of 1")
     if noise > 0.25:
         raise ValueError("no ink stands out from its ground: take a picture with more empty paper around the sign")
     mask = _without_specks(smooth_along > max(0.5, 3 * noise))

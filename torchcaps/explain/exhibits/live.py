@@ -221,7 +221,7 @@ class PoseSwap(Exhibit):
         return cls(
             title="Swap poses",
             text="The pose of one image, drawn by the capsule of the other's class: what stays is what the numbers of "
-            "a pose mean in both.",
+            "a pose mean in both, which is little where each class has learned numbers of its own.",
             pictures=torch.stack([look.selection.pictures[place] for look, place in looks]),
             targets=targets,
             reconstructions=drawn[:2],

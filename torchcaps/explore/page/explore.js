@@ -108,7 +108,7 @@ function surface(canvas, width, height) {
 const name = (label) => state.network.classes[label];
 const blend = (from, to, share) => from.map((one, place) => Math.round(one + (to[place] - one) * share));
 const colour = (rgb) => `rgb(${rgb.join(",")})`;
-const [WHITE, RED, BLUE, PALE] = [[255, 255, 255], [181, 56, 44], [43, 92, 138], [243, 245, 247]];
+const [RED, BLUE, PALE] = [[181, 56, 44], [43, 92, 138], [240, 242, 244]];
 
 function bars(place, activation, said, asButtons = false) {
   const classes = state.network.classes;
@@ -136,8 +136,11 @@ function bars(place, activation, said, asButtons = false) {
   });
 }
 
+// How far the shares of a map are from an even split, at most: what is drawn darkest.
+const furthest = (shares, even) => Math.max(0.01, ...shares.flat(3).map((one) => Math.abs((one ?? even) - even)));
+
 // The share of a class at each place over the image: red above an even split, blue below.
-function drawMap(canvas, image, share, extent, even, size = MAP) {
+function drawMap(canvas, image, share, extent, even, most, size = MAP) {
   const context = surface(canvas, size, size);
   const [, height, width] = state.network.image_shape;
   const unit = size / Math.max(height, width);
@@ -153,8 +156,8 @@ function drawMap(canvas, image, share, extent, even, size = MAP) {
   const [cellWide, cellHigh] = [((over.right - over.left) / columns) * unit, ((over.bottom - over.top) / rows) * unit];
   share.forEach((row, y) => row.forEach((value, x) => {
     if (value === null) return;
-    const strength = value > even ? (value - even) / (1 - even) : (value - even) / even;
-    context.fillStyle = `rgba(${(strength > 0 ? [222, 66, 48] : [66, 130, 196]).join(",")},${0.75 * Math.abs(strength)})`;
+    const strength = Math.max(-1, Math.min(1, (value - even) / most));
+    context.fillStyle = `rgba(${(strength > 0 ? [222, 66, 48] : [66, 130, 196]).join(",")},${0.7 * Math.abs(strength)})`;
     context.fillRect(x0 + over.left * unit + x * cellWide + 0.5, y0 + over.top * unit + y * cellHigh + 0.5, cellWide - 1, cellHigh - 1);
   }));
 }
@@ -387,8 +390,11 @@ const showMaps = latest(async () => {
   nothing("maps", exhibit ? "" : "The child capsules of this network do not lie at places of the image: each of them sees all of it.");
   $("layers").replaceChildren(...(exhibit?.layers ?? []).map(({ layer, share, extent }) => {
     const over = element("canvas");
-    drawMap(over, state.picture, share[0], extent, exhibit.even);
-    return element("figure", {}, over, element("figcaption", { textContent: `${layer}: ${share[0].length} x ${share[0][0].length} places` }));
+    drawMap(over, state.picture, share[0], extent, exhibit.even, furthest(share, exhibit.even));
+    const known = share[0].flat().filter((one) => one !== null);
+    const range = `shares ${Math.min(...known).toFixed(2)} to ${Math.max(...known).toFixed(2)}, even: ${exhibit.even.toFixed(2)}`;
+    return element("figure", {}, over,
+      element("figcaption", { textContent: `${layer}: ${share[0].length} x ${share[0][0].length} places, ${range}` }));
   }));
 });
 
@@ -415,13 +421,17 @@ function showStep() {
   const [number, count] = [Number($("step").value), exhibit.steps.length];
   const step = exhibit.steps[number - 1];
   $("step-text").textContent = count === 1 ? `${exhibit.routing} takes one step` : `step ${number} of ${count}`;
-  drawTable($("assigned"), step.assignment, (share) => colour(blend(PALE, BLUE, Math.max(0, Math.min(1, share)))));
-  drawTable($("agreed"), step.agreement, (cosine) => colour(blend(WHITE, cosine > 0 ? RED : BLUE, Math.min(1, Math.abs(cosine)))));
+  const paint = (value) => colour(blend(PALE, value > 0 ? RED : BLUE, Math.min(1, Math.abs(value))));
+  const most = furthest(exhibit.steps.map((one) => one.assignment), exhibit.even); // one scale for all steps
+  drawTable($("assigned"), step.assignment, (share) => paint((share - exhibit.even) / most));
+  drawTable($("agreed"), step.agreement, paint);
+  $("assigned-scale").textContent = `${exhibit.even.toFixed(2)} is pale, ${(exhibit.even + most).toFixed(2)} full red`;
   bars($("step-bars"), step.activation, step.activation.indexOf(Math.max(...step.activation)));
   $("step-map").parentElement.hidden = !step.maps;
   if (step.maps) {
     const share = step.maps.map((row) => row.map((classes) => classes[state.shown]));
-    drawMap($("step-map"), state.picture, share, exhibit.extent, exhibit.even);
+    drawMap($("step-map"), state.picture, share, exhibit.extent, exhibit.even,
+      furthest(exhibit.steps.map((one) => one.maps), exhibit.even));
   }
 }
 
@@ -489,7 +499,8 @@ const compare = sides.map((side) => latest(async () => {
   bars(side.bars, found.activations.activation, found.activations.said);
   const layer = found.assignments?.layers[0];
   side.mapFigure.hidden = !layer;
-  if (layer) drawMap(side.map, state.picture, layer.share[0], layer.extent, found.assignments.even, 112);
+  if (layer) drawMap(side.map, state.picture, layer.share[0], layer.extent, found.assignments.even,
+    furthest(layer.share, found.assignments.even), 112);
   side.drawnFigure.hidden = found.picture === null;
   if (found.picture !== null) side.drawn.src = found.picture;
 }));

@@ -5,7 +5,7 @@
 // and once more to add it up. The formulas are those of torchcaps/ops/chunked/moments.py. Symbols: rows B, children I, parents
 // J, pose rows M, child dimension P, parent dimension D, H = M * D.
 
-#include <ATen/Parallel.h>
+#include <omp.h>
 
 #include <algorithm>
 #include <array>
@@ -25,7 +25,7 @@ enum Similarity : int64_t { kUniform = 0, kInnerProduct = 1, kGaussian = 2 };
 
 // Mirrored in torchcaps/ops/fused/native.py. Tensors are contiguous; a null pointer is a tensor that is not there.
 struct TorchcapsCall {
-  int64_t images, grid, windows, I, J, M, P, D, shared, similarity, orphan, hard;
+  int64_t images, grid, windows, I, J, M, P, D, shared, similarity, orphan, hard, threads;
   const void *children, *transforms, *coordinates, *weights, *log_partition, *parents, *precision, *log_weight;
   const int32_t* sites;
   // Results of the forward functions, upstream gradients of the backward ones.
@@ -161,6 +161,18 @@ struct Size<0> {
   int value;
 };
 
+// Shares [0, count) out among threads, at least `grain` to each; inside of another such region, there is but one.
+template <typename Work>
+void parallel_for(int64_t threads, int64_t count, int64_t grain, const Work& work) {
+  const int64_t parts = omp_in_parallel() ? 1 : std::min(threads, (count + grain - 1) / grain);
+  if (parts <= 1) return work(int64_t{0}, count);
+#pragma omp parallel num_threads(static_cast<int>(parts))
+  {
+    const int64_t part = omp_get_thread_num(), all = omp_get_num_threads();  // fewer than asked for, maybe
+    work(count * part / all, count * (part + 1) / all);
+  }
+}
+
 template <typename T, int M_, int P_, int D_>
 class Kernel {
   using V = Vec<T>;
@@ -176,14 +188,14 @@ class Kernel {
       : call(call), M(call.M), P(call.P), D(call.D), I(call.I), J(call.J), H(M * D), rows(call.images * call.windows) {}
 
   void moments() const {
-    at::parallel_for(0, blocks(rows), 1, [&](int64_t first, int64_t last) {
+    parallel_for(call.threads, blocks(rows), 1, [&](int64_t first, int64_t last) {
       Forward work(*this);
       for (int64_t block = first; block < last; ++block) work.moments(block * kLanes);
     });
   }
 
   void scores() const {
-    at::parallel_for(0, blocks(rows), 1, [&](int64_t first, int64_t last) {
+    parallel_for(call.threads, blocks(rows), 1, [&](int64_t first, int64_t last) {
       Forward work(*this);
       for (int64_t block = first; block < last; ++block) work.scores(block * kLanes);
     });
@@ -191,11 +203,11 @@ class Kernel {
 
   // Windows of one image share children: a task has whole images. Sums over all rows are kept by each task for itself.
   void backward() const {
-    const int64_t tasks = std::min<int64_t>(call.images, at::get_num_threads());
+    const int64_t tasks = std::min<int64_t>(call.images, call.threads);
     const int64_t transforms = (call.shared ? 1 : call.I) * call.J * P * D;
     const int64_t coordinates = call.coordinates ? call.I * H : 0;
     std::vector<std::vector<T>> partial(tasks > 1 ? tasks - 1 : 0);
-    at::parallel_for(0, tasks, 1, [&](int64_t first, int64_t last) {
+    parallel_for(call.threads, tasks, 1, [&](int64_t first, int64_t last) {
       for (int64_t task = first; task < last; ++task) {
         T* sums[2] = {static_cast<T*>(call.grad_transforms), static_cast<T*>(call.grad_coordinates)};
         if (task > 0) {
@@ -209,7 +221,7 @@ class Kernel {
         for (int64_t row = begin; row < end; row += kBackwardBlocks * kLanes) work.group(row, end);
       }
     });
-    at::parallel_for(0, transforms, 4096, [&](int64_t first, int64_t last) {
+    parallel_for(call.threads, transforms, 4096, [&](int64_t first, int64_t last) {
       for (const auto& sums : partial)
         for (int64_t k = first; k < last; ++k) static_cast<T*>(call.grad_transforms)[k] += sums[k];
     });

@@ -1,8 +1,9 @@
-"""The routing primitive in C++ for CPUs, compiled when it is first used.
+"""The routing primitive in C++ for CPUs: from the wheel, or compiled when it is first used.
 
-Needs a C++20 compiler with vector extensions (GCC 12, Clang 15, or later), named by ``CXX`` (with options, as in
-``g++ -m64``) or found as ``c++``. The library is kept in the user's cache, and compiled again when the source, torch or
-the processor changes.
+A wheel for this kind of machine has the library in it, for several kinds of processors; it is called through a plain C
+interface and depends on no version of torch. Where there is none that fits, as in a checkout, a C++20 compiler with
+vector extensions and OpenMP is needed (GCC 12, Clang 15, or later), named by ``CXX`` (with options, as in ``g++ -m64``)
+or found as ``c++``. What it makes is kept in the user's cache, and made again when the source or the processor changes.
 """
 
 import ctypes
@@ -11,23 +12,20 @@ import hashlib
 import logging
 import os
 import platform
-import shlex
 import shutil
-import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from torchcaps.ops.fused.compiling import BUILT, FLAGS, LEVELS, SOURCE, compile_library, find_compiler
 from torchcaps.ops.fused.operators import Call
 
-SOURCE = Path(__file__).with_suffix(".cpp")
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-std=c++20", "-Wno-psabi", "-fopenmp", "-fPIC", "-shared")
-
 _MOMENTS, _SCORES, _BACKWARD = range(3)
-_SIZES = ("images", "grid", "windows", "I", "J", "M", "P", "D", "shared", "similarity", "orphan", "hard")
+_SIZES = ("images", "grid", "windows", "I", "J", "M", "P", "D", "shared", "similarity", "orphan", "hard", "threads")
 _INPUTS = ("children", "transforms", "coordinates", "weights", "log_partition", "parents", "precision", "log_weight")
 _RESULTS = ("mass", "sum", "scatter", "mean", "scores")
 
@@ -104,7 +102,9 @@ def _run(which: int, call: Call, results: dict[str, Tensor | None], **options: b
     sizes = zip(_SIZES, (images, grid, windows, I, J, M, P, D, shared, similarity), strict=False)
     pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
     done = library().torchcaps_run(
-        ctypes.byref(_Call(**dict(sizes), **options, **pointers)), which, call.children.dtype == torch.float64
+        ctypes.byref(_Call(**dict(sizes), threads=torch.get_num_threads(), **options, **pointers)),
+        which,
+        call.children.dtype == torch.float64,
     )
     if not done:
         raise IndexError(f"sites must be from 0 to {grid - 1}, got {call.sites}")
@@ -115,23 +115,40 @@ def library() -> ctypes.CDLL:
     """The compiled library.
 
     Raises:
-        RuntimeError: if it cannot be compiled or loaded here, with what the compiler or the loader said.
+        RuntimeError: if none can be loaded or compiled here, with what the compiler or the loader said.
     """
+    for path in built():
+        with suppress(OSError):  # a C library that is older than that of the machine that built it, for one
+            return _loaded(path)
     path = build()
     try:
-        loaded = ctypes.CDLL(str(path))
+        return _loaded(path)
     except OSError as error:
         raise RuntimeError(
             f"torchcaps' C++ kernels could not be loaded: {error}; if programs may not run from {path.parent}, let "
             "XDG_CACHE_HOME name a folder where they may"
         ) from error
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(path))
     loaded.torchcaps_run.argtypes = (ctypes.POINTER(_Call), ctypes.c_int64, ctypes.c_int64)
     loaded.torchcaps_run.restype = ctypes.c_int64
     return loaded
 
 
+def built() -> list[Path]:
+    """The libraries that came with the package and suit this processor, the best first."""
+    machine = platform.machine()
+    kinds = [machine]
+    if machine == "x86_64":
+        order, best = list(LEVELS), torch.backends.cpu.get_cpu_capability()
+        kinds = [LEVELS[one] for one in order[order.index(best) :]] if best in order else []
+    return [path for kind in kinds if (path := BUILT / f"native-{kind}.so").is_file()]
+
+
 def prepare() -> None:
-    """Compiles and loads the library.
+    """Loads the library, compiling it if need be.
 
     Raises:
         RuntimeError: if that cannot be done here.
@@ -148,10 +165,10 @@ def build() -> Path:
     Raises:
         RuntimeError: if it cannot be compiled here, with what the compiler said.
     """
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    compiler = find_compiler()
     if compiler is None:
         raise RuntimeError("torchcaps' C++ kernels need a compiler, and there is no c++, g++ or clang++")
-    known = "\0".join([SOURCE.read_text(), compiler, *FLAGS, torch.__version__, _processor()])
+    known = "\0".join([SOURCE.read_text(), *compiler, *FLAGS, _processor()])
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torchcaps" / "native"
     name = hashlib.sha256(known.encode()).hexdigest()[:16]
     try:
@@ -160,9 +177,9 @@ def build() -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / "lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # given back by a process that dies
-                found = _whole(folder, name) or _made(shlex.split(compiler), folder, name)
+                found = _whole(folder, name) or _made(compiler, folder, name)
     except OSError as error:
-        raise RuntimeError(f"torchcaps' C++ kernels could not be compiled with {compiler}: {error}") from error
+        raise RuntimeError(f"torchcaps' C++ kernels could not be compiled with {' '.join(compiler)}: {error}") from error
     return found
 
 
@@ -186,24 +203,10 @@ def _made(compiler: list[str], folder: Path, name: str) -> Path:
         path.unlink()
     with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as scratch:
         made = Path(scratch) / "made.so"
-        _compile(compiler, made)
+        compile_library(compiler, made)
         with made.open("rb") as written:
             os.fsync(written.fileno())  # a name in the cache must not come before what it names
         return made.replace(folder / f"{name}-{_digest(made)}.so")
-
-
-def _compile(compiler: list[str], target: Path) -> None:
-    from torch.utils.cpp_extension import include_paths
-
-    libraries = Path(torch.__file__).parent / "lib"
-    command = [*compiler, *FLAGS, *(f"-I{path}" for path in include_paths()), str(SOURCE), "-o", str(target)]
-    command += [f"-L{libraries}", "-ltorch_cpu", "-lc10"]
-    try:
-        subprocess.run(command, capture_output=True, text=True, check=True)
-    except subprocess.CalledProcessError as error:
-        raise RuntimeError(
-            f"torchcaps' C++ kernels could not be compiled: {' '.join(command)}\n{error.stderr[-2000:]}"
-        ) from error
 
 
 def _processor() -> str:

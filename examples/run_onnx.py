@@ -1,0 +1,32 @@
+"""Uses a file that ``torchcaps export`` wrote, without torchcaps and without torch: onnxruntime, NumPy and Pillow.
+
+    torchcaps export mnist/efficient_capsnet --to digits.onnx
+    python examples/run_onnx.py digits.onnx digit.png
+
+The picture is brought to the network's size with its shape kept, and padded with black; ``torchcaps predict`` does more
+for networks that read handwriting.
+"""
+
+import json
+import sys
+
+import numpy as np
+import onnxruntime
+from PIL import Image, ImageOps
+
+
+def main(model: str, picture: str) -> None:
+    """Prints the classes of a picture, the most active first."""
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    notes = json.loads(session.get_modelmeta().custom_metadata_map["torchcaps"])
+    channels, height, width = notes["image_shape"]
+    image = Image.open(picture).convert("L" if channels == 1 else "RGB")
+    image = ImageOps.pad(image, (width, height), color=0)
+    pixels = np.asarray(image, dtype=np.float32).reshape(height, width, channels) / 255
+    activation, *_ = session.run(None, {"images": pixels.transpose(2, 0, 1)[None]})
+    for place in np.argsort(-activation[0])[:3]:
+        print(f"{notes['classes'][place]}: {activation[0, place]:.3f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

@@ -1,0 +1,59 @@
+"""Builds the C++ kernels into the wheel; everything else is said in pyproject.toml.
+
+Without a compiler, or with TORCHCAPS_KERNELS=0, the wheel is one for any machine: the kernels are then compiled when
+they are first used, where there is a compiler, and routing is slower where there is none.
+"""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+
+
+def compiling() -> ModuleType:
+    """``torchcaps/ops/fused/compiling.py``, without the package around it, which needs torch."""
+    path = Path(__file__).parent / "torchcaps" / "ops" / "fused" / "compiling.py"
+    spec = importlib.util.spec_from_file_location("compiling", path)
+    assert spec is not None and spec.loader is not None  # noqa: PT018
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def compiler() -> Any:
+    """What compiles the kernels; None if they shall not be in the wheel."""
+    wanted = sys.platform == "linux" and os.environ.get("TORCHCAPS_KERNELS") != "0"
+    return compiling().find_compiler() if wanted else None
+
+
+class BuildWithKernels(build_py):
+    """The files of the package, and the libraries."""
+
+    def run(self) -> None:
+        """Copies and compiles."""
+        super().run()
+        if self.editable_mode or (found := compiler()) is None:
+            return
+        compiling().compile_for_others(found, Path(self.build_lib) / "torchcaps" / "ops" / "fused" / "built")
+
+
+class WheelWithKernels(bdist_wheel):
+    """A wheel for any Python 3, of this kind of machine if it has the kernels."""
+
+    def finalize_options(self) -> None:
+        """Asks for the kernels."""
+        super().finalize_options()
+        self.root_is_pure = compiler() is None
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """The kernels know nothing of Python."""
+        return ("py3", "none", "any" if self.root_is_pure else super().get_tag()[2])
+
+
+setup(cmdclass={"build_py": BuildWithKernels, "bdist_wheel": WheelWithKernels})

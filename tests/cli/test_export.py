@@ -1,0 +1,96 @@
+"""Exported files: the same answers as the network's, for any batch, without this package."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.ops.test_compiled_and_exported import SMALLER
+from torchcaps.classifier import Classifier
+from torchcaps.cli import main
+from torchcaps.cli.export import CLOSE, export
+from torchcaps.data import Preprocess
+from torchcaps.models import create_model, list_models
+
+ROOT = Path(__file__).parents[2]
+SLOW = pytest.mark.skipif("TORCHCAPS_SLOW" not in os.environ, reason="minutes: TORCHCAPS_SLOW=1")
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the exporters' own
+
+
+@pytest.fixture
+def onnxruntime() -> object:
+    for name in ("onnx", "onnxscript"):
+        pytest.importorskip(name)
+    return pytest.importorskip("onnxruntime")
+
+
+@SLOW
+@pytest.mark.parametrize("form", ["onnx", "torch-export"])
+@pytest.mark.parametrize("name", list_models())
+def test_item3_every_network(name: str, form: str, tmp_path: Path, onnxruntime: object) -> None:
+    """With images of two batch sizes that were not traced: 5 inside of export, 3 here."""
+    torch.manual_seed(0)
+    classifier = Classifier(create_model(name, **SMALLER.get(name, {})))
+    file = tmp_path / "file"
+    assert export(classifier, file, form) <= CLOSE
+    images = torch.rand(3, *classifier.image_shape)
+    if form == "onnx":
+        found = torch.from_numpy(onnxruntime.InferenceSession(file).run(["activation"], {"images": images.numpy()})[0])
+    else:
+        found = torch.export.load(file).module()(images)[0]
+    torch.testing.assert_close(found, classifier.activations(images), rtol=1e-4, atol=1e-4)
+
+
+def test_item3_onnx_with_the_preparation_of_images(tmp_path: Path, onnxruntime: object) -> None:
+    torch.manual_seed(0)
+    network = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=(8,))
+    preprocess = Preprocess(rescale=12, crop=8, standardise=True)
+    network.save_pretrained(
+        tmp_path / "saved", preprocess=preprocess.config(), raw_image_shape=[1, 16, 16], classes=list("abcdefghij")
+    )
+    file = tmp_path / "digits.onnx"
+    assert main(["export", str(tmp_path / "saved"), "--to", str(file)]) == 0
+    images = torch.rand(3, 1, 16, 16)
+    session = onnxruntime.InferenceSession(file)
+    notes = json.loads(session.get_modelmeta().custom_metadata_map["torchcaps"])
+    assert notes["outputs"] == [one.name for one in session.get_outputs()] == ["activation", "pose", "reconstruction"]
+    assert notes["classes"] == list("abcdefghij")
+    assert notes["image_shape"] == [1, 16, 16]
+    found = session.run(["activation"], {"images": images.numpy()})[0]
+    expected = Classifier.open(tmp_path / "saved").activations(images)
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-5)
+
+    Image.fromarray((255 * images[0, 0]).byte().numpy()).save(tmp_path / "image.png")
+    example = [sys.executable, str(ROOT / "examples" / "run_onnx.py"), str(file), str(tmp_path / "image.png")]
+    said = subprocess.run(example, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    assert said.splitlines()[0].startswith("abcdefghij"[int(np.argmax(found[0]))])
+
+
+def test_item3_a_program_without_this_package(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    classifier = Classifier(create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None))
+    file = tmp_path / "digits.pt2"
+    export(classifier, file, "torch-export")
+    torch.save(torch.rand(3, 1, 8, 8), tmp_path / "images.pt")
+    code = (
+        "import sys, torch\n"
+        "program = torch.export.load(sys.argv[1])\n"
+        "torch.save(program.module()(torch.load(sys.argv[2]))[0].detach(), sys.argv[3])\n"
+        "assert 'torchcaps' not in sys.modules\n"
+    )
+    files = [str(tmp_path / name) for name in ("digits.pt2", "images.pt", "out.pt")]
+    subprocess.run([sys.executable, "-c", code, *files], check=True, cwd=tmp_path)
+    torch.testing.assert_close(torch.load(files[2]), classifier.activations(torch.load(files[1])), rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None).save_pretrained(tmp_path / "saved")
+    assert main(["export", str(tmp_path / "saved"), "--to", str(tmp_path / "nowhere" / "x.onnx")]) == 1
+    assert f"there is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err

@@ -1,0 +1,64 @@
+"""How the C++ kernels are compiled: for this machine when they are first used, or for others into the wheel.
+
+Needs nothing but Python, since ``setup.py`` reads this file where neither torch nor this package is installed.
+"""
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("native.cpp")
+BUILT = Path(__file__).with_name("built")
+"""Where a wheel has its libraries."""
+
+FLAGS = ("-O3", "-fno-math-errno", "-std=c++20", "-Wno-psabi", "-fopenmp", "-fPIC")
+
+LEVELS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}
+"""For which processors a wheel has a library, the best first, by what torch calls them."""
+
+
+def find_compiler() -> list[str] | None:
+    """The C++ compiler with its options: ``CXX``, or the first of c++, g++ and clang++ that is there."""
+    named = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    return None if named is None else shlex.split(named)
+
+
+def compile_library(compiler: Sequence[str], target: Path) -> None:
+    """Compiles the library for the processor of this machine.
+
+    Raises:
+        RuntimeError: if it cannot be compiled, with what the compiler said.
+    """
+    _run([*compiler, "-march=native", *FLAGS, "-shared", str(SOURCE), "-o", str(target)])
+
+
+def compile_for_others(compiler: Sequence[str], folder: Path) -> list[Path]:
+    """Compiles the libraries of a wheel into a folder, which is made, and returns them.
+
+    They are not linked with a library for threads: torch brings one, under a name of its own, which is loaded by then.
+    """
+    machine = platform.machine()
+    kinds = list(LEVELS.values()) if machine == "x86_64" else [machine]
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for kind in kinds:
+        target = folder / f"native-{kind}.so"
+        march = [f"-march={kind}"] if machine == "x86_64" else []
+        _run([*compiler, *march, *FLAGS, "-c", str(SOURCE), "-o", str(target.with_suffix(".o"))])
+        _run([*compiler, "-shared", "-s", str(target.with_suffix(".o")), "-o", str(target)])
+        target.with_suffix(".o").unlink()
+        made.append(target)
+    return made
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        subprocess.run(command, capture_output=True, text=True, check=True)
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError(
+            f"torchcaps' C++ kernels could not be compiled: {' '.join(command)}\n{error.stderr[-2000:]}"
+        ) from error
