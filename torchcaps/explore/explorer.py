@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
@@ -128,7 +129,7 @@ class Explorer:
     def warm_up(self) -> None:
         """Does once what the first look has to wait for: kernels, test images, places of layers."""
         for name, opened in self._networks.items():
-            with self._lock:
+            with self._lock, suppress(ValueError, OSError):  # whoever asks for it is told
                 self._described(name, opened)
                 _ = opened.extents
 
