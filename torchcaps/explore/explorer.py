@@ -127,11 +127,11 @@ class Explorer:
         return list(self._networks)
 
     def warm_up(self) -> None:
-        """Does once what the first look has to wait for: kernels, test images, places of layers."""
-        for name, opened in self._networks.items():
-            with self._lock, suppress(ValueError, OSError):  # whoever asks for it is told
-                self._described(name, opened)
-                _ = opened.extents
+        """Does what the first look has to wait for: the first network's test images, places of layers, kernels."""
+        name, opened = next(iter(self._networks.items()))
+        with self._lock, suppress(ValueError, OSError):  # whoever asks for it is told
+            self._described(name, opened)
+            _ = opened.extents
 
     def network(self, name: str) -> dict[str, Any]:
         """What the page has to know of a network; reads its test images.

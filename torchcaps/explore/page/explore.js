@@ -556,7 +556,8 @@ const choose = latest(async (network) => {
   offerRoutings();
   sampled = 0;
   if (samples) await sample();
-  else await showDrawing();
+  else if (draws) await showDrawing();
+  else throw new Error(`${network} sees no pictures that can be drawn, and its test images are not on this machine`);
 });
 
 async function begin() {
