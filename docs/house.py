@@ -21,7 +21,7 @@ PICTURE = Path(__file__).with_suffix(".svg")
 
 ORDER = (
     "capsules", "numerics", "squash", "ops", "routing", "layers", "losses", "models", "data", "explain", "tasks",
-    "classifier", "training", "recipes", "bench", "cli",
+    "classifier", "explore", "training", "recipes", "bench", "cli",
 )  # fmt: skip
 """Each room imports from those before it only."""
 

@@ -107,10 +107,16 @@ assert '"kind": "lengths"' in (page.parent / "exhibits.json").read_text()
     assert done.returncode == 0, done.stderr
 
 
+def test_code_of_the_explorer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = executed("docs/explore.md", tmp_path, monkeypatch)
+    assert names["again"].shape == (1, 10)
+    assert not torch.equal(names["again"], names["look"].activation)
+
+
 def test_no_code_is_left_unexecuted() -> None:
     """The guide's is executed by its own tests, CONTRIBUTING's by those of a stranger's file."""
     with_code = {document for document in DOCUMENTS if python_blocks(document) and "guide/" not in document}
-    pages = ("explaining", "extending", "layers", "routings", "speed", "training")
+    pages = ("explaining", "explore", "extending", "layers", "routings", "speed", "training")
     assert with_code == {"README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in pages)}
 
 

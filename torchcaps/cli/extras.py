@@ -19,10 +19,12 @@ EXTRAS = {
     "safetensors": "hub",
     "scipy": "data",
     "sklearn": "data",
+    "starlette": "explore",
     "tensorboard": "train",
     "timm": "timm",
     "torchmetrics": "train",
     "urllib3": "data",
+    "uvicorn": "explore",
     "yaml": "train",
 }
 """The extra of this package that brings a module, by the name that is imported."""

@@ -30,8 +30,10 @@ from torchcaps.explain.layers import Layer, dead_types, layer_entropy, observe_l
 from torchcaps.explain.observe import Observation
 from torchcaps.explain.page import write_page, write_report
 from torchcaps.explain.places import Extent, layer_extents, map_extent
-from torchcaps.explain.poses import default_sweep, perturb
+from torchcaps.explain.poses import decode_pose, default_sweep, perturb
 from torchcaps.explain.selection import Selection, select_examples, select_samples
+from torchcaps.explain.shapes import pose_tells, shape_moments
+from torchcaps.explain.steps import Step, exchangeable_routings, observe_steps, other_routing
 
 __all__ = [
     "Answers",
@@ -44,6 +46,7 @@ __all__ = [
     "Observation",
     "Picture",
     "Selection",
+    "Step",
     "activation_figure",
     "ask",
     "assignment_entropy",
@@ -54,9 +57,11 @@ __all__ = [
     "confusion_matrix",
     "dead_capsules",
     "dead_types",
+    "decode_pose",
     "default_sweep",
     "evaluating",
     "examine",
+    "exchangeable_routings",
     "exhibits_of",
     "exhibits_of_classifier",
     "fit_platt",
@@ -70,16 +75,20 @@ __all__ = [
     "mistake_title",
     "new_figure",
     "observe_layers",
+    "observe_steps",
+    "other_routing",
     "peak_activation",
     "perturb",
     "perturbation_atlas",
     "perturbation_grid",
     "pictures_of",
     "pose_figure",
+    "pose_tells",
     "reconstructions",
     "register_exhibit",
     "select_examples",
     "select_samples",
+    "shape_moments",
     "share_maps",
     "shorten",
     "types_figure",

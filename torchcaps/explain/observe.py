@@ -1,6 +1,7 @@
 """One look at what a network does with a few images; all that is shown of them comes from it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from torchcaps.explain.findings import evaluating
 from torchcaps.explain.flow import class_maps, class_shares
 from torchcaps.explain.layers import Layer, observe_layers
 from torchcaps.explain.places import Extent, layer_extents, on_a_grid, origin, placed_capsules
-from torchcaps.explain.poses import check_target, perturb
+from torchcaps.explain.poses import check_target, decode_pose, perturb
 from torchcaps.explain.selection import Selection
 from torchcaps.models.base import CapsuleClassifier
 
@@ -42,11 +43,19 @@ class Observation:
     Args:
         model: any network of torchcaps layers; without capsules there is only an :attr:`activation`.
         selection: the images.
+        extents: those of another look at images of the same size; None: they are found when they are asked for.
     """
 
-    def __init__(self, model: nn.Module, selection: Selection) -> None:
+    def __init__(self, model: nn.Module, selection: Selection, extents: Mapping[str, Extent] | None = None) -> None:
         self.model = model
         self.selection = selection
+        self._extents = extents
+
+    def asked(self, target: Tensor) -> "Observation":
+        """The same look, with each image asked about another class: labels (B,). Nothing runs again."""
+        other = Observation(self.model, replace(self.selection, target=target), self.extents)
+        vars(other).update(_seen=self._seen, activation=self.activation)
+        return other
 
     @property
     def capsules(self) -> dict[str, Capsules]:
@@ -97,8 +106,10 @@ class Observation:
         return self._seen.maps
 
     @cached_property
-    def extents(self) -> dict[str, Extent]:
+    def extents(self) -> Mapping[str, Extent]:
         """The part of the image that each grid covers: :func:`~torchcaps.explain.layer_extents`. Runs it once more."""
+        if self._extents is not None:
+            return self._extents
         with evaluating(self.model) as device:
             return layer_extents(self.model, self.selection.images[:1].to(device))
 
@@ -132,6 +143,15 @@ class Observation:
             with evaluating(model) as device:
                 capsules = _to(Capsules(classes.pose[one], classes.activation[one]), device)
                 yield perturb(model, capsules, self.target[one].to(device), values.to(device))[0].cpu()
+
+    def draw(self, poses: Tensor, target: Tensor) -> Tensor:
+        """What the decoder draws from poses (N, D) in the capsules of classes (N,): images (N, C, H, W).
+
+        Raises what :func:`~torchcaps.explain.decode_pose` raises.
+        """
+        model, _ = self._decoder()
+        with evaluating(model) as device:
+            return decode_pose(model, poses.to(device), target.to(device)).cpu()
 
     def _decoder(self) -> tuple[CapsuleClassifier, Capsules]:
         if not isinstance(self.model, CapsuleClassifier) or self.model.decoder is None or self.classes is None:

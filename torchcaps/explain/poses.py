@@ -1,5 +1,7 @@
 """What the numbers of a pose mean: move them one at a time and decode."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -51,6 +53,32 @@ def perturb(model: CapsuleClassifier, capsules: Capsules, target: Tensor, values
     poses = moved.flatten(0, 2).unflatten(-1, capsules.pose_shape)
     repeated = Capsules(poses, capsules.activation.repeat_interleave(D * V, 0))
     return model.decode(repeated, target.repeat_interleave(D * V)).unflatten(0, (B, D, V))
+
+
+def decode_pose(model: CapsuleClassifier, poses: Tensor, target: Tensor) -> Tensor:
+    """Decodes poses of any making, each as that of the capsule of one class; all other capsules are masked.
+
+    Args:
+        model: a network with a decoder.
+        poses: (B, D), matrix poses row by row.
+        target: the class of each, labels (B,).
+
+    Returns:
+        Images (B, C, H, W).
+
+    Raises:
+        ValueError: if ``poses`` or ``target`` do not fit the network.
+        RuntimeError: if the network has no decoder.
+    """
+    shape, classes = model.class_caps.out_pose, model.classes
+    if poses.ndim != 2 or poses.shape[1] != math.prod(shape):
+        raise ValueError(f"poses must be (B, {math.prod(shape)}), got shape {tuple(poses.shape)}")
+    activation = poses.new_zeros(len(poses), classes)
+    check_target(target, activation)
+    rows = torch.arange(len(poses), device=poses.device)
+    pose = poses.new_zeros(len(poses), classes, *shape)
+    pose[rows, target] = poses.unflatten(1, shape)
+    return model.decode(Capsules(pose, activation), target)
 
 
 def check_target(target: Tensor, activation: Tensor) -> None:

@@ -15,12 +15,15 @@ from torchcaps.explain.exhibits.layers import (
     PoseMaps,
     TypeMaps,
 )
+from torchcaps.explain.exhibits.live import ClassActivations, ClassPose, PoseSwap, RoutingStep, RoutingSteps
 from torchcaps.explain.exhibits.reliability import Reliability, ReliabilityCurve
 
 __all__ = [
     "ActivationMaps",
     "Advice",
     "Assignments",
+    "ClassActivations",
+    "ClassPose",
     "Confusion",
     "Curve",
     "Exhibit",
@@ -34,10 +37,13 @@ __all__ = [
     "Panel",
     "Perturbations",
     "PoseMaps",
+    "PoseSwap",
     "Quantity",
     "Reconstructions",
     "Reliability",
     "ReliabilityCurve",
+    "RoutingStep",
+    "RoutingSteps",
     "ShareMaps",
     "Summary",
     "Table",

@@ -1,0 +1,190 @@
+"""Draws the pictures of ``torchcaps explore``: ``python -m docs.explore_pictures``, from the root of the repository.
+
+``pose.gif``, a digit that changes as numbers of its pose move, is made with a trained network of the package and a test
+image of MNIST (if it is not there, of scikit-learn's digits). ``--page`` makes ``explore.png`` too, the page as a
+browser shows it; that needs playwright and Chromium.
+"""
+
+import argparse
+import math
+import shutil
+import socket
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from torchcaps.classifier import Classifier
+from torchcaps.explain import Observation, Selection
+from torchcaps.explain.exhibits import ClassPose
+from torchcaps.explain.exhibits.base import pixels
+from torchcaps.explore import Explorer, application, local_samples
+
+PICTURES = Path(__file__).parent / "pictures"
+NETWORK = "mnist/efficient_capsnet"
+INK, GREY, PALE, RED, BLUE = "#1d2530", "#667080", "#dfe3e8", "#b5382c", "#2b5c8a"
+SIZE, SIDE, SCALE, FRAMES = (720, 250), 168, 2, 28
+"""The picture and a digit in it in pixels; how much larger it is drawn; frames for each number that moves."""
+
+
+class Scene(NamedTuple):
+    """An image and the pose of its class.
+
+    Args:
+        image: (C, H, W).
+        observation: of it.
+        exhibit: its pose.
+    """
+
+    image: Tensor
+    observation: Observation
+    exhibit: ClassPose
+
+
+def scene(label: int, number: int) -> Scene:
+    """One of the test images of a digit."""
+    classifier = Classifier.open(NETWORK)
+    samples = local_samples(NETWORK, classifier)
+    assert samples is not None
+    place = int((samples.labels == label).nonzero()[number])
+    view = classifier.preprocess.evaluate(samples.images[place : place + 1].float() / 255)
+    observation = Observation(classifier.network, Selection(view.images, view.pictures, torch.tensor([label])))
+    exhibit = ClassPose.of(observation)
+    assert exhibit is not None
+    return Scene(view.pictures[0], observation, exhibit)
+
+
+def numbers_to_move(tells: tuple[str, ...], measures: tuple[str, ...]) -> list[int]:
+    """Of each measure the number of the pose that changes it most."""
+
+    def size(place: int) -> float:
+        return abs(float(tells[place].split()[-1].rstrip("°%")))
+
+    found = [[place for place, text in enumerate(tells) if text.startswith(measure)] for measure in measures]
+    return [max(places, key=size) for places in found if places]
+
+
+def frames(shown: Scene, measures: tuple[str, ...]) -> Iterator[Image.Image]:
+    """Each chosen number goes up, down and back."""
+    pose, reach = shown.exhibit.pose, shown.exhibit.reach
+    for place in numbers_to_move(shown.exhibit.tells, measures):
+        waves = torch.tensor([math.sin(2 * math.pi * frame / FRAMES) for frame in range(FRAMES)])
+        moved = pose.repeat(FRAMES, 1)
+        moved[:, place] += reach * waves
+        drawn = shown.observation.draw(moved, torch.full((FRAMES,), shown.exhibit.target))
+        for numbers, picture in zip(moved, drawn, strict=True):
+            yield frame(shown, numbers, picture, place)
+
+
+def frame(shown: Scene, numbers: Tensor, picture: Tensor, place: int) -> Image.Image:
+    """One picture: the image, the numbers of its pose, what they draw."""
+    canvas = Image.new("RGB", (SIZE[0] * SCALE, SIZE[1] * SCALE), "white")
+    pen = ImageDraw.Draw(canvas)
+    put(canvas, pen, shown.image, 16, "an image")
+    put(canvas, pen, picture, SIZE[0] - SIDE - 16, "what its capsule draws")
+    left, right, top = SIDE + 60, SIZE[0] - SIDE - 60, 18
+    furthest = float(shown.exhibit.pose.abs().max()) + shown.exhibit.reach
+    for row, number in enumerate(numbers.tolist()):
+        y = top + row * (SIDE / len(numbers)) + 5
+        colour = RED if row == place else BLUE
+        share = 0.5 + number / furthest / 2
+        pen.line(scaled(left, y, right, y), PALE, 3 * SCALE)
+        x, radius = left + share * (right - left), 5 if row == place else 3.5
+        pen.ellipse(scaled(x - radius, y - radius, x + radius, y + radius), colour)
+    what = shown.exhibit.tells[place].rsplit(" ", 1)[0]
+    text(pen, (left + right) / 2, SIDE + 32, f"the {len(numbers)} numbers of its pose", GREY)
+    text(pen, (left + right) / 2, SIDE + 54, f"number {place + 1}: {what}", RED)
+    return canvas.resize(SIZE, Image.Resampling.LANCZOS)
+
+
+def put(canvas: Image.Image, pen: ImageDraw.ImageDraw, image: Tensor, left: int, caption: str) -> None:
+    """An image, large, with a caption below."""
+    tile = Image.fromarray(pixels(image).mul(255).round().byte().numpy())
+    canvas.paste(tile.resize((SIDE * SCALE,) * 2, Image.Resampling.BICUBIC), (left * SCALE, 16 * SCALE))
+    text(pen, left + SIDE / 2, SIDE + 32, caption, GREY)
+
+
+def text(pen: ImageDraw.ImageDraw, x: float, y: float, words: str, colour: str) -> None:
+    """Centred words."""
+    pen.text((x * SCALE, y * SCALE), words, colour, ImageFont.load_default(15 * SCALE), anchor="mm")
+
+
+def scaled(*numbers: float) -> list[float]:
+    """In the pixels that are drawn."""
+    return [SCALE * number for number in numbers]
+
+
+def write_gif(path: Path, label: int, number: int, measures: tuple[str, ...]) -> None:
+    """The moving picture."""
+    shown = list(frames(scene(label, number), measures))
+    palette = shown[FRAMES // 4].quantize(64)
+    first, *rest = [one.quantize(palette=palette, dither=Image.Dither.NONE) for one in shown]
+    first.save(path, save_all=True, append_images=rest, duration=80, loop=0, optimize=True)
+
+
+def write_page(path: Path, networks: list[str]) -> None:
+    """The page, with a digit drawn by the mouse and another one kept."""
+    from playwright.sync_api import sync_playwright
+    from uvicorn import Config, Server
+
+    classifiers = {name: Classifier.open(name) for name in networks}
+    explorer = Explorer(classifiers, {name: partial(local_samples, name, one) for name, one in classifiers.items()})
+    explorer.warm_up()
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = Server(Config(application(explorer), log_level="error", lifespan="off"))
+    thread = Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--headless", "--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 1000})
+        page.goto(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        page.wait_for_selector("body[data-ready][data-jobs='0']", timeout=120_000)
+        stroke(page, [(0.28, 0.22), (0.72, 0.22), (0.45, 0.85)])
+        page.click("#keep")
+        page.click("#clear")
+        stroke(page, [(0.33, 0.22), (0.55, 0.17), (0.68, 0.28), (0.6, 0.42), (0.47, 0.48), (0.63, 0.55), (0.7, 0.68),
+                      (0.58, 0.81), (0.33, 0.8)])  # fmt: skip
+        page.evaluate("scrollTo(0, 0)")
+        page.screenshot(path=path, full_page=True)
+        browser.close()
+    server.should_exit = True
+    thread.join()
+    listening.close()
+    Image.open(path).convert("P", palette=Image.Palette.ADAPTIVE, colors=128).save(path, optimize=True)
+
+
+def stroke(page: Any, points: list[tuple[float, float]]) -> None:
+    """Drawn with the mouse."""
+    box = page.locator("#canvas").bounding_box()
+    (x, y), *rest = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
+    page.mouse.move(x, y)
+    page.mouse.down()
+    for there in rest:
+        page.mouse.move(*there, steps=4)
+    page.mouse.up()
+    page.wait_for_selector("body[data-jobs='0']", timeout=120_000)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m docs.explore_pictures", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--out", type=Path, default=PICTURES)
+    parser.add_argument("--label", type=int, default=5)
+    parser.add_argument("--number", type=int, default=0, help="which test image of that digit")
+    parser.add_argument("--measures", nargs="+", default=("slant", "width", "weight"))
+    parser.add_argument("--page", nargs="*", help="networks to show the page with")
+    options = parser.parse_args()
+    write_gif(options.out / "pose.gif", options.label, options.number, tuple(options.measures))
+    if options.page is not None:
+        write_page(options.out / "explore.png", options.page)
+
+
+if __name__ == "__main__":
+    main()

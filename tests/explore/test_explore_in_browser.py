@@ -1,0 +1,160 @@
+"""The page in headless Chromium: people draw, move sliders, play routing and upload broken files."""
+
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+
+from torchcaps import Classifier, create_model
+from torchcaps.explore import Explorer, application, digit_samples
+
+uvicorn = pytest.importorskip("uvicorn")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright, of the extra dev, drives the browser")
+expect = playwright.expect
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
+PATIENCE = 20_000  # milliseconds, of one step: other work may share the machine
+
+SEVEN = [(0.28, 0.22), (0.72, 0.22), (0.45, 0.85)]
+ZERO = [(0.5, 0.18), (0.32, 0.32), (0.29, 0.58), (0.42, 0.8), (0.58, 0.8), (0.7, 0.6), (0.67, 0.32), (0.5, 0.18)]
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The page, with a trained network that comes with the package and one that routes in three steps."""
+    torch.manual_seed(0)
+    steps = Classifier(create_model("capsnet_digits", channels=8, types=4, pose_dim=4, decoder_hidden=(16,)))
+    networks = {"trained": Classifier.open("mnist/efficient_capsnet"), "steps": steps}
+    explorer = Explorer(networks, {"trained": lambda: digit_samples((1, 28, 28))})
+    explorer.warm_up()
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(application(explorer), log_level="error", lifespan="off"))
+    thread = Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.set_default_timeout(PATIENCE)
+        expect.set_options(timeout=PATIENCE)
+        page.trouble = []
+        page.on("pageerror", lambda error: page.trouble.append(str(error)))
+        page.on("request", lambda one: page.trouble.append(one.url) if foreign(one.url) else None)
+        page.goto(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        page.wait_for_selector("body[data-ready]")
+        settle(page)
+        yield page
+        browser.close()
+    server.should_exit = True
+    thread.join()
+    listening.close()
+
+
+def foreign(url: str) -> bool:
+    """Whether something is loaded from elsewhere."""
+    return not url.startswith(("http://127.0.0.1:", "data:", "blob:"))
+
+
+def settle(page: Any) -> None:
+    """Waits until nothing is asked or about to be."""
+    page.wait_for_selector("body[data-jobs='0']")
+
+
+def draw(page: Any, points: list[tuple[float, float]]) -> None:
+    """With the mouse, on a canvas wiped clean."""
+    page.click("#clear")
+    box = page.locator("#canvas").bounding_box()
+    (x, y), *rest = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
+    page.mouse.move(x, y)
+    page.mouse.down()
+    for there in rest:
+        page.mouse.move(*there, steps=3)
+    page.mouse.up()
+    settle(page)
+
+
+def said(page: Any) -> Any:
+    return page.locator("#bars .said .name")
+
+
+def test_draws_a_digit_and_sees_its_class(page: Any) -> None:
+    for points, digit in ((ZERO, "0"), (SEVEN, "7")):
+        draw(page, points)
+        expect(said(page)).to_have_text(digit)
+        expect(page.locator("#pose h2")).to_have_text(f"The pose of {digit}")
+    assert not page.trouble
+
+
+def test_moves_a_slider_and_sees_the_picture_change(page: Any) -> None:
+    draw(page, SEVEN)
+    drawn = page.locator("#drawn")
+    before = drawn.get_attribute("src")
+    assert before.startswith("data:image/png")
+    slider = page.locator("#sliders input").nth(2)
+    slider.press("End")
+    expect(drawn).not_to_have_attribute("src", before)
+    settle(page)
+    assert float(drawn.get_attribute("data-ms")) > 0
+    page.click("#reset")
+    expect(drawn).to_have_attribute("src", before)
+    assert not page.trouble
+
+
+def test_points_at_a_class(page: Any) -> None:
+    draw(page, SEVEN)
+    expect(said(page)).to_have_text("7")
+    page.hover("#bars .bar:nth-child(3)")
+    expect(page.locator("#pose h2")).to_have_text("The pose of 2")
+    expect(page.locator("#in-classes .asked")).to_have_text("2")
+    page.hover("header")
+    expect(page.locator("#pose h2")).to_have_text("The pose of 7")
+
+
+def test_swaps_poses(page: Any) -> None:
+    draw(page, SEVEN)
+    expect(said(page)).to_have_text("7")
+    page.click("#keep")
+    draw(page, ZERO)
+    expect(page.locator("#swapped figcaption").nth(2)).to_have_text("its pose as a 7")
+
+
+def test_uploads(page: Any, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"\x89PNG\r\n\x1a\nnot really")
+    page.set_input_files("#upload", broken)
+    expect(page.locator("#message")).to_contain_text("cannot read the image broken.png")
+    whole = tmp_path / "digit.png"
+    from torchcaps.explain.exhibits.base import png
+
+    digits = digit_samples((1, 28, 28))
+    whole.write_bytes(png(digits.images[digits.labels == 0][0].float() / 255))
+    page.set_input_files("#upload", whole)
+    expect(said(page)).to_have_text("0")
+    expect(page.locator("#message")).to_be_hidden()
+
+
+def test_plays_routing(page: Any) -> None:
+    page.select_option("#network", "steps")
+    expect(page.locator("#about")).to_contain_text("DynamicRouting")
+    settle(page)
+    expect(page.locator("#step-text")).to_have_text("step 3 of 3")
+    table = page.locator("#assigned")
+    last = table.evaluate("canvas => canvas.toDataURL()")
+    page.click("#play")
+    expect(page.locator("#step-text")).to_have_text("step 1 of 3")
+    assert table.evaluate("canvas => canvas.toDataURL()") != last
+    expect(page.locator("#step-text")).to_have_text("step 3 of 3")
+    expect(page.locator("#play")).to_have_text("▶ play")
+    assert table.evaluate("canvas => canvas.toDataURL()") == last
+    expect(page.locator("#layers canvas")).to_have_count(1)
+    assert not page.trouble

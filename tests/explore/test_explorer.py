@@ -1,0 +1,271 @@
+"""What the page asks for, and the server that answers: without a browser."""
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from io import BytesIO
+from threading import Thread
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+import torch
+
+from torchcaps import Classifier, create_model
+from torchcaps.cli import main
+from torchcaps.explain.exhibits.base import png
+from torchcaps.explore import Explorer, application, digit_samples, serve
+from torchcaps.explore.explorer import MOST_LOOKS
+from torchcaps.explore.server import MOST_BYTES
+
+uvicorn = pytest.importorskip("uvicorn")
+
+
+def small(**arguments: Any) -> Classifier:
+    torch.manual_seed(0)
+    settings = {"channels": 8, "types": 2, "pose_dim": 4, "decoder_hidden": (16,)}
+    return Classifier(create_model("capsnet_digits", **{**settings, **arguments}))
+
+
+@pytest.fixture(scope="module")
+def explorer() -> Explorer:
+    networks = {"a": small(), "plain": small(decoder_hidden=None)}
+    return Explorer(networks, {"a": lambda: digit_samples((1, 8, 8))})
+
+
+@pytest.fixture(scope="module")
+def drawing() -> bytes:
+    return png(torch.rand(1, 30, 20, generator=torch.Generator().manual_seed(0)))
+
+
+class TestExplorer:
+    def test_looks_and_what_stands_on_them(self, explorer: Explorer, drawing: bytes) -> None:
+        look = explorer.look("a", drawing)
+        answer = explorer.answer(look)
+        assert answer["network"] == "a"
+        assert answer["label"] is None
+        assert len(answer["activations"]["activation"]) == 10
+        pose = explorer.pose(look, 3)
+        assert pose is not None
+        drawn = explorer.decode(look, pose["pose"])
+        assert drawn == pose["in_classes"]
+        assert drawn[3] == pose["reconstruction"]
+        assert explorer.decode(look, pose["pose"], 3) == drawn[3:4]
+        assert explorer.assignments(look, 3)["targets"] == [3]
+        assert len(explorer.routing(look)["steps"]) == 3
+
+    def test_nothing_is_computed_twice(self, explorer: Explorer, drawing: bytes) -> None:
+        look = explorer.look("a", drawing)
+        network = explorer._networks["a"].network
+        runs: list[None] = []
+        hook = network.features.register_forward_hook(lambda *_: runs.append(None))
+        try:
+            for _ in range(2):
+                explorer.answer(look)
+                for target in range(10):
+                    explorer.pose(look, target)
+                    explorer.assignments(look, target)
+            assert len(runs) == 1
+            explorer.routing(look)
+            explorer.routing(look)
+            assert len(runs) == 2  # the votes are not kept, so they are cast again, once
+        finally:
+            hook.remove()
+
+    def test_samples(self, explorer: Explorer) -> None:
+        look = explorer.sample("a", "7", 2)
+        assert explorer.answer(look)["label"] == 7
+        count = len(explorer._networks["a"].places["7"])
+        again = explorer.sample("a", "7", 2 + count)
+        assert explorer.answer(again)["activations"] == explorer.answer(look)["activations"]
+        with pytest.raises(ValueError, match="no test images for plain"):
+            explorer.sample("plain")
+        with pytest.raises(ValueError, match="class must be one of"):
+            explorer.sample("a", "eight")
+
+    def test_compared(self, explorer: Explorer, drawing: bytes) -> None:
+        look = explorer.look("a", drawing)
+        own = explorer.compare(look, 3, None, None)
+        assert own["activations"] == explorer.answer(look)["activations"]
+        other = explorer.compare(look, 3, "kmeans", 2)
+        assert other["activations"] != own["activations"]
+        assert explorer.compare(look, 3, None, 3) == own  # as many as it takes by itself
+        for routing, steps, message in (
+            ("em", None, "routing must be"),
+            ("mean", 2, "no steps"),
+            (None, 99, "1 to 20"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                explorer.compare(look, 3, routing, steps)
+
+    def test_swapped(self, explorer: Explorer, drawing: bytes) -> None:
+        one, other = explorer.look("a", drawing), explorer.sample("a", "7")
+        swapped = explorer.swap(one, 2, other, 7)
+        assert swapped is not None
+        assert swapped["swapped"][0] == explorer.pose(one, 2)["in_classes"][7]
+        assert swapped["swapped"][1] == explorer.pose(other, 7)["in_classes"][2]
+        with pytest.raises(ValueError, match="within one network"):
+            explorer.swap(one, 2, explorer.look("plain", drawing), 2)
+
+    def test_without_a_decoder(self, explorer: Explorer, drawing: bytes) -> None:
+        look = explorer.look("plain", drawing)
+        assert explorer.pose(look, 0) is None
+        assert explorer.swap(look, 0, look, 1) is None
+        assert explorer.compare(look, 0, None, 1)["picture"] is None
+        with pytest.raises(RuntimeError, match="no decoder"):
+            explorer.decode(look, [0.0] * 4)
+
+    @pytest.mark.parametrize(
+        ("pose", "message"), [([0.0] * 3, "poses must be"), ([float("nan")] * 4, "finite"), ([], "poses must be")]
+    )
+    def test_poses_that_do_not_fit(self, explorer: Explorer, pose: list[float], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            explorer.decode(explorer.sample("a"), pose)
+
+    def test_old_looks_are_forgotten(self, drawing: bytes) -> None:
+        explorer = Explorer({"a": small()})
+        first = explorer.look("a", drawing)
+        explorer.answer(first)
+        for _ in range(MOST_LOOKS):
+            explorer.look("a", drawing)
+        assert not explorer._made
+        with pytest.raises(ValueError, match="forgotten"):
+            explorer.answer(first)
+
+    def test_pictures_that_are_too_large_are_not_decoded(
+        self, explorer: Explorer, drawing: bytes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("torchcaps.explore.explorer.MOST_PIXELS", 599)
+        with pytest.raises(ValueError, match="20 x 30 pixels"):
+            explorer.look("a", drawing)
+
+    def test_a_clean_canvas_is_no_mistake(self) -> None:
+        clean = png(torch.zeros(1, 28, 28))
+        explorer = Explorer({"a": small()})
+        explorer._networks["a"].classifier.resize = "handwriting"
+        assert explorer.answer(explorer.look("a", clean))["activations"]["said"] in range(10)
+        with pytest.raises(ValueError, match="no ink"):
+            explorer.look("a", png(torch.full((1, 28, 28), 0.5)))
+
+    def test_what_has_no_capsules(self) -> None:
+        with pytest.raises(ValueError, match="nothing to explore"):
+            Explorer({"cnn": Classifier(create_model("sharedcapsnet_cnn", channels=(4, 4, 4, 4), hidden=4))})
+        with pytest.raises(ValueError, match="at least one"):
+            Explorer({})
+
+
+@pytest.fixture(scope="module")
+def address(explorer: Explorer) -> Iterator[str]:
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(application(explorer), log_level="error", lifespan="off"))
+    thread = Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+    listening.close()
+
+
+def ask(address: str, body: bytes | None = None, **headers: str) -> tuple[int, Any, Any]:
+    """Status, body (JSON if it is) and headers."""
+    try:
+        with urlopen(Request(address, body, headers), timeout=120) as answer:
+            status, text, given = answer.status, answer.read(), answer.headers
+    except HTTPError as error:
+        with error:
+            status, text, given = error.code, error.read(), error.headers
+    return status, json.loads(text) if "json" in given.get("content-type", "") else text, given
+
+
+class TestServer:
+    def test_page_names_nothing_from_elsewhere(self, address: str) -> None:
+        for name in ("", "explore.js", "explore.css", "icon.svg"):
+            status, text, headers = ask(f"{address}/{name}")
+            assert status == 200
+            elsewhere = text.replace(b"http://www.w3.org/2000/svg", b"")
+            assert b"http:" not in elsewhere
+            assert b"https:" not in elsewhere
+            assert "default-src 'self'" in headers["content-security-policy"]
+
+    def test_answers(self, address: str, drawing: bytes) -> None:
+        assert ask(f"{address}/api/networks")[1] == ["a", "plain"]
+        told = ask(f"{address}/api/network?name=a")[1]
+        assert (told["steps"], told["samples"], told["decodes"]) == (3, 359, True)
+        look = ask(f"{address}/api/look?network=a", drawing)[1]
+        assert look["pose"]["target"] == look["activations"]["said"]
+        pose = json.dumps(look["pose"]["pose"]).encode()
+        assert ask(f"{address}/api/decode?look={look['look']}", pose)[1] == look["pose"]["in_classes"]
+
+    @pytest.mark.parametrize(
+        ("path", "body", "message"),
+        [
+            ("look?network=a&name=me.png", b"not a picture", "me.png: it is no image"),
+            ("look?network=a", b"", "empty"),
+            ("look?network=b", b"x", "network must be"),
+            ("look", b"x", "network is missing"),
+            ("pose?look=0&target=1", None, "forgotten"),
+            ("pose?look=1&target=-1", None, "whole number"),
+            ("pose?look=1&target=10", None, "0..9"),
+            ("decode?look=1", b'"1"', "could not|list of numbers|poses"),
+            ("decode?look=1", b"{", "list of numbers"),
+            ("compare?look=1&target=1&steps=1e9", None, "whole number"),
+        ],
+    )
+    def test_what_is_wrong_is_told(self, address: str, path: str, body: bytes | None, message: str) -> None:
+        ask(f"{address}/api/sample?network=a&number=0")
+        status, told, _ = ask(f"{address}/api/{path}", body)
+        assert status == 400
+        assert re.search(message, told["error"])
+
+    def test_broken_picture(self, address: str, drawing: bytes) -> None:
+        status, told, _ = ask(f"{address}/api/look?network=a&name=half.png", drawing[: len(drawing) // 2])
+        assert status == 400
+        assert "cannot read the image half.png" in told["error"]
+
+    def test_uploads_are_limited(self, address: str) -> None:
+        status, told, _ = ask(f"{address}/api/look?network=a", bytes(MOST_BYTES + 1))
+        assert status == 413
+        assert "8 MB" in told["error"]
+
+    def test_other_sites_cannot_reach_it_by_a_name_of_theirs(self, address: str) -> None:
+        for name, status in (("evil.example", 400), ("localhost:1", 200), ("[::1]:8765", 200)):
+            assert ask(f"{address}/api/networks", Host=name)[0] == status
+
+    def test_files_beside_the_page_are_not_served(self, address: str) -> None:
+        for path in ("../server.py", "%2e%2e/server.py", "..%2fserver.py"):
+            assert ask(f"{address}/{path}")[0] == 404
+
+
+class TestServe:
+    def test_listens_at_loopback_only(self, explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+        listened: list[Any] = []
+        monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: listened.append(sockets[0].getsockname()))
+        told: list[str] = []
+        serve(explorer, port=0, ready=told.append)
+        host, port = listened[0]
+        assert host == "127.0.0.1"
+        assert told == [f"http://127.0.0.1:{port}"]
+
+    def test_a_port_that_is_taken(self, explorer: Explorer) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+            serve(explorer, port=taken.getsockname()[1])
+
+    def test_command(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+        small().network.save_pretrained(tmp_path)
+        monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
+        monkeypatch.setattr("torchcaps.cli.explore._has_screen", lambda: False)
+        assert main(["explore", str(tmp_path), "--port", "0"]) == 0
+        assert "torchcaps explore: http://127.0.0.1:" in capsys.readouterr().out
+        assert main(["explore", str(tmp_path / "none")]) == 1
+        assert main(["explore", str(tmp_path), "--port", "99999"]) == 1
+
+
+def test_uploads_of_any_kind_of_picture(explorer: Explorer) -> None:
+    from PIL import Image
+
+    for mode, kind in (("RGB", "JPEG"), ("RGBA", "PNG"), ("P", "GIF"), ("1", "BMP")):
+        file = BytesIO()
+        Image.new(mode, (40, 31)).save(file, kind)
+        assert explorer.answer(explorer.look("a", file.getvalue()))["activations"]["said"] in range(10)

@@ -1,0 +1,83 @@
+"""``torchcaps explore``."""
+
+import os
+import sys
+import webbrowser
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchcaps.cli.plugins import add_import
+from torchcaps.cli.runs import look_parser, open_classifier, open_run
+from torchcaps.models import CapsuleClassifier
+from torchcaps.models.pretrained import list_pretrained
+
+if TYPE_CHECKING:
+    from torchcaps.classifier import Classifier
+    from torchcaps.data import ImageSet
+
+
+def command(arguments: list[str]) -> None:
+    """Open a page in the browser: draw, move poses, watch routing; of a run, or of the networks in the package."""
+    from torchcaps.explore import Explorer, serve
+    from torchcaps.training.parser import OptionParser
+
+    parser = OptionParser(prog="torchcaps explore", description="Explore trained networks in the browser.")
+    add = parser.add_argument
+    add("networks", type=str, nargs="*", help="runs, saved networks or names; default: those in the package")
+    add("--host", type=str, default="127.0.0.1", help="address to listen at; 0.0.0.0 lets other machines in")
+    add("--port", type=int, default=8765, help="port to listen at; 0: any that is free")
+    add("--open", type=bool, default=True, help="open the page in the browser of this machine")
+    add("--device", type=str, default="cpu", help="where to compute: cpu, cuda, cuda:1, ...")
+    add_import(parser)
+    options = parser.parse_args(arguments)
+    if not 0 <= options.port < 2**16:
+        raise ValueError(f"--port must be 0 to 65535, got {options.port}")
+    classifiers = {name: open_classifier(name, options.device) for name in options.networks or list_pretrained()}
+    if not options.networks:
+        classifiers = dict(sorted(_with_capsules(classifiers), key=lambda item: _shows(item[1]), reverse=True))
+    explorer = Explorer(classifiers, {name: _samples(name, one) for name, one in classifiers.items()})
+
+    def ready(address: str) -> None:
+        print(f"torchcaps explore: {address} (Ctrl-C ends it)", flush=True)
+        if options.open and _has_screen():
+            webbrowser.open(address)
+
+    serve(explorer, options.host, options.port, ready)
+
+
+def _with_capsules(classifiers: "dict[str, Classifier]") -> "list[tuple[str, Classifier]]":
+    """Those that there is something to explore in."""
+    return [(name, one) for name, one in classifiers.items() if isinstance(one.network, CapsuleClassifier)]
+
+
+def _shows(classifier: "Classifier") -> tuple[bool, bool]:
+    """Whether a network draws, and whether it routes in steps: the one that shows most comes first."""
+    network = classifier.network
+    assert isinstance(network, CapsuleClassifier)
+    return network.decoder is not None, hasattr(network.class_caps.routing, "steps")
+
+
+def _samples(name: str, classifier: "Classifier") -> "Callable[[], ImageSet | None]":
+    """What reads images to try: of a run its test images, else what is at hand."""
+    from torchcaps.explore import local_samples
+
+    if (Path(name) / "config.yaml").is_file():
+        return partial(_test_images, name)
+    return partial(local_samples, name, classifier)
+
+
+def _test_images(name: str) -> "ImageSet | None":
+    """The test images of a run; None, and why is told, if they are not there any more."""
+    parser = look_parser("explore", "", [name])
+    try:
+        return open_run(parser, parser.parse_args([name]))[1]
+    except (OSError, ValueError) as error:
+        print(f"note: {name} is explored without its test images: {error}", file=sys.stderr)
+        return None
+
+
+def _has_screen() -> bool:
+    """Whether a browser would have a window: without one, a text browser could take the terminal."""
+    return sys.platform in ("win32", "darwin") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -1,0 +1,229 @@
+"""One image and one class, for a page on which people draw, move and point: of one image each."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.capsules import Capsules
+from torchcaps.explain.exhibits.base import PNG, Exhibit, register_exhibit
+from torchcaps.explain.findings import evaluating
+from torchcaps.explain.flow import class_maps
+from torchcaps.explain.observe import Observation
+from torchcaps.explain.places import Extent, on_a_grid
+from torchcaps.explain.poses import pose_changes
+from torchcaps.explain.shapes import pose_tells
+from torchcaps.explain.steps import Step, observe_steps, routes_votes
+from torchcaps.models.base import CapsuleClassifier
+
+_CHILDREN = 48
+"""Children whose rows are shown."""
+
+
+@register_exhibit("class_activations")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ClassActivations(Exhibit):
+    """One image and how active each class is.
+
+    Attributes:
+        picture: (C, H, W).
+        activation: (E,).
+        said: the most active class.
+    """
+
+    picture: Tensor = field(metadata=PNG)
+    activation: Tensor
+    said: int
+
+    @classmethod
+    def of(cls, observation: Observation) -> "ClassActivations":
+        """Of the example."""
+        place = observation.selection.example
+        activation = observation.activation[place]
+        return cls(
+            title="What the network sees",
+            text="Each bar is the activation of a class's capsule: whether the class is there, from 0 to 1, each for "
+            "itself, so that they need not add up to 1.",
+            picture=observation.selection.pictures[place],
+            activation=activation,
+            said=int(activation.argmax()),
+        )
+
+
+@register_exhibit("class_pose")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ClassPose(Exhibit):
+    """The pose of the capsule of one class for one image, what it draws, and what each of its numbers does to that.
+
+    Attributes:
+        target: the class.
+        pose: (D,), matrices row by row.
+        reach: how far to move a number each way; about the paper's 0.25 for a pose of length 1.
+        reconstruction: what the pose draws, (C, H, W).
+        changes: (D,), the mean absolute difference of what is drawn with a number moved so far down and up.
+        tells: of each number, what it changes of the shape: :func:`~torchcaps.explain.shapes.pose_tells`.
+        in_classes: what the same pose draws as the capsule of each class, (E, C, H, W).
+    """
+
+    target: int
+    pose: Tensor
+    reach: float
+    reconstruction: Tensor = field(metadata=PNG)
+    changes: Tensor
+    tells: tuple[str, ...]
+    in_classes: Tensor = field(metadata=PNG)
+
+    @classmethod
+    def of(cls, observation: Observation) -> "ClassPose | None":
+        """Of the example and the class that it is asked about; None without a decoder."""
+        classes = observation.classes
+        if classes is None or not observation.decodes:
+            return None
+        place = observation.selection.example
+        target = int(observation.target[place])
+        pose = classes.pose[place, target].flatten()
+        reach = 0.6 * float(pose.abs().max()) or 1.0
+        D, E = len(pose), classes.activation.shape[1]
+        moves = torch.eye(D)[:, None] * torch.tensor([-reach, 0.0, reach])[:, None]  # [D, 3, D]
+        poses = torch.cat([(pose + moves).flatten(0, 1), pose.expand(E, D)])
+        drawn = observation.draw(poses, torch.tensor([target] * (3 * D) + list(range(E))))
+        sweep, in_classes = drawn[: 3 * D].unflatten(0, (D, 3)), drawn[3 * D :]
+        return cls(
+            title="The pose of a class",
+            text="A capsule says with the numbers of its pose what its class looks like in this image, and the decoder "
+            "draws what they say.",
+            target=target,
+            pose=pose,
+            reach=reach,
+            reconstruction=in_classes[target],
+            changes=pose_changes(sweep[None])[0],
+            tells=pose_tells(sweep),
+            in_classes=in_classes,
+        )
+
+
+class RoutingStep(NamedTuple):
+    """One step of routing.
+
+    Args:
+        assignment: of the children shown, (I', E).
+        agreement: of the same, cosines in [-1, 1], (I', E).
+        activation: of the classes, (E,).
+        maps: share of the active children at each position that went to each class, (H', W', E); None off a grid.
+    """
+
+    assignment: Tensor
+    agreement: Tensor
+    activation: Tensor
+    maps: Tensor | None
+
+
+@register_exhibit("routing_steps")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RoutingSteps(Exhibit):
+    """The routing of one image to the classes, step by step.
+
+    Attributes:
+        picture: (C, H, W).
+        routing: its name.
+        steps: one a step.
+        sites: where each child that is shown lies: its indices on the axes of the children's sites.
+        weight: how active each child that is shown is, (I',).
+        children: how many there are in all.
+        even: the share of a class if every class got the same.
+        extent: the part of the image that a map covers; None for all of it.
+    """
+
+    picture: Tensor = field(metadata=PNG)
+    routing: str
+    steps: tuple[RoutingStep, ...]
+    sites: list[list[int]]
+    weight: Tensor
+    children: int
+    even: float
+    extent: Extent | None
+
+    @classmethod
+    def of(cls, observation: Observation) -> "RoutingSteps | None":
+        """Of the example; None if the classes are not found by routing votes. Routes it anew, step by step.
+
+        The children shown are the most active ones, by the class that most of them goes to in the end.
+        """
+        model, place = observation.model, observation.selection.example
+        if not isinstance(model, CapsuleClassifier) or not routes_votes(model):
+            return None
+        with evaluating(model) as device:
+            image = observation.selection.images[place : place + 1].to(device)
+            children = model.children_of(image)
+            steps = [_on_cpu(step) for step in observe_steps(model, children)]
+        activation = children.activation[0].cpu()
+        order = activation.flatten().argsort(descending=True, stable=True)[:_CHILDREN]
+        final = steps[-1].assignment[0, order]
+        order = order[(final.argmax(-1) - final.amax(-1)).argsort(stable=True)]
+        layer = next((name for name in observation.maps), "")
+        return cls(
+            title="Routing, step by step",
+            text="Each row is a child capsule, each column a class: a step assigns each child to the classes that its "
+            "vote agrees with, and makes the classes anew from the votes of their children.",
+            picture=observation.selection.pictures[place],
+            routing=type(model.routing).__name__,
+            steps=tuple(_routing_step(step, activation, order) for step in steps),
+            sites=torch.stack(torch.unravel_index(order, activation.shape), 1).tolist(),
+            weight=activation.flatten()[order],
+            children=activation.numel(),
+            even=1 / steps[0].assignment.shape[-1],
+            extent=observation.extents.get(layer),
+        )
+
+
+def _on_cpu(step: Step) -> Step:
+    parents = step.parents._replace(pose=step.parents.pose.cpu(), activation=step.parents.activation.cpu())
+    return Step(step.assignment.cpu(), step.agreement.cpu(), parents)
+
+
+def _routing_step(step: Step, activation: Tensor, order: Tensor) -> RoutingStep:
+    sites = activation[None]
+    maps = None
+    if on_a_grid(Capsules(sites.unsqueeze(-1), sites)):
+        maps = class_maps(step.assignment.unflatten(1, sites.shape[1:]), sites)[0]
+    return RoutingStep(step.assignment[0, order], step.agreement[0, order], step.parents.activation[0], maps)
+
+
+@register_exhibit("pose_swap")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PoseSwap(Exhibit):
+    """Two images, and each pose drawn by the capsule of the other's class.
+
+    Attributes:
+        pictures: the images, (2, C, H, W).
+        targets: their classes, (2,).
+        reconstructions: what each pose draws in its own class, (2, C, H, W).
+        swapped: what each pose draws in the class of the other, (2, C, H, W).
+    """
+
+    pictures: Tensor = field(metadata=PNG)
+    targets: Tensor
+    reconstructions: Tensor = field(metadata=PNG)
+    swapped: Tensor = field(metadata=PNG)
+
+    @classmethod
+    def of(cls, one: Observation, other: Observation) -> "PoseSwap | None":
+        """Of the examples of two looks with the same network; None without a decoder."""
+        if one.classes is None or other.classes is None or not one.decodes:
+            return None
+        looks = [(look, look.selection.example) for look in (one, other)]
+        targets = torch.stack([look.target[place] for look, place in looks])
+        poses = torch.stack(
+            [look.classes.pose[place, look.target[place]].flatten() for look, place in looks if look.classes]
+        )
+        drawn = one.draw(poses.repeat(2, 1), torch.cat([targets, targets.flip(0)]))
+        return cls(
+            title="Swap poses",
+            text="The pose of one image, drawn by the capsule of the other's class: what stays is what the numbers of "
+            "a pose mean in both, which is little where each class has learned numbers of its own.",
+            pictures=torch.stack([look.selection.pictures[place] for look, place in looks]),
+            targets=targets,
+            reconstructions=drawn[:2],
+            swapped=drawn[2:],
+        )

@@ -1,0 +1,343 @@
+"""What the page asks for: looks of a few networks at single images, and their exhibits."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.classifier import Classifier
+from torchcaps.data import ImageSet
+from torchcaps.data.picture import naming
+from torchcaps.explain import (
+    Exhibit,
+    Extent,
+    Observation,
+    Selection,
+    exchangeable_routings,
+    layer_extents,
+    other_routing,
+)
+from torchcaps.explain.exhibits import Assignments, ClassActivations, ClassPose, PoseSwap, RoutingSteps
+from torchcaps.explain.exhibits.base import pngs
+from torchcaps.explain.findings import evaluating
+from torchcaps.models import CapsuleClassifier
+from torchcaps.routing.base import ROUTINGS
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PILImage
+
+MOST_STEPS = 20
+"""Steps of routing that the page offers."""
+
+MOST_LOOKS = 256
+"""Looks that are kept; the page asks for older ones no more."""
+
+MOST_PIXELS = 40_000_000
+"""Larger pictures are refused by what their header says."""
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """One image, seen by one network.
+
+    Attributes:
+        network: the name of the network.
+        observation: of that image alone.
+        label: its class, where that is known.
+    """
+
+    network: str
+    observation: Observation
+    label: int | None = None
+
+
+class _Opened:
+    """A network with what is found out about it once."""
+
+    def __init__(self, classifier: Classifier, samples: "Callable[[], ImageSet | None] | None") -> None:
+        if not isinstance(classifier.network, CapsuleClassifier):
+            raise ValueError(f"there is nothing to explore in a {type(classifier.network).__name__} without capsules")
+        self.classifier = classifier
+        self.network = classifier.network
+        self._samples = samples
+
+    @cached_property
+    def samples(self) -> ImageSet | None:
+        """Its test images."""
+        return None if self._samples is None else self._samples()
+
+    @cached_property
+    def places(self) -> dict[str, list[int]]:
+        """Of the samples of each class, by its name."""
+        if self.samples is None:
+            return {}
+        classes = self.classifier.classes
+        return {name: (self.samples.labels == label).nonzero()[:, 0].tolist() for label, name in enumerate(classes)}
+
+    @cached_property
+    def extents(self) -> Mapping[str, Extent]:
+        """Of its layers on a grid."""
+        image = torch.zeros(1, *self.classifier.image_shape)
+        with evaluating(self.network) as device:
+            return layer_extents(self.network, self.classifier.preprocess.evaluate(image).images.to(device))
+
+    @cached_property
+    def routings(self) -> list[str]:
+        """What its classes can be routed by instead."""
+        return exchangeable_routings(self.network)
+
+
+class Explorer:
+    """Opened networks, and the latest looks that they took at images.
+
+    A look is taken once; all exhibits of it stand on it, and one asked for again is not made again. Several threads may
+    ask.
+
+    Args:
+        classifiers: the networks, all with capsules, by the names to show.
+        samples: of some of them, by name: reads images to try, as they are in their data set.
+
+    Raises:
+        ValueError: if there are no networks, or one has no capsules.
+    """
+
+    def __init__(
+        self,
+        classifiers: Mapping[str, Classifier],
+        samples: "Mapping[str, Callable[[], ImageSet | None]] | None" = None,
+    ) -> None:
+        if not classifiers:
+            raise ValueError("classifiers must be at least one network, got none")
+        readers = samples or {}
+        self._networks = {name: _Opened(one, readers.get(name)) for name, one in classifiers.items()}
+        self._looks: OrderedDict[str, Look] = OrderedDict()
+        self._made: dict[tuple[Any, ...], Any] = {}
+        self._count = 0
+        self._lock = RLock()
+
+    def networks(self) -> list[str]:
+        """The names of the networks, the one to begin with first."""
+        return list(self._networks)
+
+    def warm_up(self) -> None:
+        """Does what the first look has to wait for: the first network's test images, places of layers, kernels."""
+        name, opened = next(iter(self._networks.items()))
+        with self._lock, suppress(ValueError, OSError):  # whoever asks for it is told
+            self._described(name, opened)
+            _ = opened.extents
+
+    def network(self, name: str) -> dict[str, Any]:
+        """What the page has to know of a network; reads its test images.
+
+        Raises:
+            ValueError: if there is no such network.
+        """
+        with self._lock:
+            return self._described(name, self._opened(name))
+
+    def look(self, network: str, file: bytes, name: str = "the picture") -> str:
+        """Shows a network the picture in a file; the number of the look.
+
+        Raises:
+            ValueError: if there is no such network, or the bytes are no picture or one that is too large.
+        """
+        with self._lock:
+            opened = self._opened(network)
+            picture = _picture(file, name)
+            pixels = opened.classifier.pixels(picture, "pad" if _is_black(picture) else None)
+            return self._seen(network, pixels, None)
+
+    def sample(self, network: str, label: str | None = None, number: int = 0) -> str:
+        """Shows a network one of its test images; the number of the look.
+
+        Args:
+            network: its name.
+            label: the class that the image shall be of; None for any.
+            number: which of them; beyond the last it begins again.
+
+        Raises:
+            ValueError: if there is no such network or class, or it has no test images.
+        """
+        with self._lock:
+            opened = self._opened(network)
+            if opened.samples is None:
+                raise ValueError(f"there are no test images for {network}")
+            if label is not None and not opened.places.get(label):
+                raise ValueError(f"class must be one of {list(opened.places)} with test images, got {label!r}")
+            places = range(len(opened.samples)) if label is None else opened.places[label]
+            place = places[number % len(places)]
+            pixels = opened.samples.images[place].float() / 255
+            return self._seen(network, pixels, int(opened.samples.labels[place]))
+
+    def answer(self, look: str) -> dict[str, Any]:
+        """What is shown at once of a look: the network, the label, the activations."""
+        taken = self._look(look)
+        return {
+            "look": look,
+            "network": taken.network,
+            "label": taken.label,
+            "activations": self._exhibit(look, "activations", None, ClassActivations.of),
+        }
+
+    def pose(self, look: str, target: int) -> dict[str, Any] | None:
+        """:class:`~torchcaps.explain.exhibits.ClassPose`; None without a decoder."""
+        return self._exhibit(look, "pose", target, ClassPose.of)
+
+    def assignments(self, look: str, target: int) -> dict[str, Any] | None:
+        """:class:`~torchcaps.explain.exhibits.Assignments`; None if no children lie on a grid."""
+        return self._exhibit(look, "assignments", target, Assignments.of)
+
+    def routing(self, look: str) -> dict[str, Any] | None:
+        """:class:`~torchcaps.explain.exhibits.RoutingSteps`; None if no votes can be seen."""
+        return self._exhibit(look, "routing", None, RoutingSteps.of)
+
+    def decode(self, look: str, pose: list[float], target: int | None = None) -> list[str]:
+        """What a pose draws in the capsule of a class, or of each class: pictures as ``data:`` addresses.
+
+        Raises:
+            ValueError: if there is no such look or class, or the pose does not fit or is not finite.
+            RuntimeError: if the network has no decoder.
+        """
+        numbers = torch.tensor([pose], dtype=torch.float32)
+        if not numbers.isfinite().all():
+            raise ValueError("pose must be finite numbers")
+        with self._lock:
+            taken = self._look(look)
+            count = len(self._networks[taken.network].classifier.classes)
+            targets = torch.arange(count) if target is None else torch.tensor([target])
+            return pngs(taken.observation.draw(numbers.expand(len(targets), -1), targets))
+
+    def compare(self, look: str, target: int, routing: str | None, steps: int | None) -> dict[str, Any]:
+        """The same image and transforms with another routing to the classes: activations, assignments, pose.
+
+        Args:
+            look: the number of the look.
+            target: the class to ask about.
+            routing: one of those that :meth:`network` lists; None for the network's own.
+            steps: how many; None for as many as it takes by itself.
+
+        Raises:
+            ValueError: if there is no such look, class or routing, or it cannot take so many steps.
+        """
+        if steps is not None and not 1 <= steps <= MOST_STEPS:
+            raise ValueError(f"steps must be 1 to {MOST_STEPS}, got {steps}")
+        key = (look, "compare", target, routing, steps)
+        with self._lock:
+            taken = self._look(look)
+            if key not in self._made:
+                network = self._networks[taken.network].network
+                with other_routing(network, routing, steps):
+                    seen = _again(taken.observation, target)
+                    shown = {"activations": ClassActivations.of(seen), "assignments": Assignments.of(seen)}
+                    drawn = pngs(seen.reconstructions[0]) if seen.decodes else None
+                self._made[key] = {name: one and one.to_json() for name, one in shown.items()} | {"picture": drawn}
+            return self._made[key]
+
+    def swap(self, one: str, target: int, other: str, other_target: int) -> dict[str, Any] | None:
+        """:class:`~torchcaps.explain.exhibits.PoseSwap` of two looks; None without a decoder.
+
+        Raises:
+            ValueError: if there are no such looks or classes, or they are of two networks.
+        """
+        with self._lock:
+            first, second = self._look(one), self._look(other)
+            if first.network != second.network:
+                raise ValueError(f"poses are swapped within one network, got {first.network} and {second.network}")
+            exhibit = PoseSwap.of(_asked(first, target), _asked(second, other_target))
+            return None if exhibit is None else exhibit.to_json()
+
+    def _described(self, name: str, opened: _Opened) -> dict[str, Any]:
+        network, classifier = opened.network, opened.classifier
+        routing = getattr(network.class_caps, "routing", None)
+        return {
+            "name": name,
+            "model": type(network).__name__,
+            "classes": list(classifier.classes),
+            "image_shape": list(classifier.image_shape),
+            "decodes": network.decoder is not None,
+            "parameters": sum(one.numel() for one in network.parameters()),
+            "routing": type(routing).__name__,
+            "steps": getattr(routing, "steps", None),
+            "routings": [{"name": one, "steps": getattr(ROUTINGS[one](), "steps", None)} for one in opened.routings],
+            "draws": classifier.image_shape[0] in (1, 3),
+            "samples": 0 if opened.samples is None else len(opened.samples),
+        }
+
+    def _opened(self, network: str) -> _Opened:
+        if network not in self._networks:
+            raise ValueError(f"network must be one of {list(self._networks)}, got {network!r}")
+        return self._networks[network]
+
+    def _look(self, look: str) -> Look:
+        with self._lock:
+            if look not in self._looks:
+                raise ValueError(f"look {look!r} is forgotten: show the picture again")
+            self._looks.move_to_end(look)
+            return self._looks[look]
+
+    def _seen(self, network: str, pixels: Tensor, label: int | None) -> str:
+        """Takes a look at pixels (C, H, W), which are not prepared yet."""
+        opened = self._networks[network]
+        view = opened.classifier.preprocess.evaluate(pixels[None])
+        observation = Observation(opened.network, Selection(view.images, view.pictures), opened.extents)
+        self._count += 1
+        number = str(self._count)
+        self._looks[number] = Look(network, observation, label)
+        while len(self._looks) > MOST_LOOKS:
+            gone, _ = self._looks.popitem(last=False)
+            self._made = {key: made for key, made in self._made.items() if key[0] != gone}
+        return number
+
+    def _exhibit(
+        self, look: str, kind: str, target: int | None, make: "Callable[[Observation], Exhibit | None]"
+    ) -> Any:
+        """An exhibit of a look as JSON has it, made once."""
+        key = (look, kind, target)
+        with self._lock:
+            taken = self._look(look)
+            if key not in self._made:
+                exhibit = make(taken.observation if target is None else _asked(taken, target))
+                self._made[key] = None if exhibit is None else exhibit.to_json()
+            return self._made[key]
+
+
+def _asked(look: Look, target: int) -> Observation:
+    """The look, asked about a class; one that there is not raises a `ValueError` when it is used."""
+    asked = look.observation.asked(torch.tensor([target]))
+    _ = asked.target
+    return asked
+
+
+def _again(observation: Observation, target: int) -> Observation:
+    """A new look at the same image, asked about a class."""
+    chosen = observation.asked(torch.tensor([target])).selection
+    return Observation(observation.model, chosen, observation.extents)
+
+
+def _picture(file: bytes, name: str) -> "PILImage":
+    """The picture in a file.
+
+    Raises:
+        ValueError: if it is none, or too large.
+    """
+    from PIL import Image
+
+    source = BytesIO(file)
+    with naming(source, name), Image.open(source) as picture:
+        width, height = picture.size
+        if width * height <= MOST_PIXELS:
+            picture.load()
+            return picture
+    raise ValueError(f"{name} has {width} x {height} pixels, at most {MOST_PIXELS:,} are taken")
+
+
+def _is_black(picture: "PILImage") -> bool:
+    """Whether nothing is drawn: some ways to fit a picture look for ink, and would find none."""
+    return picture.mode in ("L", "RGB", "RGBA") and picture.convert("L").getextrema()[1] == 0

@@ -1,0 +1,572 @@
+// The page of `torchcaps explore`: draws the exhibits that the server makes. Nothing is loaded from elsewhere.
+
+const $ = (id) => document.getElementById(id);
+const MAP = 168; // pixels of a picture with a map over it
+const AT_ONCE = 20; // classes up to which a pose is drawn in all of them
+
+const state = {
+  network: null, // what the server tells of it
+  look: null, // the number of the latest look
+  said: null, // the class it says
+  fixed: null, // the class that was clicked
+  pointed: null, // the class under the pointer
+  shown: null, // the class that is asked about
+  pose: null, // the exhibit
+  moved: [], // the pose as the sliders have it
+  routing: null, // the exhibit
+  kept: null, // {look, target} for swapping
+  picture: null, // the image, as an <img>
+};
+
+// ---- asking the server
+
+async function ask(path, query = {}, body = undefined) {
+  const address = `api/${path}?${new URLSearchParams(query)}`;
+  let answer;
+  try {
+    answer = await fetch(address, body === undefined ? {} : { method: "POST", body });
+  } catch {
+    throw new Error("the server does not answer: was it stopped?");
+  }
+  const told = await answer.json().catch(() => ({ error: `the server says ${answer.status}` }));
+  if (!answer.ok) throw new Error(told.error);
+  return told;
+}
+
+function complain(error) {
+  $("message").textContent = error.message;
+  $("message").hidden = false;
+}
+
+// How many jobs are at work or about to start: none, and the page has settled.
+let jobs = 0;
+function busy(change) {
+  jobs += change;
+  document.body.dataset.jobs = jobs;
+}
+
+// Runs a job with the latest arguments only: those that come while it runs wait, and replace each other.
+function latest(job) {
+  let waiting = null;
+  let running = false;
+  return async (...given) => {
+    waiting = given;
+    if (running) return;
+    running = true;
+    busy(1);
+    while (waiting) {
+      const now = waiting;
+      waiting = null;
+      await job(...now).catch(complain);
+    }
+    running = false;
+    busy(-1);
+  };
+}
+
+function later(job, wait) {
+  let timer = null;
+  return () => {
+    if (timer === null) busy(1);
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      timer = null;
+      job();
+      busy(-1);
+    }, wait);
+  };
+}
+
+// ---- small parts
+
+function says(section, exhibit) {
+  $(section).querySelector(".says").textContent = exhibit.text;
+}
+
+function element(kind, attributes = {}, ...children) {
+  const made = Object.assign(document.createElement(kind), attributes);
+  made.append(...children);
+  return made;
+}
+
+function picture(source, caption, options = {}) {
+  const image = element("img", { src: source, className: "pixels", alt: caption });
+  return element("figure", options, image, element("figcaption", { textContent: caption }));
+}
+
+function surface(canvas, width, height) {
+  const scale = window.devicePixelRatio || 1;
+  canvas.width = width * scale;
+  canvas.height = height * scale;
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const context = canvas.getContext("2d");
+  context.scale(scale, scale);
+  return context;
+}
+
+const name = (label) => state.network.classes[label];
+const blend = (from, to, share) => from.map((one, place) => Math.round(one + (to[place] - one) * share));
+const colour = (rgb) => `rgb(${rgb.join(",")})`;
+const [RED, BLUE, PALE] = [[181, 56, 44], [43, 92, 138], [240, 242, 244]];
+
+function bars(place, activation, said, asButtons = false) {
+  const classes = state.network.classes;
+  if (place.children.length !== classes.length) {
+    place.replaceChildren(...classes.map((text, label) => {
+      const fill = element("div", { className: "fill" });
+      const bar = element(asButtons ? "button" : "div", { className: "bar", title: text },
+        element("span", { className: "name", textContent: text }),
+        element("span", { className: "track" }, fill), element("span", { className: "value" }));
+      if (asButtons) {
+        bar.addEventListener("mouseenter", () => point(label));
+        bar.addEventListener("focus", () => point(label));
+        bar.addEventListener("click", () => fix(label));
+      }
+      return bar;
+    }));
+  }
+  [...place.children].forEach((bar, label) => {
+    const value = Math.max(0, Math.min(1, activation[label] ?? 0));
+    bar.querySelector(".fill").style.width = `${100 * value}%`;
+    bar.querySelector(".value").textContent = value.toFixed(2);
+    bar.classList.toggle("said", label === said);
+    bar.classList.toggle("asked", label === state.shown);
+    bar.classList.toggle("fixed", asButtons && label === state.fixed);
+  });
+}
+
+// How far the shares of a map are from an even split, at most: what is drawn darkest.
+const furthest = (shares, even) => Math.max(0.01, ...shares.flat(3).map((one) => Math.abs((one ?? even) - even)));
+
+// The share of a class at each place over the image: red above an even split, blue below.
+function drawMap(canvas, image, share, extent, even, most, size = MAP) {
+  const context = surface(canvas, size, size);
+  const [, height, width] = state.network.image_shape;
+  const unit = size / Math.max(height, width);
+  context.imageSmoothingEnabled = false;
+  context.fillStyle = "#000";
+  context.fillRect(0, 0, size, size);
+  const [wide, high] = [image.naturalWidth * unit, image.naturalHeight * unit];
+  const [x0, y0] = [(size - wide) / 2, (size - high) / 2];
+  context.drawImage(image, x0, y0, wide, high);
+  if (!share) return;
+  const over = extent ?? { left: 0, top: 0, right: image.naturalWidth, bottom: image.naturalHeight };
+  const [rows, columns] = [share.length, share[0].length];
+  const [cellWide, cellHigh] = [((over.right - over.left) / columns) * unit, ((over.bottom - over.top) / rows) * unit];
+  share.forEach((row, y) => row.forEach((value, x) => {
+    if (value === null) return;
+    const strength = Math.max(-1, Math.min(1, (value - even) / most));
+    context.fillStyle = `rgba(${(strength > 0 ? [222, 66, 48] : [66, 130, 196]).join(",")},${0.7 * Math.abs(strength)})`;
+    context.fillRect(x0 + over.left * unit + x * cellWide + 0.5, y0 + over.top * unit + y * cellHigh + 0.5, cellWide - 1, cellHigh - 1);
+  }));
+}
+
+function drawTable(canvas, rows, paint) {
+  const columns = rows[0].length;
+  const [cell, high, top] = [Math.max(4, Math.min(19, 190 / columns)), Math.max(4, Math.min(9, 240 / rows.length)), columns <= 20 ? 16 : 0];
+  const context = surface(canvas, cell * columns, top + high * rows.length);
+  context.font = "11px system-ui, sans-serif";
+  context.textAlign = "center";
+  for (let x = 0; top && x < columns; x++) {
+    context.fillStyle = x === state.shown ? colour(RED) : "#667080";
+    context.fillText(name(x).slice(0, 3), (x + 0.5) * cell, 11);
+  }
+  rows.forEach((row, y) => row.forEach((value, x) => {
+    context.fillStyle = paint(value ?? 0);
+    context.fillRect(x * cell, top + y * high, cell - 1, high - 1);
+  }));
+}
+
+// ---- the drawing
+
+const canvas = $("canvas");
+const pen = canvas.getContext("2d", { willReadFrequently: true });
+let last = null;
+
+function wipe() {
+  pen.fillStyle = "#000";
+  pen.fillRect(0, 0, canvas.width, canvas.height);
+}
+
+function stroke(event) {
+  const box = canvas.getBoundingClientRect();
+  const here = [(event.clientX - box.left) * (canvas.width / box.width), (event.clientY - box.top) * (canvas.height / box.height)];
+  const side = Math.max(...state.network.image_shape.slice(1));
+  pen.strokeStyle = "#fff";
+  pen.lineCap = pen.lineJoin = "round";
+  pen.lineWidth = (canvas.width / side) * (side < 16 ? 1.1 : 2.2);
+  pen.beginPath();
+  pen.moveTo(...(last ?? here));
+  pen.lineTo(here[0] + 0.01, here[1]);
+  pen.stroke();
+  last = here;
+  showDrawing();
+}
+
+canvas.addEventListener("pointerdown", (event) => {
+  if (!state.network?.draws) return;
+  canvas.setPointerCapture(event.pointerId);
+  $("truth").textContent = "";
+  stroke(event);
+});
+canvas.addEventListener("pointermove", (event) => last && stroke(event));
+for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => { last = null; });
+
+const showDrawing = latest(async () => {
+  const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
+  await see("look", { name: "the drawing" }, blob);
+});
+
+$("clear").addEventListener("click", () => {
+  wipe();
+  $("truth").textContent = "";
+  showDrawing();
+});
+
+const showFile = latest(async (file) => {
+  await see("look", { name: file.name }, file);
+  onCanvas();
+});
+
+$("upload").addEventListener("change", (event) => {
+  const [file] = event.target.files;
+  if (file) showFile(file);
+  event.target.value = "";
+});
+
+let sampled = 0;
+const sample = latest(async () => {
+  const chosen = $("sample-class").value;
+  await see("sample", { number: sampled++, ...(chosen === "" ? {} : { class: chosen }) });
+  onCanvas();
+});
+$("sample").addEventListener("click", () => sample());
+$("sample-class").addEventListener("change", () => sample());
+
+// What the network sees, large, to be drawn on.
+function onCanvas() {
+  wipe();
+  pen.imageSmoothingEnabled = false;
+  const unit = canvas.width / Math.max(state.picture.naturalWidth, state.picture.naturalHeight);
+  const [wide, high] = [state.picture.naturalWidth * unit, state.picture.naturalHeight * unit];
+  pen.drawImage(state.picture, (canvas.width - wide) / 2, (canvas.height - high) / 2, wide, high);
+}
+
+// ---- a look at an image
+
+async function see(path, query, body) {
+  const network = state.network.name;
+  const answer = await ask(path, { network, ...query, ...(state.fixed === null ? {} : { target: state.fixed }) }, body);
+  if (network !== state.network.name) return;
+  $("message").hidden = true;
+  const { activations } = answer;
+  state.look = answer.look;
+  state.said = activations.said;
+  state.pointed = null;
+  state.shown = state.fixed ?? state.said;
+  state.picture = element("img", { src: activations.picture });
+  await state.picture.decode();
+  $("truth").textContent = answer.label === null ? "" : `it is a ${name(answer.label)}`;
+  $("seen").src = activations.picture;
+  says("classes", activations);
+  bars($("bars"), activations.activation, state.said, true);
+  state.activation = activations.activation;
+  showPose(answer.pose);
+  afterwards();
+}
+
+const afterwards = later(() => {
+  showMaps();
+  showRouting();
+  showComparison();
+  showSwap();
+}, 200);
+
+function point(label) {
+  state.pointed = label;
+  aim();
+}
+
+function fix(label) {
+  state.fixed = state.fixed === label ? null : label;
+  state.pointed = null;
+  aim();
+}
+
+$("bars").addEventListener("mouseleave", () => point(null));
+
+const aim = later(() => {
+  const target = state.pointed ?? state.fixed ?? state.said;
+  const changed = target !== state.shown;
+  state.shown = target;
+  bars($("bars"), state.activation, state.said, true);
+  if (!changed) return;
+  askPose();
+  showMaps();
+  showStep();
+  showComparison();
+  showSwap();
+}, 60);
+
+const current = () => ({ look: state.look, target: state.shown });
+
+// ---- the pose
+
+const askPose = latest(async () => showPose(await ask("pose", current())));
+
+function showPose(exhibit) {
+  state.pose = exhibit;
+  for (const place of document.querySelectorAll("b.asked")) place.textContent = name(state.shown);
+  $("pose").hidden = exhibit === null;
+  if (exhibit === null) return;
+  says("pose", exhibit);
+  state.moved = [...exhibit.pose];
+  $("drawn").src = exhibit.reconstruction;
+  const most = Math.max(...exhibit.changes, 1e-9);
+  if ($("sliders").children.length !== exhibit.pose.length) makeSliders(exhibit.pose.length);
+  [...$("sliders").children].forEach((slider, place) => {
+    const [input, value] = [slider.querySelector("input"), exhibit.pose[place]];
+    input.min = value - exhibit.reach;
+    input.max = value + exhibit.reach;
+    input.step = exhibit.reach / 50;
+    input.value = value;
+    slider.classList.remove("moved");
+    slider.querySelector("b").textContent = value.toFixed(2);
+    slider.querySelector(".tells").textContent = exhibit.tells[place] || "·";
+    slider.querySelector("i").style.width = `${(100 * exhibit.changes[place]) / most}%`;
+  });
+  showInClasses(exhibit.in_classes);
+}
+
+function makeSliders(count) {
+  $("sliders").replaceChildren(...Array.from({ length: count }, (_, place) => {
+    const input = element("input", { type: "range", ariaLabel: `number ${place + 1} of the pose` });
+    const slider = element("div", { className: "slider" },
+      element("div", { className: "top" }, element("span", {}, `${place + 1}: `, element("b")), element("span", { className: "tells" })),
+      input, element("div", { className: "effect" }, element("i")));
+    input.addEventListener("input", () => {
+      state.moved[place] = Number(input.value);
+      slider.querySelector("b").textContent = state.moved[place].toFixed(2);
+      slider.classList.add("moved");
+      redraw(performance.now());
+    });
+    return slider;
+  }));
+}
+
+const redraw = latest(async (since) => {
+  const [exhibit, all] = [state.pose, state.network.classes.length <= AT_ONCE];
+  const drawn = await ask("decode", { look: state.look, ...(all ? {} : { target: state.shown }) }, JSON.stringify(state.moved));
+  if (exhibit !== state.pose) return;
+  $("drawn").src = all ? drawn[state.shown] : drawn[0];
+  await $("drawn").decode();
+  $("drawn").dataset.ms = performance.now() - since;
+  if (all) showInClasses(drawn);
+});
+
+$("reset").addEventListener("click", () => showPose(state.pose));
+
+function showInClasses(pictures) {
+  const strip = $("in-classes");
+  if (strip.children.length !== pictures.length) {
+    strip.replaceChildren(...pictures.map((source, label) => picture(source, name(label))));
+  }
+  [...strip.children].forEach((figure, label) => {
+    figure.querySelector("img").src = pictures[label];
+    figure.querySelector("figcaption").textContent = name(label);
+    figure.classList.toggle("asked", label === state.shown);
+  });
+}
+
+// ---- where it was seen
+
+function nothing(section, text) {
+  $(section).querySelector(".empty").textContent = text;
+}
+
+const showMaps = latest(async () => {
+  const exhibit = await ask("assignments", current());
+  nothing("maps", exhibit ? "" : "The child capsules of this network do not lie at places of the image: each of them sees all of it.");
+  $("layers").replaceChildren(...(exhibit?.layers ?? []).map(({ layer, share, extent }) => {
+    const over = element("canvas");
+    drawMap(over, state.picture, share[0], extent, exhibit.even, furthest(share, exhibit.even));
+    const known = share[0].flat().filter((one) => one !== null);
+    const range = `shares ${Math.min(...known).toFixed(2)} to ${Math.max(...known).toFixed(2)}, even: ${exhibit.even.toFixed(2)}`;
+    return element("figure", {}, over,
+      element("figcaption", { textContent: `${layer}: ${share[0].length} x ${share[0][0].length} places, ${range}` }));
+  }));
+});
+
+// ---- routing
+
+const showRouting = latest(async () => {
+  stop();
+  const exhibit = await ask("routing", { look: state.look });
+  state.routing = exhibit;
+  nothing("routing", exhibit ? "" : "The classes of this network are not found by routing votes.");
+  $("stage").hidden = exhibit === null;
+  if (exhibit === null) return;
+  says("routing", exhibit);
+  const count = exhibit.steps.length;
+  $("step").max = count;
+  $("step").value = count;
+  $("step").disabled = $("play").disabled = count === 1;
+  showStep();
+});
+
+function showStep() {
+  const exhibit = state.routing;
+  if (!exhibit) return;
+  const [number, count] = [Number($("step").value), exhibit.steps.length];
+  const step = exhibit.steps[number - 1];
+  $("step-text").textContent = count === 1 ? `${exhibit.routing} takes one step` : `step ${number} of ${count}`;
+  const paint = (value) => colour(blend(PALE, value > 0 ? RED : BLUE, Math.min(1, Math.abs(value))));
+  const most = furthest(exhibit.steps.map((one) => one.assignment), exhibit.even); // one scale for all steps
+  drawTable($("assigned"), step.assignment, (share) => paint((share - exhibit.even) / most));
+  drawTable($("agreed"), step.agreement, paint);
+  $("assigned-scale").textContent = `${exhibit.even.toFixed(2)} is pale, ${(exhibit.even + most).toFixed(2)} full red`;
+  bars($("step-bars"), step.activation, step.activation.indexOf(Math.max(...step.activation)));
+  $("step-map").parentElement.hidden = !step.maps;
+  if (step.maps) {
+    const share = step.maps.map((row) => row.map((classes) => classes[state.shown]));
+    drawMap($("step-map"), state.picture, share, exhibit.extent, exhibit.even,
+      furthest(exhibit.steps.map((one) => one.maps), exhibit.even));
+  }
+}
+
+let player = null;
+function stop() {
+  clearInterval(player);
+  player = null;
+  $("play").textContent = "▶ play";
+}
+$("play").addEventListener("click", () => {
+  if (player !== null) return stop();
+  $("play").textContent = "❚❚ pause";
+  if ($("step").value === $("step").max) $("step").value = 1;
+  showStep();
+  player = setInterval(() => {
+    $("step").value = Number($("step").value) + 1;
+    showStep();
+    if ($("step").value === $("step").max) stop();
+  }, 800);
+});
+$("step").addEventListener("input", () => {
+  stop();
+  showStep();
+});
+
+// ---- comparing
+
+const sides = [...document.querySelectorAll(".side")].map((place, side) => {
+  const made = { routing: element("select", { ariaLabel: "routing" }), steps: element("select", { ariaLabel: "steps" }),
+    bars: element("div"), map: element("canvas"), drawn: element("img", { className: "pixels", alt: "reconstruction" }) };
+  made.mapFigure = element("figure", {}, made.map, element("figcaption", { textContent: "children of the class" }));
+  made.drawnFigure = element("figure", {}, made.drawn, element("figcaption", { textContent: "what its pose draws" }));
+  place.append(element("div", { className: "row" }, made.routing, made.steps), made.bars,
+    element("div", { className: "pictures" }, made.mapFigure, made.drawnFigure));
+  made.routing.addEventListener("change", () => { offerSteps(made); compare[side](); });
+  made.steps.addEventListener("change", () => compare[side]());
+  return made;
+});
+
+function option(value, text) {
+  return element("option", { value, textContent: text });
+}
+
+function offerRoutings() {
+  const { routing, steps, routings } = state.network;
+  sides.forEach((side, number) => {
+    side.routing.replaceChildren(option("", `${routing}, as trained`), ...routings.map((one) => option(one.name, one.name)));
+    if (number === 1 && steps === null && routings.length) side.routing.value = "mean";
+    offerSteps(side);
+    if (number === 1 && steps > 1) side.steps.value = "1";
+  });
+  $("compare").hidden = routings.length === 0;
+}
+
+function offerSteps(side) {
+  const chosen = state.network.routings.find((one) => one.name === side.routing.value);
+  const own = chosen ? chosen.steps : state.network.steps;
+  side.steps.replaceChildren(option("", own === null ? "one pass" : `${own} steps`),
+    ...(own === null ? [] : [1, 2, 3, 4, 5, 6, 8, 10, 15, 20].map((count) => option(count, count === 1 ? "1 step" : `${count} steps`))));
+  side.steps.disabled = own === null;
+}
+
+const compare = sides.map((side) => latest(async () => {
+  const found = await ask("compare", { ...current(), routing: side.routing.value, steps: side.steps.value });
+  bars(side.bars, found.activations.activation, found.activations.said);
+  const layer = found.assignments?.layers[0];
+  side.mapFigure.hidden = !layer;
+  if (layer) drawMap(side.map, state.picture, layer.share[0], layer.extent, found.assignments.even,
+    furthest(layer.share, found.assignments.even), 112);
+  side.drawnFigure.hidden = found.picture === null;
+  if (found.picture !== null) side.drawn.src = found.picture;
+}));
+
+function showComparison() {
+  if (!$("compare").hidden) compare.forEach((one) => one());
+}
+
+// ---- swapping
+
+$("keep").addEventListener("click", () => {
+  state.kept = current();
+  showSwap();
+});
+
+const showSwap = latest(async () => {
+  $("swap").hidden = state.pose === null;
+  if (!state.kept || state.pose === null) return;
+  let found;
+  try {
+    found = await ask("swap", { ...current(), other: state.kept.look, other_target: state.kept.target });
+  } catch {
+    state.kept = null; // so long ago that the server has forgotten it
+    $("swapped").replaceChildren();
+    nothing("swap", "Keep an image, then draw another one.");
+    return;
+  }
+  says("swap", found);
+  const [here, kept] = found.targets.map(name);
+  nothing("swap", "");
+  $("swapped").replaceChildren(
+    picture(found.pictures[0], `this image: ${here}`), picture(found.reconstructions[0], `its pose as a ${here}`),
+    picture(found.swapped[0], `its pose as a ${kept}`),
+    picture(found.pictures[1], `the kept image: ${kept}`), picture(found.reconstructions[1], `its pose as a ${kept}`),
+    picture(found.swapped[1], `its pose as a ${here}`));
+});
+
+// ---- the network
+
+const choose = latest(async (network) => {
+  stop();
+  state.network = await ask("network", { name: network });
+  Object.assign(state, { fixed: null, pointed: null, kept: null, look: null, routing: null });
+  const { model, parameters, image_shape, classes, routing, steps, samples, draws } = state.network;
+  const route = steps === null ? `${routing} in one pass` : `${routing} in ${steps} step${steps === 1 ? "" : "s"}`;
+  $("about").textContent = `${model}: ${parameters.toLocaleString("en")} parameters, images of ${image_shape.slice(1).join(" x ")}, ${route}`;
+  for (const place of ["bars", "step-bars", "in-classes", "swapped"]) $(place).replaceChildren();
+  for (const side of sides) side.bars.replaceChildren();
+  nothing("swap", "Keep an image, then draw another one.");
+  $("draw").querySelector(".says").hidden = $("clear").hidden = $("upload").hidden = !draws;
+  $("from-samples").hidden = !samples;
+  $("sample-class").replaceChildren(option("", "any class"), ...classes.map((one) => option(one, one)));
+  offerRoutings();
+  sampled = 0;
+  if (samples) await sample();
+  else if (draws) await showDrawing();
+  else throw new Error(`${network} sees no pictures that can be drawn, and its test images are not on this machine`);
+});
+
+async function begin() {
+  wipe();
+  const networks = await ask("networks");
+  $("network").replaceChildren(...networks.map((one) => option(one, one)));
+  $("network").addEventListener("change", () => choose($("network").value));
+  await choose(networks[0]);
+  document.body.dataset.ready = "yes";
+}
+
+begin().catch(complain);
