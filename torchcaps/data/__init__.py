@@ -48,6 +48,7 @@ from torchcaps.data.preprocess import (
 )
 from torchcaps.data.smallnorb import SmallNORB, read_binary_matrix
 from torchcaps.data.strong import RandAugment, RandomErasing, RandomRotation
+from torchcaps.data.text import Reading, Text, TextSet, Words, joined
 from torchcaps.data.view import Preprocess, View
 
 __all__ = [
@@ -80,10 +81,14 @@ __all__ = [
     "RandomFlip",
     "RandomRotation",
     "RandomShift",
+    "Reading",
     "Scenes",
     "SmallNORB",
+    "Text",
+    "TextSet",
     "TurnedDigits",
     "View",
+    "Words",
     "apply_affine",
     "arrange",
     "bounding_box_overlap",
@@ -91,6 +96,7 @@ __all__ = [
     "create_dataset",
     "find_data_dir",
     "fixed_pairs",
+    "joined",
     "list_datasets",
     "load_image",
     "mixed_seed",

@@ -280,7 +280,10 @@ class ListedImages(ImageData):
         raise _all_broken(problems, self.advice)
 
     def _entry(self, item: Item) -> Entry:
-        return Entry(item.name, item.category, self._seen[item.name].digest)
+        return Entry(item.name, item.category, self._digest(item))
+
+    def _digest(self, item: Item) -> str:
+        return self._seen[item.name].digest
 
     @cached_property
     def _items(self) -> dict[str, Item]:
