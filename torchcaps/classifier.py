@@ -236,10 +236,12 @@ class Classifier:
         if not isinstance(text, str):
             raise ValueError(f"a text must be a string, got {type(text).__name__}")
         (reading,) = self.words.read([text])
-        if not reading.count:
+        if not reading.length:
             raise ValueError(f"there are no words in {text!r}: nothing can be said of it")
         if reading.unknown == len(reading.numbers):
-            warnings.warn(f"no word of {shortened(text)} was in the training texts: its answer is a guess", stacklevel=2)
+            warnings.warn(
+                f"no word of {shortened(text)} was in the training texts: its answer is a guess", stacklevel=2
+            )
         return reading
 
     def activations(self, images: Tensor, batch_size: int = 128) -> Tensor:

@@ -18,6 +18,7 @@ EXTRAS = {
     "sklearn": "data",
     "tensorboard": "train",
     "timm": "timm",
+    "tokenizers": "text",
     "torchmetrics": "train",
     "urllib3": "data",
     "yaml": "train",

@@ -4,7 +4,7 @@ import csv
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from io import BytesIO, StringIO
 from itertools import chain
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 PADDING, UNKNOWN, RESERVED = 0, 1, 2
-"""The number behind the end of a text, that of words that are not in the vocabulary, and the first of those that are."""
+"""What stands behind the end of a text, the number of words that are not in the vocabulary, the first of all others."""
 
 
 class Reading(NamedTuple):
@@ -36,12 +36,12 @@ class Reading(NamedTuple):
     Args:
         numbers: of its words, the first ``longest`` of them, int64 (L,).
         spans: where in the text each of these stands: its first character, and the one behind its last.
-        count: how many words the text has.
+        length: how many words the text has.
     """
 
     numbers: Tensor
     spans: tuple[tuple[int, int], ...]
-    count: int
+    length: int
 
     @property
     def unknown(self) -> int:
@@ -135,8 +135,8 @@ class Words:
         numbers |= {word: number for number, word in enumerate(self.vocabulary, RESERVED)}
         found = Tokenizer(models.WordLevel(numbers, unk_token="[unknown]"))
         cleaned: Any = normalizers.BertNormalizer(strip_accents=False, lowercase=self.lower)
-        found.normalizer = normalizers.Sequence([normalizers.NFKC(), cleaned])  # type: ignore[assignment]
-        found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
+        found.normalizer = normalizers.Sequence([normalizers.NFKC(), cleaned])
+        found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         return found
 
 
@@ -383,8 +383,10 @@ class Text(ListedImages):
         sets = [one for one in self._read.sets.values() if isinstance(one, TextSet)]
         # A row that is full may be a text of just that length.
         full = [text for one in sets for text in one.texts if len(text) > self.longest]
-        cut = [reading.count for reading in self.words.read(full) if reading.count > self.longest]
-        line = f"{count_of(cut, 'text')} of {sum(map(len, sets)):,} longer than {self.longest} words, of which the first "
+        cut = [reading.length for reading in self.words.read(full) if reading.length > self.longest]
+        line = (
+            f"{count_of(cut, 'text')} of {sum(map(len, sets)):,} longer than {self.longest} words, of which the first "
+        )
         line += f"{self.longest} are read; the longest has {max(cut, default=0):,}"
         return (*super().notes(), *([line] if cut else []))
 
@@ -462,7 +464,10 @@ class _TextFiles(Listing):
     """The files with the suffix .txt in a folder of classes."""
 
     what = "texts"
-    _suffixes = {".txt"}  # type: ignore[assignment]
+
+    @cached_property
+    def _suffixes(self) -> set[str]:
+        return {".txt"}
 
     def _not_opened(self, suffix: str) -> str:
         return "only .txt files are texts"
@@ -528,3 +533,39 @@ def _table(path: Path, left_out: dict[str, str], columns: tuple[str, str]) -> li
         else:
             left_out[name] = "it has no label"
     return items
+
+
+class NamedText(str):
+    """A text that knows where it was found.
+
+    Attributes:
+        place: the file and the line, with a colon and a blank behind them; empty for a text of its own.
+    """
+
+    place = ""
+
+
+def named_texts(named: Sequence[str]) -> Iterator[NamedText]:
+    """Texts that are named on a command line: lines of files, .txt files in folders as a whole, or texts themselves.
+
+    Raises:
+        ValueError: a folder holds no texts.
+        FileNotFoundError: there is no file of a name that can only be one.
+    """
+    for name in named:
+        path = Path(name)
+        found: list[tuple[str, str]] = []
+        if len(name) < 4096 and path.is_dir():
+            found = [(str(file), decoded(file)) for file in sorted(path.rglob("*.txt"))]
+            if not found:
+                raise ValueError(f"there are no .txt files in {name}")
+        elif len(name) < 4096 and path.is_file():
+            found = [(f"{path}:{number}", line) for number, line in enumerate(lines_of(path), 1)]
+        elif path.suffix.lower() in (".txt", *_TABLES) and len(name.split()) == 1:
+            raise FileNotFoundError(f"there is no file {name}")
+        else:
+            found = [("", name)]
+        for place, line in found:
+            text = NamedText(line)
+            text.place = f"{place}: " if place else ""
+            yield text

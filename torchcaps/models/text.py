@@ -135,7 +135,9 @@ class TextCNN(TextClassifier):
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The activations of the classes."""
         vectors, there = self.vectors(images)
-        seen = [layer(_ahead(vectors, width)).relu() for layer, width in zip(self.convolutions, self.widths, strict=True)]
+        seen = [
+            layer(_ahead(vectors, width)).relu() for layer, width in zip(self.convolutions, self.widths, strict=True)
+        ]
         features = torch.cat([(one * there[:, None]).amax(2) for one in seen], 1)
         scores = self.head(self.drop(features))
         return Prediction(scores.softmax(1) if self.output == "softmax" else scores.sigmoid(), None, None)
@@ -270,6 +272,11 @@ class TextCapsNet(TextClassifier):
         """The routing of the class capsules."""
         return cast(NGramCapsules, self.branches[0]).class_caps.routing
 
+    @property
+    def reaches(self) -> tuple[tuple[int, int], ...]:
+        """Of each branch, how many words a primary capsule sees, and how many lie between one and the next."""
+        return tuple(cast(NGramCapsules, branch).reach for branch in self.branches)
+
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The class capsules: the poses averaged over the branches, as active as they are long."""
         vectors, there = self.vectors(images)
@@ -321,9 +328,7 @@ class TextEncoder(TextClassifier, CapsuleClassifier):
         routing = routing or DynamicRouting(orphan=True, squash="half")
         self.primary_caps = PrimaryCaps1d(word_dim, types, pose_dim, width, 1, squash="half")
         # Each of the parts gets a share of short capsules: from a usual start they would be too short to learn.
-        self.part_caps = CapsLinear(
-            None, parts, pose_dim, pose_dim, transforms="shared", routing=routing, init_std=1.0
-        )
+        self.part_caps = CapsLinear(None, parts, pose_dim, pose_dim, transforms="shared", routing=routing, init_std=1.0)
         self.class_caps = CapsLinear(parts, classes, pose_dim, pose_dim, routing=routing)
         self.decoder = None
 

@@ -63,7 +63,7 @@ class Classification(Task):
             {"accuracy": accuracy, "error_percent": 100 * (1 - accuracy), "balanced_accuracy": balanced},
             {"confusion": confusion, "per_class": per_class},
             (
-                f"{accuracy:.2%} of {len(images)} images right, balanced accuracy {balanced:.2%}",
+                f"{accuracy:.2%} of {len(images)} {images.what} right, balanced accuracy {balanced:.2%}",
                 *(
                     f"  {name}: {' '.join(f'{count:5}' for count in row)}  ({class_text(per_class[name])})"
                     for name, row in zip(images.classes, confusion, strict=True)

@@ -83,7 +83,9 @@ class Subject:
         given = self.data.arguments(self.preprocess)
         arguments = {**given, "classes": len(self.data.classes), **(self.model_args or {})}
         torch.manual_seed(seed)
-        return create_model(self.architecture, **arguments, **({} if self.routing is None else {"routing": self.routing}))
+        return create_model(
+            self.architecture, **arguments, **({} if self.routing is None else {"routing": self.routing})
+        )
 
 
 @dataclass(kw_only=True)

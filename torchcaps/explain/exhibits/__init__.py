@@ -16,11 +16,14 @@ from torchcaps.explain.exhibits.layers import (
     TypeMaps,
 )
 from torchcaps.explain.exhibits.reliability import Reliability, ReliabilityCurve
+from torchcaps.explain.exhibits.words import ColouredText, ColouredTexts, exhibits_of_texts, word_shares
 
 __all__ = [
     "ActivationMaps",
     "Advice",
     "Assignments",
+    "ColouredText",
+    "ColouredTexts",
     "Confusion",
     "Curve",
     "Exhibit",
@@ -44,7 +47,9 @@ __all__ = [
     "TypeMaps",
     "exhibits_of",
     "exhibits_of_classifier",
+    "exhibits_of_texts",
     "list_exhibits",
     "measures",
     "register_exhibit",
+    "word_shares",
 ]
