@@ -48,7 +48,7 @@ from torchcaps.data.preprocess import (
 )
 from torchcaps.data.smallnorb import SmallNORB, read_binary_matrix
 from torchcaps.data.strong import RandAugment, RandomErasing, RandomRotation
-from torchcaps.data.text import Reading, Text, TextSet, Words, joined
+from torchcaps.data.text import MadeQuestions, Reading, Text, TextSet, Words, joined
 from torchcaps.data.view import Preprocess, View
 
 __all__ = [
@@ -66,6 +66,7 @@ __all__ = [
     "ImageData",
     "ImageFolder",
     "ImageSet",
+    "MadeQuestions",
     "Manifest",
     "Overlaid",
     "Overlay",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from io import BytesIO, StringIO
-from itertools import chain
+from itertools import chain, islice, permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from torchcaps.data.base import Batch, ImageSet, register_dataset
+from torchcaps.data.base import Batch, ImageSet, find_data_dir, register_dataset
 from torchcaps.data.files import Listing, list_folder
 from torchcaps.data.listed import Item, Listed, ListedImages, part_called
 from torchcaps.data.manifest import PARTS, Manifest, count_of, some
@@ -289,7 +289,8 @@ class Text(ListedImages):
     depends on what they say, and a run keeps a record of it, as with :class:`~torchcaps.data.ImageFolder`.
 
     Args:
-        root: the folder, or the table.
+        root: the folder, or the table; what is not there is looked for in the folder of the data sets (the environment
+            variable TORCHCAPS_DATA, else torchcaps in the user's cache folder).
         text: the column of the texts.
         label: the column of the labels.
         longest: how many words of a text are read; of longer ones the beginning, and it is said how many there are.
@@ -325,7 +326,7 @@ class Text(ListedImages):
     ) -> None:
         super().__init__(test=test, validation=validation, seed=seed)
         check_sizes(longest=longest, most=most, least=least)
-        self.root = Path(root).expanduser()
+        self.root = _found(Path(root).expanduser())
         self.text, self.label = text, label
         self.longest, self.most, self.least, self.lower = longest, most, least, lower
         _ = self.listed  # what is wrong with the files is told at once
@@ -348,9 +349,7 @@ class Text(ListedImages):
 
     def list_images(self) -> Listed:
         """The texts, without those that have no words."""
-        if not self.root.exists():
-            raise FileNotFoundError(f"root {self.root} does not exist")
-        listed = _listed(self.root, partial(_table, columns=(self.text, self.label)))
+        listed = self.list_texts()
         cut = Words(lower=self.lower)
         for items in listed.parts.values():
             # A letter is a word or a part of one; other texts are looked at more closely.
@@ -362,6 +361,10 @@ class Text(ListedImages):
         if len(listed.classes) < 2:
             raise ValueError(f"{self.root} must hold texts of two or more classes, got {listed.classes}")
         return listed
+
+    def list_texts(self) -> Listed:
+        """All texts, in any order of the classes."""
+        return _listed(self.root, partial(_table, columns=(self.text, self.label)))
 
     def load_train(self) -> ImageSet:
         """The training texts, those for validation included unless these are of their own."""
@@ -411,6 +414,50 @@ class Text(ListedImages):
     @cached_property
     def _texts(self) -> dict[str, TextItem]:
         return {item.name: item for part in self.listed.parts.values() for item in part}
+
+
+@register_dataset("made_questions")
+class MadeQuestions(Text):
+    """Questions of four classes that are made here, of a few patterns and words: to try things, and for tests.
+
+    Args:
+        count: how many of each class.
+        validation: as of :class:`Text`.
+        seed: likewise.
+    """
+
+    def __init__(self, count: int = 60, validation: float = 0.1, seed: int = 0) -> None:
+        check_sizes(count=count)
+        self.count = count
+        super().__init__("", validation=validation, seed=seed)
+
+    def list_texts(self) -> Listed:
+        """So many questions of each class, all different: from the 37th on, two in one."""
+        items = []
+        for category, patterns in _PATTERNS.items():
+            asked = [f"{pattern.format(thing)} ?" for thing in _THINGS for pattern in patterns]
+            texts = chain(asked, (f"{first} {second}" for first, second in permutations(asked, 2)))
+            items += [
+                TextItem(f"{category}:{place}", category, text) for place, text in enumerate(islice(texts, self.count))
+            ]
+        return Listed(parts={"all": items})
+
+
+_THINGS = ("river", "king", "book", "city", "engine", "song", "castle", "dog", "planet")
+_PATTERNS = {
+    "number": ("how many years is the {} old", "how much does a {} cost", "how tall is the {}", "how far away is a {}"),
+    "person": ("who found the {}", "who was afraid of a {}", "who wrote about the {}", "which man lost a {}"),
+    "place": ("where is the {}", "in what country is a {}", "where was the {} seen", "what street has a {}"),
+    "reason": ("why is the {} famous", "why would a {} be painted", "what caused the {} to fall", "why keep a {}"),
+}
+
+
+def _found(root: Path) -> Path:
+    """The root where it is, or in the folder of the data sets."""
+    at_home = find_data_dir(None) / root
+    if not root.exists() and not at_home.exists():
+        raise FileNotFoundError(f"root {root} does not exist, and neither does {at_home}")
+    return root if root.exists() else at_home
 
 
 Table = Callable[[Path, dict[str, str]], list[TextItem]]

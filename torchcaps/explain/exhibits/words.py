@@ -36,12 +36,12 @@ class _Branch(nn.Module):
 
 
 def word_shares(model: nn.Module, words: Tensor) -> Tensor | None:
-    r"""How much each word spoke for each class, (B, L, E): 1 where a word spoke most of all in its text.
+    r"""How much each word spoke for each class, (B, L, E), at most the activation of the class.
 
     With :math:`s_{ij}` the share of primary capsule i that routing handed on to class j
     (:func:`~torchcaps.explain.class_shares`) and :math:`a_i` its activation, a word has the sum of
-    :math:`a_i s_{ij}` over the capsules that see it, each divided by how many words it sees; all are divided by the
-    largest number of the text.
+    :math:`a_i s_{ij}` over the capsules that see it, each divided by how many words it sees. The word of a text that
+    spoke most for a class gets the activation of that class, and the others get as much less as they spoke less for it.
 
     Args:
         model: a network that takes words, left in the mode that it came in.
@@ -60,7 +60,8 @@ def word_shares(model: nn.Module, words: Tensor) -> Tensor | None:
     with evaluating(model) as device:
         words = words.to(device)
         total = torch.stack([_of_words(_lowest(part, words), words != 0, *reach) for part, reach in parts]).sum(0)
-    return (total / total.amax((1, 2), keepdim=True).clamp_min(1e-30)).cpu()
+        activation = model(words).activation
+    return (total / total.amax(1, keepdim=True).clamp_min(1e-30) * activation[:, None]).cpu()
 
 
 def _lowest(model: nn.Module, words: Tensor) -> Tensor:
@@ -131,9 +132,8 @@ class ColouredTexts(Exhibit):
             for title, text, reading in zip(titles, texts, readings, strict=True)
         ]
         text = (
-            "The colour of a word is that of the class to which routing gave most of the capsules that saw it; it is "
-            "the stronger, the more of them there were and the more active they were. A word without colour spoke for "
-            "no class."
+            "The colour of a word is that of the class for which it spoke most: to which routing gave the capsules that "
+            "saw it. It is strong where no word of the text spoke more for the class, and the class is there."
             if any(one.labels for one in shown)
             else "This network has no capsules, and so no colours."
         )
