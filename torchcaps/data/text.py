@@ -416,7 +416,6 @@ class Text(ListedImages):
         return {item.name: item for part in self.listed.parts.values() for item in part}
 
 
-@register_dataset("made_questions")
 class MadeQuestions(Text):
     """Questions of four classes that are made here, of a few patterns and words: to try things, and for tests.
 

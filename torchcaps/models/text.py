@@ -1,5 +1,6 @@
 """Networks over words: capsules over n-grams (Zhao et al. 2018), the CNN of Kim 2014, and a routing encoder."""
 
+import math
 from collections.abc import Sequence
 from typing import Literal, cast
 
@@ -88,6 +89,13 @@ class TextClassifier(ImageClassifier):
 def _ahead(features: Tensor, width: int) -> Tensor:
     """Features (B, C, L) with zeros behind them: a window of this width at each place."""
     return F.pad(features, (0, width - 1))
+
+
+def _start(primary: PrimaryCaps1d, inputs: int, pose_dim: int) -> None:
+    """Capsules that differ, with poses of length 1 before the squash: biases as large as these would make all alike."""
+    deviation = _START / math.sqrt(3)  # of word vectors, and of what kept their deviation
+    nn.init.normal_(primary.conv.weight, std=1 / (deviation * math.sqrt(inputs * pose_dim)))
+    nn.init.zeros_(primary.conv.bias)
 
 
 @register_model("text_cnn", "Kim 2014, CNN-rand: windows of 3, 4 and 5 words, max over the text")
@@ -183,9 +191,15 @@ class NGramCapsules(nn.Module):
         self.conv_caps = CapsConv1d(
             types, parts, pose_dim, pose_dim, window, routing=routing, competition="window", init_std=None
         )
-        self.class_caps = CapsLinear(None, classes, pose_dim, pose_dim, transforms="shared", routing=routing)
+        self.class_caps = CapsLinear(
+            None, classes, pose_dim, pose_dim, transforms="shared", routing=routing, init_std=0.3
+        )
         # The sum over the children of a window, each a J-th, then has the deviation of one of them.
         nn.init.normal_(self.conv_caps.weight, std=parts / (window * types * pose_dim) ** 0.5)
+        nn.init.kaiming_normal_(self.ngrams.weight)
+        assert self.ngrams.bias is not None
+        nn.init.zeros_(self.ngrams.bias)
+        _start(self.primary_caps, channels, pose_dim)
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -327,8 +341,9 @@ class TextEncoder(TextClassifier, CapsuleClassifier):
         self.width, self.types, self.parts, self.pose_dim = width, types, parts, pose_dim
         routing = routing or DynamicRouting(orphan=True, squash="half")
         self.primary_caps = PrimaryCaps1d(word_dim, types, pose_dim, width, 1, squash="half")
-        # Each of the parts gets a share of short capsules: from a usual start they would be too short to learn.
-        self.part_caps = CapsLinear(None, parts, pose_dim, pose_dim, transforms="shared", routing=routing, init_std=1.0)
+        _start(self.primary_caps, word_dim * width, pose_dim)
+        # Each of the parts gets a small share of the words: from a usual start they would be too short to learn.
+        self.part_caps = CapsLinear(None, parts, pose_dim, pose_dim, transforms="shared", routing=routing, init_std=0.5)
         self.class_caps = CapsLinear(parts, classes, pose_dim, pose_dim, routing=routing)
         self.decoder = None
 

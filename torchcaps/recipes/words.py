@@ -57,14 +57,16 @@ class WordsSettings(TrainingOptions):
 
     Attributes:
         sizes: arguments of all networks.
-        capsules: of the networks over n-grams, besides.
-        capsule_epochs: of these; None for the same.
+        capsules: of those with capsules, besides.
+        ngrams: of those with capsules over n-grams, besides.
+        ngram_epochs: of these; None for the same.
         pairs: how many joined texts.
     """
 
     sizes: Mapping[str, Any] = field(default_factory=dict)
     capsules: Mapping[str, Any] = field(default_factory=dict)
-    capsule_epochs: int | None = None
+    ngrams: Mapping[str, Any] = field(default_factory=dict)
+    ngram_epochs: int | None = None
     pairs: int = 2000
 
 
@@ -80,15 +82,16 @@ class WordsRecipe(Comparison[WordsSettings]):
     presets: ClassVar = {
         "paper": WordsSettings(**pace(20, 1e-3, 50)),
         "quick": WordsSettings(
-            **pace(8, 2e-3, 50, decay=0.8),
+            **pace(8, 4e-3, 50, decay=0.7),
             sizes={"word_dim": 64},
-            capsules={"types": 8, "parts": 8},
-            rows=tuple(f"{TREC}: {network}" for network in NETWORKS),
+            capsules={"dropout": 0.2},
+            ngrams={"types": 8, "parts": 8},
+            rows=tuple(f"{TREC}: {network}" for network in (CNN, ENCODER, CAPSULES)),
         ),
         "smoke": WordsSettings(
             **pace(3, 5e-3, 16),
             sizes={"word_dim": 16, "dropout": 0.0},
-            capsules={"types": 4, "parts": 4, "pose_dim": 8},
+            ngrams={"types": 4, "parts": 4, "pose_dim": 8},
             data=option("MadeQuestions", count=36),
             rows=tuple(f"{TREC}: {network}" for network in (CNN, CAPSULES, ENCODER)),
             pairs=20,
@@ -112,9 +115,10 @@ class WordsRecipe(Comparison[WordsSettings]):
         """The network of a row, on the collection of the row."""
         name, kind = ROWS[row]
         network = NETWORKS[kind]
-        ngrams = kind in (CAPSULES, CAPSULES_B)
-        sizes = {**settings.sizes, **network.get("model_args", {}), **(settings.capsules if ngrams else {})}
-        epochs = settings.capsule_epochs if ngrams else None
+        sizes = {**settings.sizes, **network.get("model_args", {})}
+        sizes |= settings.capsules if kind in (CAPSULES, CAPSULES_B, ENCODER) else {}
+        sizes |= settings.ngrams if kind in (CAPSULES, CAPSULES_B) else {}
+        epochs = settings.ngram_epochs if kind in (CAPSULES, CAPSULES_B) else None
         data = settings.data or option("Text", root=ROOTS[name])
         return settings.options(**{**network, "model_args": sizes, "data": data, "epochs": epochs or settings.epochs})
 

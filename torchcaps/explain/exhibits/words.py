@@ -132,8 +132,8 @@ class ColouredTexts(Exhibit):
             for title, text, reading in zip(titles, texts, readings, strict=True)
         ]
         text = (
-            "The colour of a word is that of the class for which it spoke most: to which routing gave the capsules that "
-            "saw it. It is strong where no word of the text spoke more for the class, and the class is there."
+            "The colour of a word is that of the class for which it spoke most: to which routing gave the capsules "
+            "that saw it. It is strong where no word of the text spoke more for the class, and the class is there."
             if any(one.labels for one in shown)
             else "This network has no capsules, and so no colours."
         )
