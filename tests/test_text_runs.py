@@ -171,3 +171,15 @@ def test_two_classes_in_one_text() -> None:
     said = torch.zeros(10, 4).scatter(1, activation.topk(2).indices, 1).bool()
     assert found.figures["accuracy"] == (said == pairs.labels).all(1).double().mean()
     assert found.lines[0].endswith("of 10 texts right in all their classes")
+
+
+def test_the_code_of_the_document_runs(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = (Path(__file__).parent.parent / "docs" / "words.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "reviews").symlink_to(run)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(compile(block, "docs/words.md", "exec"), names)
+    assert names["shares"].shape == (1, 7, 2)
+    assert len(names["pairs"]) == 50

@@ -265,7 +265,7 @@ class TextCapsNet(TextClassifier):
         pose_dim: int = 16,
         window: int = 3,
         stride: int = 1,
-        dropout: float = 0.5,
+        dropout: float = 0.2,
         hidden_words: float = 0.05,
         routing: Routing | None = None,
     ) -> None:
@@ -332,7 +332,7 @@ class TextEncoder(TextClassifier, CapsuleClassifier):
         types: int = 8,
         parts: int = 16,
         pose_dim: int = 16,
-        dropout: float = 0.5,
+        dropout: float = 0.2,
         hidden_words: float = 0.05,
         routing: Routing | None = None,
     ) -> None:
