@@ -1,5 +1,7 @@
 """Networks over words: padding changes nothing, any length, and each layer is what it says."""
 
+import os
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,9 +10,9 @@ from torch.nn import functional as F
 from torchcaps import create_model, create_routing, list_models, list_routings, margin_loss
 from torchcaps.data.text import PADDING, RESERVED, UNKNOWN, Words
 from torchcaps.models import TextCapsNet, TextClassifier, text
-from torchcaps.testing import check_model
 
 NAMES = list_models(takes="words")
+SLOW = pytest.mark.skipif("TORCHCAPS_SLOW" not in os.environ, reason="TORCHCAPS_SLOW=1 runs what takes long")
 SMALL = {"vocabulary": 30, "classes": 3, "word_dim": 8}
 
 
@@ -27,11 +29,6 @@ def test_the_numbers_are_those_of_the_data() -> None:
     assert NAMES == ["text_capsnet", "text_capsnet_b", "text_cnn", "text_encoder"]
     assert (text.PADDING, text.UNKNOWN, text.RESERVED) == (PADDING, UNKNOWN, RESERVED)
     assert Words(("a",)).read(["a b"])[0].numbers.tolist() == [RESERVED, UNKNOWN]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_network_over_words(name: str) -> None:
-    check_model(create_model(name, **SMALL))
 
 
 @pytest.mark.parametrize("name", [*NAMES, "stride"])
@@ -142,11 +139,11 @@ def test_what_dynamic_routing_learns_from_a_fresh_start() -> None:
         assert torch.equal(model(words).activation.argmax(1), labels), name
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param("text_capsnet", marks=SLOW), "text_encoder"])
 def test_exports_with_any_batch_and_length(name: str) -> None:
     model = network(name)
     shapes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("words", min=2, max=600)}
-    program = torch.export.export(model, (some_words(2, 7),), dynamic_shapes=(shapes, None), strict=False)
+    program = torch.export.export(model, (some_words(2, 7),), dynamic_shapes=(shapes,))
     for words in (some_words(3, 11), some_words(2, 40)):
         found = program.module()(words)
         torch.testing.assert_close(found.activation, model(words).activation, rtol=1e-9, atol=1e-12)

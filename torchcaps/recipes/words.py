@@ -86,7 +86,8 @@ class WordsRecipe(Comparison[WordsSettings]):
             sizes={"word_dim": 64},
             capsules={"dropout": 0.2},
             ngrams={"types": 8, "parts": 8},
-            rows=tuple(f"{TREC}: {network}" for network in (CNN, ENCODER, CAPSULES)),
+            ngram_epochs=6,
+            rows=tuple(f"{TREC}: {network}" for network in (CNN, CAPSULES, ENCODER)),
         ),
         "smoke": WordsSettings(
             **pace(3, 5e-3, 16),
