@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from torchcaps.data import ImageSet, Preprocess, load_image
 from torchcaps.data.folder import Resize, check_resize, fit_image
 from torchcaps.data.handwriting import Handwriting
 from torchcaps.data.picture import fit_handwriting, load_handwriting
+from torchcaps.data.text import Reading, TextSet, Words, together
 from torchcaps.explain.calibration import Calibration
 from torchcaps.models import ImageClassifier, Prediction, load_pretrained
 from torchcaps.tasks import Answer, Examination, Task, as_task
@@ -79,9 +81,12 @@ class Classifier:
         self.task = as_task(task or saved.get("task", "classification"))
         self.resize: Resize = resize or saved.get("resize", "pad")
         self.calibration = Calibration.from_config(saved.get("calibration"))
+        self.words = Words.from_config(saved.get("words"))
         self.run: Path | None = None
         self._named = bool(classes or saved.get("classes"))
         check_resize(self.resize)
+        if network.takes == "words" and self.words is None:
+            raise ValueError("the network takes words, and no vocabulary was saved with it: save it with words=...")
         if len(self.classes) != network.classes:
             raise ValueError(f"classes must name the {network.classes} classes of the network, got {self.classes}")
         if len(set(self.classes)) != network.classes:
@@ -156,6 +161,7 @@ class Classifier:
                 image is the path of a file, a PIL image, an array (H, W) or (H, W, C), or a tensor (C, H, W). Numbers
                 are bytes, 0..255, or floating point in [0, 1]. Grey images become colour for a network that
                 takes three channels, colour ones grey for one that takes one, and transparent parts black.
+                Of a network that takes words, one image is a text.
             resize: how images of another size get to that of the network: ``pad``, ``crop``, ``stretch`` or
                 ``handwriting``; default: as this classifier does, which is as it was trained.
             batch_size: how many crops of images at a time.
@@ -165,7 +171,9 @@ class Classifier:
 
         Raises:
             FileNotFoundError: if there is no such file.
-            ValueError: if an image cannot be read, or cannot be made into what the network takes.
+            ValueError: if an image cannot be read, or cannot be made into what the network takes, or a text has no
+                words.
+            UserWarning: as a warning, if the network knows none of the words of a text.
         """
         several = _is_several(images)
         each: Iterable[Any] = cast(Iterable[Any], images) if several else [images]
@@ -206,24 +214,27 @@ class Classifier:
             yield from self._answered(batch)
 
     def _answered(self, batch: list[tuple[Any, Handwriting]]) -> Iterator[tuple[Any, Answer]]:
-        prediction = self._predict(torch.stack([looked.pixels for _, looked in batch]))
+        rows = [looked.pixels for _, looked in batch]
+        prediction = self._predict(torch.stack(rows) if self.words is None else together(rows))
         answers = self.task.answers(prediction, self.classes)
         answers = [replace(one, seen=looked.note) for one, (_, looked) in zip(answers, batch, strict=True)]
         if self.calibration is not None:
-            rows = self.calibration(prediction.activation).tolist()
-            named = [dict(zip(self.classes, row, strict=True)) for row in rows]
+            shares = self.calibration(prediction.activation).tolist()
+            named = [dict(zip(self.classes, row, strict=True)) for row in shares]
             answers = [replace(answer, calibrated=row) for answer, row in zip(answers, named, strict=True)]
         yield from zip((image for image, _ in batch), answers, strict=True)
 
     def pixels(self, image: "Image", resize: Resize | None = None) -> Tensor:
         """One image as this classifier takes it before it is prepared: float32 ``image_shape`` in [0, 1].
 
-        Raises what :meth:`predict` raises.
+        Of a text, the numbers of its words, int64 (L,). Raises what :meth:`predict` raises.
         """
         return self._looked(image, resize).pixels
 
     def _looked(self, image: "Image", resize: Resize | None) -> Handwriting:
         """The pixels, and what was done to get them, where that depends on the image."""
+        if self.words is not None:
+            return Handwriting(self.reading(image).numbers, "")
         resize = resize or self.resize
         check_resize(resize)
         if resize != "handwriting":
@@ -246,6 +257,21 @@ class Classifier:
                 f"image files have 1 or 3 channels, the network takes {self.image_shape[0]}: give an array or a tensor"
             )
         return _fit_numbers(_as_numbers(image), self.image_shape, resize)
+
+    def reading(self, text: Any) -> Reading:
+        """A text as this classifier reads it; raises what :meth:`predict` raises."""
+        if self.words is None:
+            raise ValueError("this network takes images, no words")
+        if not isinstance(text, str):
+            raise ValueError(f"a text must be a string, got {type(text).__name__}")
+        (reading,) = self.words.read([text])
+        if not reading.length:
+            raise ValueError(f"there are no words in {text!r}: nothing can be said of it")
+        if reading.unknown == len(reading.numbers):
+            warnings.warn(
+                f"no word of {shortened(text)} was in the training texts: its answer is a guess", stacklevel=2
+            )
+        return reading
 
     def activations(self, images: Tensor, batch_size: int = 128) -> Tensor:
         """The activations of the classes, float32 (B, E) on the CPU, averaged over the crops of an image.
@@ -278,6 +304,10 @@ class Classifier:
 
     def prepared(self, images: ImageSet, crops: int | None = None) -> ImageSet:
         """Images, as they are in their data set, prepared for the network; raises what :meth:`examine` raises."""
+        if isinstance(images, TextSet) != (self.words is not None):
+            raise ValueError(f"the network takes {self.network.takes}, and these are {images.what}")
+        if isinstance(images, TextSet) and self.words is not None:
+            images = images.in_words(self.words)
         if images.raw_image_shape != self.image_shape:
             raise ValueError(f"the images are {images.raw_image_shape}, the network takes {self.image_shape}")
         if len(images.classes) != len(self.classes):
@@ -303,6 +333,11 @@ class Classifier:
         if capsules is not None:
             capsules = capsules._replace(pose=capsules.pose[:: crops.shape[1]].cpu(), activation=activation.cpu())
         return Prediction(activation.cpu(), capsules, None)
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """The beginning of a text, in quotation marks."""
+    return repr(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
 def _is_several(images: Any) -> bool:

@@ -27,6 +27,7 @@ from torchcaps.data import (
     ImageFolder,
     ImageSet,
     SmallNORB,
+    Text,
     list_datasets,
 )
 from torchcaps.data.base import _DATASETS
@@ -61,6 +62,8 @@ def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., 
             (folder / name / f"{part}-images-idx3-ubyte").write_bytes(idx((count, 4, 5), draw.randbytes(count * 20)))
             labels = bytes(number % 10 for number in range(count))
             (folder / name / f"{part}-labels-idx1-ubyte").write_bytes(idx((count,), labels))
+    rows = [f"{'ab'[number % 2]},text {number} of {number % 7}\n" for number in range(60)]
+    (folder / "texts.csv").write_text("label,text\n" + "".join(rows))
     test_cifar10.write(folder / "cifar10")
     write_smallnorb(folder / "smallnorb")
     pixels = [np.frombuffer(draw.randbytes(30), np.uint8).reshape(5, 6) for _ in range(40)]
@@ -77,6 +80,7 @@ def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., 
         "folder": partial(ImageFolder, str(folder / "images")),
         "mnist": partial(TinyMNIST, **data_dir),
         "smallnorb": partial(SmallNORB, str(folder), size=12),
+        "text": partial(Text, str(folder / "texts.csv")),
     }
 
 

@@ -218,7 +218,7 @@ def test_validation_images_of_the_source_are_used_instead_of_a_split() -> None:
 
 
 def test_datasets_by_name(tmp_path: Path) -> None:
-    assert list_datasets() == ["cifar10", "digits", "fashion_mnist", "folder", "hub", "mnist", "smallnorb"]
+    assert list_datasets() == ["cifar10", "digits", "fashion_mnist", "folder", "hub", "mnist", "smallnorb", "text"]
     digits = create_dataset("digits", validation=0.3, seed=5)
     assert isinstance(digits, Digits)
     assert (digits.validation_share, digits.seed) == (0.3, 5)

@@ -55,7 +55,7 @@ def odd_model(name: str) -> ImageClassifier:
 IMAGES = torch.rand(2, 2, 21, 23, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("name", list_models())
+@pytest.mark.parametrize("name", list_models(takes="images"))
 @torch.no_grad()
 def test_every_network_is_seen_as_it_runs(name: str) -> None:
     model = odd_model(name)

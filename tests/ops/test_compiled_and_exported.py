@@ -41,7 +41,7 @@ TWICE = ("byerly_maps", "capsnet_small", "capsnet_small_cnn", "efficient_capsnet
 TWICE += ("matrixcapsnet_cifar10", "matrixcapsnet_paper", "matrixcapsnet_small")
 """Networks of whose layers all are among those of another name."""
 MODELS = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=SLOW) if name in TWICE else name for name in list_models()]
+    "name", [pytest.param(name, marks=SLOW) if name in TWICE else name for name in list_models(takes="images")]
 )
 
 

@@ -22,6 +22,7 @@ EXTRAS = {
     "starlette": "explore",
     "tensorboard": "train",
     "timm": "timm",
+    "tokenizers": "text",
     "torchmetrics": "train",
     "urllib3": "data",
     "uvicorn": "explore",

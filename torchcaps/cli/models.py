@@ -30,7 +30,7 @@ def command(arguments: list[str]) -> None:
         print(json.dumps(rows))
         return
     for row in rows:
-        shape = "x".join(str(extent) for extent in row["image_shape"])
+        shape = "x".join(map(str, row["image_shape"])) if row["takes"] == "images" else row["takes"]
         print(f"{row['name']:20} {row['parameters']:>10,} parameters at {shape:9} {row['source']}")
     print("\nroutings: " + ", ".join(f"{name} ({ROUTINGS[name].__name__})" for name in list_routings()))
     print("tasks: " + ", ".join(f"{name} ({TASKS[name].__name__})" for name in sorted(TASKS)))

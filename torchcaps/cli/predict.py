@@ -3,7 +3,9 @@
 import csv
 import json
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +23,16 @@ _FIT = "to fit; default: as the network was trained, or as its card says"
 def command(arguments: list[str]) -> None:
     """Classify image files or folders: class, probability, length of its capsule; as text, CSV or JSON."""
     from torchcaps.data.manifest import readable
+    from torchcaps.data.text import named_texts
     from torchcaps.training.parser import OptionParser
 
-    parser = OptionParser(prog="torchcaps predict", description="Classify image files with the network of a run.")
+    parser = OptionParser(
+        prog="torchcaps predict", description="Classify image files, or texts, with the network of a run."
+    )
     add = parser.add_argument
     add("run", type=str, help="folder of a run, or of a saved network, or name of a trained one in the package")
-    add("images", type=str, nargs="+", help="image files, folders (all images in them, however deep) or patterns")
+    add("images", type=str, nargs="+", help="image files, folders (all images in them, however deep) or patterns; for "
+        "a network that takes words: texts, files with a text in each line, folders of .txt files")  # fmt: skip
     add("--resize", type=str, choices=("pad", "crop", "stretch", "handwriting"), help=_FIT)
     add("--top", type=int, help="say so many classes, the most active first; default: what the network says")
     add("--device", type=str, default="cpu", help="where to compute: cpu, cuda, cuda:1, ...")
@@ -36,19 +42,34 @@ def command(arguments: list[str]) -> None:
     add_import(parser)
     options = parser.parse_args(arguments)
     _check(options)
-    files = list(_files(options.images))
     classifier = open_classifier(options.run, options.device)
+    files: list[Any] = list((_files if classifier.words is None else named_texts)(options.images))
     bad: list[str] = []
 
     def skip(file: Any, error: Exception) -> None:
         bad.append(str(file))
-        print(f"torchcaps predict: {readable(str(error))}", file=sys.stderr)
+        print(f"torchcaps predict: {getattr(file, 'place', '')}{readable(str(error))}", file=sys.stderr)
 
     show = (_json if options.json else _csv if options.csv else _text)(classifier, options.top)
-    for file, answer in classifier.stream(files, options.resize, options.batch_size, skip):
-        show(str(file), answer)
+    with said_plainly():
+        for file, answer in classifier.stream(files, options.resize, options.batch_size, skip):
+            show(str(file), answer)
     if bad:
-        raise ValueError(f"{len(bad)} of {len(files)} files could not be read")
+        what = "files" if classifier.words is None else "texts"
+        raise ValueError(f"{len(bad)} of {len(files)} {what} could not be read")
+
+
+@contextmanager
+def said_plainly() -> Iterator[None]:
+    """Warnings as a line each."""
+
+    def show(message: Any, *where: Any, **more: Any) -> None:
+        print(f"torchcaps predict: warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield
 
 
 def _check(options: Any) -> None:

@@ -49,6 +49,7 @@ from torchcaps.data.preprocess import (
 )
 from torchcaps.data.smallnorb import SmallNORB, read_binary_matrix
 from torchcaps.data.strong import RandAugment, RandomErasing, RandomRotation
+from torchcaps.data.text import MadeQuestions, Reading, Text, TextSet, Words, joined
 from torchcaps.data.view import Preprocess, View
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "ImageData",
     "ImageFolder",
     "ImageSet",
+    "MadeQuestions",
     "Manifest",
     "Overlaid",
     "Overlay",
@@ -82,10 +84,14 @@ __all__ = [
     "RandomFlip",
     "RandomRotation",
     "RandomShift",
+    "Reading",
     "Scenes",
     "SmallNORB",
+    "Text",
+    "TextSet",
     "TurnedDigits",
     "View",
+    "Words",
     "apply_affine",
     "arrange",
     "bounding_box_overlap",
@@ -93,6 +99,7 @@ __all__ = [
     "create_dataset",
     "find_data_dir",
     "fixed_pairs",
+    "joined",
     "list_datasets",
     "load_image",
     "mixed_seed",

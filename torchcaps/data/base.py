@@ -114,6 +114,9 @@ class ImageSet(Dataset[Batch]):
             the size of the images.
     """
 
+    what: ClassVar[str] = "images"
+    """What people call them."""
+
     images: Tensor
     labels: Tensor
     classes: tuple[str, ...]
@@ -222,6 +225,12 @@ class ImageData(ABC):
 
     resize: Resize = "pad"
 
+    gives: ClassVar[str] = "images"
+    """What a network must take to be trained on it, see :attr:`torchcaps.models.ImageClassifier.takes`."""
+
+    model: ClassVar[str] = "capsnet"
+    """The network that is trained on it unless somebody says otherwise, by its registered name."""
+
     def __init__(self, validation: float = 0.1, seed: int = 0) -> None:
         check_share("validation", validation)
         self.validation_share = validation
@@ -263,6 +272,14 @@ class ImageData(ABC):
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of every image."""
         return self.train.image_shape
+
+    def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
+        """What a network for it must be told beside the number of classes; a `ValueError` if it cannot be prepared."""
+        return {"image_shape": preprocess.image_shape(self.image_shape)}
+
+    def kept(self) -> dict[str, Any]:
+        """What is saved with a network that was trained on it: how it takes what people give it. For JSON."""
+        return {"raw_image_shape": list(self.image_shape), "resize": self.resize}
 
     def fingerprint(self) -> str:
         """A digest of what networks are trained and validated on: images, labels and names of classes, in their order.

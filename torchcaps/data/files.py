@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torchcaps.data.listed import PART_NAMES, Listed, part_called, validation_is_test
 from torchcaps.data.manifest import some
@@ -46,6 +46,7 @@ class Listing(Listed):
     """
 
     root: Path = Path()
+    what: ClassVar[str] = "images"
 
     @cached_property
     def _suffixes(self) -> set[str]:
@@ -69,7 +70,7 @@ class Listing(Listed):
         for path in found:
             images = sorted(self._images(path, seen))
             if not images:
-                raise ValueError(f"class folder {path} holds no images{self._reasons(path)}")
+                raise ValueError(f"class folder {path} holds no {self.what}{self._reasons(path)}")
             files += [ImageFile(self._name(image), path.name, image) for image in images]
         self._leave_out_loose(folder)
 
@@ -86,9 +87,12 @@ class Listing(Listed):
             elif not _is(path.is_file):
                 self._leave_out(path, "it links to nothing" if path.is_symlink() else "it is no file that can be read")
             elif path.suffix.lower() not in self._suffixes:
-                self._leave_out(path, f"Pillow opens no {path.suffix or 'files without a suffix'}")
+                self._leave_out(path, self._not_opened(path.suffix))
             else:
                 yield path
+
+    def _not_opened(self, suffix: str) -> str:
+        return f"Pillow opens no {suffix or 'files without a suffix'}"
 
     def _entries(self, folder: Path) -> list[Path]:
         try:
@@ -113,8 +117,8 @@ class Listing(Listed):
         return path.relative_to(self.root).as_posix()
 
 
-def list_folder(root: Path) -> Listing:
-    """Lists the images of a folder of classes, or of folders of parts that hold them.
+def list_folder(root: Path, kind: type[Listing] = Listing) -> Listing:
+    """Lists the images of a folder of classes, or of folders of parts that hold them; or files of another kind.
 
     Raises:
         FileNotFoundError: there is no `root`.
@@ -125,8 +129,8 @@ def list_folder(root: Path) -> Listing:
         raise FileNotFoundError(f"root {root} does not exist")
     if not root.is_dir():
         raise NotADirectoryError(f"root {root} is not a folder")
-    listing = Listing(root=root)
-    parts = _part_folders(root)
+    listing = kind(root=root)
+    parts = _part_folders(root, kind)
     if parts is None:
         listing.add("all", root)
         return listing
@@ -162,7 +166,7 @@ def _folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _is(path.is_dir) and not is_junk(path))
 
 
-def _part_folders(root: Path) -> dict[str, Path] | None:
+def _part_folders(root: Path, kind: type[Listing]) -> dict[str, Path] | None:
     """The folders of the parts; None where all folders are classes.
 
     Folders with the names of parts are parts if one of them holds several folders, or there are no others.
@@ -179,7 +183,7 @@ def _part_folders(root: Path) -> dict[str, Path] | None:
             named[part] = path
     if not named or (others and all(len(_folders(path)) < 2 for path in named.values())):
         return None
-    _refuse_doubtful(root, named, [path for path in others if _holds_images(path)])
+    _refuse_doubtful(root, named, [path for path in others if _holds_any(path, kind)])
     return named
 
 
@@ -200,5 +204,5 @@ def _refuse_doubtful(root: Path, named: dict[str, Path], others: Sequence[Path])
         )
 
 
-def _holds_images(folder: Path) -> bool:
-    return any(True for _ in Listing(root=folder)._images(folder, set()))
+def _holds_any(folder: Path, kind: type[Listing]) -> bool:
+    return any(True for _ in kind(root=folder)._images(folder, set()))

@@ -190,8 +190,8 @@ class ListedImages(ImageData):
             *unknown,
             *self.listed.notes,
             *self._changes.lines(),
-            *_left_out_lines(self.manifest().left_out),
-            *copies_lines(self.manifest()),
+            *_left_out_lines(self.manifest().left_out, "text" if self.gives == "words" else "file"),
+            *copies_lines(self.manifest(), "text" if self.gives == "words" else "image"),
         )
 
     @cached_property
@@ -280,7 +280,10 @@ class ListedImages(ImageData):
         raise _all_broken(problems, self.advice)
 
     def _entry(self, item: Item) -> Entry:
-        return Entry(item.name, item.category, self._seen[item.name].digest)
+        return Entry(item.name, item.category, self._digest(item))
+
+    def _digest(self, item: Item) -> str:
+        return self._seen[item.name].digest
 
     @cached_property
     def _items(self) -> dict[str, Item]:
@@ -362,11 +365,11 @@ def _all_broken(problems: Sequence[BrokenImage], advice: str) -> ValueError:
     )
 
 
-def _left_out_lines(left_out: Mapping[str, str]) -> list[str]:
+def _left_out_lines(left_out: Mapping[str, str], thing: str) -> list[str]:
     """What was left out, for people, a line for each reason."""
     reasons: dict[str, list[str]] = {}
     for name, why in left_out.items():
         reasons.setdefault(why, []).append(name)
-    lines = [f"left out {count_of(names, 'file')}: {why}: {some(names)}" for why, names in reasons.items()]
+    lines = [f"left out {count_of(names, thing)}: {why}: {some(names)}" for why, names in reasons.items()]
     more = len(lines) - _LISTED
     return lines[:_LISTED] + ([f"left out more, for {more:,} other reasons"] if more > 0 else [])

@@ -132,8 +132,8 @@ class Manifest:
         return [rows for rows in found.values() if len({(part, entry.category) for part, entry in rows}) > 1]
 
 
-def copies_lines(manifest: Manifest) -> list[str]:
-    """For people: which images are in several parts, and which in several classes."""
+def copies_lines(manifest: Manifest, thing: str = "image") -> list[str]:
+    """For people: which images, or what else they are, are in several parts, and which in several classes."""
     groups = manifest.copies()
     in_parts = [rows for rows in groups if len({part for part, _ in rows}) > 1]
     in_classes = [rows for rows in groups if len({entry.category for _, entry in rows}) > 1]
@@ -141,7 +141,7 @@ def copies_lines(manifest: Manifest) -> list[str]:
     for found, what in ((in_parts, "parts of the data"), (in_classes, "classes")):
         if found:
             names = [" = ".join(f"{entry.name} ({part})" for part, entry in rows) for rows in found]
-            lines.append(f"{count_of(found)} of the same content in several {what}: {some(names)}")
+            lines.append(f"{count_of(found, thing)} of the same content in several {what}: {some(names)}")
     return lines
 
 

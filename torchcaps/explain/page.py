@@ -132,6 +132,7 @@ def _section(exhibit: Exhibit, pictures: Sequence[_Drawn], heading: str) -> str:
         f"<p>{escape(exhibit.text)}</p>",
         _gallery(pictures),
         _explained({mark: word for picture in pictures for mark, word in picture.marks.items()}),
+        exhibit.html() or "",
         "" if table is None else _table(table),
     )
     return "\n".join(part for part in parts if part)

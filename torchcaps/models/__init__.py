@@ -13,6 +13,7 @@ from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.registry import create_model, describe_models, list_models, register_model
 from torchcaps.models.selfroutingresnet import SelfRoutingResNet
 from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
+from torchcaps.models.text import TextCapsNet, TextClassifier, TextCNN, TextEncoder
 from torchcaps.models.vbcapsnet import VBCapsNet
 
 __all__ = [
@@ -33,6 +34,10 @@ __all__ = [
     "SelfRoutingResNet",
     "SharedCapsNet",
     "SharedCapsNetTwin",
+    "TextCNN",
+    "TextCapsNet",
+    "TextClassifier",
+    "TextEncoder",
     "UpsamplingDecoder",
     "VBCapsNet",
     "convert",

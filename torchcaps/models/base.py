@@ -1,7 +1,7 @@
 """Networks that classify images, and those among them whose classes are capsules."""
 
 from abc import abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,9 @@ class ImageClassifier(Network):
         self.image_shape = (int(image_shape[0]), int(image_shape[1]), int(image_shape[2]))
         self.classes = classes
 
+    takes: ClassVar[str] = "images"
+    """What it classifies: images, or words, see :class:`~torchcaps.models.TextClassifier`."""
+
     any_size = False
     """Whether images may have another height and width than ``image_shape``."""
 
@@ -58,6 +61,10 @@ class ImageClassifier(Network):
         Raises:
             ValueError: if the images do not fit the network, or are not finite.
         """
+
+    def examples(self, batch: int) -> Tensor:
+        """So many examples of what it takes, to try it on; always the same."""
+        return torch.rand(batch, *self.image_shape, generator=torch.Generator().manual_seed(0))
 
     def _check(self, images: Tensor) -> None:
         fits = images.shape[1:2] == self.image_shape[:1] if self.any_size else images.shape[1:] == self.image_shape

@@ -42,9 +42,20 @@ def register_model(name: str, source: str, **arguments: Any) -> Callable[[type],
     return register
 
 
-def list_models(pattern: str = "*") -> list[str]:
-    """The names that :func:`create_model` knows, those that match a shell pattern."""
-    return sorted(name for name in MODELS if fnmatch(name, pattern))
+def list_models(pattern: str = "*", takes: str | None = None) -> list[str]:
+    """The names that :func:`create_model` knows, those that match a shell pattern.
+
+    Args:
+        pattern: of the names.
+        takes: ``"images"`` or ``"words"``, for the networks over these alone.
+    """
+    names = sorted(name for name in MODELS if fnmatch(name, pattern))
+    return [name for name in names if takes in (None, taken_by(name))]
+
+
+def taken_by(name: str) -> str:
+    """What the network of this name takes: images, unless it says otherwise."""
+    return getattr(MODELS[name].network, "takes", "images")
 
 
 def create_model(name: str, pretrained: str | None = None, **arguments: Any) -> Any:
@@ -93,6 +104,7 @@ def describe_models(names: Iterable[str]) -> list[dict[str, Any]]:
             {
                 "name": name,
                 "network": type(model).__name__,
+                "takes": taken_by(name),
                 "image_shape": getattr(model, "image_shape", ()),
                 "parameters": sum(p.numel() for p in model.parameters()),
                 "source": MODELS[name].source,

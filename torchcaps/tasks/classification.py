@@ -66,7 +66,7 @@ class Classification(Task):
             {"accuracy": accuracy, "error_percent": 100 * (1 - accuracy), "balanced_accuracy": balanced},
             {"confusion": confusion, "per_class": per_class},
             (
-                f"{accuracy:.2%} of {len(images)} images right, balanced accuracy {balanced:.2%}",
+                f"{accuracy:.2%} of {len(images)} {images.what} right, balanced accuracy {balanced:.2%}",
                 *(_matrix if len(images.classes) <= _LISTED else _pairs)(findings, images.classes),
             ),
             _warnings(findings, images.classes),

@@ -114,7 +114,7 @@ class SeveralLabels(Task):
             {"accuracy": accuracy, "error_percent": 100 * (1 - accuracy)},
             {"per_class": classes},
             (
-                f"{accuracy:.2%} of {len(images)} images right in all their classes",
+                f"{accuracy:.2%} of {len(images)} {images.what} right in all their classes",
                 *(f"  {name}: in {row['images']} images, {class_text(row)}" for name, row in classes.items()),
             ),
         )
@@ -167,7 +167,7 @@ class SeveralLabels(Task):
         curves = LearningCurves.of(metrics)
         if curves is not None:
             yield curves
-        selection = _each_class(images)
+        selection = None if images.what == "texts" else _each_class(images)
         if selection is not None and selection.target is not None:
             examples = _chosen(selection, _first_of_each(selection.target))
             yield from exhibits_of(Observation(network, selection), Observation(network, examples))

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.data import ImageData, ImageSet
+from torchcaps.data import ImageData, ImageSet, TextSet
+from torchcaps.data.text import PADDING, RESERVED
 
 SPLITS = ("train", "validation", "test")
 
@@ -92,14 +93,11 @@ def _check_batches(split: str, images: ImageSet) -> None:
     rows = [*range(0, len(images), max(1, len(images) // 16))]
     batch, again = images.__getitems__(rows), images.__getitems__(rows)
     count, classes = len(rows), len(images.classes)
-    pixels, labels = batch.pictures, batch.labels
-    expected = (count, *images.image_shape)
-    _require(
-        tuple(pixels.shape) == expected and pixels.dtype == torch.float32,
-        f"{split}: a batch is {pixels.dtype} {tuple(pixels.shape)}, not float32 {expected}",
-    )
-    low, high = float(pixels.min()), float(pixels.max())
-    _require(0 <= low <= high <= 1, f"{split}: pixels go from {low:g} to {high:g}, not from 0 to 1")
+    labels = batch.labels
+    if isinstance(images, TextSet):
+        _check_words(split, images, batch.images)
+    else:
+        _check_pixels(split, (count, *images.image_shape), batch.pictures)
     mask = labels.dtype == torch.bool and labels.shape == (count, classes)
     label = labels.dtype == torch.int64 and labels.shape == (count,) and 0 <= int(labels.min()) <= int(labels.max())
     _require(
@@ -108,8 +106,30 @@ def _check_batches(split: str, images: ImageSet) -> None:
         f"{tuple(labels.shape)} from {int(labels.min())} to {int(labels.max())}",
     )
     _require(batch.indices.tolist() == rows, f"{split}: indices of a batch are not those that were asked for")
-    _require(torch.equal(pixels, again.pictures), f"{split}: the same images look different when fetched again")
+    _require(torch.equal(batch.images, again.images), f"{split}: the same images look different when fetched again")
     _require(torch.equal(labels, again.labels), f"{split}: the same images have other labels when fetched again")
+
+
+def _check_pixels(split: str, expected: tuple[int, ...], pixels: Tensor) -> None:
+    _require(
+        tuple(pixels.shape) == expected and pixels.dtype == torch.float32,
+        f"{split}: a batch is {pixels.dtype} {tuple(pixels.shape)}, not float32 {expected}",
+    )
+    low, high = float(pixels.min()), float(pixels.max())
+    _require(0 <= low <= high <= 1, f"{split}: pixels go from {low:g} to {high:g}, not from 0 to 1")
+
+
+def _check_words(split: str, texts: TextSet, words: Tensor) -> None:
+    """Numbers of words that there are, behind each text nothing but padding, and a word in each."""
+    last = RESERVED + len(texts.words) - 1
+    _require(
+        words.dtype == torch.int64 and words.ndim == 2, f"{split}: a batch must be int64 (B, L), got {words.dtype}"
+    )
+    low, high = int(words.min()), int(words.max())
+    _require(0 <= low <= high <= last, f"{split}: words go from {low} to {high}, not from 0 to {last}")
+    there = (words != PADDING).int()
+    _require(bool((there.diff(dim=1) <= 0).all()), f"{split}: there are words behind the end of a text")
+    _require(bool(there[:, 0].all()), f"{split}: there are texts without a word")
 
 
 def _check_disjoint(sets: Mapping[str, ImageSet]) -> None:
@@ -127,6 +147,8 @@ def _check_disjoint(sets: Mapping[str, ImageSet]) -> None:
 
 
 def _contents(images: ImageSet) -> list[bytes]:
+    if isinstance(images, TextSet):
+        return [text.encode() for text in images.texts]
     return [image.cpu().contiguous().numpy().tobytes() for image in images.images]
 
 
@@ -153,5 +175,7 @@ def _check_seeds(source: ImageData | Callable[..., ImageData], sets: Mapping[str
 
 
 def _same(one: ImageSet, other: ImageSet) -> bool:
+    if isinstance(one, TextSet):
+        return _contents(one) == _contents(other) and torch.equal(one.labels, other.labels)
     pairs: list[tuple[Tensor, Tensor]] = [(one.images, other.images), (one.labels, other.labels)]
     return all(torch.equal(first, second) for first, second in pairs)

@@ -66,7 +66,7 @@ def check_model(
             raise ValueError(f"{type(network).__name__} is no image classifier: inputs must make a batch for it")
         given = inputs
         subject = Subject(network, _images if given is None else lambda _, batch: given(batch))
-        if inputs is not None or not isinstance(network, ImageClassifier):
+        if inputs is not None or not isinstance(network, ImageClassifier) or network.takes != "images":
             checks = {name: check for name, check in checks.items() if check not in OF_IMAGES}
         for name, check in checks.items():
             if name in skip:
@@ -81,7 +81,7 @@ def check_model(
 
 def _images(network: Network, batch: int) -> Tensor:
     assert isinstance(network, ImageClassifier)
-    return torch.rand(batch, *network.image_shape, generator=torch.Generator().manual_seed(0))
+    return network.examples(batch)
 
 
 def _tensors(output: Any) -> list[Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchcaps.data import ImageData, ImageSet, Preprocess
 from torchcaps.losses import ActivationLoss, MarginLoss
-from torchcaps.models import ImageClassifier, create_model
+from torchcaps.models import ImageClassifier, create_model, list_models
 from torchcaps.routing import Routing
 from torchcaps.tasks import Task, as_task
 from torchcaps.training.speed import Speed
@@ -41,7 +41,7 @@ class Subject:
         data: the images: Digits, MNIST, FashionMNIST, ImageFolder, or any other ImageData.
         task: what the network is for: Classification, SeveralLabels, any other Task, or its name; default: what the
             data say.
-        model: a network by name; 'torchcaps models' lists them.
+        model: a network by name; 'torchcaps models' lists them; default: what the data say, for images capsnet.
         model_args: arguments of the network, over those of its name.
         routing: of the class capsules; default: the network's own.
         preprocess: how the images are prepared, at random in training; the network sees, and keeps, the result.
@@ -49,7 +49,7 @@ class Subject:
 
     data: ImageData
     task: Task | str | None = None
-    model: str = "capsnet"
+    model: str | None = None
     model_args: dict[str, Any] | None = None
     routing: Routing | None = None
     preprocess: Preprocess = field(default_factory=Preprocess)
@@ -64,6 +64,11 @@ class Subject:
         task.check(self.data.train)
         return task
 
+    @property
+    def architecture(self) -> str:
+        """The name of the network that was chosen, or the one that the data say."""
+        return self.data.model if self.model is None else self.model
+
     def network(self, seed: int) -> ImageClassifier:
         """The network, with initial weights that depend on the seed alone.
 
@@ -72,12 +77,15 @@ class Subject:
         """
         if self.routing is not None and not self.routing.trainable:
             raise ValueError(f"routing must have gradients to train with, got {type(self.routing).__name__}")
-        image_shape = self.preprocess.image_shape(self.data.image_shape)
-        arguments = {"image_shape": image_shape, "classes": len(self.data.classes), **(self.model_args or {})}
+        fitting, gives = list_models(takes=self.data.gives), self.data.gives
+        if self.architecture in list_models() and self.architecture not in fitting:
+            raise ValueError(f"{self.architecture} takes no {gives}; model must be one of {', '.join(fitting)}")
+        given = self.data.arguments(self.preprocess)
+        arguments = {**given, "classes": len(self.data.classes), **(self.model_args or {})}
         if self.routing is not None:
             arguments["routing"] = self.routing
         torch.manual_seed(seed)
-        return create_model(self.model, **arguments)
+        return create_model(self.architecture, **arguments)
 
 
 @dataclass(kw_only=True)

@@ -100,7 +100,7 @@ def _described(subject: Subject, task: Task, network: ImageClassifier) -> dict[s
     """What was trained, on what and for what, for the summary."""
     data = subject.data
     return {
-        "model": subject.model,
+        "model": subject.architecture,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "data": type(data).__name__,
         "task": task.name,
@@ -129,8 +129,7 @@ def save(network: ImageClassifier, folder: RunFolder, subject: Subject, task: Ta
         folder.model,
         classes=list(subject.data.classes),
         preprocess=subject.preprocess.config(),
-        raw_image_shape=list(subject.data.image_shape),
-        resize=subject.data.resize,
+        **subject.data.kept(),
         task=task.saved(),
         calibration=None if calibration is None else calibration.config(),
     )

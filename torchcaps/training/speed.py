@@ -45,8 +45,8 @@ class Speed:
                 module.weight.data = self.arrange(module.weight.data)
 
     def arrange(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W), or weights of a convolution, in the order of ``channels_last``."""
-        if not self.channels_last:
+        """Images (B, C, H, W), or weights of a convolution, in the order of ``channels_last``; words as they are."""
+        if not self.channels_last or images.ndim != 4:
             return images
         images = images.contiguous(memory_format=torch.channels_last)
         _, channels, height, width = images.shape

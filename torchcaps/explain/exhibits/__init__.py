@@ -17,6 +17,7 @@ from torchcaps.explain.exhibits.layers import (
 )
 from torchcaps.explain.exhibits.live import ClassActivations, ClassPose, PoseSwap, RoutingStep, RoutingSteps
 from torchcaps.explain.exhibits.reliability import Reliability, ReliabilityCurve
+from torchcaps.explain.exhibits.words import ColouredText, ColouredTexts, exhibits_of_texts, word_shares
 
 __all__ = [
     "ActivationMaps",
@@ -24,6 +25,8 @@ __all__ = [
     "Assignments",
     "ClassActivations",
     "ClassPose",
+    "ColouredText",
+    "ColouredTexts",
     "Confusion",
     "Curve",
     "Exhibit",
@@ -50,7 +53,9 @@ __all__ = [
     "TypeMaps",
     "exhibits_of",
     "exhibits_of_classifier",
+    "exhibits_of_texts",
     "list_exhibits",
     "measures",
     "register_exhibit",
+    "word_shares",
 ]

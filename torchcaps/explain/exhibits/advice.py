@@ -16,10 +16,14 @@ from torchcaps.explain.findings import Findings, confused_pairs
 
 _PAIRS = 3
 _MOST = 8
+<<<<<<< HEAD
 _GOOD = 0.97
 _WIDER = "--model_args.widths [64,128,256]"
 _STRONGER = "--model capsnet_on_backbone"
 _KORNIA = ("rotate", "randaugment", "erase")
+=======
+_FORGET = "--model_args.dropout 0.7 --model_args.hidden_words 0.1"
+>>>>>>> words
 _LOOKED_AT = 50  # files whose size is looked up
 
 
@@ -60,7 +64,7 @@ class Advice(Exhibit):
         """
         found = chain(
             _majority(findings, images),
-            _curves(findings, summary, metrics),
+            _curves(findings, images, summary, metrics),
             _balance(findings, images),
             _confused(findings, images),
             _few(findings, images),
@@ -93,7 +97,7 @@ def _majority(findings: Findings, images: ImageSet) -> Iterator[Hint]:
         )
 
 
-def _curves(findings: Findings, summary: Mapping[str, Any], metrics: Metrics) -> Iterator[Hint]:
+def _curves(findings: Findings, images: ImageSet, summary: Mapping[str, Any], metrics: Metrics) -> Iterator[Hint]:
     """Learned by heart, not learned to the end, or turned back."""
     train = [row["train_accuracy"] for row in metrics if "train_accuracy" in row]
     validation = [row["val_accuracy"] for row in metrics if "val_accuracy" in row]
@@ -102,22 +106,29 @@ def _curves(findings: Findings, summary: Mapping[str, Any], metrics: Metrics) ->
     seen = validation[-1] if validation else findings.accuracy
     gap = train[-1] - seen
     if gap > 0.1 or (gap > 0.04 and 1 - seen > 2 * (1 - train[-1])):
-        options = _augmentation(summary.get("preprocess", {}))
+        options = _augmentation(summary.get("preprocess", {})) if images.what == "images" else _FORGET
         extra = any(f".{name} " in options for name in _KORNIA)
         yield Hint(
+<<<<<<< HEAD
             f"{train[-1]:.1%} of the training images are right, {seen:.1%} of others",
             "it learns its images by heart: "
             + ("change them more, or " if options else "")
             + "add images"
             + (" (pip install 'torchcaps[augment]' first)" if extra else ""),
             options,
+=======
+            f"{train[-1]:.1%} of the training {images.what} are right, {seen:.1%} of others",
+            f"it learns its {images.what} by heart: change them more, or add {images.what}",
+            _augmentation(summary.get("preprocess", {})) if images.what == "images" else _FORGET,
+>>>>>>> words
         )
     elif train[-1] < 0.9:
-        yield _unfinished(train, summary)
+        yield _unfinished(train, images, summary)
     best = max(validation, default=0.0)
     if len(validation) > 4 and best - validation[-1] > 0.02 and validation.index(best) < 0.8 * len(validation):
         yield Hint(
-            f"epoch {1 + validation.index(best)} had {best:.1%} of the validation images right, the last {seen:.1%}",
+            f"epoch {1 + validation.index(best)} had {best:.1%} of the validation {images.what} right, "
+            f"the last {seen:.1%}",
             "keep the best epoch, and stop when it gets no better",
             "--keep best --stop early",
         )
@@ -130,6 +141,7 @@ def _augmentation(preprocess: Mapping[str, Any]) -> str:
     return " ".join(new[:3])
 
 
+<<<<<<< HEAD
 def _more(findings: Findings, summary: Mapping[str, Any], metrics: Metrics) -> Iterator[Hint]:
     """Where nothing stands out, but not all is right."""
     if findings.accuracy >= _GOOD:
@@ -144,21 +156,31 @@ def _more(findings: Findings, summary: Mapping[str, Any], metrics: Metrics) -> I
 
 
 def _unfinished(train: list[float], summary: Mapping[str, Any]) -> Hint:
+=======
+def _unfinished(train: list[float], images: ImageSet, summary: Mapping[str, Any]) -> Hint:
+>>>>>>> words
     rising = len(train) < 4 or train[-1] - train[-4] > 0.01
-    fact = f"after {len(train)} epochs {train[-1]:.1%} of the training images are right"
+    fact = f"after {len(train)} epochs {train[-1]:.1%} of the training {images.what} are right"
     if rising:
         return Hint(fact, "it was still getting better: train longer", f"--epochs {max(20, 2 * len(train))}")
     if summary.get("model", "").startswith("capsnet_on_backbone"):
+<<<<<<< HEAD
         return Hint(fact, "and it gets no better: take a wider network", _WIDER)
     return Hint(fact, "and it gets no better: take a stronger network", _STRONGER)
+=======
+        return Hint(fact, "and it gets no better: take a wider network", "--model_args.widths [64,128,256]")
+    stronger = "capsnet_on_backbone" if images.what == "images" else "text_capsnet_b"
+    return Hint(fact, "and it gets no better: take a stronger network", f"--model {stronger}")
+>>>>>>> words
 
 
 def _balance(findings: Findings, images: ImageSet) -> Iterator[Hint]:
     counts = torch.bincount(findings.labels, minlength=len(images.classes))
     most, least = int(counts.argmax()), int(counts.clamp_min(1).argmin())
     if counts[most] > 3 * counts[least].clamp_min(1):
+        rare = f"{images.classes[least]!r} {int(counts[least])}"
         yield Hint(
-            f"{images.classes[most]!r} has {int(counts[most])} images, {images.classes[least]!r} {int(counts[least])}",
+            f"{images.classes[most]!r} has {int(counts[most])} {images.what}, {rare}",
             "rare classes count too little: weigh them, or show them more often",
             "--class_weights balanced",
         )
@@ -172,9 +194,9 @@ def _confused(findings: Findings, images: ImageSet) -> Iterator[Hint]:
         if count >= 2 and count > 0.05 * total:
             names = repr(images.classes[true]), repr(images.classes[said])
             yield Hint(
-                f"{count} of {total} images of {names[0]} were taken for {names[1]}",
-                f"look at these mistakes for wrong labels; add images of {names[0]} and {names[1]} that show what is "
-                "different",
+                f"{count} of {total} {images.what} of {names[0]} were taken for {names[1]}",
+                f"look at these mistakes for wrong labels; add {images.what} of {names[0]} and {names[1]} that show "
+                "what is different",
             )
 
 
@@ -183,8 +205,8 @@ def _few(findings: Findings, images: ImageSet) -> Iterator[Hint]:
     spread = 1.96 * math.sqrt(max(findings.accuracy * findings.error, 0.25 / number) / number)
     if spread > 0.03:
         yield Hint(
-            f"{number} test images: the accuracy is {findings.accuracy:.1%} give or take {spread:.1%}",
-            "do not trust smaller differences; add images",
+            f"{number} test {images.what}: the accuracy is {findings.accuracy:.1%} give or take {spread:.1%}",
+            f"do not trust smaller differences; add {images.what}",
         )
 
 

@@ -46,6 +46,10 @@ class Exhibit:
         """What of it reads best in rows; None if nothing does."""
         return None
 
+    def html(self) -> str | None:
+        """What of it a page shows that is neither picture nor table, as HTML in which all text is escaped."""
+        return None
+
     def to_json(self) -> dict[str, Any]:
         """All of it as objects, lists, strings and numbers; :func:`json.dumps` takes it with ``allow_nan=False``.
 

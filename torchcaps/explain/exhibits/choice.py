@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torchcaps.data.base import ImageSet
+from torchcaps.data.text import TextSet
 from torchcaps.explain.calibration import Calibration
 from torchcaps.explain.exhibits.advice import Advice
 from torchcaps.explain.exhibits.answers import Confusion, Mistakes, Summary, measures
@@ -13,10 +14,12 @@ from torchcaps.explain.exhibits.curves import LearningCurves, Metrics
 from torchcaps.explain.exhibits.decoded import Perturbations, Reconstructions
 from torchcaps.explain.exhibits.layers import LayerActivations, LayerPoses, LayerTypes
 from torchcaps.explain.exhibits.reliability import Reliability
+from torchcaps.explain.exhibits.words import exhibits_of_texts
 from torchcaps.explain.findings import Findings
 from torchcaps.explain.observe import Observation
 from torchcaps.explain.selection import select_examples, select_samples
 from torchcaps.models.base import ImageClassifier
+from torchcaps.models.text import TextClassifier
 
 
 def exhibits_of(observation: Observation, examples: Observation | None = None) -> Iterator[Exhibit]:
@@ -64,10 +67,16 @@ def exhibits_of_classifier(
     if curves is not None:
         yield curves
     yield Confusion.of(findings, image_set.classes)
-    yield Mistakes.of(findings, image_set)
+    if isinstance(image_set, TextSet):
+        assert isinstance(model, TextClassifier)
+        yield from exhibits_of_texts(model, image_set, findings)
+    else:
+        yield Mistakes.of(findings, image_set)
     calibration = Calibration.from_config(model.extra.get("calibration"))
     reliability = None if calibration is None else Reliability.of(findings, calibration)
     if reliability is not None:
         yield reliability
+    if isinstance(image_set, TextSet):
+        return
     shown, examples = select_samples(findings, image_set), select_examples(findings, image_set)
     yield from exhibits_of(Observation(model, shown), Observation(model, examples))

@@ -1,0 +1,245 @@
+"""Texts: the forms that they come in, words and their numbers, and what is left out."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchcaps.data import MadeQuestions, Manifest, Preprocess, Text, TextSet, Words, joined
+from torchcaps.data.text import PADDING, UNKNOWN, named_texts
+from torchcaps.testing import check_dataset
+
+
+def write(root: Path, files: dict[str, str], encoding: str = "utf-8") -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding=encoding)
+    return root
+
+
+def reviews(root: Path, count: int = 10) -> Path:
+    good = {f"good/{place}.txt": f"a lovely film, number {place}" for place in range(count)}
+    bad = {f"bad/deep/{place}.txt": f"what a dull film, number {place}" for place in range(count)}
+    return write(root, good | bad)
+
+
+def texts_of(texts: TextSet) -> dict[str, str]:
+    """Each text with the name of its class."""
+    return {text: texts.classes[label] for text, label in zip(texts.texts, texts.labels.tolist(), strict=True)}
+
+
+class TestWords:
+    words = Words(("film", "good", "."))
+
+    def test_numbers_and_spans(self) -> None:
+        (reading,) = self.words.read(["A  GOOD film."])
+        assert reading.numbers.tolist() == [UNKNOWN, 3, 2, 4]
+        assert ["A  GOOD film."[start:end] for start, end in reading.spans] == ["A", "GOOD", "film", "."]
+        assert (reading.length, reading.unknown) == (4, 1)
+        assert Words(("film", "good", "."), lower=False).read(["GOOD"])[0].unknown == 1
+
+    def test_only_the_beginning_of_long_texts_is_read(self) -> None:
+        (reading,) = Words(("film",), longest=7).read(["film " * 10_000])
+        assert (len(reading.numbers), len(reading.spans), reading.length) == (7, 7, 10_000)
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("这部电影很好", list("这部电影很好")),
+            ("Хороший фильм!", ["хороший", "фильм", "!"]),
+            ("अच्छी फिल्म", ["अच्छी", "फिल्म"]),
+            ("فيلم جيد", ["فيلم", "جيد"]),
+            ("ﬁlm", ["film"]),  # a ligature, in one form with what others type
+            ("[padding]", ["[", "padding", "]"]),
+            ("", []),
+            (" \n\t\u200b", []),
+        ],
+    )
+    def test_other_scripts(self, text: str, words: list[str]) -> None:
+        assert Words().split(text) == words
+        assert Words.of([text]).read([text])[0].unknown == 0
+
+    def test_the_most_frequent_words_first(self) -> None:
+        texts = ["b b b c c a", "a d"]
+        assert Words.of(texts).vocabulary == ("b", "a", "c", "d")
+        assert Words.of(texts, most=2).vocabulary == ("b", "a")
+        assert Words.of(texts, least=2).vocabulary == ("b", "a", "c")
+
+    def test_saved_and_opened(self) -> None:
+        assert Words.from_config(self.words.config()) == self.words
+        assert Words.from_config(None) is None
+        with pytest.raises(ValueError, match="words that were saved with the network are damaged"):
+            Words.from_config({"vocabulary": ["a"]})
+        with pytest.raises(ValueError, match="each word once, got a more often"):
+            Words(("a", "b", "a"))
+
+
+class TestForms:
+    def test_a_folder_of_classes(self, tmp_path: Path) -> None:
+        write(reviews(tmp_path), {"good/empty.txt": " \n", "good/picture.png": "x", "loose.txt": "nowhere"})
+        (tmp_path / "bad" / "old.txt").write_bytes("très ennuyeux".encode("latin-1"))
+        (tmp_path / "bad" / "marked.txt").write_bytes(b"\xef\xbb\xbfboring\r\nfilm")
+        data = Text(str(tmp_path))
+        assert data.classes == ("bad", "good")
+        found = texts_of(data.train) | texts_of(data.validation) | texts_of(data.test)
+        assert len(found) == len(data.train) + len(data.validation) + len(data.test) == 22
+        assert found["très ennuyeux"] == found["boring\nfilm"] == "bad"
+        told = "\n".join(data.notes())
+        assert "it has no words: good/empty.txt" in told
+        assert "only .txt files are texts: good/picture.png" in told
+        assert "it lies in no class folder: loose.txt" in told
+
+    def test_folders_of_parts(self, tmp_path: Path) -> None:
+        reviews(tmp_path / "train")
+        reviews(tmp_path / "test", 3)
+        data = Text(str(tmp_path), validation=0.0)
+        assert (len(data.train), len(data.validation), len(data.test)) == (20, 0, 6)
+        assert all(name.startswith("test/") for name in data.test.files)
+
+    def test_a_table(self, tmp_path: Path) -> None:
+        rows = "".join(f'"one, {place}",pos\n"two\nlines {place}",neg\n' for place in range(5))
+        write(tmp_path, {"all.csv": f"review,stars\n{rows},pos\nno label,\nshort\n"})
+        data = Text(str(tmp_path / "all.csv"), text="review", label="stars", validation=0.0, test=0.0)
+        assert data.classes == ("neg", "pos")
+        assert texts_of(data.train)["two\nlines 3"] == "neg"
+        assert len(data.train) == 10
+        told = "\n".join(data.notes())
+        assert "left out 1 text: it has no words: all.csv, row 11" in told
+        assert "left out 2 texts: it has no label: all.csv, row 12, all.csv, row 13" in told
+        with pytest.raises(ValueError, match=r"text must be a column of .*all.csv, got 'text'; there are \['review'"):
+            Text(str(tmp_path / "all.csv"))
+
+    def test_tables_of_parts(self, tmp_path: Path) -> None:
+        rows = "text\tlabel\na\tx\nb\ty\nc\tx\nd\ty\n"
+        write(tmp_path, {"train.tsv": rows, "test.tsv": "text\tlabel\ne\tx\n"})
+        data = Text(str(tmp_path), validation=0.0)
+        assert (data.train.texts, data.test.texts) == (("a", "b", "c", "d"), ("e",))
+
+    def test_trec(self, tmp_path: Path) -> None:
+        train = "DESC:def What is a fanciér ?\nHUM:ind Who is\x85he ?\nHUM:ind Who ?\nDESC:def Why ?\n"
+        write(tmp_path, {"train_5500.label": train, "TREC_10.label": "HUM:desc Who was Galileo ?\n"}, "latin-1")
+        data = Text(str(tmp_path), validation=0.0)
+        assert texts_of(data.train)["What is a fanciér ?"] == "DESC"
+        assert texts_of(data.train)["Who is\x85he ?"] == "HUM"  # what latin-1 has there ends no line
+        assert texts_of(data.test) == {"Who was Galileo ?": "HUM"}
+        assert data.test.files == ("TREC_10.label:1",)
+
+    @pytest.mark.parametrize(
+        ("good", "bad"), [("rt-polarity.pos", "rt-polarity.neg"), ("subj.subjective", "subj.objective")]
+    )
+    def test_a_file_for_each_class(self, tmp_path: Path, good: str, bad: str) -> None:
+        write(tmp_path, {good: "fine\nnice\n", bad: "dull\nslow"})
+        data = Text(str(tmp_path), validation=0.0, test=0.0)
+        first, second = Path(good).suffix[1:], Path(bad).suffix[1:]
+        found = {text: name[:3] for text, name in texts_of(data.train).items()}
+        assert found == {"fine": first[:3], "nice": first[:3], "dull": second[:3], "slow": second[:3]}
+
+    def test_sst(self, tmp_path: Path) -> None:
+        binary = {f"stsa.binary.{part}": f"0 dull {part}\n1 fine {part}\n" for part in ("train", "dev", "test")}
+        data = Text(str(write(tmp_path / "one", binary)))
+        assert texts_of(data.validation) == {"dull dev": "negative", "fine dev": "positive"}
+        fine = {f"stsa.fine.{part}": f"0 dull {part}\n4 fine {part}\n" for part in ("train", "dev", "test")}
+        write(tmp_path / "both", binary | fine)
+        with pytest.raises(ValueError, match=r"stsa.binary.train and stsa.fine.train: give one of them as root"):
+            Text(str(tmp_path / "both"))
+        data = Text(str(tmp_path / "both" / "stsa.fine.train"))
+        assert texts_of(data.test) == {"dull test": "very negative", "fine test": "very positive"}
+
+    def test_what_there_is_not(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(FileNotFoundError, match=r"root nowhere does not exist, and neither does .*nowhere"):
+            Text("nowhere")
+        write(tmp_path / "one", {"only/a.txt": "a", "empty/b.txt": ""})
+        with pytest.raises(ValueError, match="texts of two or more classes"):
+            Text(str(tmp_path / "one"))
+        (tmp_path / "bare" / "a").mkdir(parents=True)
+        (tmp_path / "bare" / "b").mkdir()
+        with pytest.raises(ValueError, match="holds no texts"):
+            Text(str(tmp_path / "bare"))
+        write(tmp_path, {"note.doc": "x"})
+        with pytest.raises(ValueError, match="must be a folder, or a table of texts"):
+            Text(str(tmp_path / "note.doc"))
+        monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
+        reviews(tmp_path / "films")
+        assert Text("films").classes == ("bad", "good")
+
+
+def test_the_vocabulary_is_that_of_the_training_texts(tmp_path: Path) -> None:
+    reviews(tmp_path / "train")
+    write(tmp_path / "test", {"good/a.txt": "splendid film", "bad/b.txt": "awful film"})
+    data = Text(str(tmp_path))
+    assert {"splendid", "awful"}.isdisjoint(data.words.vocabulary)
+    assert [reading.unknown for reading in data.words.read(data.test.texts)] == [1, 1]
+
+
+def test_texts_that_are_cut_are_told(tmp_path: Path) -> None:
+    write(reviews(tmp_path), {"good/long.txt": "film " * 10_000})
+    told = Text(str(tmp_path)).notes()[-1]
+    assert told == "1 text of 21 longer than 512 words, of which the first 512 are read; the longest has 10,000"
+    assert not any("longer than" in note for note in Text(str(tmp_path), longest=10_000).notes())
+
+
+def test_a_run_keeps_to_its_texts(tmp_path: Path) -> None:
+    data = Text(str(reviews(tmp_path / "films")))
+    data.manifest().write(tmp_path / "record.json")
+    before = {part: tuple(data.manifest().parts[part]) for part in ("train", "validation", "test")}
+    write(tmp_path / "films", {"good/new.txt": "another one"})
+    again = Text(str(tmp_path / "films"))
+    changes = again.follow(Manifest.read(tmp_path / "record.json"))
+    assert changes.added == ("good/new.txt",)
+    assert {part: tuple(again.manifest().parts[part]) for part in before} == before
+    assert again.words == data.words
+    assert again.fingerprint() == data.fingerprint() != Text(str(tmp_path / "films"), longest=3).fingerprint()
+
+
+class TestSets:
+    data = MadeQuestions(40)
+
+    def test_check_dataset(self) -> None:
+        check_dataset(partial(MadeQuestions, 40))
+
+    def test_batches_are_as_long_as_their_longest_text(self) -> None:
+        train = self.data.train
+        lengths = (train.images != PADDING).sum(1)
+        short = lengths.argsort()[:3].tolist()
+        batch = train.__getitems__(short)
+        assert batch.images.shape == (3, int(lengths[short].max()))
+        assert torch.equal(batch.images, train.images[short, : batch.images.shape[1]])
+
+    def test_in_other_words(self) -> None:
+        words = Words(("river", "?"))
+        other = self.data.test.in_words(words)
+        assert other.texts == self.data.test.texts
+        assert int(other.images.max()) == 3
+        assert self.data.test.in_words(self.data.words) is self.data.test
+
+    def test_nothing_that_is_for_images(self) -> None:
+        with pytest.raises(ValueError, match="preprocess and composition are for images"):
+            self.data.train.prepared(Preprocess(shift=1))
+        with pytest.raises(ValueError, match=r"int64 \(N, L\), got torch.uint8"):
+            TextSet(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), ("a",))
+
+    def test_joined(self) -> None:
+        test = self.data.test
+        pairs = joined(test, 30)
+        assert (pairs.labels.sum(1) == 2).all()
+        own = texts_of(test)
+        for text, mask in zip(pairs.texts, pairs.labels, strict=True):
+            told = {test.classes[label] for label in mask.nonzero().flatten().tolist()}
+            halves = [(one, text.removeprefix(f"{one} ")) for one in own if text.startswith(f"{one} ")]
+            assert any(second in own and {own[one], own[second]} == told for one, second in halves)
+        assert joined(test, 30).texts == pairs.texts != joined(test, 30, seed=1).texts
+        with pytest.raises(ValueError, match="of one class each"):
+            joined(pairs, 2)
+
+
+def test_texts_named_on_a_command_line(tmp_path: Path) -> None:
+    write(tmp_path, {"lines": "one film\n\nanother", "folder/a.txt": "two\nlines", "folder/b.dat": "x"})
+    found = list(named_texts([str(tmp_path / "lines"), str(tmp_path / "folder"), "just this"]))
+    assert found == ["one film", "", "another", "two\nlines", "just this"]
+    assert [text.place.removeprefix(f"{tmp_path}/") for text in found] == [
+        *(f"lines:{number}: " for number in (1, 2, 3)), "folder/a.txt: ", "",
+    ]  # fmt: skip
+    with pytest.raises(FileNotFoundError, match=r"there is no file new\.txt"):
+        list(named_texts(["new.txt"]))

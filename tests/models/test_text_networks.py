@@ -1,0 +1,149 @@
+"""Networks over words: padding changes nothing, any length, and each layer is what it says."""
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchcaps import create_model, create_routing, list_models, list_routings, margin_loss
+from torchcaps.data.text import PADDING, RESERVED, UNKNOWN, Words
+from torchcaps.models import TextCapsNet, TextClassifier, text
+
+NAMES = list_models(takes="words")
+SLOW = pytest.mark.skipif("TORCHCAPS_SLOW" not in os.environ, reason="TORCHCAPS_SLOW=1 runs what takes long")
+SMALL = {"vocabulary": 30, "classes": 3, "word_dim": 8}
+
+
+def network(name: str, **more: object) -> TextClassifier:
+    torch.manual_seed(0)
+    return create_model(name, **SMALL, **more).double().eval()
+
+
+def some_words(*shape: int) -> Tensor:
+    return torch.randint(UNKNOWN, RESERVED + 30, shape, generator=torch.Generator().manual_seed(1))
+
+
+def test_the_numbers_are_those_of_the_data() -> None:
+    assert NAMES == ["text_capsnet", "text_capsnet_b", "text_cnn", "text_encoder"]
+    assert (text.PADDING, text.UNKNOWN, text.RESERVED) == (PADDING, UNKNOWN, RESERVED)
+    assert Words(("a",)).read(["a b"])[0].numbers.tolist() == [RESERVED, UNKNOWN]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "stride"])
+@pytest.mark.parametrize("length", [1, 2, 5, 8])
+def test_padding_changes_no_answer_and_no_gradient(name: str, length: int) -> None:
+    model = network("text_capsnet", stride=2) if name == "stride" else network(name)
+    words = some_words(3, length)
+    found = []
+    for behind in (0, 1, 7):
+        model.zero_grad()
+        prediction = model(F.pad(words, (0, behind)))
+        prediction.activation.square().sum().backward()
+        found.append((prediction.activation, [parameter.grad.clone() for parameter in model.parameters()]))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_of_many_lengths_in_one_batch(name: str) -> None:
+    model, words = network(name), some_words(4, 9)
+    lengths = (9, 1, 4, 6)
+    for row, length in zip(words, lengths, strict=True):
+        row[length:] = PADDING
+    together = model(words).activation
+    for row, length, answer in zip(words, lengths, together, strict=True):
+        torch.testing.assert_close(model(row[None, :length]).activation[0], answer, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_long_texts_and_none(name: str) -> None:
+    model = network(name)
+    assert model(some_words(1, 3000)).activation.isfinite().all()
+    assert model(torch.zeros(2, 5, dtype=torch.int64)).activation.isfinite().all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_are_no_words(name: str) -> None:
+    model = network(name)
+    for wrong, said in (
+        (torch.rand(2, 5), "whole numbers, int64, got torch.float32"),
+        (some_words(5), r"\(B, L\), with L at least 1, got shape \(5,\)"),
+        (some_words(2, 0), r"got shape \(2, 0\)"),
+        (torch.full((2, 5), 32), "words must lie in 0..31, got 32 to 32"),
+        (torch.full((2, 5), -1), "got -1 to -1"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            model(wrong)
+    for name_of, value in (("dropout", 1.0), ("hidden_words", -0.1)):
+        with pytest.raises(ValueError, match=f"{name_of} must be a share"):
+            create_model(name, **{name_of: value})
+
+
+def test_the_maximum_of_each_feature_over_the_text() -> None:
+    model, words = network("text_cnn", widths=(2,), channels=5), some_words(1, 4)
+    x = model.embedding(words)[0]
+    windows = torch.stack([torch.cat([x[place], x[place + 1] if place < 3 else 0 * x[0]]) for place in range(4)])
+    weight = model.convolutions[0].weight.movedim(1, 2).flatten(1)
+    features = (windows @ weight.T + model.convolutions[0].bias).relu().amax(0)
+    scores = features @ model.head.weight.T + model.head.bias
+    torch.testing.assert_close(model(words).activation[0], scores.sigmoid())
+    soft = network("text_cnn", output="softmax")
+    torch.testing.assert_close(soft(words).activation.sum(), torch.tensor(1.0).double())
+
+
+def test_form_b_is_the_mean_of_its_branches() -> None:
+    model, words = network("text_capsnet_b"), some_words(2, 6)
+    assert isinstance(model, TextCapsNet)
+    assert model.widths == (3, 4, 5)
+    poses = [branch(*model.vectors(words)).pose for branch in model.branches]
+    prediction = model(words)
+    torch.testing.assert_close(prediction.capsules.pose, torch.stack(poses).mean(0))
+    torch.testing.assert_close(prediction.activation, prediction.capsules.pose.norm(dim=-1))
+
+
+@pytest.mark.parametrize("name", ["text_capsnet", "text_encoder"])
+@pytest.mark.parametrize("routing", [name for name in list_routings() if name in ("kmeans", "mean", "max_min")])
+def test_other_routings(name: str, routing: str) -> None:
+    model = network(name, routing=create_routing(routing))
+    assert type(model.routing) is type(create_routing(routing))
+    words = some_words(2, 5)
+    torch.testing.assert_close(model(F.pad(words, (0, 4))).activation, model(words).activation)
+
+
+def test_words_are_hidden_in_training_alone() -> None:
+    model, words = network("text_cnn", hidden_words=0.9, dropout=0.0), some_words(2, 50)
+    model.train()
+    unknown = model.embedding.weight[UNKNOWN]
+    vectors, _ = model.vectors(words)
+    share = (vectors.movedim(1, 2) == unknown).all(-1).double().mean()
+    assert 0.8 < share < 1
+    model.eval()
+    vectors, _ = model.vectors(words)
+    torch.testing.assert_close(vectors.movedim(1, 2), model.embedding(words))
+
+
+def test_what_dynamic_routing_learns_from_a_fresh_start() -> None:
+    """Capsules of different words differ at the start: a few steps tell two words apart."""
+    for name in ("text_capsnet", "text_encoder"):
+        torch.manual_seed(0)
+        model = create_model(name, vocabulary=10, classes=2, word_dim=16, dropout=0.0, hidden_words=0.0)
+        words, labels = torch.tensor([[2, 4, 5], [3, 4, 5]]), torch.tensor([0, 1])
+        optimizer = torch.optim.Adam(model.parameters(), 5e-3)
+        for _ in range(25):
+            optimizer.zero_grad()
+            margin_loss(model(words).activation, labels).backward()
+            optimizer.step()
+        assert torch.equal(model(words).activation.argmax(1), labels), name
+
+
+@pytest.mark.parametrize("name", [pytest.param("text_capsnet", marks=SLOW), "text_encoder"])
+def test_exports_with_any_batch_and_length(name: str) -> None:
+    model = network(name)
+    shapes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("words", min=2, max=600)}
+    program = torch.export.export(model, (some_words(2, 7),), dynamic_shapes=(shapes,))
+    for words in (some_words(3, 11), some_words(2, 40)):
+        found = program.module()(words)
+        torch.testing.assert_close(found.activation, model(words).activation, rtol=1e-9, atol=1e-12)

@@ -1,0 +1,185 @@
+"""Texts from the command line to the report: what a user sees."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchcaps as tc
+from torchcaps.classifier import Classifier
+from torchcaps.cli import main
+from torchcaps.data import MadeQuestions, TextSet, joined
+from torchcaps.explain.exhibits import ColouredTexts, word_shares
+from torchcaps.tasks import SeveralLabels
+
+LARGE = ("--model_args.word_dim", "8", "--model_args.types", "2", "--model_args.parts", "2")
+
+
+def write_reviews(root: Path) -> Path:
+    for place in range(12):
+        for name, text in (("good", "a <lovely> film"), ("bad", "what a dull film")):
+            path = root / name / f"{place}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{text}, number {place} of the year")
+    return root
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_reviews(tmp_path_factory.mktemp("texts") / "reviews")
+
+
+@pytest.fixture(scope="module")
+def run(reviews: Path) -> Path:
+    """A run with the network that texts have by default."""
+    folder = reviews.parent / "run"
+    given = ("--data", "Text", "--data.root", str(reviews), "--epochs", "1", "--batch_size", "8")
+    assert main(["train", *given, "--trainer.accelerator", "cpu", *LARGE, "--run", str(folder)]) == 0
+    return folder
+
+
+def test_the_run_says_what_it_is(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["model"], summary["data"], summary["task"]) == ("text_capsnet", "Text", "classification")
+    saved = json.loads((run / "model" / "config.json").read_text())["extra"]
+    assert {"lovely", "dull", "film"} <= set(saved["words"]["vocabulary"])
+
+
+def test_the_report_colours_words(run: Path) -> None:
+    page = (run / "report" / "index.html").read_text()
+    assert "What each word spoke for" in page
+    assert re.search(r'<span style="background:rgba\(\d+,\d+,\d+,0\.\d\d\);[^>]*>dull</span>', page)
+    assert "<lovely>" not in page  # a text is no HTML
+    kinds = [one["kind"] for one in json.loads((run / "report" / "exhibits.json").read_text())["exhibits"]]
+    assert "words" in kinds
+    assert "mistakes" not in kinds  # which are pictures
+
+
+def test_predict_a_string_and_a_file_of_lines(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(run), "a lovely film", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["file"] == "a lovely film"
+    assert answer["classes"][0] in ("good", "bad")
+    (tmp_path / "lines.txt").write_text("a dull film\n\nпривет мир\nfilm\n")
+    assert main(["predict", str(run), str(tmp_path / "lines.txt"), "--csv"]) == 1
+    out, said = capsys.readouterr()
+    assert [line.split(",")[0] for line in out.splitlines()[1:]] == ["a dull film", "привет мир", "film"]
+    assert "lines.txt:2: there are no words in ''" in said
+    assert "warning: no word of 'привет мир' was in the training texts: its answer is a guess" in said
+    assert "1 of 4 texts could not be read" in said
+
+
+def test_a_saved_network_alone_reads_texts(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "model", tmp_path / "alone")
+    texts = ["a lovely film", "what a dull film , number 3", "a lovely film " * 400]
+    alone, whole = (Classifier.open(folder)(texts) for folder in (tmp_path / "alone", run))
+    assert [answer.lengths for answer in alone] == [answer.lengths for answer in whole]
+    one = Classifier.open(run)(texts[0])
+    torch.testing.assert_close(list(one.lengths.values()), list(whole[0].lengths.values()))
+    classifier = Classifier.open(run)
+    with pytest.raises(ValueError, match="there are no words in"):
+        classifier("  ")
+    with pytest.raises(ValueError, match="a text must be a string, got PosixPath"):
+        classifier(Path("new.txt"))
+    with pytest.warns(UserWarning, match="no word of"):
+        classifier("好")
+
+
+def test_evaluate_reads_other_texts_in_the_words_of_the_network(
+    run: Path, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(run), "--json"]) == 0
+    own = json.loads(capsys.readouterr().out)
+    for path in reviews.rglob("*.txt"):  # the same texts, beside others: another vocabulary
+        copy = tmp_path / path.relative_to(reviews)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_text(path.read_text())
+        copy.with_suffix(".more.txt").write_text("zebra yak xenon")
+    classifier = Classifier.open(run)
+    both = [tc.data.Text(str(root), test=0.0, validation=0.0).train for root in (reviews, tmp_path)]
+    first, second = (classifier.prepared(texts) for texts in both)
+    rows = dict(zip(second.texts, second.images, strict=True))
+    for text, row in zip(first.texts, first.images, strict=True):
+        assert torch.equal(rows[text][: len(row)][row > 0], row[row > 0])
+    assert 0 <= own["accuracy"] <= 1
+    with pytest.raises(ValueError, match="the network takes words, and these are images"):
+        classifier.prepared(tc.data.Digits().test)
+
+
+def test_networks_and_data_that_do_not_belong_together(
+    reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for data, model, said in (
+        (("Text", "--data.root", str(reviews)), "capsnet", "capsnet takes no words; model must be one of text_capsnet"),
+        (("Digits",), "text_cnn", "text_cnn takes no images; model must be one of attentioncapsnet"),
+    ):
+        assert main(["train", "--data", *data, "--model", model, "--run", str(tmp_path / "run")]) == 1
+        assert said in capsys.readouterr().err
+    assert main(["train", "--data", *data[:1], "--model", "nothing", "--run", str(tmp_path / "run")]) == 1
+    assert "model must be one of" in capsys.readouterr().err
+
+
+class TestColours:
+    data = MadeQuestions(12)
+
+    def network(self, name: str) -> torch.nn.Module:
+        torch.manual_seed(0)
+        small = {} if name == "text_cnn" else {"parts": 3, "types": 2}
+        return tc.create_model(name, vocabulary=len(self.data.words), classes=4, word_dim=8, **small).eval()
+
+    @pytest.mark.parametrize("name", ["text_capsnet", "text_capsnet_b", "text_encoder"])
+    def test_shares(self, name: str) -> None:
+        model, words = self.network(name), self.data.test.__getitems__([0, 1, 2]).images
+        shares = word_shares(model, words)
+        assert shares.shape == (*words.shape, 4)
+        assert (shares[words == 0] == 0).all()
+        torch.testing.assert_close(shares.amax(1), model(words).activation)
+        padded = torch.nn.functional.pad(words, (0, 5))
+        torch.testing.assert_close(word_shares(model, padded)[:, : words.shape[1]], shares)
+
+    def test_a_word_that_speaks_for_a_class_has_its_colour(self) -> None:
+        """All words but one say nothing: their vectors are 0, and so are biases behind them."""
+        model = self.network("text_encoder")
+        with torch.no_grad():
+            model.embedding.weight[[3, 4, 5]] = 0
+        shares = word_shares(model, torch.tensor([[3, 4, 4, 2, 5, 5, 5]]))[0].sum(-1)
+        assert shares.nonzero().flatten().tolist() == [1, 2, 3, 4, 5]  # the windows of 3 words that hold it
+        assert shares.argmax() == 3
+
+    def test_pieces_are_the_text(self) -> None:
+        text = "Who  found\nthe <b>river</b>?  Nobody"
+        classes = self.data.classes
+        (one,) = ColouredTexts.of(self.network("text_capsnet"), self.data.words, [text], ["title"], classes).texts
+        assert "".join(one.pieces) == text
+        assert len(one.labels) == len(one.strength) == len(one.pieces)
+        plain = ColouredTexts.of(self.network("text_cnn"), self.data.words, [text], ["title"], classes)
+        assert plain.html() is None
+        assert plain.table().rows == [["title", text]]
+
+
+def test_two_classes_in_one_text() -> None:
+    data = MadeQuestions(12)
+    torch.manual_seed(0)
+    model = tc.create_model("text_cnn", vocabulary=len(data.words), classes=4, word_dim=8).eval()
+    assert isinstance(data.test, TextSet)
+    pairs = joined(data.test, 10)
+    found = SeveralLabels(count=2).examine(model, pairs)
+    activation = torch.cat([model(pairs[place].images).activation for place in range(10)])
+    said = torch.zeros(10, 4).scatter(1, activation.topk(2).indices, 1).bool()
+    assert found.figures["accuracy"] == (said == pairs.labels).all(1).double().mean()
+    assert found.lines[0].endswith("of 10 texts right in all their classes")
+
+
+def test_the_code_of_the_document_runs(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = (Path(__file__).parent.parent / "docs" / "words.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "reviews").symlink_to(run)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(compile(block, "docs/words.md", "exec"), names)
+    assert names["shares"].shape == (1, 7, 2)
+    assert len(names["pairs"]) == 50
