@@ -46,6 +46,7 @@ from torchcaps.data.preprocess import (
     standardise,
     thirteen_crops,
 )
+from torchcaps.data.scenes import DigitScenes, Scenery, class_boxes, ink_boxes
 from torchcaps.data.smallnorb import SmallNORB, read_binary_matrix
 from torchcaps.data.strong import RandAugment, RandomErasing, RandomRotation
 from torchcaps.data.view import Preprocess, View
@@ -58,6 +59,7 @@ __all__ = [
     "Batch",
     "Changes",
     "Composition",
+    "DigitScenes",
     "Digits",
     "Entry",
     "FashionMNIST",
@@ -80,6 +82,7 @@ __all__ = [
     "RandomFlip",
     "RandomRotation",
     "RandomShift",
+    "Scenery",
     "Scenes",
     "SmallNORB",
     "TurnedDigits",
@@ -88,9 +91,11 @@ __all__ = [
     "arrange",
     "bounding_box_overlap",
     "centre_crop",
+    "class_boxes",
     "create_dataset",
     "find_data_dir",
     "fixed_pairs",
+    "ink_boxes",
     "list_datasets",
     "load_image",
     "mixed_seed",

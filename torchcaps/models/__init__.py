@@ -10,6 +10,7 @@ from torchcaps.models.heinsen import HeinsenCapsNet
 from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.registry import create_model, describe_models, list_models, register_model
+from torchcaps.models.scene_capsnet import SceneCapsNet, SceneTwin, boxes_of_maps
 from torchcaps.models.selfroutingresnet import SelfRoutingResNet
 from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
 from torchcaps.models.vbcapsnet import VBCapsNet
@@ -28,11 +29,14 @@ __all__ = [
     "MatrixCapsNetTwin",
     "Network",
     "Prediction",
+    "SceneCapsNet",
+    "SceneTwin",
     "SelfRoutingResNet",
     "SharedCapsNet",
     "SharedCapsNetTwin",
     "UpsamplingDecoder",
     "VBCapsNet",
+    "boxes_of_maps",
     "convert",
     "create_model",
     "describe_models",
