@@ -1,6 +1,7 @@
 """A trained network, ready to be used: with its preprocessing, the names of its classes and its task."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps.data import ImageSet, Preprocess, load_image
+from torchcaps.data import ImageSet, Preprocess
+from torchcaps.data.base import Fit
 from torchcaps.data.folder import Resize, check_resize, fit_image
+from torchcaps.data.picture import in_mode, open_image
 from torchcaps.explain.calibration import Calibration
 from torchcaps.models import ImageClassifier, Prediction, load_pretrained
 from torchcaps.tasks import Answer, Examination, Task, as_task
@@ -43,7 +46,8 @@ class Classifier:
         image_shape: (C, H, W) of images before they are prepared; default: as saved, or else that of the network.
         task: what the network is for, its name, or its name and arguments; default: as saved, or else classification.
         resize: how images of another size get to ``image_shape``: keep the aspect ratio and ``pad`` with black, keep it
-            and ``crop`` the centre, or ``stretch``; default: as saved, or else ``pad``.
+            and ``crop`` the centre, or ``stretch``; or ``keep`` their size, for a network of any size; default: as
+            saved, or else ``pad``.
 
     Attributes:
         run: the folder of the run that it was opened from; None if it was not.
@@ -61,7 +65,7 @@ class Classifier:
         preprocess: Preprocess | None = None,
         image_shape: tuple[int, int, int] | None = None,
         task: Task | str | dict[str, Any] | None = None,
-        resize: Resize | None = None,
+        resize: Fit | None = None,
     ) -> None:
         saved = network.extra
         self.network = network.eval()
@@ -70,11 +74,12 @@ class Classifier:
         channels, height, width = image_shape or saved.get("raw_image_shape") or network.image_shape
         self.image_shape = (channels, height, width)
         self.task = as_task(task or saved.get("task", "classification"))
-        self.resize: Resize = resize or saved.get("resize", "pad")
+        fit = saved.get("resize", "pad")  # of the data that it was trained on, of any size or not
+        self.resize: Fit = resize or ("pad" if fit == "keep" and not network.any_size else fit)
         self.calibration = Calibration.from_config(saved.get("calibration"))
         self.run: Path | None = None
         self._named = bool(classes or saved.get("classes"))
-        check_resize(self.resize)
+        self._check_fit(self.resize)
         if len(self.classes) != network.classes:
             raise ValueError(f"classes must name the {network.classes} classes of the network, got {self.classes}")
         seen = self.preprocess.image_shape(self.image_shape)
@@ -127,12 +132,12 @@ class Classifier:
         """Where the network computes."""
         return next((p.device for p in self.network.parameters()), torch.device("cpu"))
 
-    def __call__(self, images: "Image | Sequence[Image]", resize: Resize | None = None) -> Answer | list[Answer]:
+    def __call__(self, images: "Image | Sequence[Image]", resize: Fit | None = None) -> Answer | list[Answer]:
         """What the network says about one image, or about each of several: see :meth:`predict`."""
         return self.predict(images, resize)
 
     def predict(
-        self, images: "Image | Sequence[Image]", resize: Resize | None = None, batch_size: int = 64
+        self, images: "Image | Sequence[Image]", resize: Fit | None = None, batch_size: int = 64
     ) -> Answer | list[Answer]:
         """Classifies images.
 
@@ -141,8 +146,8 @@ class Classifier:
                 image is the path of a file, a PIL image, an array (H, W) or (H, W, C), or a tensor (C, H, W). Numbers
                 are bytes, 0..255, or floating point in [0, 1]. Grey images become colour for a network that
                 takes three channels, colour ones grey for one that takes one, and transparent parts black.
-            resize: how images of another size get to that of the network: ``pad``, ``crop`` or ``stretch``; default: as
-                this classifier does, which is as it was trained.
+            resize: how images of another size get to that of the network: ``pad``, ``crop`` or ``stretch``, or ``keep``
+                for a network of any size; default: as this classifier does, which is as it was trained.
             batch_size: how many crops of images at a time.
 
         Returns:
@@ -160,7 +165,7 @@ class Classifier:
     def stream(
         self,
         images: "Iterable[Image]",
-        resize: Resize | None = None,
+        resize: Fit | None = None,
         batch_size: int = 64,
         skip: "Callable[[Image, Exception], None] | None" = None,
     ) -> "Iterator[tuple[Image, Answer]]":
@@ -179,12 +184,17 @@ class Classifier:
         batch: list[tuple[Any, Tensor]] = []
         for image in images:
             try:
-                batch.append((image, self.pixels(image, resize)))
+                pixels = self.pixels(image, resize)
             except (ValueError, OSError) as error:
                 if skip is None:
                     raise
                 skip(image, error)
-            if len(batch) == size:
+                continue
+            if batch and batch[0][1].shape != pixels.shape:
+                yield from self._answered(batch)
+                batch = []
+            batch.append((image, pixels))
+            if len(batch) * pixels.numel() >= size * math.prod(self.image_shape):
                 yield from self._answered(batch)
                 batch = []
         if batch:
@@ -199,24 +209,27 @@ class Classifier:
             answers = [replace(answer, calibrated=row) for answer, row in zip(answers, named, strict=True)]
         yield from zip((image for image, _ in batch), answers, strict=True)
 
-    def pixels(self, image: "Image", resize: Resize | None = None) -> Tensor:
+    def pixels(self, image: "Image", resize: Fit | None = None) -> Tensor:
         """One image as this classifier takes it before it is prepared: float32 ``image_shape`` in [0, 1].
 
-        Raises what :meth:`predict` raises.
+        With ``resize="keep"`` it has the image's own height and width. Raises what :meth:`predict` raises.
         """
-        resize = resize or self.resize
-        check_resize(resize)
-        if self.image_shape[0] in (1, 3):
-            if isinstance(image, str | Path):
-                return load_image(image, self.image_shape, resize).float() / 255
-            picture = _as_picture(image)
+        fit = resize or self.resize
+        self._check_fit(fit)
+        channels = self.image_shape[0]
+        if channels in (1, 3):
+            picture = open_image(Path(image), channels) if isinstance(image, str | Path) else _as_picture(image)
             if picture is not None:
-                return fit_image(picture, self.image_shape, resize).float() / 255
+                picture = in_mode(picture, channels)
+                if fit == "keep":
+                    return fit_image(picture, (channels, picture.height, picture.width)).float() / 255
+                return fit_image(picture, self.image_shape, fit).float() / 255
         elif not hasattr(image, "shape"):
             raise ValueError(
-                f"image files have 1 or 3 channels, the network takes {self.image_shape[0]}: give an array or a tensor"
+                f"image files have 1 or 3 channels, the network takes {channels}: give an array or a tensor"
             )
-        return _fit_numbers(_as_numbers(image), self.image_shape, resize)
+        numbers = _as_numbers(image)
+        return _with_channels(numbers, channels) if fit == "keep" else _fit_numbers(numbers, self.image_shape, fit)
 
     def activations(self, images: Tensor, batch_size: int = 128) -> Tensor:
         """The activations of the classes, float32 (B, E) on the CPU, averaged over the crops of an image.
@@ -264,16 +277,23 @@ class Classifier:
         options = self.preprocess.config()
         return images.prepared(Preprocess.from_config(options if crops is None else {**options, "crops": crops}))
 
+    def _check_fit(self, resize: str) -> None:
+        if resize != "keep":
+            check_resize(resize)
+        elif not self.network.any_size:
+            raise ValueError(f"resize 'keep' is for networks of any size, a {type(self.network).__name__} has one")
+
     @torch.no_grad()
     def _predict(self, pixels: Tensor) -> Prediction:
-        """The mean of the activations over the crops of each image, and the poses in the first, the centre."""
+        """The mean of the activations over the crops of each image; poses and boxes in the first, the centre."""
         crops = self.preprocess.evaluate_crops(pixels.to(self.device))
         prediction = self.network(crops.flatten(0, 1))
         activation = prediction.activation.unflatten(0, crops.shape[:2]).mean(1)
         capsules = prediction.capsules
         if capsules is not None:
             capsules = capsules._replace(pose=capsules.pose[:: crops.shape[1]].cpu(), activation=activation.cpu())
-        return Prediction(activation.cpu(), capsules, None)
+        boxes = None if prediction.boxes is None else prediction.boxes[:: crops.shape[1]].cpu()
+        return Prediction(activation.cpu(), capsules, None, boxes)
 
 
 def _is_several(images: Any) -> bool:

@@ -26,6 +26,9 @@ _AS_THEY_ARE = Preprocess()
 Resize = Literal["pad", "crop", "stretch"]
 """How images get to another size: keep the aspect ratio and pad with black, keep it and crop, or stretch."""
 
+Fit = Literal["pad", "crop", "stretch", "keep"]
+"""The same for the images that a trained network is shown; ``keep``, for networks of any size, leaves them theirs."""
+
 
 class Parts(NamedTuple):
     """What images were put together from, where that is known: each of K things alone.
@@ -219,7 +222,7 @@ class ImageData(ABC):
 
     task: ClassVar[str | Mapping[str, Any]] = "classification"
 
-    resize: Resize = "pad"
+    resize: Fit = "pad"
 
     def __init__(self, validation: float = 0.1, seed: int = 0) -> None:
         check_share("validation", validation)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.augment import random_integers
-from torchcaps.data.base import Batch, Composition, ImageData, ImageSet, Parts
+from torchcaps.data.base import Batch, Composition, Fit, ImageData, ImageSet, Parts
 from torchcaps.data.made import _MadeOf
 
 INK = 0.25
@@ -244,6 +244,8 @@ class DigitScenes(_MadeOf):
 
     task: ClassVar[dict[str, Any]] = {"name": "several_labels"}
 
+    resize: Fit = "keep"
+
     def __init__(
         self,
         data: ImageData,
@@ -276,4 +278,3 @@ class DigitScenes(_MadeOf):
         sizes = self.smallest, self.largest
         scenery = Scenery(digits, self.canvas, self.least, self.most, *sizes, self.clutter)
         return replace(digits, composition=scenery)
-

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
@@ -73,10 +74,11 @@ class _SceneNetwork(ImageClassifier):
         """Side of a cell of the maps, in pixels."""
         return 2 ** len(self.channels)
 
-    def _check(self, images: Tensor) -> None:
-        super()._check(images)
-        if min(images.shape[2:]) < self.cell:
-            raise ValueError(f"images must be at least {self.cell} x {self.cell}, got shape {tuple(images.shape)}")
+    def _seen(self, images: Tensor) -> Tensor:
+        """The features of images, which get black rows and columns until their cells are whole: (B, C', H', W')."""
+        self._check(images)
+        below, beside = (-extent % self.cell for extent in images.shape[2:])
+        return self.features(F.pad(images, (0, beside, 0, below)))
 
     @abstractmethod
     def maps_of(self, images: Tensor) -> Tensor:
@@ -110,7 +112,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         routing: any routing; default: dynamic routing in 3 steps, without accumulation, with an orphan class.
 
     Raises:
-        ValueError: if ``cut`` is not in [0, 1), or images are smaller than a cell.
+        ValueError: if ``cut`` is not in [0, 1).
 
     Source: after Su Jianlin 2018, kexue.fm/archives/4819 and 5112 (shared transforms, trained on one digit and tested
     on several); orphans: the code released with Sabour, Frosst & Hinton 2017; distances from the sides: Tian et al.
@@ -145,8 +147,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
 
     def children_of(self, images: Tensor) -> Capsules:
         """What each place looks like: poses (B, H', W', child_dim)."""
-        self._check(images)
-        return self._children(self.features(images))
+        return self._children(self._seen(images))
 
     def _children(self, features: Tensor) -> Capsules:
         pose = self.what(features).relu().movedim(1, -1)
@@ -154,8 +155,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
 
     def encode(self, images: Tensor) -> Capsules:
         """The class capsules: poses (B, E, pose_dim + 4), the last four the box."""
-        self._check(images)
-        features = self.features(images)
+        features = self._seen(images)
         children = self._children(features)
         routed = self.class_caps.route(children)
         capsules = self.class_caps.parents(routed, children)
@@ -214,7 +214,7 @@ class SceneTwin(_SceneNetwork):
         cut: see :func:`boxes_of_maps`.
 
     Raises:
-        ValueError: if ``cut`` is not in [0, 1), or images are smaller than a cell.
+        ValueError: if ``cut`` is not in [0, 1).
 
     Source: Zhou, Khosla, Lapedriza, Oliva & Torralba 2016, "Learning Deep Features for Discriminative Localization".
     """
@@ -242,7 +242,5 @@ class SceneTwin(_SceneNetwork):
         return self._scores(images).relu()
 
     def _scores(self, images: Tensor) -> Tensor:
-        self._check(images)
-        scores = self.scores(self.features(images))
+        scores = self.scores(self._seen(images))
         return scores.to(compute_dtype(scores))
-

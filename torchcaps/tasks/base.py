@@ -94,6 +94,8 @@ class Answer:
         poses: of each class capsule, (*pose); None for a network without capsules.
         calibrated: probabilities of all classes, by name, that were fitted on validation images to say how often the
             network is right, see :class:`~torchcaps.explain.Calibration`; None if nothing was fitted.
+        boxes: where each of ``classes`` is, by name: left, top, right, bottom in pixels of the image as the network saw
+            it; None from a network that does not say.
     """
 
     classes: tuple[str, ...]
@@ -101,6 +103,7 @@ class Answer:
     lengths: Mapping[str, float]
     poses: Mapping[str, Tensor] | None = None
     calibrated: Mapping[str, float] | None = None
+    boxes: Mapping[str, Sequence[float]] | None = None
 
     def top(self, count: int) -> tuple[str, ...]:
         """The names of so many classes, the most active first."""
@@ -115,6 +118,8 @@ class Answer:
             row["calibrated"] = dict(self.calibrated)
         if self.poses is not None:
             row["poses"] = {name: pose.tolist() for name, pose in self.poses.items()}
+        if self.boxes is not None:
+            row["boxes"] = {name: list(box) for name, box in self.boxes.items()}
         return row
 
     def __str__(self) -> str:
