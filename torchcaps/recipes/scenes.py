@@ -156,7 +156,7 @@ class Scenes(Comparison[SceneSettings]):
             twin_args={"channels": (64, 128, 256)},
         ),
         "quick": SceneSettings(
-            **_cycle(1, 3e-3, 64),
+            **_cycle(1, 3e-3, 32),
             **FAST,
             data=_scenes(option("MNIST", validation=0.02)),
             twin_args={},

@@ -91,14 +91,16 @@ def average_precision(activation: Tensor, boxes: Tensor, true: Tensor) -> dict[s
     scores = activation.flatten().tolist()
     said = [{**row, "score": score} for row, score in zip(rows(every, boxes), scores, strict=True)]
     found.dataset = {**known.dataset, "annotations": said}
-    with contextlib.redirect_stdout(io.StringIO()):  # both tell what they do
+    with contextlib.redirect_stdout(io.StringIO()):  # they tell what they do
         known.createIndex()
         found.createIndex()
         judge = COCOeval(known, found, "bbox")
+        judge.params.areaRng, judge.params.areaRngLbl = judge.params.areaRng[:1], judge.params.areaRngLbl[:1]
         judge.evaluate()
         judge.accumulate()
-        judge.summarize()
-    return {name: float(value) for name, value in zip(("map", "map_50", "map_75"), judge.stats, strict=False)}
+    precision = torch.from_numpy(judge.eval["precision"])[..., 0, -1]  # [overlaps, recalls, classes], all sizes
+    each = {"map": precision, "map_50": precision[:1], "map_75": precision[5:6]}
+    return {name: one[one >= 0].mean().item() for name, one in each.items()}  # -1: of a class that is never there
 
 
 @register_task("detection")
