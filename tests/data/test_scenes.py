@@ -48,7 +48,9 @@ class TestScenery:
         assert 10 - 2 <= sides.min()
         assert sides.min() < 12
         assert 16 < sides.max() <= 18 + 2
-        edges = torch.cat([batch.parts.pictures[..., [0, -1], :].flatten(), batch.parts.pictures[..., [0, -1]].flatten()])
+        edges = torch.cat(
+            [batch.parts.pictures[..., [0, -1], :].flatten(), batch.parts.pictures[..., [0, -1]].flatten()]
+        )
         assert edges.max() < INK  # nothing is cut off
         centres = ((boxes[..., :2] + boxes[..., 2:]) / 2)[boxes.sum(-1) > 0]
         assert (centres.amin(0) < 12).all()

@@ -28,7 +28,9 @@ class TestOverlap:
     def test_loss_by_hand(self) -> None:
         assert box_loss(TRUE, TRUE).item() == 0
         off = TRUE + torch.tensor([1.0, 0, 1, 0])
-        expected = sum(0.5 / area**0.5 + 1 - shared / (2 * area - shared) for area, shared in ((16, 12), (32, 24), (4, 2)))
+        expected = sum(
+            0.5 / area**0.5 + 1 - shared / (2 * area - shared) for area, shared in ((16, 12), (32, 24), (4, 2))
+        )
         assert box_loss(off, TRUE).item() == pytest.approx(expected / 3)
 
     def test_classes_that_are_not_there_do_not_count(self) -> None:
