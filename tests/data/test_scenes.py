@@ -100,6 +100,19 @@ class TestScenery:
         assert torch.allclose(drawn[inside, inside], torch.tensor(1.0))
         assert drawn.sum().item() == pytest.approx((16 * scale) ** 2, rel=0.02)
 
+    def test_classes_without_digits_are_not_there(self, digits: ImageSet) -> None:
+        some = digits.subset((digits.labels % 3 == 1).nonzero().flatten())
+        scenes = replace(some, composition=Scenery(some, **{**SMALL, "most": 3})).__getitems__(list(range(50)))
+        assert scenes.labels.any(0).nonzero().flatten().tolist() == [1, 4, 7]
+        assert torch.equal(scenes.labels, class_boxes(scenes.parts, 10).sum(-1) > 0)
+        with pytest.raises(ValueError, match="<= 3, the number of classes that there are digits of"):
+            Scenery(some, **SMALL)
+
+    def test_no_digits_at_all(self) -> None:
+        data = DigitScenes(Digits(validation=0), **SMALL)
+        assert len(data.validation) == 0
+        assert data.validation.image_shape == (1, 48, 56)
+
     def test_colours(self) -> None:
         images = ImageSet(torch.full((6, 3, 9, 7), 255, dtype=torch.uint8), torch.arange(6) % 3, ("a", "b", "c"))
         scenes = replace(images, composition=Scenery(images, (32, 32), most=2, smallest=6, largest=9, clutter=1))
@@ -109,7 +122,7 @@ class TestScenery:
         ("wrong", "message"),
         [
             ({"least": 3, "most": 2}, "least and most must be 0 <= least <= most <= 10"),
-            ({"most": 11}, "<= 10, the number of classes"),
+            ({"most": 11}, "<= 10, the number of classes that there are"),
             ({"smallest": 0.5}, "smallest and largest must be 1 <= smallest"),
             ({"largest": 47.0}, "largest <= 46 for a canvas of 48 x 56"),
             ({"clutter": -1}, "clutter must be 0 or more, got -1"),

@@ -76,8 +76,8 @@ def test_a_network_that_knows_is_right_in_all():
 
 
 def test_larger_canvases():
-    digits = Digits().test.subset(torch.arange(4))
-    scenes = replace(digits, composition=Scenery(digits, (48, 40), smallest=10, largest=16))
+    digits = Digits().test
+    scenes = replace(digits, composition=Scenery(digits, (48, 40), smallest=10, largest=16)).subset(torch.arange(4))
     assert on_larger_canvases(scenes).image_shape == (1, 64, 60)
     network = create_model("scene_capsnet", image_shape=(1, 48, 40), channels=(2, 2))
     assert look_at_all(network, on_larger_canvases(scenes))["boxes"].shape == (4, 10, 4)

@@ -14,8 +14,8 @@ from torchcaps.tasks import Criteria, Detection, SeveralLabels, as_task, average
 TRUE = torch.tensor([[[0.0, 0, 4, 4], [0, 0, 0, 0], [2, 2, 6, 10]], [[0, 0, 0, 0], [1, 1, 3, 3], [0, 0, 0, 0]]])
 
 
-def scenes(count: int = 24) -> ImageSet:
-    digits = Digits().test.subset(torch.arange(count))
+def scenes() -> ImageSet:
+    digits = Digits().test.subset(torch.arange(24))
     return replace(digits, composition=Scenery(digits, (24, 24), 1, 2, 8, 12, clutter=1))
 
 
@@ -85,10 +85,10 @@ class TestDetection:
         assert "mean IoU" in found.lines[1]
 
     def test_measures(self) -> None:
-        images = scenes(6)
-        batch = images.__getitems__(list(range(6)))
+        images = scenes()
+        batch = images.__getitems__(list(range(24)))
         task = Detection()
-        boxes = torch.zeros(6, 10, 4)
+        boxes = torch.zeros(24, 10, 4)
         prediction = Prediction(batch.labels.float(), None, None, boxes)
         assert task.measure(prediction, batch)["accuracy"].all()
         assert (task.measure(prediction, batch)["box_iou"] == 0).all()
@@ -106,7 +106,7 @@ class TestDetection:
         masks = replace(digits, labels=torch.zeros(4, 10, dtype=torch.bool))
         with pytest.raises(ValueError, match="put together of parts, which tell the boxes"):
             Detection().check(masks)
-        images = scenes(4)
+        images = scenes()
         net = create_model("capsnet_small", image_shape=(1, 24, 24), channels=2, types=1, decoder_hidden=None)
         with pytest.raises(ValueError, match="takes networks that say boxes, CapsNet does not"):
             Detection().loss(net, net, images[0], Criteria(MarginLoss(), ReconstructionLoss()))

@@ -80,11 +80,11 @@ class Scenery(Composition):
     clutter: int = 8
 
     def __post_init__(self) -> None:
-        classes = len(self.digits.classes)
+        classes = len(self.digits.labels.unique()) if len(self.digits) else len(self.digits.classes)
         if not 0 <= self.least <= self.most or not 1 <= self.most <= classes:
             raise ValueError(
-                f"least and most must be 0 <= least <= most <= {classes}, the number of classes, and most at least 1, "
-                f"got {self.least} and {self.most}"
+                f"least and most must be 0 <= least <= most <= {classes}, the number of classes that there are digits "
+                f"of, and most at least 1, got {self.least} and {self.most}"
             )
         room = min(self.canvas) - 2
         if not 1 <= self.smallest <= self.largest <= room:
@@ -118,9 +118,9 @@ class Scenery(Composition):
 
     def _chosen(self, batch: Batch, draws: _Draws) -> tuple[Tensor, Tensor]:
         """Labels (B, K), all different, and digits (B, K, C, h, w); the first are those of the batch."""
-        rank = draws(len(self.digits.classes)).scatter(1, batch.labels[:, None], -1.0)
+        order, counts = (part.to(batch.labels.device) for part in self._by_class)
+        rank = draws(len(counts)).scatter(1, batch.labels[:, None], -1.0) + (counts == 0)  # those without digits last
         labels = rank.argsort(1)[:, : self.most]
-        order, counts = (part.to(labels.device) for part in self._by_class)
         which = (draws(self.most) * counts[labels]).long() + (counts.cumsum(0) - counts)[labels]
         pictures = self._digits(order[which]).to(batch.images)
         return labels, torch.cat([batch.images[:, None], pictures[:, 1:]], 1)
