@@ -164,10 +164,10 @@ class Scenes(Comparison[SceneSettings]):
         ),
         "smoke": SceneSettings(
             **_cycle(1, 5e-3, 32),
-            data=_scenes(option("Digits"), canvas=[40, 40], most=3, smallest=12.0, largest=20.0, clutter=4),
-            model_args={"channels": (4, 8, 16)},
-            twin_args={"channels": (4, 8, 16)},
-            scenes=100,
+            data=_scenes(option("Digits"), canvas=[24, 24], most=2, smallest=8.0, largest=12.0, clutter=1),
+            model_args={"channels": (4, 8)},
+            twin_args={"channels": (4, 8)},
+            scenes=40,
         ),
     }
     notes: ClassVar[tuple[str, ...]] = (
@@ -212,13 +212,12 @@ class Scenes(Comparison[SceneSettings]):
         }
 
     def finish(self, study: Study, given: ImageSet) -> None:
-        """The first scenes, with the boxes that each network says."""
-        batch = given.__getitems__(list(range(min(10, len(given)))))
-        words = {CAPSULES: "labels", CNN: "cnn", BOXES: "boxes"}
-        for row, trained in study.trained.items():
-            figure = boxes_figure(drawn(trained.network, batch, given.classes), given.classes)
-            caption = f"The first test scenes and what is said of them: {row}. Dotted: the true boxes."
-            study.pictures[words[row]] = Picture(figure, caption)
+        """The first scenes, with the boxes that each network says: a row a network."""
+        batch = given.__getitems__(list(range(min(5, len(given)))))
+        each = [drawn(trained.network, batch, given.classes) for trained in study.trained.values()]
+        figure = boxes_figure([one for row in each for one in row], given.classes, len(batch.images))
+        caption = f"The first test scenes and what is said of them. From top: {'; '.join(study.trained)}. Dotted: true."
+        study.pictures["boxes"] = Picture(figure, caption)
 
 
 def drawn(network: Any, batch: Batch, classes: tuple[str, ...], threshold: float = 0.5) -> list[Boxed]:
