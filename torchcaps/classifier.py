@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps.data import ImageSet, Preprocess, load_image
+from torchcaps.data import ImageSet, Preprocess
+from torchcaps.data.base import Fit
 from torchcaps.data.folder import Resize, check_resize, fit_image
 from torchcaps.data.handwriting import Handwriting
-from torchcaps.data.picture import fit_handwriting, load_handwriting
+from torchcaps.data.picture import fit_handwriting, in_mode, load_handwriting, open_image
 from torchcaps.data.text import Reading, TextSet, Words, together
 from torchcaps.explain.calibration import Calibration
 from torchcaps.models import ImageClassifier, Prediction, load_pretrained
@@ -52,7 +53,8 @@ class Classifier:
         image_shape: (C, H, W) of images before they are prepared; default: as saved, or else that of the network.
         task: what the network is for, its name, or its name and arguments; default: as saved, or else classification.
         resize: how images of another size get to ``image_shape``: keep the aspect ratio and ``pad`` with black, keep it
-            and ``crop`` the centre, or ``stretch``; or cut out ``handwriting``; default: as saved, or else ``pad``.
+            and ``crop`` the centre, or ``stretch``; or cut out ``handwriting``; or ``keep`` their size, for a network of
+            any size; default: as saved, or else ``pad``.
 
     Attributes:
         run: the folder of the run that it was opened from; None if it was not.
@@ -70,7 +72,7 @@ class Classifier:
         preprocess: Preprocess | None = None,
         image_shape: tuple[int, int, int] | None = None,
         task: Task | str | dict[str, Any] | None = None,
-        resize: Resize | None = None,
+        resize: Fit | None = None,
     ) -> None:
         saved = network.extra
         self.network = network.eval()
@@ -79,12 +81,13 @@ class Classifier:
         channels, height, width = image_shape or saved.get("raw_image_shape") or network.image_shape
         self.image_shape = (channels, height, width)
         self.task = as_task(task or saved.get("task", "classification"))
-        self.resize: Resize = resize or saved.get("resize", "pad")
+        fit = saved.get("resize", "pad")  # of the data that it was trained on, of any size or not
+        self.resize: Fit = resize or ("pad" if fit == "keep" and not network.any_size else fit)
         self.calibration = Calibration.from_config(saved.get("calibration"))
         self.words = Words.from_config(saved.get("words"))
         self.run: Path | None = None
         self._named = bool(classes or saved.get("classes"))
-        check_resize(self.resize)
+        self._check_fit(self.resize)
         if network.takes == "words" and self.words is None:
             raise ValueError("the network takes words, and no vocabulary was saved with it: save it with words=...")
         if len(self.classes) != network.classes:
@@ -147,12 +150,12 @@ class Classifier:
         """Where the network computes."""
         return next((p.device for p in self.network.parameters()), torch.device("cpu"))
 
-    def __call__(self, images: "Image | Sequence[Image]", resize: Resize | None = None) -> Answer | list[Answer]:
+    def __call__(self, images: "Image | Sequence[Image]", resize: Fit | None = None) -> Answer | list[Answer]:
         """What the network says about one image, or about each of several: see :meth:`predict`."""
         return self.predict(images, resize)
 
     def predict(
-        self, images: "Image | Sequence[Image]", resize: Resize | None = None, batch_size: int = 64
+        self, images: "Image | Sequence[Image]", resize: Fit | None = None, batch_size: int = 64
     ) -> Answer | list[Answer]:
         """Classifies images.
 
@@ -163,7 +166,8 @@ class Classifier:
                 takes three channels, colour ones grey for one that takes one, and transparent parts black.
                 Of a network that takes words, one image is a text.
             resize: how images of another size get to that of the network: ``pad``, ``crop``, ``stretch`` or
-                ``handwriting``; default: as this classifier does, which is as it was trained.
+                ``handwriting``, or ``keep`` for a network of any size; default: as this classifier does, which is as it
+                was trained.
             batch_size: how many crops of images at a time.
 
         Returns:
@@ -183,7 +187,7 @@ class Classifier:
     def stream(
         self,
         images: "Iterable[Image]",
-        resize: Resize | None = None,
+        resize: Fit | None = None,
         batch_size: int = 64,
         skip: "Callable[[Image, Exception], None] | None" = None,
     ) -> "Iterator[tuple[Image, Answer]]":
@@ -202,12 +206,18 @@ class Classifier:
         batch: list[tuple[Any, Handwriting]] = []
         for image in images:
             try:
-                batch.append((image, self._looked(image, resize)))
+                looked = self._looked(image, resize)
             except (ValueError, OSError) as error:
                 if skip is None:
                     raise
                 skip(image, error)
-            if len(batch) == size:
+                continue
+            if batch and self.words is None and batch[0][1].pixels.shape != looked.pixels.shape:
+                yield from self._answered(batch)
+                batch = []
+            batch.append((image, looked))
+            pixels = math.prod(self.image_shape) if self.words is not None else looked.pixels.numel()
+            if len(batch) * pixels >= size * math.prod(self.image_shape):
                 yield from self._answered(batch)
                 batch = []
         if batch:
@@ -224,39 +234,43 @@ class Classifier:
             answers = [replace(answer, calibrated=row) for answer, row in zip(answers, named, strict=True)]
         yield from zip((image for image, _ in batch), answers, strict=True)
 
-    def pixels(self, image: "Image", resize: Resize | None = None) -> Tensor:
+    def pixels(self, image: "Image", resize: Fit | None = None) -> Tensor:
         """One image as this classifier takes it before it is prepared: float32 ``image_shape`` in [0, 1].
 
-        Of a text, the numbers of its words, int64 (L,). Raises what :meth:`predict` raises.
+        With ``resize="keep"`` it has the image's own height and width. Of a text, the numbers of its words, int64 (L,).
+        Raises what :meth:`predict` raises.
         """
         return self._looked(image, resize).pixels
 
-    def _looked(self, image: "Image", resize: Resize | None) -> Handwriting:
+    def _looked(self, image: "Image", resize: Fit | None) -> Handwriting:
         """The pixels, and what was done to get them, where that depends on the image."""
         if self.words is not None:
             return Handwriting(self.reading(image).numbers, "")
-        resize = resize or self.resize
-        check_resize(resize)
-        if resize != "handwriting":
-            return Handwriting(self._fitted(image, resize), "")
+        fit = resize or self.resize
+        self._check_fit(fit)
+        if fit != "handwriting":
+            return Handwriting(self._fitted(image, fit), "")
         if isinstance(image, str | Path):
             found = load_handwriting(Path(image), self.image_shape)
         else:
             found = fit_handwriting(_as_shown(image), self.image_shape)
         return found._replace(pixels=found.pixels.float() / 255)
 
-    def _fitted(self, image: "Image", resize: Resize) -> Tensor:
-        if self.image_shape[0] in (1, 3):
-            if isinstance(image, str | Path):
-                return load_image(image, self.image_shape, resize).float() / 255
-            picture = _as_picture(image)
+    def _fitted(self, image: "Image", fit: Fit) -> Tensor:
+        channels = self.image_shape[0]
+        if channels in (1, 3):
+            picture = open_image(Path(image), channels) if isinstance(image, str | Path) else _as_picture(image)
             if picture is not None:
-                return fit_image(picture, self.image_shape, resize).float() / 255
+                picture = in_mode(picture, channels)
+                if fit == "keep":
+                    return fit_image(picture, (channels, picture.height, picture.width)).float() / 255
+                return fit_image(picture, self.image_shape, fit).float() / 255
         elif not hasattr(image, "shape"):
             raise ValueError(
-                f"image files have 1 or 3 channels, the network takes {self.image_shape[0]}: give an array or a tensor"
+                f"image files have 1 or 3 channels, the network takes {channels}: give an array or a tensor"
             )
-        return _fit_numbers(_as_numbers(image), self.image_shape, resize)
+        numbers = _as_numbers(image)
+        return _with_channels(numbers, channels) if fit == "keep" else _fit_numbers(numbers, self.image_shape, fit)
 
     def reading(self, text: Any) -> Reading:
         """A text as this classifier reads it; raises what :meth:`predict` raises."""
@@ -323,16 +337,23 @@ class Classifier:
         options = self.preprocess.config()
         return images.prepared(Preprocess.from_config(options if crops is None else {**options, "crops": crops}))
 
+    def _check_fit(self, resize: str) -> None:
+        if resize != "keep":
+            check_resize(resize)
+        elif not self.network.any_size:
+            raise ValueError(f"resize 'keep' is for networks of any size, a {type(self.network).__name__} has one")
+
     @torch.no_grad()
     def _predict(self, pixels: Tensor) -> Prediction:
-        """The mean of the activations over the crops of each image, and the poses in the first, the centre."""
+        """The mean of the activations over the crops of each image; poses and boxes in the first, the centre."""
         crops = self.preprocess.evaluate_crops(pixels.to(self.device))
         prediction = self.network(crops.flatten(0, 1))
         activation = prediction.activation.unflatten(0, crops.shape[:2]).mean(1)
         capsules = prediction.capsules
         if capsules is not None:
             capsules = capsules._replace(pose=capsules.pose[:: crops.shape[1]].cpu(), activation=activation.cpu())
-        return Prediction(activation.cpu(), capsules, None)
+        boxes = None if prediction.boxes is None else prediction.boxes[:: crops.shape[1]].cpu()
+        return Prediction(activation.cpu(), capsules, None, boxes)
 
 
 def shortened(text: str, most: int = 60) -> str:

@@ -251,11 +251,12 @@ class TestAnswers:
 
 class TestTasks:
     def test_by_name(self):
-        assert list_tasks() == ["classification", "several_labels"]
+        assert list_tasks() == ["classification", "detection", "several_labels"]
         assert create_task("several_labels", count=3).config()["count"] == 3
         for task in (Classification(), SeveralLabels(2), SeveralLabels(threshold=0.3)):
             assert as_task(task.config()).config() == task.config()
-        with pytest.raises(ValueError, match=r"task must be one of \['classification', 'several_labels'\], got 'x'"):
+        known = r"\['classification', 'detection', 'several_labels'\]"
+        with pytest.raises(ValueError, match=rf"task must be one of {known}, got 'x'"):
             as_task("x")
 
     def test_arguments_of_a_base_class_are_kept(self):

@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from collections import Counter
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from torchcaps.tasks import Answer
 
 
-_FIT = "to fit; default: as the network was trained, or as its card says"
+_FIT = "to fit; keep, of a network of any size, does not; default: as the network was trained, or as its card says"
 
 
 def command(arguments: list[str]) -> None:
@@ -33,12 +34,13 @@ def command(arguments: list[str]) -> None:
     add("run", type=str, help="folder of a run, or of a saved network, or name of a trained one in the package")
     add("images", type=str, nargs="+", help="image files, folders (all images in them, however deep) or patterns; for "
         "a network that takes words: texts, files with a text in each line, folders of .txt files")  # fmt: skip
-    add("--resize", type=str, choices=("pad", "crop", "stretch", "handwriting"), help=_FIT)
+    add("--resize", type=str, choices=("pad", "crop", "stretch", "handwriting", "keep"), help=_FIT)
     add("--top", type=int, help="say so many classes, the most active first; default: what the network says")
     add("--device", type=str, default="cpu", help="where to compute: cpu, cuda, cuda:1, ...")
     add("--batch_size", type=int, default=64, help="images at a time")
     add("--csv", action="store_true", help="a table with a line for each class that is said")
     add("--json", action="store_true", help="one JSON object a line, with all lengths, probabilities and poses")
+    add("--boxes", type=str, help="folder to write pictures into, with a box around each class that is said")
     add_import(parser)
     options = parser.parse_args(arguments)
     _check(options)
@@ -51,9 +53,12 @@ def command(arguments: list[str]) -> None:
         print(f"torchcaps predict: {getattr(file, 'place', '')}{readable(str(error))}", file=sys.stderr)
 
     show = (_json if options.json else _csv if options.csv else _text)(classifier, options.top)
+    draw = None if options.boxes is None else _pictures(classifier, Path(options.boxes), options.resize)
     with said_plainly():
         for file, answer in classifier.stream(files, options.resize, options.batch_size, skip):
             show(str(file), answer)
+            if draw is not None:
+                draw(str(file), answer)
     if bad:
         what = "files" if classifier.words is None else "texts"
         raise ValueError(f"{len(bad)} of {len(files)} {what} could not be read")
@@ -104,6 +109,25 @@ def _files(named: Sequence[str]) -> Iterator[Path]:
 
 Show = Callable[[str, "Answer"], None]
 """Prints the answer about a file."""
+
+
+def _pictures(classifier: "Classifier", folder: Path, resize: Any) -> Show:
+    """Draws the boxes of an answer: as ``photo.png`` for ``photo.jpg``, ``photo-2.png`` for a second file so named."""
+    from torchcaps.explain.draw.charts import Boxed, boxes_figure
+
+    written: Counter[str] = Counter()
+
+    def draw(file: str, answer: "Answer") -> None:
+        if answer.boxes is None:
+            raise ValueError(f"--boxes: a {type(classifier.network).__name__} does not say where classes are")
+        name = Path(file).stem
+        written[name] += 1
+        boxed = Boxed(classifier.pixels(file, resize), answer.boxes)
+        folder.mkdir(parents=True, exist_ok=True)
+        suffix = f"-{written[name]}" if written[name] > 1 else ""
+        boxes_figure([boxed], classifier.classes, 1, 4.0).savefig(folder / f"{name}{suffix}.png")
+
+    return draw
 
 
 def _probability(classifier: "Classifier") -> str:

@@ -47,6 +47,7 @@ from torchcaps.data.preprocess import (
     standardise,
     thirteen_crops,
 )
+from torchcaps.data.scenes import DigitScenes, Scenery, class_boxes, ink_boxes
 from torchcaps.data.smallnorb import SmallNORB, read_binary_matrix
 from torchcaps.data.strong import RandAugment, RandomErasing, RandomRotation
 from torchcaps.data.text import MadeQuestions, Reading, Text, TextSet, Words, joined
@@ -60,6 +61,7 @@ __all__ = [
     "Batch",
     "Changes",
     "Composition",
+    "DigitScenes",
     "Digits",
     "Entry",
     "FashionMNIST",
@@ -85,6 +87,7 @@ __all__ = [
     "RandomRotation",
     "RandomShift",
     "Reading",
+    "Scenery",
     "Scenes",
     "SmallNORB",
     "Text",
@@ -96,10 +99,12 @@ __all__ = [
     "arrange",
     "bounding_box_overlap",
     "centre_crop",
+    "class_boxes",
     "create_dataset",
     "find_data_dir",
     "fixed_pairs",
     "joined",
+    "ink_boxes",
     "list_datasets",
     "load_image",
     "mixed_seed",

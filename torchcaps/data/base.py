@@ -27,6 +27,9 @@ Resize = Literal["pad", "crop", "stretch", "handwriting"]
 """How images get to another size: keep the aspect ratio and pad with black, keep it and crop, or stretch; or cut out
 what was written by hand, see :func:`~torchcaps.data.handwriting.read_handwriting`."""
 
+Fit = Literal["pad", "crop", "stretch", "handwriting", "keep"]
+"""The same for the images that a trained network is shown; ``keep``, for networks of any size, leaves them theirs."""
+
 
 class Parts(NamedTuple):
     """What images were put together from, where that is known: each of K things alone.
@@ -223,7 +226,7 @@ class ImageData(ABC):
 
     task: ClassVar[str | Mapping[str, Any]] = "classification"
 
-    resize: Resize = "pad"
+    resize: Fit = "pad"
 
     gives: ClassVar[str] = "images"
     """What a network must take to be trained on it, see :attr:`torchcaps.models.ImageClassifier.takes`."""

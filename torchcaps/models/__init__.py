@@ -11,6 +11,7 @@ from torchcaps.models.heinsen import HeinsenCapsNet
 from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.registry import create_model, describe_models, list_models, register_model
+from torchcaps.models.scene_capsnet import SceneCapsNet, SceneTwin, boxes_of_maps
 from torchcaps.models.selfroutingresnet import SelfRoutingResNet
 from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
 from torchcaps.models.text import TextCapsNet, TextClassifier, TextCNN, TextEncoder
@@ -31,6 +32,8 @@ __all__ = [
     "MatrixCapsNetTwin",
     "Network",
     "Prediction",
+    "SceneCapsNet",
+    "SceneTwin",
     "SelfRoutingResNet",
     "SharedCapsNet",
     "SharedCapsNetTwin",
@@ -40,6 +43,7 @@ __all__ = [
     "TextEncoder",
     "UpsamplingDecoder",
     "VBCapsNet",
+    "boxes_of_maps",
     "convert",
     "create_model",
     "describe_models",

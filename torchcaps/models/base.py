@@ -21,11 +21,14 @@ class Prediction(NamedTuple):
         activation: of the classes, (B, E).
         capsules: of the classes; None for a network without capsules.
         reconstruction: (B, C, H, W); None for a network without a decoder.
+        boxes: where each class is, (B, E, 4): left, top, right, bottom in pixels of the image; zeros for nowhere. None
+            for a network that does not say.
     """
 
     activation: Tensor
     capsules: Capsules | None
     reconstruction: Tensor | None
+    boxes: Tensor | None = None
 
 
 class ImageClassifier(Network):

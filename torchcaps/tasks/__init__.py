@@ -13,18 +13,23 @@ from torchcaps.tasks.base import (
     register_task,
 )
 from torchcaps.tasks.classification import Classification
+from torchcaps.tasks.detection import Detection, average_precision, box_iou, box_loss
 from torchcaps.tasks.several_labels import SeveralLabels
 
 __all__ = [
     "Answer",
     "Classification",
     "Criteria",
+    "Detection",
     "Examination",
     "Forward",
     "Measure",
     "SeveralLabels",
     "Task",
     "as_task",
+    "average_precision",
+    "box_iou",
+    "box_loss",
     "create_task",
     "list_tasks",
     "register_task",

@@ -95,6 +95,8 @@ class Answer:
         calibrated: probabilities of all classes, by name, that were fitted on validation images to say how often the
             network is right, see :class:`~torchcaps.explain.Calibration`; None if nothing was fitted.
         seen: what was done to the picture before the network saw it, where that depends on the picture; else empty.
+        boxes: where each of ``classes`` is, by name: left, top, right, bottom in pixels of the image as the network saw
+            it; None from a network that does not say.
     """
 
     classes: tuple[str, ...]
@@ -103,6 +105,7 @@ class Answer:
     poses: Mapping[str, Tensor] | None = None
     calibrated: Mapping[str, float] | None = None
     seen: str = ""
+    boxes: Mapping[str, Sequence[float]] | None = None
 
     def top(self, count: int) -> tuple[str, ...]:
         """The names of so many classes, the most active first."""
@@ -119,6 +122,8 @@ class Answer:
             row["seen"] = self.seen
         if self.poses is not None:
             row["poses"] = {name: pose.tolist() for name, pose in self.poses.items()}
+        if self.boxes is not None:
+            row["boxes"] = {name: list(box) for name, box in self.boxes.items()}
         return row
 
     def __str__(self) -> str:

@@ -16,14 +16,9 @@ from torchcaps.explain.findings import Findings, confused_pairs
 
 _PAIRS = 3
 _MOST = 8
-<<<<<<< HEAD
 _GOOD = 0.97
-_WIDER = "--model_args.widths [64,128,256]"
-_STRONGER = "--model capsnet_on_backbone"
 _KORNIA = ("rotate", "randaugment", "erase")
-=======
 _FORGET = "--model_args.dropout 0.7 --model_args.hidden_words 0.1"
->>>>>>> words
 _LOOKED_AT = 50  # files whose size is looked up
 
 
@@ -70,7 +65,7 @@ class Advice(Exhibit):
             _few(findings, images),
             _small(findings, images),
         )
-        hints = tuple(found)[:_MOST] or tuple(_more(findings, summary, metrics))
+        hints = tuple(found)[:_MOST] or tuple(_more(findings, images, summary, metrics))
         text = (
             "What was measured, what to do about it, and what to add to 'torchcaps train', the most pressing first. "
             "Try one thing at a time, and compare the accuracy on validation images: test images are for the end."
@@ -109,18 +104,12 @@ def _curves(findings: Findings, images: ImageSet, summary: Mapping[str, Any], me
         options = _augmentation(summary.get("preprocess", {})) if images.what == "images" else _FORGET
         extra = any(f".{name} " in options for name in _KORNIA)
         yield Hint(
-<<<<<<< HEAD
-            f"{train[-1]:.1%} of the training images are right, {seen:.1%} of others",
-            "it learns its images by heart: "
+            f"{train[-1]:.1%} of the training {images.what} are right, {seen:.1%} of others",
+            f"it learns its {images.what} by heart: "
             + ("change them more, or " if options else "")
-            + "add images"
+            + f"add {images.what}"
             + (" (pip install 'torchcaps[augment]' first)" if extra else ""),
             options,
-=======
-            f"{train[-1]:.1%} of the training {images.what} are right, {seen:.1%} of others",
-            f"it learns its {images.what} by heart: change them more, or add {images.what}",
-            _augmentation(summary.get("preprocess", {})) if images.what == "images" else _FORGET,
->>>>>>> words
         )
     elif train[-1] < 0.9:
         yield _unfinished(train, images, summary)
@@ -141,37 +130,33 @@ def _augmentation(preprocess: Mapping[str, Any]) -> str:
     return " ".join(new[:3])
 
 
-<<<<<<< HEAD
-def _more(findings: Findings, summary: Mapping[str, Any], metrics: Metrics) -> Iterator[Hint]:
+def _more(findings: Findings, images: ImageSet, summary: Mapping[str, Any], metrics: Metrics) -> Iterator[Hint]:
     """Where nothing stands out, but not all is right."""
     if findings.accuracy >= _GOOD:
         return
     epochs = max(20, 2 * len(metrics))
-    wider = summary.get("model", "").startswith("capsnet_on_backbone")
     yield Hint(
         f"{findings.accuracy:.1%} are right, and no single reason stands out for the others",
         "look at the worst mistakes below; then train longer, with a larger network",
-        f"--epochs {epochs} " + (_WIDER if wider else _STRONGER),
+        f"--epochs {epochs} " + _larger(images, summary),
     )
 
 
-def _unfinished(train: list[float], summary: Mapping[str, Any]) -> Hint:
-=======
+def _larger(images: ImageSet, summary: Mapping[str, Any]) -> str:
+    """The option that takes a network that can learn more."""
+    if summary.get("model", "").startswith("capsnet_on_backbone"):
+        return "--model_args.widths [64,128,256]"
+    return "--model " + ("capsnet_on_backbone" if images.what == "images" else "text_capsnet_b")
+
+
 def _unfinished(train: list[float], images: ImageSet, summary: Mapping[str, Any]) -> Hint:
->>>>>>> words
     rising = len(train) < 4 or train[-1] - train[-4] > 0.01
     fact = f"after {len(train)} epochs {train[-1]:.1%} of the training {images.what} are right"
     if rising:
         return Hint(fact, "it was still getting better: train longer", f"--epochs {max(20, 2 * len(train))}")
     if summary.get("model", "").startswith("capsnet_on_backbone"):
-<<<<<<< HEAD
-        return Hint(fact, "and it gets no better: take a wider network", _WIDER)
-    return Hint(fact, "and it gets no better: take a stronger network", _STRONGER)
-=======
-        return Hint(fact, "and it gets no better: take a wider network", "--model_args.widths [64,128,256]")
-    stronger = "capsnet_on_backbone" if images.what == "images" else "text_capsnet_b"
-    return Hint(fact, "and it gets no better: take a stronger network", f"--model {stronger}")
->>>>>>> words
+        return Hint(fact, "and it gets no better: take a wider network", _larger(images, summary))
+    return Hint(fact, "and it gets no better: take a stronger network", _larger(images, summary))
 
 
 def _balance(findings: Findings, images: ImageSet) -> Iterator[Hint]:

@@ -1,0 +1,88 @@
+"""``torchcaps predict --boxes``: pictures with a box around each class, of images of any size."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from torchcaps.classifier import Classifier
+from torchcaps.cli import main
+from torchcaps.models import create_model
+
+SURE = {"name": "several_labels", "threshold": 1e-6}
+"""Says every class that is active at all."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    network = create_model("scene_capsnet", image_shape=(1, 32, 32), classes=3, channels=(3, 4))
+    network.save_pretrained(tmp_path / "net", classes=["a", "$b", "c"], task=SURE, resize="keep")
+    for name, size in (("wide", (70, 40)), ("tall", (30, 64)), ("same", (30, 64))):
+        picture = (255 * torch.rand(size[1], size[0])).byte().numpy()
+        (tmp_path / name).mkdir()
+        Image.fromarray(picture).save(tmp_path / name / "scene.png")
+    return tmp_path
+
+
+def test_pictures_and_boxes_in_pixels_of_the_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(folder / name / "scene.png") for name in ("wide", "tall", "same")]
+    assert main(["predict", str(folder / "net"), *files, "--json", "--boxes", str(folder / "boxes")]) in (None, 0)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["file"] for row in rows] == files
+    classifier = Classifier.open(folder / "net")
+    for row, file in zip(rows, files, strict=True):
+        with torch.no_grad():
+            seen = classifier.network(classifier.pixels(file)[None])
+        assert set(row["boxes"]) == set(row["classes"]) == {"a", "$b", "c"}
+        boxes = [row["boxes"][name] for name in ("a", "$b", "c")]
+        assert torch.allclose(torch.tensor(boxes), seen.boxes[0], atol=1e-3)
+    assert classifier.pixels(files[0]).shape == (1, 40, 70)
+    written = sorted((folder / "boxes").iterdir())
+    assert [path.name for path in written] == ["scene-2.png", "scene-3.png", "scene.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+
+
+def test_an_image_with_nothing_in_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    network = Classifier.open(folder / "net").network
+    with torch.no_grad():
+        for name in ("weight", "bias"):
+            getattr(network.what, name).zero_()
+    network.save_pretrained(folder / "none", classes=["a", "b", "c"], task=SURE, resize="keep")
+    Image.new("L", (50, 50)).save(folder / "black.png")
+    main(["predict", str(folder / "none"), str(folder / "black.png"), "--boxes", str(folder / "boxes")])
+    assert capsys.readouterr().out.splitlines()[-1].endswith("black.png: nothing")
+    assert (folder / "boxes" / "black.png").is_file()
+
+
+class TestKeep:
+    def test_images_of_several_sizes_in_one_call(self, folder: Path) -> None:
+        classifier = Classifier.open(folder / "net")
+        images = [torch.rand(1, *size) for size in ((32, 32), (32, 32), (60, 40), (9, 5), (32, 32))]
+        for image, answer in zip(images, classifier(images), strict=True):
+            assert answer.lengths == pytest.approx(classifier(image).lengths, abs=1e-5)
+
+    def test_large_images_come_in_smaller_batches(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        classifier = Classifier.open(folder / "net")
+        sizes = []
+        inside = classifier.network.forward
+        monkeypatch.setattr(classifier.network, "forward", lambda images: sizes.append(len(images)) or inside(images))
+        classifier.predict([torch.rand(1, 64, 64)] * 5, batch_size=8)
+        assert sizes == [2, 2, 1]
+
+    def test_is_for_networks_of_any_size(self, folder: Path) -> None:
+        network = create_model("capsnet_digits")
+        with pytest.raises(ValueError, match="'keep' is for networks of any size, a CapsNet has one"):
+            Classifier(network, resize="keep")
+        network.save_pretrained(folder / "small", resize="keep")  # as its data do
+        assert Classifier.open(folder / "small").resize == "pad"
+
+
+def test_a_network_that_does_not_say_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    create_model("capsnet_digits").save_pretrained(folder / "digits")
+    picture = str(folder / "wide" / "scene.png")
+    assert main(["predict", str(folder / "digits"), picture, "--boxes", str(folder / "boxes")])
+    assert "--boxes: a CapsNet does not say where classes are" in capsys.readouterr().err
+    assert not (folder / "boxes").exists()

@@ -1,0 +1,167 @@
+"""Networks of scenes: where classes are, in images of any size."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchcaps import create_model, create_routing
+from torchcaps.explain import assignment_maps
+from torchcaps.models import SceneCapsNet, boxes_of_maps
+
+SMALL = {"image_shape": (1, 32, 32), "classes": 4, "channels": (3, 5)}
+
+
+def network(name: str = "scene_capsnet", **more: Any) -> Any:
+    torch.manual_seed(0)
+    made = create_model(name, **{**SMALL, **more})
+    with torch.no_grad():
+        for module in made.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):  # not those of a network that saw nothing yet
+                module.running_mean.uniform_(-0.2, 0.2)
+                module.running_var.uniform_(0.1, 0.3)
+    return made.eval()
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1))
+
+
+class TestBoxesOfMaps:
+    @pytest.mark.parametrize("cut", [0.0, 0.2, 0.7])
+    def test_a_box_that_is_filled_evenly_is_found_again(self, cut: float) -> None:
+        maps = torch.zeros(1, 2, 9, 12, dtype=torch.float64)
+        maps[0, 0, 2:5, 3:10] = 0.6
+        maps[0, 1, 7, 11] = 2.0
+        found = boxes_of_maps(maps, 4.0, cut)
+        assert torch.allclose(found[0], torch.tensor([[12.0, 8, 40, 20], [44, 28, 48, 32]]).double())
+
+    def test_by_the_book(self) -> None:
+        maps = noise(2, 3, 5, 6).double()
+        found = boxes_of_maps(maps, 8.0, 0.3)
+        for image in range(2):
+            for one in range(3):
+                weights = (maps[image, one] - 0.3 * maps[image, one].max()).clamp_min(0)
+                weights = weights / weights.sum()
+                x = sum(weights[i, j] * 8 * (j + 0.5) for i in range(5) for j in range(6))
+                spread = sum(weights[i, j] * (8 * (j + 0.5) - x) ** 2 for i in range(5) for j in range(6))
+                half = (3 * (spread + 64 / 12)) ** 0.5
+                assert found[image, one, [0, 2]].tolist() == pytest.approx([(x - half).item(), (x + half).item()])
+
+    def test_nowhere(self) -> None:
+        maps = torch.zeros(1, 2, 3, 3, requires_grad=True)
+        found = boxes_of_maps(maps, 8.0)
+        assert (found == 0).all()
+        found.sum().backward()
+        assert (maps.grad == 0).all()
+
+
+class TestMaps:
+    def test_what_the_assignment_leaves_of_the_activations(self) -> None:
+        net = network()
+        images = noise(2, 1, 32, 24)
+        with torch.no_grad():
+            maps, children = net.maps_of(images), net.children_of(images)
+            share = net.route(images).assignment.unflatten(1, (8, 6))
+            orphans = 1 - share.sum(-1)
+            expected = (share - orphans[..., None]).clamp_min(0) * children.activation[..., None]
+            assert torch.allclose(maps, expected.movedim(-1, 1))
+            assert (maps > 0).any()
+            for one in range(4):  # the same share that is explained
+                assert torch.allclose(assignment_maps(net, images, torch.full((2,), one)), share[..., one])
+
+    def test_a_routing_without_orphans(self) -> None:
+        net = network(routing=create_routing("kmeans"))
+        images = noise(1, 1, 32, 32)
+        with torch.no_grad():
+            maps, activation = net.maps_of(images), net.children_of(images).activation
+        assert torch.allclose(maps.sum(1), activation, atol=1e-5)
+
+    def test_of_the_twin(self) -> None:
+        net = network("scene_cnn")
+        images = noise(2, 1, 32, 24)
+        with torch.no_grad():
+            scores = net.scores(net.features(images))
+            said = net(images)
+            assert torch.equal(net.maps_of(images), scores.relu())
+            assert torch.allclose(said.activation, (scores.mean((2, 3)) + net.bias).sigmoid())
+            assert torch.equal(said.boxes, boxes_of_maps(scores.relu(), 4, 0.2))
+
+
+class TestBoxes:
+    def test_from_labels_alone(self) -> None:
+        net = network(cut=0.5)
+        images = noise(2, 1, 32, 32)
+        with torch.no_grad():
+            said = net(images)
+            assert torch.allclose(said.boxes, boxes_of_maps(net.maps_of(images), 4, 0.5))
+        assert said.capsules.pose.shape == (2, 4, 16 + 4)
+        assert torch.equal(said.capsules.pose[..., -4:], said.boxes)
+        assert torch.equal(said.capsules.pose[..., :-4], net.route(images).pose)
+
+    def test_of_votes_are_means_over_the_children_of_a_class(self) -> None:
+        net = network(boxes=True)
+        images = noise(2, 1, 24, 32)
+        with torch.no_grad():
+            net.sides.weight.normal_()
+            maps, found = net.maps_of(images), net(images).boxes
+            sides = net.sides(net.features(images)).exp() * 8
+            for image in range(2):
+                for one in range(4):
+                    total, box = 0.0, torch.zeros(4)
+                    for row in range(6):
+                        for column in range(8):
+                            x, y, weight = 4 * column + 2, 4 * row + 2, maps[image, one, row, column]
+                            left, top, right, bottom = sides[image, :, row, column]
+                            box += weight * torch.stack([x - left, y - top, x + right, y + bottom])
+                            total += weight
+                    assert torch.allclose(found[image, one], box / total, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("name", ["scene_capsnet", "scene_cnn", "boxes"])
+    def test_move_with_what_they_hold(self, name: str) -> None:
+        """Far from the edges, on a larger canvas; by whole cells."""
+        net = network("scene_capsnet", boxes=True) if name == "boxes" else network(name)
+        scene = torch.zeros(1, 1, 120, 96)
+        scene[0, 0, 44:58, 40:52] = noise(14, 12)
+        with torch.no_grad():
+            maps, moved = net.maps_of(scene), net.maps_of(scene.roll((8, -4), (2, 3)))
+        far = (slice(None), slice(None), slice(6, -6), slice(6, -6))
+        assert torch.allclose(maps.roll((2, -1), (2, 3))[far], moved[far], atol=1e-5)
+
+    def test_votes_learn(self) -> None:
+        net = network(boxes=True).train()
+        net(noise(2, 1, 32, 32)).boxes.sum().backward()
+        for part in (net.sides, net.what, net.features[0]):
+            assert part.weight.grad.isfinite().all()
+            assert (part.weight.grad != 0).any()
+
+
+class TestAnySize:
+    @pytest.mark.parametrize("name", ["scene_capsnet", "scene_cnn"])
+    def test_cells_that_are_not_whole_get_black(self, name: str) -> None:
+        net = network(name)
+        for height, width in ((33, 47), (5, 3), (1, 1)):
+            images = noise(2, 1, height, width)
+            whole = torch.zeros(2, 1, -(-height // 4) * 4, -(-width // 4) * 4)
+            whole[:, :, :height, :width] = images
+            with torch.no_grad():
+                said, expected = net(images), net(whole)
+            assert torch.equal(said.activation, expected.activation)
+            assert torch.equal(said.boxes, expected.boxes)
+
+    @pytest.mark.parametrize("boxes", [False, True])
+    def test_nothing_to_see(self, boxes: bool) -> None:
+        net = network(boxes=boxes)
+        with torch.no_grad():
+            net.what.weight.zero_()  # no child is active anywhere
+            net.what.bias.zero_()
+            said = net(torch.zeros(2, 1, 32, 32))
+        assert (said.activation == 0).all()
+        assert (said.boxes == 0).all()
+
+
+def test_cut_must_be_a_share() -> None:
+    for cut in (-0.1, 1.0):
+        with pytest.raises(ValueError, match=r"cut must be in \[0, 1\), got"):
+            SceneCapsNet(cut=cut)

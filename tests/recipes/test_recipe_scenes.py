@@ -1,0 +1,99 @@
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from torchcaps.data import Digits
+from torchcaps.data.scenes import INK, Scenery
+from torchcaps.models import create_model
+from torchcaps.recipes import run_recipe
+from torchcaps.recipes.scenes import (
+    EXACT,
+    LARGER,
+    OVERLAP,
+    PIXELS,
+    POINT,
+    PRECISION,
+    Scenes,
+    look_at_all,
+    on_larger_canvases,
+    peaks,
+    segments,
+)
+
+
+def test_peaks_by_hand():
+    maps = torch.zeros(1, 2, 3, 4)
+    maps[0, 0, 2, 1] = maps[0, 1, 0, 3] = 1
+    assert peaks(maps, 8).tolist() == [[[12, 20], [28, 4]]]
+
+
+class TestSegments:
+    scene = torch.tensor([[[[0.9, 0.9, 0.1, 0.9], [0.9, 0.9, 0.9, 0.9]]]])
+    maps = torch.tensor([[[[4.0, 0]], [[0, 1.0]], [[0, 9.0]]]])
+    said = torch.tensor([[True, True, False]])
+
+    def test_bright_pixels_go_to_the_class_with_the_larger_share(self):
+        found = segments(self.scene, self.maps, self.said, 0.2)
+        assert found[0, 0].int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0]]
+        assert found[0, 1].int().tolist() == [[0, 0, 0, 1], [0, 0, 1, 1]]
+        assert not found[0, 2].any()  # is not said
+
+    def test_below_the_cut_to_none(self):
+        found = segments(self.scene, self.maps, self.said, 0.9)
+        assert found.sum((2, 3)).tolist() == [[2, 2, 0]]
+
+
+def test_a_network_that_knows_is_right_in_all():
+    digits = Digits().test.subset(torch.arange(20))
+    scenes = replace(digits, composition=Scenery(digits, (48, 48), 1, 1, 16, 24, clutter=0))
+
+    class Knows(torch.nn.Module):
+        """Says what is true of all 20 scenes at once."""
+
+        classes, cell, cut = 10, 1, 0.5
+
+        def forward(self, images):
+            from torchcaps.data import class_boxes
+            from torchcaps.models import Prediction
+
+            batch = scenes.__getitems__(list(range(20)))
+            return Prediction(batch.labels.float(), None, None, class_boxes(batch.parts, 10))
+
+        def maps_of(self, images):
+            batch = scenes.__getitems__(list(range(20)))
+            ink = (batch.parts.pictures[:, 0] >= INK).float()
+            place = batch.parts.labels[:, :, None, None].expand(20, 1, 48, 48)
+            return torch.zeros(20, 10, 48, 48).scatter(1, place, ink)
+
+    found = look_at_all(Knows(), scenes)
+    assert found["exact"].all()
+    assert found["point"].all()
+    assert torch.equal(found["boxes"], found["true"])
+    assert (found["pixels"] == 1).all()
+
+
+def test_larger_canvases():
+    digits = Digits().test
+    scenes = replace(digits, composition=Scenery(digits, (48, 40), smallest=10, largest=16)).subset(torch.arange(4))
+    assert on_larger_canvases(scenes).image_shape == (1, 64, 60)
+    network = create_model("scene_capsnet", image_shape=(1, 48, 40), channels=(2, 2))
+    assert look_at_all(network, on_larger_canvases(scenes))["boxes"].shape == (4, 10, 4)
+    with pytest.raises(ValueError, match="made by a Scenery, got NoneType"):
+        on_larger_canvases(digits)
+
+
+def test_smoke(tmp_path):
+    where = {"runs": tmp_path / "runs", "results": tmp_path / "results", "trainer": {"accelerator": "cpu"}}
+    result = run_recipe("scenes", "smoke", **where)
+    ours = {(row["row"], row["measure"]): row["ours"][0] for row in result["rows"]}
+    assert set(ours) == {
+        (row, what) for row in Scenes.rows for what in (EXACT, LARGER, POINT, OVERLAP, PRECISION, PIXELS)
+    }
+    for (_, measure), value in ours.items():
+        assert 0 <= value <= (100 if measure in (EXACT, LARGER, POINT) else 1)
+    (picture,) = result["pictures"]
+    assert (tmp_path / "results" / picture["file"]).read_bytes().startswith(b"\x89PNG")
+    summaries = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/*/summary.json")]
+    assert sorted(summary["task"] for summary in summaries) == ["detection", "several_labels", "several_labels"]

@@ -1,0 +1,129 @@
+"""The task detection: overlaps, losses, average precision, and that boxes are learned."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from torchcaps import create_model
+from torchcaps.data import Digits, ImageSet, Scenery
+from torchcaps.losses import MarginLoss, ReconstructionLoss
+from torchcaps.models import Prediction
+from torchcaps.tasks import Criteria, Detection, SeveralLabels, as_task, average_precision, box_iou, box_loss
+
+TRUE = torch.tensor([[[0.0, 0, 4, 4], [0, 0, 0, 0], [2, 2, 6, 10]], [[0, 0, 0, 0], [1, 1, 3, 3], [0, 0, 0, 0]]])
+
+
+def scenes() -> ImageSet:
+    digits = Digits().test.subset(torch.arange(24))
+    return replace(digits, composition=Scenery(digits, (24, 24), 1, 2, 8, 12, clutter=1))
+
+
+class TestOverlap:
+    def test_by_hand(self) -> None:
+        one = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 4], [0, 0, 4, 4], [0, 0, 0, 0], [3, 3, 1, 1]])
+        other = torch.tensor([[0.0, 0, 4, 4], [2, 0, 6, 4], [4, 4, 5, 5], [0, 0, 0, 0], [0, 0, 4, 4]])
+        assert box_iou(one, other).tolist() == pytest.approx([1, 8 / 24, 0, 0, 0])
+
+    def test_loss_by_hand(self) -> None:
+        assert box_loss(TRUE, TRUE).item() == 0
+        off = TRUE + torch.tensor([1.0, 0, 1, 0])
+        expected = sum(
+            0.5 / area**0.5 + 1 - shared / (2 * area - shared) for area, shared in ((16, 12), (32, 24), (4, 2))
+        )
+        assert box_loss(off, TRUE).item() == pytest.approx(expected / 3)
+
+    def test_classes_that_are_not_there_do_not_count(self) -> None:
+        boxes = torch.rand(2, 3, 4, requires_grad=True)
+        box_loss(boxes, TRUE).backward()
+        assert (boxes.grad.abs().sum(-1) > 0).tolist() == [[True, False, True], [False, True, False]]
+        assert box_loss(boxes, torch.zeros(2, 3, 4)).item() == 0
+
+
+class TestAveragePrecision:
+    there = torch.tensor([[0.9, 0.1, 0.8], [0.2, 0.7, 0.1]])
+
+    def test_all_right(self) -> None:
+        assert average_precision(self.there, TRUE, TRUE) == pytest.approx({"map": 1, "map_50": 1, "map_75": 1})
+
+    def test_one_class_is_off(self) -> None:
+        boxes = TRUE.clone()
+        boxes[0, 2] += torch.tensor([0, 2.0, 0, 2])  # IoU 24 / 40: right at 0.5, 0.55 and 0.6 only
+        found = average_precision(self.there, boxes, TRUE)
+        assert found == pytest.approx({"map": (2 + 3 / 10) / 3, "map_50": 1, "map_75": 2 / 3}, abs=1e-6)
+
+    def test_a_false_detection_that_is_surer(self) -> None:
+        """Of the first class the second image has none: said more surely than the true one, half the precision."""
+        found = average_precision(torch.tensor([[0.5, 0.1, 0.8], [0.6, 0.7, 0.1]]), TRUE, TRUE)
+        assert found["map_50"] == pytest.approx((0.5 + 1 + 1) / 3, abs=1e-6)
+
+    def test_nothing_there(self) -> None:
+        assert set(average_precision(self.there, TRUE, torch.zeros(2, 3, 4)).values()) == {0.0}
+
+
+class TestDetection:
+    def test_learns_where_digits_are(self) -> None:
+        torch.manual_seed(0)
+        net = create_model("scene_capsnet", image_shape=(1, 24, 24), channels=(8, 16), boxes=True)
+        task, images = Detection(), scenes()
+        task.check(images)
+        batch = images.__getitems__(list(range(24)))
+        criteria = Criteria(MarginLoss(), ReconstructionLoss())
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+        before = task.examine(net, images).figures
+        for _ in range(60):
+            prediction, parts = task.loss(net, net, batch, criteria)
+            optimizer.zero_grad()
+            sum(parts.values()).backward()
+            optimizer.step()
+        assert set(parts) == {"class_loss", "box_loss"}
+        measured = task.measure(prediction, batch)
+        assert measured["box_iou"].mean() > 0.7
+        found = task.examine(net, images, batch_size=10)
+        assert found.figures["box_iou"] > max(0.6, before["box_iou"] + 0.2)
+        assert found.figures["map_50"] > max(0.5, before["map_50"] + 0.2)
+        assert "mean IoU" in found.lines[1]
+
+    def test_measures(self) -> None:
+        images = scenes()
+        batch = images.__getitems__(list(range(24)))
+        task = Detection()
+        boxes = torch.zeros(24, 10, 4)
+        prediction = Prediction(batch.labels.float(), None, None, boxes)
+        assert task.measure(prediction, batch)["accuracy"].all()
+        assert (task.measure(prediction, batch)["box_iou"] == 0).all()
+        empty = batch._replace(labels=torch.zeros_like(batch.labels))
+        empty = empty._replace(parts=batch.parts._replace(pictures=torch.zeros_like(batch.parts.pictures)))
+        assert (task.measure(prediction, empty)["box_iou"] == 1).all()
+
+    def test_is_saved_with_its_arguments(self) -> None:
+        task = as_task(Detection(0.4, weight=2.0).saved())
+        assert isinstance(task, Detection)
+        assert (task.threshold, task.weight) == (0.4, 2.0)
+
+    def test_what_it_does_not_take(self) -> None:
+        digits = Digits().test.subset(torch.arange(4))
+        masks = replace(digits, labels=torch.zeros(4, 10, dtype=torch.bool))
+        with pytest.raises(ValueError, match="put together of parts, which tell the boxes"):
+            Detection().check(masks)
+        images = scenes()
+        net = create_model("capsnet_small", image_shape=(1, 24, 24), channels=2, types=1, decoder_hidden=None)
+        with pytest.raises(ValueError, match="takes networks that say boxes, CapsNet does not"):
+            Detection().loss(net, net, images[0], Criteria(MarginLoss(), ReconstructionLoss()))
+        with pytest.raises(ValueError, match="weight must be 0 or more, got -1"):
+            Detection(weight=-1)
+
+
+class TestAnswers:
+    prediction = Prediction(torch.tensor([[0.9, 0.1, 0.8], [0.2, 0.3, 0.1]]), None, None, TRUE)
+
+    def test_boxes_of_the_classes_that_are_said(self) -> None:
+        one, other = SeveralLabels().answers(self.prediction, ["a", "b", "c"])
+        assert one.boxes == {"a": [0, 0, 4, 4], "c": [2, 2, 6, 10]}
+        assert one.json()["boxes"] == one.boxes
+        assert (other.classes, other.boxes, str(other)) == ((), {}, "nothing")
+
+    def test_of_a_network_that_does_not_say(self) -> None:
+        (one, _) = SeveralLabels().answers(self.prediction._replace(boxes=None), ["a", "b", "c"])
+        assert one.boxes is None
+        assert "boxes" not in one.json()

@@ -1,0 +1,280 @@
+"""Scenes: several digits of different classes and sizes anywhere on a large canvas, among bits of other digits."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.data.augment import random_integers
+from torchcaps.data.base import Batch, Composition, Fit, ImageData, ImageSet, Parts
+from torchcaps.data.made import _MadeOf
+
+INK = 0.25
+"""What is at least as bright is a digit's own."""
+
+_CANDIDATES = 24  # places tried for a digit: the first that lies on no other digit, or the one that lies on least
+_BIT = 0.35  # side of a bit of clutter, as a share of the digit's image that it is cut out of
+
+
+class _Draws:
+    """Uniform numbers in [0, 1) for each of some images, which seed, epoch and the place of the image decide."""
+
+    def __init__(self, seed: int, epoch: int, indices: Tensor, most: int) -> None:
+        places = indices[:, None] * most + torch.arange(most, device=indices.device)
+        self.numbers = (random_integers(seed, epoch, places) % 2**24).float() / 2**24
+        self.used = 0
+
+    def __call__(self, *shape: int) -> Tensor:
+        """The next ones, (B, *shape)."""
+        count = math.prod(shape)
+        self.used += count
+        return self.numbers[:, self.used - count : self.used].unflatten(1, shape)
+
+
+class _Place(NamedTuple):
+    """Where pictures (B, K) go on the canvas.
+
+    Args:
+        corner: top and left of the ink in the pictures, in their pixels, (B, K, 2).
+        target: where that corner goes, in pixels of the canvas, (B, K, 2).
+        scale: pixels of the canvas for one of the picture, (B, K).
+    """
+
+    corner: Tensor
+    target: Tensor
+    scale: Tensor
+
+
+@dataclass(frozen=True)
+class Scenery(Composition):
+    """Puts each digit on a canvas with others of other classes, each of a size and in a place of its own.
+
+    Digits lie apart where there is room. Between and over them lies clutter: square bits of any digits. The parts of a
+    scene are ``most`` digits of different classes, each alone on the canvas; those that are not there are black.
+    Which digits, sizes, places and bits a scene has depends on the seed, the epoch and the place of its digit alone.
+
+    Args:
+        digits: where the other digits, and the clutter, come from.
+        canvas: height and width of the scenes, in pixels.
+        least: how many digits a scene has at least; 0 makes scenes of clutter alone, too.
+        most: how many at most; all numbers between are equally likely.
+        smallest: the longer side of a digit's ink, in pixels, at least.
+        largest: the same at most; logarithms of sizes are evenly distributed.
+        clutter: how many bits of digits.
+
+    Raises:
+        ValueError: if a number is out of range, or there are fewer classes than digits in a scene.
+
+    Source: the clutter as in Mnih et al. 2014, "Recurrent Models of Visual Attention", section 4.1.
+    """
+
+    digits: ImageSet
+    canvas: tuple[int, int] = (96, 96)
+    least: int = 1
+    most: int = 4
+    smallest: float = 20.0
+    largest: float = 40.0
+    clutter: int = 8
+
+    def __post_init__(self) -> None:
+        classes = len(self.digits.labels.unique()) if len(self.digits) else len(self.digits.classes)
+        if not 0 <= self.least <= self.most or not 1 <= self.most <= classes:
+            raise ValueError(
+                f"least and most must be 0 <= least <= most <= {classes}, the number of classes that there are digits "
+                f"of, and most at least 1, got {self.least} and {self.most}"
+            )
+        room = min(self.canvas) - 2
+        if not 1 <= self.smallest <= self.largest <= room:
+            raise ValueError(
+                f"smallest and largest must be 1 <= smallest <= largest <= {room} for a canvas of "
+                f"{self.canvas[0]} x {self.canvas[1]}, got {self.smallest:g} and {self.largest:g}"
+            )
+        if self.clutter < 0:
+            raise ValueError(f"clutter must be 0 or more, got {self.clutter}")
+
+    def image_shape(self, raw: tuple[int, int, int]) -> tuple[int, int, int]:
+        """As many channels, on the canvas."""
+        return raw[0], *self.canvas
+
+    def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
+        """Scenes (B, C, H, W) with masks of their classes; their parts are the digits, that of the set first."""
+        each = 3 + 2 * _CANDIDATES
+        draws = _Draws(seed, epoch, batch.indices, len(self.digits.classes) + 1 + self.most * each + 7 * self.clutter)
+        labels, pictures = self._chosen(batch, draws)
+        there = torch.arange(self.most, device=labels.device) < self._counts(draws(1))
+        parts = self._drawn(pictures, self._placed(pictures, there, draws)) * there[:, :, None, None, None]
+        scenes = parts.amax(1)
+        if self.clutter:
+            scenes = torch.maximum(scenes, self._clutter(draws).to(scenes))
+        mask = torch.zeros(len(labels), len(self.digits.classes), dtype=torch.bool, device=labels.device)
+        mask.scatter_(1, labels, there)
+        return batch._replace(images=scenes, pictures=scenes, labels=mask, parts=Parts(labels, parts))
+
+    def _counts(self, share: Tensor) -> Tensor:
+        return self.least + (share * (self.most - self.least + 1)).long()
+
+    def _chosen(self, batch: Batch, draws: _Draws) -> tuple[Tensor, Tensor]:
+        """Labels (B, K), all different, and digits (B, K, C, h, w); the first are those of the batch."""
+        order, counts = (part.to(batch.labels.device) for part in self._by_class)
+        rank = draws(len(counts)).scatter(1, batch.labels[:, None], -1.0) + (counts == 0)  # those without digits last
+        labels = rank.argsort(1)[:, : self.most]
+        which = (draws(self.most) * counts[labels]).long() + (counts.cumsum(0) - counts)[labels]
+        pictures = self._digits(order[which]).to(batch.images)
+        return labels, torch.cat([batch.images[:, None], pictures[:, 1:]], 1)
+
+    def _digits(self, indices: Tensor) -> Tensor:
+        """Digits in [0, 1], (*indices, C, h, w)."""
+        images = self.digits.images
+        return images[indices.to(images.device)].float() / 255
+
+    @cached_property
+    def _by_class(self) -> tuple[Tensor, Tensor]:
+        """The digits' indices, class by class, and how many there are of each class."""
+        labels = self.digits.labels.cpu()
+        return labels.argsort(stable=True), torch.bincount(labels, minlength=len(self.digits.classes))
+
+    def _placed(self, pictures: Tensor, there: Tensor, draws: _Draws) -> _Place:
+        """Sizes and places of the digits (B, K, C, h, w), one after the other, where they lie on the others least."""
+        box = ink_boxes(pictures)
+        corner, extent = box[..., [1, 0]], (box[..., 2:] - box[..., :2]).flip(-1).clamp_min(1)
+        size = self.smallest * (self.largest / self.smallest) ** draws(self.most)
+        scale = size / extent.amax(-1)
+        extent = extent * scale[..., None]
+        canvas = torch.tensor(self.canvas, dtype=extent.dtype, device=extent.device)
+        free = (canvas - 2 - extent)[:, :, None]
+        candidates = 1 + draws(self.most, _CANDIDATES, 2) * free  # [B, K, candidates, 2]
+        chosen: list[Tensor] = []
+        for place in range(self.most):
+            mine, side = candidates[:, place], extent[:, place, None]
+            covered = torch.zeros_like(mine[..., 0])
+            for other, corner_of_other in enumerate(chosen):
+                low = torch.maximum(mine, corner_of_other[:, None])
+                high = torch.minimum(mine + side, (corner_of_other + extent[:, other])[:, None])
+                covered = covered + (high - low).clamp_min(0).prod(-1) * there[:, other, None]
+            chosen.append(mine[torch.arange(len(mine), device=mine.device), covered.argmin(1)])
+        return _Place(corner, torch.stack(chosen, 1), scale)
+
+    def _clutter(self, draws: _Draws) -> Tensor:
+        """Bits of digits all over the canvas, the brightest at each pixel: (B, C, H, W)."""
+        which = (draws(self.clutter) * len(self.digits)).long()
+        images = self.digits.images
+        sides = torch.tensor(images.shape[-2:], device=which.device)
+        bit = (_BIT * sides).round().clamp_min(1).long()
+        corner = (draws(self.clutter, 2) * (sides - bit + 1)).long()
+        rows, columns = (corner[..., axis, None] + torch.arange(int(bit[axis]), device=sides.device) for axis in (0, 1))
+        index = (part.to(images.device) for part in (which[..., None, None], rows[..., None], columns[..., None, :]))
+        one, row, column = index
+        bits = images[one, :, row, column].movedim(-1, 2).to(which.device).float() / 255  # [B, bits, C, h, w]
+        size = self.smallest * (self.largest / self.smallest) ** draws(self.clutter)
+        scale = size / sides.max()
+        canvas = torch.tensor(self.canvas, device=sides.device)
+        target = draws(self.clutter, 2) * canvas - bit * scale[..., None] / 2
+        return self._drawn(bits, _Place(torch.zeros_like(target), target, scale)).amax(1)
+
+    def _drawn(self, pictures: Tensor, place: _Place) -> Tensor:
+        """Pictures (B, K, C, h, w) where they belong on the canvas, (B, K, C, H, W), in [0, 1]."""
+        rows, columns = (
+            _weights(size, pictures.shape[axis - 2], place, axis).to(pictures) for axis, size in enumerate(self.canvas)
+        )
+        return (rows[:, :, None] @ pictures @ columns[:, :, None].mT).clamp_(max=1)  # where means overlap
+
+
+def _weights(size: int, before: int, place: _Place, axis: int) -> Tensor:
+    """How much each pixel of a picture counts for each of the canvas, along one axis: (B, K, size, before).
+
+    Triangles as wide as a pixel of the larger grid: interpolation where a picture grows, a mean where it shrinks.
+    """
+    scale = place.scale[..., None]
+    pixel = torch.arange(size, device=scale.device) + 0.5
+    source = (pixel - place.target[..., axis, None]) / scale + place.corner[..., axis, None]  # [B, K, size]
+    reach = (1 / scale).clamp_min(1)
+    distance = (source / reach)[..., None] - (torch.arange(before, device=scale.device) + 0.5) / reach[..., None]
+    return distance.abs_().neg_().add_(1).clamp_min_(0).div_(reach[..., None])
+
+
+def ink_boxes(pictures: Tensor, ink: float = INK) -> Tensor:
+    """The smallest boxes that hold all that is bright: left, top, right, bottom; pixel k covers [k, k + 1].
+
+    Args:
+        pictures: (..., C, H, W).
+        ink: how bright that is at least.
+
+    Returns:
+        float32 (..., 4), zeros where nothing is.
+    """
+    brightest = pictures.amax(-3)
+    sides = []
+    for axis in (-2, -1):  # what is left over are columns, then rows
+        seen = brightest.amax(axis) >= ink
+        low = seen.int().argmax(-1)
+        high = seen.shape[-1] - seen.flip(-1).int().argmax(-1)
+        sides.append((low * seen.any(-1), high * seen.any(-1)))
+    (left, right), (top, bottom) = sides
+    return torch.stack([left, top, right, bottom], -1).float()
+
+
+def class_boxes(parts: Parts, classes: int) -> Tensor:
+    """The box of each class in a scene, float32 (B, E, 4) as :func:`ink_boxes` has them; zeros where it is not."""
+    found = ink_boxes(parts.pictures)
+    return found.new_zeros(len(found), classes, 4).scatter(1, parts.labels[..., None].expand(-1, -1, 4), found)
+
+
+class DigitScenes(_MadeOf):
+    """Several digits of different classes, of several sizes, anywhere on a large canvas, among clutter.
+
+    Training scenes are made anew in each epoch, one around each digit; those to validate and test on are always the
+    same, and of validation and test digits alone. The labels say which classes are there; the boxes and pixels of the
+    digits are in the parts of a batch, see :class:`Scenery` and :func:`class_boxes`.
+
+    Args:
+        data: the digits.
+        canvas: height and width of the scenes, in pixels.
+        least: see :class:`Scenery`.
+        most: likewise.
+        smallest: likewise.
+        largest: likewise.
+        clutter: likewise.
+
+    Raises:
+        ValueError: if a number is out of range, or there are fewer classes than digits in a scene.
+    """
+
+    task: ClassVar[dict[str, Any]] = {"name": "several_labels"}
+
+    resize: Fit = "keep"
+
+    def __init__(
+        self,
+        data: ImageData,
+        canvas: tuple[int, int] = (96, 96),
+        least: int = 1,
+        most: int = 4,
+        smallest: float = 20.0,
+        largest: float = 40.0,
+        clutter: int = 8,
+    ) -> None:
+        super().__init__(data)
+        self.canvas = (canvas[0], canvas[1])
+        self.least, self.most = least, most
+        self.smallest, self.largest = smallest, largest
+        self.clutter = clutter
+
+    def load_train(self) -> ImageSet:
+        """Read the digits to train on, without those for validation; each gets a scene in each epoch."""
+        return self._scenes(self.data.train)
+
+    def load_validation(self) -> ImageSet:
+        """Read the validation digits, each in a scene."""
+        return self._scenes(self.data.validation)
+
+    def load_test(self) -> ImageSet:
+        """Read the test digits, each in a scene."""
+        return self._scenes(self.data.test)
+
+    def _scenes(self, digits: ImageSet) -> ImageSet:
+        sizes = self.smallest, self.largest
+        scenery = Scenery(digits, self.canvas, self.least, self.most, *sizes, self.clutter)
+        return replace(digits, composition=scenery)

@@ -1,0 +1,246 @@
+"""What is in a scene, and where: class capsules with shared transforms, and their twin with class-activation maps."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchcaps.capsules import Capsules
+from torchcaps.layers import CapsLinear
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
+from torchcaps.models.registry import register_model
+from torchcaps.models.residual import Residual
+from torchcaps.numerics import check_sizes, compute_dtype
+from torchcaps.routing import DynamicRouting, Routed, Routing
+from torchcaps.squash import length
+
+
+def boxes_of_maps(maps: Tensor, cell: float, cut: float = 0.2) -> Tensor:
+    r"""Boxes around what maps show, by its mean and its variance.
+
+    .. math:: \mu \pm \sqrt{3 (\sigma^2 + \text{cell}^2 / 12)}, \quad w_{yx} = \max(0, m_{yx} - \text{cut} \max m)
+
+    with mean and variance of the centres of the cells under the weights w: a box that is filled evenly is found again.
+
+    Args:
+        maps: m, 0 or more, (B, E, H', W').
+        cell: side of a cell of the maps, in pixels of the image.
+        cut: share of the largest value that is taken off, in [0, 1).
+
+    Returns:
+        (B, E, 4), left, top, right, bottom in pixels of the image; zeros where a map is 0 everywhere.
+    """
+    weights = (maps - cut * maps.amax((2, 3), keepdim=True)).clamp_min(0)
+    mass = weights.sum((2, 3))
+    sides = []
+    for axis in (3, 2):
+        along = weights.sum(5 - axis) / mass.clamp_min(torch.finfo(mass.dtype).tiny)[..., None]  # [B, E, extent]
+        centres = cell * (torch.arange(maps.shape[axis], dtype=maps.dtype, device=maps.device) + 0.5)
+        mean = along @ centres
+        variance = (along * (centres - mean[..., None]).square()).sum(-1)
+        half = (3 * (variance + cell**2 / 12)).sqrt()
+        sides.append((mean - half, mean + half))
+    (left, right), (top, bottom) = sides
+    return torch.stack([left, top, right, bottom], -1) * (mass > 0)[..., None]
+
+
+class _SceneNetwork(ImageClassifier):
+    """The features that both networks have, and what both can say: what is there, and where."""
+
+    any_size = True
+    cut: float
+
+    def _see(self, channels: Sequence[int], cut: float) -> None:
+        """Convolutions that halve the grid, each behind the first with a residual block, batch normalisation, ReLU."""
+        check_sizes(channels=channels)
+        if not 0 <= cut < 1:
+            raise ValueError(f"cut must be in [0, 1), got {cut}")
+        self.channels = tuple(channels)
+        self.cut = cut
+        self.features = nn.Sequential()
+        before = self.image_shape[0]
+        for stage, width in enumerate(self.channels):
+            # An even kernel's outputs tile the image: cell k covers [k, k + 1] times the stride.
+            halving = nn.Conv2d(before, width, 4, 2, padding=1, bias=False)
+            self.features.extend([halving, nn.BatchNorm2d(width), nn.ReLU()])
+            if stage:
+                self.features.append(Residual(width, width))
+            before = width
+
+    @property
+    def cell(self) -> int:
+        """Side of a cell of the maps, in pixels."""
+        return 2 ** len(self.channels)
+
+    def _seen(self, images: Tensor) -> Tensor:
+        """The features of images, which get black rows and columns until their cells are whole: (B, C', H', W')."""
+        self._check(images)
+        below, beside = (-extent % self.cell for extent in images.shape[2:])
+        return self.features(F.pad(images, (0, beside, 0, below)))
+
+    @abstractmethod
+    def maps_of(self, images: Tensor) -> Tensor:
+        """How much at each place of images (B, C, H, W) belongs to each class: (B, E, H', W'), 0 or more."""
+
+
+@register_model("scene_capsnet", "fully convolutional, transforms shared by all places: which classes are where")
+class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
+    r"""A child at each place votes for what is there; class capsules say which classes are there, and where.
+
+    The transforms are shared by all places, so that images of any size do, and a child may go to no class. What the
+    assignment R leaves of the children's activations a says where a class is,
+
+    .. math:: m_{ij} = a_i \max(0, R_{ij} - R_{i0}), \quad R_{i0} = 1 - \textstyle\sum_j R_{ij},
+
+    at the places that belong to it rather than to none: :meth:`maps_of`. A class capsule's pose is what it looks like,
+    ``pose_dim`` numbers of the routing, and where it is, a box: left, top, right, bottom, in pixels.
+
+    - Trained on labels alone, the box is that of :func:`boxes_of_maps`.
+    - With ``boxes``, each child also votes for the box of what it is a part of, by its distances from the four sides,
+      and a class's box is the mean of its children's, weighted by m. This takes the task ``detection`` to learn.
+
+    Args:
+        image_shape: (C, H, W) of the images; other heights and widths work too.
+        classes: number of classes.
+        channels: of the stages, each of which halves the grid.
+        child_dim: dimension of the children's poses.
+        pose_dim: dimension of what a class capsule looks like.
+        boxes: whether children vote for boxes.
+        cut: see :func:`boxes_of_maps`.
+        routing: any routing; default: dynamic routing in 3 steps, without accumulation, with an orphan class.
+
+    Raises:
+        ValueError: if ``cut`` is not in [0, 1).
+
+    Source: after Su Jianlin 2018, kexue.fm/archives/4819 and 5112 (shared transforms, trained on one digit and tested
+    on several); orphans: the code released with Sabour, Frosst & Hinton 2017; distances from the sides: Tian et al.
+    2019, "FCOS: Fully Convolutional One-Stage Object Detection", section 3.1.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (1, 96, 96),
+        classes: int = 10,
+        channels: Sequence[int] = (24, 48, 96),
+        child_dim: int = 32,
+        pose_dim: int = 16,
+        boxes: bool = False,
+        cut: float = 0.2,
+        routing: Routing | None = None,
+    ) -> None:
+        super().__init__(image_shape, classes)
+        check_sizes(child_dim=child_dim, pose_dim=pose_dim)
+        self.child_dim = child_dim
+        self.pose_dim = pose_dim
+        self.boxes = boxes
+        self._see(channels, cut)
+        self.what = nn.Conv2d(self.channels[-1], child_dim, 1)
+        self.sides = nn.Conv2d(self.channels[-1], 4, 1) if boxes else None
+        self.decoder = None
+        routing = routing or DynamicRouting(accumulate=False, orphan=True, squash="half")
+        # With small transforms the votes of a hundred places do not add up to saturated capsules at the start.
+        self.class_caps = CapsLinear(
+            None, classes, child_dim, pose_dim, transforms="shared", routing=routing, init_std=0.02
+        )
+
+    def children_of(self, images: Tensor) -> Capsules:
+        """What each place looks like: poses (B, H', W', child_dim)."""
+        return self._children(self._seen(images))
+
+    def _children(self, features: Tensor) -> Capsules:
+        pose = self.what(features).relu().movedim(1, -1)
+        return Capsules(pose, length(pose))
+
+    def encode(self, images: Tensor) -> Capsules:
+        """The class capsules: poses (B, E, pose_dim + 4), the last four the box."""
+        features = self._seen(images)
+        children = self._children(features)
+        routed = self.class_caps.route(children)
+        capsules = self.class_caps.parents(routed, children)
+        with torch.autocast(images.device.type, enabled=False):
+            box = self._boxes(self._maps(routed, children), features)
+        return capsules._replace(pose=torch.cat([capsules.pose, box.to(capsules.pose.dtype)], -1))
+
+    def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
+        """Class capsules, and the box of each class."""
+        capsules = self.encode(images)
+        return Prediction(capsules.activation, capsules, None, capsules.pose[..., -4:])
+
+    def maps_of(self, images: Tensor) -> Tensor:
+        """How active the children of each class are: (B, E, H', W')."""
+        children = self.children_of(images)
+        return self._maps(self.class_caps.route(children), children)
+
+    @staticmethod
+    def _maps(routed: Routed, children: Capsules) -> Tensor:
+        share = routed.assignment  # [B, I, E]
+        orphan = (1 - share.sum(-1, keepdim=True)).clamp_min(0)
+        active = children.activation.to(share.dtype)
+        return (share - orphan).clamp_min(0).mT.unflatten(2, active.shape[1:]) * active[:, None]
+
+    def _boxes(self, maps: Tensor, features: Tensor) -> Tensor:
+        if self.sides is None:
+            return boxes_of_maps(maps.detach(), self.cell, self.cut)
+        votes = self._box_votes(features.to(maps.dtype))
+        weights = maps.flatten(2)
+        mass = weights.sum(2, keepdim=True)
+        return torch.where(mass > 0, weights @ votes / torch.where(mass > 0, mass, 1.0), 0.0)
+
+    def _box_votes(self, features: Tensor) -> Tensor:
+        """The box that each place votes for, (B, H' W', 4)."""
+        assert self.sides is not None
+        sides = self.sides(features).clamp(-6, 6).exp() * (2 * self.cell)  # left, top, right, bottom of the place
+        rows, columns = (
+            self.cell * (torch.arange(extent, dtype=sides.dtype, device=sides.device) + 0.5)
+            for extent in sides.shape[2:]
+        )
+        across, down = columns.expand_as(sides[:, 0]), rows[:, None].expand_as(sides[:, 0])
+        left, top, right, bottom = sides.unbind(1)
+        return torch.stack([across - left, down - top, across + right, down + bottom], -1).flatten(1, 2)
+
+
+@register_model("scene_cnn", "Zhou et al. 2016: the same features, class-activation maps; the baseline")
+class SceneTwin(_SceneNetwork):
+    """The features of :class:`SceneCapsNet`, a score of each class at each place, their mean, a sigmoid.
+
+    Where a class is say its class-activation map, what is positive of its scores, and :func:`boxes_of_maps` of it.
+
+    Args:
+        image_shape: (C, H, W) of the images; other heights and widths work too.
+        classes: number of classes.
+        channels: of the stages, each of which halves the grid.
+        cut: see :func:`boxes_of_maps`.
+
+    Raises:
+        ValueError: if ``cut`` is not in [0, 1).
+
+    Source: Zhou, Khosla, Lapedriza, Oliva & Torralba 2016, "Learning Deep Features for Discriminative Localization".
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (1, 96, 96),
+        classes: int = 10,
+        channels: Sequence[int] = (24, 48, 96),
+        cut: float = 0.2,
+    ) -> None:
+        super().__init__(image_shape, classes)
+        self._see(channels, cut)
+        self.scores = nn.Conv2d(self.channels[-1], classes, 1, bias=False)
+        self.bias = nn.Parameter(torch.zeros(classes))
+
+    def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
+        """The probability of each class, and its box."""
+        scores = self._scores(images)
+        boxes = boxes_of_maps(scores.detach().relu(), self.cell, self.cut)
+        return Prediction((scores.mean((2, 3)) + self.bias).sigmoid(), None, None, boxes)
+
+    def maps_of(self, images: Tensor) -> Tensor:
+        """The class-activation maps, (B, E, H', W')."""
+        return self._scores(images).relu()
+
+    def _scores(self, images: Tensor) -> Tensor:
+        scores = self.scores(self._seen(images))
+        return scores.to(compute_dtype(scores))

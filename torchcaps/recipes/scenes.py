@@ -1,0 +1,239 @@
+"""Which digits are in a scene, and where: learned from labels alone, and with boxes."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchcaps.data import Batch, ImageSet, class_boxes
+from torchcaps.data.scenes import INK, Scenery
+from torchcaps.explain import evaluating
+from torchcaps.explain.draw.charts import Boxed, boxes_figure
+from torchcaps.models import ImageClassifier
+from torchcaps.recipes.kit.base import Line, Picture, lines_of, register_recipe
+from torchcaps.recipes.kit.comparison import Comparison, Study
+from torchcaps.recipes.kit.lab import data_of
+from torchcaps.recipes.kit.options import FAST, TrainingOptions, one_cycle, option
+from torchcaps.tasks import average_precision, box_iou
+
+CAPSULES, CNN = "capsules, from labels alone", "CNN with class-activation maps, from labels alone"
+BOXES = "capsules, with boxes in training"
+
+EXACT, LARGER = "classes present, exact set", "exact set, canvases of twice the area"
+POINT, PIXELS = "peak of the map inside the box", "IoU of the pixels"
+OVERLAP, PRECISION = "IoU of the boxes", "mAP at IoU 0.5"
+
+
+def segments(scenes: Tensor, maps: Tensor, said: Tensor, cut: float) -> Tensor:
+    """Which pixels belong to which class: what is bright, to the class whose map is the largest there.
+
+    Args:
+        scenes: (B, C, H, W) in [0, 1].
+        maps: of each class, (B, E, H', W'), 0 or more.
+        said: the classes that the network says are there, bool (B, E); no others get pixels.
+        cut: share of its map's largest value that a class must have where it gets a pixel.
+
+    Returns:
+        bool (B, E, H, W), at most one class a pixel.
+    """
+    size = scenes.shape[2:]
+    shares = maps / maps.amax((2, 3), keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
+    fine = F.interpolate(shares, size=size, mode="bilinear", align_corners=False) * said[:, :, None, None]
+    most = F.one_hot(fine.argmax(1), maps.shape[1]).movedim(-1, 1).bool()
+    return most & (fine > cut) & (scenes.amax(1, keepdim=True) >= INK)
+
+
+def peaks(maps: Tensor, cell: int) -> Tensor:
+    """Where maps (B, E, H', W') are largest: x and y in pixels, (B, E, 2)."""
+    place = maps.flatten(2).argmax(-1)
+    width = maps.shape[3]
+    return torch.stack([place % width, place // width], -1) * cell + cell / 2
+
+
+def look(network: Any, batch: Batch, threshold: float = 0.5) -> dict[str, Tensor]:
+    """What a network of scenes says of some, beside what is true.
+
+    Returns:
+        ``activation``, ``boxes`` and ``true`` boxes of each class; ``exact``, (B,); of each class that is there, one
+        after the other: whether the map's peak lies in the box, ``point``, and the IoU of ``pixels``.
+    """
+    classes, there = network.classes, batch.labels
+    assert batch.parts is not None
+    prediction, maps = network(batch.images), network.maps_of(batch.images).float()
+    said = prediction.activation > threshold
+    true = class_boxes(batch.parts, classes)
+    x, y = peaks(maps, network.cell).unbind(-1)
+    inside = (x >= true[..., 0]) & (x <= true[..., 2]) & (y >= true[..., 1]) & (y <= true[..., 3])
+    own = torch.zeros(len(there), classes, *batch.images.shape[2:], dtype=torch.bool, device=there.device)
+    ink = batch.parts.pictures.amax(2) >= INK
+    own.scatter_(1, batch.parts.labels[:, :, None, None].expand_as(ink), ink)
+    found = segments(batch.images, maps, said, network.cut)
+    pixels = (found & own).sum((2, 3)) / (found | own).sum((2, 3)).clamp_min(1)
+    return {
+        "activation": prediction.activation.float(),
+        "boxes": prediction.boxes.float(),
+        "true": true,
+        "exact": (said == there).all(1),
+        "point": inside[there],
+        "pixels": pixels[there],
+    }
+
+
+def look_at_all(network: ImageClassifier, scenes: ImageSet, batch_size: int = 100) -> dict[str, Tensor]:
+    """What :func:`look` finds, of all scenes."""
+    with evaluating(network) as device:
+        found = [
+            {name: values.cpu() for name, values in look(network, batch).items()}
+            for batch in batches(scenes.to(device), batch_size)
+        ]
+    return {name: torch.cat([one[name] for one in found]) for name in found[0]}
+
+
+def batches(scenes: ImageSet, size: int) -> Iterator[Batch]:
+    """All scenes in order, so many at a time."""
+    for start in range(0, len(scenes), size):
+        yield scenes.__getitems__(list(range(start, min(start + size, len(scenes)))))
+
+
+def on_larger_canvases(scenes: ImageSet) -> ImageSet:
+    """The same with 1.5 times the width and 4/3 of the height: as much again of each scene."""
+    scenery = scenes.composition
+    if not isinstance(scenery, Scenery):
+        raise ValueError(f"scenes must be made by a Scenery, got {type(scenery).__name__}")
+    height, width = scenery.canvas
+    return replace(scenes, composition=replace(scenery, canvas=(height * 4 // 3, width * 3 // 2)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneSettings(TrainingOptions):
+    """One preset: how the networks are trained, and on how many scenes they are tested.
+
+    Attributes:
+        scenes: of test digits.
+        twin_args: arguments of the CNN; those of the capsule networks are ``model_args``.
+    """
+
+    scenes: int = 10000
+    twin_args: Mapping[str, Any]
+
+
+def _cycle(epochs: int, rate: float, batch_size: int, **more: Any) -> dict[str, Any]:
+    """AdamW whose learning rate rises and falls once."""
+    optimizer = option("torch.optim.AdamW", lr=rate, weight_decay=0.01)
+    return {"epochs": epochs, "optimizer": optimizer, "batch_size": batch_size, "scheduler": one_cycle(rate), **more}
+
+
+def _scenes(data: Mapping[str, Any], **arguments: Any) -> dict[str, Any]:
+    return option("torchcaps.data.DigitScenes", data=data, **arguments)
+
+
+@register_recipe
+class Scenes(Comparison[SceneSettings]):
+    """Trains on scenes of digits with image labels, and with boxes, and asks what is there and where."""
+
+    name: ClassVar[str] = "scenes"
+    title: ClassVar[str] = "which digits are in a scene, and where"
+    source: ClassVar[str] = (
+        "no publication; scenes as in Mnih et al. 2014, section 4.1, class-activation maps as in Zhou et al. 2016"
+    )
+    rows: ClassVar = (CAPSULES, CNN, BOXES)
+    lines: ClassVar[tuple[Line, ...]] = tuple(
+        replace(line, unit="" if line.measure in (OVERLAP, PIXELS, PRECISION) else "%")
+        for line in lines_of(
+            ((row, measure) for row in rows for measure in (EXACT, LARGER, POINT, OVERLAP, PRECISION, PIXELS)),
+            {},
+            higher_is_better=True,
+        )
+    )
+    presets: ClassVar = {
+        "paper": SceneSettings(
+            **_cycle(20, 2e-3, 128),
+            data=_scenes(option("MNIST", validation=0.02)),
+            model_args={"channels": (64, 128, 256), "child_dim": 64},
+            twin_args={"channels": (64, 128, 256)},
+        ),
+        "quick": SceneSettings(
+            **_cycle(1, 3e-3, 32),
+            **FAST,
+            data=_scenes(option("MNIST", validation=0.02)),
+            twin_args={},
+            scenes=2000,
+        ),
+        "smoke": SceneSettings(
+            **_cycle(1, 5e-3, 32),
+            data=_scenes(option("Digits"), canvas=[24, 24], most=2, smallest=8.0, largest=12.0, clutter=1),
+            model_args={"channels": (4, 8)},
+            twin_args={"channels": (4, 8)},
+            scenes=40,
+        ),
+    }
+    notes: ClassVar[tuple[str, ...]] = (
+        "Scenes of 1 to 4 digits of different classes, 20 to 40 pixels in size, on canvases of 96 x 96 with 8 bits of "
+        "other digits; those to train on are of training digits and new in each epoch, those to test on are of test "
+        "digits and always the same.",
+        "Boxes, peaks and pixels are those of the classes that are there, whether the network says so or not; of a "
+        "class that it does not say, it has no pixels.",
+        "From labels alone, a box is made of the mean and the variance of a class's map, for both networks in the same "
+        "way; with boxes, it is read off the class capsule's pose.",
+        "A pixel belongs to a class if it is bright, and the class's map, divided by its largest value, is larger "
+        "there than those of all others and than its cut.",
+    )
+
+    def options(self, settings: SceneSettings, row: str) -> dict[str, Any]:
+        """The capsule network, its twin, or the capsule network with boxes and the task ``detection``."""
+        if row == CNN:
+            return settings.options(model="scene_cnn", model_args=settings.twin_args)
+        options = settings.options(model="scene_capsnet")
+        if row == CAPSULES:
+            return options
+        boxes = {**options["model_args"], "boxes": True}
+        return {**options, "model_args": boxes, "task": option("torchcaps.tasks.Detection")}
+
+    def begin(self, study: Study) -> ImageSet:
+        """The first of the test scenes."""
+        test = data_of(study.settings.data).test
+        return test.subset(torch.arange(min(study.settings.scenes, len(test))))
+
+    def measure(self, study: Study, row: str, given: ImageSet) -> Mapping[str, float]:
+        """What is there and where, on test scenes and on larger canvases."""
+        network = study.trained[row].network
+        found = look_at_all(network, given)
+        there = (found["true"][..., 2:] > found["true"][..., :2]).all(-1)
+        return {
+            EXACT: 100 * found["exact"].double().mean().item(),
+            LARGER: 100 * look_at_all(network, on_larger_canvases(given))["exact"].double().mean().item(),
+            POINT: 100 * found["point"].double().mean().item(),
+            OVERLAP: box_iou(found["boxes"], found["true"])[there].mean().item(),
+            PRECISION: average_precision(found["activation"], found["boxes"], found["true"])["map_50"],
+            PIXELS: found["pixels"].double().mean().item(),
+        }
+
+    def finish(self, study: Study, given: ImageSet) -> None:
+        """The first scenes, with the boxes that each network says: a row a network."""
+        batch = given.__getitems__(list(range(min(5, len(given)))))
+        each = [drawn(trained.network, batch, given.classes) for trained in study.trained.values()]
+        figure = boxes_figure([one for row in each for one in row], given.classes, len(batch.images))
+        caption = f"The first test scenes and what is said of them. From top: {'; '.join(study.trained)}. Dotted: true."
+        study.pictures["boxes"] = Picture(figure, caption)
+
+
+def drawn(network: Any, batch: Batch, classes: tuple[str, ...], threshold: float = 0.5) -> list[Boxed]:
+    """Scenes with the boxes of the classes that a network says are there, and the true ones."""
+    assert batch.parts is not None
+    with evaluating(network) as device:
+        prediction = network(batch.images.to(device))
+    true = class_boxes(batch.parts, len(classes))
+
+    def named(boxes: Tensor, there: Tensor) -> dict[str, list[float]]:
+        return {classes[index]: boxes[index].tolist() for index in there.nonzero().flatten().tolist()}
+
+    rows = zip(
+        batch.pictures, prediction.boxes.float().cpu(), prediction.activation.cpu(), true, batch.labels, strict=True
+    )
+    return [
+        Boxed(picture, named(boxes, activation > threshold), named(real, there))
+        for picture, boxes, activation, real, there in rows
+    ]
