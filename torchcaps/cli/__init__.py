@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import torchcaps
-from torchcaps.cli import bench, check, convert, evaluate, explain, models, predict, recipes, run, train
+from torchcaps.cli import bench, check, convert, evaluate, explain, models, predict, recipes, run, train, transfer
 from torchcaps.cli.extras import advice
 from torchcaps.cli.plugins import import_named, import_plugins, named_imports
 
@@ -15,6 +15,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "evaluate": evaluate.command,
     "predict": predict.command,
     "explain": explain.command,
+    "transfer": transfer.command,
     "models": models.command,
     "run": run.command,
     "recipes": recipes.command,

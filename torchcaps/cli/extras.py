@@ -15,6 +15,7 @@ EXTRAS = {
     "rich": "train",
     "safetensors": "hub",
     "scipy": "data",
+    "skimage": "poses",
     "sklearn": "data",
     "tensorboard": "train",
     "timm": "timm",

@@ -4,6 +4,7 @@ Matplotlib is imported by the functions that draw.
 """
 
 from torchcaps.explain.assignments import assignment_entropy, assignment_maps, dead_capsules
+from torchcaps.explain.attributes import ATTRIBUTES, attributes
 from torchcaps.explain.calibration import Calibration, fit_platt, fit_temperature
 from torchcaps.explain.draw import (
     Picture,
@@ -31,9 +32,12 @@ from torchcaps.explain.observe import Observation
 from torchcaps.explain.page import write_page, write_report
 from torchcaps.explain.places import Extent, layer_extents, map_extent
 from torchcaps.explain.poses import default_sweep, perturb
+from torchcaps.explain.readout import Readout, fit_readout
 from torchcaps.explain.selection import Selection, select_examples, select_samples
+from torchcaps.explain.transfer import between, draw_poses, poses_of, transfer
 
 __all__ = [
+    "ATTRIBUTES",
     "Answers",
     "Calibration",
     "ClassFigures",
@@ -43,23 +47,28 @@ __all__ = [
     "Layer",
     "Observation",
     "Picture",
+    "Readout",
     "Selection",
     "activation_figure",
     "ask",
     "assignment_entropy",
     "assignment_figure",
     "assignment_maps",
+    "attributes",
+    "between",
     "class_maps",
     "class_shares",
     "confusion_matrix",
     "dead_capsules",
     "dead_types",
     "default_sweep",
+    "draw_poses",
     "evaluating",
     "examine",
     "exhibits_of",
     "exhibits_of_classifier",
     "fit_platt",
+    "fit_readout",
     "fit_temperature",
     "flow_figure",
     "layer_entropy",
@@ -76,12 +85,14 @@ __all__ = [
     "perturbation_grid",
     "pictures_of",
     "pose_figure",
+    "poses_of",
     "reconstructions",
     "register_exhibit",
     "select_examples",
     "select_samples",
     "share_maps",
     "shorten",
+    "transfer",
     "types_figure",
     "worst_mistakes",
     "write_page",

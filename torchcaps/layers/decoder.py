@@ -1,13 +1,16 @@
 """From class capsules back to an image."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_finite, check_sizes
+
+DecoderInput = Literal["masked", "pose", "pose_and_class"]
 
 
 def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
@@ -73,3 +76,77 @@ class FullyConnectedDecoder(nn.Module):
         if not self.by_class:
             poses = poses.sum(1)  # all others are zero
         return self.layers(poses.flatten(1)).unflatten(1, self.image_shape)
+
+
+class PoseInput(nn.Module):
+    r"""What a decoder is told of the class that it draws.
+
+    ================== ======= ==========================================================================
+    kind               numbers what a pose dimension means
+    ================== ======= ==========================================================================
+    ``masked``         J H     all poses, 0 but for the chosen one: each class has dimensions of its own
+    ``pose``           H       the chosen pose alone, which has to say as well which class it is of
+    ``pose_and_class`` H + J   the chosen pose and which class it is of: what all classes have in common
+    ================== ======= ==========================================================================
+
+    Noise lets a pose of bounded length say only so much: what the decoder knows from the class need not be told again
+    by the pose, and neighbouring poses have to draw neighbouring images.
+
+    Args:
+        classes: J.
+        size: H, the numbers of one pose.
+        kind: a row of the table.
+        noise: deviation of the normal noise that is added to the chosen pose in training.
+
+    Shape:
+        Masked poses (B, J, *pose) to (B, numbers).
+
+    Raises:
+        ValueError: if ``kind`` is not in the table, or ``noise`` is negative.
+
+    Source: ``masked``: Sabour, Frosst & Hinton 2017, section 4.1; ``pose``: Rajasegaran et al. 2019 (DeepCaps), section
+    3.3, the class-independent decoder; ``pose_and_class``, and the noise: ours, as conditional variational
+    autoencoders have them (Kingma et al. 2014).
+    """
+
+    def __init__(self, classes: int, size: int, kind: DecoderInput = "masked", noise: float = 0.0) -> None:
+        super().__init__()
+        check_sizes(classes=classes, size=size)
+        check_finite(noise=noise)
+        if kind not in get_args(DecoderInput):
+            raise ValueError(f"decoder_input must be one of {', '.join(get_args(DecoderInput))}, got {kind!r}")
+        if noise < 0:
+            raise ValueError(f"pose_noise must not be negative, got {noise}")
+        self.kind = kind
+        self.noise = noise
+        self.out_features = {"masked": classes * size, "pose": size, "pose_and_class": size + classes}[kind]
+
+    def forward(self, poses: Tensor) -> Tensor:
+        """Picks out what the decoder is told."""
+        poses = poses.flatten(2)
+        chosen = (poses != 0).any(2, keepdim=True)
+        if self.training and self.noise:
+            poses = poses + self.noise * torch.randn_like(poses) * chosen
+        if self.kind == "masked":
+            return poses.flatten(1)
+        pose = poses.sum(1)  # all others are zero
+        return pose if self.kind == "pose" else torch.cat([pose, chosen.squeeze(2).to(pose)], 1)
+
+    def extra_repr(self) -> str:
+        """Kind and noise."""
+        return f"kind={self.kind!r}, noise={self.noise}"
+
+
+def told(kind: DecoderInput, noise: float, classes: int, size: int, make: Callable[[int], nn.Module]) -> nn.Module:
+    """The decoder that ``make`` makes for so many numbers, behind a :class:`PoseInput` where there is a need of one.
+
+    Args:
+        kind: of :class:`PoseInput`.
+        noise: likewise.
+        classes: J.
+        size: H, the numbers of one pose.
+        make: from ``in_features`` to a decoder.
+    """
+    given = PoseInput(classes, size, kind, noise)
+    decoder = make(given.out_features)
+    return decoder if kind == "masked" and not noise else nn.Sequential(given, decoder)
