@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from torchcaps import Capsules, create_model
-from torchcaps.explain import attributes, between, draw_poses, fit_readout, poses_of, transfer
+from torchcaps.explain import attributes, carried, draw_poses, fit_readout, poses_of, transfer
+from torchcaps.models import CapsNet
 
 
 def stroke(slant: float = 0.0, width: int = 4, height: int = 20, size: int = 28) -> Tensor:
@@ -51,36 +52,19 @@ class TestAttributes:
             attributes(torch.zeros(1, 1, 8, 8), 1.0)
 
 
-class TestBetween:
-    def test_ends_in_the_direction_of_the_style_with_the_length_of_the_content(self) -> None:
-        content, style = torch.randn(3, 5, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
-        way = between(content, style, 4)
-        assert way.shape == (3, 4, 5)
-        torch.testing.assert_close(way.norm(dim=2), content.norm(dim=1)[:, None].expand(3, 4))
-        torch.testing.assert_close(way[:, -1] / way[:, -1].norm(dim=1)[:, None], style / style.norm(dim=1)[:, None])
-
-    def test_turns_steadily(self) -> None:
-        way = between(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]), 2)[0]
-        torch.testing.assert_close(way, torch.tensor([[0.5**0.5, 0.5**0.5], [0.0, 1.0]]))
-
-    def test_matrices_move_as_they_are(self) -> None:
-        content, style = torch.zeros(1, 2, 2), torch.ones(1, 2, 2)
-        torch.testing.assert_close(between(content, style, 2)[0, :, 0, 0], torch.tensor([0.5, 1.0]))
-
-    def test_a_pose_without_a_direction(self) -> None:
-        assert between(torch.zeros(1, 3), torch.ones(1, 3), 2).isfinite().all()
-        assert between(torch.ones(1, 3), torch.zeros(1, 3), 2).isfinite().all()
-
-    def test_errors(self) -> None:
-        with pytest.raises(ValueError, match="as many poses of one shape"):
-            between(torch.zeros(1, 3), torch.zeros(2, 3))
-        with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
-            between(torch.zeros(1, 3), torch.zeros(1, 3), 0)
-
-
 def capsules(count: int = 3) -> Capsules:
     pose = torch.randn(count, 10, 16, generator=torch.Generator().manual_seed(0))
     return Capsules(pose, pose.norm(dim=2))
+
+
+def trained_a_little() -> CapsNet:
+    """A network whose decoder has seen poses of all classes."""
+    model = create_model("capsnet_digits", decoder_input="pose_and_class").train()
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        pose = torch.randn(60, 10, 16, generator=generator) * torch.rand(10, 16, generator=generator) + 0.3
+        model.decode(Capsules(pose, pose.norm(dim=2)), torch.arange(60) % 10)
+    return model.eval()
 
 
 class TestTransfer:
@@ -94,27 +78,48 @@ class TestTransfer:
         torch.testing.assert_close(drawn, again[:, None].expand_as(drawn))
 
     def test_by_the_equation(self) -> None:
-        model = create_model("capsnet_digits", decoder_input="pose_and_class").eval()
+        """The content's class, with the place in it that the style has in its own class."""
+        model = trained_a_little()
         content, style = capsules(), Capsules(*(part.flip(0) for part in capsules()))
         target, other = torch.tensor([3, 1, 4]), torch.tensor([5, 9, 2])
-        drawn = transfer(model, content, style, target, other)[:, -1]
+        drawn = transfer(model, content, style, target, other, steps=2)
+        given = model.decoder[0]
         for b in range(3):
-            kept, taken = content.pose[b, target[b]], style.pose[b, other[b]]
-            told = torch.cat([taken / taken.norm() * kept.norm(), torch.eye(10)[target[b]]])
-            torch.testing.assert_close(drawn[b], model.decoder[1](told[None])[0])
+            own = (content.pose[b, target[b]] - given.mean[target[b]]) / given.deviation[target[b]]
+            taken = (style.pose[b, other[b]] - given.mean[other[b]]) / given.deviation[other[b]]
+            for step, place in enumerate(((own + taken) / 2, taken)):
+                told = torch.cat([place, torch.eye(10)[target[b]]])
+                torch.testing.assert_close(drawn[b, step], model.decoder[1](told[None])[0], rtol=1e-4, atol=1e-5)
 
     def test_a_decoder_that_is_told_the_pose_alone_draws_the_style_again(self) -> None:
         model = create_model("capsnet_digits", decoder_input="pose")
         classes = capsules(2)
         one, other = (Capsules(classes.pose[k : k + 1], classes.activation[k : k + 1]) for k in (0, 1))
         drawn = transfer(model, one, other, torch.tensor([3]), torch.tensor([1]))[0, -1]
-        taken = poses_of(other, torch.tensor([1])) * (one.pose[0, 3].norm() / other.pose[0, 1].norm())
-        torch.testing.assert_close(drawn, draw_poses(model, taken, torch.tensor([1]))[0])
+        torch.testing.assert_close(drawn, model.eval().decode(other, torch.tensor([1]))[0])
+
+    def test_carried_there_and_back(self) -> None:
+        model, poses = trained_a_little(), capsules().pose[:, 0]
+        source, target = torch.tensor([3, 1, 4]), torch.tensor([5, 9, 2])
+        moved = carried(model, poses, source, target)
+        assert not torch.allclose(moved, poses, atol=0.1)
+        torch.testing.assert_close(carried(model, moved, target, source), poses)
+        other = create_model("capsnet_digits")
+        assert torch.equal(carried(other, poses, source, target), poses)
 
     def test_leaves_the_mode_of_the_network(self) -> None:
         model = create_model("capsnet_digits", pose_noise=0.5).train()
         draw_poses(model, torch.randn(1, 16), torch.tensor([0]))
         assert model.training
+
+    def test_errors(self) -> None:
+        model, classes, target = create_model("capsnet_digits"), capsules(), torch.tensor([3, 1, 4])
+        with pytest.raises(ValueError, match="content and style must be as many"):
+            transfer(model, classes, capsules(2), target, target[:2])
+        with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+            transfer(model, classes, classes, target, target, 0)
+        with pytest.raises(RuntimeError, match="without a decoder"):
+            transfer(create_model("capsnet_digits", decoder_hidden=None), classes, classes, target, target)
 
     def test_labels_that_do_not_fit(self) -> None:
         with pytest.raises(ValueError, match=r"target must lie in 0\.\.9"):

@@ -34,7 +34,7 @@ from torchcaps.explain.places import Extent, layer_extents, map_extent
 from torchcaps.explain.poses import default_sweep, perturb
 from torchcaps.explain.readout import Readout, fit_readout
 from torchcaps.explain.selection import Selection, select_examples, select_samples
-from torchcaps.explain.transfer import between, draw_poses, poses_of, transfer
+from torchcaps.explain.transfer import carried, draw_poses, poses_of, transfer
 
 __all__ = [
     "ATTRIBUTES",
@@ -55,7 +55,7 @@ __all__ = [
     "assignment_figure",
     "assignment_maps",
     "attributes",
-    "between",
+    "carried",
     "class_maps",
     "class_shares",
     "confusion_matrix",

@@ -6,9 +6,9 @@ from torch import Tensor
 from torchcaps.capsules import Capsules
 from torchcaps.explain.findings import evaluating
 from torchcaps.explain.poses import check_target
+from torchcaps.layers import PoseInput
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.numerics import check_sizes
-from torchcaps.squash import length
 
 
 def poses_of(capsules: Capsules, target: Tensor) -> Tensor:
@@ -25,6 +25,18 @@ def poses_of(capsules: Capsules, target: Tensor) -> Tensor:
     return capsules.pose[torch.arange(len(target), device=target.device), target]
 
 
+def carried(model: CapsuleClassifier, poses: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    """Poses (B, *pose) of classes ``source`` (B,) as poses of the classes ``target`` (B,) that mean the same.
+
+    That takes a decoder that is told poses apart from their class, see :meth:`~torchcaps.layers.PoseInput.carried`;
+    for any other the numbers stay what they are.
+    """
+    for part in () if model.decoder is None else model.decoder.modules():
+        if isinstance(part, PoseInput):
+            return part.carried(poses, source, target)
+    return poses
+
+
 def draw_poses(model: CapsuleClassifier, poses: Tensor, target: Tensor) -> Tensor:
     """What the decoder draws of poses (B, *pose) as those of the classes ``target`` (B,): (B, C, H, W).
 
@@ -38,44 +50,14 @@ def draw_poses(model: CapsuleClassifier, poses: Tensor, target: Tensor) -> Tenso
         return model.decode(Capsules(placed, there), target)
 
 
-def between(content: Tensor, style: Tensor, steps: int = 1) -> Tensor:
-    r"""The way from one pose to another, in even steps, the last of them at its end.
-
-    .. math:: v_t = |v_c| \frac{d_t}{|d_t|}, \quad d_t = (1 - t) v_c + t \frac{|v_c|}{|v_s|} v_s, \quad t = 1/T \dots 1
-
-    A vector pose keeps the length of the content's, which says only how sure it is that its class is there: what moves
-    is the direction. Matrix poses move as they are, :math:`v_t = (1 - t) v_c + t v_s`.
-
-    Args:
-        content: where to begin, (B, *pose).
-        style: where to end, (B, *pose).
-        steps: T.
-
-    Returns:
-        (B, T, *pose).
-
-    Raises:
-        ValueError: if the shapes differ, or ``steps`` is less than 1.
-    """
-    check_sizes(steps=steps)
-    if content.shape != style.shape:
-        raise ValueError(
-            f"content and style must be as many poses of one shape, got {tuple(content.shape)}, {tuple(style.shape)}"
-        )
-    share = torch.linspace(0, 1, steps + 1, dtype=content.dtype, device=content.device)[1:]
-    share = share.view(-1, *[1] * (content.ndim - 1))
-    content, style = content[:, None], style[:, None]
-    if content.ndim > 3:
-        return (1 - share) * content + share * style
-    long = length(content)[..., None]
-    way = (1 - share) * content + share * style * (long / length(style)[..., None].clamp_min(1e-12))
-    return way * (long / length(way)[..., None].clamp_min(1e-12))
-
-
 def transfer(
     model: CapsuleClassifier, content: Capsules, style: Capsules, target: Tensor, style_target: Tensor, steps: int = 1
 ) -> Tensor:
-    """Draws the class of one image with the pose of another, in even steps from its own pose.
+    r"""Draws the class of one image with the pose of another, in even steps from its own pose.
+
+    .. math:: x_t = \operatorname{decode}_c((1 - t) v_c + t\, v_{s \to c}), \quad t = 1/T, \dots, 1
+
+    with :math:`v_{s \to c}` the style's pose, carried over to the content's class: :func:`carried`.
 
     That the dimensions of a pose mean the same in all classes takes a decoder that is told them apart from the class:
     ``decoder_input="pose_and_class"``, see :class:`~torchcaps.layers.PoseInput`. One that is told the ``pose`` alone
@@ -88,18 +70,25 @@ def transfer(
         style: class capsules of the images whose pose is taken.
         target: the classes of the content, labels (B,).
         style_target: the classes of the style, labels (B,).
-        steps: T, see :func:`between`.
+        steps: T.
 
     Returns:
         (B, T, C, H, W); the last of each T has the pose of the style.
 
     Raises:
-        ValueError: if shapes or labels do not fit.
+        ValueError: if shapes or labels do not fit, or ``steps`` is less than 1.
         RuntimeError: if the network has no decoder.
 
-    Source: the decoder of Rajasegaran et al. 2019, "DeepCaps", section 3.3; drawn analogies: Kingma et al. 2014,
-    "Semi-supervised learning with deep generative models", figure 1.
+    Source: a decoder that classes share: Rajasegaran et al. 2019, "DeepCaps", section 3.3; drawn analogies: Kingma et
+    al. 2014, "Semi-supervised learning with deep generative models", figure 1.
     """
-    way = between(poses_of(content, target), poses_of(style, style_target), steps)
-    drawn = draw_poses(model, way.flatten(0, 1), target.repeat_interleave(steps))
-    return drawn.unflatten(0, (-1, steps))
+    check_sizes(steps=steps)
+    own, other = poses_of(content, target), poses_of(style, style_target)
+    if own.shape != other.shape:
+        raise ValueError(
+            f"content and style must be as many, with poses of one shape, got {tuple(own.shape)}, {tuple(other.shape)}"
+        )
+    end = carried(model, other, style_target, target)
+    share = torch.linspace(0, 1, steps + 1, dtype=own.dtype, device=own.device)[1:].view(-1, *[1] * (own.ndim - 1))
+    way = own[:, None] + share * (end - own)[:, None]
+    return draw_poses(model, way.flatten(0, 1), target.repeat_interleave(steps)).unflatten(0, (-1, steps))
