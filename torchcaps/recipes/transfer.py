@@ -141,7 +141,7 @@ class Transfer(Comparison[TransferSettings]):
             data=option("MNIST"),
             model="capsnet_small",
             model_args={"channels": 32, "types": 8},
-            epochs=8,
+            epochs=6,
             optimizer=adam(4e-3),
             scheduler=one_cycle(4e-3),
             scheduler_interval="step",
