@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from torchcaps import Capsules, create_model
-from torchcaps.explain import attributes, carried, draw_poses, fit_readout, poses_of, transfer
+from torchcaps.data import Digits, ImageSet
+from torchcaps.explain import ATTRIBUTES, attributes, carried, draw_poses, examine, fit_readout, poses_of, transfer
+from torchcaps.explain.exhibits import PoseReadout, exhibits_of_classifier
 from torchcaps.models import CapsNet
 
 
@@ -178,3 +180,36 @@ class TestReadout:
             fit_readout(pose[:9], values[:9], labels[:9])
         with pytest.raises(ValueError, match="must be as many"):
             fit_readout(pose, values[:9], labels)
+
+
+class TestExhibit:
+    def test_digits(self) -> None:
+        test = Digits().test.subset(torch.arange(100))
+        model = create_model("capsnet_digits", decoder_input="pose_and_class")
+        shown = PoseReadout.of(model, test)
+        assert shown is not None
+        assert shown.attributes == ATTRIBUTES
+        assert shown.explained.shape == (4,)
+        assert shown.alone.shape == (16, 4)
+        assert shown.images == 100
+        header, rows = shown.table().header, shown.table().rows
+        assert header == ["dimension", *ATTRIBUTES]
+        assert [row[0] for row in rows] == ["all", *map(str, range(16))]
+        assert (shown.explained <= 1).all()
+        assert ((shown.alone >= 0) & (shown.alone <= 1)).all()
+
+    def test_is_in_the_report_of_networks_whose_classes_share_their_poses(self) -> None:
+        test = Digits().test.subset(torch.arange(100))
+        for told, there in (("pose", True), ("masked", False)):
+            model = create_model("capsnet_digits", decoder_input=told)
+            kinds = [one.kind for one in exhibits_of_classifier(model, test, examine(model, test), {}, [])]
+            assert ("pose_readout" in kinds) is there
+
+    def test_none_where_there_is_nothing_to_say(self) -> None:
+        test = Digits().test.subset(torch.arange(100))
+        model = create_model("capsnet_digits", decoder_input="pose")
+        assert PoseReadout.of(model, test.subset(torch.arange(20))) is None  # too few
+        light = ImageSet(255 - test.images, test.labels, test.classes)
+        assert PoseReadout.of(model, light) is None
+        assert PoseReadout.of(create_model("capsnet_digits", decoder_hidden=None), test) is None
+        assert PoseReadout.of(create_model("capsnet_small_cnn", image_shape=(1, 8, 8)), test) is None

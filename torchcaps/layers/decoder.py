@@ -164,6 +164,11 @@ class PoseInput(nn.Module):
         self.deviation.copy_(variance.clamp(min=1e-8).sqrt())
         self.updates += (count > 0).squeeze(1)
 
+    def shared(self, poses: Tensor, source: Tensor) -> Tensor:
+        """Of poses (B, *pose) of the classes ``source`` (B,) what the decoder is told beside the class, (B, H)."""
+        poses = poses.flatten(1)
+        return (poses - self.mean[source]) / self.deviation[source] if self.kind == "pose_and_class" else poses
+
     def carried(self, poses: Tensor, source: Tensor, target: Tensor) -> Tensor:
         """The poses (B, *pose) of classes ``source`` (B,) as poses of ``target`` (B,) that draw with the same numbers.
 
@@ -172,8 +177,8 @@ class PoseInput(nn.Module):
         """
         if self.kind != "pose_and_class":
             return poses
-        rank = (poses.flatten(1) - self.mean[source]) / self.deviation[source]
-        return (self.mean[target] + rank * self.deviation[target]).to(poses).reshape(poses.shape)
+        moved = self.mean[target] + self.shared(poses, source) * self.deviation[target]
+        return moved.to(poses).reshape(poses.shape)
 
     def extra_repr(self) -> str:
         """Kind and noise."""

@@ -5,6 +5,7 @@ from torchcaps.models.backbone import BackboneTwin, CapsNetOnBackbone
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.capsnet import CapsNet, CapsNetTwin
 from torchcaps.models.conversion import convert
+from torchcaps.models.deepcaps import DeepCaps, TransposedDecoder
 from torchcaps.models.efficient_capsnet import EfficientCapsNet, UpsamplingDecoder
 from torchcaps.models.heinsen import HeinsenCapsNet
 from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
@@ -21,6 +22,7 @@ __all__ = [
     "CapsNetOnBackbone",
     "CapsNetTwin",
     "CapsuleClassifier",
+    "DeepCaps",
     "EfficientCapsNet",
     "HeinsenCapsNet",
     "ImageClassifier",
@@ -31,6 +33,7 @@ __all__ = [
     "SelfRoutingResNet",
     "SharedCapsNet",
     "SharedCapsNetTwin",
+    "TransposedDecoder",
     "UpsamplingDecoder",
     "VBCapsNet",
     "convert",

@@ -15,6 +15,7 @@ from torchcaps.explain.exhibits.layers import (
     PoseMaps,
     TypeMaps,
 )
+from torchcaps.explain.exhibits.readout import PoseReadout
 from torchcaps.explain.exhibits.reliability import Reliability, ReliabilityCurve
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Panel",
     "Perturbations",
     "PoseMaps",
+    "PoseReadout",
     "Quantity",
     "Reconstructions",
     "Reliability",

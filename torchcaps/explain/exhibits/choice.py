@@ -12,6 +12,7 @@ from torchcaps.explain.exhibits.base import Exhibit
 from torchcaps.explain.exhibits.curves import LearningCurves, Metrics
 from torchcaps.explain.exhibits.decoded import Perturbations, Reconstructions
 from torchcaps.explain.exhibits.layers import LayerActivations, LayerPoses, LayerTypes
+from torchcaps.explain.exhibits.readout import PoseReadout
 from torchcaps.explain.exhibits.reliability import Reliability
 from torchcaps.explain.findings import Findings
 from torchcaps.explain.observe import Observation
@@ -71,3 +72,6 @@ def exhibits_of_classifier(
         yield reliability
     shown, examples = select_samples(findings, image_set), select_examples(findings, image_set)
     yield from exhibits_of(Observation(model, shown), Observation(model, examples))
+    readout = PoseReadout.of(model, image_set)
+    if readout is not None:
+        yield readout
