@@ -20,12 +20,12 @@ from torchcaps.explain import (
     poses_of,
     transfer,
 )
-from torchcaps.explain.draw.charts import Cell, image_grid
+from torchcaps.explain.draw.charts import transfer_grid
 from torchcaps.models import CapsuleClassifier
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Trained, at_random
-from torchcaps.recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, adam, one_cycle, option, plain
+from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, TrainingOptions, adam, one_cycle, option, plain
 
 BOTH = "decoder told pose and class"
 ALONE = "decoder told the pose alone"
@@ -141,13 +141,14 @@ class Transfer(Comparison[TransferSettings]):
             data=option("MNIST"),
             model="capsnet_small",
             model_args={"channels": 32, "types": 8},
-            epochs=6,
+            epochs=3,
+            **FAST,
             optimizer=adam(4e-3),
             scheduler=one_cycle(4e-3),
             scheduler_interval="step",
             judge={
                 "model": "capsnet_small_cnn",
-                "model_args": {"channels": [16, 32, 16], "hidden": [64, 64]},
+                "model_args": {"channels": [8, 16, 16], "hidden": [64, 64]},
                 "epochs": 3,
             },
         ),
@@ -155,7 +156,7 @@ class Transfer(Comparison[TransferSettings]):
             data=option("Digits"),
             model="capsnet_digits",
             model_args={"channels": 8, "types": 2, "decoder_hidden": [16, 32]},
-            epochs=2,
+            epochs=1,
             optimizer=adam(4e-3),
             judge={"model": "capsnet_small_cnn", "model_args": {"channels": [4, 4, 4], "hidden": [8, 8]}},
             pairs=40,
@@ -189,32 +190,57 @@ class Transfer(Comparison[TransferSettings]):
         loss = {"loss": MARGIN, "reconstruction": settings.weight}
         return settings.options(model_args=arguments, **loss)
 
-    def begin(self, study: Study) -> Trained:
-        """The independent classifier."""
+    def begin(self, study: Study) -> "Given":
+        """The independent classifier, and what it is shown: the same pairs for every network."""
         judge = study.lab.train("transfer-judge", self.options(study.settings, JUDGE))
         study.facts[JUDGE] = judge.facts
         study.note(JUDGE, {"accuracy": judge.test_accuracy})
-        return judge
+        test = judge.data.test
+        contents, styles = pairs_of(test.labels, study.settings.pairs)
+        return Given(judge, contents, styles, attributes(test.images[styles].float() / 255))
 
-    def measure(self, study: Study, row: str, given: Trained) -> dict[str, float]:
+    def measure(self, study: Study, row: str, given: "Given") -> dict[str, float]:
         """What the judge sees in the drawn images, and how they follow the styles."""
         trained = study.trained[row]
         network = trained.network
         assert isinstance(network, CapsuleClassifier)
         test = posed(network, trained.classifier.prepared(trained.data.test))
-        content, style = (test.at(places) for places in pairs_of(test.labels, study.settings.pairs))
+        content, style = test.at(given.contents), test.at(given.styles)
         readout = None
         if row == ALONE:
             readout = read_out(network, at_random(trained.data.train, study.settings.fitted), trained)
             study.curves["read-out"] = dict(zip(MOVED, readout.explained.tolist(), strict=True))
-        drawn = restyled(network, content, style, readout)
         if row == BOTH:
-            study.note(AGAIN, judged(given, again(network, content), content, style))
+            study.note(AGAIN, given.judged(again(network, content), content.labels))
         study.pictures[TOLD[row].replace("_", "-")] = _picture(network, test, row, readout)
-        return judged(given, drawn, content, style)
+        return given.judged(restyled(network, content, style, given.wanted, readout), content.labels)
 
-    def finish(self, study: Study, given: Trained) -> None:
+    def finish(self, study: Study, given: "Given") -> None:
         """Each row has a picture of its own."""
+
+
+class Given(NamedTuple):
+    """What all networks are measured with.
+
+    Args:
+        judge: the independent classifier.
+        contents: places of the contents among the test images, (N,).
+        styles: places of the styles, (N,).
+        wanted: attributes of the styles, (N, A).
+    """
+
+    judge: Trained
+    contents: Tensor
+    styles: Tensor
+    wanted: Tensor
+
+    def judged(self, drawn: Tensor, labels: Tensor) -> dict[str, float]:
+        """The share of drawn images in which the judge sees the content's class, and how they follow the styles."""
+        images = ImageSet(drawn.clamp(0, 1).mul(255).round().to(torch.uint8), labels, self.judge.classifier.classes)
+        said = ask(self.judge.network, self.judge.classifier.prepared(images)).activation.argmax(1)
+        found = {KEPT: 100 * (said == labels).double().mean().item()}
+        have = attributes(drawn)
+        return found | {FOLLOWS[name]: correlation(have[:, k], self.wanted[:, k]) for k, name in enumerate(ATTRIBUTES)}
 
 
 def read_out(network: CapsuleClassifier, images: ImageSet, trained: Trained) -> Readout:
@@ -223,12 +249,13 @@ def read_out(network: CapsuleClassifier, images: ImageSet, trained: Trained) -> 
     return fit_readout(seen.poses, attributes(seen.pictures)[:, [ATTRIBUTES.index(one) for one in MOVED]], seen.seen)
 
 
-def restyled(network: CapsuleClassifier, content: Posed, style: Posed, readout: Readout | None) -> Tensor:
-    """The contents with the poses of the styles; with a read-out, moved to where it reads what the styles have."""
+def restyled(
+    network: CapsuleClassifier, content: Posed, style: Posed, wanted: Tensor, readout: Readout | None
+) -> Tensor:
+    """The contents with the poses of the styles; with a read-out, moved to where it reads what is wanted."""
     device = next(network.parameters()).device
     if readout is not None:
-        wanted = attributes(style.pictures)[:, [ATTRIBUTES.index(one) for one in MOVED]]
-        poses = readout.moved(content.poses, wanted)
+        poses = readout.moved(content.poses, wanted[:, [ATTRIBUTES.index(one) for one in MOVED]])
         return draw_poses(network, poses.to(device), content.seen.to(device)).cpu()
     parts = (Capsules(*(part.to(device) for part in one.capsules)) for one in (content, style))
     return transfer(network, *parts, content.seen.to(device), style.seen.to(device))[:, -1].cpu()
@@ -240,28 +267,20 @@ def again(network: CapsuleClassifier, content: Posed) -> Tensor:
     return draw_poses(network, content.poses.to(device), content.seen.to(device)).cpu()
 
 
-def judged(judge: Trained, drawn: Tensor, content: Posed, style: Posed) -> dict[str, float]:
-    """The share of drawn images in which the judge sees the content's class, and how far they follow the styles."""
-    images = ImageSet(drawn.mul(255).round().to(torch.uint8), content.labels, judge.classifier.classes)
-    said = ask(judge.network, judge.classifier.prepared(images)).activation.argmax(1)
-    found = {KEPT: 100 * (said == content.labels).double().mean().item()}
-    have, want = attributes(drawn), attributes(style.pictures)
-    return found | {FOLLOWS[name]: correlation(have[:, k], want[:, k]) for k, name in enumerate(ATTRIBUTES)}
-
-
 def _picture(network: CapsuleClassifier, test: Posed, row: str, readout: Readout | None) -> Picture:
     """The first image of each class (down) with the poses of others (across)."""
     classes = test.labels.unique().tolist()
     contents = test.at(torch.tensor([int((test.labels == label).nonzero()[0]) for label in classes]))
     styles = test.at(torch.tensor([int((test.labels == label).nonzero()[place % 2 + 1])
                                    for place, label in enumerate(classes)]))  # fmt: skip
-    rows = {"style": [Cell(torch.ones_like(test.pictures[0, 0])), *(Cell(one[0]) for one in styles.pictures)]}
-    for place, label in enumerate(classes):
+    wanted = attributes(styles.pictures)
+    grid = [torch.cat([torch.ones_like(styles.pictures[:1]), styles.pictures])]
+    for place in range(len(classes)):
         content = contents.at(torch.full((len(classes),), place))
-        drawn = restyled(network, content, styles, readout)
-        rows[str(label)] = [Cell(contents.pictures[place, 0]), *(Cell(one[0].clamp(0, 1)) for one in drawn)]
+        drawn = restyled(network, content, styles, wanted, readout)
+        grid.append(torch.cat([content.pictures[:1], drawn]))
     caption = (
-        f"{row}. Test images: contents in the first column, styles in the first row, and each content drawn with the "
-        "pose of each style."
+        f"{row[0].upper()}{row[1:]}. Test images: contents in the first column, styles in the first row, and each "
+        "content drawn with the pose of each style."
     )
-    return Picture(image_grid(rows, 0.95), caption)
+    return Picture(transfer_grid(torch.stack(grid)[:, :, :1], row), caption)
