@@ -305,8 +305,9 @@ class TransposedDecoder(nn.Module):
             for (before, width), stride in zip(pairwise(widths), strides, strict=True)
         )
         for layer in (self.linear, *self.convolutions):
-            nn.init.xavier_uniform_(layer.weight)  # type: ignore[arg-type]
-            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+            assert isinstance(layer, nn.Linear | nn.ConvTranspose2d)
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
 
     def forward(self, poses: Tensor) -> Tensor:
         """Decodes."""

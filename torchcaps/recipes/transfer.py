@@ -257,8 +257,8 @@ def restyled(
     if readout is not None:
         poses = readout.moved(content.poses, wanted[:, [ATTRIBUTES.index(one) for one in MOVED]])
         return draw_poses(network, poses.to(device), content.seen.to(device)).cpu()
-    parts = (Capsules(*(part.to(device) for part in one.capsules)) for one in (content, style))
-    return transfer(network, *parts, content.seen.to(device), style.seen.to(device))[:, -1].cpu()
+    classes, others = (Capsules(*(part.to(device) for part in one.capsules)) for one in (content, style))
+    return transfer(network, classes, others, content.seen.to(device), style.seen.to(device))[:, -1].cpu()
 
 
 def again(network: CapsuleClassifier, content: Posed) -> Tensor:
