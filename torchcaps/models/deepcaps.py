@@ -307,7 +307,7 @@ class TransposedDecoder(nn.Module):
         for layer in (self.linear, *self.convolutions):
             assert isinstance(layer, nn.Linear | nn.ConvTranspose2d)
             nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
 
     def forward(self, poses: Tensor) -> Tensor:
         """Decodes."""
