@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -118,19 +117,17 @@ class CapsNet(CapsuleClassifier):
         self.routed_primary = routed_primary
         self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
         self.init_std = init_std
-        self.decoder_input: DecoderInput = decoder_input
-        self.pose_noise = pose_noise
+        self.decoder_input, self.pose_noise = decoder_input, pose_noise
 
-        grid = self._grid()
         self.features = _stem(self.image_shape[0], self.stem, kernel_size)
         self.conv = nn.Conv2d((self.image_shape[0], *self.stem)[-1], channels, kernel_size, stride)
         self.norm = nn.BatchNorm2d(channels) if self.stem else nn.Identity()
-        kernel: dict[str, Any] = {"kernel_size": primary_kernel_size, "stride": primary_stride}
+        kernel = primary_kernel_size, primary_stride
         self.primary_caps = PrimaryCaps(
-            channels, types, primary_dim, **kernel, squash=squash, batch_norm=batch_norm, routed=routed_primary
+            channels, types, primary_dim, *kernel, squash=squash, batch_norm=batch_norm, routed=routed_primary
         )
         self.class_caps = CapsLinear(
-            math.prod(self.primary_caps.sites(*grid)),
+            math.prod(self.primary_caps.sites(*self._grid())),
             classes,
             primary_dim,
             pose_dim,
@@ -138,12 +135,16 @@ class CapsNet(CapsuleClassifier):
             routing=routing or DynamicRouting(),
             init_std=init_std,
         )
-        self.decoder = None
-        if (hidden := self.decoder_hidden) is not None:
-            self.decoder = told(
-                decoder_input, pose_noise, classes, pose_dim,
-                lambda numbers: FullyConnectedDecoder(numbers, self.image_shape, hidden),
-            )  # fmt: skip
+        self.decoder = self._decoder()
+
+    def _decoder(self) -> nn.Module | None:
+        hidden = self.decoder_hidden
+        if hidden is None:
+            return None
+        return told(
+            self.decoder_input, self.pose_noise, self.classes, self.pose_dim,
+            lambda numbers: FullyConnectedDecoder(numbers, self.image_shape, hidden),
+        )  # fmt: skip
 
     def _grid(self) -> tuple[int, ...]:
         """Height and width of the first convolution's output."""

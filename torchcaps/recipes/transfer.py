@@ -151,6 +151,7 @@ class Transfer(Comparison[TransferSettings]):
                 "model_args": {"channels": [8, 16, 16], "hidden": [64, 64]},
                 "epochs": 3,
             },
+            rows=(BOTH,),
         ),
         "smoke": TransferSettings(
             data=option("Digits"),
@@ -177,6 +178,7 @@ class Transfer(Comparison[TransferSettings]):
         "shown to it; the other networks saw none.",
         "The masked decoder has pose dimensions of its own for each class. The content drawn again, by the network of "
         "the first row, is the baseline: what comes of pairs alone.",
+        "The quick preset has the first network alone.",
     )
 
     def options(self, settings: TransferSettings, row: str) -> dict[str, Any]:
