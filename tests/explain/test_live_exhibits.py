@@ -12,7 +12,7 @@ from torchcaps import create_model, create_routing
 from torchcaps.explain import (
     Observation,
     Selection,
-    decode_pose,
+    draw_poses,
     exchangeable_routings,
     observe_steps,
     other_routing,
@@ -67,13 +67,13 @@ class TestDecodePose:
         with torch.no_grad():
             grid = perturb(seen.model, seen.classes, target, torch.tensor([0.25]))
             moved = seen.classes.pose[:, 2] + 0.25 * torch.eye(4)
-            torch.testing.assert_close(decode_pose(seen.model, moved, target.expand(4)), grid[0, :, 0])
+            torch.testing.assert_close(draw_poses(seen.model, moved, target.expand(4)), grid[0, :, 0])
 
     def test_what_does_not_fit(self) -> None:
         with pytest.raises(ValueError, match=r"poses must be \(B, 4\)"):
-            decode_pose(net(), torch.zeros(1, 5), torch.tensor([0]))
+            draw_poses(net(), torch.zeros(1, 5), torch.tensor([0]))
         with pytest.raises(ValueError, match="target"):
-            decode_pose(net(), torch.zeros(1, 4), torch.tensor([3]))
+            draw_poses(net(), torch.zeros(1, 4), torch.tensor([3]))
 
 
 def ellipse(width: float = 3.0, height: float = 6.0, slant: float = 0.0, x: float = 14.0, y: float = 14.0) -> Tensor:
@@ -209,7 +209,7 @@ class TestExhibits:
         exhibit = PoseSwap.of(one, other)
         assert exhibit is not None
         with torch.no_grad():
-            expected = decode_pose(model, one.classes.pose[:, 0], torch.tensor([2]))
+            expected = draw_poses(model, one.classes.pose[:, 0], torch.tensor([2]))
         torch.testing.assert_close(exhibit.swapped[:1], expected)
         torch.testing.assert_close(exhibit.reconstructions[:1], one.reconstructions)
 

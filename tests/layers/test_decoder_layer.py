@@ -5,7 +5,9 @@ import itertools
 import pytest
 import torch
 
-from torchcaps import Capsules, FullyConnectedDecoder, MatrixCapsNet, mask_capsules
+from torchcaps import Capsules, FullyConnectedDecoder, MatrixCapsNet, create_model, mask_capsules
+from torchcaps.layers import PoseInput
+from torchcaps.testing import check_model
 
 
 @pytest.fixture(params=[(4,), (2, 3)], ids=["vectors", "matrices"])
@@ -87,3 +89,92 @@ class TestDecoder:
 def test_other_things_than_images(shape: tuple[int, ...]) -> None:
     decoder = FullyConnectedDecoder(3 * 4, shape, hidden=(8,))
     assert decoder(torch.zeros(2, 3, 4)).shape == (2, *shape)
+
+
+def masked_poses(count: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
+    """Poses (B, 3, 4) of one class each, each class with a mean and a spread of its own."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(count) % 3
+    mean, spread = (torch.rand(3, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    pose = mean[labels] + (0.1 + spread[labels]) * torch.randn(count, 4, generator=generator, dtype=torch.float64)
+    poses = torch.zeros(count, 3, 4, dtype=torch.float64)
+    poses[torch.arange(count), labels] = pose
+    return poses, labels
+
+
+SMALL = {"channels": (4, 4, 8, 16)}
+TINY = {"image_shape": (3, 16, 16), "widths": (4, 4), "blocks": 1, "types": 2}
+
+
+class TestPoseInput:
+    def test_masked_is_what_decoders_always_got(self) -> None:
+        poses, _ = masked_poses()
+        assert torch.equal(PoseInput(3, 4, "masked")(poses), poses.flatten(1))
+        assert "decoder.layers.0.weight" in create_model("capsnet_digits").state_dict()
+
+    def test_the_pose_alone(self) -> None:
+        poses, labels = masked_poses()
+        assert torch.equal(PoseInput(3, 4, "pose")(poses), poses[torch.arange(len(labels)), labels])
+
+    def test_poses_are_standardised_class_by_class(self) -> None:
+        """After one batch the decoder is told numbers of mean 0 and deviation 1, and the class."""
+        poses, labels = masked_poses()
+        given = PoseInput(3, 4, "pose_and_class").double()
+        pose, told = given(poses).split([4, 3], dim=1)
+        assert torch.equal(told, torch.nn.functional.one_hot(labels).double())
+        for label in range(3):
+            of_class = pose[labels == label]
+            torch.testing.assert_close(of_class.mean(0), torch.zeros(4, dtype=torch.float64))
+            torch.testing.assert_close(of_class.std(0, correction=0), torch.ones(4, dtype=torch.float64))
+        torch.testing.assert_close(given.eval()(poses), torch.cat([pose, told], 1))
+
+    def test_batches_count_alike_at_first(self) -> None:
+        poses, _ = masked_poses(198)
+        whole, parts = (PoseInput(3, 4, "pose_and_class").double() for _ in range(2))
+        whole(poses)
+        for part in poses.split(66):
+            parts(part)
+        torch.testing.assert_close(parts.mean, whole.mean)
+        torch.testing.assert_close(parts.deviation, whole.deviation)
+
+    def test_a_class_that_is_not_in_a_batch_keeps_its_figures(self) -> None:
+        poses, labels = masked_poses()
+        given = PoseInput(3, 4, "pose_and_class").double()
+        given(poses)
+        before = given.mean[2].clone(), given.deviation[2].clone()
+        given(3 * poses[labels != 2])
+        assert torch.equal(given.mean[2], before[0])
+        assert torch.equal(given.deviation[2], before[1])
+        assert given.updates.tolist() == [2, 2, 1]
+
+    @pytest.mark.parametrize("kind", ["masked", "pose", "pose_and_class"])
+    def test_noise_in_training_alone_and_on_the_chosen_pose(self, kind: str) -> None:
+        poses, _ = masked_poses(3000)
+        noisy, still = (PoseInput(3, 4, kind, noise).double() for noise in (0.5, 0.0))
+        torch.manual_seed(0)
+        added = noisy(poses) - still(poses)
+        chosen = added != 0
+        assert chosen.sum() == 3000 * 4
+        assert added[chosen].std().item() == pytest.approx(0.5, rel=0.05)
+        assert torch.equal(noisy.eval()(poses), still.eval()(poses))
+
+    def test_errors(self) -> None:
+        with pytest.raises(ValueError, match="decoder_input must be one of masked, pose, pose_and_class, got 'class'"):
+            create_model("capsnet_digits", decoder_input="class")
+        with pytest.raises(ValueError, match=r"pose_noise must not be negative, got -0\.1"):
+            create_model("capsnet_digits", pose_noise=-0.1)
+
+    @pytest.mark.parametrize(
+        ("name", "arguments"),
+        [
+            ("capsnet_digits", {"decoder_input": "pose_and_class"}),
+            ("efficient_capsnet", {"decoder_hidden": (8,), "decoder_input": "pose_and_class", **SMALL}),
+            ("efficient_capsnet_smallnorb", {"decoder_channels": (4,), "decoder_input": "pose", **SMALL}),
+            ("capsnet_on_backbone", {"decoder_hidden": (8,), "decoder_input": "pose_and_class", **TINY}),
+        ],
+        ids=lambda value: value if isinstance(value, str) else value["decoder_input"],
+    )  # fmt: skip
+    def test_networks(self, name: str, arguments: dict[str, object]) -> None:
+        model = create_model(name, **arguments)
+        assert model.told == arguments["decoder_input"]
+        check_model(model, skip=("export",))

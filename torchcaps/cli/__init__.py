@@ -18,6 +18,7 @@ from torchcaps.cli import (
     recipes,
     run,
     train,
+    transfer,
 )
 from torchcaps.cli.extras import advice
 from torchcaps.cli.plugins import import_named, import_plugins, named_imports
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "predict": predict.command,
     "explain": explain.command,
     "explore": explore.command,
+    "transfer": transfer.command,
     "models": models.command,
     "run": run.command,
     "recipes": recipes.command,

@@ -18,6 +18,7 @@ EXTRAS = {
     "rich": "train",
     "safetensors": "hub",
     "scipy": "data",
+    "skimage": "poses",
     "sklearn": "data",
     "starlette": "explore",
     "tensorboard": "train",

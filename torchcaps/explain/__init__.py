@@ -4,6 +4,7 @@ Matplotlib is imported by the functions that draw.
 """
 
 from torchcaps.explain.assignments import assignment_entropy, assignment_maps, dead_capsules
+from torchcaps.explain.attributes import ATTRIBUTES, attributes
 from torchcaps.explain.calibration import Calibration, fit_platt, fit_temperature
 from torchcaps.explain.draw import (
     Picture,
@@ -30,12 +31,15 @@ from torchcaps.explain.layers import Layer, dead_types, layer_entropy, observe_l
 from torchcaps.explain.observe import Observation
 from torchcaps.explain.page import write_page, write_report
 from torchcaps.explain.places import Extent, layer_extents, map_extent
-from torchcaps.explain.poses import decode_pose, default_sweep, perturb
+from torchcaps.explain.poses import default_sweep, draw_poses, perturb
+from torchcaps.explain.readout import Readout, fit_readout
 from torchcaps.explain.selection import Selection, select_examples, select_samples
 from torchcaps.explain.shapes import pose_tells, shape_moments
 from torchcaps.explain.steps import Step, exchangeable_routings, observe_steps, other_routing
+from torchcaps.explain.transfer import carried, poses_of, transfer
 
 __all__ = [
+    "ATTRIBUTES",
     "Answers",
     "Calibration",
     "ClassFigures",
@@ -45,6 +49,7 @@ __all__ = [
     "Layer",
     "Observation",
     "Picture",
+    "Readout",
     "Selection",
     "Step",
     "activation_figure",
@@ -52,19 +57,22 @@ __all__ = [
     "assignment_entropy",
     "assignment_figure",
     "assignment_maps",
+    "attributes",
+    "carried",
     "class_maps",
     "class_shares",
     "confusion_matrix",
     "dead_capsules",
     "dead_types",
-    "decode_pose",
     "default_sweep",
+    "draw_poses",
     "evaluating",
     "examine",
     "exchangeable_routings",
     "exhibits_of",
     "exhibits_of_classifier",
     "fit_platt",
+    "fit_readout",
     "fit_temperature",
     "flow_figure",
     "layer_entropy",
@@ -84,6 +92,7 @@ __all__ = [
     "pictures_of",
     "pose_figure",
     "pose_tells",
+    "poses_of",
     "reconstructions",
     "register_exhibit",
     "select_examples",
@@ -91,6 +100,7 @@ __all__ = [
     "shape_moments",
     "share_maps",
     "shorten",
+    "transfer",
     "types_figure",
     "worst_mistakes",
     "write_page",

@@ -13,7 +13,7 @@ from torchcaps.explain.findings import evaluating
 from torchcaps.explain.flow import class_maps, class_shares
 from torchcaps.explain.layers import Layer, observe_layers
 from torchcaps.explain.places import Extent, layer_extents, on_a_grid, origin, placed_capsules
-from torchcaps.explain.poses import check_target, decode_pose, perturb
+from torchcaps.explain.poses import check_target, draw_poses, perturb
 from torchcaps.explain.selection import Selection
 from torchcaps.models.base import CapsuleClassifier
 
@@ -147,11 +147,11 @@ class Observation:
     def draw(self, poses: Tensor, target: Tensor) -> Tensor:
         """What the decoder draws from poses (N, D) in the capsules of classes (N,): images (N, C, H, W).
 
-        Raises what :func:`~torchcaps.explain.decode_pose` raises.
+        Raises what :func:`~torchcaps.explain.draw_poses` raises.
         """
         model, _ = self._decoder()
         with evaluating(model) as device:
-            return decode_pose(model, poses.to(device), target.to(device)).cpu()
+            return draw_poses(model, poses.to(device), target.to(device)).cpu()
 
     def _decoder(self) -> tuple[CapsuleClassifier, Capsules]:
         if not isinstance(self.model, CapsuleClassifier) or self.model.decoder is None or self.classes is None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
+from torchcaps.explain.findings import evaluating
 from torchcaps.models.base import CapsuleClassifier
 
 
@@ -55,12 +56,12 @@ def perturb(model: CapsuleClassifier, capsules: Capsules, target: Tensor, values
     return model.decode(repeated, target.repeat_interleave(D * V)).unflatten(0, (B, D, V))
 
 
-def decode_pose(model: CapsuleClassifier, poses: Tensor, target: Tensor) -> Tensor:
-    """Decodes poses of any making, each as that of the capsule of one class; all other capsules are masked.
+def draw_poses(model: CapsuleClassifier, poses: Tensor, target: Tensor) -> Tensor:
+    """What the decoder draws of poses of any making, each as that of the capsule of one class; all others are masked.
 
     Args:
-        model: a network with a decoder.
-        poses: (B, D), matrix poses row by row.
+        model: a network with a decoder, left in the mode that it came in.
+        poses: (B, *pose), or (B, D): matrix poses row by row.
         target: the class of each, labels (B,).
 
     Returns:
@@ -70,15 +71,15 @@ def decode_pose(model: CapsuleClassifier, poses: Tensor, target: Tensor) -> Tens
         ValueError: if ``poses`` or ``target`` do not fit the network.
         RuntimeError: if the network has no decoder.
     """
-    shape, classes = model.class_caps.out_pose, model.classes
-    if poses.ndim != 2 or poses.shape[1] != math.prod(shape):
-        raise ValueError(f"poses must be (B, {math.prod(shape)}), got shape {tuple(poses.shape)}")
-    activation = poses.new_zeros(len(poses), classes)
+    shape, B = model.class_caps.out_pose, len(poses)
+    if poses.shape[1:] not in (shape, (math.prod(shape),)):
+        raise ValueError(f"poses must be (B, {', '.join(map(str, shape))}), got shape {tuple(poses.shape)}")
+    activation = poses.new_zeros(B, model.classes)
     check_target(target, activation)
-    rows = torch.arange(len(poses), device=poses.device)
-    pose = poses.new_zeros(len(poses), classes, *shape)
-    pose[rows, target] = poses.unflatten(1, shape)
-    return model.decode(Capsules(pose, activation), target)
+    pose = poses.new_zeros(B, model.classes, *shape)
+    pose[torch.arange(B, device=poses.device), target] = poses.reshape(B, *shape)
+    with evaluating(model):
+        return model.decode(Capsules(pose, activation), target)
 
 
 def check_target(target: Tensor, activation: Tensor) -> None:

@@ -3,7 +3,7 @@
 from torchcaps.layers.classcaps import ClassCaps, coordinate_addition
 from torchcaps.layers.concurrent import concurrent_routing
 from torchcaps.layers.conv import CapsConv1d, CapsConv2d, CapsConv3d, CapsConvNd
-from torchcaps.layers.decoder import FullyConnectedDecoder, mask_capsules
+from torchcaps.layers.decoder import DecoderInput, FullyConnectedDecoder, PoseInput, mask_capsules, told
 from torchcaps.layers.fixed_point import (
     ImplicitActivation,
     SelfWeightedPooling,
@@ -23,9 +23,11 @@ __all__ = [
     "CapsConvNd",
     "CapsLinear",
     "ClassCaps",
+    "DecoderInput",
     "FullyConnectedDecoder",
     "IdentityPath",
     "ImplicitActivation",
+    "PoseInput",
     "PoseMagnitude",
     "PoseNorm",
     "PrimaryCaps",
@@ -40,4 +42,5 @@ __all__ = [
     "preserve_deviation",
     "reflected",
     "self_weighted_pooling",
+    "told",
 ]

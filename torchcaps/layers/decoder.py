@@ -1,13 +1,16 @@
 """From class capsules back to an image."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_finite, check_sizes, compute_dtype
+
+DecoderInput = Literal["masked", "pose", "pose_and_class"]
 
 
 def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
@@ -73,3 +76,125 @@ class FullyConnectedDecoder(nn.Module):
         if not self.by_class:
             poses = poses.sum(1)  # all others are zero
         return self.layers(poses.flatten(1)).unflatten(1, self.image_shape)
+
+
+class PoseInput(nn.Module):
+    r"""What a decoder is told of the class that it draws.
+
+    ================== ======= ==========================================================================
+    kind               numbers what a pose dimension means
+    ================== ======= ==========================================================================
+    ``masked``         J H     all poses, 0 but for the chosen one: each class has dimensions of its own
+    ``pose``           H       the chosen pose alone, which has to say as well which class it is of
+    ``pose_and_class`` H + J   how the chosen pose differs from others of its class, and which class it is
+    ================== ======= ==========================================================================
+
+    The last one standardises the poses of each class, :math:`(v_j - m_j) / s_j`, with running means and deviations
+    (J, H). A capsule that is there is about 1 long, and so the poses of a class lie close together, each class in a
+    corner of its own: without this the decoder would read the class from the pose, and a pose would carry its class
+    along.
+
+    Noise lets a pose say only so much: what the decoder knows from the class need not be told again by the pose, and
+    poses near to each other have to draw similar images.
+
+    Args:
+        classes: J.
+        size: H, the numbers of one pose.
+        kind: a row of the table.
+        noise: deviation of the normal noise that is added to the chosen pose in training; to the standardised one, if
+            it is.
+
+    Shape:
+        Masked poses (B, J, *pose) to (B, numbers).
+
+    Raises:
+        ValueError: if ``kind`` is not in the table, or ``noise`` is negative.
+
+    Source: ``masked``: Sabour, Frosst & Hinton 2017, section 4.1; ``pose``: Rajasegaran et al. 2019 (DeepCaps), section
+    3.3, the class-independent decoder; ``pose_and_class``, and the noise: ours, after conditional variational
+    autoencoders (Kingma et al. 2014).
+    """
+
+    mean: Tensor
+    deviation: Tensor
+    updates: Tensor
+
+    def __init__(self, classes: int, size: int, kind: DecoderInput = "masked", noise: float = 0.0) -> None:
+        super().__init__()
+        check_sizes(classes=classes, size=size)
+        check_finite(noise=noise)
+        if kind not in get_args(DecoderInput):
+            raise ValueError(f"decoder_input must be one of {', '.join(get_args(DecoderInput))}, got {kind!r}")
+        if noise < 0:
+            raise ValueError(f"pose_noise must not be negative, got {noise}")
+        self.kind = kind
+        self.noise = noise
+        self.out_features = {"masked": classes * size, "pose": size, "pose_and_class": size + classes}[kind]
+        if kind == "pose_and_class":
+            self.register_buffer("mean", torch.zeros(classes, size))
+            self.register_buffer("deviation", torch.ones(classes, size))
+            self.register_buffer("updates", torch.zeros(classes))
+
+    def forward(self, poses: Tensor) -> Tensor:
+        """Picks out what the decoder is told."""
+        poses = poses.flatten(2)
+        chosen = (poses != 0).any(2, keepdim=True)
+        if self.kind == "pose_and_class":
+            poses = poses.to(compute_dtype(poses))
+            if self.training:
+                self._follow(poses.detach(), chosen)
+            poses = (poses - self.mean) / self.deviation * chosen
+        if self.training and self.noise:
+            poses = poses + self.noise * torch.randn_like(poses) * chosen
+        if self.kind == "masked":
+            return poses.flatten(1)
+        pose = poses.sum(1)  # all others are zero
+        return pose if self.kind == "pose" else torch.cat([pose, chosen.squeeze(2).to(pose)], 1)
+
+    @torch.no_grad()
+    def _follow(self, poses: Tensor, chosen: Tensor) -> None:
+        """Moves mean and deviation of the classes in a batch towards it: over all batches at first, then over 50."""
+        count = chosen.sum(0)  # [J, 1]
+        share = torch.where(count > 0, 1 / (self.updates[:, None] + 1).clamp(max=50), 0.0)
+        mean = (poses * chosen).sum(0) / count.clamp(min=1)
+        square = (poses.square() * chosen).sum(0) / count.clamp(min=1)
+        before = self.deviation.square() + self.mean.square()
+        self.mean += share * (mean - self.mean)
+        variance = before + share * (square - before) - self.mean.square()
+        self.deviation.copy_(variance.clamp(min=1e-8).sqrt())
+        self.updates += (count > 0).squeeze(1)
+
+    def shared(self, poses: Tensor, source: Tensor) -> Tensor:
+        """Of poses (B, *pose) of the classes ``source`` (B,) what the decoder is told beside the class, (B, H)."""
+        poses = poses.flatten(1)
+        return (poses - self.mean[source]) / self.deviation[source] if self.kind == "pose_and_class" else poses
+
+    def carried(self, poses: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        """The poses (B, *pose) of classes ``source`` (B,) as poses of ``target`` (B,) that draw with the same numbers.
+
+        With ``pose_and_class`` what differs from others of the source's class differs likewise from others of the
+        target's; with the other kinds the pose stays what it is.
+        """
+        if self.kind != "pose_and_class":
+            return poses
+        moved = self.mean[target] + self.shared(poses, source) * self.deviation[target]
+        return moved.to(poses).reshape(poses.shape)
+
+    def extra_repr(self) -> str:
+        """Kind and noise."""
+        return f"kind={self.kind!r}, noise={self.noise}"
+
+
+def told(kind: DecoderInput, noise: float, classes: int, size: int, make: Callable[[int], nn.Module]) -> nn.Module:
+    """The decoder that ``make`` makes for so many numbers, behind a :class:`PoseInput` where there is a need of one.
+
+    Args:
+        kind: of :class:`PoseInput`.
+        noise: likewise.
+        classes: J.
+        size: H, the numbers of one pose.
+        make: from ``in_features`` to a decoder.
+    """
+    given = PoseInput(classes, size, kind, noise)
+    decoder = make(given.out_features)
+    return decoder if kind == "masked" and not noise else nn.Sequential(given, decoder)

@@ -6,6 +6,7 @@ from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.byerly import ByerlyCapsNet
 from torchcaps.models.capsnet import CapsNet, CapsNetTwin
 from torchcaps.models.conversion import convert
+from torchcaps.models.deepcaps import DeepCaps, TransposedDecoder
 from torchcaps.models.efficient_capsnet import EfficientCapsNet, UpsamplingDecoder
 from torchcaps.models.heinsen import HeinsenCapsNet
 from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
@@ -25,6 +26,7 @@ __all__ = [
     "CapsNetOnBackbone",
     "CapsNetTwin",
     "CapsuleClassifier",
+    "DeepCaps",
     "EfficientCapsNet",
     "HeinsenCapsNet",
     "ImageClassifier",
@@ -41,6 +43,7 @@ __all__ = [
     "TextCapsNet",
     "TextClassifier",
     "TextEncoder",
+    "TransposedDecoder",
     "UpsamplingDecoder",
     "VBCapsNet",
     "boxes_of_maps",

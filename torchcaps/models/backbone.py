@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers import CapsLinear, FullyConnectedDecoder, PrimaryCaps
+from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps, told
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.network import WEIGHTS_FILE
 from torchcaps.models.registry import register_model
@@ -250,6 +250,9 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
         pose_dim: dimension of the class capsules' poses.
         routing: any routing; default: dynamic routing in 3 steps.
         decoder_hidden: widths of the decoder's hidden layers; None for no decoder.
+        decoder_input: what the decoder is told of the class that it draws: ``masked``, ``pose`` or ``pose_and_class``,
+            see :class:`~torchcaps.layers.PoseInput`.
+        pose_noise: deviation of the noise on the pose that the decoder is given in training.
 
     Raises:
         ModuleNotFoundError: if the backbone is of timm, and that is not installed.
@@ -274,6 +277,8 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
         pose_dim: int = 16,
         routing: Routing | None = None,
         decoder_hidden: Sequence[int] | None = None,
+        decoder_input: DecoderInput = "masked",
+        pose_noise: float = 0.0,
     ) -> None:
         super().__init__(image_shape, classes)
         check_sizes(types=types, primary_dim=primary_dim, pose_dim=pose_dim, decoder_hidden=decoder_hidden)
@@ -282,6 +287,8 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
         self.primary_dim = primary_dim
         self.pose_dim = pose_dim
         self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
+        self.decoder_input: DecoderInput = decoder_input
+        self.pose_noise = pose_noise
         self.primary_caps = PrimaryCaps(self.features.channels, types, primary_dim, 3, 2, 1, batch_norm=True)
         self.class_caps = CapsLinear(
             math.prod(self.primary_caps.sites(*self._grid())),
@@ -291,8 +298,11 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
             routing=routing or DynamicRouting(),
         )
         self.decoder = None
-        if self.decoder_hidden is not None:
-            self.decoder = FullyConnectedDecoder(classes * pose_dim, self.image_shape, self.decoder_hidden)
+        if (hidden := self.decoder_hidden) is not None:
+            self.decoder = told(
+                decoder_input, pose_noise, classes, pose_dim,
+                lambda numbers: FullyConnectedDecoder(numbers, self.image_shape, hidden),
+            )  # fmt: skip
 
     def children_of(self, images: Tensor) -> Capsules:
         """The primary capsules, poses (B, H', W', types, primary_dim)."""

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, exportable
-from torchcaps.layers import CapsLinear, ClassCaps, mask_capsules
+from torchcaps.layers import CapsLinear, ClassCaps, FullyConnectedDecoder, PoseInput, mask_capsules
+from torchcaps.layers.decoder import DecoderInput
 from torchcaps.models.network import Network
 from torchcaps.numerics import check_sizes
 from torchcaps.routing import Routed, Routing
@@ -93,6 +94,21 @@ class CapsuleClassifier(ImageClassifier):
     def routing(self) -> Routing:
         """The routing of the class capsules."""
         return self.class_caps.routing
+
+    @property
+    def told(self) -> DecoderInput | None:
+        """What the decoder is told of a class, a row of :class:`~torchcaps.layers.PoseInput`; None without a decoder.
+
+        All but ``masked`` have pose dimensions that mean the same in all classes.
+        """
+        if self.decoder is None:
+            return None
+        for part in self.decoder.modules():
+            if isinstance(part, PoseInput):
+                return part.kind
+            if isinstance(part, FullyConnectedDecoder) and not part.by_class:
+                return "pose"
+        return "masked"
 
     @abstractmethod
     def children_of(self, images: Tensor) -> Capsules:

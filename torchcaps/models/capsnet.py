@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers import CapsLinear, FullyConnectedDecoder, PrimaryCaps
+from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps, told
 from torchcaps.layers.linear import Transforms
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.registry import register_model
@@ -69,6 +68,9 @@ class CapsNet(CapsuleClassifier):
         init_std: of the transforms; None for the rule of :class:`~torchcaps.layers.CapsLinear`.
         stem: widths of further convolutions in front of the first one, of its kernel size and with stride 1. With a
             stem, batch normalisation stands behind every convolution below the primary capsules.
+        decoder_input: what the decoder is told of the class that it draws: ``masked``, ``pose`` or ``pose_and_class``,
+            see :class:`~torchcaps.layers.PoseInput`.
+        pose_noise: deviation of the noise on the pose that the decoder is given in training.
 
     Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", section 4.
     """
@@ -93,6 +95,8 @@ class CapsNet(CapsuleClassifier):
         decoder_hidden: Sequence[int] | None = (512, 1024),
         init_std: float | None = 0.1,
         stem: Sequence[int] = (),
+        decoder_input: DecoderInput = "masked",
+        pose_noise: float = 0.0,
     ) -> None:
         super().__init__(image_shape, classes)
         check_sizes(channels=channels, kernel_size=kernel_size, stride=stride, stem=stem)
@@ -113,17 +117,17 @@ class CapsNet(CapsuleClassifier):
         self.routed_primary = routed_primary
         self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
         self.init_std = init_std
+        self.decoder_input, self.pose_noise = decoder_input, pose_noise
 
-        grid = self._grid()
         self.features = _stem(self.image_shape[0], self.stem, kernel_size)
         self.conv = nn.Conv2d((self.image_shape[0], *self.stem)[-1], channels, kernel_size, stride)
         self.norm = nn.BatchNorm2d(channels) if self.stem else nn.Identity()
-        kernel: dict[str, Any] = {"kernel_size": primary_kernel_size, "stride": primary_stride}
+        kernel = primary_kernel_size, primary_stride
         self.primary_caps = PrimaryCaps(
-            channels, types, primary_dim, **kernel, squash=squash, batch_norm=batch_norm, routed=routed_primary
+            channels, types, primary_dim, *kernel, squash=squash, batch_norm=batch_norm, routed=routed_primary
         )
         self.class_caps = CapsLinear(
-            math.prod(self.primary_caps.sites(*grid)),
+            math.prod(self.primary_caps.sites(*self._grid())),
             classes,
             primary_dim,
             pose_dim,
@@ -131,9 +135,16 @@ class CapsNet(CapsuleClassifier):
             routing=routing or DynamicRouting(),
             init_std=init_std,
         )
-        self.decoder = None
-        if self.decoder_hidden is not None:
-            self.decoder = FullyConnectedDecoder(classes * pose_dim, self.image_shape, self.decoder_hidden)
+        self.decoder = self._decoder()
+
+    def _decoder(self) -> nn.Module | None:
+        hidden = self.decoder_hidden
+        if hidden is None:
+            return None
+        return told(
+            self.decoder_input, self.pose_noise, self.classes, self.pose_dim,
+            lambda numbers: FullyConnectedDecoder(numbers, self.image_shape, hidden),
+        )  # fmt: skip
 
     def _grid(self) -> tuple[int, ...]:
         """Height and width of the first convolution's output."""

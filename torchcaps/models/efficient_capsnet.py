@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers import CapsLinear, FullyConnectedDecoder, PrimaryCaps
+from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps, told
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import check_sizes
@@ -61,6 +61,9 @@ class EfficientCapsNet(CapsuleClassifier):
         routing: any routing; default: self-attention.
         decoder_hidden: widths of the hidden layers of a fully connected decoder, or None.
         decoder_channels: of a convolutional decoder, see :class:`UpsamplingDecoder`, or None.
+        decoder_input: what the decoder is told of the class that it draws: ``masked``, ``pose`` or ``pose_and_class``,
+            see :class:`~torchcaps.layers.PoseInput`.
+        pose_noise: deviation of the noise on the pose that the decoder is given in training.
 
     Raises:
         ValueError: if arguments contradict each other, or the images are too small for the convolutions.
@@ -85,6 +88,8 @@ class EfficientCapsNet(CapsuleClassifier):
         routing: Routing | None = None,
         decoder_hidden: Sequence[int] | None = (512, 1024),
         decoder_channels: Sequence[int] | None = None,
+        decoder_input: DecoderInput = "masked",
+        pose_noise: float = 0.0,
     ) -> None:
         super().__init__(image_shape, classes)
         check_sizes(channels=channels, kernel_sizes=kernel_sizes, strides=strides, primary_dim=primary_dim)
@@ -101,6 +106,8 @@ class EfficientCapsNet(CapsuleClassifier):
         self.pose_dim = pose_dim
         self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
         self.decoder_channels = None if decoder_channels is None else tuple(decoder_channels)
+        self.decoder_input: DecoderInput = decoder_input
+        self.pose_noise = pose_noise
         self._check_arguments()
 
         grid = self._grid()
@@ -172,12 +179,15 @@ class EfficientCapsNet(CapsuleClassifier):
         return nn.Sequential(*layers)
 
     def _decoder(self) -> nn.Module | None:
-        poses = self.classes * self.pose_dim
+        if self.decoder_hidden is None and self.decoder_channels is None:
+            return None
+        return told(self.decoder_input, self.pose_noise, self.classes, self.pose_dim, self._bare_decoder)
+
+    def _bare_decoder(self, numbers: int) -> nn.Module:
         if self.decoder_hidden is not None:
-            return FullyConnectedDecoder(poses, self.image_shape, self.decoder_hidden)
-        if self.decoder_channels is not None:
-            return UpsamplingDecoder(poses, self.image_shape, self.decoder_channels)
-        return None
+            return FullyConnectedDecoder(numbers, self.image_shape, self.decoder_hidden)
+        assert self.decoder_channels is not None
+        return UpsamplingDecoder(numbers, self.image_shape, self.decoder_channels)
 
     @torch.no_grad()
     def _start_as_published(self) -> None:
@@ -190,8 +200,8 @@ class EfficientCapsNet(CapsuleClassifier):
         bound = math.sqrt(6 / (kernel.weight[0].numel() * (1 + self.channels[-1])))  # fans k k and k k channels
         nn.init.uniform_(kernel.weight, -bound, bound)
         _zero_bias(kernel)
-        if isinstance(self.decoder, FullyConnectedDecoder):
-            *hidden, last = (layer for layer in self.decoder.layers if isinstance(layer, nn.Linear))
+        if self.decoder is not None and self.decoder_hidden is not None:
+            *hidden, last = (layer for layer in self.decoder.modules() if isinstance(layer, nn.Linear))
             for layer in hidden:
                 _cut_normal(layer.weight, _he_deviation(layer.in_features))
                 _zero_bias(layer)

@@ -10,7 +10,7 @@ from torchcaps.recipes.kit.lab import PRESETS, Lab, Trained
 from torchcaps.recipes.kit.results import as_json, describe, read_results, result_path, write_table
 
 EXPERIMENTS = ("mnist_dynamic", "two_digits", "multimnist", "affine", "smallnorb", "smallnorb_viewpoints", "other_data",
-               "adversarial", "routing_health", "perturb", "routings", "words", "scenes")  # fmt: skip
+               "adversarial", "routing_health", "perturb", "routings", "words", "scenes", "transfer")  # fmt: skip
 """The files of this folder that register recipes, in the order of the tables."""
 
 for _name in EXPERIMENTS:

@@ -189,6 +189,28 @@ def tiles(grid: Tensor, gap: int = 1) -> Tensor:
     return framed.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)
 
 
+def transfer_grid(grid: Tensor, title: str) -> "Figure":
+    """Contents down, styles across, and what was drawn of each pair.
+
+    Args:
+        grid: (1 + contents, 1 + styles, C, H, W), of one channel or of three; the first of both are the images.
+        title: above it.
+    """
+    D, V = grid.shape[:2]
+    figure = new_figure(0.7 * V + 0.4, 0.7 * D + 0.6)
+    axes = figure.add_subplot()
+    axes.imshow(tiles(grid).numpy(), extent=(0, V, D, 0), interpolation="nearest")
+    axes.set(xticks=[], yticks=[])
+    axes.axhline(1, color="C1", linewidth=2)
+    axes.axvline(1, color="C1", linewidth=2)
+    axes.set_xlabel("style: the image whose pose is taken", fontsize=9)
+    axes.xaxis.set_label_position("top")
+    axes.set_ylabel("content: the image whose class is drawn", fontsize=9)
+    axes.spines[:].set_visible(False)
+    axes.set_title(shorten(title, 80), fontsize=11)
+    return figure
+
+
 def sweep_figure(swept: Mapping[str, Sweep], values: Sequence[float], title: str) -> "Figure":
     """The sweeps of a few classes beside each other: a row a dimension, a column a value."""
     dimensions = len(next(iter(swept.values())).change) if swept else 1

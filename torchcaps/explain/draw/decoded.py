@@ -110,3 +110,16 @@ def perturbation_atlas(grids: Tensor, values: Tensor, titles: Sequence[str]) -> 
     if len(titles) != len(grids):
         raise ValueError(f"titles must be one for each of {len(grids)} grids, got {len(titles)}")
     return [perturbation_grid(grid, values, title) for grid, title in zip(grids, titles, strict=True)]
+
+
+def strip(images: Tensor, titles: Sequence[str]) -> "Figure":
+    """Images beside each other, wrapped after ten.
+
+    Args:
+        images: (N, C, H, W) in [0, 1].
+        titles: one an image.
+
+    Raises:
+        ValueError: if titles are not as many, or there are no images.
+    """
+    return stacked(len(images), titles, {"": lambda axes, place: show(axes, images[place])})

@@ -16,6 +16,7 @@ from torchcaps.explain.exhibits.layers import (
     TypeMaps,
 )
 from torchcaps.explain.exhibits.live import ClassActivations, ClassPose, PoseSwap, RoutingStep, RoutingSteps
+from torchcaps.explain.exhibits.readout import PoseReadout
 from torchcaps.explain.exhibits.reliability import Reliability, ReliabilityCurve
 from torchcaps.explain.exhibits.words import ColouredText, ColouredTexts, exhibits_of_texts, word_shares
 
@@ -40,6 +41,7 @@ __all__ = [
     "Panel",
     "Perturbations",
     "PoseMaps",
+    "PoseReadout",
     "PoseSwap",
     "Quantity",
     "Reconstructions",

@@ -13,6 +13,7 @@ from torchcaps.explain.exhibits.base import Exhibit
 from torchcaps.explain.exhibits.curves import LearningCurves, Metrics
 from torchcaps.explain.exhibits.decoded import Perturbations, Reconstructions
 from torchcaps.explain.exhibits.layers import LayerActivations, LayerPoses, LayerTypes
+from torchcaps.explain.exhibits.readout import PoseReadout
 from torchcaps.explain.exhibits.reliability import Reliability
 from torchcaps.explain.exhibits.words import exhibits_of_texts
 from torchcaps.explain.findings import Findings
@@ -80,3 +81,6 @@ def exhibits_of_classifier(
         return
     shown, examples = select_samples(findings, image_set), select_examples(findings, image_set)
     yield from exhibits_of(Observation(model, shown), Observation(model, examples))
+    readout = PoseReadout.of(model, image_set)
+    if readout is not None:
+        yield readout

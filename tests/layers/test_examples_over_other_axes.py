@@ -1,0 +1,49 @@
+"""The examples over volumes and sequences run, and learn."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def example(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return runpy.run_path(str(EXAMPLES / f"{request.param}.py"))
+
+
+@pytest.mark.parametrize("example", ["volumes"], indirect=True)
+def test_volumes(example: dict[str, Any]) -> None:
+    images, labels = example["volumes"](12, seed=1)
+    assert images.shape == (12, 1, 14, 14, 14)
+    assert 0 <= images.min()
+    assert images.max() == 1
+    assert set(labels.tolist()) == {0, 1, 2}
+    assert torch.equal(example["volumes"](12, seed=1)[0], images)
+    model = example["network"]().eval()
+    capsules = model(images)
+    assert capsules.pose.shape == (12, 3, 8)
+    capsules.activation.sum().backward()
+    assert all((parameter.grad != 0).any() for parameter in model[3:].parameters())
+
+
+@pytest.mark.parametrize("example", ["sequences"], indirect=True)
+def test_what_lies_behind_a_signal_does_not_matter(example: dict[str, Any]) -> None:
+    made, lengths, _ = example["signals"](8, seed=1)
+    assert made.shape == (8, 1, 64)
+    torch.manual_seed(0)
+    model = example["Listener"]().eval()
+    other = made.clone()
+    for signal, long in zip(other[:, 0], lengths.tolist(), strict=True):
+        signal[long:] = 7
+    with torch.no_grad():
+        torch.testing.assert_close(model(made, lengths).pose, model(other, lengths).pose)
+        assert not torch.allclose(model(made, lengths).pose, model(other, torch.full_like(lengths, 64)).pose)
+
+
+@pytest.mark.parametrize("example", ["sequences"], indirect=True)
+def test_sequences_are_learned(example: dict[str, Any]) -> None:
+    assert example["main"](steps=40, batch=32) > 0.6

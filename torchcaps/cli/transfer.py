@@ -1,0 +1,114 @@
+"""``torchcaps transfer``."""
+
+import json
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchcaps.cli.plugins import add_import
+from torchcaps.cli.runs import open_classifier
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from torchcaps.classifier import Classifier
+
+
+def command(arguments: list[str]) -> None:
+    """Draw the class of one image with the pose of another, and the steps between."""
+    from torchcaps.explain.draw.decoded import strip
+    from torchcaps.training.parser import OptionParser
+
+    parser = OptionParser(
+        prog="torchcaps transfer", description="Draw the class of one image with the pose of another."
+    )
+    add = parser.add_argument
+    add("content", type=str, help="image file whose class is kept")
+    add("style", type=str, help="image file whose pose is taken: slant, thickness, width, ...")
+    add("--run", "--model", type=str, required=True, help="folder of a run, or of a saved network, with a decoder")
+    add("--steps", type=int, default=1, help="images from the content's own pose to that of the style")
+    add("--content_class", type=str, help="class to draw; default: what the network says of the content")
+    add("--out", type=str, default="transfer.png", help="file of the picture")
+    add("--resize", type=str, choices=("pad", "crop", "stretch"), help="to fit; default: as the network was trained")
+    add("--device", type=str, default="cpu", help="where to compute: cpu, cuda, cuda:1, ...")
+    add("--json", action="store_true", help="print JSON, with the attributes that were measured")
+    add_import(parser)
+    options = parser.parse_args(arguments)
+    if options.steps < 1:
+        raise ValueError(f"--steps must be at least 1, got {options.steps}")
+    classifier = open_classifier(options.run, options.device)
+    _check(classifier)
+    pictures = torch.stack([classifier.pixels(file, options.resize) for file in (options.content, options.style)])
+    drawn, labels = _transfer(classifier, pictures, options.content_class, options.steps)
+    names = [classifier.classes[label] for label in labels]
+    titles = [
+        f"content\n{names[0]}",
+        "drawn\nagain",
+        *[""] * (options.steps - 1),
+        "with that\npose",
+        f"style\n{names[1]}",
+    ]
+    strip(torch.cat([pictures[:1], drawn, pictures[1:]]), titles).savefig(options.out)
+    _report(options, names, torch.cat([pictures[:1], drawn[:1], drawn[-1:], pictures[1:]]))
+
+
+def _check(classifier: "Classifier") -> None:
+    """Raises a `ValueError` unless the network can be asked; says what is not to be expected of it."""
+    from torchcaps.models import CapsuleClassifier
+
+    network = classifier.network
+    told = network.told if isinstance(network, CapsuleClassifier) else None
+    if told is None:
+        raise ValueError(f"this {type(network).__name__} has no decoder: train one with --model_args.decoder_hidden")
+    if told == "pose":
+        raise ValueError(
+            "the decoder of this network is told the pose alone, which says the class as well: the style image would "
+            "be drawn again. Train one with --model_args.decoder_input pose_and_class"
+        )
+    if told == "masked":
+        print(
+            "note: in this network each class has pose dimensions of its own, so the pose of another class means "
+            "nothing to it; --model_args.decoder_input pose_and_class trains one whose classes share them",
+            file=sys.stderr,
+        )
+
+
+def _transfer(
+    classifier: "Classifier", pictures: "Tensor", content_class: str | None, steps: int
+) -> "tuple[Tensor, list[int]]":
+    """The content drawn again and the steps of the transfer, (1 + steps, C, H, W), and the classes of both images."""
+    from torchcaps.capsules import Capsules
+    from torchcaps.explain import transfer
+    from torchcaps.explain.findings import evaluating
+    from torchcaps.models import CapsuleClassifier
+
+    network = classifier.network
+    assert isinstance(network, CapsuleClassifier)
+    with evaluating(network) as device:
+        capsules = network.encode(classifier.preprocess.evaluate_crops(pictures.to(device))[:, 0])
+    labels = capsules.activation.argmax(1)
+    if content_class is not None:
+        if content_class not in classifier.classes:
+            raise ValueError(f"--content_class must be one of {', '.join(classifier.classes)}, got {content_class!r}")
+        labels[0] = classifier.classes.index(content_class)
+    content, style = (Capsules(capsules.pose[k : k + 1], capsules.activation[k : k + 1]) for k in (0, 1))
+    again = transfer(network, content, content, labels[:1], labels[:1])[0]
+    drawn = transfer(network, content, style, labels[:1], labels[1:], steps)[0]
+    return torch.cat([again, drawn]).cpu(), labels.tolist()
+
+
+def _report(options: Any, names: list[str], images: "Tensor") -> None:
+    """Says what was drawn; with JSON also attributes of content, content drawn again, transferred and style."""
+    said = {"content": names[0], "style": names[1], "picture": options.out}
+    if options.json:
+        from torchcaps.explain.attributes import ATTRIBUTES, attributes
+
+        measured = {
+            name: {key: value if math.isfinite(value) else None for key, value in zip(ATTRIBUTES, row, strict=True)}
+            for name, row in zip(("content", "again", "transferred", "style"), attributes(images).tolist(), strict=True)
+        }
+        print(json.dumps({**said, "attributes": measured}))
+        return
+    print(f"{names[0]} of {options.content} with the pose of {names[1]} of {options.style}: {options.out}")

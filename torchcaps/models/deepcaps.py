@@ -1,0 +1,334 @@
+"""DeepCaps (Rajasegaran et al. 2019)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchcaps.capsules import Capsules
+from torchcaps.layers import CapsLinear, DecoderInput, told
+from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.registry import register_model
+from torchcaps.numerics import check_sizes
+from torchcaps.ops import InnerProduct, Normaliser, Votes
+from torchcaps.ops.backend import Rule, VoteSource
+from torchcaps.ops.similarity import Similarity
+from torchcaps.routing import DynamicRouting, Routing
+from torchcaps.routing.base import check_steps
+from torchcaps.squash import length, squash
+
+
+@register_model("deepcaps", "Rajasegaran et al. 2019 for images of 28 x 28: 8.44 M parameters, 8.50 M with the decoder")
+class DeepCaps(CapsuleClassifier):
+    """Four cells of convolutional capsules with a skip connection each, 3-D routing in the last, and class capsules.
+
+    A convolution with ReLU and batch normalisation, then cells: a convolution of stride 2, two more, and beside these
+    two another one, whose capsules are added. In the last cell the one beside is :class:`CapsConvShared`, with routing;
+    all others are convolutions whose channels are squashed as capsules. The capsules of the last two cells together are
+    the children of the class capsules. The decoder is told the pose of one class alone, and not which class it is of.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        classes: number of classes.
+        channels: of the first convolution.
+        types: types of capsules in each cell.
+        dims: of the poses, one a cell.
+        pose_dim: dimension of the class capsules' poses.
+        steps: of the 3-D routing.
+        routing: of the class capsules, any; default: dynamic routing in 3 steps with a bias.
+        decoder_channels: of the decoder, see :class:`TransposedDecoder`; None for no decoder. The released code has
+            (64, 32, 16, 8) for images of 64 x 64, to which it enlarges CIFAR-10's.
+        decoder_input: what the decoder is told of the class that it draws, see :class:`~torchcaps.layers.PoseInput`.
+        pose_noise: deviation of the noise on the pose that the decoder is given in training.
+
+    Source: Rajasegaran, Jayasundara, Jayasekara, Jayasekara, Seneviratne & Rodrigo 2019, "DeepCaps: Going Deeper with
+    Capsule Networks", section 3, and the code released with it (``DeepCapsNet28``; brjathu/deepcaps), which has the
+    initial weights and the padding too. Its 3-D routing reshapes (H, W, types, dim) to (types dim, H, W) without moving
+    the axes; here the axes are moved, as the paper has it.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        classes: int = 10,
+        channels: int = 128,
+        types: int = 32,
+        dims: Sequence[int] = (4, 8, 8, 8),
+        pose_dim: int = 32,
+        steps: int = 3,
+        routing: Routing | None = None,
+        decoder_channels: Sequence[int] | None = (64, 32, 16),
+        decoder_input: DecoderInput = "pose",
+        pose_noise: float = 0.0,
+    ) -> None:
+        super().__init__(image_shape, classes)
+        check_sizes(channels=channels, types=types, dims=dims, pose_dim=pose_dim, decoder_channels=decoder_channels)
+        if len(dims) < 2:
+            raise ValueError(f"dims must be of at least two cells, got {tuple(dims)}")
+        self.channels = channels
+        self.types = types
+        self.dims = tuple(dims)
+        self.pose_dim = pose_dim
+        self.steps = check_steps(steps)
+        self.decoder_channels = None if decoder_channels is None else tuple(decoder_channels)
+        self.decoder_input: DecoderInput = decoder_input
+        self.pose_noise = pose_noise
+
+        self.conv = nn.Conv2d(self.image_shape[0], channels, 3, padding=1)
+        self.norm = nn.BatchNorm2d(channels, 1e-3, 0.01)
+        nn.init.xavier_uniform_(self.conv.weight)
+        nn.init.zeros_(self.conv.bias)  # type: ignore[arg-type]
+        widths = (channels, *(types * dim for dim in self.dims))
+        last = len(self.dims) - 1
+        self.cells = nn.ModuleList(
+            Cell(before, types, dim, steps if place == last else None)
+            for place, (before, dim) in enumerate(zip(widths, self.dims, strict=False))
+        )
+        self.class_caps = self._class_caps(routing or DynamicRouting(bias=True))
+        self.decoder = None
+        if (drawn := self.decoder_channels) is not None:
+            self.decoder = told(
+                decoder_input, pose_noise, classes, pose_dim,
+                lambda numbers: TransposedDecoder(numbers, self.image_shape, drawn),
+            )  # fmt: skip
+
+    def _class_caps(self, routing: Routing) -> CapsLinear:
+        if self.dims[-1] != self.dims[-2]:
+            raise ValueError(
+                f"dims must end in two equal ones, for both cells are children of the classes, got {self.dims}"
+            )
+        positions = [
+            math.prod(math.ceil(extent / 2**cells) for extent in self.image_shape[1:])
+            for cells in (len(self.dims) - 1, len(self.dims))
+        ]
+        children = self.types * sum(positions)
+        # Glorot's bound for a kernel of J x I places, D numbers in and P out, as Keras counts them.
+        bound = math.sqrt(6 / (self.classes * children * (self.pose_dim + self.dims[-1])))
+        class_caps = CapsLinear(children, self.classes, self.dims[-1], self.pose_dim, routing=routing)
+        nn.init.uniform_(class_caps.weight, -bound, bound)
+        offset = getattr(class_caps.routing, "offset", None)
+        if offset is not None:
+            nn.init.xavier_uniform_(offset)
+        return class_caps
+
+    def children_of(self, images: Tensor) -> Capsules:
+        """The capsules of the last cell and of the one before it, poses (B, I, dim)."""
+        self._check(images)
+        features = self.norm(F.relu(self.conv(images)))
+        maps = []
+        for cell in self.cells:
+            features = cell(features)
+            maps.append(features)
+        poses = [capsules_of(one, self.types).flatten(1, 3) for one in (maps[-1], maps[-2])]
+        pose = torch.cat(poses, 1)
+        return Capsules(pose, length(pose))
+
+
+class Cell(nn.Module):
+    """Convolutional capsules of stride 2, two more layers of them, and a layer beside these two, added.
+
+    Args:
+        in_channels: of the map below.
+        types: of capsules.
+        dim: of their poses.
+        steps: of the 3-D routing of the layer beside; None for a convolution without routing.
+
+    Shape:
+        (B, in_channels, H, W) to (B, types x dim, H / 2, W / 2), rounded up.
+    """
+
+    def __init__(self, in_channels: int, types: int, dim: int, steps: int | None = None) -> None:
+        super().__init__()
+        width = types * dim
+        self.down = CapsMap(in_channels, types, dim, stride=2)
+        self.beside = CapsMap(width, types, dim) if steps is None else CapsConvShared(types, types, dim, dim, 3, steps)
+        self.through = nn.Sequential(CapsMap(width, types, dim), CapsMap(width, types, dim))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Sums of poses, not squashed again."""
+        down = self.down(features)
+        return self.through(down) + self.beside(down)
+
+
+class CapsMap(nn.Module):
+    """A convolution of 3 x 3 without bias, whose channels are squashed as capsules: each parent takes all votes alike.
+
+    Shape:
+        (B, in_channels, H, W) to (B, types x dim, H / stride, W / stride), rounded up.
+    """
+
+    def __init__(self, in_channels: int, types: int, dim: int, stride: int = 1) -> None:
+        super().__init__()
+        self.types = types
+        self.stride = stride
+        self.conv = nn.Conv2d(in_channels, types * dim, 3, stride, bias=False)
+        bound = math.sqrt(3 / math.sqrt(self.conv.weight.numel()))  # Keras: six axes, fans of the root of all numbers
+        nn.init.uniform_(self.conv.weight, -bound, bound)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Convolves and squashes."""
+        convolved = self.conv(_same(features, 3, self.stride))
+        return squash(convolved.unflatten(1, (self.types, -1)), dim=2).flatten(1, 2)
+
+
+class CapsConvShared(nn.Module):
+    r"""Convolutional capsules by 3-D convolution: all types of children share the transforms, and routing is over maps.
+
+    A child is a type, with its whole map; a vote is what its window at a position says for one type of parents,
+    :math:`V_{ijp} = W_j * u_i` there. Routing is that of :func:`field_routing`, with a bias.
+
+    Args:
+        in_types: I.
+        out_types: J.
+        in_dim: dimension of the children's poses.
+        out_dim: D.
+        kernel_size: of the windows, odd.
+        steps: of the routing.
+
+    Shape:
+        (B, in_types x in_dim, H, W) to (B, out_types x out_dim, H, W).
+
+    Source: Rajasegaran et al. 2019, section 3.2 and Procedure 1; the code released with it (``ConvCapsuleLayer3D``).
+    """
+
+    def __init__(
+        self, in_types: int, out_types: int, in_dim: int, out_dim: int, kernel_size: int = 3, steps: int = 3
+    ) -> None:
+        super().__init__()
+        self.in_types, self.out_types, self.out_dim = in_types, out_types, out_dim
+        self.kernel_size = kernel_size
+        self.steps = check_steps(steps)
+        size = in_dim * kernel_size**2
+        self.weight = nn.Parameter(torch.empty(size, out_types, out_dim))  # [in_dim k k, J, D]
+        self.bias = nn.Parameter(torch.full((out_types, out_dim), 0.1))
+        deviation = math.sqrt(2 / size) / 0.87962566103423978  # that of a normal variable cut at two deviations
+        nn.init.trunc_normal_(self.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Routes the map of each child's type to those of the parents' types."""
+        B, _, H, W = features.shape
+        windows = F.unfold(_same(features, self.kernel_size, 1), self.kernel_size)  # [B, I P k k, H W]
+        children = windows.unflatten(1, (self.in_types, -1)).permute(0, 3, 1, 2).flatten(0, 1)  # [B H W, I, P k k]
+        transforms = self.weight.movedim(0, 1)[None]  # [1, J, P k k, D]
+        pose = field_routing(children, transforms, H * W, self.bias, self.steps)
+        return pose.permute(0, 2, 3, 1).reshape(B, -1, H, W)
+
+
+def field_routing(children: Tensor, transforms: Tensor, positions: int, bias: Tensor, steps: int = 3) -> Tensor:
+    r"""Dynamic routing of types of capsules over maps.
+
+    .. math::
+        R_{ijp} = \operatorname{softmax}_{jp} b_{ijp}, \quad
+        s_{jp} = \sum_i R_{ijp} V_{ijp} + \text{bias}_j, \quad
+        v_{jp} = \frac{|s_j|^2}{1 + |s_j|^2} \frac{s_{jp}}{|s_j|}, \quad
+        b_{ijp} \mathrel{+}= \langle V_{ijp}, v_{jp} \rangle
+
+    from b = 0, with the length :math:`|s_j|` over all positions p and dimensions: parents of all types at all positions
+    compete for a child.
+
+    Args:
+        children: windows of the children, (B positions, I, P), the positions of an image behind each other.
+        transforms: (1, J, P, D).
+        positions: of a map.
+        bias: (J, D).
+        steps: how many times the assignment is made, the uniform first one included.
+
+    Returns:
+        (B, positions, J, D).
+
+    Source: Rajasegaran et al. 2019, Procedure 1.
+    """
+    votes = Votes(children, transforms, normaliser=FieldWide(positions=positions))
+    alpha: Tensor | None = None  # of the sum of all poses so far: b = <V, alpha>
+    pose = transforms.new_zeros(())
+    for _ in range(steps):
+        total = votes.moments(None if alpha is None else InnerProduct(alpha)).sum + bias
+        pose = squash(total.unflatten(0, (-1, positions)), dim=(1, 3))  # [B, positions, J, D]
+        flat = pose.flatten(0, 1)
+        alpha = flat if alpha is None else alpha + flat
+    return pose
+
+
+@dataclass(frozen=True, eq=False)
+class FieldWide(Normaliser):
+    """All types of parents at all positions of a map compete for a child, which has a window at each of them.
+
+    Args:
+        positions: of a map; the rows of the votes are those of an image behind each other.
+    """
+
+    positions: int = 1
+
+    def rule(self, source: VoteSource, similarity: Similarity | None) -> Rule:
+        """The rule with the normaliser of each child over the positions."""
+        here = source.log_partition(similarity, orphan=False).unflatten(0, (-1, self.positions))
+        everywhere = here.logsumexp(1, keepdim=True).expand_as(here).flatten(0, 1)
+        return Rule(log_partition=everywhere)
+
+
+class TransposedDecoder(nn.Module):
+    """Decodes to an image by transposed convolutions: a linear layer draws a small map, all but the first double it.
+
+    A linear layer with ReLU gives a map of 16 channels, batch-normalised; transposed convolutions of 3 x 3, one for
+    each of ``channels``, the first of stride 1, the others of stride 2, nothing between them, and one more to the
+    channels of the image; ReLU. The first map is the smallest one that gives the image; what is over is cut off.
+
+    Args:
+        in_features: numbers that it is told.
+        image_shape: (C, H, W) of the image.
+        channels: of the transposed convolutions.
+
+    Shape:
+        (B, in_features), or (B, J, *pose) of as many numbers, to images (B, C, H, W), 0 or more.
+
+    Source: the code released with Rajasegaran et al. 2019.
+    """
+
+    _CHANNELS = 16
+
+    def __init__(self, in_features: int, image_shape: Sequence[int], channels: Sequence[int] = (64, 32, 16)) -> None:
+        super().__init__()
+        check_sizes(in_features=in_features, image_shape=image_shape, channels=channels)
+        self.image_shape = tuple(image_shape)
+        scale = 2 ** (len(channels) - 1) if channels else 1
+        self.first = tuple(math.ceil(extent / scale) for extent in self.image_shape[1:])
+        self.linear = nn.Linear(in_features, self._CHANNELS * math.prod(self.first))
+        self.norm = nn.BatchNorm2d(self._CHANNELS, 1e-3, 0.2)
+        widths = (self._CHANNELS, *channels, self.image_shape[0])
+        strides = (1, *[2] * (len(channels) - 1), 1)[: len(widths) - 1]
+        self.convolutions = nn.ModuleList(
+            nn.ConvTranspose2d(before, width, 3, stride)
+            for (before, width), stride in zip(pairwise(widths), strides, strict=True)
+        )
+        for layer in (self.linear, *self.convolutions):
+            assert isinstance(layer, nn.Linear | nn.ConvTranspose2d)
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+
+    def forward(self, poses: Tensor) -> Tensor:
+        """Decodes."""
+        image = self.norm(F.relu(self.linear(poses.flatten(1))).unflatten(1, (self._CHANNELS, *self.first)))
+        for layer in self.convolutions:
+            assert isinstance(layer, nn.ConvTranspose2d)
+            before, stride = 1 if layer.stride[0] == 1 else 0, layer.stride[0]
+            height, width = (extent * stride for extent in image.shape[2:])
+            image = layer(image)[:, :, before : before + height, before : before + width]
+        return F.relu(image[:, :, : self.image_shape[1], : self.image_shape[2]])
+
+
+def capsules_of(features: Tensor, types: int) -> Tensor:
+    """A map (B, types x dim, H, W) as poses (B, H, W, types, dim)."""
+    return features.unflatten(1, (types, -1)).permute(0, 3, 4, 1, 2)
+
+
+def _same(features: Tensor, kernel_size: int, stride: int) -> Tensor:
+    """Padded as TensorFlow's ``same``: to extents divided by the stride, rounded up; odd numbers more at the end."""
+    pads = []
+    for extent in reversed(features.shape[2:]):
+        missing = max((math.ceil(extent / stride) - 1) * stride + kernel_size - extent, 0)
+        pads += [missing // 2, missing - missing // 2]
+    return F.pad(features, pads)
