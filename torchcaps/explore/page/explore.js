@@ -552,6 +552,7 @@ const choose = latest(async (network) => {
   nothing("swap", "Keep an image, then draw another one.");
   $("draw").querySelector(".says").hidden = $("clear").hidden = $("upload").hidden = !draws;
   $("from-samples").hidden = !samples;
+  $("classes").hidden = $("right").hidden = !samples && !draws;
   $("sample-class").replaceChildren(option("", "any class"), ...classes.map((one) => option(one, one)));
   offerRoutings();
   sampled = 0;
