@@ -81,7 +81,13 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
 
 
 class Squash(nn.Module):
-    """Module form of :func:`squash`."""
+    """Module form of :func:`squash`.
+
+    Example:
+        >>> pose = torch.tensor([[3.0, 4.0]])  # 5 long
+        >>> tc.length(tc.Squash("sabour")(pose))  # 25 / 26
+        tensor([0.9615])
+    """
 
     def __init__(self, kind: str = "sabour", dim: Dims = -1) -> None:
         super().__init__()
