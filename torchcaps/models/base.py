@@ -21,6 +21,11 @@ class Prediction(NamedTuple):
         activation: of the classes, (B, E).
         capsules: of the classes; None for a network without capsules.
         reconstruction: (B, C, H, W); None for a network without a decoder.
+
+    Example:
+        >>> activation, capsules, reconstruction = tc.create_model("capsnet_digits")(torch.rand(2, 1, 8, 8))
+        >>> activation.shape, reconstruction.shape
+        (torch.Size([2, 10]), torch.Size([2, 1, 8, 8]))
     """
 
     activation: Tensor
@@ -34,6 +39,18 @@ class ImageClassifier(Network):
     Args:
         image_shape: (C, H, W) of the images.
         classes: number of classes E.
+
+    Example:
+        >>> class Linear(tc.models.ImageClassifier):
+        ...     def __init__(self, image_shape=(1, 8, 8), classes=10):
+        ...         super().__init__(image_shape, classes)
+        ...         self.layer = torch.nn.Linear(64, classes)
+        ...     def forward(self, images, target=None):
+        ...         activation = self.layer(images.flatten(1)).sigmoid()
+        ...         return tc.models.Prediction(activation, capsules=None, reconstruction=None)
+        ...
+        >>> Linear()(torch.rand(2, 1, 8, 8)).activation.shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
@@ -74,7 +91,21 @@ class ImageClassifier(Network):
 
 
 class CapsuleClassifier(ImageClassifier):
-    """Base of the networks whose classes are capsules. A subclass sets ``class_caps`` and ``decoder`` (or None)."""
+    """Base of the networks whose classes are capsules. A subclass sets ``class_caps`` and ``decoder`` (or None).
+
+    Example:
+        >>> class Small(tc.models.CapsuleClassifier):
+        ...     decoder = None
+        ...     def __init__(self, image_shape=(1, 8, 8), classes=10):
+        ...         super().__init__(image_shape, classes)
+        ...         self.primary = tc.PrimaryCaps(image_shape[0], types=4, dim=4, kernel_size=3)
+        ...         self.class_caps = tc.CapsLinear(None, classes, 4, 8, transforms="shared")
+        ...     def children_of(self, images):
+        ...         return self.primary(images)
+        ...
+        >>> Small()(torch.rand(2, 1, 8, 8)).activation.shape
+        torch.Size([2, 10])
+    """
 
     class_caps: CapsLinear | ClassCaps
     decoder: nn.Module | None
