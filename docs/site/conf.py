@@ -1,4 +1,4 @@
-"""The site: ``make docs`` builds it into ``build/site``. Sphinx reads the Markdown where it lies, from the root down."""
+"""The site: ``make docs`` builds it into ``build/site``. Sphinx reads the Markdown where it lies."""
 
 import os
 import sys

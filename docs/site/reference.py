@@ -1,7 +1,7 @@
 """Sphinx extension: the API reference of a package from its ``__all__``, and docstrings as this package writes them.
 
-``.. public:: torchcaps.layers`` writes a table of the public names of that package and an entry for each. What a package
-hands on from a package below it has its entry there, and a line with a link here.
+``.. public:: torchcaps.layers`` writes a table of the public names of that package and an entry for each. What a
+package hands on from a package below it has its entry there, and a line with a link here.
 """
 
 import importlib
@@ -100,7 +100,8 @@ class Public(SphinxDirective):
 
 def comment_on(name: str, module: Any) -> list[str]:
     """The docstring below a constant, in the package or in the module that it comes from."""
-    for place in [module.__name__, *(info.name for info in pkgutil.iter_modules(module.__path__, f"{module.__name__}."))]:
+    parts = pkgutil.iter_modules(module.__path__, f"{module.__name__}.")
+    for place in (module.__name__, *(part.name for part in parts)):
         try:
             found = ModuleAnalyzer.for_module(place).find_attr_docs()
         except PycodeError:
@@ -128,7 +129,7 @@ def escaped(line: str) -> str:
 
 
 def foreign(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
-    """Leaves out what others put into our classes, and the fields of tuples, which the docstring of the class explains."""
+    """Leaves out what others put into our classes, and the fields of tuples, which the class explains."""
     written_in = getattr(inspect.unwrap(thing) if callable(thing) else thing, "__module__", None)
     return True if type(thing).__name__ == "_tuplegetter" or not (written_in or PACKAGE).startswith(PACKAGE) else None
 
