@@ -35,7 +35,6 @@ exclude_patterns = [".*", ".*/**", "build", "runs", "**/__pycache__", "**/.ipynb
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
-suppress_warnings = ["toc.empty_glob"]  # of pages that no list names
 
 # Notebooks are executed by the build; those that have not changed are taken from the cache.
 nb_execution_mode = "cache"
