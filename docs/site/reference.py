@@ -4,6 +4,7 @@
 package hands on from a package below it has its entry there, and a line with a link here.
 """
 
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -25,8 +26,8 @@ from sphinx.util.docutils import SphinxDirective
 from tests.api_surface import public_modules
 
 PACKAGE = "torchcaps"
-GUARDED = {"Image", "Figure", "ArgumentParser"}
-"""Types of others that modules import for the type checker alone."""
+GUARDED = {"Image", "Figure", "ArgumentParser", "dict[str"}
+"""Types of others that modules import for the type checker alone, and what Sphinx leaves of one of ours."""
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ def plain(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: li
     """Docstrings are plain text with roles and tables: a star is a star, and a name may end with a line."""
     lines[:] = [escaped(line) for line in lines]
     if what in ("property", "attribute", "data"):
-        lines.insert(0, "")  # or napoleon takes what stands before a colon for a type
+        lines[:0] = ["..", ""]  # or napoleon takes what stands before a colon for a type
 
 
 def escaped(line: str) -> str:
@@ -130,7 +131,8 @@ def escaped(line: str) -> str:
 
 def foreign(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
     """Leaves out what others put into our classes, and the fields of tuples, which the class explains."""
-    written_in = getattr(inspect.unwrap(thing) if callable(thing) else thing, "__module__", None)
+    function = getattr(thing, "fget", None) or getattr(thing, "func", None) or thing  # of properties
+    written_in = getattr(inspect.unwrap(function) if callable(function) else function, "__module__", None)
     return True if type(thing).__name__ == "_tuplegetter" or not (written_in or PACKAGE).startswith(PACKAGE) else None
 
 
@@ -143,12 +145,24 @@ def find(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.Tex
         return None
     target = node["reftarget"].lstrip(".")
     domain = env.get_domain("py")
-    found = {name for name, entry in domain.objects.items() if f".{name}".endswith(f".{target}") and not entry.aliased}
+    within = ".".join(filter(None, (node.get("py:module"), node.get("py:class"), target)))
+    described = by_last_part(tuple(name for name, entry in domain.objects.items() if not entry.aliased))
+    found = {name for name in described.get(target.split(".")[-1], ()) if f".{name}".endswith(f".{target}")}
     found = {name for name in found if not any(is_alias(name, other) for other in found - {name})}
+    found = {within} if within in domain.objects else found
     if len(found) == 1:
         (name,) = found
         return domain.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], name, node, text)
-    return text if target in GUARDED or exists(target) else None
+    return text if target in GUARDED or exists(target) or exists(within) else None
+
+
+@functools.lru_cache(maxsize=1)
+def by_last_part(names: tuple[str, ...]) -> dict[str, list[str]]:
+    """Dotted names by what stands behind the last dot."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(name.split(".")[-1], []).append(name)
+    return found
 
 
 def is_alias(name: str, other: str) -> bool:
@@ -156,6 +170,7 @@ def is_alias(name: str, other: str) -> bool:
     return len(other) > len(name) and thing_at(name) is not None and thing_at(name) is thing_at(other)
 
 
+@functools.cache
 def exists(target: str) -> bool:
     """Whether a module of this package, or any that it uses, has something of that name."""
     ours = [name for name in sys.modules if name.split(".")[0] == PACKAGE]
@@ -165,10 +180,11 @@ def exists(target: str) -> bool:
 def attribute(thing: Any, path: str) -> Any:
     """What a dotted path leads to from a thing; None where that is nothing."""
     for part in path.split("."):
-        thing = getattr(thing, part, None)
+        thing = getattr(thing, part, getattr(thing, "__annotations__", {}).get(part))  # a field has no value
     return thing
 
 
+@functools.cache
 def thing_at(path: str) -> Any:
     """What a dotted path leads to; None where that is nothing."""
     parts = path.split(".")
