@@ -123,10 +123,16 @@ def escaped(line: str) -> str:
     """A line of a docstring as reStructuredText; code, directives and formulas stay as they are."""
     if line.lstrip().startswith((">>>", "...", ".. ")) or "\\" in line:
         return line
-    line = re.sub(r"(?<![\w*`])\*(?=[A-Za-z])", r"\\*", line)
-    line = re.sub(r"(?<![\w`])([A-Za-z]\w*)_(?![\w`])", r"\1\\_", line)
-    line = re.sub(r"(:\w+:`[^`]+`)(?=\w)", r"\1\\ ", line)
-    return re.sub(r"(?<![\w`:])`([\w .]+)`(?![`_])", r"``\1``\\ ", line)
+    parts = re.split(r"(:\w+:`[^`]+`|``[^`]+``)", line)  # text, role, text, ...
+    parts[::2] = [escaped_text(part) for part in parts[::2]]
+    return re.sub(r"(:\w+:`[^`]+`)(?=\w)", r"\1\\ ", "".join(parts))
+
+
+def escaped_text(text: str) -> str:
+    """Text between roles and literals."""
+    text = re.sub(r"(?<![\w*`])\*(?=[A-Za-z])", r"\\*", text)
+    text = re.sub(r"(?<![\w`])([A-Za-z]\w*)_(?![\w`{])", r"\1\\_", text)
+    return re.sub(r"(?<![\w`:])`([\w .]+)`(?![`_])", r"``\1``\\ ", text)
 
 
 def foreign(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
