@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Processes that share the tests; one thread each.
 JOBS ?= 2
 
-.PHONY: setup demo test cover wheel lint bench guide house clean
+.PHONY: setup demo test cover wheel lint bench guide docs house clean
 
 setup: .venv/.installed
 
@@ -42,6 +42,11 @@ bench: setup
 # Runs the guide's chapters and draws their pictures anew.
 guide: setup
 	$(BIN)/python -m docs.guide
+
+# Builds the site in build/site, offline and strictly: a broken link or reference fails.
+docs: setup
+	$(BIN)/python -m sphinx -W --keep-going -q -c docs/site . build/site
+	@echo "build/site/index.html"
 
 # Draws the picture of the house anew and notes the public names, after rooms or names changed.
 house: setup

@@ -24,6 +24,13 @@ class Capsules(NamedTuple):
 
     The sites are whatever the layer is laid out over: ``(rows, columns, types)`` behind a convolution, one axis of
     capsules behind :class:`~torchcaps.layers.CapsLinear`.
+
+    Example:
+        >>> capsules = tc.Capsules(pose=torch.randn(2, 6, 6, 8, 4, 4), activation=torch.rand(2, 6, 6, 8))
+        >>> capsules.pose_shape
+        (4, 4)
+        >>> capsules.flatten().pose.shape
+        torch.Size([2, 288, 4, 4])
     """
 
     pose: Tensor

@@ -62,6 +62,15 @@ class Classifier:
     Raises:
         ValueError: if there are not as many names as classes, there is no such task, or ``image_shape`` does not lead
             to what the network takes.
+
+    Example:
+        >>> from torchcaps.data import Digits
+        >>> digits = Digits().test
+        >>> classifier = tc.Classifier(tc.create_model("capsnet_digits"), classes=digits.classes)
+        ...
+        >>> answers = classifier.predict(digits.images[:2])
+        >>> len(answers), len(answers[0].classes), answers[0].poses["3"].shape
+        (2, 1, torch.Size([16]))
     """
 
     def __init__(

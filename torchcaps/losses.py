@@ -129,6 +129,11 @@ class MarginLoss(ActivationLoss):
         absent: length that an absent class should stay below.
         down_weight: weight of the absent classes.
         weighting: ``paper``, or ``released`` for that of the code, where reconstruction weighs 2 E times more.
+
+    Example:
+        >>> loss = tc.MarginLoss()
+        >>> loss(torch.tensor([[0.9, 0.1, 0.4]]), torch.tensor([0]))  # half the square of 0.4 - 0.1
+        tensor(0.0450)
     """
 
     weighs: ClassVar[bool] = True
@@ -176,6 +181,11 @@ class LengthCrossEntropy(ActivationLoss):
 
     Args:
         inverse_temperature: factor of the lengths before the softmax.
+
+    Example:
+        >>> loss = tc.LengthCrossEntropy()
+        >>> loss(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 1])).shape
+        torch.Size([])
     """
 
     shares: ClassVar[bool] = True
@@ -210,7 +220,13 @@ def negative_log_likelihood(activation: Tensor, target: Tensor, weight: Tensor |
 
 
 class NegativeLogLikelihood(ActivationLoss):
-    """Module form of :func:`negative_log_likelihood`."""
+    """Module form of :func:`negative_log_likelihood`.
+
+    Example:
+        >>> loss = tc.NegativeLogLikelihood()
+        >>> loss(torch.tensor([[0.25, 0.75]]), torch.tensor([1]))  # minus the logarithm of 0.75
+        tensor(0.2877)
+    """
 
     shares: ClassVar[bool] = True
     weighs: ClassVar[bool] = True
@@ -249,6 +265,11 @@ class ReconstructionLoss(nn.Module):
 
     Args:
         weight: of the sum of squared errors.
+
+    Example:
+        >>> loss = tc.ReconstructionLoss(weight=0.0005)
+        >>> loss(torch.rand(4, 1, 28, 28), torch.rand(4, 1, 28, 28)).shape
+        torch.Size([])
     """
 
     def __init__(self, weight: float = 0.0005) -> None:
@@ -305,6 +326,12 @@ class SpreadLoss(ActivationLoss):
         period: of the sigmoid, in steps.
 
     Source: Hinton, Sabour & Frosst 2018, section 4.2; the code released with it.
+
+    Example:
+        >>> loss = tc.SpreadLoss(start=0.2, end=0.9)
+        >>> loss.advance(epoch=9, epochs=10, step=1000)  # the margin grows as training goes on
+        >>> loss(torch.tensor([[0.9, 0.1, 0.4]]), torch.tensor([0])).shape
+        torch.Size([])
     """
 
     weighs: ClassVar[bool] = True

@@ -50,16 +50,16 @@ SQUASHES: dict[str, Callable[[Tensor], Tensor]] = {
 def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
     r"""Shortens a pose to a length below 1 and keeps its direction: :math:`f(n)\, s / n`.
 
-    ============== ================== ======================================
-    kind           f(n)               source
-    ============== ================== ======================================
-    ``sabour``     n² / (1 + n²)      Sabour et al. 2017, equation 1
-    ``half``       n² / (0.5 + n²)    Su 2018, for inner-product K-Means
-    ``tanh``       tanh n             Su 2018
-    ``exponential`` 1 - exp(-n)       Su 2018; Mazzia et al. 2021
-    ``rational``   n / (1 + n)        Su 2018
-    ``none``       n
-    ============== ================== ======================================
+    =============== ================== ======================================
+    kind            f(n)               source
+    =============== ================== ======================================
+    ``sabour``      n² / (1 + n²)      Sabour et al. 2017, equation 1
+    ``half``        n² / (0.5 + n²)    Su 2018, for inner-product K-Means
+    ``tanh``        tanh n             Su 2018
+    ``exponential`` 1 - exp(-n)        Su 2018; Mazzia et al. 2021
+    ``rational``    n / (1 + n)        Su 2018
+    ``none``        n
+    =============== ================== ======================================
 
     Zero in gives zero out with a finite gradient; NaN gives NaN, in value and gradient, and so does an infinite number,
     but for ``none``. A pose whose square overflows (1.8e19 in float32) is infinitely long: NaN, or 0 under ``tanh``,
@@ -81,7 +81,13 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
 
 
 class Squash(nn.Module):
-    """Module form of :func:`squash`."""
+    """Module form of :func:`squash`.
+
+    Example:
+        >>> pose = torch.tensor([[3.0, 4.0]])  # 5 long
+        >>> tc.length(tc.Squash("sabour")(pose))  # 25 / 26
+        tensor([0.9615])
+    """
 
     def __init__(self, kind: str = "sabour", dim: Dims = -1) -> None:
         super().__init__()

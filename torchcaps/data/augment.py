@@ -26,6 +26,13 @@ class RandomShift:
 
     Raises:
         ValueError: `pixels` is negative.
+
+    Example:
+        >>> from torchcaps.data import RandomShift
+        >>> shift = RandomShift(2)
+        >>> images, indices = torch.rand(4, 1, 28, 28), torch.arange(4)
+        >>> torch.equal(shift(images, indices, epoch=3), shift(images, indices, epoch=3))  # epoch and place decide
+        True
     """
 
     pixels: int

@@ -37,6 +37,12 @@ class Parts(NamedTuple):
     Attributes:
         labels: int64 (B, K), the class of each.
         pictures: float32 (B, K, C, H, W), in [0, 1].
+
+    Example:
+        >>> from torchcaps.data import Digits, Pairs
+        >>> batch = Pairs(Digits(), size=12, shift=2).test.__getitems__([0, 1])
+        >>> batch.parts.labels.shape, batch.parts.pictures.shape
+        (torch.Size([2, 2]), torch.Size([2, 2, 1, 12, 12]))
     """
 
     labels: Tensor
@@ -52,6 +58,12 @@ class Batch(NamedTuple):
         indices: int64 (B,), the places of the images in their `ImageSet`.
         pictures: float32 (B, C, H, W), the images before they were standardised, in [0, 1]: to draw, to reconstruct.
         parts: what the images were put together from, if a `Composition` did so and says it.
+
+    Example:
+        >>> from torchcaps.data import Digits
+        >>> batch = Digits().test.__getitems__([0, 1, 2])
+        >>> batch.images.shape, batch.labels.shape
+        (torch.Size([3, 1, 8, 8]), torch.Size([3]))
     """
 
     images: Tensor
@@ -75,6 +87,12 @@ class Composition(ABC):
     What becomes of an image may depend on the seed, the epoch, the place of the image in its set and on what the
     composition was made with, and on nothing else: then a resumed training and one on several processes see the same
     images as an unbroken one on one process. `random_integers` gives numbers that do.
+
+    Example:
+        >>> from torchcaps.data import Composition, Digits, Overlay
+        >>> overlay = Overlay(Digits().test, size=12, shift=2)  # two digits on top of each other
+        >>> isinstance(overlay, Composition), overlay.image_shape((1, 8, 8))
+        (True, (1, 12, 12))
     """
 
     @abstractmethod
@@ -115,6 +133,13 @@ class ImageSet(Dataset[Batch]):
     Raises:
         ValueError: a tensor has another type or shape, a label is out of range, or `preprocess` does not suit
             the size of the images.
+
+    Example:
+        >>> from torchcaps.data import ImageSet
+        >>> images = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
+        >>> image_set = ImageSet(images, torch.tensor([0, 1, 1]), classes=("cat", "dog"))
+        >>> len(image_set), image_set[0].images.shape
+        (3, torch.Size([1, 1, 8, 8]))
     """
 
     what: ClassVar[str] = "images"
@@ -222,6 +247,19 @@ class ImageData(ABC):
 
     Raises:
         ValueError: `validation` is outside [0, 1).
+
+    Example:
+        >>> from torchcaps.data import Digits, ImageData, ImageSet
+        >>> class Inverted(ImageData):
+        ...     def load_train(self):
+        ...         return self._inverted(Digits(validation=0).train)
+        ...     def load_test(self):
+        ...         return self._inverted(Digits().test)
+        ...     def _inverted(self, digits):
+        ...         return ImageSet(255 - digits.images, digits.labels, digits.classes)
+        ...
+        >>> len(Inverted(validation=0.1).train), len(Inverted().classes)
+        (1295, 10)
     """
 
     task: ClassVar[str | Mapping[str, Any]] = "classification"

@@ -35,6 +35,12 @@ class CIFAR10(PublishedData):
         validation: share of the training images put aside for validation, the same in every class;
             0 puts none aside.
         seed: chooses which images those are; nothing else does.
+
+    Example:
+        >>> from torchcaps.data import CIFAR10
+        >>> data = CIFAR10(validation=0.1)  # nothing is read or downloaded yet
+        >>> data.train.images.shape  # doctest: +SKIP
+        torch.Size([45000, 3, 32, 32])
     """
 
     class_names: ClassVar[tuple[str, ...]] = (

@@ -24,6 +24,12 @@ class Digits(ImageData):
 
     Raises:
         ValueError: `validation` is outside [0, 1), or `size` is less than 1.
+
+    Example:
+        >>> from torchcaps.data import Digits
+        >>> digits = Digits()
+        >>> digits.train.images.shape, digits.validation.images.shape, digits.test.images.shape
+        (torch.Size([1295, 1, 8, 8]), torch.Size([143, 1, 8, 8]), torch.Size([359, 1, 8, 8]))
     """
 
     def __init__(self, validation: float = 0.1, seed: int = 0, size: int = 8) -> None:

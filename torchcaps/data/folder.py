@@ -51,6 +51,20 @@ class ImageFolder(ListedImages):
         ValueError: an argument is out of range, the folders are not as above, there are fewer than two
             classes, or a class has no images. Reading the images raises it for files that Pillow cannot
             read and for one of another size where no `size` is given.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> from torchcaps.data import ImageFolder
+        >>> with tempfile.TemporaryDirectory() as photos:
+        ...     for name in ("cats/1", "cats/2", "dogs/1", "dogs/2"):
+        ...         (Path(photos) / name).parent.mkdir(exist_ok=True)
+        ...         Image.new("RGB", (40, 30), "gold").save(Path(photos) / f"{name}.png")
+        ...     data = ImageFolder(photos, size=32, test=0.5, validation=0.0)
+        ...     print(data.classes, tuple(data.train.images.shape))
+        ...
+        ('cats', 'dogs') (2, 3, 32, 32)
     """
 
     def __init__(

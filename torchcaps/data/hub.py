@@ -73,6 +73,12 @@ class Hub(ListedImages):
         ValueError: an argument is out of range; and, when images are first asked for, there is no such data set,
             column or split, or images cannot be read.
         ConnectionError: the hub cannot be reached.
+
+    Example:
+        >>> from torchcaps.data import Hub
+        >>> data = Hub("ylecun/mnist", size=28)  # doctest: +SKIP
+        >>> data.image_shape  # doctest: +SKIP
+        (1, 28, 28)
     """
 
     def __init__(

@@ -51,6 +51,11 @@ class Padded(_MadeOf):
 
     Raises:
         ValueError: `pad` is negative.
+
+    Example:
+        >>> from torchcaps.data import Digits, Padded
+        >>> Padded(Digits(), pad=2).test.images.shape
+        torch.Size([359, 1, 12, 12])
     """
 
     def __init__(self, data: ImageData, pad: int = 6) -> None:
@@ -137,6 +142,12 @@ class Affine(NamedTuple):
         shear: pixels that a point leans to the right for each pixel that it is above the middle, (N,).
         scale: in x and in y, (N, 2).
         shift: in x and in y, in pixels, (N, 2).
+
+    Example:
+        >>> from torchcaps.data import Affine, apply_affine
+        >>> affine = Affine(torch.tensor([30.0]), torch.zeros(1), torch.ones(1, 2), torch.zeros(1, 2))
+        >>> apply_affine(torch.full((1, 1, 9, 9), 255, dtype=torch.uint8), affine).shape
+        torch.Size([1, 1, 9, 9])
     """
 
     rotation: Tensor
@@ -219,6 +230,13 @@ class AffineRanges:
         shear: up to this to either side.
         scale: between these, in x and in y independently.
         shift: up to this many pixels in x and in y, as far as the digit stays on its canvas.
+
+    Example:
+        >>> from torchcaps.data import AffineRanges, apply_affine
+        >>> images = torch.zeros(4, 1, 40, 40, dtype=torch.uint8)
+        >>> images[:, :, 15:25, 18:22] = 255
+        >>> apply_affine(images, AffineRanges(rotation=20.0).draw(images)).shape
+        torch.Size([4, 1, 40, 40])
     """
 
     rotation: float = 20.0
@@ -285,6 +303,12 @@ class Overlaid(NamedTuple):
         images: of both, (B, C, H, W) in [0, 1]: the sum, clipped.
         parts: each alone, (B, 2, C, H, W).
         labels: of each, int64 (B, 2).
+
+    Example:
+        >>> from torchcaps.data import Digits, Overlay, fixed_pairs
+        >>> overlaid = fixed_pairs(Overlay(Digits().test, size=12, shift=2), count=4, seed=0)
+        >>> overlaid.images.shape, overlaid.parts.shape, overlaid.labels.shape
+        (torch.Size([4, 1, 12, 12]), torch.Size([4, 2, 1, 12, 12]), torch.Size([4, 2]))
     """
 
     images: Tensor
@@ -308,6 +332,12 @@ class Overlay(Composition):
 
     Raises:
         ValueError: if a digit could be moved off the image.
+
+    Example:
+        >>> from torchcaps.data import Digits, Overlay
+        >>> overlay = Overlay(Digits().test, size=12, shift=2)
+        >>> overlay.image_shape((1, 8, 8))
+        (1, 12, 12)
     """
 
     digits: ImageSet
@@ -393,6 +423,13 @@ class Pairs(_MadeOf):
 
     Raises:
         ValueError: if a digit could be moved off the image.
+
+    Example:
+        >>> from torchcaps.data import Digits, Pairs
+        >>> pairs = Pairs(Digits(), size=12, shift=2)
+        >>> batch = pairs.test.__getitems__([0, 1])
+        >>> batch.images.shape, batch.labels.sum(1)  # two digits in each
+        (torch.Size([2, 1, 12, 12]), tensor([2, 2]))
     """
 
     task: ClassVar[Mapping[str, Any]] = {"name": "several_labels", "count": 2}
@@ -460,6 +497,12 @@ class Scenes(NamedTuple):
     Args:
         images: uint8 (N, C, rows H, columns W).
         present: which digits an image shows, bool (N, E).
+
+    Example:
+        >>> from torchcaps.data import Digits, arrange
+        >>> scenes = arrange(Digits().test, layout=(1, 2), count=4)
+        >>> scenes.images.shape, scenes.present.shape
+        (torch.Size([4, 1, 8, 16]), torch.Size([4, 10]))
     """
 
     images: Tensor
@@ -503,6 +546,12 @@ class TurnedDigits(Digits):
         validation: as of :class:`~torchcaps.data.Digits`.
         seed: likewise.
         size: likewise.
+
+    Example:
+        >>> from torchcaps.data import TurnedDigits
+        >>> digits = TurnedDigits("azimuth", "novel")
+        >>> digits.test.images.shape
+        torch.Size([359, 1, 8, 8])
     """
 
     def __init__(

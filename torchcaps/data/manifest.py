@@ -24,6 +24,11 @@ class Changes:
         removed: names that are gone.
         changed: names whose content is another now.
         renamed: old names and new ones of the same content in the same class.
+
+    Example:
+        >>> from torchcaps.data import Changes
+        >>> Changes(added=("cats/9.png",)).lines()
+        ('1 image added since the training, left out of all parts: cats/9.png',)
     """
 
     added: tuple[str, ...] = ()
@@ -49,6 +54,11 @@ class Entry(NamedTuple):
         name: which image it is; in a folder, its path from the root, with slashes.
         category: the name of its class.
         digest: of its content, SHA-256 in hexadecimal.
+
+    Example:
+        >>> from torchcaps.data import Entry
+        >>> Entry("cats/1.png", "cats", digest="0" * 64).name
+        'cats/1.png'
     """
 
     name: str
@@ -64,6 +74,13 @@ class Manifest:
         classes: the name of each label.
         parts: the images of ``train``, ``validation`` and ``test``.
         left_out: why what else was found is in no part, by name.
+
+    Example:
+        >>> from torchcaps.data import Entry, Manifest
+        >>> first, second = Entry("cats/1.png", "cats", "0" * 64), Entry("cats/2.png", "cats", "1" * 64)
+        >>> manifest = Manifest(("cats",), {"train": [first], "validation": [], "test": [second]})
+        >>> manifest.follow([first])[1].removed  # what is gone
+        ('cats/2.png',)
     """
 
     classes: tuple[str, ...]

@@ -67,6 +67,12 @@ class MNIST(PublishedData):
         validation: share of the training images put aside for validation, the same in every class;
             0 puts none aside.
         seed: chooses which images those are; nothing else does.
+
+    Example:
+        >>> from torchcaps.data import MNIST
+        >>> data = MNIST(validation=0.1)  # nothing is read or downloaded yet
+        >>> data.train.images.shape, data.test.images.shape  # doctest: +SKIP
+        (torch.Size([54000, 1, 28, 28]), torch.Size([10000, 1, 28, 28]))
     """
 
     most: ClassVar[int] = 1 << 26  # bytes of a file, and seconds, that a download may take
@@ -166,6 +172,12 @@ class FashionMNIST(MNIST):
         validation: share of the training images put aside for validation, the same in every class;
             0 puts none aside.
         seed: chooses which images those are; nothing else does.
+
+    Example:
+        >>> from torchcaps.data import FashionMNIST
+        >>> data = FashionMNIST(validation=0.1)  # nothing is read or downloaded yet
+        >>> data.test.images.shape  # doctest: +SKIP
+        torch.Size([10000, 1, 28, 28])
     """
 
     folder: ClassVar[str] = "fashion-mnist"

@@ -152,6 +152,11 @@ class RandomCrop:
 
     Raises:
         ValueError: `size` is less than 1. Calling raises it for one larger than the images.
+
+    Example:
+        >>> from torchcaps.data import RandomCrop
+        >>> RandomCrop(24)(torch.rand(4, 3, 32, 32), indices=torch.arange(4), epoch=0).shape
+        torch.Size([4, 3, 24, 24])
     """
 
     size: int
@@ -177,6 +182,11 @@ class RandomFlip:
 
     Args:
         seed: any 64-bit integer; other seeds flip others.
+
+    Example:
+        >>> from torchcaps.data import RandomFlip
+        >>> RandomFlip()(torch.rand(4, 3, 32, 32), indices=torch.arange(4), epoch=0).shape
+        torch.Size([4, 3, 32, 32])
     """
 
     seed: int = 0
@@ -202,6 +212,11 @@ class RandomBrightness:
 
     Raises:
         ValueError: `delta` is negative.
+
+    Example:
+        >>> from torchcaps.data import RandomBrightness
+        >>> RandomBrightness()(torch.rand(4, 3, 32, 32), indices=torch.arange(4), epoch=0).shape
+        torch.Size([4, 3, 32, 32])
     """
 
     delta: float = 63 / 255
@@ -236,6 +251,11 @@ class RandomContrast:
 
     Raises:
         ValueError: `low` is negative or larger than `high`.
+
+    Example:
+        >>> from torchcaps.data import RandomContrast
+        >>> RandomContrast()(torch.rand(4, 3, 32, 32), indices=torch.arange(4), epoch=0).shape
+        torch.Size([4, 3, 32, 32])
     """
 
     low: float = 0.2

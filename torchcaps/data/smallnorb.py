@@ -139,6 +139,12 @@ class SmallNORB(ImageData):
 
     Raises:
         ValueError: an argument is not one of the above.
+
+    Example:
+        >>> from torchcaps.data import SmallNORB
+        >>> data = SmallNORB(size=48, viewpoints="azimuth")  # nothing is read yet
+        >>> data.train.images.shape  # doctest: +SKIP
+        torch.Size([7290, 2, 48, 48])
     """
 
     info_columns: ClassVar[tuple[str, ...]] = ("instance", "elevation", "azimuth", "lighting")

@@ -44,6 +44,11 @@ class RandomRotation:
 
     Raises:
         ValueError: `degrees` is out of range.
+
+    Example:
+        >>> from torchcaps.data import RandomRotation
+        >>> RandomRotation(15.0)(torch.rand(4, 3, 32, 32), indices=torch.arange(4), epoch=0).shape
+        torch.Size([4, 3, 32, 32])
     """
 
     degrees: float
@@ -74,6 +79,11 @@ class RandomErasing:
 
     Raises:
         ValueError: `probability` is outside [0, 1].
+
+    Example:
+        >>> from torchcaps.data import RandomErasing
+        >>> RandomErasing(0.5)(torch.rand(4, 3, 32, 32), indices=torch.arange(4), epoch=0).shape
+        torch.Size([4, 3, 32, 32])
     """
 
     probability: float
@@ -116,6 +126,11 @@ class RandAugment:
 
     Raises:
         ValueError: `count` is less than 1, or `magnitude` out of range.
+
+    Example:
+        >>> from torchcaps.data import RandAugment
+        >>> RandAugment(count=2)(torch.rand(4, 3, 32, 32), indices=torch.arange(4), epoch=0).shape
+        torch.Size([4, 3, 32, 32])
     """
 
     count: int

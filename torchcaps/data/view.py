@@ -29,6 +29,12 @@ class View(NamedTuple):
         images: float (B, C, H, W), what the network sees.
         pictures: (B, C, H, W), the same before they were standardised or normalised, clamped to [0, 1]: what a decoder
             shall reconstruct, and what to draw.
+
+    Example:
+        >>> from torchcaps.data import Preprocess
+        >>> view = Preprocess(standardise=True).evaluate(torch.rand(4, 1, 8, 8))
+        >>> view.images.mean().abs() < 0.1, view.pictures.mean() > 0.4  # what the network sees, what people see
+        (tensor(True), tensor(True))
     """
 
     images: Tensor
@@ -71,6 +77,15 @@ class Preprocess:
 
     Raises:
         ValueError: a number is out of range, or thirteen crops are asked for without `crop`.
+
+    Example:
+        >>> from torchcaps.data import Preprocess
+        >>> preprocess = Preprocess(shift=2, standardise=True)
+        >>> images = torch.rand(4, 1, 28, 28)
+        >>> preprocess.train(images, indices=torch.arange(4), epoch=0).images.shape
+        torch.Size([4, 1, 28, 28])
+        >>> preprocess.evaluate(images).images.std().round()
+        tensor(1.)
     """
 
     shift: int = 0

@@ -37,6 +37,12 @@ class Calibration:
 
     Source: Guo, Pleiss, Sun & Weinberger 2017, "On Calibration of Modern Neural Networks", section 4.2; Platt 1999,
     "Probabilistic Outputs for Support Vector Machines".
+
+    Example:
+        >>> from torchcaps.explain import Calibration
+        >>> calibration = Calibration("temperature", (2.0,), images=500)
+        >>> calibration(torch.tensor([[0.9, 0.1, 0.1]])).sum().item()
+        1.0
     """
 
     method: Literal["temperature", "platt"]

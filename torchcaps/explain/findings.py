@@ -25,6 +25,13 @@ class ClassFigures(NamedTuple):
         precision: the share of those that were said to be of the class that are.
         recall: the share of those of the class that were said to be.
         f1: the harmonic mean of both.
+
+    Example:
+        >>> from torchcaps.explain import Findings
+        >>> activation = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.1, 0.7]])
+        >>> findings = Findings(torch.tensor([0, 0, 1]), activation, entropy=None)
+        >>> findings.per_class[0].recall
+        0.5
     """
 
     images: int
@@ -41,6 +48,16 @@ class Findings:
         labels: the true classes, int64 (N,).
         activation: of the classes, float32 (N, E); averaged over the crops of an image, if it has several.
         entropy: :func:`~torchcaps.explain.assignment_entropy` averaged over the images; None without capsules.
+
+    Example:
+        >>> from torchcaps.explain import Findings
+        >>> activation = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.1, 0.7]])
+        >>> findings = Findings(torch.tensor([0, 0, 1]), activation, entropy=None)
+        >>> findings.confusion
+        tensor([[1, 1],
+                [0, 1]])
+        >>> findings.mistakes(5)  # their places, worst first
+        tensor([1])
     """
 
     labels: Tensor
@@ -181,6 +198,13 @@ class Answers(NamedTuple):
     Args:
         activation: of the classes, float32 (N, E); averaged over the crops of an image, if it has several.
         entropy: :func:`~torchcaps.explain.assignment_entropy` averaged over the images; None without capsules.
+
+    Example:
+        >>> from torchcaps import explain
+        >>> from torchcaps.data import Digits
+        >>> answers = explain.ask(tc.create_model("capsnet_digits"), Digits().test)
+        >>> answers.activation.shape
+        torch.Size([359, 10])
     """
 
     activation: Tensor

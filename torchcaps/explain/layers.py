@@ -29,6 +29,12 @@ class Layer:
         capsules: what it returned.
         children: what it took; None for a layer that makes capsules of something else, such as primary capsules.
         routed: its routing, one for each group of a convolution; empty where nothing was routed.
+
+    Example:
+        >>> from torchcaps.explain import observe_layers
+        >>> layers = observe_layers(tc.create_model("capsnet_digits"), torch.rand(2, 1, 8, 8))
+        >>> list(layers)
+        ['primary_caps', 'class_caps']
     """
 
     name: str

@@ -44,6 +44,13 @@ class Observation:
         model: any network of torchcaps layers; without capsules there is only an :attr:`activation`.
         selection: the images.
         extents: those of another look at images of the same size; None: they are found when they are asked for.
+
+    Example:
+        >>> from torchcaps.explain import Observation, Selection
+        >>> images = torch.rand(2, 1, 8, 8)
+        >>> observation = Observation(tc.create_model("capsnet_digits"), Selection(images, images))
+        >>> list(observation.capsules), observation.reconstructions.shape
+        (['primary_caps', 'class_caps'], torch.Size([2, 1, 8, 8]))
     """
 
     def __init__(self, model: nn.Module, selection: Selection, extents: Mapping[str, Extent] | None = None) -> None:

@@ -12,7 +12,14 @@ from torchcaps.ops.windows import Windows
 
 
 class Extent(NamedTuple):
-    """A rectangle of an image in pixels; pixel (y, x) covers [y, y + 1] by [x, x + 1]."""
+    """A rectangle of an image in pixels; pixel (y, x) covers [y, y + 1] by [x, x + 1].
+
+    Example:
+        >>> from torchcaps.explain import layer_extents
+        >>> extents = layer_extents(tc.create_model("capsnet_digits"), torch.rand(1, 1, 8, 8))
+        >>> [type(extent).__name__ for extent in extents.values()]
+        ['Extent']
+    """
 
     left: float
     right: float

@@ -34,6 +34,13 @@ class Selection:
 
     Raises:
         ValueError: if there are no images, or shapes or numbers do not fit.
+
+    Example:
+        >>> from torchcaps.explain import Selection
+        >>> images = torch.rand(2, 1, 8, 8)
+        >>> selection = Selection(images, images, target=torch.tensor([3, 1]), titles=("a 3", "a 1"))
+        >>> len(selection), selection.title(0)
+        (2, 'a 3')
     """
 
     images: Tensor

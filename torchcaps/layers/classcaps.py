@@ -77,6 +77,12 @@ class ClassCaps(nn.Module):
         ValueError: if arguments contradict each other, or the children do not fit them.
 
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 4.
+
+    Example:
+        >>> layer = tc.ClassCaps(16, 5, in_pose=(4, 4), out_pose=(4, 4), routing=tc.create_routing("em"))
+        >>> children = tc.Capsules(torch.randn(2, 4, 4, 16, 4, 4), torch.rand(2, 4, 4, 16))
+        >>> layer(children).activation.shape  # of a map of any size
+        torch.Size([2, 5])
     """
 
     def __init__(

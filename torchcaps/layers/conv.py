@@ -69,6 +69,11 @@ class CapsConvNd(nn.Module):
         ValueError: if arguments contradict each other, or the children do not fit them.
 
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 4.
+
+    Example:
+        >>> layer = tc.CapsConv1d(8, 16, in_pose=8, out_pose=8, kernel_size=3, padding=1)  # CapsConv2d, CapsConv3d
+        >>> isinstance(layer, tc.layers.CapsConvNd)
+        True
     """
 
     axes: ClassVar[int]
@@ -220,6 +225,12 @@ class CapsConv1d(CapsConvNd):
     Shape:
         Capsules with poses (B, L, in_types, *in_pose) and activations (B, L, in_types) to poses (B, L', out_types,
         *out_pose) and activations (B, L', out_types).
+
+    Example:
+        >>> layer = tc.CapsConv1d(8, 16, in_pose=8, out_pose=8, kernel_size=3)
+        >>> words = tc.Capsules(torch.randn(2, 20, 8, 8), torch.rand(2, 20, 8))
+        >>> layer(words).pose.shape
+        torch.Size([2, 18, 16, 8])
     """
 
     axes = 1
@@ -231,6 +242,12 @@ class CapsConv2d(CapsConvNd):
     Shape:
         Capsules with poses (B, H, W, in_types, *in_pose) and activations (B, H, W, in_types) to poses (B, H', W',
         out_types, *out_pose) and activations (B, H', W', out_types).
+
+    Example:
+        >>> layer = tc.CapsConv2d(8, 16, in_pose=(4, 4), out_pose=(4, 4), kernel_size=3, stride=2)
+        >>> children = tc.Capsules(torch.randn(2, 7, 7, 8, 4, 4), torch.rand(2, 7, 7, 8))
+        >>> layer(children).pose.shape
+        torch.Size([2, 3, 3, 16, 4, 4])
     """
 
     axes = 2
@@ -242,6 +259,12 @@ class CapsConv3d(CapsConvNd):
     Shape:
         Capsules with poses (B, D, H, W, in_types, *in_pose) and activations (B, D, H, W, in_types) to poses (B, D', H',
         W', out_types, *out_pose) and activations (B, D', H', W', out_types).
+
+    Example:
+        >>> layer = tc.CapsConv3d(2, 4, in_pose=4, out_pose=4, kernel_size=3)
+        >>> volume = tc.Capsules(torch.randn(1, 5, 5, 5, 2, 4), torch.rand(1, 5, 5, 5, 2))
+        >>> layer(volume).pose.shape
+        torch.Size([1, 3, 3, 3, 4, 4])
     """
 
     axes = 3

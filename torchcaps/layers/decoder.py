@@ -52,6 +52,13 @@ class FullyConnectedDecoder(nn.Module):
         Masked poses (B, J, *pose) to images (B, C, H, W) in [0, 1].
 
     Source: Sabour, Frosst & Hinton 2017, figure 2.
+
+    Example:
+        >>> decoder = tc.FullyConnectedDecoder(10 * 16, image_shape=(1, 28, 28))
+        >>> classes = tc.Capsules(torch.randn(2, 10, 16), torch.rand(2, 10))
+        ...
+        >>> decoder(tc.mask_capsules(classes, torch.tensor([3, 7]))).shape
+        torch.Size([2, 1, 28, 28])
     """
 
     def __init__(

@@ -36,7 +36,14 @@ def implicit_activation(x: Tensor, function: Callable[[Tensor], Tensor] = torch.
 
 
 class ImplicitActivation(nn.Module):
-    """Module form of :func:`implicit_activation`."""
+    """Module form of :func:`implicit_activation`.
+
+    Example:
+        >>> activation = tc.layers.ImplicitActivation(torch.cos, steps=20)
+        >>> y = activation(torch.tensor([1.0]))
+        >>> torch.allclose(y + y.cos(), torch.tensor([1.0]), atol=1e-4)
+        True
+    """
 
     def __init__(self, function: Callable[[Tensor], Tensor] = torch.cos, steps: int = 3) -> None:
         super().__init__()
@@ -99,7 +106,13 @@ def self_weighted_pooling(
 
 
 class SelfWeightedPooling(nn.Module):
-    """Module form of :func:`self_weighted_pooling`."""
+    """Module form of :func:`self_weighted_pooling`.
+
+    Example:
+        >>> pool = tc.layers.SelfWeightedPooling(steps=3)
+        >>> pool(torch.randn(2, 20, 64)).shape  # one vector for each sequence
+        torch.Size([2, 64])
+    """
 
     def __init__(self, steps: int = 3, sharpness: float = 1.0) -> None:
         super().__init__()

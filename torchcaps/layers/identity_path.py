@@ -31,6 +31,13 @@ class IdentityPath(nn.Module):
     from (in the code 1 is added to every number of W, and a 1x1 convolution then mixes all numbers of the poses, which
     no change of viewpoint passes through). An identity beside a routing that stays, means of windows, and one number
     for each pair of types are this library's.
+
+    Example:
+        >>> from torchcaps.ops import Windows
+        >>> path = tc.layers.IdentityPath(in_types=8, out_types=16)
+        >>> children = tc.Capsules(torch.randn(2, 6, 6, 8, 4, 4), torch.rand(2, 6, 6, 8))
+        >>> path(children, Windows((6, 6), (3, 3), (1, 1), (1, 1), (1, 1))).shape
+        torch.Size([2, 6, 6, 16, 4, 4])
     """
 
     def __init__(self, in_types: int, out_types: int, groups: int = 1) -> None:

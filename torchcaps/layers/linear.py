@@ -65,6 +65,15 @@ class CapsLinear(nn.Module):
 
     Source: Sabour, Frosst & Hinton 2017, section 2; shared transforms: Su 2018; orthogonal: Geng et al. 2024
     (OrthCaps); one for all: Everett et al. 2023 (ProtoCaps).
+
+    Example:
+        >>> layer = tc.CapsLinear(32, 10, in_pose=8, out_pose=16, routing=tc.create_routing("em", steps=2))
+        >>> children = tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))
+        >>> parents = layer(children)
+        >>> parents.pose.shape, parents.activation.shape
+        (torch.Size([4, 10, 16]), torch.Size([4, 10]))
+        >>> layer.route(children).assignment.shape  # which child went to which parent
+        torch.Size([4, 32, 10])
     """
 
     def __init__(

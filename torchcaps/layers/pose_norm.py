@@ -45,6 +45,11 @@ class PoseNorm(nn.Module):
 
     Source: ``element``: Ioffe & Szegedy 2015, for poses as in Ribeiro et al. 2020 ("Capsule routing via variational
     Bayes"), which has one mean and scale a type.
+
+    Example:
+        >>> norm = tc.layers.PoseNorm(types=8, pose=(4, 4))
+        >>> norm(100 * torch.randn(4, 6, 6, 8, 4, 4)).std().round()
+        tensor(1.)
     """
 
     mean_square: Tensor
@@ -105,6 +110,11 @@ class PoseMagnitude(nn.Module):
 
     Args:
         momentum: least share of a batch in the running square.
+
+    Example:
+        >>> magnitude = tc.layers.PoseMagnitude()
+        >>> magnitude(2 * torch.ones(4, 10, 16))  # how large poses are
+        tensor(2.)
     """
 
     mean_square: Tensor

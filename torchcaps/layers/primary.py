@@ -50,6 +50,11 @@ class PrimaryCapsNd(nn.Module):
 
     Source: Sabour, Frosst & Hinton 2017, section 4, and the code released with it; learned activations: Hinton, Sabour
     & Frosst 2018, section 4.
+
+    Example:
+        >>> primary = tc.PrimaryCaps1d(in_channels=32, types=4, dim=8)  # or PrimaryCaps, PrimaryCaps3d
+        >>> isinstance(primary, tc.layers.PrimaryCapsNd)
+        True
     """
 
     axes: ClassVar[int]
@@ -159,6 +164,11 @@ class PrimaryCaps1d(PrimaryCapsNd):
 
     Shape:
         (B, in_channels, L) to poses (B, L', types, *dim) and activations (B, L', types).
+
+    Example:
+        >>> primary = tc.PrimaryCaps1d(in_channels=32, types=4, dim=8, kernel_size=3, stride=1)
+        >>> primary(torch.randn(2, 32, 20)).pose.shape  # of sequences
+        torch.Size([2, 18, 4, 8])
     """
 
     axes = 1
@@ -169,6 +179,15 @@ class PrimaryCaps(PrimaryCapsNd):
 
     Shape:
         (B, in_channels, H, W) to poses (B, H', W', types, *dim) and activations (B, H', W', types).
+
+    Example:
+        >>> primary = tc.PrimaryCaps(in_channels=64, types=8, dim=8, kernel_size=5, stride=2)
+        >>> capsules = primary(torch.randn(2, 64, 15, 15))
+        >>> capsules.pose.shape, capsules.activation.shape
+        (torch.Size([2, 6, 6, 8, 8]), torch.Size([2, 6, 6, 8]))
+        >>> matrices = tc.PrimaryCaps(64, types=8, dim=(4, 4), kernel_size=1, stride=1, activation="learned")
+        >>> matrices(torch.randn(2, 64, 6, 6)).pose.shape
+        torch.Size([2, 6, 6, 8, 4, 4])
     """
 
     axes = 2
@@ -179,6 +198,11 @@ class PrimaryCaps3d(PrimaryCapsNd):
 
     Shape:
         (B, in_channels, D, H, W) to poses (B, D', H', W', types, *dim) and activations (B, D', H', W', types).
+
+    Example:
+        >>> primary = tc.PrimaryCaps3d(in_channels=4, types=2, dim=8, kernel_size=3, stride=2)
+        >>> primary(torch.randn(2, 4, 9, 9, 9)).pose.shape  # of volumes
+        torch.Size([2, 4, 4, 4, 2, 8])
     """
 
     axes = 3

@@ -70,6 +70,13 @@ class BinomialMixture(Mixture):
         converged_: whether they settled.
 
     Source: Do & Batzoglou 2008, "What is the expectation maximization algorithm?"
+
+    Example:
+        >>> from torchcaps.mixture import BinomialMixture
+        >>> heads = [[9], [8], [9], [2], [1], [2]]  # of ten throws each
+        >>> flips = [[number, 10 - number] for [number] in heads]
+        >>> BinomialMixture(2, random_state=0).fit(flips).predict(flips)
+        array([1, 1, 1, 0, 0, 0])
     """
 
     def __init__(

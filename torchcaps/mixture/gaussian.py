@@ -174,6 +174,13 @@ class GaussianMixture(Mixture):
         converged_: whether they settled.
 
     Source: Dempster, Laird & Rubin 1977; parameters and attributes as in ``sklearn.mixture.GaussianMixture``.
+
+    Example:
+        >>> from torchcaps.mixture import GaussianMixture
+        >>> points = torch.cat([torch.randn(50, 2) - 4, torch.randn(50, 2) + 4]).numpy()
+        >>> mixture = GaussianMixture(2, random_state=0).fit(points)
+        >>> mixture.means_.shape, mixture.predict_proba(points).shape
+        ((2, 2), (100, 2))
     """
 
     def __init__(

@@ -178,6 +178,12 @@ class KMeans(CentreClustering):
         converged_: whether they settled.
 
     Source: Lloyd 1982; Arthur & Vassilvitskii 2007 for the start; Su 2018 (kexue.fm/archives/5112) for ``inner``.
+
+    Example:
+        >>> from torchcaps.mixture import KMeans
+        >>> kmeans = KMeans(2, random_state=0).fit([[0.0], [1.0], [10.0], [11.0]])
+        >>> sorted(kmeans.cluster_centers_.ravel().tolist())
+        [0.5, 10.5]
     """
 
     _metrics = ("euclidean", "inner")
@@ -250,6 +256,12 @@ class SoftKMeans(CentreClustering):
         converged_: whether they settled.
 
     Source: Su 2018, from K-Means to capsules (kexue.fm/archives/5112).
+
+    Example:
+        >>> from torchcaps.mixture import SoftKMeans
+        >>> points = [[0.0], [1.0], [10.0], [11.0]]
+        >>> SoftKMeans(2, sharpness=0.1, random_state=0).fit(points).cluster_centers_.shape
+        (2, 1)
     """
 
     _metrics = tuple(METRICS)

@@ -45,6 +45,11 @@ class AttentionCapsNet(CapsuleClassifier):
 
     Source: Tsai et al. 2020, "Capsules with Inverted Dot-Product Attention Routing", section 4 and the code released
     with it, whose convolutions scramble places and numbers of a pose; here each pose is whole.
+
+    Example:
+        >>> network = tc.models.AttentionCapsNet((3, 16, 16), classes=4, channels=(8, 16), blocks=(1, 1), types=4)
+        >>> network(torch.rand(2, 3, 16, 16)).activation.shape
+        torch.Size([2, 4])
     """
 
     class_caps: CapsLinear

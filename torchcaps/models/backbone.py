@@ -260,6 +260,11 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
 
     Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", section 4, on the features of He et al.
     2016; primary capsules have batch normalisation and the kernel 3, stride 2.
+
+    Example:
+        >>> network = tc.models.CapsNetOnBackbone((3, 16, 16), classes=4, widths=(8, 16), blocks=1)
+        >>> network(torch.rand(2, 3, 16, 16)).activation.shape
+        torch.Size([2, 4])
     """
 
     def __init__(
@@ -329,6 +334,11 @@ class BackboneTwin(_OnBackbone):
         ValueError: if there is no such backbone, or it does not suit the images.
 
     Source: He, Zhang, Ren & Sun 2016, "Deep Residual Learning for Image Recognition".
+
+    Example:
+        >>> network = tc.models.BackboneTwin((3, 16, 16), classes=4, widths=(8, 16), blocks=1)
+        >>> network(torch.rand(2, 3, 16, 16)).activation.shape
+        torch.Size([2, 4])
     """
 
     def __init__(

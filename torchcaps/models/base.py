@@ -24,6 +24,11 @@ class Prediction(NamedTuple):
         reconstruction: (B, C, H, W); None for a network without a decoder.
         boxes: where each class is, (B, E, 4): left, top, right, bottom in pixels of the image; zeros for nowhere. None
             for a network that does not say.
+
+    Example:
+        >>> prediction = tc.create_model("capsnet_digits")(torch.rand(2, 1, 8, 8))
+        >>> prediction.activation.shape, prediction.reconstruction.shape
+        (torch.Size([2, 10]), torch.Size([2, 1, 8, 8]))
     """
 
     activation: Tensor
@@ -38,6 +43,18 @@ class ImageClassifier(Network):
     Args:
         image_shape: (C, H, W) of the images.
         classes: number of classes E.
+
+    Example:
+        >>> class Linear(tc.models.ImageClassifier):
+        ...     def __init__(self, image_shape=(1, 8, 8), classes=10):
+        ...         super().__init__(image_shape, classes)
+        ...         self.layer = torch.nn.Linear(64, classes)
+        ...     def forward(self, images, target=None):
+        ...         activation = self.layer(images.flatten(1)).sigmoid()
+        ...         return tc.models.Prediction(activation, capsules=None, reconstruction=None)
+        ...
+        >>> Linear()(torch.rand(2, 1, 8, 8)).activation.shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
@@ -85,7 +102,21 @@ class ImageClassifier(Network):
 
 
 class CapsuleClassifier(ImageClassifier):
-    """Base of the networks whose classes are capsules. A subclass sets ``class_caps`` and ``decoder`` (or None)."""
+    """Base of the networks whose classes are capsules. A subclass sets ``class_caps`` and ``decoder`` (or None).
+
+    Example:
+        >>> class Small(tc.models.CapsuleClassifier):
+        ...     decoder = None
+        ...     def __init__(self, image_shape=(1, 8, 8), classes=10):
+        ...         super().__init__(image_shape, classes)
+        ...         self.primary = tc.PrimaryCaps(image_shape[0], types=4, dim=4, kernel_size=3)
+        ...         self.class_caps = tc.CapsLinear(None, classes, 4, 8, transforms="shared")
+        ...     def children_of(self, images):
+        ...         return self.primary(images)
+        ...
+        >>> Small()(torch.rand(2, 1, 8, 8)).activation.shape
+        torch.Size([2, 10])
+    """
 
     class_caps: CapsLinear | ClassCaps
     decoder: nn.Module | None

@@ -73,6 +73,12 @@ class CapsNet(CapsuleClassifier):
         pose_noise: deviation of the noise on the pose that the decoder is given in training.
 
     Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", section 4.
+
+    Example:
+        >>> network = tc.create_model("capsnet_digits")
+        >>> prediction = network(torch.rand(2, 1, 8, 8))
+        >>> prediction.activation.shape, prediction.capsules.pose.shape, prediction.reconstruction.shape
+        (torch.Size([2, 10]), torch.Size([2, 10, 16]), torch.Size([2, 1, 8, 8]))
     """
 
     def __init__(
@@ -191,6 +197,11 @@ class CapsNetTwin(ImageClassifier):
 
     Source: Sabour, Frosst & Hinton 2017, section 5 (the padding is what gives the 35.4 M parameters that they name; the
     share of dropout they do not give).
+
+    Example:
+        >>> network = tc.models.CapsNetTwin((1, 16, 16), classes=4, channels=(8, 8, 8), hidden=(16, 16))
+        >>> network(torch.rand(2, 1, 16, 16)).capsules is None
+        True
     """
 
     def __init__(

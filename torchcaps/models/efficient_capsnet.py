@@ -70,6 +70,11 @@ class EfficientCapsNet(CapsuleClassifier):
 
     Source: Mazzia, Salvetti & Chiaberge 2021, "Efficient-CapsNet: Capsule Network with Self-Attention Routing",
     section 3; kernels, norms and initial weights: the code released with it.
+
+    Example:
+        >>> network = tc.models.EfficientCapsNet()
+        >>> network(torch.rand(2, 1, 28, 28)).capsules.pose.shape
+        torch.Size([2, 10, 16])
     """
 
     def __init__(
@@ -252,6 +257,11 @@ class UpsamplingDecoder(nn.Module):
         Masked poses (B, J, H) to images (B, C, H, W) in [0, 1].
 
     Source: the code released with Mazzia, Salvetti & Chiaberge 2021, its network for smallNORB.
+
+    Example:
+        >>> decoder = tc.models.UpsamplingDecoder(10 * 16, image_shape=(1, 28, 28), channels=(8, 8, 8))
+        >>> decoder(torch.randn(2, 160)).shape
+        torch.Size([2, 1, 28, 28])
     """
 
     def __init__(self, in_features: int, image_shape: Sequence[int], channels: Sequence[int] = (64, 128, 128)) -> None:

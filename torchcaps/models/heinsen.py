@@ -37,6 +37,11 @@ class HeinsenCapsNet(CapsuleClassifier):
         ValueError: if images are too small for the convolutions.
 
     Source: Heinsen 2019, "An Algorithm for Routing Capsules in All Domains", section 4.1; the code released with it.
+
+    Example:
+        >>> network = tc.models.HeinsenCapsNet((2, 32, 32), classes=5, channels=8, parts=4)
+        >>> network(torch.rand(2, 2, 32, 32)).activation.shape
+        torch.Size([2, 5])
     """
 
     any_size = True

@@ -68,6 +68,12 @@ class MatrixCapsNet(CapsuleClassifier):
             :class:`~torchcaps.layers.IdentityPath`.
 
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 5 and figure 1.
+
+    Example:
+        >>> network = tc.models.MatrixCapsNet((1, 20, 20), classes=5, channels=8, types=(4, 4, 4))
+        >>> prediction = network(torch.rand(2, 1, 20, 20))
+        >>> prediction.activation.shape, prediction.capsules.pose.shape
+        (torch.Size([2, 5]), torch.Size([2, 5, 4, 4]))
     """
 
     newer: ClassVar[Mapping[str, Any]] = {"pose_norm": None}
@@ -171,6 +177,11 @@ class MatrixCapsNetTwin(ImageClassifier):
 
     Source: Hinton, Sabour & Frosst 2018, section 5 (the padding is what gives the 4.2 M parameters that they name; the
     share of dropout they do not give).
+
+    Example:
+        >>> network = tc.models.MatrixCapsNetTwin((2, 32, 32), classes=5, channels=(4, 8), hidden=16)
+        >>> network(torch.rand(2, 2, 32, 32)).activation.shape
+        torch.Size([2, 5])
     """
 
     def __init__(

@@ -44,6 +44,17 @@ class Network(nn.Module, ABC):
 
     Raises:
         ValueError: when a subclass is defined that has the name of another one.
+
+    Example:
+        >>> class Doubler(tc.models.Network):
+        ...     def __init__(self, factor=2.0):
+        ...         super().__init__()
+        ...         self.factor = factor
+        ...     def forward(self, x):
+        ...         return self.factor * x
+        ...
+        >>> Doubler.from_config(Doubler(3.0).config()).factor  # arguments are kept, and saved with the weights
+        3.0
     """
 
     newer: ClassVar[Mapping[str, Any]] = {}

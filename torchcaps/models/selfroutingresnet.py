@@ -37,6 +37,11 @@ class SelfRoutingResNet(CapsuleClassifier):
         routing: of all layers; default: self-routing.
 
     Source: Hahn, Pyeon & Kim 2019, "Self-Routing Capsule Networks", section 4; the code released with it.
+
+    Example:
+        >>> network = tc.models.SelfRoutingResNet((3, 16, 16), classes=4, channels=4, blocks=1, types=4)
+        >>> network(torch.rand(2, 3, 16, 16)).activation.shape
+        torch.Size([2, 4])
     """
 
     def __init__(

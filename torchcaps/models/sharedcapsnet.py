@@ -69,6 +69,11 @@ class SharedCapsNet(CapsuleClassifier):
         routing: any routing; default: inner-product K-Means in 3 steps.
 
     Source: Su Jianlin 2018, kexue.fm/archives/4819 and 5112, the network of the two-digit experiment.
+
+    Example:
+        >>> network = tc.models.SharedCapsNet((1, 28, 28), classes=10, channels=(8, 8, 16, 16))
+        >>> network(torch.rand(2, 1, 40, 32)).activation.shape  # images of any size
+        torch.Size([2, 10])
     """
 
     any_size = True
@@ -115,6 +120,11 @@ class SharedCapsNetTwin(ImageClassifier):
         hidden: width of the hidden layer.
 
     Source: Su Jianlin 2018, kexue.fm/archives/4819.
+
+    Example:
+        >>> network = tc.models.SharedCapsNetTwin((1, 28, 28), classes=10, channels=(8, 8, 16, 16))
+        >>> network(torch.rand(2, 1, 28, 28)).activation.shape
+        torch.Size([2, 10])
     """
 
     any_size = True

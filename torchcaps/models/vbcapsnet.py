@@ -42,6 +42,11 @@ class VBCapsNet(CapsuleClassifier):
 
     Source: Ribeiro, Leontidis & Kollias 2020, "Capsule Routing via Variational Bayes", section 5; initial weights: the
     code released with it.
+
+    Example:
+        >>> network = tc.models.VBCapsNet((2, 32, 32), classes=5, channels=8, types=(4, 4, 4))
+        >>> network(torch.rand(2, 2, 32, 32)).activation.shape
+        torch.Size([2, 5])
     """
 
     any_size = True

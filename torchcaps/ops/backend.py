@@ -23,6 +23,18 @@ class AssignmentMap(Fields, ABC):
     """Another map than the softmax from the logits of one child to its assignment.
 
     One's own is a frozen dataclass like a :class:`~torchcaps.ops.Similarity`, for ``naive`` and ``chunked``.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Apart(tc.ops.AssignmentMap):
+        ...     def assignment(self, logits):
+        ...         return logits.sigmoid()  # parents do not compete
+        ...
+        >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5))
+        >>> votes.restricted(mapping=Apart()).moments().mass  # each of 6 children goes to each parent by half
+        tensor([[3., 3., 3.],
+                [3., 3., 3.]])
     """
 
     @abstractmethod
@@ -49,6 +61,10 @@ class Rule(Fields):
             defined where its mass is positive.
         offset: (I, J) or (B, I, J), or None for 0.
         mapping: in place of the softmax, from logits to :math:`R_{ij}`.
+
+    Example:
+        >>> tc.ops.Rule(hard=True).hard  # each child goes to one parent
+        True
     """
 
     orphan: bool = False
@@ -80,6 +96,12 @@ class Moments(NamedTuple):
         sum: :math:`S_j = \sum_i r_{ij} V_{ij}`, (B, J, H).
         scatter: :math:`Q_j = \sum_i r_{ij} (V_{ij} - S_j / N_j)^2`, (B, J, H), or None if it was not asked for. It
             is taken about the mean itself, so it does not cancel for votes far from zero.
+
+    Example:
+        >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5))
+        >>> moments = votes.moments(scatter=True)
+        >>> moments.mass.shape, moments.mean.shape, moments.variance.shape
+        (torch.Size([2, 3]), torch.Size([2, 3, 5]), torch.Size([2, 3, 5]))
     """
 
     mass: Tensor
@@ -115,6 +137,11 @@ class VoteSource(ABC):
     Attributes:
         empty: whether there are no children, no parents or no numbers of a pose; the sums are then zero, and a batch
             of no examples is no matter of this.
+
+    Example:
+        >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5), backend="naive")
+        >>> isinstance(votes.source, tc.ops.VoteSource), type(votes.source).__name__
+        (True, 'NaiveVotes')
     """
 
     indexed: ClassVar[bool] = False

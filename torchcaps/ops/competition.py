@@ -31,6 +31,13 @@ class Normaliser:
 
     Raises:
         ValueError: if a mapping is to be hard too, or to leave a share to an orphan.
+
+    Example:
+        >>> from torchcaps.ops import Given, Normaliser
+        >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5), normaliser=Normaliser(orphan=True))
+        >>> votes.moments(Given(torch.zeros(2, 6, 3))).mass  # a fourth of each child is left over
+        tensor([[1.5000, 1.5000, 1.5000],
+                [1.5000, 1.5000, 1.5000]])
     """
 
     orphan: bool = False
@@ -71,6 +78,12 @@ class GridWide(Normaliser):
         types: of children, C.
 
     Source: Hinton, Sabour & Frosst 2018, section 4 and Procedure 1; Gritzman 2019, section 3.3.
+
+    Example:
+        >>> from torchcaps.ops import GridWide, Windows
+        >>> windows = Windows((6, 6), (3, 3), (1, 1), (0, 0), (1, 1))
+        >>> GridWide(windows=windows, types=8).windows.out  # parents of all 16 windows compete
+        (4, 4)
     """
 
     windows: Windows | None = None
@@ -126,6 +139,12 @@ class PositionWide(GridWide):
     Source: ``update_conv_routing`` of the code released with Hinton, Sabour & Frosst 2018, from its second step on; in
     the first it shares a child out over the types of each window, 1 / J. (Its ``update_conv_routing_fast`` has the
     competition of :class:`GridWide`.)
+
+    Example:
+        >>> from torchcaps.ops import PositionWide, Windows
+        >>> windows = Windows((6, 6), (3, 3), (1, 1), (0, 0), (1, 1))
+        >>> PositionWide(windows=windows, types=8).types
+        8
     """
 
     def partition(self, source: VoteSource, similarity: Similarity | None) -> Tensor:

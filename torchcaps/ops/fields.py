@@ -22,7 +22,17 @@ def axes(*layouts: str, default: Any = MISSING) -> Any:
 
 
 class Fields:
-    """Base of frozen dataclasses that hold tensors, declared with :func:`axes`, and other ``Fields``."""
+    """Base of frozen dataclasses that hold tensors, declared with :func:`axes`, and other ``Fields``.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True, eq=False)
+        ... class Centres(tc.ops.Fields):
+        ...     centre: torch.Tensor = tc.ops.axes("BJH")
+        ...
+        >>> Centres(torch.zeros(2, 3, 4)).tensors[0].shape
+        torch.Size([2, 3, 4])
+    """
 
     _layouts: ClassVar[dict[str, dict[int, str]]] = {}
 

@@ -26,6 +26,18 @@ class Similarity(Fields, ABC):
 
     It works on ``naive`` and on ``chunked``, which hands it one tile of votes at a time with the parts of its tensors
     that belong there, forward and backward; the fused backends leave it to these.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True, eq=False)
+        ... class Laplace(tc.ops.Similarity):
+        ...     centre: torch.Tensor = tc.ops.axes("BJH")
+        ...     def logits(self, votes):
+        ...         return -(votes - self.centre[:, None]).abs().sum(-1)
+        ...
+        >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5))
+        >>> votes.moments(Laplace(votes.moments().mean)).mean.shape
+        torch.Size([2, 3, 5])
     """
 
     @abstractmethod
@@ -43,6 +55,13 @@ class InnerProduct(Similarity):
 
     Args:
         alpha: what the votes are compared with, (B, J, H).
+
+    Example:
+        >>> from torchcaps.ops import InnerProduct
+        >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5))
+        >>> start = votes.moments()
+        >>> votes.moments(InnerProduct(start.sum)).mass.shape
+        torch.Size([2, 3])
     """
 
     alpha: Tensor = axes("BJH")
@@ -64,6 +83,14 @@ class Gaussian(Similarity):
         mean: :math:`\mu`, (B, J, H).
         precision: :math:`\beta`, the inverse variances, (B, J, H).
         log_weight: :math:`\gamma`, everything that does not depend on the vote, (B, J).
+
+    Example:
+        >>> from torchcaps.ops import Gaussian
+        >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5))
+        >>> mean = votes.moments().mean
+        >>> moments = votes.moments(Gaussian(mean, torch.ones_like(mean), torch.zeros(2, 3)))
+        >>> moments.mean.shape
+        torch.Size([2, 3, 5])
     """
 
     mean: Tensor = axes("BJH")
@@ -86,6 +113,12 @@ class Given(Similarity):
 
     Args:
         values: the logits, (B, I, J), or (I, J) for all rows.
+
+    Example:
+        >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5))
+        >>> votes.moments(tc.ops.Given(torch.zeros(2, 6, 3))).mass  # the same share for all
+        tensor([[2., 2., 2.],
+                [2., 2., 2.]])
     """
 
     values: Tensor = axes("IJ", "BIJ")
@@ -103,6 +136,13 @@ class Adjusted(Similarity):
         similarity: :math:`l'`.
         sharpness: :math:`k`, a number, or (J,).
         prior: :math:`p`, (I, J) or (B, I, J), or None for 0.
+
+    Example:
+        >>> from torchcaps.ops import Adjusted, InnerProduct
+        >>> votes = torch.randn(2, 6, 3, 4)
+        >>> plain = InnerProduct(torch.randn(2, 3, 4))
+        >>> torch.allclose(Adjusted(plain, 2.0).logits(votes), 2 * plain.logits(votes))
+        True
     """
 
     similarity: Similarity

@@ -40,6 +40,17 @@ class Votes:
 
     Raises:
         ValueError: if shapes or devices do not fit, a tensor is complex, or a site lies outside the children.
+
+    Example:
+        >>> votes = tc.Votes(torch.randn(4, 32, 8), torch.randn(32, 10, 8, 16))  # children, transforms
+        >>> votes.shape  # examples, children, parents, numbers of a vote
+        (4, 32, 10, 16)
+        >>> moments = votes.moments()  # every child goes to all parents alike
+        >>> moments.mean.shape
+        torch.Size([4, 10, 16])
+        >>> similarity = tc.ops.InnerProduct(moments.sum)
+        >>> votes.assignment(similarity).sum(2).allclose(torch.ones(4, 32))
+        True
     """
 
     def __init__(

@@ -21,6 +21,11 @@ class Windows:
 
     Raises:
         ValueError: if the arguments speak of different numbers of axes, or no window fits on the grid.
+
+    Example:
+        >>> windows = tc.ops.Windows(size=(7, 7), kernel=(3, 3), stride=(2, 2), padding=(0, 0), dilation=(1, 1))
+        >>> windows.out
+        (3, 3)
     """
 
     size: tuple[int, ...]

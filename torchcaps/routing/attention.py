@@ -79,6 +79,11 @@ class AttentionRouting(Routing):
         dropout: share of the sums that are dropped in training.
         readout: learn a readout of the pose shared by all parents, <w, v_j> + b, and return it as activation: a class
             score, of any sign.
+
+    Example:
+        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.AttentionRouting(steps=2))
+        >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
+        torch.Size([4, 10, 16])
     """
 
     about = About(

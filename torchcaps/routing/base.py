@@ -31,6 +31,14 @@ class Routed(NamedTuple):
         activation: the parents' activations, (B, J).
         votes: the votes with the normaliser that the algorithm used.
         similarity: what the last assignment was made with; None where it was uniform.
+
+    Example:
+        >>> votes = tc.Votes(torch.randn(4, 32, 8), torch.randn(32, 10, 8, 16))
+        >>> routed = tc.create_routing("dynamic").bind(10, 16)(votes)
+        >>> routed.pose.shape, routed.activation.shape
+        (torch.Size([4, 10, 16]), torch.Size([4, 10]))
+        >>> routed.assignment.sum(2).allclose(torch.ones(4, 32))  # each child is shared out
+        True
     """
 
     pose: Tensor
@@ -53,6 +61,11 @@ class LayerShape:
         parents: J, for a convolution those of one window.
         in_pose: child pose, (M, P); (P,) of vector capsules is kept as (1, P).
         out_pose: parent pose, (M, D); (D,) of vector capsules is kept as (1, D).
+
+    Example:
+        >>> shape = tc.routing.LayerShape(children=32, parents=10, in_pose=(8,), out_pose=(16,))
+        >>> shape.size  # numbers of a parent's pose
+        16
     """
 
     children: int | None
@@ -104,6 +117,16 @@ class Routing(nn.Module, ABC):
     An algorithm implements :meth:`route`; one with parameters of its own also :meth:`make_parameters`. Constructor
     arguments are kept as attributes of the same names, so that :meth:`config` can give them back. A layer calls
     :meth:`bind` and so gets a copy of its own: one routing can be passed to many layers.
+
+    Example:
+        >>> class Mean(tc.routing.Routing):
+        ...     def route(self, votes, activation):
+        ...         pose = votes.moments(weights=activation).mean
+        ...         return tc.routing.Routed(pose, tc.length(pose), votes, None)
+        ...
+        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=Mean())
+        >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
+        torch.Size([4, 10, 16])
     """
 
     about: ClassVar[About | None] = None

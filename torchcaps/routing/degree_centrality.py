@@ -68,6 +68,11 @@ class DegreeCentralityRouting(Routing):
     Args:
         squash: a row of the table in :func:`~torchcaps.squash.squash`.
         epsilon: the least squared length that is divided by.
+
+    Example:
+        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.DegreeCentralityRouting())
+        >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
+        torch.Size([4, 10, 16])
     """
 
     about = About(

@@ -93,6 +93,12 @@ class DynamicRouting(Routing):
         orphan: leaky routing.
         squash: a row of the table in :func:`~torchcaps.squash.squash`.
         gradient: through all steps, or only the last.
+
+    Example:
+        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.DynamicRouting(steps=3))
+        >>> routed = layer.route(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32)))
+        >>> routed.pose.shape, routed.assignment.shape
+        (torch.Size([4, 10, 16]), torch.Size([4, 32, 10]))
     """
 
     about = About(

@@ -60,6 +60,10 @@ class EMSettings:
         relative_floor: above 0, in place of ``variance_floor``: the floor is this share of :func:`votes_variance`, and
             costs count variances in that unit, as if the votes of each example had variance 1. No scale of the votes
             then changes assignments and activations.
+
+    Example:
+        >>> tc.routing.EMSettings(standardise=True).variance_floor
+        0.0005
     """
 
     variance_floor: float = 5e-4
@@ -294,6 +298,12 @@ class EMRouting(Routing):
             learns none.
         relative_floor: above 0, in place of ``variance_floor``: a share of the variance of the votes, in whose unit
             costs are then counted too, so that no scale of the votes changes assignments and activations.
+
+    Example:
+        >>> layer = tc.CapsLinear(32, 10, (4, 4), (4, 4), routing=tc.routing.EMRouting.preset("soft", steps=2))
+        >>> parents = layer(tc.Capsules(torch.randn(4, 32, 4, 4), torch.rand(4, 32)))
+        >>> parents.pose.shape, parents.activation.shape
+        (torch.Size([4, 10, 4, 4]), torch.Size([4, 10]))
     """
 
     about = About(

@@ -120,6 +120,11 @@ class Heinsen2019Routing(Routing):
             half there, also one of a convolution's padding.
         any_parents: the parameters are shared by all parents, so that any number of them will do: in a layer with
             ``transforms="subspace"`` its ``out_capsules`` may be set anew at any time.
+
+    Example:
+        >>> layer = tc.CapsLinear(32, 10, (4, 4), (4, 4), routing=tc.routing.Heinsen2019Routing(steps=2))
+        >>> layer(tc.Capsules(torch.randn(4, 32, 4, 4), torch.rand(4, 32))).activation.shape
+        torch.Size([4, 10])
     """
 
     about = About(

@@ -29,6 +29,13 @@ class VectorWeights(NamedTuple):
         score_bias: :math:`B_S`, (I, J).
         benefit: :math:`\\beta^{use}`, what a parent gains by a child that it uses, (I, J) or (B, I, J).
         cost: :math:`\\beta^{ign}`, what it loses by one that it ignores, (I, J) or (B, I, J).
+
+    Example:
+        >>> routing = tc.routing.Heinsen2022Routing()
+        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=routing)
+        >>> weights = layer.routing.weights(torch.randn(4, 32, 8))
+        >>> isinstance(weights, tc.routing.VectorWeights)
+        True
     """
 
     presence: Tensor
@@ -153,6 +160,11 @@ class Heinsen2022Routing(Routing):
     Args:
         steps: how many times the assignment is made, the uniform first one included.
         normalise: normalise the parents at the end, too.
+
+    Example:
+        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.Heinsen2022Routing())  # no votes at all
+        >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
+        torch.Size([4, 10, 16])
     """
 
     about = About(

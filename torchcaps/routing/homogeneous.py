@@ -64,6 +64,11 @@ class HomogeneousRouting(Routing):
     Args:
         momentum: share of a batch in the running mean and variance; the authors' is 0.0003.
         epsilon: added to the variance.
+
+    Example:
+        >>> layer = tc.CapsLinear(32, 10, 8, 8, routing=tc.routing.HomogeneousRouting())  # elementwise weights
+        >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
+        torch.Size([4, 10, 8])
     """
 
     about = About(

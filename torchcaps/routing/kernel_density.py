@@ -250,6 +250,11 @@ class KernelDensityRouting(Routing):
         steps: how many times the assignment is made, the uniform first one included; with ``settled``, at most.
         settled: stop when the logarithm of the density changes by less; None makes all steps.
         squash: a row of the table in :func:`~torchcaps.squash.squash`, for votes and parents.
+
+    Example:
+        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.KernelDensityRouting(steps=2))
+        >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
+        torch.Size([4, 10, 16])
     """
 
     about = About(
@@ -285,6 +290,11 @@ class FastKernelDensityRouting(Routing):
         method: ``"shift"`` (FRMS) or ``"em"`` (FREM).
         width: of the kernel, in the units of one number of a pose.
         rate: of the shares' ascent, for ``"shift"``.
+
+    Example:
+        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.FastKernelDensityRouting(method="em"))
+        >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
+        torch.Size([4, 10, 16])
     """
 
     about = About(

@@ -139,6 +139,11 @@ class InnerProductKMeansRouting(Routing):
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; at 1 the scale of the transforms learns it.
         squash: a row of the table in :func:`~torchcaps.squash.squash`.
+
+    Example:
+        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.InnerProductKMeansRouting(steps=3))
+        >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
+        torch.Size([4, 10, 16])
     """
 
     about = About(
@@ -174,6 +179,11 @@ class EuclideanKMeansRouting(Routing):
     Args:
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; the larger, the harder the assignment.
+
+    Example:
+        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.EuclideanKMeansRouting(steps=3, sharpness=0.5))
+        >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
+        torch.Size([4, 10, 16])
     """
 
     about = About(
@@ -207,6 +217,12 @@ class HardKMeansRouting(Routing):
         steps: how many times the assignment is made, the uniform first one included.
         metric: ``"euclidean"`` or ``"inner"``.
         squash: for ``"inner"``, a row of the table in :func:`~torchcaps.squash.squash`.
+
+    Example:
+        >>> routing = tc.routing.HardKMeansRouting(steps=3).bind(10, 16).eval()  # it refuses to train
+        >>> votes = tc.Votes(torch.randn(4, 32, 8), torch.randn(32, 10, 8, 16))
+        >>> routing(votes).assignment.unique()
+        tensor([0., 1.])
     """
 
     about = About(

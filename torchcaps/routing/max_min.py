@@ -22,6 +22,10 @@ class MaxMin(AssignmentMap):
     Args:
         lower: l, of the least similar parent.
         upper: u, of the most similar one.
+
+    Example:
+        >>> tc.routing.MaxMin().assignment(torch.tensor([[[3.0, 1.0, -1.0]]]))
+        tensor([[[1.0000, 0.5000, 0.0000]]])
     """
 
     lower: float = 0.0
@@ -71,6 +75,11 @@ class MaxMinRouting(Routing):
         lower: assignment of the least similar parent.
         upper: assignment of the most similar parent.
         squash: a row of the table in :func:`~torchcaps.squash.squash`.
+
+    Example:
+        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.MaxMinRouting())
+        >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
+        torch.Size([4, 10, 16])
     """
 
     about = About(

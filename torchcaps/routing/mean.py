@@ -24,7 +24,14 @@ def mean_routing(votes: Votes, weights: Tensor | None = None) -> Routed:
 
 @register_routing("mean")
 class MeanRouting(Routing):
-    """Module form of :func:`mean_routing`; children are weighted by their activations."""
+    """Module form of :func:`mean_routing`; children are weighted by their activations.
+
+    Example:
+        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.MeanRouting())
+        >>> routed = layer.route(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32)))
+        >>> routed.assignment.allclose(torch.full((4, 32, 10), 0.1))
+        True
+    """
 
     about = About(
         similarity="none",

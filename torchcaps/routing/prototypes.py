@@ -53,6 +53,12 @@ class PrototypeRouting(Routing):
 
     Args:
         sharpness: K; None for 1 / sqrt(H).
+
+    Example:
+        >>> routing = tc.routing.PrototypeRouting()
+        >>> layer = tc.CapsLinear(None, 10, 8, 16, transforms="subspace", routing=routing)
+        >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
+        torch.Size([4, 10, 16])
     """
 
     about = About(

@@ -57,6 +57,11 @@ class SelfAttentionRouting(Routing):
     Args:
         prior: learn a prior b of each pair, starting at 0.
         squash: a row of the table in :func:`~torchcaps.squash.squash`.
+
+    Example:
+        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.SelfAttentionRouting())
+        >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
+        torch.Size([4, 10, 16])
     """
 
     about = About(

@@ -44,6 +44,11 @@ class SelfRouting(Routing):
     """Module form of :func:`self_routing`; its parameters start at 0, where all parents are equal.
 
     A layer that takes any number of children has one set of parameters, shared by all of them.
+
+    Example:
+        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.SelfRouting())
+        >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
+        torch.Size([4, 10, 16])
     """
 
     about = About(

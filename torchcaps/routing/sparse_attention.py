@@ -21,6 +21,11 @@ class Entmax(AssignmentMap):
     :math:`m - \sqrt{(1 - d) / k}`, for the largest k whose members it does not exceed.
 
     Source: Peters, Niculae & Martins 2019, "Sparse Sequence-to-Sequence Models", Algorithm 2.
+
+    Example:
+        >>> entmax = tc.routing.Entmax()
+        >>> entmax.assignment(torch.tensor([[[2.0, 1.0, -1.0]]]))  # what fits badly gets nothing at all
+        tensor([[[0.8307, 0.1693, 0.0000]]])
     """
 
     def assignment(self, logits: Tensor) -> Tensor:
@@ -74,6 +79,12 @@ class SparseAttentionRouting(Routing):
 
     Args:
         squash: a row of the table in :func:`~torchcaps.squash.squash`.
+
+    Example:
+        >>> routing = tc.routing.SparseAttentionRouting()
+        >>> layer = tc.CapsLinear(32, 10, 8, 8, transforms="orthogonal", routing=routing)
+        >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
+        torch.Size([4, 10, 8])
     """
 
     about = About(

@@ -86,6 +86,11 @@ class SpectralRouting(Routing):
     Args:
         sharpness: of the activation; may be raised while training goes on.
         bias: where the bias of each parent starts.
+
+    Example:
+        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.SpectralRouting())
+        >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).activation.shape
+        torch.Size([4, 10])
     """
 
     about = About(

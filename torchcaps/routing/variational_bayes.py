@@ -106,6 +106,11 @@ class VariationalBayesRouting(Routing):
 
     Args:
         steps: how many times the parents are estimated.
+
+    Example:
+        >>> layer = tc.CapsLinear(32, 10, (4, 4), (4, 4), routing=tc.routing.VariationalBayesRouting())
+        >>> layer(tc.Capsules(torch.randn(4, 32, 4, 4), torch.rand(4, 32))).pose.shape
+        torch.Size([4, 10, 4, 4])
     """
 
     about = About(

@@ -25,6 +25,12 @@ class Criteria(NamedTuple):
     Attributes:
         loss: of the class activations and their targets.
         reconstruction: of reconstructions and the images that they should be.
+
+    Example:
+        >>> from torchcaps.tasks import Criteria
+        >>> criteria = Criteria(tc.MarginLoss(), tc.ReconstructionLoss(0.0005))
+        >>> criteria.loss(torch.rand(4, 10), torch.tensor([3, 1, 4, 1])).shape
+        torch.Size([])
     """
 
     loss: ActivationLoss
@@ -40,6 +46,12 @@ class Measure:
         higher_is_better: whether more of it is better.
         bounds: the range of its values; the worst of them is no aim.
         percent: whether people read it in percent.
+
+    Example:
+        >>> from torchcaps.tasks import Measure
+        >>> accuracy = Measure("accuracy")
+        >>> accuracy.text(0.9912), accuracy.reached(0.9912, aim=0.99)
+        ('99.12 %', True)
     """
 
     name: str = "accuracy"
@@ -74,6 +86,13 @@ class Examination:
         details: whatever else JSON can hold, by name.
         lines: the same for people; the first says the main thing.
         warnings: why the figures may not mean what they seem to.
+
+    Example:
+        >>> from torchcaps.tasks import Classification
+        >>> from torchcaps.data import Digits
+        >>> examination = Classification().examine(tc.create_model("capsnet_digits"), Digits().test)
+        >>> sorted(examination.figures)[:1]
+        ['accuracy']
     """
 
     figures: Mapping[str, float]
@@ -97,6 +116,14 @@ class Answer:
         seen: what was done to the picture before the network saw it, where that depends on the picture; else empty.
         boxes: where each of ``classes`` is, by name: left, top, right, bottom in pixels of the image as the network saw
             it; None from a network that does not say.
+
+    Example:
+        >>> from torchcaps.tasks import Answer
+        >>> answer = Answer(("cat",), probabilities={"cat": 0.9, "dog": 0.1}, lengths={"cat": 0.8, "dog": 0.1})
+        >>> print(answer)
+        cat (0.800)
+        >>> answer.top(2)
+        ('cat', 'dog')
     """
 
     classes: tuple[str, ...]
@@ -148,6 +175,14 @@ class Task(ABC):
     - :meth:`report`, if there are pictures to draw.
 
     Constructor arguments are kept as attributes of the same names, for :meth:`config`: they are saved with a network.
+
+    Example:
+        >>> from torchcaps.tasks import Classification, Measure, Task
+        >>> class Cautious(Classification):
+        ...     measures = (Measure("accuracy"),)
+        ...
+        >>> isinstance(Cautious(), Task), Cautious().main.name
+        (True, 'accuracy')
     """
 
     name: ClassVar[str]

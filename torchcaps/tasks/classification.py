@@ -23,7 +23,17 @@ _LISTED = 20
 
 @register_task("classification")
 class Classification(Task):
-    """Tells the one class of each image: the most active one."""
+    """Tells the one class of each image: the most active one.
+
+    Example:
+        >>> from torchcaps.tasks import Classification
+        >>> task = Classification()
+        >>> task.main.name
+        'accuracy'
+        >>> prediction = tc.create_model("capsnet_digits")(torch.rand(2, 1, 8, 8))
+        >>> len(task.answers(prediction, [str(digit) for digit in range(10)]))
+        2
+    """
 
     probability = "share of the class in the activations of all"
 

@@ -37,6 +37,14 @@ class SeveralLabels(Task):
         ValueError: if ``count`` is less than 1 or the threshold is not in (0, 1).
 
     Source: Sabour, Frosst & Hinton 2017, section 5 (two digits at once, no credit for one of them).
+
+    Example:
+        >>> from torchcaps.tasks import SeveralLabels
+        >>> network = tc.create_model("capsnet_digits")
+        >>> prediction = network(torch.rand(1, 1, 8, 8))
+        >>> (answer,) = SeveralLabels(count=2).answers(prediction, [str(digit) for digit in range(10)])
+        >>> len(answer.classes)  # two digits in each image
+        2
     """
 
     probability = "activation of the class, apart from the others"

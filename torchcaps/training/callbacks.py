@@ -22,6 +22,13 @@ class History(Callback):
         path: of the CSV file, written anew after each epoch.
         show: takes a line for each epoch, or None.
         measure: what that line tells beside the loss; the file has all metrics.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from torchcaps.training import History
+        >>> history = History(Path("metrics.csv"), show=print)  # a callback of the trainer
+        >>> history.rows
+        []
     """
 
     def __init__(self, path: Path, show: Callable[[str], None] | None = None, measure: str = Measure().name) -> None:
@@ -76,6 +83,11 @@ class StopAt(Callback):
 
     Raises:
         ValueError: if the aim is out of range.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from torchcaps.training import History, StopAt
+        >>> stop = StopAt(0.99, History(Path("metrics.csv")))  # a callback of the trainer
     """
 
     def __init__(self, aim: float, history: History, measure: Measure | None = None) -> None:
@@ -164,6 +176,11 @@ class RoutingHealth(Callback):
 
     Raises:
         ValueError: if there are no images, or ``count`` is less than 1.
+
+    Example:
+        >>> from torchcaps.data import Digits
+        >>> from torchcaps.training import RoutingHealth
+        >>> health = RoutingHealth(Digits().validation, count=16)  # a callback of the trainer
     """
 
     def __init__(self, images: ImageSet, count: int = 64, threshold: float = 0.01) -> None:

@@ -12,7 +12,13 @@ from torchcaps.tasks import Criteria, Task
 
 
 class TrainingDiverged(FloatingPointError):
-    """The loss, or a weight, is not a number any more; the last checkpoint is from before."""
+    """The loss, or a weight, is not a number any more; the last checkpoint is from before.
+
+    Example:
+        >>> from torchcaps.training import TrainingDiverged
+        >>> issubclass(TrainingDiverged, FloatingPointError)
+        True
+    """
 
 
 def not_finite(model: nn.Module) -> list[str]:

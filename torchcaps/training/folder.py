@@ -21,6 +21,12 @@ class RunFolder:
 
     Args:
         path: the folder.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from torchcaps.training import RunFolder
+        >>> RunFolder(Path("runs/digits")).summary.name
+        'summary.json'
     """
 
     path: Path

@@ -61,6 +61,12 @@ class Learner(L.LightningModule):
         preprocess: how the training images are prepared; validation images come prepared, by their ImageSet.
         seed: of that, and of the random numbers that the network itself draws, such as dropout.
         speed: how the steps are made faster.
+
+    Example:
+        >>> from torchcaps.training import Learner, Optimisation
+        >>> learner = Learner(tc.create_model("capsnet_digits"), Optimisation(optimizer=torch.optim.Adam))
+        >>> type(learner.configure_optimizers()).__name__
+        'Adam'
     """
 
     def __init__(

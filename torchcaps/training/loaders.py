@@ -89,7 +89,16 @@ def evaluation_loader(images: ImageSet, batch_size: int) -> DataLoader:
 
 
 class Loaders(L.LightningDataModule):
-    """Makes the loaders once the processes are known, and puts training images together anew in each epoch."""
+    """Makes the loaders once the processes are known, and puts training images together anew in each epoch.
+
+    Example:
+        >>> from torchcaps.data import Digits
+        >>> from torchcaps.training import Loaders, Schedule, Speed
+        >>> digits = Digits()
+        >>> loaders = Loaders(digits.train, digits.validation, Schedule(batch_size=64), Speed())
+        >>> loaders.schedule.batch_size  # trainer.fit(learner, loaders)
+        64
+    """
 
     def __init__(self, train: ImageSet, validation: ImageSet, schedule: Schedule, speed: Speed) -> None:
         super().__init__()

@@ -45,6 +45,13 @@ class Subject:
         model_args: arguments of the network, over those of its name.
         routing: of the class capsules; default: the network's own.
         preprocess: how the images are prepared, at random in training; the network sees, and keeps, the result.
+
+    Example:
+        >>> from torchcaps.data import Digits
+        >>> from torchcaps.training import Subject
+        >>> subject = Subject(data=Digits(), model="capsnet_digits")
+        >>> subject.network(seed=0)(torch.rand(2, 1, 8, 8)).activation.shape
+        torch.Size([2, 10])
     """
 
     data: ImageData
@@ -101,6 +108,11 @@ class Optimisation:
         scheduler_interval: whether the scheduler steps each epoch or each step.
         class_weights: 'balanced' counts each image in the loss by how rare its class is: N / (E N_c), of N training
             images of E classes, N_c of its own; None counts all alike.
+
+    Example:
+        >>> from torchcaps.training import Optimisation
+        >>> type(Optimisation(optimizer=torch.optim.Adam).loss).__name__
+        'MarginLoss'
     """
 
     loss: ActivationLoss = field(default_factory=MarginLoss)
@@ -148,6 +160,11 @@ class Schedule:
 
     Raises:
         ValueError: if ``epochs``, ``batch_size`` or ``patience`` is less than 1.
+
+    Example:
+        >>> from torchcaps.training import Schedule
+        >>> Schedule(epochs=20, batch_size=64).seed
+        0
     """
 
     epochs: int = 20
@@ -184,6 +201,11 @@ class TrainerOptions:
 
     Raises:
         ValueError: if ``average`` is no such share, or ``extra`` holds what the Trainer does not take, or gets already.
+
+    Example:
+        >>> from torchcaps.training import TrainerOptions
+        >>> TrainerOptions(accelerator="cpu", precision="bf16-mixed").arguments()["precision"]
+        'bf16-mixed'
     """
 
     accelerator: str = "auto"
@@ -224,6 +246,11 @@ class Running:
         trainer: where and how it runs.
         speed: what makes it faster.
         report: whether to draw the pictures at the end.
+
+    Example:
+        >>> from torchcaps.training import Running
+        >>> Running(report=False).trainer.accelerator
+        'auto'
     """
 
     trainer: TrainerOptions = field(default_factory=TrainerOptions)
@@ -241,6 +268,11 @@ class Caller:
         progress_bar: whether to show one.
         show: takes lines of text; None for silence.
         allow_changes: whether a run may go on with other options or images than it was started with.
+
+    Example:
+        >>> from torchcaps.training import Caller
+        >>> Caller(show=print).progress_bar
+        False
     """
 
     config: str = ""

@@ -32,6 +32,11 @@ class Speed:
             CUDA graphs. The same up to rounding. None does not compile.
         resident: data sets of up to so many GiB are copied to the device once, where it is not the CPU, instead of
             batch by batch. Nothing else changes.
+
+    Example:
+        >>> from torchcaps.training import Speed
+        >>> Speed(channels_last=True).compile is None
+        True
     """
 
     channels_last: bool = False

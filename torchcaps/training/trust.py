@@ -33,7 +33,13 @@ _UNKNOWN = object()
 
 
 class UntrustedOptions(ValueError):
-    """A file of options names what it may not name."""
+    """A file of options names what it may not name.
+
+    Example:
+        >>> from torchcaps.training import UntrustedOptions
+        >>> issubclass(UntrustedOptions, ValueError)
+        True
+    """
 
 
 def read_options(

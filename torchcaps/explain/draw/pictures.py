@@ -29,7 +29,14 @@ if TYPE_CHECKING:
 
 
 class Picture(NamedTuple):
-    """A figure with the name of its file, described for those who cannot see it."""
+    """A figure with the name of its file, described for those who cannot see it.
+
+    Example:
+        >>> from torchcaps.explain import draw
+        >>> picture = draw.Picture("cat.png", "A cat", draw.new_figure(4, 3))
+        >>> picture.file
+        'cat.png'
+    """
 
     file: str
     description: str

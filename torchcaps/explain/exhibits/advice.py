@@ -29,6 +29,11 @@ class Hint(NamedTuple):
         fact: what was measured.
         advice: what to do about it.
         option: what to type; empty if there is nothing to type.
+
+    Example:
+        >>> from torchcaps.explain.exhibits import Hint
+        >>> Hint("10 images of a class", "add images", option="--preprocess.shift 2").option
+        '--preprocess.shift 2'
     """
 
     fact: str
@@ -43,6 +48,11 @@ class Advice(Exhibit):
 
     Attributes:
         hints: at most eight.
+
+    Example:
+        >>> from torchcaps.explain.exhibits import Advice, Hint
+        >>> Advice(title="What to do", text="", hints=(Hint("few images", "augment"),)).hints[0].fact
+        'few images'
     """
 
     hints: tuple[Hint, ...]

@@ -19,7 +19,13 @@ CONFUSED = 40
 
 
 class Quantity(NamedTuple):
-    """A number with its name."""
+    """A number with its name.
+
+    Example:
+        >>> from torchcaps.explain.exhibits import Quantity
+        >>> Quantity("accuracy", 0.99, percent=True).name
+        'accuracy'
+    """
 
     name: str
     value: float
@@ -34,6 +40,11 @@ class Summary(Exhibit):
     Attributes:
         recorded: by name, in this order; anything that JSON can hold.
         measured: numbers.
+
+    Example:
+        >>> from torchcaps.explain.exhibits import Quantity, Summary
+        >>> Summary.of("Summary", {"epochs": 20}, [Quantity("accuracy", 0.99, percent=True)]).table().rows
+        [['epochs', '20'], ['accuracy', '99.00%']]
     """
 
     recorded: Mapping[str, Any]
@@ -82,6 +93,14 @@ class Confusion(Exhibit):
         counts: (E, E), rows true, columns predicted.
         classes: their names.
         figures: how well each is told.
+
+    Example:
+        >>> from torchcaps.explain import Findings
+        >>> from torchcaps.explain.exhibits import Confusion
+        >>> activation = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.1, 0.7]])
+        >>> findings = Findings(torch.tensor([0, 0, 1]), activation, entropy=None)
+        >>> Confusion.of(findings, ["cat", "dog"]).pairs(1)  # true, told, how often
+        [(0, 1, 1)]
     """
 
     counts: Tensor
@@ -138,6 +157,11 @@ class Mistake(NamedTuple):
         said: the name of the class that it was taken for.
         said_activation: of that class.
         true_activation: of the true class.
+
+    Example:
+        >>> from torchcaps.explain.exhibits import Mistake
+        >>> Mistake("cats/7.png", true="cat", said="dog", said_activation=0.8, true_activation=0.3).said
+        'dog'
     """
 
     name: str
@@ -158,6 +182,14 @@ class Mistakes(Exhibit):
         wrong: how many mistakes there are.
         images: of how many images.
         files: whether the mistakes are named by files.
+
+    Example:
+        >>> from torchcaps import explain
+        >>> from torchcaps.data import Digits
+        >>> network, digits = tc.create_model("capsnet_digits"), Digits().test
+        >>> exhibit = explain.exhibits.Mistakes.of(explain.examine(network, digits), digits)
+        >>> exhibit.images, exhibit.pictures.shape[1:]
+        (359, torch.Size([1, 8, 8]))
     """
 
     mistakes: tuple[Mistake, ...]

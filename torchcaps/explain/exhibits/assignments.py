@@ -19,6 +19,11 @@ class ShareMaps(NamedTuple):
         layer: the children's name.
         share: (B, H', W'); NaN, and null in JSON, where no window looks.
         extent: the part of the image that a map covers; None for all of it.
+
+    Example:
+        >>> from torchcaps.explain.exhibits import ShareMaps
+        >>> ShareMaps("primary", torch.rand(2, 6, 6), extent=None).share.shape
+        torch.Size([2, 6, 6])
     """
 
     layer: str
@@ -37,6 +42,14 @@ class Assignments(Exhibit):
         targets: the classes, (B,).
         layers: from the children of the classes down.
         even: the share of a class if every class got the same.
+
+    Example:
+        >>> from torchcaps.explain import Observation, Selection
+        >>> from torchcaps.explain.exhibits import Assignments
+        >>> images = torch.rand(2, 1, 8, 8)
+        >>> exhibit = Assignments.of(Observation(tc.create_model("capsnet_digits"), Selection(images, images)))
+        >>> exhibit.layers[0].share.shape
+        torch.Size([2, 4, 4])
     """
 
     pictures: Tensor = field(metadata=PNG)

@@ -18,7 +18,13 @@ _EXHIBITS: dict[str, type["Exhibit"]] = {}
 
 
 class Table(NamedTuple):
-    """Rows of words, each as long as the header, if there is one."""
+    """Rows of words, each as long as the header, if there is one.
+
+    Example:
+        >>> from torchcaps.explain.exhibits import Table
+        >>> Table([["accuracy", "99.00 %"]], header=["measure", "value"]).rows[0]
+        ['accuracy', '99.00 %']
+    """
 
     rows: list[list[str]]
     header: list[str] | None = None
@@ -36,6 +42,17 @@ class Exhibit:
         title: its heading.
         text: what to see in it, in a few sentences.
         kind: the name that it is registered by.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from torchcaps.explain.exhibits import Exhibit
+        >>> @dataclass(frozen=True, eq=False, kw_only=True)
+        ... class Lengths(Exhibit):
+        ...     lengths: torch.Tensor
+        ...
+        >>> exhibit = Lengths(title="Lengths", text="How long they are.", lengths=torch.tensor([0.5, 0.25]))
+        >>> exhibit.to_json()["lengths"]
+        [0.5, 0.25]
     """
 
     title: str

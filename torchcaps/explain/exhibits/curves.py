@@ -16,14 +16,26 @@ Metrics = Sequence[dict[str, float]]
 
 
 class Curve(NamedTuple):
-    """Values over the epochs."""
+    """Values over the epochs.
+
+    Example:
+        >>> from torchcaps.explain.exhibits import Curve
+        >>> Curve([1.0, 2.0], [0.4, 0.2]).values
+        [0.4, 0.2]
+    """
 
     epochs: list[float]
     values: list[float]
 
 
 class Panel(NamedTuple):
-    """Curves of one quantity, by name: of the images they were measured on, or of the layer."""
+    """Curves of one quantity, by name: of the images they were measured on, or of the layer.
+
+    Example:
+        >>> from torchcaps.explain.exhibits import Curve, Panel
+        >>> Panel("loss", "", {"train": Curve([1.0, 2.0], [0.5, 0.3])}).quantity
+        'loss'
+    """
 
     quantity: str
     unit: str
@@ -38,6 +50,12 @@ class LearningCurves(Exhibit):
     Attributes:
         panels: of loss and accuracy or error, for training, validation and test images.
         health: of the entropy of the assignments and of dead capsules, for each layer.
+
+    Example:
+        >>> from torchcaps.explain.exhibits import LearningCurves
+        >>> metrics = [{"epoch": 1.0, "train_loss": 0.5}, {"epoch": 2.0, "train_loss": 0.3}]
+        >>> [panel.quantity for panel in LearningCurves.of(metrics).panels]
+        ['loss']
     """
 
     panels: tuple[Panel, ...]

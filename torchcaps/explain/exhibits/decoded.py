@@ -20,6 +20,14 @@ class Reconstructions(Exhibit):
         pictures: (B, C, H, W).
         reconstructions: (B, C, H, W).
         titles: one an image.
+
+    Example:
+        >>> from torchcaps.explain import Observation, Selection
+        >>> from torchcaps.explain.exhibits import Reconstructions
+        >>> images = torch.rand(2, 1, 8, 8)
+        >>> exhibit = Reconstructions.of(Observation(tc.create_model("capsnet_digits"), Selection(images, images)))
+        >>> exhibit.reconstructions.shape
+        torch.Size([2, 1, 8, 8])
     """
 
     pictures: Tensor = field(metadata=PNG)
@@ -61,6 +69,15 @@ class Perturbations(Exhibit):
         changes: (N, D), the mean absolute difference of the first and the last image of a row.
         targets: (N,), the classes.
         classes: their names, one an image.
+
+    Example:
+        >>> from torchcaps.explain import Observation, Selection
+        >>> from torchcaps.explain.exhibits import Perturbations
+        >>> images = torch.rand(2, 1, 8, 8)
+        >>> selection = Selection(images, images, target=torch.tensor([3, 1]))
+        >>> exhibit = Perturbations.of(Observation(tc.create_model("capsnet_digits"), selection))
+        >>> exhibit.grids.shape  # images, numbers of the pose, values, image
+        torch.Size([2, 16, 11, 1, 8, 8])
     """
 
     grids: Tensor = field(metadata={"plain": _sheets})

@@ -24,6 +24,11 @@ class ActivationMaps(NamedTuple):
         type: which type of the layer's; None if it has but one.
         activation: (B, H', W').
         extent: the part of the image that a map covers; None for all of it.
+
+    Example:
+        >>> from torchcaps.explain.exhibits import ActivationMaps
+        >>> ActivationMaps("primary", None, torch.rand(2, 6, 6), extent=None).activation.shape
+        torch.Size([2, 6, 6])
     """
 
     layer: str
@@ -42,6 +47,14 @@ class LayerActivations(Exhibit):
         titles: one an image.
         layers: from the lowest up, of the type that differs most between these images and places.
         classes: activations of the classes, (B, E).
+
+    Example:
+        >>> from torchcaps.explain import Observation, Selection
+        >>> from torchcaps.explain.exhibits import LayerActivations
+        >>> images = torch.rand(2, 1, 8, 8)
+        >>> exhibit = LayerActivations.of(Observation(tc.create_model("capsnet_digits"), Selection(images, images)))
+        >>> exhibit.classes.shape, len(exhibit.layers) > 0
+        (torch.Size([2, 10]), True)
     """
 
     pictures: Tensor = field(metadata=PNG)
@@ -81,6 +94,11 @@ class TypeMaps(NamedTuple):
         types: which of the layer's, the most active first.
         activation: (H', W', types).
         extent: the part of the image that a map covers; None for all of it.
+
+    Example:
+        >>> from torchcaps.explain.exhibits import TypeMaps
+        >>> TypeMaps.of("primary", torch.rand(6, 6, 32), extent=None, count=8).activation.shape
+        torch.Size([6, 6, 8])
     """
 
     layer: str
@@ -105,6 +123,14 @@ class LayerTypes(Exhibit):
         picture: (C, H, W).
         image_title: of the image.
         layers: from the lowest up.
+
+    Example:
+        >>> from torchcaps.explain import Observation, Selection
+        >>> from torchcaps.explain.exhibits import LayerTypes
+        >>> images = torch.rand(2, 1, 8, 8)
+        >>> exhibit = LayerTypes.of(Observation(tc.create_model("capsnet_digits"), Selection(images, images)))
+        >>> exhibit.picture.shape
+        torch.Size([1, 8, 8])
     """
 
     picture: Tensor = field(metadata=PNG)
@@ -135,6 +161,11 @@ class PoseMaps(NamedTuple):
         layer: its name.
         type: which type of the layer's; None if it has but one.
         pose: (H', W', D) of vector or (H', W', M, D) of matrix capsules.
+
+    Example:
+        >>> from torchcaps.explain.exhibits import PoseMaps
+        >>> PoseMaps("primary", 0, torch.rand(6, 6, 8)).pose.shape
+        torch.Size([6, 6, 8])
     """
 
     layer: str
@@ -151,6 +182,14 @@ class LayerPoses(Exhibit):
         picture: (C, H, W).
         image_title: of the image.
         layers: from the lowest up, those whose poses have at most 32 numbers.
+
+    Example:
+        >>> from torchcaps.explain import Observation, Selection
+        >>> from torchcaps.explain.exhibits import LayerPoses
+        >>> images = torch.rand(2, 1, 8, 8)
+        >>> exhibit = LayerPoses.of(Observation(tc.create_model("capsnet_digits"), Selection(images, images)))
+        >>> exhibit.picture.shape
+        torch.Size([1, 8, 8])
     """
 
     picture: Tensor = field(metadata=PNG)

@@ -20,6 +20,11 @@ class ReliabilityCurve(NamedTuple):
         confidence: mean probability of the class that was said, for each bin that has images.
         accuracy: share of the images of the bin for which that class was right.
         error: the expected calibration error, in [0, 1].
+
+    Example:
+        >>> from torchcaps.explain.exhibits import ReliabilityCurve
+        >>> ReliabilityCurve("lengths", confidence=[0.5, 0.9], accuracy=[0.4, 0.95], error=0.07).error
+        0.07
     """
 
     name: str
@@ -36,6 +41,13 @@ class Reliability(Exhibit):
     Attributes:
         curves: the calibrated one last.
         calibration: the method, in words; empty without one.
+
+    Example:
+        >>> from torchcaps import explain
+        >>> from torchcaps.data import Digits
+        >>> findings = explain.examine(tc.create_model("capsnet_digits"), Digits().test)
+        >>> len(explain.exhibits.Reliability.of(findings, calibration=None).curves)
+        1
     """
 
     curves: tuple[ReliabilityCurve, ...]

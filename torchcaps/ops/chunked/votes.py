@@ -26,7 +26,13 @@ from torchcaps.ops.similarity import Gaussian, Given, InnerProduct, Similarity
 
 
 class ChunkedVotes(VoteSource):
-    """Votes that are never stored: at most one tile of them exists at any time."""
+    """Votes that are never stored: at most one tile of them exists at any time.
+
+    Example:
+        >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5), backend="chunked")
+        >>> isinstance(votes.source, tc.ops.chunked.ChunkedVotes)
+        True
+    """
 
     def __init__(
         self,

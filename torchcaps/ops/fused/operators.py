@@ -29,6 +29,11 @@ class Call(NamedTuple):
 
     Windows of a convolution share children: there are N images of G children each, and W windows of I of them. A
     layer without windows has W = 1 and I = G. Rows of the batch are ``B = N * W``, row ``n * W + w``.
+
+    Example:
+        >>> call = tc.ops.fused.Call(torch.randn(2, 6, 1, 4), torch.randn(6, 3, 4, 5), None, None, None, None, ())
+        >>> call.sizes
+        (2, 6, 3, 1, 4, 5)
     """
 
     children: Tensor  # [N, G, M, P]
@@ -102,7 +107,20 @@ def readable(
 
 
 class Kernels(Protocol):
-    """What a fused backend does. Tensors come contiguous, float32 or wider, of one dtype, on one device."""
+    """What a fused backend does. Tensors come contiguous, float32 or wider, of one dtype, on one device.
+
+    Example:
+        >>> class Nothing(tc.ops.fused.Kernels):
+        ...     def prepare(self):
+        ...         raise RuntimeError("no kernels here")
+        ...
+        >>> try:
+        ...     Nothing().prepare()
+        ... except RuntimeError as reason:
+        ...     print(reason)
+        ...
+        no kernels here
+    """
 
     def prepare(self) -> None:
         """Makes the kernels ready; a RuntimeError or ImportError says why they cannot run here."""
@@ -396,12 +414,24 @@ class FusedVotes(VoteSource):
 
 
 class NativeVotes(FusedVotes):
-    """In C++, on a CPU."""
+    """In C++, on a CPU.
+
+    Example:
+        >>> from torchcaps.ops import InnerProduct, Rule
+        >>> tc.ops.fused.NativeVotes.supports(InnerProduct(torch.randn(2, 3, 5)), Rule())  # no reason against it
+        ''
+    """
 
     backend = "native"
 
 
 class TritonVotes(FusedVotes):
-    """In Triton, on a GPU, or on a CPU under Triton's interpreter."""
+    """In Triton, on a GPU, or on a CPU under Triton's interpreter.
+
+    Example:
+        >>> from torchcaps.ops import InnerProduct, Rule
+        >>> tc.ops.fused.TritonVotes.supports(InnerProduct(torch.randn(2, 3, 5)), Rule())  # no reason against it
+        ''
+    """
 
     backend = "triton"

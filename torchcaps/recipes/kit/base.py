@@ -28,6 +28,11 @@ class Line:
         unit: "%" or another; "" for a plain number.
         higher_is_better: False for an error; None where neither is better.
         elsewhere: whether it is another program's figure, which no preset measures.
+
+    Example:
+        >>> from torchcaps.recipes import Line
+        >>> Line("CapsNet, 3 steps", "test error", published=0.25, source="Sabour et al. 2017, table 1").published
+        0.25
     """
 
     row: str
@@ -61,6 +66,12 @@ class Picture:
     Args:
         figure: with a title, axes and units.
         caption: what is to be seen, one or two sentences.
+
+    Example:
+        >>> from torchcaps.explain.draw import new_figure
+        >>> from torchcaps.recipes import Picture
+        >>> Picture(new_figure(4, 3), "Errors of all rows.").caption
+        'Errors of all rows.'
     """
 
     figure: "Figure"
@@ -76,6 +87,11 @@ class Outcome:
         facts: of each row, what belongs beside its figures: parameters, epochs, seconds of training.
         pictures: by a short name for the file.
         curves: numbers behind the pictures, ready for JSON.
+
+    Example:
+        >>> from torchcaps.recipes import Outcome
+        >>> Outcome(figures={("CapsNet, 3 steps", "test error"): 0.68}).figures
+        {('CapsNet, 3 steps', 'test error'): 0.68}
     """
 
     figures: dict[Key, float] = field(default_factory=dict)
@@ -100,6 +116,12 @@ class Recipe(ABC, Generic[Settings]):
         presets: its settings, a frozen dataclass, for ``paper`` (the published ones, for a GPU), ``quick`` (two cores
             of a CPU, at most an hour) and ``smoke`` (seconds, on the digits that come with scikit-learn).
         notes: what must be known to read the table, sentences: in what the settings differ from the published ones.
+
+    Example:
+        >>> from torchcaps.recipes import Recipe, get_recipe
+        >>> recipe = get_recipe("two-digits")
+        >>> isinstance(recipe, Recipe), sorted(recipe.presets)
+        (True, ['paper', 'quick', 'smoke'])
     """
 
     name: ClassVar[str]

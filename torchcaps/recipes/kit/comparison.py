@@ -19,6 +19,14 @@ class Study(Outcome):
         lab: where it is run.
         settings: of the preset.
         trained: the network of each row.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from torchcaps.recipes import Lab, Study
+        >>> study = Study(lab=Lab(preset="smoke", seed=0, runs=Path("runs")), settings=None)
+        >>> study.note("CapsNet", {"test error": 0.68})
+        >>> study.figures
+        {('CapsNet', 'test error'): 0.68}
     """
 
     lab: Lab
@@ -45,6 +53,12 @@ class Comparison(Recipe[Settings]):
         experiment: what the names of the runs begin with; default: the name.
         heading: over the bars of the test errors; default: the title.
         caption: under them.
+
+    Example:
+        >>> from torchcaps.recipes import Comparison, get_recipe
+        >>> recipe = get_recipe("smallnorb-em")
+        >>> isinstance(recipe, Comparison), len(recipe.rows) > 0
+        (True, True)
     """
 
     rows: ClassVar[Sequence[str]] = ()

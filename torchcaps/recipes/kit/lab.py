@@ -34,6 +34,13 @@ class Trained:
         summary: of its run, as :func:`torchcaps.training.train` writes it.
         folder: of its run.
         code: what trained it; more than one if the code changed in between, none if nobody took note.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from torchcaps.recipes import Trained
+        >>> trained = Trained(tc.create_model("capsnet_digits"), {"test_accuracy": 0.99}, Path("runs/digits"))
+        >>> trained.test_accuracy
+        99.0
     """
 
     network: ImageClassifier
@@ -105,6 +112,13 @@ class Lab:
 
     Raises:
         ValueError: if the trainer shall use several processes.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from torchcaps.recipes import Lab
+        >>> lab = Lab(preset="smoke", seed=0, runs=Path("runs"))
+        >>> lab.device.type in ("cpu", "cuda")
+        True
     """
 
     preset: PresetName
