@@ -53,8 +53,8 @@ class Classifier:
         image_shape: (C, H, W) of images before they are prepared; default: as saved, or else that of the network.
         task: what the network is for, its name, or its name and arguments; default: as saved, or else classification.
         resize: how images of another size get to ``image_shape``: keep the aspect ratio and ``pad`` with black, keep it
-            and ``crop`` the centre, or ``stretch``; or cut out ``handwriting``; or ``keep`` their size, for a network of
-            any size; default: as saved, or else ``pad``.
+            and ``crop`` the centre, or ``stretch``; or cut out ``handwriting``; or ``keep`` their size, for a network
+            of any size; default: as saved, or else ``pad``.
 
     Attributes:
         run: the folder of the run that it was opened from; None if it was not.

@@ -3,8 +3,8 @@
 import csv
 import json
 import sys
-from collections import Counter
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
