@@ -31,12 +31,12 @@ from torchcaps.explain.layers import Layer, dead_types, layer_entropy, observe_l
 from torchcaps.explain.observe import Observation
 from torchcaps.explain.page import write_page, write_report
 from torchcaps.explain.places import Extent, layer_extents, map_extent
-from torchcaps.explain.poses import default_sweep, draw_poses, perturb
+from torchcaps.explain.poses import default_sweep, perturb
 from torchcaps.explain.readout import Readout, fit_readout
 from torchcaps.explain.selection import Selection, select_examples, select_samples
 from torchcaps.explain.shapes import pose_tells, shape_moments
 from torchcaps.explain.steps import Step, exchangeable_routings, observe_steps, other_routing
-from torchcaps.explain.transfer import carried, poses_of, transfer
+from torchcaps.explain.transfer import carried, draw_poses, poses_of, transfer
 
 __all__ = [
     "ATTRIBUTES",

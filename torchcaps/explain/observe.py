@@ -13,8 +13,9 @@ from torchcaps.explain.findings import evaluating
 from torchcaps.explain.flow import class_maps, class_shares
 from torchcaps.explain.layers import Layer, observe_layers
 from torchcaps.explain.places import Extent, layer_extents, on_a_grid, origin, placed_capsules
-from torchcaps.explain.poses import check_target, draw_poses, perturb
+from torchcaps.explain.poses import check_target, perturb
 from torchcaps.explain.selection import Selection
+from torchcaps.explain.transfer import draw_poses
 from torchcaps.models.base import CapsuleClassifier
 
 _AT_ONCE = 16

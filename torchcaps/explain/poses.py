@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
-from torchcaps.explain.findings import evaluating
 from torchcaps.models.base import CapsuleClassifier
 
 
@@ -54,32 +53,6 @@ def perturb(model: CapsuleClassifier, capsules: Capsules, target: Tensor, values
     poses = moved.flatten(0, 2).unflatten(-1, capsules.pose_shape)
     repeated = Capsules(poses, capsules.activation.repeat_interleave(D * V, 0))
     return model.decode(repeated, target.repeat_interleave(D * V)).unflatten(0, (B, D, V))
-
-
-def draw_poses(model: CapsuleClassifier, poses: Tensor, target: Tensor) -> Tensor:
-    """What the decoder draws of poses of any making, each as that of the capsule of one class; all others are masked.
-
-    Args:
-        model: a network with a decoder, left in the mode that it came in.
-        poses: (B, *pose), or (B, D): matrix poses row by row.
-        target: the class of each, labels (B,).
-
-    Returns:
-        Images (B, C, H, W).
-
-    Raises:
-        ValueError: if ``poses`` or ``target`` do not fit the network.
-        RuntimeError: if the network has no decoder.
-    """
-    shape, B = model.class_caps.out_pose, len(poses)
-    if poses.shape[1:] not in (shape, (math.prod(shape),)):
-        raise ValueError(f"poses must be (B, {', '.join(map(str, shape))}), got shape {tuple(poses.shape)}")
-    activation = poses.new_zeros(B, model.classes)
-    check_target(target, activation)
-    pose = poses.new_zeros(B, model.classes, *shape)
-    pose[torch.arange(B, device=poses.device), target] = poses.reshape(B, *shape)
-    with evaluating(model):
-        return model.decode(Capsules(pose, activation), target)
 
 
 def check_target(target: Tensor, activation: Tensor) -> None:

@@ -1,10 +1,13 @@
 """Poses that move from image to image: the class of one, drawn with the pose of another."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
-from torchcaps.explain.poses import check_target, draw_poses
+from torchcaps.explain.findings import evaluating
+from torchcaps.explain.poses import check_target
 from torchcaps.layers import PoseInput
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.numerics import check_sizes
@@ -34,6 +37,32 @@ def carried(model: CapsuleClassifier, poses: Tensor, source: Tensor, target: Ten
         if isinstance(part, PoseInput):
             return part.carried(poses, source, target)
     return poses
+
+
+def draw_poses(model: CapsuleClassifier, poses: Tensor, target: Tensor) -> Tensor:
+    """What the decoder draws of poses of any making, each as that of the capsule of one class; all others are masked.
+
+    Args:
+        model: a network with a decoder, left in the mode that it came in.
+        poses: (B, *pose), or (B, D): matrix poses row by row.
+        target: the class of each, labels (B,).
+
+    Returns:
+        Images (B, C, H, W).
+
+    Raises:
+        ValueError: if ``poses`` or ``target`` do not fit the network.
+        RuntimeError: if the network has no decoder.
+    """
+    shape, B = model.class_caps.out_pose, len(poses)
+    if poses.shape[1:] not in (shape, (math.prod(shape),)):
+        raise ValueError(f"poses must be (B, {', '.join(map(str, shape))}), got shape {tuple(poses.shape)}")
+    activation = poses.new_zeros(B, model.classes)
+    check_target(target, activation)
+    pose = poses.new_zeros(B, model.classes, *shape)
+    pose[torch.arange(B, device=poses.device), target] = poses.reshape(B, *shape)
+    with evaluating(model):
+        return model.decode(Capsules(pose, activation), target)
 
 
 def transfer(
