@@ -314,6 +314,8 @@ class Dots(NamedTuple):
 
 def dot_panels(rows: Sequence[str], panels: Sequence[Dots]) -> "Figure":
     """Panels beside each other with one dot for each row, the rows from top to bottom, the same in all panels."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
     figure = new_figure(1.6 + 1.9 * len(panels), 1.0 + 0.24 * len(rows))
     first: Axes | None = None
     for place, panel in enumerate(panels, 1):
@@ -324,6 +326,9 @@ def dot_panels(rows: Sequence[str], panels: Sequence[Dots]) -> "Figure":
         axes.errorbar(values, places, xerr=spreads, fmt="o", markersize=4, color="C0", ecolor="0.6", linewidth=1)
         if panel.log:
             axes.set_xscale("log")
+            axes.xaxis.set(
+                major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_locator=NullLocator()
+            )
         axes.set_xlabel(panel.label.replace(", ", ",\n"), fontsize=9)
         axes.tick_params(axis="x", labelsize=8, which="both")
         axes.grid(alpha=0.3)
