@@ -177,6 +177,7 @@ def coloured_figure(texts: tuple[ColouredText, ...], classes: tuple[str, ...]) -
     """Texts with coloured words, a line each, below the colours of the classes."""
     letters = max(sum(map(len, text.pieces)) for text in texts)
     figure = new_figure(0.085 * letters + 0.3, 0.46 * len(texts) + 0.5)
+    figure.set_layout_engine("none")
     axes = figure.add_axes((0.01, 0, 0.98, 1))
     axes.set_axis_off()
     axes.set(xlim=(-1, letters + 1), ylim=(2 * len(texts) + 0.8, -1.2))
