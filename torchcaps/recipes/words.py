@@ -1,12 +1,12 @@
 """Capsules over words: questions, film reviews; trained on one class, tested on two (Zhao et al. 2018)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchcaps.data import TextSet, joined
 from torchcaps.explain.draw.canvas import new_figure
-from torchcaps.explain.draw.charts import bars_across
+from torchcaps.explain.draw.charts import bars_upwards
 from torchcaps.explain.exhibits.words import COLOURS, ColouredText, ColouredTexts
 from torchcaps.models import TextClassifier
 from torchcaps.recipes.kit.base import Picture, lines_of, register_recipe
@@ -142,13 +142,8 @@ class WordsRecipe(Comparison[WordsSettings]):
     def finish(self, study: Study, given: TextSet) -> None:
         """Bars of the joined questions, and some of them in colour."""
         rows = [row for row in study.trained if ROWS[row][0] == TREC]
-        bars = bars_across(
-            [ROWS[row][1] for row in rows], [study.figures[row, MOST_ACTIVE] for row in rows], [None] * len(rows)
-        )
-        (axes,) = bars.axes
-        axes.set_xlabel("both classes told, % of joined questions")
-        axes.set_title(self.title, fontsize=11)
-        study.pictures["pairs"] = Picture(bars, self.caption)
+        told = {name: [study.figures[row, name] for row in rows] for name in TOLD}
+        study.pictures["pairs"] = Picture(pairs_figure([ROWS[row][1] for row in rows], told), self.caption)
         for row in rows:
             if ROWS[row][1] in (CAPSULES, ENCODER):
                 caption = (
@@ -159,6 +154,18 @@ class WordsRecipe(Comparison[WordsSettings]):
                 )
                 name = "-".join(["colours", *ROWS[row][1].lower().replace(",", "").split()])
                 study.pictures[name] = Picture(_coloured(study.trained[row], given), caption)
+
+
+def pairs_figure(networks: Sequence[str], told: Mapping[str, Sequence[float]]) -> "Figure":
+    """Bars of the joined questions that each network told rightly, in percent, by how they were told."""
+    figure = new_figure(7.5, 3.6)
+    axes = figure.add_subplot()
+    bars_upwards(axes, networks, told, digits=1)
+    axes.set_ylabel("both classes told, %")
+    axes.set_title("Two questions in one text", fontsize=11)
+    axes.legend(fontsize=8, frameon=False)
+    axes.margins(y=0.3)
+    return figure
 
 
 def _coloured(trained: Trained, pairs: TextSet, count: int = 8) -> "Figure":
@@ -177,6 +184,7 @@ def coloured_figure(texts: tuple[ColouredText, ...], classes: tuple[str, ...]) -
     """Texts with coloured words, a line each, below the colours of the classes."""
     letters = max(sum(map(len, text.pieces)) for text in texts)
     figure = new_figure(0.085 * letters + 0.3, 0.46 * len(texts) + 0.5)
+    figure.set_layout_engine("none")
     axes = figure.add_axes((0.01, 0, 0.98, 1))
     axes.set_axis_off()
     axes.set(xlim=(-1, letters + 1), ylim=(2 * len(texts) + 0.8, -1.2))
