@@ -209,21 +209,10 @@ class Classifier:
 
         Raises what :meth:`predict` raises.
         """
-        return self._looked(image, resize).pixels
-
-    def _looked(self, image: "Image", resize: Resize | None) -> Handwriting:
-        """The pixels, and what was done to get them, where that depends on the image."""
         resize = resize or self.resize
         check_resize(resize)
-        if resize != "handwriting":
-            return Handwriting(self._fitted(image, resize), "")
-        if isinstance(image, str | Path):
-            found = load_handwriting(Path(image), self.image_shape)
-        else:
-            found = fit_handwriting(_as_shown(image), self.image_shape)
-        return found._replace(pixels=found.pixels.float() / 255)
-
-    def _fitted(self, image: "Image", resize: Resize) -> Tensor:
+        if resize == "handwriting":
+            return self._written(image).pixels
         if self.image_shape[0] in (1, 3):
             if isinstance(image, str | Path):
                 return load_image(image, self.image_shape, resize).float() / 255
@@ -235,6 +224,20 @@ class Classifier:
                 f"image files have 1 or 3 channels, the network takes {self.image_shape[0]}: give an array or a tensor"
             )
         return _fit_numbers(_as_numbers(image), self.image_shape, resize)
+
+    def _looked(self, image: "Image", resize: Resize | None) -> Handwriting:
+        """The pixels, and what was done to get them, where that depends on the image."""
+        if (resize or self.resize) == "handwriting":
+            return self._written(image)
+        return Handwriting(self.pixels(image, resize), "")
+
+    def _written(self, image: "Image") -> Handwriting:
+        """What was written by hand, float32 in [0, 1]."""
+        if isinstance(image, str | Path):
+            found = load_handwriting(Path(image), self.image_shape)
+        else:
+            found = fit_handwriting(_as_shown(image), self.image_shape)
+        return found._replace(pixels=found.pixels.float() / 255)
 
     def activations(self, images: Tensor, batch_size: int = 128) -> Tensor:
         """The activations of the classes, float32 (B, E) on the CPU, averaged over the crops of an image.
