@@ -249,23 +249,12 @@ class Classifier:
         With ``resize="keep"`` it has the image's own height and width. Of a text, the numbers of its words, int64 (L,).
         Raises what :meth:`predict` raises.
         """
-        return self._looked(image, resize).pixels
-
-    def _looked(self, image: "Image", resize: Fit | None) -> Handwriting:
-        """The pixels, and what was done to get them, where that depends on the image."""
         if self.words is not None:
-            return Handwriting(self.reading(image).numbers, "")
+            return self.reading(image).numbers
         fit = resize or self.resize
         self._check_fit(fit)
-        if fit != "handwriting":
-            return Handwriting(self._fitted(image, fit), "")
-        if isinstance(image, str | Path):
-            found = load_handwriting(Path(image), self.image_shape)
-        else:
-            found = fit_handwriting(_as_shown(image), self.image_shape)
-        return found._replace(pixels=found.pixels.float() / 255)
-
-    def _fitted(self, image: "Image", fit: Fit) -> Tensor:
+        if fit == "handwriting":
+            return self._written(image).pixels
         channels = self.image_shape[0]
         if channels in (1, 3):
             picture = open_image(Path(image), channels) if isinstance(image, str | Path) else _as_picture(image)
@@ -295,6 +284,20 @@ class Classifier:
                 f"no word of {shortened(text)} was in the training texts: its answer is a guess", stacklevel=2
             )
         return reading
+
+    def _looked(self, image: "Image", resize: Fit | None) -> Handwriting:
+        """The pixels, and what was done to get them, where that depends on the image."""
+        if (resize or self.resize) == "handwriting":
+            return self._written(image)
+        return Handwriting(self.pixels(image, resize), "")
+
+    def _written(self, image: "Image") -> Handwriting:
+        """What was written by hand, float32 in [0, 1]."""
+        if isinstance(image, str | Path):
+            found = load_handwriting(Path(image), self.image_shape)
+        else:
+            found = fit_handwriting(_as_shown(image), self.image_shape)
+        return found._replace(pixels=found.pixels.float() / 255)
 
     def activations(self, images: Tensor, batch_size: int = 128) -> Tensor:
         """The activations of the classes, float32 (B, E) on the CPU, averaged over the crops of an image.

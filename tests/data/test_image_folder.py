@@ -160,7 +160,7 @@ def test_images_of_two_sizes_are_named(tmp_path: Path) -> None:
         ({"channels": 2}, "channels must be 1, 3 or None, got 2"),
         ({"size": 0}, "size must be at least 1 x 1 pixel, got 0"),
         ({"size": (8, 0)}, r"size must be at least 1 x 1 pixel, got \(8, 0\)"),
-        ({"resize": "squash"}, "resize must be one of pad, crop, stretch, got 'squash'"),
+        ({"resize": "squash"}, "resize must be one of pad, crop, stretch, handwriting, got 'squash'"),
     ],
 )
 def test_arguments_are_checked(tmp_path: Path, arguments: dict, message: str) -> None:

@@ -1,6 +1,5 @@
 """What the numbers of a pose mean: move them one at a time and decode."""
 
-
 import torch
 from torch import Tensor
 
