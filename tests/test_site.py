@@ -105,7 +105,7 @@ class TestFirstSteps:
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[NotebookClient]:
     """One kernel for all notebooks, which begin with empty names: most of their time is the import of torch."""
-    client = NotebookClient(nbformat.v4.new_notebook(), timeout=120, kernel_name="python3")
+    client = NotebookClient(nbformat.v4.new_notebook(), timeout=600, kernel_name="python3")
     client.create_kernel_manager()
     with client.setup_kernel(cwd=str(ROOT), env={**os.environ, "PYTHONPATH": str(ROOT)}):
         yield client
