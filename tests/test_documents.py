@@ -120,11 +120,8 @@ def test_code_of_the_explorer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_no_code_is_left_unexecuted() -> None:
     """The guide's is executed by its own tests, CONTRIBUTING's by those of a stranger's file."""
     with_code = {document for document in DOCUMENTS if python_blocks(document) and "guide/" not in document}
-<<<<<<< HEAD
-    pages = ("explaining", "explore", "extending", "layers", "routings", "speed", "training")
-=======
-    pages = ("explaining", "extending", "first-steps", "layers", "routings", "speed", "training")
->>>>>>> docsite
+    pages = ("explaining", "explore", "extending", "first-steps", "layers", "poses", "pretrained", "routings", "speed",
+             "training", "words")  # fmt: skip
     assert with_code == {"README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in pages)}
 
 
