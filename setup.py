@@ -20,7 +20,8 @@ def compiling() -> ModuleType:
     """``torchcaps/ops/fused/compiling.py``, without the package around it, which needs torch."""
     path = Path(__file__).parent / "torchcaps" / "ops" / "fused" / "compiling.py"
     spec = importlib.util.spec_from_file_location("compiling", path)
-    assert spec is not None and spec.loader is not None  # noqa: PT018
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
