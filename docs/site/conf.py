@@ -1,6 +1,7 @@
 """The site: ``make docs`` builds it into ``build/site``. Sphinx reads the Markdown where it lies."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -10,12 +11,10 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 # The kernels of the notebooks find the package too, and share the cores with the build.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
-import torchcaps  # noqa: E402
-
 project = "torchcaps"
 author = "The torchcaps authors"
 project_copyright = author
-version = release = torchcaps.__version__
+version = release = re.findall(r'__version__ = "(.*)"', (ROOT / "torchcaps" / "__init__.py").read_text())[0]
 
 extensions = [
     "myst_nb",

@@ -159,4 +159,4 @@ class TestDigitScenes:
         assert data.fingerprint() == DigitScenes(Digits(validation=0.2), **SMALL).fingerprint()
 
     def test_numbers_come_from_files_of_options_as_lists(self) -> None:
-        assert DigitScenes(Digits(), canvas=[48, 56]).canvas == (48, 56)  # type: ignore[arg-type]
+        assert DigitScenes(Digits(), canvas=[48, 56]).canvas == (48, 56)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -176,8 +177,8 @@ class TestOtherRouting:
 
 class TestExhibits:
     @pytest.mark.parametrize("make", [net, matrix_net])
-    def test_routing_steps(self, make: object) -> None:
-        model = make()  # type: ignore[operator]
+    def test_routing_steps(self, make: Callable[[], CapsuleClassifier]) -> None:
+        model = make()
         seen = look(model)
         exhibit = RoutingSteps.of(seen)
         assert exhibit is not None

@@ -81,7 +81,8 @@ class DeepCaps(CapsuleClassifier):
         self.conv = nn.Conv2d(self.image_shape[0], channels, 3, padding=1)
         self.norm = nn.BatchNorm2d(channels, 1e-3, 0.01)
         nn.init.xavier_uniform_(self.conv.weight)
-        nn.init.zeros_(self.conv.bias)  # type: ignore[arg-type]
+        assert self.conv.bias is not None
+        nn.init.zeros_(self.conv.bias)
         widths = (channels, *(types * dim for dim in self.dims))
         last = len(self.dims) - 1
         self.cells = nn.ModuleList(
@@ -306,8 +307,9 @@ class TransposedDecoder(nn.Module):
         )
         for layer in (self.linear, *self.convolutions):
             assert isinstance(layer, nn.Linear | nn.ConvTranspose2d)
+            assert layer.bias is not None
             nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+            nn.init.zeros_(layer.bias)
 
     def forward(self, poses: Tensor) -> Tensor:
         """Decodes."""
