@@ -224,13 +224,31 @@ class TestPreprocess:
         assert "image files have 1 or 3 channels, the network takes 2" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "example", sorted((Path(__file__).parent.parent / "examples").glob("*.yaml")), ids=lambda p: p.stem
-)
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.yaml"))
+
+
+def test_options_of_the_example_over_words_are_some(monkeypatch, tmp_path):
+    (tmp_path / "trec").mkdir()
+    for part in ("train_5500.label", "TREC_10.label"):
+        (tmp_path / "trec" / part).write_text("LOC:city Where is it ?\nHUM:ind Who is she ?\n" * 9)
+    monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
+    (example,) = (one for one in EXAMPLES if one.stem == "words")
+    parser = train_parser()
+    options = parser.instantiate(parser.parse_args(["--config", str(example), "--run", "run"]))
+    assert options.model in list_models(takes="words")
+
+
+@pytest.mark.parametrize("example", [one for one in EXAMPLES if one.stem != "words"], ids=lambda p: p.stem)
 def test_options_of_the_examples_fit_together(example):
     parser = train_parser()
     options = parser.instantiate(parser.parse_args(["--config", str(example), "--run", "run"]))
-    raw = {"Digits": (1, 8, 8), "MNIST": (1, 28, 28), "CIFAR10": (3, 32, 32), "SmallNORB": (2, 48, 48)}
+    raw = {
+        "DigitScenes": (1, 96, 96),
+        "Digits": (1, 8, 8),
+        "MNIST": (1, 28, 28),
+        "CIFAR10": (3, 32, 32),
+        "SmallNORB": (2, 48, 48),
+    }
     shape = options.preprocess.image_shape(raw[type(options.data).__name__])
     assert shape == (2, 32, 32) or example.stem != "smallnorb"
     assert create_model(options.model, image_shape=shape, **(options.model_args or {})).image_shape == shape

@@ -27,6 +27,8 @@ SMALL = {
     "byerly": {"channels": 4, "growth": 2, "stages": (1, 2)},
     "capsnet": {"channels": 4, "types": 3, "primary_dim": 2, "pose_dim": 3, "decoder_hidden": None},
     "matrixcapsnet": {"channels": 4, "types": (2, 3, 2), "pose": (2, 2)},
+    "scene_capsnet": {"channels": (4, 6, 8), "child_dim": 5, "pose_dim": 3, "boxes": True},
+    "scene_cnn": {"channels": (4, 6, 8)},
     "sharedcapsnet": {"channels": (4, 4, 4, 4)},
     "capsnet_on_backbone": {"widths": (4, 6), "types": 3, "primary_dim": 2, "pose_dim": 3},
     "capsnet_on_backbone_cnn": {"widths": (4, 6)},

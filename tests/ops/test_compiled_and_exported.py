@@ -1,6 +1,7 @@
 """The operators of the fused backends, and whole networks, under torch.compile, torch.export and autocast."""
 
 import os
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,13 @@ SLOW = pytest.mark.skipif("TORCHCAPS_SLOW" not in os.environ, reason="TORCHCAPS_
 TWICE = ("byerly_maps", "capsnet_small", "capsnet_small_cnn", "efficient_capsnet_multimnist")
 TWICE += ("matrixcapsnet_cifar10", "matrixcapsnet_paper", "matrixcapsnet_small")
 """Networks of whose layers all are among those of another name."""
-MODELS = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=SLOW) if name in TWICE else name for name in list_models(takes="images")]
-)
+COMPILED = ("attentioncapsnet", "capsnet_digits", "matrixcapsnet", "scene_capsnet", "sharedcapsnet")
+"""Networks that are compiled in each run of the tests: between them they have the kinds of layers."""
+
+
+def models(slow: Callable[[str], bool]) -> pytest.MarkDecorator:
+    names = list_models(takes="images")
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW) if slow(name) else name for name in names])
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +67,7 @@ def gradients(model: ImageClassifier, activation: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(activation.square().sum(), parameters, materialize_grads=True))
 
 
-@MODELS
+@models(lambda name: name not in COMPILED)
 def test_compiles_in_one_piece(name: str) -> None:
     model, images, labels = network(name)
     with use_backend(BACKENDS.get(name, "native")):
@@ -82,7 +87,7 @@ def test_inductor() -> None:
     torch.testing.assert_close(gradients(model, compiled), gradients(model, expected), rtol=1e-5, atol=1e-8)
 
 
-@MODELS
+@models(lambda name: name in TWICE)
 def test_item10_exports_with_any_batch_and_saves(name: str) -> None:
     model, images, _ = network(name)
     model.eval()
@@ -144,7 +149,7 @@ class TestOnnx:
             torch.onnx.export(Capsuled().eval(), (torch.rand(2, 1, 9, 9),), dynamo=True, verbose=False)
 
 
-@MODELS
+@models(lambda name: name in TWICE)
 @pytest.mark.parametrize("backend", ["naive", "native"])
 def test_autocast(name: str, backend: str) -> None:
     """Routing stays in float32, and so does the loss; as close to float32 as steps of EM on bf16 features can be."""

@@ -11,7 +11,7 @@ from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import check_sizes, compute_dtype
-from torchcaps.routing import Heinsen2019Routing, Routing
+from torchcaps.routing import Heinsen2019Routing, Routed, Routing
 
 
 @register_model("heinsen_smallnorb", "Heinsen 2019, smallNORB: 272 k parameters")
@@ -119,9 +119,19 @@ class HeinsenCapsNet(CapsuleClassifier):
     def encode(self, images: Tensor) -> Capsules:
         """The class capsules, whose activations add up to 1."""
         capsules = super().encode(images)
-        activation = capsules.activation.to(compute_dtype(capsules.activation))
-        scores = torch.logit(activation, eps=torch.finfo(activation.dtype).eps)
-        return capsules._replace(activation=scores.softmax(-1).to(capsules.activation.dtype))
+        return capsules._replace(activation=_shares(capsules.activation))
+
+    def route(self, images: Tensor) -> Routed:
+        """The last routing of the classes, with the activations of :meth:`encode`."""
+        routed = super().route(images)
+        return routed._replace(activation=_shares(routed.activation))
+
+
+def _shares(activation: Tensor) -> Tensor:
+    """The softmax of the logits of activations (B, E)."""
+    exact = activation.to(compute_dtype(activation))
+    scores = torch.logit(exact, eps=torch.finfo(exact.dtype).eps)
+    return scores.softmax(-1).to(activation.dtype)
 
 
 def _coordinates(images: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """What is in a scene, and where: class capsules with shared transforms, and their twin with class-activation maps."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +85,27 @@ class _SceneNetwork(ImageClassifier):
         """How much at each place of images (B, C, H, W) belongs to each class: (B, E, H', W'), 0 or more."""
 
 
+class _PlacedCaps(CapsLinear):
+    """Class capsules whose poses end with a box."""
+
+    def forward(
+        self,
+        children: Capsules | Tensor,
+        mask: Tensor | None = None,
+        *,
+        initial: Routed | None = None,
+        locate: Callable[[Routed], Tensor] | None = None,
+    ) -> Capsules:
+        """As the layer does; ``locate`` finds the boxes (B, J, 4) of what was routed."""
+        if locate is None:
+            return super().forward(children, mask, initial=initial)
+        routed = self.route(children, mask, initial=initial)
+        capsules = self.parents(routed, children)
+        with torch.autocast(capsules.pose.device.type, enabled=False):
+            box = locate(routed)
+        return capsules._replace(pose=torch.cat([capsules.pose, box.to(capsules.pose.dtype)], -1))
+
+
 @register_model("scene_capsnet", "fully convolutional, transforms shared by all places: which classes are where")
 class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
     r"""A child at each place votes for what is there; class capsules say which classes are there, and where.
@@ -141,7 +162,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         self.decoder = None
         routing = routing or DynamicRouting(accumulate=False, orphan=True, squash="half")
         # With small transforms the votes of a hundred places do not add up to saturated capsules at the start.
-        self.class_caps = CapsLinear(
+        self.class_caps = _PlacedCaps(
             None, classes, child_dim, pose_dim, transforms="shared", routing=routing, init_std=0.02
         )
 
@@ -157,11 +178,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         """The class capsules: poses (B, E, pose_dim + 4), the last four the box."""
         features = self._seen(images)
         children = self._children(features)
-        routed = self.class_caps.route(children)
-        capsules = self.class_caps.parents(routed, children)
-        with torch.autocast(images.device.type, enabled=False):
-            box = self._boxes(self._maps(routed, children), features)
-        return capsules._replace(pose=torch.cat([capsules.pose, box.to(capsules.pose.dtype)], -1))
+        return self.class_caps(children, locate=lambda routed: self._boxes(self._maps(routed, children), features))
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """Class capsules, and the box of each class."""
