@@ -298,7 +298,7 @@ class TextItem(NamedTuple):
 
 @register_dataset("text")
 class Text(ListedImages):
-    """Texts with a class each, in any of the forms that they come in.
+    r"""Texts with a class each, in any of the forms that they come in.
 
     - a folder with a sub-folder of .txt files for each class, or folders ``train`` and ``test`` that hold these, as for
       :class:`~torchcaps.data.ImageFolder`; a file is a text;
