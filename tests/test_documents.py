@@ -117,6 +117,17 @@ def test_code_of_the_explorer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not torch.equal(names["again"], names["look"].activation)
 
 
+def test_code_of_poses_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = executed("docs/poses.md", tmp_path, monkeypatch)
+    assert names["way"].shape == (4, 5, 1, 8, 8)
+
+
+def test_code_of_pretrained_networks_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = executed("docs/pretrained.md", tmp_path, monkeypatch)
+    state = names["reader"].network.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in names["model"].state_dict().items())
+
+
 def test_no_code_is_left_unexecuted() -> None:
     """The guide's is executed by its own tests, CONTRIBUTING's by those of a stranger's file."""
     with_code = {document for document in DOCUMENTS if python_blocks(document) and "guide/" not in document}

@@ -93,6 +93,12 @@ class Few(_MadeOf):
 
     Raises:
         ValueError: `train` is less than 1, or `validation` less than 0.
+
+    Example:
+        >>> from torchcaps.data import Digits, Few
+        >>> data = Few(Digits(), train=100, validation=50)
+        >>> len(data.train), len(data.test)
+        (100, 359)
     """
 
     def __init__(self, data: ImageData, train: int = 1000, validation: int = 1000) -> None:

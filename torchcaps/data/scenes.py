@@ -69,6 +69,12 @@ class Scenery(Composition):
         ValueError: if a number is out of range, or there are fewer classes than digits in a scene.
 
     Source: the clutter as in Mnih et al. 2014, "Recurrent Models of Visual Attention", section 4.1.
+
+    Example:
+        >>> from torchcaps.data import Digits, Scenery
+        >>> scenery = Scenery(Digits().test, canvas=(64, 64), most=3)
+        >>> scenery.image_shape((1, 8, 8))
+        (1, 64, 64)
     """
 
     digits: ImageSet
@@ -240,6 +246,12 @@ class DigitScenes(_MadeOf):
 
     Raises:
         ValueError: if a number is out of range, or there are fewer classes than digits in a scene.
+
+    Example:
+        >>> from torchcaps.data import DigitScenes, Digits
+        >>> scenes = DigitScenes(Digits(), canvas=(64, 64), most=3, clutter=2)
+        >>> scenes.test.__getitems__([0, 1]).images.shape
+        torch.Size([2, 1, 64, 64])
     """
 
     task: ClassVar[dict[str, Any]] = {"name": "several_labels"}

@@ -37,6 +37,14 @@ class Reading(NamedTuple):
         numbers: of its words, the first ``longest`` of them, int64 (L,).
         spans: where in the text each of these stands: its first character, and the one behind its last.
         length: how many words the text has.
+
+    Example:
+        >>> from torchcaps.data import Words
+        >>> (reading,) = Words(("a", "pose")).read(["A pose moves"])
+        >>> reading.numbers.tolist(), reading.length, reading.unknown
+        ([2, 3, 1], 3, 1)
+        >>> reading.spans
+        ((0, 1), (2, 6), (7, 12))
     """
 
     numbers: Tensor
@@ -63,6 +71,14 @@ class Words:
 
     Raises:
         ValueError: a word is there twice, or ``longest`` is less than 1.
+
+    Example:
+        >>> from torchcaps.data import Words
+        >>> words = Words.of(["A capsule has a pose.", "A pose moves."], least=2)
+        >>> words.vocabulary
+        ('a', '.', 'pose')
+        >>> words.read(["A pose, a guess"])[0].numbers
+        tensor([2, 4, 1, 2, 1])
     """
 
     vocabulary: tuple[str, ...] = ()
@@ -155,6 +171,14 @@ class TextSet(ImageSet):
     Raises:
         ValueError: a tensor has another type or shape, a label is out of range, or ``preprocess`` or ``composition``
             is given, which are for images.
+
+    Example:
+        >>> from torchcaps.data import TextSet, Words
+        >>> words = Words(("who", "wrote", "it"))
+        >>> texts = TextSet.of(["Who wrote it?", "Who?"], torch.tensor([0, 1]), ("long", "short"), words)
+        >>> texts.images
+        tensor([[2, 3, 4, 1],
+                [2, 1, 0, 0]])
     """
 
     what = "texts"
@@ -274,7 +298,7 @@ class TextItem(NamedTuple):
 
 @register_dataset("text")
 class Text(ListedImages):
-    """Texts with a class each, in any of the forms that they come in.
+    r"""Texts with a class each, in any of the forms that they come in.
 
     - a folder with a sub-folder of .txt files for each class, or folders ``train`` and ``test`` that hold these, as for
       :class:`~torchcaps.data.ImageFolder`; a file is a text;
@@ -306,6 +330,16 @@ class Text(ListedImages):
         FileNotFoundError: there is no `root`.
         ValueError: an argument is out of range, there is nothing of the forms above, or there are fewer than two
             classes.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from torchcaps.data import Text
+        >>> rows = [f"it was {word} {place},{word}" for word in ("dull", "fun") for place in range(10)]
+        >>> Path("reviews.csv").write_text("\n".join(["review,stars", *rows])) > 0
+        True
+        >>> data = Text("reviews.csv", text="review", label="stars")
+        >>> data.classes
+        ('dull', 'fun')
     """
 
     gives = "words"
@@ -423,6 +457,14 @@ class MadeQuestions(Text):
         count: how many of each class.
         validation: as of :class:`Text`.
         seed: likewise.
+
+    Example:
+        >>> from torchcaps.data import MadeQuestions
+        >>> data = MadeQuestions(20)
+        >>> data.classes
+        ('number', 'person', 'place', 'reason')
+        >>> data.test.texts[0]
+        'how far away is a river ?'
     """
 
     def __init__(self, count: int = 60, validation: float = 0.1, seed: int = 0) -> None:

@@ -16,6 +16,17 @@ class Readout:
         explained: R² of each attribute on poses that the fit did not see, (A,).
         alone: R² of each dimension alone on those, its squared correlation with each attribute, (D, A).
         covariance: of the poses within their classes, (D, D).
+
+    Example:
+        >>> from torchcaps.explain import fit_readout
+        >>> poses = torch.randn(200, 4, dtype=torch.float64)
+        >>> slant = poses @ torch.tensor([[0.0], [2.0], [0.0], [0.0]], dtype=torch.float64) + 1
+        >>> readout = fit_readout(poses, slant, labels=torch.zeros(200))
+        >>> readout.weight.round(decimals=3).abs().flatten().tolist()
+        [0.0, 2.0, 0.0, 0.0]
+        >>> upright = readout.moved(poses, torch.zeros(200, 1))
+        >>> bool((readout(upright).abs() < 1e-6).all())
+        True
     """
 
     weight: Tensor

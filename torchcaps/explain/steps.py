@@ -24,6 +24,13 @@ class Step(NamedTuple):
         agreement: the cosine between each vote and the parent that the step made of them, (B, I, J); 0 where either
             has no length.
         parents: poses (B, J, H) and activations (B, J).
+
+    Example:
+        >>> from torchcaps.explain import observe_steps
+        >>> network = tc.create_model("capsnet_digits").eval()
+        >>> steps = observe_steps(network, network.children_of(torch.rand(1, 1, 8, 8)))
+        >>> len(steps), steps[0].assignment.shape
+        (3, torch.Size([1, 128, 10]))
     """
 
     assignment: Tensor

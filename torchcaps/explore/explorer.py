@@ -51,6 +51,14 @@ class Look:
         network: the name of the network.
         observation: of that image alone.
         label: its class, where that is known.
+
+    Example:
+        >>> from torchcaps.explain import Observation, Selection
+        >>> from torchcaps.explore import Look
+        >>> image = torch.rand(1, 1, 8, 8)
+        >>> look = Look("digits", Observation(tc.create_model("capsnet_digits"), Selection(image, image)), label=3)
+        >>> look.observation.activation.shape
+        torch.Size([1, 10])
     """
 
     network: str
@@ -106,6 +114,12 @@ class Explorer:
 
     Raises:
         ValueError: if there are no networks, or one has no capsules.
+
+    Example:
+        >>> from torchcaps.explore import Explorer
+        >>> explorer = Explorer({"digits": tc.Classifier(tc.create_model("capsnet_digits"))})
+        >>> explorer.networks()
+        ['digits']
     """
 
     def __init__(

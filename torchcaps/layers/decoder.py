@@ -120,6 +120,13 @@ class PoseInput(nn.Module):
     Source: ``masked``: Sabour, Frosst & Hinton 2017, section 4.1; ``pose``: Rajasegaran et al. 2019 (DeepCaps), section
     3.3, the class-independent decoder; ``pose_and_class``, and the noise: ours, after conditional variational
     autoencoders (Kingma et al. 2014).
+
+    Example:
+        >>> told = tc.layers.PoseInput(classes=10, size=16, kind="pose_and_class")
+        >>> poses = torch.zeros(2, 10, 16)
+        >>> poses[:, 3] = torch.randn(2, 16)
+        >>> told(poses).shape
+        torch.Size([2, 26])
     """
 
     mean: Tensor

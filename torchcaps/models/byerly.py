@@ -63,6 +63,11 @@ class ByerlyCapsNet(CapsuleClassifier):
     it: that of 2020 for ``byerly_maps``, whose scores are sums of the capsules' numbers where these are lengths, as in
     the code of 2021. The reconstruction that the latter can add is not built. Trained by the authors with Adam at
     0.001, less by 2 % each epoch, batches of 120, for 300 epochs, and tested with an average of the weights (0.999).
+
+    Example:
+        >>> network = tc.models.ByerlyCapsNet((1, 28, 28), classes=10, channels=8, growth=4)
+        >>> network(torch.rand(2, 1, 28, 28)).activation.shape
+        torch.Size([2, 10])
     """
 
     class_caps: CapsLinear

@@ -49,6 +49,11 @@ class DeepCaps(CapsuleClassifier):
     Capsule Networks", section 3, and the code released with it (``DeepCapsNet28``; brjathu/deepcaps), which has the
     initial weights and the padding too. Its 3-D routing reshapes (H, W, types, dim) to (types dim, H, W) without moving
     the axes; here the axes are moved, as the paper has it.
+
+    Example:
+        >>> network = tc.models.DeepCaps((1, 16, 16), classes=10, channels=16, types=4)
+        >>> network(torch.rand(2, 1, 16, 16)).activation.shape
+        torch.Size([2, 10])
     """
 
     def __init__(
@@ -287,6 +292,11 @@ class TransposedDecoder(nn.Module):
         (B, in_features), or (B, J, *pose) of as many numbers, to images (B, C, H, W), 0 or more.
 
     Source: the code released with Rajasegaran et al. 2019.
+
+    Example:
+        >>> decoder = tc.models.TransposedDecoder(16, image_shape=(1, 28, 28))
+        >>> decoder(torch.randn(2, 16)).shape
+        torch.Size([2, 1, 28, 28])
     """
 
     _CHANNELS = 16

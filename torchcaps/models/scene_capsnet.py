@@ -138,6 +138,13 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
     Source: after Su Jianlin 2018, kexue.fm/archives/4819 and 5112 (shared transforms, trained on one digit and tested
     on several); orphans: the code released with Sabour, Frosst & Hinton 2017; distances from the sides: Tian et al.
     2019, "FCOS: Fully Convolutional One-Stage Object Detection", section 3.1.
+
+    Example:
+        >>> network = tc.models.SceneCapsNet((1, 48, 48), classes=10, channels=(8, 8, 16))
+        >>> network(torch.rand(2, 1, 64, 96)).boxes.shape
+        torch.Size([2, 10, 4])
+        >>> network.maps_of(torch.rand(2, 1, 64, 96)).shape
+        torch.Size([2, 10, 8, 12])
     """
 
     def __init__(
@@ -234,6 +241,11 @@ class SceneTwin(_SceneNetwork):
         ValueError: if ``cut`` is not in [0, 1).
 
     Source: Zhou, Khosla, Lapedriza, Oliva & Torralba 2016, "Learning Deep Features for Discriminative Localization".
+
+    Example:
+        >>> network = tc.models.SceneTwin((1, 48, 48), classes=10, channels=(8, 8, 16))
+        >>> network(torch.rand(2, 1, 64, 96)).boxes.shape
+        torch.Size([2, 10, 4])
     """
 
     def __init__(

@@ -37,6 +37,15 @@ class TextClassifier(ImageClassifier):
         word_dim: dimension of the word vectors.
         dropout: share of the numbers of word vectors, or of features, that are left out in training.
         hidden_words: share of the words that count as unknown in training.
+
+    Example:
+        >>> network = tc.models.TextCNN(vocabulary=50, classes=6, word_dim=16, channels=8).eval()
+        >>> isinstance(network, tc.models.TextClassifier)
+        True
+        >>> words = torch.randint(1, 52, (1, 9))
+        >>> padded = torch.nn.functional.pad(words, (0, 5))
+        >>> torch.allclose(network(words).activation, network(padded).activation)
+        True
     """
 
     takes = "words"
@@ -119,6 +128,11 @@ class TextCNN(TextClassifier):
     The published bound of the last layer's weights is left out.
 
     Source: Kim 2014, "Convolutional Neural Networks for Sentence Classification", section 2.
+
+    Example:
+        >>> network = tc.models.TextCNN(vocabulary=50, classes=6, word_dim=16, channels=8)
+        >>> network(torch.randint(1, 52, (2, 9))).activation.shape
+        torch.Size([2, 6])
     """
 
     def __init__(
@@ -251,6 +265,11 @@ class TextCapsNet(TextClassifier):
 
     Source: Zhao et al. 2018, "Investigating Capsule Networks with Dynamic Routing for Text Classification"; the code
     released with it.
+
+    Example:
+        >>> network = tc.models.TextCapsNet(vocabulary=50, classes=6, word_dim=16, channels=8, types=4, parts=4)
+        >>> network(torch.randint(1, 52, (2, 9))).activation.shape
+        torch.Size([2, 6])
     """
 
     def __init__(
@@ -321,6 +340,11 @@ class TextEncoder(TextClassifier, CapsuleClassifier):
 
     Source: after Gong et al. 2018, "Information Aggregation via Dynamic Routing for Sequence Encoding", whose words
     come from a recurrent network; transforms shared by all children: Su 2018.
+
+    Example:
+        >>> network = tc.models.TextEncoder(vocabulary=50, classes=6, word_dim=16, types=4)
+        >>> network(torch.randint(1, 52, (2, 9))).activation.shape
+        torch.Size([2, 6])
     """
 
     def __init__(

@@ -117,6 +117,11 @@ class Detection(SeveralLabels):
 
     Raises:
         ValueError: if the threshold is not in (0, 1), or the weight is negative.
+
+    Example:
+        >>> from torchcaps.tasks import Detection
+        >>> [measure.name for measure in Detection(threshold=0.4).measures]
+        ['accuracy', 'box_iou']
     """
 
     measures = (Measure(), Measure("box_iou"))

@@ -30,6 +30,14 @@ class ClassActivations(Exhibit):
         picture: (C, H, W).
         activation: (E,).
         said: the most active class.
+
+    Example:
+        >>> from torchcaps.explain import Observation, Selection
+        >>> from torchcaps.explain.exhibits import ClassActivations
+        >>> image = torch.rand(1, 1, 8, 8)
+        >>> look = Observation(tc.create_model("capsnet_digits"), Selection(image, image))
+        >>> ClassActivations.of(look).activation.shape
+        torch.Size([10])
     """
 
     picture: Tensor = field(metadata=PNG)
@@ -64,6 +72,15 @@ class ClassPose(Exhibit):
         changes: (D,), the mean absolute difference of what is drawn with a number moved so far down and up.
         tells: of each number, what it changes of the shape: :func:`~torchcaps.explain.shapes.pose_tells`.
         in_classes: what the same pose draws as the capsule of each class, (E, C, H, W).
+
+    Example:
+        >>> from torchcaps.explain import Observation, Selection
+        >>> from torchcaps.explain.exhibits import ClassPose
+        >>> image = torch.rand(1, 1, 8, 8)
+        >>> look = Observation(tc.create_model("capsnet_digits"), Selection(image, image))
+        >>> shown = ClassPose.of(look)
+        >>> shown.pose.shape, shown.reconstruction.shape, shown.in_classes.shape
+        (torch.Size([16]), torch.Size([1, 8, 8]), torch.Size([10, 1, 8, 8]))
     """
 
     target: int
@@ -111,6 +128,12 @@ class RoutingStep(NamedTuple):
         agreement: of the same, cosines in [-1, 1], (I', E).
         activation: of the classes, (E,).
         maps: share of the active children at each position that went to each class, (H', W', E); None off a grid.
+
+    Example:
+        >>> from torchcaps.explain.exhibits import RoutingStep
+        >>> step = RoutingStep(torch.full((6, 3), 1 / 3), torch.zeros(6, 3), torch.rand(3), maps=None)
+        >>> step.assignment.shape
+        torch.Size([6, 3])
     """
 
     assignment: Tensor
@@ -133,6 +156,15 @@ class RoutingSteps(Exhibit):
         children: how many there are in all.
         even: the share of a class if every class got the same.
         extent: the part of the image that a map covers; None for all of it.
+
+    Example:
+        >>> from torchcaps.explain import Observation, Selection
+        >>> from torchcaps.explain.exhibits import RoutingSteps
+        >>> image = torch.rand(1, 1, 8, 8)
+        >>> look = Observation(tc.create_model("capsnet_digits"), Selection(image, image))
+        >>> shown = RoutingSteps.of(look)
+        >>> len(shown.steps), shown.steps[-1].activation.shape
+        (3, torch.Size([10]))
     """
 
     picture: Tensor = field(metadata=PNG)
@@ -200,6 +232,14 @@ class PoseSwap(Exhibit):
         targets: their classes, (2,).
         reconstructions: what each pose draws in its own class, (2, C, H, W).
         swapped: what each pose draws in the class of the other, (2, C, H, W).
+
+    Example:
+        >>> from torchcaps.explain import Observation, Selection
+        >>> from torchcaps.explain.exhibits import PoseSwap
+        >>> network = tc.create_model("capsnet_digits")
+        >>> one, other = (Observation(network, Selection(image, image)) for image in torch.rand(2, 1, 1, 8, 8))
+        >>> PoseSwap.of(one, other).swapped.shape
+        torch.Size([2, 1, 8, 8])
     """
 
     pictures: Tensor = field(metadata=PNG)

@@ -28,6 +28,13 @@ class PoseReadout(Exhibit):
         explained: R² of the read-out from all numbers, (A,).
         alone: R² of the read-out from one number, (D, A).
         images: how many were measured.
+
+    Example:
+        >>> from torchcaps.explain.exhibits import PoseReadout
+        >>> told = {"explained": torch.tensor([0.9]), "alone": torch.tensor([[0.8], [0.1]])}
+        >>> readout = PoseReadout(title="", text="", attributes=("slant",), images=200, **told)
+        >>> print(readout.table())
+        Table(rows=[['all', '0.90'], ['0', '0.80'], ['1', '0.10']], header=['dimension', 'slant'])
     """
 
     attributes: tuple[str, ...]

@@ -92,6 +92,12 @@ class ColouredText(NamedTuple):
         pieces: the text in pieces: one for each word, with the blanks behind it.
         labels: the class that each word spoke for most; none without capsules.
         strength: how much, (words,), from 0 to 1.
+
+    Example:
+        >>> from torchcaps.explain.exhibits import ColouredText
+        >>> text = ColouredText("person, 0.91", ("who ", "wrote ", "it"), (1, 1, 0), torch.tensor([0.9, 0.7, 0.1]))
+        >>> "".join(text.pieces)
+        'who wrote it'
     """
 
     title: str
@@ -108,6 +114,13 @@ class ColouredTexts(Exhibit):
     Attributes:
         texts: with what was said about them.
         classes: their names.
+
+    Example:
+        >>> from torchcaps.explain.exhibits import ColouredText, ColouredTexts
+        >>> text = ColouredText("person, 0.91", ("who ", "wrote ", "it"), (1, 1, 0), torch.tensor([0.9, 0.7, 0.1]))
+        >>> exhibit = ColouredTexts(title="Words", text="", texts=(text,), classes=("place", "person"))
+        >>> "wrote" in exhibit.html()
+        True
     """
 
     texts: tuple[ColouredText, ...]
