@@ -13,6 +13,7 @@ from PIL import Image
 
 import torchcaps as tc
 from docs import house
+from torchcaps.data import Words
 
 ROOT = Path(__file__).parent.parent
 
@@ -126,6 +127,17 @@ def test_code_of_pretrained_networks_runs(tmp_path: Path, monkeypatch: pytest.Mo
     names = executed("docs/pretrained.md", tmp_path, monkeypatch)
     state = names["reader"].network.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in names["model"].state_dict().items())
+
+
+def test_code_of_words_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = Words.of(["a film that I shall see again", "a film that nobody should see"])
+    small = {"word_dim": 8, "types": 2, "parts": 2, "pose_dim": 3}
+    network = tc.create_model("text_encoder", vocabulary=len(words), classes=2, **small)
+        "text_encoder", vocabulary=len(words), classes=2, word_dim=8, types=2, parts=2, pose_dim=3
+    )
+    network.save_pretrained(tmp_path / "runs" / "reviews" / "model", classes=["bad", "good"], words=words.config())
+    names = executed("docs/words.md", tmp_path, monkeypatch)
+    assert names["shares"].shape == (1, 7, 2)
 
 
 def test_no_code_is_left_unexecuted() -> None:

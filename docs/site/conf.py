@@ -27,7 +27,7 @@ extensions = [
 ]
 
 root_doc = "docs/site/index"
-include_patterns = ["docs/**", "CONTRIBUTING.md", "CHANGELOG.md"]
+include_patterns = ["docs/**", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
 exclude_patterns = [".*", ".*/**", "build", "runs", "**/__pycache__", "**/.ipynb_checkpoints"]
 
 # Markdown
