@@ -133,8 +133,6 @@ def test_code_of_words_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     words = Words.of(["a film that I shall see again", "a film that nobody should see"])
     small = {"word_dim": 8, "types": 2, "parts": 2, "pose_dim": 3}
     network = tc.create_model("text_encoder", vocabulary=len(words), classes=2, **small)
-        "text_encoder", vocabulary=len(words), classes=2, word_dim=8, types=2, parts=2, pose_dim=3
-    )
     network.save_pretrained(tmp_path / "runs" / "reviews" / "model", classes=["bad", "good"], words=words.config())
     names = executed("docs/words.md", tmp_path, monkeypatch)
     assert names["shares"].shape == (1, 7, 2)
