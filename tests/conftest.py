@@ -17,6 +17,14 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long is left out unless somebody asks for it."""
+    if "TORCHCAPS_SLOW" not in os.environ:
+        for item in items:
+            if item.get_closest_marker("slow") is not None:
+                item.add_marker(pytest.mark.skip(reason="takes long: TORCHCAPS_SLOW=1 runs it"))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Compiles the kernels once, before processes start that would all do so at the same time."""
     if not hasattr(config, "workerinput"):  # not in one of the processes that pytest-xdist starts

@@ -15,7 +15,7 @@ import torchcaps
 
 ROOT = Path(__file__).parents[1]
 TORCH = os.environ.get("TORCH", "torch==2.13.0")
-SLOW = pytest.mark.skipif("TORCHCAPS_SLOW" not in os.environ, reason="minutes: TORCHCAPS_SLOW=1")
+SLOW = pytest.mark.slow
 
 
 def test_one_version() -> None:

@@ -47,7 +47,7 @@ class TestReference:
         ]
         assert sorted(described) == sorted(module.__name__ for module in public_modules())
 
-    @pytest.mark.skipif(not os.environ.get("TORCHCAPS_SLOW"), reason="builds the whole site: TORCHCAPS_SLOW=1")
+    @pytest.mark.slow  # builds the whole site
     def test_site_is_built_strictly_and_has_every_public_name(self, tmp_path: Path) -> None:
         from sphinx.util.inventory import InventoryFile
 
@@ -111,11 +111,16 @@ def kernel() -> Iterator[NotebookClient]:
         yield client
 
 
+def slow_if_long(path: Path) -> Any:
+    """The notebook that trains nothing is the longest: it asks a network about hundreds of images."""
+    return pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem.startswith("3") else [])
+
+
 class TestNotebooks:
     def test_there_are_some(self) -> None:
         assert len(NOTEBOOKS) >= 3
 
-    @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+    @pytest.mark.parametrize("path", [slow_if_long(path) for path in NOTEBOOKS])
     def test_runs_and_shows_pictures(self, path: Path, kernel: NotebookClient) -> None:
         notebook = nbformat.read(path, as_version=4)
         assert not any(cell.get("outputs") for cell in notebook.cells), "notebooks are kept without outputs"

@@ -50,6 +50,7 @@ def test_it_trains_reports_and_saves(folder: Path) -> None:
     assert saved["arguments"]["routing"]["steps"] == 2
 
 
+@pytest.mark.slow
 def test_a_run_remembers_the_module(folder: Path) -> None:
     """And says so; it is executed when the command line names it."""
     own = ["--import", "my_capsules"]

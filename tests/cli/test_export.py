@@ -1,7 +1,6 @@
 """Exported files: the same answers as the network's, for any batch, without this package."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ from torchcaps.data import Preprocess
 from torchcaps.models import create_model, list_models
 
 ROOT = Path(__file__).parents[2]
-SLOW = pytest.mark.skipif("TORCHCAPS_SLOW" not in os.environ, reason="minutes: TORCHCAPS_SLOW=1")
+SLOW = pytest.mark.slow
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the exporters' own
 

@@ -14,6 +14,14 @@ from torchcaps.routing import EMRouting
 from torchcaps.testing import check_model
 
 MODELS = list_models()
+TWICE = (
+    "byerly_maps",
+    "capsnet_released",
+    "efficient_capsnet_multimnist",
+    "matrixcapsnet_cifar10",
+    "matrixcapsnet_paper",
+)
+"""Of whose class another one is checked."""
 
 
 MAPPED = ("max_min", "degree_centrality", "fast_kernel_density", "sparse_attention")  # not by a softmax over parents
@@ -37,7 +45,9 @@ STARTS = dict.fromkeys(("heinsen_smallnorb", "self_routing_resnet20"), ("learnin
 """Whose routing starts at 0, where no gradient gets past it: their own tests let them go first."""
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in TWICE else name for name in MODELS]
+)
 def test_every_model(name: str) -> None:
     check_without_export(name, STARTS.get(name, ()))
 

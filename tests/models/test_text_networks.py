@@ -1,7 +1,5 @@
 """Networks over words: padding changes nothing, any length, and each layer is what it says."""
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +10,7 @@ from torchcaps.data.text import PADDING, RESERVED, UNKNOWN, Words
 from torchcaps.models import TextCapsNet, TextClassifier, text
 
 NAMES = list_models(takes="words")
-SLOW = pytest.mark.skipif("TORCHCAPS_SLOW" not in os.environ, reason="TORCHCAPS_SLOW=1 runs what takes long")
+SLOW = pytest.mark.slow
 SMALL = {"vocabulary": 30, "classes": 3, "word_dim": 8}
 
 

@@ -1,6 +1,5 @@
 """The operators of the fused backends, and whole networks, under torch.compile, torch.export and autocast."""
 
-import os
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -37,12 +36,13 @@ SMALLER: dict[str, dict[str, Any]] = {
 BACKENDS = {"self_routing_resnet20": "chunked"}
 """Where native has no kernel."""
 
-SLOW = pytest.mark.skipif("TORCHCAPS_SLOW" not in os.environ, reason="TORCHCAPS_SLOW=1 runs what takes minutes")
+SLOW = pytest.mark.slow
 TWICE = ("byerly_maps", "capsnet_small", "capsnet_small_cnn", "efficient_capsnet_multimnist")
 TWICE += ("matrixcapsnet_cifar10", "matrixcapsnet_paper", "matrixcapsnet_small")
 """Networks of whose layers all are among those of another name."""
 COMPILED = ("attentioncapsnet", "capsnet_digits", "matrixcapsnet", "scene_capsnet", "sharedcapsnet")
 """Networks that are compiled in each run of the tests: between them they have the kinds of layers."""
+EXPORTED = (*COMPILED, "efficient_capsnet", "heinsen_smallnorb", "self_routing_resnet20", "vbcapsnet")
 
 
 def models(slow: Callable[[str], bool]) -> pytest.MarkDecorator:
@@ -87,7 +87,7 @@ def test_inductor() -> None:
     torch.testing.assert_close(gradients(model, compiled), gradients(model, expected), rtol=1e-5, atol=1e-8)
 
 
-@models(lambda name: name in TWICE)
+@models(lambda name: name not in EXPORTED)
 def test_item10_exports_with_any_batch_and_saves(name: str) -> None:
     model, images, _ = network(name)
     model.eval()

@@ -46,6 +46,7 @@ def test_overlaid_digits_stand_in_the_middle(tmp_path: Path) -> None:
     assert test.image_shape == trained.network.image_shape == (1, 12, 12)
 
 
+@pytest.mark.slow
 def test_smoke(tmp_path: Path) -> None:
     def run() -> dict:
         return run_recipe("perturb", "smoke", runs=tmp_path / "runs", results=tmp_path / "results",

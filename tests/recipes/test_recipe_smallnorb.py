@@ -159,6 +159,7 @@ class TestJobs:
 
 
 class TestViewpoints:
+    @pytest.mark.slow
     def test_smoke_measures_everything(self, viewpoints: dict[str, Any], folder: Path) -> None:
         ours = _ours(viewpoints)
         assert set(ours) == {(line.row, line.measure) for line in SmallNORBViewpoints.lines}

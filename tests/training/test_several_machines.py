@@ -17,7 +17,7 @@ OPTIONS = [
 ]
 NODES = ["--trainer.num_nodes", "2", "--trainer.devices", "1", "--trainer.strategy", "ddp"]
 
-slow = pytest.mark.skipif("TORCHCAPS_SLOW" not in os.environ, reason="TORCHCAPS_SLOW=1 runs what takes minutes")
+slow = pytest.mark.slow
 
 
 def finish(processes: list[subprocess.Popen]) -> None:

@@ -45,7 +45,7 @@ class ImageClassifier(Network):
         classes: number of classes E.
 
     Example:
-        >>> class Linear(tc.models.ImageClassifier):
+        >>> class OneLayer(tc.models.ImageClassifier):
         ...     def __init__(self, image_shape=(1, 8, 8), classes=10):
         ...         super().__init__(image_shape, classes)
         ...         self.layer = torch.nn.Linear(64, classes)
@@ -53,7 +53,7 @@ class ImageClassifier(Network):
         ...         activation = self.layer(images.flatten(1)).sigmoid()
         ...         return tc.models.Prediction(activation, capsules=None, reconstruction=None)
         ...
-        >>> Linear()(torch.rand(2, 1, 8, 8)).activation.shape
+        >>> OneLayer()(torch.rand(2, 1, 8, 8)).activation.shape
         torch.Size([2, 10])
     """
 
