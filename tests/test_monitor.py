@@ -134,6 +134,7 @@ assert found and all(abs(trainer.callback_metrics[name].item() - value) < 1e-6 f
 """
 
 
+@pytest.mark.slow
 def test_two_processes_watch_together(tmp_path: Path) -> None:
     script, path = tmp_path / "train.py", tmp_path / "metrics.csv"
     script.write_text(TWO_PROCESSES)

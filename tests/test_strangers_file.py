@@ -92,6 +92,7 @@ print(" ".join(answer.classes))
 """
 
 
+@pytest.mark.slow
 def test_in_python(folder: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
     command = [sys.executable, "-c", IN_PYTHON]

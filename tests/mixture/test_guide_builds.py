@@ -44,6 +44,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_picture_is_made_and_shown(built: Path) -> None:
     assert len(CHAPTERS) == 9
     assert all(pictures(chapter) for chapter in CHAPTERS)

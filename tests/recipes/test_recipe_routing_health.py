@@ -74,6 +74,7 @@ class TestMeasurements:
         assert {1, 10} <= set(StepsWorth.presets[preset].steps)
 
 
+@pytest.mark.slow
 def test_smoke(tmp_path: Path) -> None:
     def run() -> dict:
         return run_recipe("routing-health", "smoke", runs=tmp_path / "runs", results=tmp_path / "results", trainer=CPU)
