@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("native.cpp")
+SOURCES = (SOURCE, *sorted(SOURCE.with_name("kernels").glob("*.hpp")))
+"""What is compiled, and what that includes."""
+
 BUILT = Path(__file__).with_name("built")
 """Where a wheel has its libraries."""
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchcaps.ops.fused.compiling import BUILT, FLAGS, LEVELS, SOURCE, compile_library, find_compiler
+from torchcaps.ops.fused.compiling import BUILT, FLAGS, LEVELS, SOURCES, compile_library, find_compiler
 from torchcaps.ops.fused.operators import Call
 
 _MOMENTS, _SCORES, _BACKWARD = range(3)
@@ -168,7 +168,7 @@ def build() -> Path:
     compiler = find_compiler()
     if compiler is None:
         raise RuntimeError("torchcaps' C++ kernels need a compiler, and there is no c++, g++ or clang++")
-    known = "\0".join([SOURCE.read_text(), *compiler, *FLAGS, _processor()])
+    known = "\0".join([*(path.read_text() for path in SOURCES), *compiler, *FLAGS, _processor()])
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torchcaps" / "native"
     name = hashlib.sha256(known.encode()).hexdigest()[:16]
     try:

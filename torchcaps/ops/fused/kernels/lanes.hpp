@@ -1,0 +1,140 @@
+// Vector registers: exponentials, sums over lanes, transposition.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+namespace {
+
+template <typename T>
+struct Lanes {
+  static constexpr int count = 64 / sizeof(T);
+  typedef T Vec __attribute__((vector_size(64)));
+  typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> Int;
+  typedef Int Mask __attribute__((vector_size(64)));
+};
+
+template <typename T>
+using Vec = typename Lanes<T>::Vec;
+
+template <typename T>
+inline Vec<T> splat(T value) {
+  return value - Vec<T>{};
+}
+
+template <typename T>
+inline Vec<T> larger(Vec<T> a, Vec<T> b) {
+  return a > b ? a : b;
+}
+
+// exp from -log(2) / 2 to log(2) / 2 (Cephes).
+inline Vec<float> polynomial(Vec<float> x) {
+  using V = Vec<float>;
+  V y = splat(1.9875691500e-4f);
+  y = y * x + 1.3981999507e-3f;
+  y = y * x + 8.3334519073e-3f;
+  y = y * x + 4.1665795894e-2f;
+  y = y * x + 1.6666665459e-1f;
+  y = y * x + 5.0000001201e-1f;
+  return y * x * x + x + 1.0f;
+}
+
+// exp with a relative error of 2e-7: exact 0 for -inf, inf where it overflows, NaN for NaN.
+inline Vec<float> exponential(Vec<float> x) {
+  using V = Vec<float>;
+  V clamped = x < -87.0f ? splat(-87.0f) : x;
+  clamped = clamped > 89.0f ? splat(89.0f) : clamped;
+  const V shifted = clamped * 1.44269504088896341f + 12582912.0f;  // rounds to the nearest integer
+  const V whole = shifted - 12582912.0f;
+  const V rest = (clamped - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  V y = polynomial(rest);
+  typedef Lanes<float>::Mask Mask;
+  const Mask power = __builtin_convertvector(whole, Mask), half = power >> 1;  // 2^128 is no float, its root is
+  y *= (V)((half + 127) << 23);
+  y *= (V)((power - half + 127) << 23);
+  y = x < -87.0f ? V{} : y;
+  return x == x ? y : x;
+}
+
+inline Vec<double> exponential(Vec<double> x) {
+  for (int lane = 0; lane < Lanes<double>::count; ++lane) x[lane] = std::exp(x[lane]);
+  return x;
+}
+
+// The same where nothing is above 0, as in a softmax.
+inline Vec<float> exponential_below(Vec<float> x) {
+  using V = Vec<float>;
+  const V clamped = x < -87.0f ? splat(-87.0f) : x;
+  const V shifted = clamped * 1.44269504088896341f + 12582912.0f;
+  const V whole = shifted - 12582912.0f;
+  const V rest = (clamped - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  const V y = polynomial(rest) * (V)((__builtin_convertvector(whole, Lanes<float>::Mask) + 127) << 23);
+  return x < -87.0f ? V{} : y;
+}
+
+inline Vec<double> exponential_below(Vec<double> x) { return exponential(x); }
+
+template <typename T>
+inline Vec<T> logarithm(Vec<T> x) {
+  for (int lane = 0; lane < Lanes<T>::count; ++lane) x[lane] = std::log(x[lane]);
+  return x;
+}
+
+// In each stretch of 2 * width lanes, the lower or the upper halves of a and b, that of a first.
+template <typename V, int width, size_t... lane>
+inline V lower_halves(V a, V b, std::index_sequence<lane...>) {
+  return __builtin_shufflevector(a, b, (int)((lane & width) ? sizeof...(lane) + lane - width : lane)...);
+}
+
+template <typename V, int width, size_t... lane>
+inline V upper_halves(V a, V b, std::index_sequence<lane...>) {
+  return __builtin_shufflevector(a, b, (int)((lane & width) ? sizeof...(lane) + lane : lane + width)...);
+}
+
+// Folds pairs of vectors until lane k of the one that is left holds the sum of the lanes of vector k.
+template <typename T, int width>
+inline void fold_all(Vec<T>* v) {
+  constexpr auto lanes = std::make_index_sequence<Lanes<T>::count>{};
+#pragma GCC unroll 16
+  for (int k = 0; k < width; ++k)
+    v[k] = lower_halves<Vec<T>, width>(v[k], v[k + width], lanes) + upper_halves<Vec<T>, width>(v[k], v[k + width], lanes);
+  if constexpr (width > 1) fold_all<T, width / 2>(v);
+}
+
+// As many vectors as they have lanes: lane l of vector k changes places with lane k of vector l.
+template <typename T, int width = Lanes<T>::count / 2>
+inline void transpose(Vec<T>* v) {
+  constexpr auto lanes = std::make_index_sequence<Lanes<T>::count>{};
+#pragma GCC unroll 16
+  for (int k = 0; k < Lanes<T>::count; ++k) {
+    if (k & width) continue;
+    const Vec<T> a = v[k], b = v[k + width];
+    v[k] = lower_halves<Vec<T>, width>(a, b, lanes);
+    v[k + width] = upper_halves<Vec<T>, width>(a, b, lanes);
+  }
+  if constexpr (width > 1) transpose<T, width / 2>(v);
+}
+
+template <typename T>
+inline Vec<T> load_vector(const T* from) {
+  Vec<T> value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+template <typename T>
+inline void store_vector(Vec<T> value, T* to) {
+  std::memcpy(to, &value, sizeof value);
+}
+
+template <typename T>
+inline T lane_sum(Vec<T> v) {
+  T total = 0;
+  for (int lane = 0; lane < Lanes<T>::count; ++lane) total += v[lane];
+  return total;
+}
+
+}  // namespace

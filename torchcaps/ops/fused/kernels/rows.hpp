@@ -1,0 +1,251 @@
+// What all kernels share: the call, work shared out among threads, rows of the batch in the lanes of vectors.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "lanes.hpp"
+
+namespace {
+
+enum Similarity : int64_t { kUniform = 0, kInnerProduct = 1, kGaussian = 2 };
+
+}  // namespace
+
+// Mirrored in torchcaps/ops/fused/native.py. Tensors are contiguous; a null pointer is a tensor that is not there.
+struct TorchcapsCall {
+  int64_t images, grid, windows, I, J, M, P, D, shared, similarity, orphan, hard, threads;
+  const void *children, *transforms, *coordinates, *weights, *log_partition, *parents, *precision, *log_weight;
+  const int32_t* sites;
+  // Results of the forward functions, upstream gradients of the backward ones.
+  void *mass, *sum, *scatter, *mean, *scores;
+  int64_t reduced;
+  void *grad_children, *grad_transforms, *grad_coordinates, *grad_weights, *grad_log_partition, *grad_parents,
+      *grad_precision, *grad_log_weight, *grad_scores;
+};
+
+namespace {
+
+using Call = TorchcapsCall;
+
+// Shares [0, count) out among threads, at least `grain` to each; inside of another such region, there is but one.
+template <typename Work>
+void parallel_for(int64_t threads, int64_t count, int64_t grain, const Work& work) {
+  const int64_t parts = omp_in_parallel() ? 1 : std::min(threads, (count + grain - 1) / grain);
+  if (parts <= 1) return work(int64_t{0}, count);
+#pragma omp parallel num_threads(static_cast<int>(parts))
+  {
+    const int64_t part = omp_get_thread_num(), all = omp_get_num_threads();  // fewer than asked for, maybe
+    work(count * part / all, count * (part + 1) / all);
+  }
+}
+
+// A size known when compiling, or only when running (0).
+template <int known>
+struct Size {
+  explicit Size(int64_t) {}
+  constexpr operator int() const { return known; }
+};
+template <>
+struct Size<0> {
+  explicit Size(int64_t value) : value(static_cast<int>(value)) {}
+  operator int() const { return value; }
+  int value;
+};
+
+// The rows of the batch (images x windows), a vector of them at a time: a block.
+template <typename T>
+class Rows {
+ protected:
+  using V = Vec<T>;
+  static constexpr int kLanes = Lanes<T>::count;
+  static constexpr int kTogether = 8;  // children at most whose logits are held at once
+
+  explicit Rows(const Call& call) : call(call), I(call.I), J(call.J), rows(call.images * call.windows) {}
+
+  const Call& call;
+  const int I, J;
+  const int64_t rows;
+
+  static int64_t blocks(int64_t count) { return (count + kLanes - 1) / kLanes; }
+  static T* writable(void* tensor) { return static_cast<T*>(tensor); }
+  static const T* readable(const void* tensor) { return static_cast<const T*>(tensor); }
+
+  const T* transform(int i, int j) const {
+    return readable(call.transforms) + (static_cast<int64_t>(call.shared ? 0 : i) * J + j) * call.P * call.D;
+  }
+
+  const T* offset(int i) const {
+    return call.coordinates ? readable(call.coordinates) + int64_t{i} * call.M * call.D : nullptr;
+  }
+
+  // Where the child i of a row lies among all children.
+  int64_t site(int64_t row, int i) const {
+    if (!call.sites) return row * I + i;
+    return row / call.windows * call.grid + call.sites[row % call.windows * I + i];
+  }
+
+  // Whether these children of a row lie one after the other.
+  bool adjacent(int start, int count) const {
+    if (!call.sites) return true;
+    for (int64_t window = 0; window < call.windows; ++window)
+      for (int i = start + 1; i < start + count; ++i)
+        if (call.sites[window * I + i] != call.sites[window * I + i - 1] + 1) return false;
+    return true;
+  }
+
+  // Numbers that lie together in memory, `count` for each row from `row` on, to count vectors with a row in each lane;
+  // lanes past `end` get 0. `place` says where those of a row begin.
+  template <typename Place>
+  void gather(const void* tensor, int64_t row, int64_t end, int64_t count, V* out, Place place) const {
+    const int lanes = static_cast<int>(std::clamp<int64_t>(end - row, 0, kLanes));
+    const T* from[kLanes];
+    for (int lane = 0; lane < lanes; ++lane) from[lane] = readable(tensor) + place(row + lane);
+    int64_t at = 0;
+    for (; at + kLanes <= count; at += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) out[at + lane] = lane < lanes ? load_vector(from[lane] + at) : V{};
+      transpose<T>(out + at);
+    }
+    for (; at < count; ++at) {
+      out[at] = V{};
+      for (int lane = 0; lane < lanes; ++lane) reinterpret_cast<T*>(out + at)[lane] = from[lane][at];
+    }
+  }
+
+  // The way back. Lanes past `end` go nowhere.
+  template <bool add, typename Place>
+  void scatter(const V* in, int64_t row, int64_t end, int64_t count, void* tensor, Place place) const {
+    const int lanes = static_cast<int>(std::clamp<int64_t>(end - row, 0, kLanes));
+    T* to[kLanes];
+    for (int lane = 0; lane < lanes; ++lane) to[lane] = writable(tensor) + place(row + lane);
+    int64_t at = 0;
+    for (; at + kLanes <= count; at += kLanes) {
+      V square[kLanes];
+      for (int k = 0; k < kLanes; ++k) square[k] = in[at + k];
+      transpose<T>(square);
+      for (int lane = 0; lane < lanes; ++lane)
+        store_vector<T>(add ? load_vector(to[lane] + at) + square[lane] : square[lane], to[lane] + at);
+    }
+    for (; at < count; ++at)
+      for (int lane = 0; lane < lanes; ++lane) {
+        const T value = reinterpret_cast<const T*>(in + at)[lane];
+        to[lane][at] = add ? to[lane][at] + value : value;
+      }
+  }
+
+  // A field of the rows.
+  void load(const void* tensor, int64_t row, int64_t end, int64_t count, V* out) const {
+    gather(tensor, row, end, count, out, [=](int64_t r) { return r * count; });
+  }
+
+  void store(const V* in, int64_t row, int64_t end, int64_t count, void* tensor) const {
+    scatter<false>(in, row, end, count, tensor, [=](int64_t r) { return r * count; });
+  }
+
+  // A field of a child, `size` numbers, or of some that lie one after the other.
+  void load_child(const void* tensor, int64_t row, int64_t end, int i, int size, V* out, int children = 1) const {
+    gather(tensor, row, end, children * size, out, [=, this](int64_t r) { return site(r, i) * size; });
+  }
+
+  void add_child(const V* in, int64_t row, int64_t end, int i, int size, void* tensor, int children = 1) const {
+    scatter<true>(in, row, end, children * size, tensor, [=, this](int64_t r) { return site(r, i) * size; });
+  }
+
+  // log sum_j exp l_j, over the orphan too
+  V partition(const V* logits) const {
+    V peak = logits[0];
+    for (int j = 1; j < J; ++j) peak = larger<T>(logits[j], peak);
+    if (call.orphan) peak = larger<T>(peak, V{});
+    V total = call.orphan ? exponential(-peak) : V{};
+    for (int j = 0; j < J; ++j) total += exponential(logits[j] - peak);
+    return peak + logarithm<T>(total);
+  }
+
+  // Logits [count, J] of some children to assignment probabilities, in place.
+  void assign(V* logits, int count, const V* log_partition) const {
+    int i = 0;
+    for (; i + 4 <= count; i += 4) assign_together<4>(logits + i * J, log_partition + i);
+    for (; i + 2 <= count; i += 2) assign_together<2>(logits + i * J, log_partition + i);
+    for (; i < count; ++i) assign_together<1>(logits + i * J, log_partition + i);
+  }
+
+  // Of several children at once, so that no sum waits for the one before.
+  template <int count>
+  void assign_together(V* logits, const V* log_partition) const {
+    if (call.hard) {
+      for (int i = 0; i < count; ++i) assign_hard(logits + i * J);
+      return;
+    }
+    if (call.log_partition) {
+      for (int j = 0; j < J; ++j)
+        for (int i = 0; i < count; ++i) logits[i * J + j] = exponential(logits[i * J + j] - log_partition[i]);
+      return;
+    }
+    V peak[count], total[count];
+    for (int i = 0; i < count; ++i) peak[i] = logits[i * J];
+    for (int j = 1; j < J; ++j)
+      for (int i = 0; i < count; ++i) peak[i] = larger<T>(logits[i * J + j], peak[i]);
+    for (int i = 0; i < count; ++i) {
+      if (call.orphan) peak[i] = larger<T>(peak[i], V{});
+      total[i] = call.orphan ? exponential(-peak[i]) : V{};
+    }
+    for (int j = 0; j < J; ++j)
+      for (int i = 0; i < count; ++i) total[i] += logits[i * J + j] = exponential_below(logits[i * J + j] - peak[i]);
+    for (int i = 0; i < count; ++i) total[i] = T(1) / total[i];
+    for (int j = 0; j < J; ++j)
+      for (int i = 0; i < count; ++i) logits[i * J + j] *= total[i];
+  }
+
+  // a_i R_ij of some children, from their logits [count, J], in place.
+  void share_out(V* logits, int64_t row, int64_t end, int start, int count) const {
+    V field[kTogether];
+    if (call.log_partition) load_each(call.log_partition, row, end, start, count, field);
+    assign(logits, count, field);
+    if (!call.weights) return;
+    load_each(call.weights, row, end, start, count, field);
+    for (int i = 0; i < count; ++i)
+      for (int j = 0; j < J; ++j) logits[i * J + j] *= field[i];
+  }
+
+  // One number of each of some children.
+  void load_each(const void* tensor, int64_t row, int64_t end, int start, int count, V* out) const {
+    for (int i = 0; i < count; ++i) load_child(tensor, row, end, start + i, 1, out + i);
+  }
+
+  // Logits R and what a share is worth to the loss, g, to a_i R_ij and the gradient of the logits, in place.
+  void flow_of_moments(V* R, V* g, int64_t row, int64_t end, int child) const {
+    V log_partition{}, weight = splat(T(1));
+    if (call.log_partition) load_child(call.log_partition, row, end, child, 1, &log_partition);
+    if (call.weights) load_child(call.weights, row, end, child, 1, &weight);
+    assign(R, 1, &log_partition);
+    V inflow{};
+    for (int j = 0; j < J; ++j) inflow += R[j] * g[j];
+    if (call.weights) add_child(&inflow, row, end, child, 1, call.grad_weights);
+    inflow *= weight;
+    for (int j = 0; j < J; ++j) {
+      const V gradient = R[j] * (weight * g[j]);
+      g[j] = call.log_partition ? gradient : gradient - R[j] * inflow;
+      R[j] *= weight;
+    }
+    const V outflow = -inflow;
+    if (call.log_partition) add_child(&outflow, row, end, child, 1, call.grad_log_partition);
+  }
+
+  void assign_hard(V* logits) const {
+    for (int j = 0; j < J; ++j)  // NaN is the largest, as it is for torch.argmax
+      logits[j] = logits[j] == logits[j] ? logits[j] : splat(std::numeric_limits<T>::infinity());
+    V peak = logits[0];
+    for (int j = 1; j < J; ++j) peak = larger<T>(logits[j], peak);
+    V left = splat(T(1));
+    for (int j = 0; j < J; ++j) {
+      const V taken = logits[j] == peak ? left : V{};
+      left -= taken;
+      logits[j] = taken;
+    }
+  }
+};
+
+}  // namespace
