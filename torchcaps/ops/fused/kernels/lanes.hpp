@@ -106,7 +106,7 @@ inline void fold_all(Vec<T>* v) {
 
 // As many vectors as they have lanes: lane l of vector k changes places with lane k of vector l.
 template <typename T, int width = Lanes<T>::count / 2>
-inline void transpose(Vec<T>* v) {
+__attribute__((always_inline)) inline void transpose(Vec<T>* v) {
   constexpr auto lanes = std::make_index_sequence<Lanes<T>::count>{};
 #pragma GCC unroll 16
   for (int k = 0; k < Lanes<T>::count; ++k) {
