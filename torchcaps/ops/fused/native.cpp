@@ -4,7 +4,8 @@
 // rows M, child dimension P, parent dimension D, H = M * D.
 
 #include "kernels/any_pose.hpp"
-#include "kernels/vectors.hpp"
+#include "kernels/few_rows.hpp"
+#include "kernels/many_rows.hpp"
 
 namespace {
 
@@ -18,17 +19,23 @@ void run_kernel(const Call& call, Pass pass) {
   kernel.backward();
 }
 
+template <typename Kernel>
+void run_moments(const Call& call, Pass pass) {
+  const Kernel kernel(call);
+  pass == kMoments ? kernel.moments() : kernel.backward();
+}
+
 template <typename T, int P, int D>
 void run_vectors(const Call& call, Pass pass) {
-  const Vectors<T, P, D> kernel(call);
-  pass == kMoments ? kernel.moments() : kernel.backward();
+  if (FewRows<T, P, D>::suits(call)) return run_moments<FewRows<T, P, D>>(call, pass);
+  run_moments<ManyRows<T, P, D>>(call, pass);
 }
 
 // Vectors under inner products; whether that is what is asked for.
 template <typename T>
 bool run_as_vectors(const Call& call, Pass pass) {
   const bool scores = pass == kScores || call.grad_scores;
-  if (scores || !Vectors<T, 0, 0>::suits(call)) return false;
+  if (scores || !VectorCall<T, 0, 0>::suits(call)) return false;
   if constexpr (std::is_same_v<T, float>) {
     if (call.P == 8 && call.D == 16) return run_vectors<T, 8, 16>(call, pass), true;
     if (call.P == 16 && call.D == 16) return run_vectors<T, 16, 16>(call, pass), true;

@@ -52,10 +52,10 @@ class Call(NamedTuple):
         windows, children = (1, G) if self.sites is None else self.sites.shape
         return N * windows, children, J, M, P, D
 
-    def gradients(self) -> "Call":
-        """Zeros for the gradients of the tensors."""
-        fields = (None if field is None else torch.zeros_like(field) for field in self[:5])
-        return Call._make([*fields, None, tuple(torch.zeros_like(field) for field in self.similarity)])
+    def gradients(self, made: Callable[[Tensor], Tensor] = torch.zeros_like) -> "Call":
+        """Zeros for the gradients of the tensors, or what else is made like them."""
+        fields = (None if field is None else made(field) for field in self[:5])
+        return Call._make([*fields, None, tuple(made(field) for field in self.similarity)])
 
     def readable(self) -> "Call":
         """The same tensors, each in one piece, as the kernels read them.
@@ -363,6 +363,11 @@ class FusedVotes(VoteSource):
     indexed = True
     backend: str
 
+    @property
+    def adds_vectors(self) -> bool:
+        """Whether the kernels add up votes of vectors evenly in less time than a matrix product takes."""
+        return False
+
     @classmethod
     def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
         """Inner products and Gaussians under a softmax, with or without an orphan, or an argmax."""
@@ -375,7 +380,7 @@ class FusedVotes(VoteSource):
         if self.empty:
             return naive.stored_moments(self, similarity, weights, rule, scatter)
         without_votes = self.sites is None and self.coordinates is None and not (scatter or rule.hard)
-        if without_votes and similarity is None:
+        if without_votes and similarity is None and not self.adds_vectors:
             return uniform_moments(self.children, self.transforms, weights, rule)
         if without_votes and isinstance(similarity, InnerProduct) and self.transforms.shape[0] == 1:
             return attention_moments(self.children, self.transforms, similarity.alpha, weights, rule)
@@ -423,6 +428,11 @@ class NativeVotes(FusedVotes):
     """
 
     backend = "native"
+
+    @property
+    def adds_vectors(self) -> bool:
+        """Unless all children share the transforms: then the children are added up first."""
+        return self.children.shape[2] == 1 and self.transforms.shape[0] > 1
 
 
 class TritonVotes(FusedVotes):

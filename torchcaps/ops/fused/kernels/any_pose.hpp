@@ -39,6 +39,7 @@ class AnyPose : Rows<T> {
 
   // Windows of one image share children: a task has whole images. Sums over all rows are kept by each task for itself.
   void backward() const {
+    this->clear_gradients(true, true);
     const int64_t tasks = std::min<int64_t>(call.images, call.threads);
     const int64_t transforms = (call.shared ? 1 : call.I) * call.J * P * D;
     const int64_t coordinates = call.coordinates ? call.I * H : 0;

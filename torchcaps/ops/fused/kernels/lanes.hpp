@@ -130,11 +130,18 @@ inline void store_vector(Vec<T> value, T* to) {
   std::memcpy(to, &value, sizeof value);
 }
 
+// All lanes taken together, two at a time.
+template <typename T, int width = Lanes<T>::count / 2, typename Both>
+inline T lane_fold(Vec<T> v, const Both& both) {
+  constexpr auto lanes = std::make_index_sequence<Lanes<T>::count>{};
+  v = both(v, upper_halves<Vec<T>, width>(v, v, lanes));
+  if constexpr (width > 1) return lane_fold<T, width / 2>(v, both);
+  return v[0];
+}
+
 template <typename T>
 inline T lane_sum(Vec<T> v) {
-  T total = 0;
-  for (int lane = 0; lane < Lanes<T>::count; ++lane) total += v[lane];
-  return total;
+  return lane_fold<T>(v, [](Vec<T> a, Vec<T> b) { return a + b; });
 }
 
 }  // namespace

@@ -58,8 +58,7 @@ struct Size<0> {
 
 // The rows of the batch (images x windows), a vector of them at a time: a block.
 template <typename T>
-class Rows {
- protected:
+struct Rows {
   using V = Vec<T>;
   static constexpr int kLanes = Lanes<T>::count;
   static constexpr int kTogether = 8;  // children at most whose logits are held at once
@@ -86,6 +85,20 @@ class Rows {
   int64_t site(int64_t row, int i) const {
     if (!call.sites) return row * I + i;
     return row / call.windows * call.grid + call.sites[row % call.windows * I + i];
+  }
+
+  // Sets what gradients are added to, to 0. Those of the similarity are written at once; those of children and transforms, if
+  // the kernel does so.
+  void clear_gradients(bool children, bool transforms) const {
+    const auto clear = [](void* tensor, int64_t count) {
+      if (tensor) std::memset(tensor, 0, count * sizeof(T));
+    };
+    const int64_t all = call.images * call.grid;
+    if (children) clear(call.grad_children, all * call.M * call.P);
+    if (transforms) clear(call.grad_transforms, (call.shared ? 1 : call.I) * call.J * call.P * call.D);
+    clear(call.grad_coordinates, call.I * call.M * call.D);
+    clear(call.grad_weights, all);
+    clear(call.grad_log_partition, all);
   }
 
   // Whether these children of a row lie one after the other.
@@ -150,8 +163,9 @@ class Rows {
     gather(tensor, row, end, children * size, out, [=, this](int64_t r) { return site(r, i) * size; });
   }
 
+  template <bool add = true>
   void add_child(const V* in, int64_t row, int64_t end, int i, int size, void* tensor, int children = 1) const {
-    scatter<true>(in, row, end, children * size, tensor, [=, this](int64_t r) { return site(r, i) * size; });
+    scatter<add>(in, row, end, children * size, tensor, [=, this](int64_t r) { return site(r, i) * size; });
   }
 
   // log sum_j exp l_j, over the orphan too

@@ -1,5 +1,5 @@
-// Vector poses under inner products: the votes of a child for all parents are formed once a pass, and lie in the nearest
-// cache until they are added up.
+// Vector poses under inner products, rows in the lanes: the votes of a child for all parents are formed once a pass, and lie
+// in the nearest cache until they are added up.
 //
 // Some blocks of rows pass by while the transforms of some children are at hand, so that these come from memory once.
 #pragma once
@@ -8,119 +8,24 @@
 #include <array>
 #include <vector>
 
-#include "rows.hpp"
+#include "vector_call.hpp"
 
 namespace {
 
 template <typename T, int P_, int D_>
-class Vectors : Rows<T> {
-  using Base = Rows<T>;
-  using typename Base::V;
-  using Base::blocks, Base::call, Base::I, Base::J, Base::kLanes, Base::readable, Base::rows, Base::writable;
+struct ManyRows : VectorCall<T, P_, D_> {
+  using Base = VectorCall<T, P_, D_>;
+  using V = Vec<T>;
+  using Base::call, Base::D, Base::I, Base::J, Base::P;
+  static constexpr int kLanes = Lanes<T>::count;
   static constexpr int kBlocks = 8;
   static constexpr int kChildren = 8;  // loaded at once
   static constexpr int kPair = 2;      // children whose votes are held at once
 
- public:
-  explicit Vectors(const Call& call)
-      : Base(call), P(call.P), D(call.D), compares(call.similarity == kInnerProduct) {}
+  using Base::Base;
 
-  static bool suits(const Call& call) {
-    return call.M == 1 && call.similarity != kGaussian && !call.scatter && call.D % (kLanes / 2) == 0;
-  }
-
-  void moments() const {
-    const int64_t parts = child_parts(), numbers = rows * J;
-    if (parts == 1) {
-      return parallel_for(call.threads, blocks(rows), 1, [&](int64_t first, int64_t last) {
-        const int64_t end = std::min(rows, last * kLanes);
-        Forward(*this).children_of({first * kLanes, end, 0, I}, writable(call.mass), writable(call.sum));
-      });
-    }
-    std::vector<std::vector<T>> others(parts - 1);
-    each_part(parts, [&](int64_t part) {
-      T *mass = writable(call.mass), *sum = writable(call.sum);
-      if (part > 0) {
-        others[part - 1].resize(numbers * (1 + D));
-        mass = others[part - 1].data(), sum = mass + numbers;
-      }
-      Forward(*this).children_of(children_part(part, parts), mass, sum);
-    });
-    for (const auto& other : others) {
-      add(other.data(), numbers, writable(call.mass));
-      add(other.data() + numbers, numbers * D, writable(call.sum));
-    }
-  }
-
-  void backward() const {
-    const int64_t parts = call.shared ? 1 : child_parts();
-    if (parts > 1) return backward_by_children(parts);
-    backward_by_images(std::min<int64_t>(call.images, call.threads));
-  }
-
- private:
-  const Size<P_> P;
-  const Size<D_> D;
-  const bool compares;
-
-  // What a task has to do: rows, and children of them.
-  struct Part {
-    int64_t row, end;
-    int first, last;
-  };
-
-  // Among how many tasks the children are shared out; windows share children, so that they share rows out.
-  int64_t child_parts() const { return call.sites ? 1 : std::clamp<int64_t>(I / (2 * kChildren), 1, call.threads); }
-
-  Part children_part(int64_t part, int64_t parts) const {
-    return {0, rows, static_cast<int>(I * part / parts), static_cast<int>(I * (part + 1) / parts)};
-  }
-
-  template <typename Work>
-  void each_part(int64_t parts, const Work& work) const {
-    parallel_for(call.threads, parts, 1, [&](int64_t first, int64_t last) {
-      for (int64_t part = first; part < last; ++part) work(part);
-    });
-  }
-
-  static void add(const T* from, int64_t count, T* to) {
-    for (int64_t k = 0; k < count; ++k) to[k] += from[k];
-  }
-
-  void backward_by_children(int64_t parts) const {
-    const int64_t numbers = compares ? rows * J * D : 0;
-    std::vector<std::vector<T>> others(parts - 1);
-    each_part(parts, [&](int64_t part) {
-      T* parents = writable(call.grad_parents);
-      if (part > 0 && compares) {
-        others[part - 1].resize(numbers);
-        parents = others[part - 1].data();
-      }
-      Backward work(*this, writable(call.grad_transforms), writable(call.grad_coordinates), parents);
-      work.children_of(children_part(part, parts));
-    });
-    for (const auto& other : others) add(other.data(), numbers, writable(call.grad_parents));
-  }
-
-  void backward_by_images(int64_t parts) const {
-    const int64_t transforms = (call.shared ? 1 : call.I) * J * P * D, coordinates = call.coordinates ? call.I * D : 0;
-    std::vector<std::vector<T>> others(parts - 1);
-    each_part(parts, [&](int64_t part) {
-      T *sums = writable(call.grad_transforms), *offsets = writable(call.grad_coordinates);
-      if (part > 0) {
-        others[part - 1].resize(transforms + coordinates);
-        sums = others[part - 1].data();
-        if (coordinates) offsets = sums + transforms;
-      }
-      Backward work(*this, sums, offsets, writable(call.grad_parents));
-      const int64_t row = call.images * part / parts * call.windows, end = call.images * (part + 1) / parts * call.windows;
-      work.children_of({row, end, 0, I});
-    });
-    for (const auto& other : others) {
-      add(other.data(), transforms, writable(call.grad_transforms));
-      add(other.data() + transforms, coordinates, writable(call.grad_coordinates));
-    }
-  }
+  void moments() const { this->moments_by(*this); }
+  void backward() const { this->backward_by(*this, std::min<int64_t>(call.images, call.threads)); }
 
   // `tile` numbers of each vote V_ij = u_i W_ij + c_i of a child, from the number `at` on, and what they add to its inner
   // products with some vectors of its parent.
@@ -169,16 +74,29 @@ class Vectors : Rows<T> {
     for (int i = 0; i < count; ++i) this->load_child(call.children, row, end, start + i, P, u + i * P);
   }
 
-  void add_children(const V* du, int64_t row, int64_t end, int start, int count) const {
+  // The gradients of children that windows share are added to what is there.
+  void put_children(const V* du, int64_t row, int64_t end, int start, int count) const {
+    if (!call.sites) return this->template add_child<false>(du, row, end, start, P, call.grad_children, count);
     if (this->adjacent(start, count)) return this->add_child(du, row, end, start, P, call.grad_children, count);
     for (int i = 0; i < count; ++i) this->add_child(du + i * P, row, end, start + i, P, call.grad_children);
   }
 
+  // R_ij of some children that are shared out evenly, and a_i times that.
+  void even_shares(int64_t row, int64_t end, int start, int count, V* probability, V* share) const {
+    for (int i = 0; i < count; ++i) probability[i] = splat(T(1) / (J + call.orphan));
+    if (call.log_partition) {
+      this->load_each(call.log_partition, row, end, start, count, probability);
+      for (int i = 0; i < count; ++i) probability[i] = exponential(-probability[i]);
+    }
+    if (call.weights) this->load_each(call.weights, row, end, start, count, share);
+    for (int i = 0; i < count; ++i) share[i] = call.weights ? share[i] * probability[i] : probability[i];
+  }
+
   struct Forward {
-    const Vectors& k;
+    const ManyRows& k;
     std::vector<V> centre, mass, sum, u, votes, share;  // the first three of each block
 
-    explicit Forward(const Vectors& k) : k(k) {
+    explicit Forward(const ManyRows& k) : k(k) {
       const size_t field = size_t(kBlocks) * k.J * k.D;
       if (k.compares) centre.resize(field);
       mass.resize(kBlocks * k.J), sum.resize(field);
@@ -188,7 +106,7 @@ class Vectors : Rows<T> {
     // Mass and sum over the children of a part, for its rows.
     void children_of(const Part& part, T* mass_out, T* sum_out) {
       for (int64_t row = part.row; row < part.end; row += kBlocks * kLanes) {
-        const int count = static_cast<int>(std::min<int64_t>(kBlocks, blocks(part.end - row)));
+        const int count = static_cast<int>(std::min<int64_t>(kBlocks, k.blocks(part.end - row)));
         const int64_t field = int64_t{k.J} * k.D;
         for (int b = 0; b < count && k.compares; ++b)
           k.load(k.call.parents, row + b * kLanes, part.end, field, centre.data() + b * field);
@@ -206,6 +124,7 @@ class Vectors : Rows<T> {
 
     void some_children(int start, int count, int64_t row, int64_t end, int b) {
       k.load_children(row, end, start, count, u.data());
+      if (k.uniform) return share_evenly(start, count, row, end, b);
       const V* centres = centre.data() + int64_t{b} * k.J * k.D;
       for (int i = 0; i < count; i += kPair) {
         const int both = std::min(kPair, count - i);
@@ -214,6 +133,45 @@ class Vectors : Rows<T> {
         k.share_out(share.data(), row, end, start + i, both);
         V *masses = mass.data() + b * k.J, *sums = sum.data() + int64_t{b} * k.J * k.D;
         both == kPair ? add_up<kPair>(masses, sums) : add_up<1>(masses, sums);
+      }
+    }
+
+    void share_evenly(int start, int count, int64_t row, int64_t end, int b) {
+      V probability[kChildren], even[kChildren], total{};
+      k.even_shares(row, end, start, count, probability, even);
+      for (int i = 0; i < count; ++i) {
+        total += even[i];
+        for (int p = 0; p < k.P; ++p) u[i * k.P + p] *= even[i];
+      }
+      for (int j = 0; j < k.J; ++j) mass[b * k.J + j] += total;
+      V* sums = sum.data() + int64_t{b} * k.J * k.D;
+      int at = 0;
+      for (; at + 16 <= k.D; at += 16) add_transformed<16>(start, count, at, sums);
+      for (; at + 8 <= k.D; at += 8) add_transformed<8>(start, count, at, sums);
+      for (; at + 4 <= k.D; at += 4) add_transformed<4>(start, count, at, sums);
+    }
+
+    // u_i W_ij of some children, `tile` numbers of it.
+    template <int tile>
+    __attribute__((noinline)) void add_transformed(int start, int count, int at, V* sums) {
+      const int64_t child = int64_t{k.J} * k.P * k.D;
+      for (int j = 0; j < k.J; ++j) {
+        V total[tile];
+        V* s = sums + j * k.D + at;
+#pragma GCC unroll 16
+        for (int d = 0; d < tile; ++d) total[d] = s[d];
+        const T* w = k.transform(start, j) + at;
+        for (int i = 0; i < count; ++i, w += k.call.shared ? 0 : child)
+#pragma GCC unroll 8
+          for (int p = 0; p < k.P; ++p) {
+            const V pose = u[i * k.P + p];
+            const T* row = w + p * k.D;
+            __builtin_prefetch(row + kChildren * child);
+#pragma GCC unroll 16
+            for (int d = 0; d < tile; ++d) total[d] += pose * row[d];
+          }
+#pragma GCC unroll 16
+        for (int d = 0; d < tile; ++d) s[d] = total[d];
       }
     }
 
@@ -245,15 +203,16 @@ class Vectors : Rows<T> {
   };
 
   struct Backward {
-    const Vectors& k;
+    const ManyRows& k;
     T *grad_transforms, *grad_coordinates, *grad_parents;
     const bool compares;  // and passes gradients to what it compares with
     std::vector<V> centre, up_mass, up_sum, d_centre;  // of each block
     std::vector<V> u, du, votes, share, flow, d_offset;
-    std::vector<T> nowhere;  // the pose of a row that is not there
+    std::vector<T> nowhere, weighted;  // the pose of a row that is not there; poses times their shares
     const T* poses[kLanes];
+    bool first_rows = true;  // that reach a transform: its gradient is not there yet
 
-    Backward(const Vectors& k, T* grad_transforms, T* grad_coordinates, T* grad_parents)
+    Backward(const ManyRows& k, T* grad_transforms, T* grad_coordinates, T* grad_parents)
         : k(k), grad_transforms(grad_transforms), grad_coordinates(grad_coordinates), grad_parents(grad_parents),
           compares(k.compares && !k.call.hard) {
       const size_t field = size_t(kBlocks) * k.J * k.D;
@@ -261,12 +220,12 @@ class Vectors : Rows<T> {
       up_mass.resize(kBlocks * k.J), up_sum.resize(field);
       u.resize(kChildren * k.P), du.resize(kChildren * k.P);
       votes.resize(k.J * k.D), share.resize(k.J), flow.resize(k.J), d_offset.resize(k.D);
-      nowhere.resize(k.P);
+      nowhere.resize(k.P), weighted.resize(kLanes * k.P);
     }
 
     void children_of(const Part& part) {
       for (int64_t row = part.row; row < part.end; row += kBlocks * kLanes) {
-        const int count = static_cast<int>(std::min<int64_t>(kBlocks, blocks(part.end - row)));
+        const int count = static_cast<int>(std::min<int64_t>(kBlocks, k.blocks(part.end - row)));
         const int64_t field = int64_t{k.J} * k.D;
         for (int b = 0; b < count; ++b) {
           const int64_t first = row + b * kLanes;
@@ -276,8 +235,10 @@ class Vectors : Rows<T> {
         }
         std::fill(d_centre.begin(), d_centre.end(), V{});
         for (int start = part.first; start < part.last; start += kChildren)
-          for (int b = 0; b < count; ++b)
+          for (int b = 0; b < count; ++b) {
+            first_rows = row == part.row && b == 0 && !k.call.shared;
             some_children(start, std::min(kChildren, part.last - start), row + b * kLanes, part.end, b);
+          }
         for (int b = 0; b < count && k.compares; ++b)
           k.store(d_centre.data() + b * field, row + b * kLanes, part.end, field, grad_parents);
       }
@@ -286,17 +247,60 @@ class Vectors : Rows<T> {
     void some_children(int start, int count, int64_t row, int64_t end, int b) {
       k.load_children(row, end, start, count, u.data());
       std::fill(du.begin(), du.end(), V{});
+      if (k.uniform) return share_evenly(start, count, row, end, b);
       for (int i = 0; i < count; ++i) {
         compare(start + i, u.data() + i * k.P, b);
         flow_of_moments(row, end, start + i);
         for (int lane = 0; lane < kLanes; ++lane)
-          poses[lane] = row + lane < end ? readable(k.call.children) + k.site(row + lane, start + i) * k.P : nowhere.data();
+          poses[lane] = row + lane < end ? k.readable(k.call.children) + k.site(row + lane, start + i) * k.P : nowhere.data();
         std::fill(d_offset.begin(), d_offset.end(), V{});
         pass_on(start + i, b, du.data() + i * k.P);
         if (!grad_coordinates) continue;
         for (int d = 0; d < k.D; ++d) grad_coordinates[int64_t{start + i} * k.D + d] += lane_sum<T>(d_offset[d]);
       }
-      k.add_children(du.data(), row, end, start, count);
+      k.put_children(du.data(), row, end, start, count);
+    }
+
+    // Where each vote's gradient is a_i R_ij times that of the sum, which all children share.
+    void share_evenly(int start, int count, int64_t row, int64_t end, int b) {
+      V probability[kChildren], even[kChildren], all{};
+      k.even_shares(row, end, start, count, probability, even);
+      for (int j = 0; j < k.J; ++j) all += up_mass[b * k.J + j];
+      for (int i = 0; i < count; ++i) {
+        V *pose = u.data() + i * k.P, *d_pose = du.data() + i * k.P;
+        for (int p = 0; p < k.P; ++p)
+          for (int lane = 0; lane < kLanes; ++lane) weighted[lane * k.P + p] = pose[p][lane] * even[i][lane];
+        int at = 0;
+        for (; at + kLanes <= k.D; at += kLanes) pass_on_evenly<kLanes>(start + i, b, at, row, end, d_pose);
+        if (at < k.D) pass_on_evenly<kLanes / 2>(start + i, b, at, row, end, d_pose);
+        V worth = all;
+        for (int p = 0; p < k.P; ++p) {
+          worth += pose[p] * d_pose[p];
+          d_pose[p] *= even[i];
+        }
+        const V inflow = probability[i] * worth, outflow = -even[i] * worth;
+        if (k.call.weights) k.add_child(&inflow, row, end, start + i, 1, k.call.grad_weights);
+        if (k.call.log_partition) k.add_child(&outflow, row, end, start + i, 1, k.call.grad_log_partition);
+      }
+      k.put_children(du.data(), row, end, start, count);
+    }
+
+    template <int tile>
+    __attribute__((noinline)) void pass_on_evenly(int i, int b, int at, int64_t row, int64_t end, V* d_pose) {
+      for (int lane = 0; lane < kLanes; ++lane) poses[lane] = weighted.data() + lane * k.P;
+      const T* w = k.transform(i, 0) + at;
+      T* dw = grad_transforms + (k.call.shared ? 0 : int64_t{i} * k.J * k.P * k.D) + at;
+      const V* s = up_sum.data() + int64_t{b} * k.J * k.D + at;
+      for (int j = 0; j < k.J; ++j, s += k.D, w += k.P * k.D, dw += k.P * k.D) {
+        pull_all<tile>(s, w, d_pose);
+        V g[kLanes];
+        for (int lane = 0; lane < kLanes; ++lane) {
+          g[lane] = V{};
+          if (row + lane < end)
+            std::memcpy(&g[lane], k.readable(k.call.sum) + ((row + lane) * k.J + j) * k.D + at, tile * sizeof(T));
+        }
+        push_all<tile>(g, dw);
+      }
     }
 
     // Logits into `share`, and what a share is worth to the loss into `flow`.
@@ -346,13 +350,24 @@ class Vectors : Rows<T> {
         }
         if (grad_coordinates)
           for (int d = 0; d < tile; ++d) d_offset[at + d] += g[d];
-        int p = 0;
-        for (; p + 8 <= k.P; p += 8) pull<8, tile>(g, w + p * k.D, d_pose + p);
-        for (; p < k.P; ++p) pull<1, tile>(g, w + p * k.D, d_pose + p);
+        pull_all<tile>(g, w, d_pose);
         transpose<T>(g);  // to the numbers of a row in each vector
-        for (p = 0; p + 8 <= k.P; p += 8) push<8, tile>(g, p, dw + p * k.D);
-        for (; p < k.P; ++p) push<1, tile>(g, p, dw + p * k.D);
+        push_all<tile>(g, dw);
       }
+    }
+
+    template <int tile>
+    inline void pull_all(const V* g, const T* w, V* d_pose) const {
+      int p = 0;
+      for (; p + 8 <= k.P; p += 8) pull<8, tile>(g, w + p * k.D, d_pose + p);
+      for (; p < k.P; ++p) pull<1, tile>(g, w + p * k.D, d_pose + p);
+    }
+
+    template <int tile>
+    inline void push_all(const V* g, T* dw) const {
+      int p = 0;
+      for (; p + 8 <= k.P; p += 8) push<8, tile>(g, p, dw + p * k.D);
+      for (; p < k.P; ++p) push<1, tile>(g, p, dw + p * k.D);
     }
 
     // du_i += W_ij dV_ij, some numbers of the pose.
@@ -384,9 +399,9 @@ class Vectors : Rows<T> {
 #pragma GCC unroll 8
       for (int p = 0; p < count; ++p) {
         if constexpr (tile == kLanes) {
-          store_vector<T>(load_vector(dw + p * k.D) + sum[p], dw + p * k.D);
+          store_vector<T>(first_rows ? sum[p] : load_vector(dw + p * k.D) + sum[p], dw + p * k.D);
         } else {
-          for (int d = 0; d < tile; ++d) dw[p * k.D + d] += sum[p][d];
+          for (int d = 0; d < tile; ++d) dw[p * k.D + d] = (first_rows ? T(0) : dw[p * k.D + d]) + sum[p][d];
         }
       }
     }
