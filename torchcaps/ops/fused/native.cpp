@@ -39,8 +39,6 @@ bool run_as_vectors(const Call& call, Pass pass) {
   if constexpr (std::is_same_v<T, float>) {
     if (call.P == 8 && call.D == 16) return run_vectors<T, 8, 16>(call, pass), true;
     if (call.P == 16 && call.D == 16) return run_vectors<T, 16, 16>(call, pass), true;
-    if (call.P == 32 && call.D == 32) return run_vectors<T, 32, 32>(call, pass), true;
-    if (call.P == 8 && call.D == 8) return run_vectors<T, 8, 8>(call, pass), true;
   }
   return run_vectors<T, 0, 0>(call, pass), true;
 }

@@ -17,8 +17,8 @@ class AnyPose : Rows<T> {
   static constexpr bool kKnown = M_ > 0;
   static constexpr int kPose = kKnown ? M_ * D_ : 1;
   static constexpr int kForwardChildren = Base::kTogether;
-  static constexpr int kBackwardChildren = 4;
-  static constexpr int kBackwardBlocks = 4;  // vectors of rows over which a transform's gradient is added up
+  static constexpr int kBackwardChildren = 8;
+  static constexpr int kBackwardBlocks = 2;  // vectors of rows over which a transform's gradient is added up
 
  public:
   explicit AnyPose(const Call& call) : Base(call), M(call.M), P(call.P), D(call.D), H(M * D) {}
@@ -118,7 +118,7 @@ class AnyPose : Rows<T> {
   // One block of rows, forward.
   struct Forward {
     const AnyPose& k;
-    std::vector<V> centre, precision, log_weight, u, logits, mass, shift, first, second, scratch;
+    std::vector<V> centre, precision, log_weight, u, logits, votes, mass, shift, first, second, scratch;
 
     explicit Forward(const AnyPose& k) : k(k) {
       const size_t parents = size_t(k.J) * k.H, children = kForwardChildren;
@@ -126,6 +126,7 @@ class AnyPose : Rows<T> {
       if (k.call.similarity == kGaussian) precision.resize(parents), log_weight.resize(k.J);
       u.resize(children * k.M * k.P);
       logits.resize(children * k.J);
+      votes.resize(children * k.H);
       mass.resize(k.J), shift.resize(parents), first.resize(parents), second.resize(parents);
       scratch.resize(k.H);
     }
@@ -208,31 +209,61 @@ class AnyPose : Rows<T> {
       for (int j = 0; j < k.J; ++j) k.vote(u.data(), k.transform(0, j), k.offset(0), shift.data() + j * k.H);
     }
 
-    __attribute__((noinline)) void add(int start, int count) {
-      V local[kPose];
-      V* v = kKnown ? local : scratch.data();
-      const V tiny = splat(std::sqrt(std::numeric_limits<T>::min()));
+    void add(int start, int count) {
       for (int j = 0; j < k.J; ++j) {
-        V* mean = first.data() + int64_t{j} * k.H;
-        V* scatter = second.data() + int64_t{j} * k.H;
-        const V* from = shift.data() + int64_t{j} * k.H;
-        for (int i = 0; i < count; ++i) {
-          k.vote(u.data() + i * k.M * k.P, k.transform(start + i, j), k.offset(start + i), v);
-          const V r = logits[i * k.J + j];
-          const V before = mass[j];
-          mass[j] = before + r;
-          if (!k.call.scatter) {
-            for (int h = 0; h < k.pose(); ++h) mean[h] += r * v[h];
-            continue;
-          }
-          const V ratio = r / larger<T>(mass[j], tiny);  // West 1979: mean and scatter, one weighted vote at a time
-          const V part = before * ratio;
-          for (int h = 0; h < k.pose(); ++h) {
-            const V deviation = v[h] - from[h] - mean[h];
-            mean[h] += ratio * deviation;
-            scatter[h] += part * deviation * deviation;
-          }
+        for (int i = 0; i < count; ++i) form(start + i, j, u.data() + i * k.M * k.P, votes.data() + i * k.H);
+        for (int i = count; i < kForwardChildren; ++i) std::fill_n(votes.data() + i * k.H, k.H, V{});
+        V r[kForwardChildren], total{};
+        for (int i = 0; i < kForwardChildren; ++i) {
+          r[i] = i < count ? logits[i * k.J + j] : V{};
+          total += r[i];
         }
+        k.call.scatter ? add_moments(j, r, total) : add_sum(j, r);
+        mass[j] += total;
+      }
+    }
+
+    void form(int i, int j, const V* pose, V* out) {
+      if constexpr (!kKnown) return k.vote(pose, k.transform(i, j), k.offset(i), out);
+      V v[kPose];  // in registers until it is whole
+      k.vote(pose, k.transform(i, j), k.offset(i), v);
+      for (int h = 0; h < kPose; ++h) out[h] = v[h];
+    }
+
+    __attribute__((noinline)) void add_sum(int j, const V* r) {
+      V* sum = first.data() + int64_t{j} * k.H;
+      for (int h = 0; h < k.pose(); ++h) {
+        V total = sum[h];
+#pragma GCC unroll 8
+        for (int i = 0; i < kForwardChildren; ++i) total += r[i] * votes[i * k.H + h];
+        sum[h] = total;
+      }
+    }
+
+    // Mean and scatter of some votes, r of each and `total` together, joined with those of the votes before (Chan, Golub &
+    // LeVeque 1979).
+    __attribute__((noinline)) void add_moments(int j, const V* r, V total) {
+      V *mean = first.data() + int64_t{j} * k.H, *scatter = second.data() + int64_t{j} * k.H;
+      const V* from = shift.data() + int64_t{j} * k.H;
+      const V tiny = splat(std::sqrt(std::numeric_limits<T>::min()));
+      const V one = T(1) / larger<T>(total, tiny), ratio = total / larger<T>(mass[j] + total, tiny), part = mass[j] * ratio;
+      const int size = k.pose();
+      for (int h = 0; h < size; ++h) {
+        V v[kForwardChildren], sum{}, square{};
+#pragma GCC unroll 8
+        for (int i = 0; i < kForwardChildren; ++i) {
+          v[i] = votes[i * size + h] - from[h];
+          sum += r[i] * v[i];
+        }
+        const V middle = sum * one;
+#pragma GCC unroll 8
+        for (int i = 0; i < kForwardChildren; ++i) {
+          const V deviation = v[i] - middle;
+          square += r[i] * deviation * deviation;
+        }
+        const V apart = middle - mean[h];
+        mean[h] += ratio * apart;
+        scatter[h] += square + part * apart * apart;
       }
     }
   };
@@ -341,16 +372,18 @@ class AnyPose : Rows<T> {
 
     inline V worth(const V* v, int j, int b) const {
       const int64_t at = (int64_t{b} * k.J + j) * k.H;
-      V total = up_mass[b * k.J + j], second{};
-      for (int h = 0; h < k.pose(); ++h) total += v[h] * up_sum[at + h];
-      if (up_scatter.empty()) return total;
+      V even = up_mass[b * k.J + j], odd{};  // two sums, so that no addition waits for the one before
+      for (int h = 0; h < k.pose(); ++h) (h & 1 ? odd : even) += v[h] * up_sum[at + h];
+      if (up_scatter.empty()) return even + odd;
+      V even_scatter{}, odd_scatter{};
       for (int h = 0; h < k.pose(); ++h) {
         const V deviation = v[h] - mean[at + h];
-        second += deviation * deviation * up_scatter[at + h];
+        (h & 1 ? odd_scatter : even_scatter) += deviation * deviation * up_scatter[at + h];
       }
-      return total + second;
+      return (even + odd) + (even_scatter + odd_scatter);
     }
 
+    // Logits and worth to a_i R_ij and the gradient of the logits.
     void flow_of_moments(int child, int i, int b) {
       const int64_t at = pair(i, b) * k.J;
       k.flow_of_moments(share.data() + at, flow.data() + at, row + b * kLanes, end, child);

@@ -43,7 +43,7 @@ inline Vec<float> polynomial(Vec<float> x) {
 }
 
 // exp with a relative error of 2e-7: exact 0 for -inf, inf where it overflows, NaN for NaN.
-inline Vec<float> exponential(Vec<float> x) {
+__attribute__((always_inline)) inline Vec<float> exponential(Vec<float> x) {
   using V = Vec<float>;
   V clamped = x < -87.0f ? splat(-87.0f) : x;
   clamped = clamped > 89.0f ? splat(89.0f) : clamped;
@@ -65,7 +65,7 @@ inline Vec<double> exponential(Vec<double> x) {
 }
 
 // The same where nothing is above 0, as in a softmax.
-inline Vec<float> exponential_below(Vec<float> x) {
+__attribute__((always_inline)) inline Vec<float> exponential_below(Vec<float> x) {
   using V = Vec<float>;
   const V clamped = x < -87.0f ? splat(-87.0f) : x;
   const V shifted = clamped * 1.44269504088896341f + 12582912.0f;
@@ -96,7 +96,7 @@ inline V upper_halves(V a, V b, std::index_sequence<lane...>) {
 
 // Folds pairs of vectors until lane k of the one that is left holds the sum of the lanes of vector k.
 template <typename T, int width>
-inline void fold_all(Vec<T>* v) {
+__attribute__((always_inline)) inline void fold_all(Vec<T>* v) {
   constexpr auto lanes = std::make_index_sequence<Lanes<T>::count>{};
 #pragma GCC unroll 16
   for (int k = 0; k < width; ++k)

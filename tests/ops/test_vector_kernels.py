@@ -1,0 +1,108 @@
+"""Vector poses in C++: many rows and few, odd sizes, several threads, against the readable reference."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ops_cases import Case, close
+
+import torchcaps as tc
+from torchcaps.ops import InnerProduct, Votes
+from torchcaps.ops.fused import NativeVotes
+from torchcaps.ops.naive import NaiveVotes
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+
+CASES = st.builds(
+    Case,
+    similarity=st.sampled_from(["uniform", "inner"]),
+    shared=st.booleans(),
+    coordinates=st.booleans(),
+    weights=st.booleans(),
+    partition=st.sampled_from(["soft", "orphan", "given"]),
+    hard=st.booleans(),
+    batch=st.integers(1, 40),
+    children=st.integers(1, 40),
+    parents=st.sampled_from([1, 2, 7, 16, 19]),
+    child_dim=st.sampled_from([1, 3, 8, 11, 16, 32]),
+    parent_dim=st.sampled_from([4, 8, 12, 16, 24, 32]),
+).filter(lambda case: not case.hard or case.partition == "soft")
+FEW = st.builds(
+    Case,
+    similarity=st.sampled_from(["uniform", "inner"]),
+    weights=st.booleans(),
+    partition=st.sampled_from(["soft", "orphan"]),
+    batch=st.integers(1, 5),
+    children=st.sampled_from([1, 31, 40]),
+    parents=st.sampled_from([1, 10, 16, 19, 40]),
+    child_dim=st.sampled_from([8, 16, 24]),
+    parent_dim=st.sampled_from([8, 16, 48]),
+)
+
+
+@pytest.fixture(autouse=True)
+def poisoned() -> Iterator[None]:
+    """Memory that nobody has written holds NaN, and there are two threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("cases", [CASES, FEW], ids=["many", "few"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["float64", "float32"])
+def test_any_shape(dtype: torch.dtype, cases: st.SearchStrategy[Case]) -> None:
+    @settings(max_examples=30, derandomize=True, deadline=None, database=None)
+    @given(cases)
+    def check(case: Case) -> None:
+        close(case.results(NativeVotes, case.inputs(dtype)), case.results(NaiveVotes, case.inputs()), TOLERANCE[dtype])
+
+    check()
+
+
+@pytest.mark.parametrize("batch", [1, 3, 33])
+def test_a_row_spoils_no_other(batch: int) -> None:
+    """NaN and infinity in one image stay there."""
+    torch.manual_seed(0)
+    children, transforms = torch.randn(batch + 1, 33, 8), torch.randn(33, 5, 8, 16)
+    alpha = torch.randn(batch + 1, 5, 16)
+    clean = Votes(children[:batch], transforms, backend="native").moments(InnerProduct(alpha[:batch]))
+    children[batch, 4], children[batch, 7] = torch.nan, torch.inf
+    spoilt = Votes(children, transforms, backend="native").moments(InnerProduct(alpha))
+    torch.testing.assert_close(spoilt.sum[:batch], clean.sum, rtol=1e-5, atol=1e-5)
+    assert spoilt.sum[batch].isnan().all()
+
+
+@pytest.mark.parametrize("batch", [1, 20])
+def test_threads_give_the_same_bits_every_time(batch: int) -> None:
+    torch.manual_seed(0)
+    leaves = [torch.randn(batch, 64, 8), torch.randn(64, 5, 8, 16), torch.randn(batch, 5, 16)]
+
+    def results() -> list[torch.Tensor]:
+        children, transforms, alpha = (leaf.clone().requires_grad_() for leaf in leaves)
+        moments = Votes(children, transforms, backend="native").moments(InnerProduct(alpha))
+        return [moments.sum, *torch.autograd.grad(moments.sum.square().sum(), (children, transforms, alpha))]
+
+    for one, other in zip(results(), results(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("pose", [8, 16])
+def test_windows_share_children(pose: int) -> None:
+    """A convolution whose windows overlap, all steps, forward and backward."""
+    torch.manual_seed(0)
+    layer = tc.CapsConv2d(3, 5, pose, 16, 3, 2, routing=tc.routing.DynamicRouting()).double()
+    children = torch.randn(3, 7, 7, 3, pose, dtype=torch.float64)
+
+    def results(backend: str) -> dict[str, torch.Tensor]:
+        leaf = children.clone().requires_grad_()
+        with tc.use_backend(backend):
+            out = layer(tc.Capsules(leaf, tc.length(leaf)))
+            grads = torch.autograd.grad(out.pose.square().sum() + out.activation.sum(), (leaf, *layer.parameters()))
+        return {"pose": out.pose.detach(), **{f"gradient {n}": grad for n, grad in enumerate(grads)}}
+
+    close(results("native"), results("naive"), 1e-9)
