@@ -14,6 +14,8 @@ import torchcaps as tc
 from torchcaps.bench.work import NOTHING, Map, RoutedShape, Work, convolution, linear, routed
 
 MNIST = (1, 28, 28)
+FEW_IMAGES = (1, 2, 4, 8)
+"""Batches that are measured by themselves, against stored votes."""
 _EM: dict[str, Any] = {"routing": "em", "pose": (4, 4), "parent_dim": 4}
 
 
@@ -407,6 +409,8 @@ CASES: dict[str, Case] = {
     "capsnet": NetworkCase("capsnet", 32),
     "sharedcapsnet": NetworkCase("sharedcapsnet", 32),
     "matrixcapsnet": NetworkCase("matrixcapsnet", 8),
+    **{f"digitcaps{batch}": LinearCase(f"DigitCaps, batch {batch}", batch) for batch in FEW_IMAGES},
+    "pose32": LinearCase("poses of 32", 32, children=288, pose=(1, 32), parent_dim=32),
 }
 """What the suite measures; networks with their training steps alone."""
 
