@@ -67,7 +67,9 @@ def older(noted: Sequence[Definitions], now: Definitions) -> list[str]:
 @cache
 def package_definitions() -> Definitions:
     """What a training may depend on besides its options: the package without the recipes."""
-    return _all_of(path for path in _PACKAGE.rglob("*") if path.suffix in (".py", ".cpp", ".hpp") and not is_beside(path))
+    return _all_of(
+        path for path in _PACKAGE.rglob("*") if path.suffix in (".py", ".cpp", ".hpp") and not is_beside(path)
+    )
 
 
 def recipe_definitions(recipe: object) -> Definitions:
