@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,6 +14,7 @@ from torchcaps.recipes.kit.base import Outcome, Picture, Recipe, get_recipe
 from torchcaps.recipes.kit.code import changed, code_version, older, package_definitions
 from torchcaps.recipes.kit.lab import Lab, PresetName, Trained
 from torchcaps.recipes.kit.results import read_results, result_path, write_table
+from torchcaps.training import TrainerOptions
 
 RUNS = Path("runs/recipes")
 
@@ -61,7 +62,7 @@ def run_recipe(
         The content of the result file.
 
     Raises:
-        ValueError: if there is no such recipe or preset, or no seed.
+        ValueError: if there is no such recipe, preset or option of the trainer, or no seed.
         FileExistsError: if ``runs`` holds a run of the same name with other options.
     """
     recipe = get_recipe(name)
@@ -69,6 +70,9 @@ def run_recipe(
         raise ValueError(f"preset must be one of {', '.join(recipe.presets)}, got {preset!r}")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be different numbers, at least one, got {list(seeds)}")
+    known = [one.name for one in fields(TrainerOptions)]
+    if unknown := sorted(set(trainer or {}) - set(known)):
+        raise ValueError(f"trainer takes {', '.join(known)}, got {', '.join(unknown)}")
     labs: list[Lab] = []
     outcomes: list[Outcome] = []
     for seed in seeds:
