@@ -10,6 +10,7 @@ from torchcaps import Capsules, create_model
 from torchcaps.data import Digits, ImageSet
 from torchcaps.explain import ATTRIBUTES, attributes, carried, draw_poses, examine, fit_readout, poses_of, transfer
 from torchcaps.explain.exhibits import PoseReadout, exhibits_of_classifier
+from torchcaps.explain.transfer import encoded
 from torchcaps.models import CapsNet
 
 
@@ -180,6 +181,14 @@ class TestReadout:
             fit_readout(pose[:9], values[:9], labels[:9])
         with pytest.raises(ValueError, match="must be as many"):
             fit_readout(pose, values[:9], labels)
+
+
+def test_encoded_in_parts() -> None:
+    model, images = create_model("capsnet_digits").train(), Digits().test.images[:7].float() / 255
+    found, whole = encoded(model, images, at_once=3), encoded(model, images)
+    assert model.training
+    torch.testing.assert_close(found.pose, whole.pose)
+    torch.testing.assert_close(found.activation, whole.activation)
 
 
 class TestExhibit:

@@ -183,10 +183,12 @@ def _span(text: str, label: int, strength: float, name: str = "") -> str:
 def _coloured(
     model: TextClassifier, title: str, text: str, numbers: Tensor, spans: Sequence[tuple[int, int]]
 ) -> ColouredText:
+    if not spans:
+        return ColouredText(title, (), (), torch.zeros(0))
     starts = [start for start, _ in spans]
     ends = [*starts[1:], spans[-1][1]]
     pieces = [text[start:end] for start, end in zip(starts, ends, strict=True)]
-    if len(text[ends[-1] :].strip()):
+    if text[ends[-1] :].strip():
         pieces[-1] += " …"
     shares = word_shares(model, numbers[None])
     if shares is None:
@@ -212,9 +214,7 @@ def exhibits_of_texts(model: TextClassifier, texts: TextSet, findings: Findings)
     wrong = findings.mistakes(_MOST).tolist()
     count = int((findings.prediction != findings.labels).sum())
     if wrong:
-        most = (
-            f"The network is wrong about {count} of {len(texts)} texts; these are the clearest cases, the worst first."
-        )
+        most = f"The network is wrong about {count} of {len(texts)} texts; the worst are first."
         yield show("The worst mistakes", wrong, most)
     yield show("What each word spoke for", findings.examples(_MOST).tolist(), "The clearest text of each class.")
 
