@@ -220,5 +220,7 @@ class TestExhibit:
         assert PoseReadout.of(model, test.subset(torch.arange(20))) is None  # too few
         light = ImageSet(255 - test.images, test.labels, test.classes)
         assert PoseReadout.of(model, light) is None
+        black = ImageSet(torch.zeros_like(test.images), test.labels, test.classes)
+        assert PoseReadout.of(model, black) is None
         assert PoseReadout.of(create_model("capsnet_digits", decoder_hidden=None), test) is None
         assert PoseReadout.of(create_model("capsnet_small_cnn", image_shape=(1, 8, 8)), test) is None

@@ -27,7 +27,6 @@ def command(arguments: list[str]) -> None:
     classifier, images = open_run(parser, options)
     summary = read_summary(folder) if folder.summary.is_file() else {}
     metrics = _read_metrics(folder.metrics) if folder.metrics.is_file() else []
-    out.mkdir(parents=True, exist_ok=True)
     page = classifier.task.report(out, classifier.network, classifier.prepared(images), summary, metrics)
     if page is None:
         raise ValueError(f"the task {classifier.task.name!r} of this run draws no report")

@@ -33,7 +33,12 @@ def command(arguments: list[str]) -> None:
     add("--steps", type=int, default=1, help="images from the content's own pose to that of the style")
     add("--content_class", type=str, help="class to draw; default: what the network says of the content")
     add("--out", type=str, default="transfer.png", help="file of the picture")
-    add("--resize", type=str, choices=("pad", "crop", "stretch"), help="to fit; default: as the network was trained")
+    add(
+        "--resize",
+        type=str,
+        choices=("pad", "crop", "stretch", "handwriting"),
+        help="to fit; default: as the network was trained",
+    )
     add("--device", type=str, default="cpu", help="where to compute: cpu, cuda, cuda:1, ...")
     add("--json", action="store_true", help="print JSON, with the attributes that were measured")
     add_import(parser)

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torchcaps
+from torchcaps.models.whole import write_whole
 from torchcaps.recipes.kit.base import Outcome, Picture, Recipe, get_recipe
 from torchcaps.recipes.kit.code import changed, code_version, older, package_definitions
 from torchcaps.recipes.kit.lab import Lab, PresetName, Trained
@@ -136,10 +137,8 @@ def _write(folder: Path, result: Mapping[str, Any], files: Mapping[str, Picture]
     folder.mkdir(parents=True, exist_ok=True)
     for file, picture in files.items():
         picture.figure.savefig(folder / file, dpi=150)
-    path = result_path(folder, result["recipe"], result["preset"])
-    whole = path.with_suffix(".tmp")
-    whole.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    whole.replace(path)
+    text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
+    write_whole(result_path(folder, result["recipe"], result["preset"]), text)
     write_table(folder)
 
 
