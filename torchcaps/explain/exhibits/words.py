@@ -142,6 +142,8 @@ class ColouredTexts(Exhibit):
         readings = words.read(texts)
         shown = [
             _coloured(model, title, text, reading.numbers[:_SHOWN], reading.spans[:_SHOWN])
+            if reading.length
+            else ColouredText(title, (), (), torch.zeros(0))
             for title, text, reading in zip(titles, texts, readings, strict=True)
         ]
         text = (
@@ -183,12 +185,10 @@ def _span(text: str, label: int, strength: float, name: str = "") -> str:
 def _coloured(
     model: TextClassifier, title: str, text: str, numbers: Tensor, spans: Sequence[tuple[int, int]]
 ) -> ColouredText:
-    if not spans:
-        return ColouredText(title, (), (), torch.zeros(0))
     starts = [start for start, _ in spans]
     ends = [*starts[1:], spans[-1][1]]
     pieces = [text[start:end] for start, end in zip(starts, ends, strict=True)]
-    if text[ends[-1] :].strip():
+    if len(text[ends[-1] :].strip()):
         pieces[-1] += " …"
     shares = word_shares(model, numbers[None])
     if shares is None:
