@@ -155,6 +155,8 @@ class TestColours:
         (one,) = ColouredTexts.of(self.network("text_capsnet"), self.data.words, [text], ["title"], classes).texts
         assert "".join(one.pieces) == text
         assert len(one.labels) == len(one.strength) == len(one.pieces)
+        (empty,) = ColouredTexts.of(self.network("text_capsnet"), self.data.words, [" "], ["title"], classes).texts
+        assert empty.pieces == ()  # as texts in a file of many may be
         plain = ColouredTexts.of(self.network("text_cnn"), self.data.words, [text], ["title"], classes)
         assert plain.html() is None
         assert plain.table().rows == [["title", text]]

@@ -75,6 +75,13 @@ class TestEachFactHasItsAdvice:
         found = advice(EVEN, EVEN, {"model": "capsnet_on_backbone"}, flat)
         assert options(found) == "--model_args.widths [64,128,256]"
 
+    def test_a_network_is_not_advised_instead_of_itself(self):
+        texts = type("Texts", (), {"what": "texts", "classes": ("cat", "dog", "owl"), "files": None})()
+        flat = [{"train_accuracy": 0.7, "val_accuracy": 0.7}] * 5
+        findings = Findings(EVEN, torch.eye(3)[EVEN], None)
+        for model, option in (("text_capsnet", "--model text_capsnet_b"), ("text_capsnet_b", "--model_args.types 64")):
+            assert options(Advice.of(findings, texts, {"model": model}, flat)) == option
+
     def test_was_better_before(self):
         metrics = [{"train_accuracy": 0.95, "val_accuracy": value} for value in (0.8, 0.95, 0.94, 0.93, 0.92)]
         (hint,) = advice(EVEN, EVEN, metrics=metrics).hints

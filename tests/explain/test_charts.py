@@ -5,9 +5,11 @@ import torch
 
 from torchcaps.explain.draw.charts import (
     Cell,
+    Dots,
     Factor,
     bars_across,
     bars_under_images,
+    dot_panels,
     factor_curves,
     image_grid,
     tiles,
@@ -59,3 +61,10 @@ def test_two_colours_are_red_and_green() -> None:
     picture = two_colours(torch.stack([torch.full((2, 3), 2.0), torch.full((2, 3), -1.0)]))
     assert picture.shape == (2, 3, 3)
     assert picture[0, 0].tolist() == [1, 0, 0]
+
+
+def test_a_panel_without_any_dot_keeps_its_place() -> None:
+    nothing = Dots("kept, KiB", [None, None], [0.0, 0.0], log=True)
+    panels = dot_panels(["a", "b"], [nothing, Dots("error, %", [None, 2.0], [0.0, 0.5])]).axes
+    assert [len(axes.lines[0].get_xdata()) for axes in panels] == [0, 1]
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["a", "b"]

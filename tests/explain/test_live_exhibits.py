@@ -23,6 +23,8 @@ from torchcaps.explain import (
 )
 from torchcaps.explain.exhibits import ClassActivations, ClassPose, PoseSwap, RoutingSteps
 from torchcaps.models import CapsuleClassifier
+from torchcaps.routing import Routing
+from torchcaps.routing.base import ROUTINGS
 
 SMALL = {"channels": 8, "types": 2, "classes": 3, "pose_dim": 4, "decoder_hidden": (16,)}
 
@@ -149,6 +151,15 @@ class TestOtherRouting:
         names = exchangeable_routings(net())
         assert {"dynamic", "kmeans", "mean", "hard_kmeans"} <= set(names)
         assert not {"em", "attention", "heinsen_2022", "self_attention"} & set(names)
+
+    def test_a_plug_in_that_needs_arguments_is_none_of_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Sharp(Routing):
+            def __init__(self, sharpness: float) -> None:
+                super().__init__()
+
+        names = exchangeable_routings(net())
+        monkeypatch.setitem(ROUTINGS, "sharp", Sharp)
+        assert exchangeable_routings(net()) == names
 
     def test_is_the_network_built_with_it(self) -> None:
         model, images = net(), torch.rand(2, 1, 8, 8)

@@ -10,6 +10,7 @@ from torchcaps import Capsules, create_model
 from torchcaps.data import Digits, ImageSet
 from torchcaps.explain import ATTRIBUTES, attributes, carried, draw_poses, examine, fit_readout, poses_of, transfer
 from torchcaps.explain.exhibits import PoseReadout, exhibits_of_classifier
+from torchcaps.explain.transfer import encoded
 from torchcaps.models import CapsNet
 
 
@@ -182,6 +183,14 @@ class TestReadout:
             fit_readout(pose, values[:9], labels)
 
 
+def test_encoded_in_parts() -> None:
+    model, images = create_model("capsnet_digits").train(), Digits().test.images[:7].float() / 255
+    found, whole = encoded(model, images, at_once=3), encoded(model, images)
+    assert model.training
+    torch.testing.assert_close(found.pose, whole.pose)
+    torch.testing.assert_close(found.activation, whole.activation)
+
+
 class TestExhibit:
     def test_digits(self) -> None:
         test = Digits().test.subset(torch.arange(100))
@@ -211,5 +220,7 @@ class TestExhibit:
         assert PoseReadout.of(model, test.subset(torch.arange(20))) is None  # too few
         light = ImageSet(255 - test.images, test.labels, test.classes)
         assert PoseReadout.of(model, light) is None
+        black = ImageSet(torch.zeros_like(test.images), test.labels, test.classes)
+        assert PoseReadout.of(model, black) is None
         assert PoseReadout.of(create_model("capsnet_digits", decoder_hidden=None), test) is None
         assert PoseReadout.of(create_model("capsnet_small_cnn", image_shape=(1, 8, 8)), test) is None

@@ -41,7 +41,10 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit status: 0, 1 for an error, 2 for wrong usage, 141 for a broken pipe."""
+    """Runs one command and returns the exit status.
+
+    It is 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C, 141 for a broken pipe.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments == ["--version"]:
         print(torchcaps.__version__)
@@ -61,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         return _quietly()
+    except KeyboardInterrupt:
+        print(f"torchcaps {name}: stopped", file=sys.stderr)
+        return 128 + 2
     except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
         text = advice(error) if isinstance(error, ModuleNotFoundError) else str(error)
         if text is None or os.environ.get("TORCHCAPS_TRACEBACK"):

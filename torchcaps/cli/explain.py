@@ -17,13 +17,16 @@ def command(arguments: list[str]) -> None:
         help="folder to write 'report/' into; default: the run, or 'explain-SPLIT' in it for other images",
     )
     options = parser.parse_args(arguments)
-    classifier, images = open_run(parser, options)
     folder = RunFolder(Path(options.run))
     own = options.split == "test" and options.data is None
+    out = Path(options.out) if options.out else folder.path if own else folder.path / f"explain-{options.split}"
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out must be a folder, and {out} is a file")
+    if not options.out and options.data is not None and not folder.config.is_file():
+        raise ValueError(f"--out must name a folder for the report: {options.run} is not the folder of a run")
+    classifier, images = open_run(parser, options)
     summary = read_summary(folder) if folder.summary.is_file() else {}
     metrics = _read_metrics(folder.metrics) if folder.metrics.is_file() else []
-    out = Path(options.out) if options.out else folder.path if own else folder.path / f"explain-{options.split}"
-    out.mkdir(parents=True, exist_ok=True)
     page = classifier.task.report(out, classifier.network, classifier.prepared(images), summary, metrics)
     if page is None:
         raise ValueError(f"the task {classifier.task.name!r} of this run draws no report")

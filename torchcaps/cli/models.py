@@ -26,6 +26,8 @@ def command(arguments: list[str]) -> None:
         _show_pretrained(options.pattern, options.json)
         return
     rows = describe_models(list_models(options.pattern))
+    if not rows:
+        raise ValueError(f"no network fits {options.pattern!r}; there are {', '.join(list_models())}")
     if options.json:
         print(json.dumps(rows))
         return
@@ -40,6 +42,8 @@ def _show_pretrained(pattern: str, as_json: bool) -> None:
     """Prints the cards of the trained networks whose names match, or those of NETWORK alone."""
     names = list_pretrained(pattern) or list_pretrained(f"*/{pattern}")
     rows = [describe_pretrained(name) for name in names]
+    if not rows:
+        raise ValueError(f"no trained network fits {pattern!r}; there are {', '.join(list_pretrained())}")
     if as_json:
         print(json.dumps(rows))
         return

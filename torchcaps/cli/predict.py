@@ -45,6 +45,7 @@ def command(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     _check(options)
     classifier = open_classifier(options.run, options.device)
+    _check_resize(classifier, options.resize)
     files: list[Any] = list((_files if classifier.words is None else named_texts)(options.images))
     bad: list[str] = []
 
@@ -84,6 +85,17 @@ def _check(options: Any) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}")
+    if not all(options.images):
+        raise ValueError("images must be names of files or folders, or texts, got an empty one")
+    if options.boxes is not None and (path := Path(options.boxes)).exists() and (path.is_file() or any(path.iterdir())):
+        raise ValueError(f"--boxes {path} exists already and is not empty: choose another folder")
+
+
+def _check_resize(classifier: "Classifier", resize: str | None) -> None:
+    if resize is not None and classifier.words is not None:
+        raise ValueError(f"--resize is for images: a {type(classifier.network).__name__} takes words")
+    if resize == "keep" and not classifier.network.any_size:
+        raise ValueError(f"--resize keep is for networks of any size, a {type(classifier.network).__name__} has one")
 
 
 def _files(named: Sequence[str]) -> Iterator[Path]:

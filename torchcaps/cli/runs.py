@@ -49,26 +49,27 @@ def look_parser(command: str, description: str, arguments: list[str]) -> "Option
 
     parser = OptionParser(prog=f"torchcaps {command}", description=description)
     parser.imported = named_imports(arguments)
-    parser.add_argument("run", type=str, help="folder of a run")
-    parser.add_argument("--data", type=ImageData | None, help="other images than those of the run")
+    parser.add_argument("run", type=str, help="folder of a run; with --data also of a saved network, or its name")
+    parser.add_argument("--data", type=ImageData, help="other images than those of the run")
     parser.add_argument("--split", type=str, choices=SPLITS, default="test", help="which images")
-    parser.add_argument("--batch_size", type=int, default=128, help="images at a time")
     add_import(parser)
     return parser
 
 
 def open_run(parser: "OptionParser", options: Any) -> "tuple[Classifier, ImageSet]":
-    """The network of a run and the images that the options name, not prepared yet.
+    """The network of a run, or a saved one, and the images that the options name, not prepared yet.
 
     Raises:
+        FileNotFoundError: if there is no such network, or it is no run and no images are named.
         ValueError: if there are no such images, or the run names what it may not name.
     """
     from torchcaps.data import ImageData
     from torchcaps.training import RunFolder, follow_record, images_apart, read_options
 
-    folder = RunFolder(Path(options.run)).existing()
+    folder = RunFolder(Path(options.run))
     own = options.data is None
     if own:
+        folder.existing()
         recorded = read_options(folder.config, {"data": ImageData}, parser.imported, only="data")["data"]
         options = parser.parse_object({"run": options.run, "split": options.split, "data": recorded})
     classifier = open_classifier(options.run)

@@ -3,12 +3,14 @@
 import json
 import math
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchcaps.cli.plugins import add_import
 from torchcaps.cli.runs import open_classifier
+from torchcaps.models.whole import written_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,13 +33,17 @@ def command(arguments: list[str]) -> None:
     add("--steps", type=int, default=1, help="images from the content's own pose to that of the style")
     add("--content_class", type=str, help="class to draw; default: what the network says of the content")
     add("--out", type=str, default="transfer.png", help="file of the picture")
-    add("--resize", type=str, choices=("pad", "crop", "stretch"), help="to fit; default: as the network was trained")
+    add(
+        "--resize",
+        type=str,
+        choices=("pad", "crop", "stretch", "handwriting"),
+        help="to fit; default: as the network was trained",
+    )
     add("--device", type=str, default="cpu", help="where to compute: cpu, cuda, cuda:1, ...")
     add("--json", action="store_true", help="print JSON, with the attributes that were measured")
     add_import(parser)
     options = parser.parse_args(arguments)
-    if options.steps < 1:
-        raise ValueError(f"--steps must be at least 1, got {options.steps}")
+    _check_options(options)
     classifier = open_classifier(options.run, options.device)
     _check(classifier)
     pictures = torch.stack([classifier.pixels(file, options.resize) for file in (options.content, options.style)])
@@ -50,8 +56,29 @@ def command(arguments: list[str]) -> None:
         "with that\npose",
         f"style\n{names[1]}",
     ]
-    strip(torch.cat([pictures[:1], drawn, pictures[1:]]), titles).savefig(options.out)
+    with written_whole(Path(options.out)) as part:
+        strip(torch.cat([pictures[:1], drawn, pictures[1:]]), titles).savefig(part, format=_form(options.out))
     _report(options, names, torch.cat([pictures[:1], drawn[:1], drawn[-1:], pictures[1:]]))
+
+
+def _check_options(options: Any) -> None:
+    """Raises a `ValueError` unless the options fit each other, and the picture can be written."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    if options.steps < 1:
+        raise ValueError(f"--steps must be at least 1, got {options.steps}")
+    out, forms = Path(options.out), FigureCanvasBase.get_supported_filetypes()
+    if _form(options.out) not in forms:
+        raise ValueError(f"--out must be the name of a picture, {', '.join(f'.{one}' for one in forms)}, got {out}")
+    if not out.parent.is_dir():
+        raise ValueError(f"--out: there is no folder {out.parent}")
+    if any(out.exists() and Path(file).exists() and out.samefile(file) for file in (options.content, options.style)):
+        raise ValueError(f"--out must be another file than those that are read, got {out}")
+
+
+def _form(file: str) -> str:
+    """The format of a picture, by its suffix."""
+    return Path(file).suffix.lower().removeprefix(".")
 
 
 def _check(classifier: "Classifier") -> None:
@@ -59,6 +86,8 @@ def _check(classifier: "Classifier") -> None:
     from torchcaps.models import CapsuleClassifier
 
     network = classifier.network
+    if classifier.words is not None:
+        raise ValueError(f"a {type(network).__name__} takes words and draws no images")
     told = network.told if isinstance(network, CapsuleClassifier) else None
     if told is None:
         raise ValueError(f"this {type(network).__name__} has no decoder: train one with --model_args.decoder_hidden")

@@ -562,8 +562,14 @@ class _TextFiles(Listing):
 
 
 def decoded(path: Path) -> str:
-    """What is in a file: UTF-8, or else Latin-1, in which any file means something."""
+    """What is in a file: UTF-8, or else Latin-1, in which any file means something.
+
+    Raises:
+        ValueError: if it holds zero bytes, as pictures do and no text in either.
+    """
     content = path.read_bytes()
+    if b"\0" in content:
+        raise ValueError(f"{path} is no text in UTF-8 or Latin-1: it holds zero bytes")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:

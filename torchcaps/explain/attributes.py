@@ -1,10 +1,12 @@
-"""What can be measured of a drawn figure: its slant, the thickness of its strokes, its shape and its size."""
+"""What can be measured of a drawn figure with scikit-image: slant, thickness of its strokes, shape and size."""
 
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from torchcaps.explain.shapes import shape_moments
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,13 +16,16 @@ ATTRIBUTES = ("slant", "thickness", "aspect", "size")
 
 _ENLARGED = 4
 
+_DARK = 0.02
+"""In an image that is brighter nowhere there is no figure."""
+
 
 def attributes(images: Tensor, threshold: float = 0.5) -> Tensor:
     r"""Slant, thickness, aspect and size of the bright figure on the dark ground of each image.
 
     ============= ==================================================================================================
-    ``slant``     :math:`\arctan(-\mu_{11} / \mu_{20})` in degrees, from the central moments of the grey values,
-                  :math:`\mu_{pq} = \sum (y - \bar y)^p (x - \bar x)^q g`: how far the figure leans to the right
+    ``slant``     in degrees, how far the figure leans to the right, by the moments of its grey values: see
+                  :func:`~torchcaps.explain.shape_moments`
     ``thickness`` in pixels: twice the mean distance from the skeleton of the figure to its edge
     ``aspect``    width of the figure's bounding box over its height
     ``size``      in pixels: the root of that box's area
@@ -45,17 +50,17 @@ def attributes(images: Tensor, threshold: float = 0.5) -> Tensor:
         raise ValueError(f"images must be (B, C, H, W), got shape {tuple(images.shape)}")
     if not 0 < threshold < 1:
         raise ValueError(f"threshold must lie between 0 and 1, got {threshold}")
-    grey = images.detach().cpu().double().mean(1).numpy()
-    return torch.tensor([_measured(one, threshold) for one in grey], dtype=torch.float64).reshape(-1, len(ATTRIBUTES))
+    images = images.detach().cpu()
+    rows = zip(shape_moments(images)[:, 0].tolist(), images.double().mean(1).numpy(), strict=True)
+    measured = [_measured(slant, image, threshold) for slant, image in rows]
+    return torch.tensor(measured, dtype=torch.float64).reshape(-1, len(ATTRIBUTES))
 
 
-def _measured(image: "np.ndarray", threshold: float) -> tuple[float, ...]:
-    """The attributes of one image (H, W)."""
+def _measured(slant: float, image: "np.ndarray", threshold: float) -> tuple[float, ...]:
+    """The attributes of one image (H, W) whose slant is known."""
     ndimage, measure, morphology, transform = _scikit_image()
-    if not image.max() > 0.02:  # NaN included
+    if not image.max() > _DARK:  # NaN included
         return (math.nan,) * len(ATTRIBUTES)
-    moments = measure.moments_central(image, order=2)
-    slant = math.degrees(math.atan2(-moments[1, 1], moments[2, 0]))
     enlarged = transform.rescale(image, _ENLARGED, order=1, mode="constant")
     figure = enlarged > threshold * enlarged.max()
     distance = ndimage.distance_transform_edt(figure)

@@ -11,7 +11,6 @@ MEASURES = ("slant", "width", "height", "weight", "left-right", "up-down")
 _NOTICED = (8.0, 0.12, 0.10, 0.20, 0.03, 0.03)
 """From which change on a person sees each of them: degrees, shares of what it was, shares of the image."""
 
-
 _SHARES = ("width", "height", "weight")
 """Which of them change in shares of what they were."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -96,16 +97,24 @@ def _first_steps(routing: Any, count: int) -> Iterator[None]:
 def exchangeable_routings(model: CapsuleClassifier) -> list[str]:
     """The names of the routings that the class layer of a trained network can do with in place of its own.
 
-    Those that learn nothing: a routing with parameters would start untrained.
+    Those that learn nothing, for a routing with parameters would start untrained, and that need no arguments.
     """
     if not routes_votes(model):
         return []
     shape, names = _layer_shape(model), []
     for name, kind in sorted(ROUTINGS.items()):
+        if _required(kind):
+            continue
         routing = _with_steps(kind, None)
         if not routing.own_transforms and not list(routing.bind(shape).parameters()):
             names.append(name)
     return names
+
+
+def _required(kind: type[Routing]) -> list[str]:
+    """The arguments without which a routing cannot be made."""
+    parameters = signature(kind).parameters
+    return [name for name in constructor_arguments(kind) if parameters[name].default is Parameter.empty]
 
 
 @contextmanager

@@ -27,16 +27,33 @@ def poses_of(capsules: Capsules, target: Tensor) -> Tensor:
     return capsules.pose[torch.arange(len(target), device=target.device), target]
 
 
+def encoded(model: CapsuleClassifier, images: Tensor, at_once: int = 64) -> Capsules:
+    """The class capsules of any number of images (B, C, H, W), prepared for the network, on the CPU.
+
+    Args:
+        model: a network, left in the mode that it came in.
+        images: at least one.
+        at_once: how many are kept in memory.
+    """
+    with evaluating(model) as device:
+        parts = [model.encode(part.to(device)) for part in images.split(at_once)]
+    return Capsules(torch.cat([one.pose.cpu() for one in parts]), torch.cat([one.activation.cpu() for one in parts]))
+
+
+def pose_input(model: CapsuleClassifier) -> PoseInput | None:
+    """The part of a network's decoder that picks out what it is told; None if there is none, or it is told all."""
+    parts = () if model.decoder is None else model.decoder.modules()
+    return next((part for part in parts if isinstance(part, PoseInput)), None)
+
+
 def carried(model: CapsuleClassifier, poses: Tensor, source: Tensor, target: Tensor) -> Tensor:
     """Poses (B, *pose) of classes ``source`` (B,) as poses of the classes ``target`` (B,) that mean the same.
 
     That takes a decoder that is told poses apart from their class, see :meth:`~torchcaps.layers.PoseInput.carried`;
     for any other the numbers stay what they are.
     """
-    for part in () if model.decoder is None else model.decoder.modules():
-        if isinstance(part, PoseInput):
-            return part.carried(poses, source, target)
-    return poses
+    part = pose_input(model)
+    return poses if part is None else part.carried(poses, source, target)
 
 
 def draw_poses(model: CapsuleClassifier, poses: Tensor, target: Tensor) -> Tensor:

@@ -297,7 +297,10 @@ def _locate(source: str | Path) -> Path:
     try:
         return Path(snapshot_download(str(source), allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
     except (OSError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError) as error:
-        raise FileNotFoundError(f"{source} is neither a folder nor a repository that can be reached") from error
+        known = ", ".join(list_pretrained())
+        raise FileNotFoundError(
+            f"{source} is neither a folder, nor in the package, which has {known}, nor a repository that can be reached"
+        ) from error
 
 
 LARGEST_NUMBER = 10**6

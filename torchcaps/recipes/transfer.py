@@ -15,12 +15,12 @@ from torchcaps.explain import (
     ask,
     attributes,
     draw_poses,
-    evaluating,
     fit_readout,
     poses_of,
     transfer,
 )
 from torchcaps.explain.draw.charts import transfer_grid
+from torchcaps.explain.transfer import encoded
 from torchcaps.models import CapsuleClassifier
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
@@ -88,12 +88,8 @@ class Posed(NamedTuple):
 
 def posed(network: CapsuleClassifier, images: ImageSet) -> Posed:
     """What a network sees in images that were prepared for it."""
-    batch, parts = images.__getitems__(list(range(len(images)))), []
-    with evaluating(network) as device:
-        for part in batch.images.split(250):
-            capsules = network.encode(part.to(device))
-            parts.append(Capsules(capsules.pose.cpu(), capsules.activation.cpu()))
-    capsules = Capsules(torch.cat([one.pose for one in parts]), torch.cat([one.activation for one in parts]))
+    batch = images.__getitems__(list(range(len(images))))
+    capsules = encoded(network, batch.images, at_once=250)
     return Posed(batch.pictures, batch.labels, capsules, capsules.activation.argmax(1))
 
 

@@ -17,6 +17,9 @@ from torchcaps.training.trust import check_options, read_options, subclasses
 KINDS: dict[str, type] = {"data": ImageData, "routing": Routing, "loss": ActivationLoss, "task": Task}
 """What an option of this name takes a class of."""
 
+_UNION = "Does not validate against any of the Union subtypes"
+_AROUND = (_UNION, "Subtypes:", "Errors:", "Given value type:", "Given value:")
+
 
 class OptionParser(ArgumentParser):
     """jsonargparse's parser, whose errors list the classes that an option could have named.
@@ -29,8 +32,18 @@ class OptionParser(ArgumentParser):
     allowed: Mapping[str, Any]
     imported: Sequence[str] = ()
 
+    def instantiate(self, *arguments: Any, **named: Any) -> Any:
+        """The objects that options describe; a `ValueError` says what is wrong and no more."""
+        try:
+            return super().instantiate(*arguments, **named)
+        except ValueError as error:
+            if (text := told(str(error))) == str(error):
+                raise
+            raise ValueError(text) from error
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Says what is wrong, where the options are listed, and ends the process."""
+        message = told(message)
         option = re.search(r'Parser key "(\w+)"', message)
         kind = KINDS.get(option[1]) if option else None
         if kind is not None and "import path" in message:
@@ -49,9 +62,21 @@ class TrustedConfigFile(ActionConfigFile):
         path = Path(value)
         if len(value) < 4096 and path.is_file():
             read_options(path, parser.allowed, parser.imported)
+        elif not set(value) & set("{:\n"):  # no options in YAML
+            raise ValueError(f"--{dest}: there is no file {value}")
         else:
             check_options(value, f"--{dest}", parser.allowed, parser.imported)
         ActionConfigFile.apply_config(parser, cfg, dest, value)
+
+
+def told(message: str) -> str:
+    """What jsonargparse says is wrong, without what it says of other types that the option could have had."""
+    if _UNION not in message:
+        return message
+    lines = [line for line in message.splitlines() if not line.lstrip().startswith(_AROUND)]
+    apart = [line for line in lines if not line.lstrip().startswith("- Expected a <class")]
+    chosen = apart if any(line.lstrip().startswith("- ") for line in apart) else lines
+    return "\n".join(re.sub(r"^(\s*)- ", r"\1", line) for line in chosen).strip()
 
 
 def _names(kind: type) -> list[str]:

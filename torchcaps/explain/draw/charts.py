@@ -322,7 +322,7 @@ def dot_panels(rows: Sequence[str], panels: Sequence[Dots]) -> "Figure":
         axes = figure.add_subplot(1, len(panels), place, sharey=first)
         dots = enumerate(zip(panel.values, panel.spreads, strict=True))
         there = [(value, row, spread) for row, (value, spread) in dots if value is not None]
-        values, places, spreads = zip(*there, strict=True)
+        values, places, spreads = ([one[part] for one in there] for part in range(3))
         axes.errorbar(values, places, xerr=spreads, fmt="o", markersize=4, color="C0", ecolor="0.6", linewidth=1)
         if panel.log:
             axes.set_xscale("log")

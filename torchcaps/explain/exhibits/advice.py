@@ -154,8 +154,11 @@ def _more(findings: Findings, images: ImageSet, summary: Mapping[str, Any], metr
 
 def _larger(images: ImageSet, summary: Mapping[str, Any]) -> str:
     """The option that takes a network that can learn more."""
-    if summary.get("model", "").startswith("capsnet_on_backbone"):
+    model = summary.get("model", "")
+    if model.startswith("capsnet_on_backbone"):
         return "--model_args.widths [64,128,256]"
+    if model == "text_capsnet_b":
+        return "--model_args.types 64"
     return "--model " + ("capsnet_on_backbone" if images.what == "images" else "text_capsnet_b")
 
 
@@ -164,9 +167,9 @@ def _unfinished(train: list[float], images: ImageSet, summary: Mapping[str, Any]
     fact = f"after {len(train)} epochs {train[-1]:.1%} of the training {images.what} are right"
     if rising:
         return Hint(fact, "it was still getting better: train longer", f"--epochs {max(20, 2 * len(train))}")
-    if summary.get("model", "").startswith("capsnet_on_backbone"):
-        return Hint(fact, "and it gets no better: take a wider network", _larger(images, summary))
-    return Hint(fact, "and it gets no better: take a stronger network", _larger(images, summary))
+    option = _larger(images, summary)
+    kind = "wider" if option.startswith("--model_args") else "stronger"
+    return Hint(fact, f"and it gets no better: take a {kind} network", option)
 
 
 def _balance(findings: Findings, images: ImageSet) -> Iterator[Hint]:

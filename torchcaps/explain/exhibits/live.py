@@ -193,7 +193,7 @@ class RoutingSteps(Exhibit):
         order = activation.flatten().argsort(descending=True, stable=True)[:_CHILDREN]
         final = steps[-1].assignment[0, order]
         order = order[(final.argmax(-1) - final.amax(-1)).argsort(stable=True)]
-        layer = next((name for name in observation.maps), "")
+        layer = next(iter(observation.maps), "")
         return cls(
             title="Routing, step by step",
             text="Each row is a child capsule, each column a class: a step assigns each child to the classes that its "
@@ -252,17 +252,17 @@ class PoseSwap(Exhibit):
         """Of the examples of two looks with the same network; None without a decoder."""
         if one.classes is None or other.classes is None or not one.decodes:
             return None
-        looks = [(look, look.selection.example) for look in (one, other)]
-        targets = torch.stack([look.target[place] for look, place in looks])
-        poses = torch.stack(
-            [look.classes.pose[place, look.target[place]].flatten() for look, place in looks if look.classes]
-        )
+        looks = [
+            (look, classes, look.selection.example) for look, classes in ((one, one.classes), (other, other.classes))
+        ]
+        targets = torch.stack([look.target[place] for look, _, place in looks])
+        poses = torch.stack([classes.pose[place, look.target[place]].flatten() for look, classes, place in looks])
         drawn = one.draw(poses.repeat(2, 1), torch.cat([targets, targets.flip(0)]))
         return cls(
             title="Swap poses",
             text="The pose of one image, drawn by the capsule of the other's class: what stays is what the numbers of "
             "a pose mean in both, which is little where each class has learned numbers of its own.",
-            pictures=torch.stack([look.selection.pictures[place] for look, place in looks]),
+            pictures=torch.stack([look.selection.pictures[place] for look, _, place in looks]),
             targets=targets,
             reconstructions=drawn[:2],
             swapped=drawn[2:],

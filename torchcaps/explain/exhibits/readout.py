@@ -8,10 +8,8 @@ from torch import Tensor
 from torchcaps.data.base import ImageSet
 from torchcaps.explain.attributes import ATTRIBUTES, attributes
 from torchcaps.explain.exhibits.base import Exhibit, Table, register_exhibit
-from torchcaps.explain.findings import evaluating
-from torchcaps.explain.readout import Readout, fit_readout
-from torchcaps.explain.transfer import poses_of
-from torchcaps.layers import PoseInput
+from torchcaps.explain.readout import fit_readout
+from torchcaps.explain.transfer import encoded, pose_input, poses_of
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 
 _IMAGES = 400
@@ -53,6 +51,8 @@ class PoseReadout(Exhibit):
     def of(cls, model: ImageClassifier, image_set: ImageSet) -> "PoseReadout | None":
         """None unless classes share their pose dimensions, images are bright figures on black, and can be measured.
 
+        It takes scikit-image, and two measured images for each number of a pose.
+
         Args:
             model: any network.
             image_set: images, prepared for it; up to 400 of them are measured, chosen at random.
@@ -65,9 +65,13 @@ class PoseReadout(Exhibit):
         if batch.pictures.shape[1] != 1 or not corners.mean() <= _DARK:
             return None
         try:
-            readout, count = _read(model, batch.images, attributes(batch.pictures))
-        except (ModuleNotFoundError, ValueError):  # no scikit-image, or too few images
+            values = attributes(batch.pictures)
+        except ModuleNotFoundError:  # scikit-image
             return None
+        poses, values, said = _within_classes(model, batch.images, values)
+        if len(poses) < 2 * poses.shape[1]:
+            return None
+        readout = fit_readout(poses, values, said)
         return cls(
             title="What the dimensions of a pose tell",
             text="How much of slant, thickness, aspect and size is read, linearly, from all numbers of a pose and "
@@ -76,22 +80,27 @@ class PoseReadout(Exhibit):
             attributes=ATTRIBUTES,
             explained=readout.explained,
             alone=readout.alone,
-            images=count,
+            images=len(poses),
         )
 
 
-def _read(model: CapsuleClassifier, images: Tensor, values: Tensor) -> tuple[Readout, int]:
-    """The read-out of attributes less those of their classes, and of how many images."""
-    with evaluating(model) as device:
-        capsules = model.encode(images.to(device))
-        said = capsules.activation.argmax(1)
-        poses = poses_of(capsules, said).flatten(1)
-        for part in model.decoder.modules() if model.decoder is not None else ():
-            if isinstance(part, PoseInput):
-                poses = part.shared(poses, said)
+def _within_classes(model: CapsuleClassifier, images: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Poses (N, D) and attributes (N, A) less the means of their classes (N,), of what was measured.
+
+    Args:
+        model: the network.
+        images: prepared for it, (B, C, H, W).
+        values: their attributes, (B, A); NaN where nothing could be measured.
+    """
     there = values.isfinite().all(1)
-    poses, values, said = poses.cpu().double()[there], values[there], said.cpu()[there]
+    capsules = encoded(model, images[there])
+    said = capsules.activation.argmax(1)
+    poses, part = poses_of(capsules, said).flatten(1), pose_input(model)
+    if part is not None:
+        device = next(model.parameters()).device
+        poses = part.shared(poses.to(device), said.to(device)).cpu()
+    poses, values = poses.double(), values[there]
     for label in said.unique():
         poses[said == label] -= poses[said == label].mean(0)
         values[said == label] -= values[said == label].mean(0)
-    return fit_readout(poses, values, said), len(poses)
+    return poses, values, said

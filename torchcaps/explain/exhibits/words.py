@@ -142,6 +142,8 @@ class ColouredTexts(Exhibit):
         readings = words.read(texts)
         shown = [
             _coloured(model, title, text, reading.numbers[:_SHOWN], reading.spans[:_SHOWN])
+            if reading.length
+            else ColouredText(title, (), (), torch.zeros(0))
             for title, text, reading in zip(titles, texts, readings, strict=True)
         ]
         text = (
@@ -212,9 +214,7 @@ def exhibits_of_texts(model: TextClassifier, texts: TextSet, findings: Findings)
     wrong = findings.mistakes(_MOST).tolist()
     count = int((findings.prediction != findings.labels).sum())
     if wrong:
-        most = (
-            f"The network is wrong about {count} of {len(texts)} texts; these are the clearest cases, the worst first."
-        )
+        most = f"The network is wrong about {count} of {len(texts)} texts; the worst are first."
         yield show("The worst mistakes", wrong, most)
     yield show("What each word spoke for", findings.examples(_MOST).tolist(), "The clearest text of each class.")
 

@@ -4,16 +4,18 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torchcaps
+from torchcaps.models.whole import write_whole
 from torchcaps.recipes.kit.base import Outcome, Picture, Recipe, get_recipe
 from torchcaps.recipes.kit.code import changed, code_version, older, package_definitions
 from torchcaps.recipes.kit.lab import Lab, PresetName, Trained
 from torchcaps.recipes.kit.results import read_results, result_path, write_table
+from torchcaps.training import TrainerOptions
 
 RUNS = Path("runs/recipes")
 
@@ -61,7 +63,7 @@ def run_recipe(
         The content of the result file.
 
     Raises:
-        ValueError: if there is no such recipe or preset, or no seed.
+        ValueError: if there is no such recipe, preset or option of the trainer, or no seed.
         FileExistsError: if ``runs`` holds a run of the same name with other options.
     """
     recipe = get_recipe(name)
@@ -69,6 +71,9 @@ def run_recipe(
         raise ValueError(f"preset must be one of {', '.join(recipe.presets)}, got {preset!r}")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be different numbers, at least one, got {list(seeds)}")
+    known = [one.name for one in fields(TrainerOptions)]
+    if unknown := sorted(set(trainer or {}) - set(known)):
+        raise ValueError(f"trainer takes {', '.join(known)}, got {', '.join(unknown)}")
     labs: list[Lab] = []
     outcomes: list[Outcome] = []
     for seed in seeds:
@@ -132,10 +137,8 @@ def _write(folder: Path, result: Mapping[str, Any], files: Mapping[str, Picture]
     folder.mkdir(parents=True, exist_ok=True)
     for file, picture in files.items():
         picture.figure.savefig(folder / file, dpi=150)
-    path = result_path(folder, result["recipe"], result["preset"])
-    whole = path.with_suffix(".tmp")
-    whole.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    whole.replace(path)
+    text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
+    write_whole(result_path(folder, result["recipe"], result["preset"]), text)
     write_table(folder)
 
 

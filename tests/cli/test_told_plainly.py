@@ -1,0 +1,125 @@
+"""What the commands say of options that cannot be, and that they write over nothing."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import torchcaps.cli as cli
+from torchcaps import create_model
+from torchcaps.cli import main
+from torchcaps.data import Digits, Words
+from torchcaps.training.parser import told
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Saved networks of images and of words, and a picture."""
+    folder = tmp_path_factory.mktemp("told")
+    small = {"channels": 4, "types": 2, "decoder_hidden": (8,)}
+    create_model("capsnet_digits", **small).save_pretrained(folder / "digits", classes=list("0123456789"))
+    words = Words.of(["who wrote it", "where is it"])
+    text = create_model("text_capsnet", vocabulary=len(words), classes=2, word_dim=4, types=2, parts=2, pose_dim=2)
+    text.save_pretrained(folder / "texts", words=words.config())
+    Image.fromarray(Digits().test.images[0, 0].numpy()).save(folder / "one.png")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command that fails says."""
+    try:
+        status = main(arguments)
+    except SystemExit as stop:  # wrong usage
+        status = stop.code
+    assert status in (1, 2)
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["models", "nope*"], "no network fits 'nope*'; there are attentioncapsnet, "),
+        (["models", "--pretrained", "nope"], "no trained network fits 'nope'; there are "),
+        (["predict", "digits", ""], "images must be names of files or folders, or texts, got an empty one"),
+        (["predict", "texts", ""], "images must be names of files or folders, or texts, got an empty one"),
+        (["predict", "digits", "one.png", "--resize", "keep"], "--resize keep is for networks of any size, a CapsNet"),
+        (["predict", "texts", "one.png"], "one.png is no text in UTF-8 or Latin-1"),
+        (["predict", "texts", "who", "--resize", "crop"], "--resize is for images: a TextCapsNet takes words"),
+        (["predict", "digits", "one.png", "--boxes", "."], "--boxes . exists already and is not empty"),
+        (["predict", "digits", "one.png", "--boxes", "one.png"], "--boxes one.png exists already"),
+        (["transfer", "one.png", "one.png", "--run", "texts"], "a TextCapsNet takes words and draws no images"),
+        (["transfer", "one.png", "one.png", "--run", "digits", "--out", "x"], "--out must be the name of a picture"),
+        (["transfer", "one.png", "one.png", "--run", "digits", "--out", "no/x.png"], "--out: there is no folder no"),
+        (["transfer", "one.png", "one.png", "--run", "digits", "--out", "./one.png"], "--out must be another file"),
+        (["train", "--config", "nowhere.yaml", "--run", "r"], "--config: there is no file nowhere.yaml"),
+        (["run", "two-digits", "--preset", "smoke", "--trainer.foo", "3"], "trainer takes accelerator, .*, got foo"),
+        (["evaluate", "digits"], "digits is not the folder of a run"),
+        (["explain", "digits", "--data", "Digits"], "--out must name a folder for the report: digits is not"),
+        (["explain", "digits", "--out", "one.png"], "--out must be a folder, and one.png is a file"),
+        (["explain", "digits", "--batch_size", "3"], "batch_size"),  # it had no effect
+    ],
+    ids=str,
+)  # fmt: skip
+def test_wrong_options(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    error = told_by(capsys, *arguments)
+    assert error.startswith(f"torchcaps {arguments[0]}: error: ")
+    plain = message.replace(".*", "\0").partition("\0")
+    assert plain[0] in error
+    assert plain[2] in error
+    assert before == {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+
+
+DIGITS = ["--data", "Digits", "--model", "capsnet_digits", "--run", "r"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", *DIGITS, "--routing", "Nope"], "Expected a dot import path string: Nope\n  There are AttentionRout"),
+        (["train", *DIGITS, "--routing", "DynamicRouting", "--routing.steps", "0"], "error: steps must be at least 1"),
+        (["train", *DIGITS, "--task", "SeveralLabels", "--task.count", "-1"], "error: count must be at least 1"),
+        (["evaluate", "digits", "--data", "ImageFolder", "--data.root", "nowhere"], "error: root nowhere does not ex"),
+        (["evaluate", "digits", "--data", "Nope"], "Expected a dot import path string: Nope\n  There are CIFAR10"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_nothing_of_types_that_were_not_meant(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = told_by(capsys, *arguments)
+    assert message in error
+    assert "NoneType" not in error
+    assert len(error.splitlines()) <= 4
+
+
+def test_an_option_of_no_class_at_all() -> None:
+    message = "Does not validate against any of the Union subtypes\nSubtypes: x\nErrors:\n  - Expected a <class 'int'>"
+    assert told(f"{message}\n  - Expected a <class 'NoneType'>\nGiven value type: y\nGiven value: z") == (
+        "Expected a <class 'int'>\n  Expected a <class 'NoneType'>"
+    )
+    assert told("steps must be at least 1\n- or so") == "steps must be at least 1\n- or so"
+
+
+def test_a_saved_network_on_named_images(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["evaluate", "digits", "--data", "Digits"]) == 0
+    assert "of 359 images" in capsys.readouterr().out
+
+
+def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def stopped(arguments: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.COMMANDS, "models", stopped)
+    assert main(["models"]) == 130
+    assert capsys.readouterr().err == "torchcaps models: stopped\n"
+
+
+def test_check_imports_as_all_commands_do(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "told_module.py").write_text("")
+    assert "must hold a folder for each" in told_by(capsys, "check", "digits", "--import", "told_module.py")

@@ -1,0 +1,61 @@
+"""The commands that the documents show are commands that there are, with options that there are."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchcaps.cli import COMMANDS
+from torchcaps.training.parser import OptionParser
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"))
+    if not path.is_relative_to(ROOT / "docs" / "results" / "recipes")  # those are what was typed then
+)
+OTHERS = {"bench", "convert"}
+"""Commands with parsers of another kind."""
+
+
+class Parsed(Exception):
+    """What is raised in place of doing it."""
+
+
+def commands(text: str) -> list[list[str]]:
+    """The arguments of each whole command that has some, in blocks and in lines, without modules and runs of others."""
+    text = text.replace("\\\n", " ")
+    blocks = "\n".join(re.findall(r"```\n(.*?)```", text, re.DOTALL))
+    shown = re.findall(r"^torchcaps (.*)$", blocks, re.MULTILINE) + re.findall(r"`torchcaps ([^`\n]+)`", text)
+    whole = [re.sub(r"\s#.*", "", one) for one in shown if not re.search(r"\.\.\.|RECIPE|--config$", one)]
+    found = [shlex.split(one) for one in whole if "--import" not in one and "--resume" not in one]
+    return [one for one in found if one[1:] and one[0] in COMMANDS.keys() - OTHERS]
+
+
+def test_finds_them() -> None:
+    text = "`torchcaps models x*`, `torchcaps train --config` and `torchcaps offers more`\n"
+    text += "```\ntorchcaps train --data X \\\n  --run y   # so\n```\n"
+    assert commands(text) == [["train", "--data", "X", "--run", "y"], ["models", "x*"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_options_are_there(document: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    parse = OptionParser.parse_args
+
+    def parsed(self: OptionParser, *arguments: Any, **named: Any) -> None:
+        parse(self, *arguments, **named)
+        raise Parsed
+
+    monkeypatch.setattr(OptionParser, "parse_args", parsed)
+    monkeypatch.chdir(ROOT)
+    for name, *arguments in commands((ROOT / document).read_text(encoding="utf-8")):
+        try:
+            COMMANDS[name](arguments)
+        except Parsed:
+            continue
+        except SystemExit as stop:  # of --help
+            status = stop.code
+        assert status == 0, f"torchcaps {shlex.join([name, *arguments])}\n{capsys.readouterr().err}"
