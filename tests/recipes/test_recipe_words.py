@@ -18,6 +18,6 @@ def test_smoke(tmp_path):
             "pairs",
             "colours-capsules-form-a",
             "colours-routing-encoder",
-            "colours-capsules-of-maxima-over-the-text",
+            "colours-capsules-of-maxima",
         )
     ]

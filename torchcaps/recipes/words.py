@@ -24,7 +24,7 @@ KIM = "Kim 2014, CNN-rand, recalled"
 
 CNN, SOFTMAX = "CNN, a sigmoid for each class", "CNN, softmax"
 CAPSULES, CAPSULES_B, ENCODER = "capsules, form A", "capsules, form B", "routing encoder"
-POOLED = "capsules of maxima over the text"
+POOLED = "capsules of maxima"
 NETWORKS: dict[str, dict[str, Any]] = {
     CNN: {"model": "text_cnn", "loss": MARGIN},
     SOFTMAX: {"model": "text_cnn", "loss": ENTROPY, "model_args": {"output": "softmax"}},
