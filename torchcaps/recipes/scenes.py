@@ -261,7 +261,7 @@ class Scenes(Comparison[SceneSettings]):
 
     def measure(self, study: Study, row: str, given: ImageSet) -> Mapping[str, float]:
         """What is there and where, on test scenes and on larger canvases."""
-        network = study.trained[row].network
+        network: Any = study.trained[row].network
         validation = data_of(study.settings.data).validation
         boxes, pixels = fit_outlines(
             network, validation.subset(torch.arange(min(study.settings.fitted, len(validation))))
