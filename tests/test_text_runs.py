@@ -127,10 +127,10 @@ class TestColours:
 
     def network(self, name: str) -> torch.nn.Module:
         torch.manual_seed(0)
-        small = {} if name == "text_cnn" else {"parts": 3, "types": 2}
+        small = {"text_cnn": {}, "text_pooled": {"types": 3, "dim": 4}}.get(name, {"parts": 3, "types": 2})
         return tc.create_model(name, vocabulary=len(self.data.words), classes=4, word_dim=8, **small).eval()
 
-    @pytest.mark.parametrize("name", ["text_capsnet", "text_capsnet_b", "text_encoder"])
+    @pytest.mark.parametrize("name", ["text_capsnet", "text_capsnet_b", "text_encoder", "text_pooled"])
     def test_shares(self, name: str) -> None:
         model, words = self.network(name), self.data.test.__getitems__([0, 1, 2]).images
         shares = word_shares(model, words)

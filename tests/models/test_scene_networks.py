@@ -49,6 +49,15 @@ class TestBoxesOfMaps:
                 half = (3 * (spread + 64 / 12)) ** 0.5
                 assert found[image, one, [0, 2]].tolist() == pytest.approx([(x - half).item(), (x + half).item()])
 
+    def test_a_cell_that_speaks_for_more_than_itself(self) -> None:
+        maps = torch.zeros(1, 1, 5, 7, dtype=torch.float64)
+        maps[0, 0, 2, 3] = 0.3
+        for reach, side in ((1.0, 8), (3.0, 24), (1.5, 12)):
+            found = boxes_of_maps(maps, 8.0, reach=reach)[0, 0]
+            middle = torch.tensor([28.0, 20, 28, 20]).double()
+            half = side / 2 * torch.tensor([-1.0, -1, 1, 1]).double()
+            torch.testing.assert_close(found, middle + half)
+
     def test_nowhere(self) -> None:
         maps = torch.zeros(1, 2, 3, 3, requires_grad=True)
         found = boxes_of_maps(maps, 8.0)
@@ -159,6 +168,18 @@ class TestAnySize:
             said = net(torch.zeros(2, 1, 32, 32))
         assert (said.activation == 0).all()
         assert (said.boxes == 0).all()
+
+
+@pytest.mark.parametrize("name", ["scene_capsnet", "scene_cnn"])
+def test_reach(name: str) -> None:
+    images = noise(2, 1, 32, 24)
+    with torch.no_grad():
+        near, far = network(name), network(name, reach=2.5)
+        assert torch.equal(far(images).boxes, boxes_of_maps(far.maps_of(images), 4, 0.2, 2.5))
+        assert torch.equal(near(images).boxes, boxes_of_maps(near.maps_of(images), 4, 0.2))
+    for reach in (0.0, -1.0, float("inf")):
+        with pytest.raises(ValueError, match="reach must be above 0, got"):
+            create_model(name, reach=reach)
 
 
 def test_cut_must_be_a_share() -> None:

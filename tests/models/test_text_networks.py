@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from torchcaps import create_model, create_routing, list_models, list_routings, margin_loss
 from torchcaps.data.text import PADDING, RESERVED, UNKNOWN, Words
-from torchcaps.models import TextCapsNet, TextClassifier, text
+from torchcaps.models import TextCapsNet, TextClassifier, TextPooled, text
 
 NAMES = list_models(takes="words")
 SLOW = pytest.mark.slow
@@ -24,7 +24,7 @@ def some_words(*shape: int) -> Tensor:
 
 
 def test_the_numbers_are_those_of_the_data() -> None:
-    assert NAMES == ["text_capsnet", "text_capsnet_b", "text_cnn", "text_encoder"]
+    assert NAMES == ["text_capsnet", "text_capsnet_b", "text_cnn", "text_encoder", "text_pooled"]
     assert (text.PADDING, text.UNKNOWN, text.RESERVED) == (PADDING, UNKNOWN, RESERVED)
     assert Words(("a",)).read(["a b"])[0].numbers.tolist() == [RESERVED, UNKNOWN]
 
@@ -102,7 +102,30 @@ def test_form_b_is_the_mean_of_its_branches() -> None:
     torch.testing.assert_close(prediction.activation, prediction.capsules.pose.norm(dim=-1))
 
 
-@pytest.mark.parametrize("name", ["text_capsnet", "text_encoder"])
+def test_capsules_of_the_maxima_over_the_text() -> None:
+    model, words = network("text_pooled", widths=(2, 3), types=4, dim=5), some_words(2, 6)
+    words[1, 4:] = PADDING
+    assert isinstance(model, TextPooled)
+    children, places = model.children_of(words), model.places_of(words)
+    assert children.pose.shape == (2, 8, 5)
+    for row in range(2):
+        length = int((words[row] != PADDING).sum())
+        x = F.pad(model.embedding(words[row, :length]), (0, 0, 0, 2))
+        for branch, width in enumerate((2, 3)):
+            windows = torch.stack([x[place : place + width].T.flatten() for place in range(length)])
+            layer = model.convolutions[branch]
+            features = (windows @ layer.weight.flatten(1).T + layer.bias).relu()  # [length, types x dim]
+            torch.testing.assert_close(children.pose[row, 4 * branch : 4 * branch + 4].flatten(), features.amax(0))
+            share = torch.zeros(4, 6).double()
+            for kind in range(4):
+                for one in range(5 * kind, 5 * kind + 5):
+                    share[kind, features[:, one].argmax()] += features[:, one].max() ** 2
+            torch.testing.assert_close(places[branch][row], share / share.sum(1, keepdim=True))
+    expected = model.class_caps(children).activation
+    torch.testing.assert_close(model(words).activation, expected)
+
+
+@pytest.mark.parametrize("name", ["text_capsnet", "text_encoder", "text_pooled"])
 @pytest.mark.parametrize("routing", [name for name in list_routings() if name in ("kmeans", "mean", "max_min")])
 def test_other_routings(name: str, routing: str) -> None:
     model = network(name, routing=create_routing(routing))
@@ -125,7 +148,7 @@ def test_words_are_hidden_in_training_alone() -> None:
 
 def test_what_dynamic_routing_learns_from_a_fresh_start() -> None:
     """Capsules of different words differ at the start: a few steps tell two words apart."""
-    for name in ("text_capsnet", "text_encoder"):
+    for name in ("text_capsnet", "text_encoder", "text_pooled"):
         torch.manual_seed(0)
         model = create_model(name, vocabulary=10, classes=2, word_dim=16, dropout=0.0, hidden_words=0.0)
         words, labels = torch.tensor([[2, 4, 5], [3, 4, 5]]), torch.tensor([0, 1])
@@ -137,7 +160,7 @@ def test_what_dynamic_routing_learns_from_a_fresh_start() -> None:
         assert torch.equal(model(words).activation.argmax(1), labels), name
 
 
-@pytest.mark.parametrize("name", [pytest.param("text_capsnet", marks=SLOW), "text_encoder"])
+@pytest.mark.parametrize("name", [pytest.param("text_capsnet", marks=SLOW), "text_encoder", "text_pooled"])
 def test_exports_with_any_batch_and_length(name: str) -> None:
     model = network(name)
     shapes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("words", min=2, max=600)}

@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torchcaps.data import Digits
+from torchcaps.data import Digits, class_boxes
 from torchcaps.data.scenes import INK, Scenery
-from torchcaps.models import create_model
+from torchcaps.models import Prediction, create_model
 from torchcaps.recipes import run_recipe
 from torchcaps.recipes.scenes import (
     EXACT,
@@ -16,6 +16,7 @@ from torchcaps.recipes.scenes import (
     POINT,
     PRECISION,
     Scenes,
+    fit_outlines,
     look_at_all,
     on_larger_canvases,
     peaks,
@@ -44,10 +45,50 @@ class TestSegments:
         found = segments(self.scene, self.maps, self.said, 0.9)
         assert found.sum((2, 3)).tolist() == [[2, 2, 0]]
 
+    def test_cells_that_speak_for_more_than_themselves(self):
+        scene, said = torch.ones(1, 1, 5, 7), torch.tensor([[True, True]])
+        maps = torch.zeros(1, 2, 5, 7)
+        maps[0, 0, 2, 1] = 5.0
+        maps[0, 1, 2, 6] = 1.0
+        for reach, counts in ((1, [1, 1]), (3, [9, 6]), (4, [20, 15])):  # of 4 cells: a pixel and a half, hence 2
+            found = segments(scene, maps, said, 0.2, reach)
+            assert found.sum((2, 3)).tolist() == [counts]
+        assert not found[0, 0, :, 4:].any()
+
+
+def some_scenes():
+    digits = Digits().test.subset(torch.arange(20))
+    return replace(digits, composition=Scenery(digits, (48, 48), 1, 1, 16, 24, clutter=0))
+
+
+@pytest.mark.parametrize("points", [False, True])
+def test_outlines_are_those_that_fit(points):
+    """Of maps that are the boxes themselves, and of maps that point at their middles."""
+    scenes = some_scenes()
+
+    class Sees(torch.nn.Module):
+        classes, cell = 10, 4
+
+        def forward(self, images):
+            return Prediction(scenes.__getitems__(list(range(20))).labels.float(), None, None)
+
+        def maps_of(self, images):
+            boxes = class_boxes(scenes.__getitems__(list(range(20))).parts, 10)
+            centres = 4 * torch.arange(12) + 2.0
+            left, top, right, bottom = boxes[..., None].unbind(2)
+            if points:
+                left = right = ((left + right) / 8).floor() * 4 + 2
+                top = bottom = ((top + bottom) / 8).floor() * 4 + 2
+            across, down = (centres >= left) & (centres <= right), (centres >= top) & (centres <= bottom)
+            return (down[..., None] & across[:, :, None]).float() * (boxes.sum(-1) > 0)[..., None, None]
+
+    boxes, pixels = fit_outlines(Sees(), scenes)
+    assert boxes.reach == (4.0 if points else 1.0)
+    assert pixels.reach == (3.0 if points else 1.0)
+
 
 def test_a_network_that_knows_is_right_in_all():
-    digits = Digits().test.subset(torch.arange(20))
-    scenes = replace(digits, composition=Scenery(digits, (48, 48), 1, 1, 16, 24, clutter=0))
+    scenes = some_scenes()
 
     class Knows(torch.nn.Module):
         """Says what is true of all 20 scenes at once."""
@@ -55,9 +96,6 @@ def test_a_network_that_knows_is_right_in_all():
         classes, cell, cut = 10, 1, 0.5
 
         def forward(self, images):
-            from torchcaps.data import class_boxes
-            from torchcaps.models import Prediction
-
             batch = scenes.__getitems__(list(range(20)))
             return Prediction(batch.labels.float(), None, None, class_boxes(batch.parts, 10))
 

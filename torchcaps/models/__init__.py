@@ -15,7 +15,7 @@ from torchcaps.models.registry import create_model, describe_models, list_models
 from torchcaps.models.scene_capsnet import SceneCapsNet, SceneTwin, boxes_of_maps
 from torchcaps.models.selfroutingresnet import SelfRoutingResNet
 from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
-from torchcaps.models.text import TextCapsNet, TextClassifier, TextCNN, TextEncoder
+from torchcaps.models.text import TextCapsNet, TextClassifier, TextCNN, TextEncoder, TextPooled
 from torchcaps.models.vbcapsnet import VBCapsNet
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "TextCapsNet",
     "TextClassifier",
     "TextEncoder",
+    "TextPooled",
     "TransposedDecoder",
     "UpsamplingDecoder",
     "VBCapsNet",

@@ -1,5 +1,6 @@
 """What is in a scene, and where: class capsules with shared transforms, and their twin with class-activation maps."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -17,17 +18,20 @@ from torchcaps.routing import DynamicRouting, Routed, Routing
 from torchcaps.squash import length
 
 
-def boxes_of_maps(maps: Tensor, cell: float, cut: float = 0.2) -> Tensor:
+def boxes_of_maps(maps: Tensor, cell: float, cut: float = 0.2, reach: float = 1.0) -> Tensor:
     r"""Boxes around what maps show, by its mean and its variance.
 
-    .. math:: \mu \pm \sqrt{3 (\sigma^2 + \text{cell}^2 / 12)}, \quad w_{yx} = \max(0, m_{yx} - \text{cut} \max m)
+    .. math:: \mu \pm \sqrt{3 (\sigma^2 + r^2 / 12)}, \quad w_{yx} = \max(0, m_{yx} - \text{cut} \max m)
 
-    with mean and variance of the centres of the cells under the weights w: a box that is filled evenly is found again.
+    with mean and variance of the centres of the cells under the weights w, and each cell speaking for a square of side
+    r, ``reach`` times its own, around it. With a ``reach`` of 1 a box that is filled evenly is found again; maps that
+    point at the middles of things, rather than fill them, take more.
 
     Args:
         maps: m, 0 or more, (B, E, H', W').
         cell: side of a cell of the maps, in pixels of the image.
         cut: share of the largest value that is taken off, in [0, 1).
+        reach: side of what a cell speaks for, in cells.
 
     Returns:
         (B, E, 4), left, top, right, bottom in pixels of the image; zeros where a map is 0 everywhere.
@@ -40,7 +44,7 @@ def boxes_of_maps(maps: Tensor, cell: float, cut: float = 0.2) -> Tensor:
         centres = cell * (torch.arange(maps.shape[axis], dtype=maps.dtype, device=maps.device) + 0.5)
         mean = along @ centres
         variance = (along * (centres - mean[..., None]).square()).sum(-1)
-        half = (3 * (variance + cell**2 / 12)).sqrt()
+        half = (3 * (variance + (reach * cell) ** 2 / 12)).sqrt()
         sides.append((mean - half, mean + half))
     (left, right), (top, bottom) = sides
     return torch.stack([left, top, right, bottom], -1) * (mass > 0)[..., None]
@@ -51,14 +55,17 @@ class _SceneNetwork(ImageClassifier):
 
     any_size = True
     cut: float
+    reach: float
 
-    def _see(self, channels: Sequence[int], cut: float) -> None:
+    def _see(self, channels: Sequence[int], cut: float, reach: float) -> None:
         """Convolutions that halve the grid, each behind the first with a residual block, batch normalisation, ReLU."""
         check_sizes(channels=channels)
         if not 0 <= cut < 1:
             raise ValueError(f"cut must be in [0, 1), got {cut}")
+        if not 0 < reach < math.inf:
+            raise ValueError(f"reach must be above 0, got {reach}")
         self.channels = tuple(channels)
-        self.cut = cut
+        self.cut, self.reach = cut, reach
         self.features = nn.Sequential()
         before = self.image_shape[0]
         for stage, width in enumerate(self.channels):
@@ -130,10 +137,11 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         pose_dim: dimension of what a class capsule looks like.
         boxes: whether children vote for boxes.
         cut: see :func:`boxes_of_maps`.
+        reach: likewise.
         routing: any routing; default: dynamic routing in 3 steps, without accumulation, with an orphan class.
 
     Raises:
-        ValueError: if ``cut`` is not in [0, 1).
+        ValueError: if ``cut`` is not in [0, 1), or ``reach`` not above 0.
 
     Source: after Su Jianlin 2018, kexue.fm/archives/4819 and 5112 (shared transforms, trained on one digit and tested
     on several); orphans: the code released with Sabour, Frosst & Hinton 2017; distances from the sides: Tian et al.
@@ -156,6 +164,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         pose_dim: int = 16,
         boxes: bool = False,
         cut: float = 0.2,
+        reach: float = 1.0,
         routing: Routing | None = None,
     ) -> None:
         super().__init__(image_shape, classes)
@@ -163,7 +172,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         self.child_dim = child_dim
         self.pose_dim = pose_dim
         self.boxes = boxes
-        self._see(channels, cut)
+        self._see(channels, cut, reach)
         self.what = nn.Conv2d(self.channels[-1], child_dim, 1)
         self.sides = nn.Conv2d(self.channels[-1], 4, 1) if boxes else None
         self.decoder = None
@@ -206,7 +215,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
 
     def _boxes(self, maps: Tensor, features: Tensor) -> Tensor:
         if self.sides is None:
-            return boxes_of_maps(maps.detach(), self.cell, self.cut)
+            return boxes_of_maps(maps.detach(), self.cell, self.cut, self.reach)
         votes = self._box_votes(features.to(maps.dtype))
         weights = maps.flatten(2)
         mass = weights.sum(2, keepdim=True)
@@ -236,9 +245,10 @@ class SceneTwin(_SceneNetwork):
         classes: number of classes.
         channels: of the stages, each of which halves the grid.
         cut: see :func:`boxes_of_maps`.
+        reach: likewise.
 
     Raises:
-        ValueError: if ``cut`` is not in [0, 1).
+        ValueError: if ``cut`` is not in [0, 1), or ``reach`` not above 0.
 
     Source: Zhou, Khosla, Lapedriza, Oliva & Torralba 2016, "Learning Deep Features for Discriminative Localization".
 
@@ -254,16 +264,17 @@ class SceneTwin(_SceneNetwork):
         classes: int = 10,
         channels: Sequence[int] = (24, 48, 96),
         cut: float = 0.2,
+        reach: float = 1.0,
     ) -> None:
         super().__init__(image_shape, classes)
-        self._see(channels, cut)
+        self._see(channels, cut, reach)
         self.scores = nn.Conv2d(self.channels[-1], classes, 1, bias=False)
         self.bias = nn.Parameter(torch.zeros(classes))
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The probability of each class, and its box."""
         scores = self._scores(images)
-        boxes = boxes_of_maps(scores.detach().relu(), self.cell, self.cut)
+        boxes = boxes_of_maps(scores.detach().relu(), self.cell, self.cut, self.reach)
         return Prediction((scores.mean((2, 3)) + self.bias).sigmoid(), None, None, boxes)
 
     def maps_of(self, images: Tensor) -> Tensor:

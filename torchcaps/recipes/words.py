@@ -24,12 +24,14 @@ KIM = "Kim 2014, CNN-rand, recalled"
 
 CNN, SOFTMAX = "CNN, a sigmoid for each class", "CNN, softmax"
 CAPSULES, CAPSULES_B, ENCODER = "capsules, form A", "capsules, form B", "routing encoder"
+POOLED = "capsules of maxima"
 NETWORKS: dict[str, dict[str, Any]] = {
     CNN: {"model": "text_cnn", "loss": MARGIN},
     SOFTMAX: {"model": "text_cnn", "loss": ENTROPY, "model_args": {"output": "softmax"}},
     CAPSULES: {"model": "text_capsnet", "loss": MARGIN},
     CAPSULES_B: {"model": "text_capsnet_b", "loss": MARGIN},
     ENCODER: {"model": "text_encoder", "loss": MARGIN},
+    POOLED: {"model": "text_pooled", "loss": MARGIN},
 }
 TREC = "TREC"
 ROOTS = {TREC: "trec", "MR": "mr", "SUBJ": "subj", "SST-2": "sst/stsa.binary.train"}
@@ -87,14 +89,14 @@ class WordsRecipe(Comparison[WordsSettings]):
             capsules={"dropout": 0.2},
             ngrams={"types": 8, "parts": 8},
             ngram_epochs=6,
-            rows=tuple(f"{TREC}: {network}" for network in (CNN, CAPSULES, ENCODER)),
+            rows=tuple(f"{TREC}: {network}" for network in (CNN, CAPSULES, ENCODER, POOLED)),
         ),
         "smoke": WordsSettings(
             **pace(3, 5e-3, 16),
             sizes={"word_dim": 16, "dropout": 0.0},
             ngrams={"types": 4, "parts": 4, "pose_dim": 8},
             data=option("MadeQuestions", count=36),
-            rows=tuple(f"{TREC}: {network}" for network in (CNN, CAPSULES, ENCODER)),
+            rows=tuple(f"{TREC}: {network}" for network in (CNN, CAPSULES, ENCODER, POOLED)),
             pairs=20,
         ),
     }
@@ -145,7 +147,7 @@ class WordsRecipe(Comparison[WordsSettings]):
         told = {name: [study.figures[row, name] for row in rows] for name in TOLD}
         study.pictures["pairs"] = Picture(pairs_figure([ROWS[row][1] for row in rows], told), self.caption)
         for row in rows:
-            if ROWS[row][1] in (CAPSULES, ENCODER):
+            if ROWS[row][1] in (CAPSULES, ENCODER, POOLED):
                 caption = (
                     f"Joined test questions. What each word spoke for ({ROWS[row][1]}): the colour is that of the "
                 )

@@ -14,7 +14,7 @@ from torchcaps.explain.exhibits.base import Exhibit, Table, register_exhibit
 from torchcaps.explain.findings import Findings, evaluating
 from torchcaps.explain.flow import class_shares
 from torchcaps.explain.layers import observe_layers
-from torchcaps.models import TextCapsNet, TextClassifier, TextEncoder
+from torchcaps.models import TextCapsNet, TextClassifier, TextEncoder, TextPooled
 
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#e377c2", "#8c564b", "#bcbd22", "#7f7f7f")
 """Of the classes, one after the other; of more of them, from the first again."""
@@ -40,8 +40,10 @@ def word_shares(model: nn.Module, words: Tensor) -> Tensor | None:
 
     With :math:`s_{ij}` the share of primary capsule i that routing handed on to class j
     (:func:`~torchcaps.explain.class_shares`) and :math:`a_i` its activation, a word has the sum of
-    :math:`a_i s_{ij}` over the capsules that see it, each divided by how many words it sees. The word of a text that
-    spoke most for a class gets the activation of that class, and the others get as much less as they spoke less for it.
+    :math:`a_i s_{ij}` over the capsules that see it, each divided by how many words it sees; a capsule of features from
+    several places counts at each of them with the share of its squared length that comes from there. The word of a
+    text that spoke most for a class gets the activation of that class, and the others get as much less as they spoke
+    less for it.
 
     Args:
         model: a network that takes words, left in the mode that it came in.
@@ -50,27 +52,35 @@ def word_shares(model: nn.Module, words: Tensor) -> Tensor | None:
     Returns:
         None for a network without capsules.
     """
-    parts: list[tuple[nn.Module, tuple[int, int]]] = []
-    if isinstance(model, TextCapsNet):
-        parts = [(_Branch(model, place), reach) for place, reach in enumerate(model.reaches)]
-    elif isinstance(model, TextEncoder):
-        parts = [(model, model.reach)]
-    if not parts:
+    if not isinstance(model, TextCapsNet | TextEncoder | TextPooled):
         return None
     with evaluating(model) as device:
         words = words.to(device)
-        total = torch.stack([_of_words(_lowest(part, words), words != 0, *reach) for part, reach in parts]).sum(0)
+        total = torch.stack([_of_words(mass, words != 0, *reach) for mass, reach in _given(model, words)]).sum(0)
         activation = model(words).activation
     return (total / total.amax(1, keepdim=True).clamp_min(1e-30) * activation[:, None]).cpu()
 
 
+def _given(model: TextCapsNet | TextEncoder | TextPooled, words: Tensor) -> Iterator[tuple[Tensor, tuple[int, int]]]:
+    """What the lowest capsules of each place gave to each class, (B, places, E), and what they see, side by side."""
+    if isinstance(model, TextCapsNet):
+        for place, reach in enumerate(model.reaches):
+            yield _lowest(_Branch(model, place), words).sum(-2), reach
+    elif isinstance(model, TextEncoder):
+        yield _lowest(model, words).sum(-2), model.reach
+    else:  # of each capsule, as much as of its features come from there
+        given = _lowest(model, words).split(model.types, 1)
+        for width, capsules, places in zip(model.widths, given, model.places_of(words), strict=True):
+            yield places.mT @ capsules, (width, 1)
+
+
 def _lowest(model: nn.Module, words: Tensor) -> Tensor:
-    """What the lowest routed capsules of each place gave to each class, (B, places, E)."""
+    """What each of the lowest routed capsules gave to each class, (B, *sites, E)."""
     layers = observe_layers(model, words)
     name, shares = list(class_shares(layers).items())[-1]
     children = layers[name].children
     assert children is not None
-    return (shares * children.activation[..., None]).sum(-2)
+    return shares * children.activation[..., None]
 
 
 def _of_words(mass: Tensor, there: Tensor, width: int, stride: int) -> Tensor:
