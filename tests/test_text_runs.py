@@ -15,7 +15,7 @@ from torchcaps.data import MadeQuestions, TextSet, joined
 from torchcaps.explain.exhibits import ColouredTexts, word_shares
 from torchcaps.tasks import SeveralLabels
 
-LARGE = ("--model_args.word_dim", "8", "--model_args.types", "2", "--model_args.parts", "2")
+LARGE = ("--model_args.word_dim", "8", "--model_args.types", "2", "--model_args.dim", "4")
 
 
 def write_reviews(root: Path) -> Path:
@@ -43,7 +43,7 @@ def run(reviews: Path) -> Path:
 
 def test_the_run_says_what_it_is(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
-    assert (summary["model"], summary["data"], summary["task"]) == ("text_capsnet", "Text", "classification")
+    assert (summary["model"], summary["data"], summary["task"]) == ("text_pooled", "Text", "classification")
     saved = json.loads((run / "model" / "config.json").read_text())["extra"]
     assert {"lovely", "dull", "film"} <= set(saved["words"]["vocabulary"])
 

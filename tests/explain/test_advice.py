@@ -79,7 +79,7 @@ class TestEachFactHasItsAdvice:
         texts = type("Texts", (), {"what": "texts", "classes": ("cat", "dog", "owl"), "files": None})()
         flat = [{"train_accuracy": 0.7, "val_accuracy": 0.7}] * 5
         findings = Findings(EVEN, torch.eye(3)[EVEN], None)
-        for model, option in (("text_capsnet", "--model text_capsnet_b"), ("text_capsnet_b", "--model_args.types 64")):
+        for model, option in (("text_capsnet", "--model text_pooled"), ("text_pooled", "--model_args.types 30")):
             assert options(Advice.of(findings, texts, {"model": model}, flat)) == option
 
     def test_was_better_before(self):

@@ -343,7 +343,7 @@ class Text(ListedImages):
     """
 
     gives = "words"
-    model = "text_capsnet"
+    model = "text_pooled"
 
     def __init__(
         self,

@@ -157,9 +157,9 @@ def _larger(images: ImageSet, summary: Mapping[str, Any]) -> str:
     model = summary.get("model", "")
     if model.startswith("capsnet_on_backbone"):
         return "--model_args.widths [64,128,256]"
-    if model == "text_capsnet_b":
-        return "--model_args.types 64"
-    return "--model " + ("capsnet_on_backbone" if images.what == "images" else "text_capsnet_b")
+    if model == "text_pooled":
+        return "--model_args.types 30"
+    return "--model " + ("capsnet_on_backbone" if images.what == "images" else "text_pooled")
 
 
 def _unfinished(train: list[float], images: ImageSet, summary: Mapping[str, Any]) -> Hint:
