@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.numerics import check_finite, check_sizes, compute_dtype
+from torchcaps.numerics import check_finite, check_sizes, class_mask, compute_dtype
 
 DecoderInput = Literal["masked", "pose", "pose_and_class"]
 
@@ -21,19 +21,15 @@ def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
         target: the classes to keep, as labels (B,) or as a mask (B, J) for several at once; None keeps the capsule with
             the largest activation.
 
+    Raises:
+        ValueError: if the target is neither, or a label is out of range.
+
     Source: Sabour, Frosst & Hinton 2017, section 4.1.
     """
     activation = capsules.activation
     if target is None:
         target = activation.argmax(-1)
-    if target.ndim == 1:
-        mask = torch.zeros_like(activation).scatter_(1, target[:, None].long(), 1.0)
-    elif target.shape == activation.shape:
-        mask = target.to(activation.dtype)
-    else:
-        raise ValueError(
-            f"target must be labels (B,) or a mask {tuple(activation.shape)}, got shape {tuple(target.shape)}"
-        )
+    mask = class_mask(activation, target)
     return capsules.pose * mask.reshape(*mask.shape, *[1] * len(capsules.pose_shape))
 
 
