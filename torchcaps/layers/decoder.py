@@ -147,13 +147,13 @@ class PoseInput(nn.Module):
 
     def forward(self, poses: Tensor) -> Tensor:
         """Picks out what the decoder is told."""
-        poses = poses.flatten(2)
+        dtype, poses = poses.dtype, poses.flatten(2)
         chosen = (poses != 0).any(2, keepdim=True)
         if self.kind == "pose_and_class":
             poses = poses.to(compute_dtype(poses))
             if self.training:
                 self._follow(poses.detach(), chosen)
-            poses = (poses - self.mean) / self.deviation * chosen
+            poses = ((poses - self.mean) / self.deviation * chosen).to(dtype)
         if self.training and self.noise:
             poses = poses + self.noise * torch.randn_like(poses) * chosen
         if self.kind == "masked":

@@ -207,7 +207,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
     def _boxes(self, maps: Tensor, features: Tensor) -> Tensor:
         if self.sides is None:
             return boxes_of_maps(maps.detach(), self.cell, self.cut)
-        votes = self._box_votes(features.to(maps.dtype))
+        votes = self._box_votes(features).to(maps.dtype)
         weights = maps.flatten(2)
         mass = weights.sum(2, keepdim=True)
         return torch.where(mass > 0, weights @ votes / torch.where(mass > 0, mass, 1.0), 0.0)
@@ -215,7 +215,8 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
     def _box_votes(self, features: Tensor) -> Tensor:
         """The box that each place votes for, (B, H' W', 4)."""
         assert self.sides is not None
-        sides = self.sides(features).clamp(-6, 6).exp() * (2 * self.cell)  # left, top, right, bottom of the place
+        far = self.sides(features.to(self.sides.weight.dtype))
+        sides = far.to(compute_dtype(far)).clamp(-6, 6).exp() * (2 * self.cell)  # left, top, right, bottom of the place
         rows, columns = (
             self.cell * (torch.arange(extent, dtype=sides.dtype, device=sides.device) + 0.5)
             for extent in sides.shape[2:]
