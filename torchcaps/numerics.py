@@ -47,6 +47,18 @@ def check_sizes(least: int = 1, **sizes: Any) -> None:
                 raise ValueError(f"{name} must be at least {least}, got {size!r}")
 
 
+def check_series(count: int | None = None, **series: Any) -> None:
+    """Sees that arguments are sequences of sizes, of ``count`` of them, or else of one at least.
+
+    Raises:
+        ValueError: if one is not; names the argument.
+    """
+    for name, sizes in series.items():
+        if not isinstance(sizes, Sequence) or isinstance(sizes, str) or len(sizes) != (count or max(1, len(sizes))):
+            raise ValueError(f"{name} must be {count or 'one or more'} whole numbers, got {sizes!r}")
+    check_sizes(**series)
+
+
 def check_finite(**numbers: float | None) -> None:
     """Sees that arguments are finite numbers; None is left alone.
 

@@ -79,7 +79,8 @@ def test_any_routing() -> None:
     ("arguments", "message"),
     [
         ({"image_shape": (1, 18, 28)}, "at least 19 x 19"),
-        ({"stages": ()}, "at least one"),
+        ({"stages": ()}, "stages must be one or more"),
+        ({"momentum": -1.0}, r"momentum must be a share in \[0, 1\], got -1"),
         ({"capsules_from": "channels"}, "capsules_from must be"),
         ({"merge": "sum"}, "merge must be"),
         ({"growth": 0}, "growth must be"),

@@ -132,7 +132,7 @@ class PoseInput(nn.Module):
     def __init__(self, classes: int, size: int, kind: DecoderInput = "masked", noise: float = 0.0) -> None:
         super().__init__()
         check_sizes(classes=classes, size=size)
-        check_finite(noise=noise)
+        check_finite(pose_noise=noise)
         if kind not in get_args(DecoderInput):
             raise ValueError(f"decoder_input must be one of {', '.join(get_args(DecoderInput))}, got {kind!r}")
         if noise < 0:

@@ -14,7 +14,7 @@ from torchcaps.layers.conv import Competition
 from torchcaps.layers.pose_norm import PoseScale
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_finite, check_sizes
+from torchcaps.numerics import check_finite, check_series, check_sizes
 from torchcaps.routing import EMRouting, Routing
 
 _SMALLEST = 17  # pixels on a side that leave one position in the last convolutional layer
@@ -95,7 +95,9 @@ class MatrixCapsNet(CapsuleClassifier):
         residual: bool = False,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels, types=types, pose=pose, decoder_hidden=decoder_hidden)
+        check_sizes(channels=channels, decoder_hidden=decoder_hidden)
+        check_series(types=types)
+        check_series(2, pose=pose)
         if len(types) != 3:
             raise ValueError(f"types must be those of three layers, B, C and D, got {tuple(types)}")
         self.channels = channels
@@ -193,7 +195,8 @@ class MatrixCapsNetTwin(ImageClassifier):
         dropout: float = 0.5,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels, hidden=hidden)
+        check_series(2, channels=channels)
+        check_sizes(hidden=hidden)
         check_finite(dropout=dropout)
         self.channels = (channels[0], channels[1])
         self.hidden = hidden

@@ -12,7 +12,7 @@ from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
-from torchcaps.numerics import check_sizes, compute_dtype
+from torchcaps.numerics import check_series, check_sizes, compute_dtype
 from torchcaps.routing import DynamicRouting, Routed, Routing
 from torchcaps.squash import length
 
@@ -54,7 +54,7 @@ class _SceneNetwork(ImageClassifier):
 
     def _see(self, channels: Sequence[int], cut: float) -> None:
         """Convolutions that halve the grid, each behind the first with a residual block, batch normalisation, ReLU."""
-        check_sizes(channels=channels)
+        check_series(channels=channels)
         if not 0 <= cut < 1:
             raise ValueError(f"cut must be in [0, 1), got {cut}")
         self.channels = tuple(channels)

@@ -288,12 +288,17 @@ class BatchStandard(nn.BatchNorm1d):
         axis: the axis that has statistics of its own.
         epsilon: added to the variance.
         momentum: share of a batch in the new running values.
+
+    Raises:
+        ValueError: if the momentum is no share.
     """
 
     running_mean: Tensor
     running_var: Tensor
 
     def __init__(self, features: int, axis: int = 1, epsilon: float = 1e-5, momentum: float = 0.1) -> None:
+        if not 0 <= momentum <= 1:
+            raise ValueError(f"momentum must be a share in [0, 1], got {momentum}")
         super().__init__(features, eps=epsilon, momentum=momentum, affine=False)
         self.axis = axis
 
@@ -302,7 +307,7 @@ class BatchStandard(nn.BatchNorm1d):
         batch = batch.movedim(self.axis, 1)
         many = self.training and batch.numel() > self.num_features
         mean, variance = self.running_mean.to(batch), self.running_var.to(batch)
-        found = functional.batch_norm(batch, mean, variance, training=many, momentum=self.momentum or 0.0, eps=self.eps)
+        found = functional.batch_norm(batch, mean, variance, training=many, momentum=self.momentum, eps=self.eps)
         if many and mean is not self.running_mean:  # of another dtype: what was moved on are copies
             self.running_mean.copy_(mean)
             self.running_var.copy_(variance)
