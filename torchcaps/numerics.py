@@ -32,7 +32,7 @@ def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(device_type=kind, enabled=False)
 
 
-def check_sizes(least: int = 1, **sizes: Any) -> None:
+def check_sizes(least: int = 1, /, **sizes: Any) -> None:
     """Sees that arguments are sizes: whole numbers, or sequences of them; None is left alone.
 
     Raises:

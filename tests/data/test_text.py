@@ -117,6 +117,14 @@ class TestForms:
         data = Text(str(tmp_path), validation=0.0)
         assert (data.train.texts, data.test.texts) == (("a", "b", "c", "d"), ("e",))
 
+    def test_how_often_a_word_must_be_there_says_nothing_of_other_sizes(self, tmp_path: Path) -> None:
+        rows = "".join(f"often {place},x\nthen {place},y\n" for place in range(5))
+        write(tmp_path, {"all.csv": f"text,label\n{rows}"})
+        data = Text(str(tmp_path / "all.csv"), longest=2, most=2, least=4, validation=0.0, test=0.0)
+        assert data.words.vocabulary == ("often", "then")
+        with pytest.raises(ValueError, match="least must be at least 1, got 0"):
+            Text(str(tmp_path / "all.csv"), least=0)
+
     def test_two_tables_of_a_part(self, tmp_path: Path) -> None:
         """The second one was read alone."""
         write(
