@@ -133,6 +133,11 @@ class TestForms:
         with pytest.raises(ValueError, match=r"two tables for train, train\.csv and train\.tsv: keep one"):
             Text(str(tmp_path))
 
+    def test_a_class_that_is_tested_alone(self, tmp_path: Path) -> None:
+        rows = {"train.csv": "text,label\na,x\nb,y\n", "test.csv": "text,label\nc,z\n"}
+        with pytest.raises(ValueError, match="class 'z' holds no training text that can be read$"):
+            _ = Text(str(write(tmp_path, rows))).train
+
     def test_a_table_without_rows(self, tmp_path: Path) -> None:
         write(tmp_path, {"all.csv": "text,label\n", "other.csv": "review,label\n"})
         with pytest.raises(ValueError, match=r"all\.csv must hold texts of two or more classes, got \(\)"):

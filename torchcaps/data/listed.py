@@ -229,7 +229,10 @@ class ListedImages(ImageData):
             entries["train"], entries["validation"] = divided(entries["train"], share, self.seed)
         for category in {item.category for item in self.listed.items} - {entry.category for entry in entries["train"]}:
             reasons = some([f"{name} ({why})" for name, why in left_out.items() if category in Path(name).parts])
-            raise ValueError(f"class {category!r} holds no training image that can be read: {reasons}")
+            thing = "text" if self.gives == "words" else "image"
+            raise ValueError(
+                f"class {category!r} holds no training {thing} that can be read" + (f": {reasons}" if reasons else "")
+            )
         return Manifest(self.listed.classes, {part: tuple(entries[part]) for part in PARTS}, left_out)
 
     def _decode(self, manifest: Manifest) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
