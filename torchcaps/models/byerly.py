@@ -117,7 +117,7 @@ class ByerlyCapsNet(CapsuleClassifier):
             self.register_buffer("branch_weight", start)
         else:
             self.branch_weight = nn.Parameter(start)
-        self.merge_norm = BatchStandard(len(branches), axis=2, epsilon=_EPSILON, momentum=momentum)
+        self.merge_norm = BatchStandard(len(branches), epsilon=_EPSILON, momentum=momentum)
         self.decoder = None
 
     def _children(self, channels: int, convolutions: int) -> tuple[int, int]:
@@ -166,9 +166,9 @@ class ByerlyCapsNet(CapsuleClassifier):
 
     def _merged(self, scores: Sequence[Tensor]) -> Tensor:
         """The shares of the classes, (B, E), from the scores of each branch."""
-        stacked = torch.stack(list(scores), 2)
-        stacked = stacked.to(compute_dtype(stacked)) * self.branch_weight
-        shares = self.merge_norm(stacked).sum(2).softmax(1)
+        stacked = torch.stack(list(scores), 1)
+        stacked = stacked.to(compute_dtype(stacked)) * self.branch_weight[:, None]  # [B, branches, E]
+        shares = self.merge_norm(stacked).sum(1).softmax(1)
         return shares.to(scores[-1].dtype)
 
 
