@@ -95,8 +95,7 @@ class MatrixCapsNet(CapsuleClassifier):
         residual: bool = False,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels, decoder_hidden=decoder_hidden)
-        check_series(types=types)
+        check_sizes(channels=channels, types=types, decoder_hidden=decoder_hidden)
         check_series(2, pose=pose)
         if len(types) != 3:
             raise ValueError(f"types must be those of three layers, B, C and D, got {tuple(types)}")
@@ -106,8 +105,7 @@ class MatrixCapsNet(CapsuleClassifier):
         self.competition, self.coordinates = competition, coordinates
         self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
         self.decoder_by_class = decoder_by_class
-        self.pose_norm = pose_norm
-        self.residual = residual
+        self.pose_norm, self.residual = pose_norm, residual
         in_channels, height, width = self.image_shape
         if routing is None and class_routing is None and classes < 3:
             class_routing = EMRouting.preset("mass_scaled", sharpness="mean")
