@@ -308,7 +308,7 @@ class BatchStandard(nn.BatchNorm1d):
         many = self.training and batch.numel() > self.num_features
         mean, variance = self.running_mean.to(batch), self.running_var.to(batch)
         found = functional.batch_norm(batch, mean, variance, training=many, momentum=self.momentum or 0.0, eps=self.eps)
-        if many and mean is not self.running_mean:  # of another dtype: what was moved on are copies
+        if many and mean.dtype != self.running_mean.dtype:  # what was moved on are copies
             self.running_mean.copy_(mean)
             self.running_var.copy_(variance)
         return found.movedim(1, self.axis)
