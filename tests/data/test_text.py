@@ -269,6 +269,12 @@ class TestSets:
             joined(pairs, 2)
 
 
+def test_no_text_at_all_is_not_the_folder_that_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {"a.txt": "not asked for"})
+    monkeypatch.chdir(tmp_path)
+    assert list(named_texts([""])) == [""]
+
+
 def test_texts_named_on_a_command_line(tmp_path: Path) -> None:
     write(tmp_path, {"lines": "one film\n\nanother", "folder/a.txt": "two\nlines", "folder/b.dat": "x"})
     found = list(named_texts([str(tmp_path / "lines"), str(tmp_path / "folder"), "just this"]))

@@ -663,7 +663,7 @@ def named_texts(named: Sequence[str]) -> Iterator[NamedText]:
     for name in named:
         path = Path(name)
         found: list[tuple[str, str]] = []
-        if _is(path.is_dir):
+        if name and _is(path.is_dir):
             found = [(str(file), decoded(file)) for file in sorted(path.rglob("*.txt"))]
             if not found:
                 raise ValueError(f"there are no .txt files in {name}")
