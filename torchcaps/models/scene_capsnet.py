@@ -207,7 +207,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
     def _boxes(self, maps: Tensor, features: Tensor) -> Tensor:
         if self.sides is None:
             return boxes_of_maps(maps.detach(), self.cell, self.cut)
-        votes = self._box_votes(features).to(maps.dtype)
+        votes = self._box_votes(features.to(maps.dtype))
         weights = maps.flatten(2)
         mass = weights.sum(2, keepdim=True)
         return torch.where(mass > 0, weights @ votes / torch.where(mass > 0, mass, 1.0), 0.0)
