@@ -230,6 +230,11 @@ class TestTargets:
         with pytest.raises(ValueError, match=r"target must be .*\(2, 4\)"):
             loss(ACTIVATION, torch.zeros(2, 4))
 
+    @pytest.mark.parametrize("labels", [[0, 3], [-1, 2]], ids=["too large", "negative"])
+    def test_a_label_that_there_is_not(self, loss: object, labels: list[int]) -> None:
+        with pytest.raises(ValueError, match=rf"target must be labels in 0\.\.2, got {labels[0]} to {labels[1]}"):
+            loss(ACTIVATION, torch.tensor(labels))
+
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_half_precision(self, loss: object, dtype: torch.dtype) -> None:
         scores = ACTIVATION.to(dtype).requires_grad_()

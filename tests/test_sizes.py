@@ -90,3 +90,25 @@ def test_item18_sizes_and_finite_numbers() -> None:
         check_sizes(widths=(3, 0))
     with pytest.raises(ValueError, match="width must be in whole numbers, got '3'"):
         check_sizes(width="3")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("attentioncapsnet", {"channels": (8,)}, r"channels must be 2 whole numbers, got \(8,\)"),
+        ("attentioncapsnet", {"pose": (4, 4, 4)}, r"pose must be 2 whole numbers, got \(4, 4, 4\)"),
+        ("heinsen_smallnorb", {"pose": (4,)}, "pose must be 2"),
+        ("matrixcapsnet_small", {"pose": ()}, "pose must be 2"),
+        ("matrixcapsnet_cnn", {"channels": (8, 8, 8)}, "channels must be 2"),
+        ("vbcapsnet", {"pose": 4}, "pose must be 2 whole numbers, got 4"),
+        ("scene_cnn", {"channels": ()}, r"channels must be one or more whole numbers, got \(\)"),
+        ("text_capsnet", {"widths": ()}, "widths must be one or more"),
+        ("text_cnn", {"widths": 3}, "widths must be one or more whole numbers, got 3"),
+        ("capsnet", {"image_shape": 28}, r"image_shape must be \(channels, height, width\), got 28"),
+        ("efficient_capsnet", {"slope": math.nan}, "slope must be finite"),
+        ("capsnet", {"pose_noise": math.inf}, "pose_noise must be finite"),
+    ],
+)
+def test_arguments_of_networks_are_named(name: str, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tc.create_model(name, **arguments)

@@ -11,7 +11,7 @@ import torch
 import torchcaps as tc
 from torchcaps.classifier import Classifier
 from torchcaps.cli import main
-from torchcaps.data import MadeQuestions, TextSet, joined
+from torchcaps.data import MadeQuestions, TextSet, Words, joined
 from torchcaps.explain.exhibits import ColouredTexts, word_shares
 from torchcaps.tasks import SeveralLabels
 
@@ -185,3 +185,16 @@ def test_the_code_of_the_document_runs(run: Path, tmp_path: Path, monkeypatch: p
     exec(compile(block, "docs/words.md", "exec"), names)
     assert names["shares"].shape == (1, 7, 2)
     assert len(names["pairs"]) == 50
+
+
+def test_a_vocabulary_that_is_not_the_networks(tmp_path: Path) -> None:
+    """It was opened, and failed at the first text with a later word."""
+    data = MadeQuestions(12)
+    model = tc.create_model("text_cnn", vocabulary=len(data.words), classes=4, word_dim=8)
+    more = Words((*data.words.vocabulary, "more"))
+    model.save_pretrained(tmp_path, classes=list(data.classes), words=more.config())
+    with pytest.raises(ValueError, match=rf"knows {len(data.words)} words, and the vocabulary .* has {len(more)}"):
+        Classifier.open(tmp_path)
+    model.save_pretrained(tmp_path, classes=list(data.classes), words=data.words.config())
+    answer = Classifier.open(tmp_path)("who found the river ?", resize="handwriting")  # which is for images
+    assert set(answer.lengths) == set(data.classes)

@@ -99,6 +99,9 @@ class Classifier:
         self._check_fit(self.resize)
         if network.takes == "words" and self.words is None:
             raise ValueError("the network takes words, and no vocabulary was saved with it: save it with words=...")
+        known = getattr(network, "vocabulary", None)
+        if self.words is not None and known is not None and len(self.words) > known:
+            raise ValueError(f"the network knows {known} words, and the vocabulary saved with it has {len(self.words)}")
         if len(self.classes) != network.classes:
             raise ValueError(f"classes must name the {network.classes} classes of the network, got {self.classes}")
         if len(set(self.classes)) != network.classes:
@@ -287,7 +290,7 @@ class Classifier:
 
     def _looked(self, image: "Image", resize: Fit | None) -> Handwriting:
         """The pixels, and what was done to get them, where that depends on the image."""
-        if (resize or self.resize) == "handwriting":
+        if self.words is None and (resize or self.resize) == "handwriting":
             return self._written(image)
         return Handwriting(self.pixels(image, resize), "")
 

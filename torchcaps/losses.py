@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.numerics import compute_dtype
+from torchcaps.numerics import class_mask, compute_dtype
 
 Weighting = Literal["paper", "released"]
 
@@ -17,14 +17,7 @@ def _as_mask(activation: Tensor, target: Tensor) -> Tensor:
     """Labels (B,) or a mask (B, E) as a mask (B, E)."""
     if activation.ndim != 2:
         raise ValueError(f"activation must be (B, E), got shape {tuple(activation.shape)}")
-    if target.shape == activation.shape[:1] and not target.is_floating_point():
-        return F.one_hot(target.long(), activation.shape[1]).to(activation.dtype)
-    if target.shape == activation.shape:
-        return target.to(activation.dtype)
-    raise ValueError(
-        f"target must be integer labels {tuple(activation.shape[:1])} or a mask {tuple(activation.shape)}, "
-        f"got {target.dtype} of shape {tuple(target.shape)}"
-    )
+    return class_mask(activation, target)
 
 
 def _mean(losses: Tensor, mask: Tensor, weight: Tensor | None) -> Tensor:

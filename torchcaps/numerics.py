@@ -32,7 +32,7 @@ def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(device_type=kind, enabled=False)
 
 
-def check_sizes(least: int = 1, **sizes: Any) -> None:
+def check_sizes(least: int = 1, /, **sizes: Any) -> None:
     """Sees that arguments are sizes: whole numbers, or sequences of them; None is left alone.
 
     Raises:
@@ -47,6 +47,18 @@ def check_sizes(least: int = 1, **sizes: Any) -> None:
                 raise ValueError(f"{name} must be at least {least}, got {size!r}")
 
 
+def check_series(count: int | None = None, **series: Any) -> None:
+    """Sees that arguments are sequences of sizes, of ``count`` of them, or else of one at least.
+
+    Raises:
+        ValueError: if one is not; names the argument.
+    """
+    for name, sizes in series.items():
+        if not isinstance(sizes, Sequence) or isinstance(sizes, str) or len(sizes) != (count or max(1, len(sizes))):
+            raise ValueError(f"{name} must be {count or 'one or more'} whole numbers, got {sizes!r}")
+    check_sizes(**series)
+
+
 def check_finite(**numbers: float | None) -> None:
     """Sees that arguments are finite numbers; None is left alone.
 
@@ -56,3 +68,26 @@ def check_finite(**numbers: float | None) -> None:
     for name, number in numbers.items():
         if number is not None and not math.isfinite(number):
             raise ValueError(f"{name} must be finite, got {number}")
+
+
+def class_mask(activation: Tensor, target: Tensor) -> Tensor:
+    """Labels (B,), or a mask (B, E), as a mask (B, E) in the dtype of the activations (B, E).
+
+    Raises:
+        ValueError: if shapes do not fit, or a label is none of 0..E - 1 (on a GPU that stops the device's own check).
+    """
+    shape = tuple(activation.shape)
+    if target.shape == shape:
+        return target.to(activation.dtype)
+    if target.shape != shape[:1] or target.is_floating_point():
+        raise ValueError(
+            f"target must be integer labels {shape[:1]} or a mask {shape}, got {target.dtype} of shape "
+            f"{tuple(target.shape)}"
+        )
+    try:
+        return torch.zeros_like(activation).scatter(1, target.long()[:, None], 1.0)
+    except RuntimeError as error:
+        low, high = int(target.min()), int(target.max())
+        if 0 <= low <= high < shape[1]:
+            raise
+        raise ValueError(f"target must be labels in 0..{shape[1] - 1}, got {low} to {high}") from error

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageOps
 from tests.data.photos import digits, photo
 from torchcaps.classifier import Classifier
 from torchcaps.cli import main
-from torchcaps.data import load_image
+from torchcaps.data import ImageFolder, load_image
 from torchcaps.data.handwriting import read_handwriting
 
 MNIST = (1, 28, 28)
@@ -44,6 +44,29 @@ def test_predict_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "thin strokes widened" in said
     assert main(["predict", "mnist/efficient_capsnet", str(tmp_path / "7.png"), "--resize", "pad"]) == 0
     assert "ink" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("ink", "paper"), [("black", "#00000000"), ("#e00000", "#008000")], ids=["clear", "as bright"])
+@pytest.mark.parametrize("size", [28, None])
+def test_training_images_are_read_as_others_are(tmp_path: Path, ink: str, paper: str, size: int | None) -> None:
+    """They were made grey on black before their ink was looked for: of these nothing was left."""
+    for number in range(4):
+        sheet = Image.new("RGBA", (160, 200), paper)
+        ImageDraw.Draw(sheet).line([(30, 40), (100, 40 + number), (65, 140)], fill=ink, width=12)
+        (tmp_path / "ab"[number % 2]).mkdir(exist_ok=True)
+        sheet.save(tmp_path / "ab"[number % 2] / f"{number}.png")
+    data = ImageFolder(str(tmp_path), size=size, channels=1, resize="handwriting", test=0.5, validation=0.0)
+    assert data.train.files is not None
+    for name, image in zip(data.train.files, data.train.images, strict=True):
+        assert torch.equal(image, load_image(tmp_path / name, data.image_shape, "handwriting"))
+
+
+def test_no_program_is_started(tmp_path: Path) -> None:
+    """What a file says that it is starts none, on this way either."""
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n")
+    with pytest.raises(ValueError, match=r"photo\.jpg: EPS files are programs, which Ghostscript would run"):
+        load_image(path, MNIST, "handwriting")
 
 
 class TestWhatTheNetworkSees:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torchcaps.data import Digits, ImageSet
+from torchcaps.data import Digits, DigitScenes, Few, ImageSet, MadeQuestions
 from torchcaps.data.made import (
     FACTORS,
     LAYOUTS,
@@ -393,3 +393,11 @@ class TestTurnedDigits:
         half = lower(torch.full((1, 1, 8, 6), 200, dtype=torch.uint8), 0.5)
         assert half[0, 0, :, 0].tolist() == [0, 0, 200, 200, 200, 200, 0, 0]
         assert (half == half[..., :1]).all()
+
+
+def test_few_of_scenes_have_their_task_and_texts_are_refused() -> None:
+    few = Few(DigitScenes(Digits(), canvas=(48, 48), largest=30.0), train=40, validation=20)
+    assert (few.task, few.resize) == ({"name": "several_labels"}, "keep")
+    assert Few(Digits()).task == "classification"
+    with pytest.raises(ValueError, match="data must give images, MadeQuestions gives words"):
+        Few(MadeQuestions(8))

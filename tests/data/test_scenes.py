@@ -5,7 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torchcaps.data import Batch, Digits, DigitScenes, ImageSet, Parts, Scenery, class_boxes, ink_boxes
+from torchcaps.data import (
+    Batch,
+    Digits,
+    DigitScenes,
+    ImageData,
+    ImageSet,
+    Pairs,
+    Parts,
+    Scenery,
+    class_boxes,
+    ink_boxes,
+)
 from torchcaps.data.scenes import INK, _Place
 
 SMALL = {"canvas": (48, 56), "smallest": 10.0, "largest": 18.0, "clutter": 3}
@@ -126,11 +137,26 @@ class TestScenery:
             ({"smallest": 0.5}, "smallest and largest must be 1 <= smallest"),
             ({"largest": 47.0}, "largest <= 46 for a canvas of 48 x 56"),
             ({"clutter": -1}, "clutter must be 0 or more, got -1"),
+            ({"clutter": 1.5}, "clutter must be 0 or more, got 1.5"),
+            ({"most": 2.5}, "most must be in whole numbers, got 2.5"),
+            ({"canvas": 48}, "canvas must be 2 whole numbers, got 48"),
         ],
     )
     def test_what_cannot_be(self, digits: ImageSet, wrong: dict, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             Scenery(digits, **{**SMALL, **wrong})
+        if "<= 10" not in message:  # classes, which are known once the digits are read; all else is told at once
+            with pytest.raises(ValueError, match=message):
+                DigitScenes(Digits(), **{**SMALL, **wrong})
+
+    @pytest.mark.parametrize("together", [DigitScenes, Pairs], ids=["scenes", "pairs"])
+    def test_scenes_of_scenes(self, together: type[ImageData]) -> None:
+        """They were scenes of the single digits, without a word."""
+        made = together(Digits(), **(SMALL if together is DigitScenes else {"size": 12, "shift": 2}))
+        with pytest.raises(ValueError, match="digits must be images of one class each"):
+            _ = DigitScenes(made, **SMALL).test
+        with pytest.raises(ValueError, match="digits must be images of one class each"):
+            _ = Pairs(made, size=60).test
 
 
 class TestBoxes:

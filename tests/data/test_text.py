@@ -117,6 +117,34 @@ class TestForms:
         data = Text(str(tmp_path), validation=0.0)
         assert (data.train.texts, data.test.texts) == (("a", "b", "c", "d"), ("e",))
 
+    def test_how_often_a_word_must_be_there_says_nothing_of_other_sizes(self, tmp_path: Path) -> None:
+        rows = "".join(f"often {place},x\nthen {place},y\n" for place in range(5))
+        write(tmp_path, {"all.csv": f"text,label\n{rows}"})
+        data = Text(str(tmp_path / "all.csv"), longest=2, most=2, least=4, validation=0.0, test=0.0)
+        assert data.words.vocabulary == ("often", "then")
+        with pytest.raises(ValueError, match="least must be at least 1, got 0"):
+            Text(str(tmp_path / "all.csv"), least=0)
+
+    def test_two_tables_of_a_part(self, tmp_path: Path) -> None:
+        """The second one was read alone."""
+        write(
+            tmp_path, {"train.csv": "text,label\na,x\n", "train.tsv": "text\tlabel\nb\ty\n", "test.csv": "text,label\n"}
+        )
+        with pytest.raises(ValueError, match=r"two tables for train, train\.csv and train\.tsv: keep one"):
+            Text(str(tmp_path))
+
+    def test_a_class_that_is_tested_alone(self, tmp_path: Path) -> None:
+        rows = {"train.csv": "text,label\na,x\nb,y\n", "test.csv": "text,label\nc,z\n"}
+        with pytest.raises(ValueError, match=r"class 'z' holds no training text that can be read$"):
+            _ = Text(str(write(tmp_path, rows))).train
+
+    def test_a_table_without_rows(self, tmp_path: Path) -> None:
+        write(tmp_path, {"all.csv": "text,label\n", "other.csv": "review,label\n"})
+        with pytest.raises(ValueError, match=r"all\.csv must hold texts of two or more classes, got \(\)"):
+            Text(str(tmp_path / "all.csv"))
+        with pytest.raises(ValueError, match=r"got 'text'; there are \['review', 'label'\]"):
+            Text(str(tmp_path / "other.csv"))
+
     def test_trec(self, tmp_path: Path) -> None:
         train = "DESC:def What is a fanciér ?\nHUM:ind Who is\x85he ?\nHUM:ind Who ?\nDESC:def Why ?\n"
         write(tmp_path, {"train_5500.label": train, "TREC_10.label": "HUM:desc Who was Galileo ?\n"}, "latin-1")
@@ -140,6 +168,13 @@ class TestForms:
         binary = {f"stsa.binary.{part}": f"0 dull {part}\n1 fine {part}\n" for part in ("train", "dev", "test")}
         data = Text(str(write(tmp_path / "one", binary)))
         assert texts_of(data.validation) == {"dull dev": "negative", "fine dev": "positive"}
+        odd = binary | {"stsa.binary.dev": "1 fine\n\n0 dull\n", "stsa.binary.test": "1 fine\n0 dull\n"}
+        data = Text(str(write(tmp_path / "odd", odd)))
+        assert texts_of(data.validation) == {"fine": "positive", "dull": "negative"}
+        assert "left out 1 text: it has no label: stsa.binary.dev:2" in "\n".join(data.notes())
+        write(tmp_path / "odd", {"stsa.binary.dev": "2 odd\n"})
+        with pytest.raises(ValueError, match=r"stsa\.binary\.dev:1 must begin with a label, 0, 1, got '2 odd'"):
+            Text(str(tmp_path / "odd"))
         fine = {f"stsa.fine.{part}": f"0 dull {part}\n4 fine {part}\n" for part in ("train", "dev", "test")}
         write(tmp_path / "both", binary | fine)
         with pytest.raises(ValueError, match=r"stsa.binary.train and stsa.fine.train: give one of them as root"):
@@ -234,6 +269,12 @@ class TestSets:
             joined(pairs, 2)
 
 
+def test_no_text_at_all_is_not_the_folder_that_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {"a.txt": "not asked for"})
+    monkeypatch.chdir(tmp_path)
+    assert list(named_texts([""])) == [""]
+
+
 def test_texts_named_on_a_command_line(tmp_path: Path) -> None:
     write(tmp_path, {"lines": "one film\n\nanother", "folder/a.txt": "two\nlines", "folder/b.dat": "x"})
     found = list(named_texts([str(tmp_path / "lines"), str(tmp_path / "folder"), "just this"]))
@@ -241,5 +282,7 @@ def test_texts_named_on_a_command_line(tmp_path: Path) -> None:
     assert [text.place.removeprefix(f"{tmp_path}/") for text in found] == [
         *(f"lines:{number}: " for number in (1, 2, 3)), "folder/a.txt: ", "",
     ]  # fmt: skip
+    long = "a long film " * 40  # no name of a file is that long
+    assert list(named_texts([long, long * 10])) == [long, long * 10]
     with pytest.raises(FileNotFoundError, match=r"there is no file new\.txt"):
         list(named_texts(["new.txt"]))

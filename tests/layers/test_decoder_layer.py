@@ -44,8 +44,19 @@ class TestMask:
         assert pose.grad.sum() == 2 * pose[0, 0].numel()
 
     def test_shape_that_does_not_fit(self, capsules: Capsules) -> None:
-        with pytest.raises(ValueError, match=r"labels \(B,\) or a mask \(2, 3\), got shape \(2, 4\)"):
+        with pytest.raises(ValueError, match=r"labels \(2,\) or a mask \(2, 3\), got torch.float32 of shape \(2, 4\)"):
             mask_capsules(capsules, torch.zeros(2, 4))
+
+    @pytest.mark.parametrize("labels", [[2], [2, 0, 1]], ids=["fewer", "more"])
+    def test_a_label_for_each_example(self, capsules: Capsules, labels: list[int]) -> None:
+        """Those without one would be drawn black without a word."""
+        with pytest.raises(ValueError, match=rf"target must be .* of shape \({len(labels)},\)"):
+            mask_capsules(capsules, torch.tensor(labels))
+
+    def test_a_label_that_there_is_not(self, capsules: Capsules) -> None:
+        for labels in ([2, 3], [-1, 0]):
+            with pytest.raises(ValueError, match=r"target must be labels in 0\.\.2, got (2 to 3|-1 to 0)"):
+                mask_capsules(capsules, torch.tensor(labels))
 
 
 class TestDecoder:

@@ -139,3 +139,18 @@ def test_transforms_that_keep_the_deviation_of_a_mean_vote() -> None:
     children = Capsules(torch.randn(16, 9, 9, 8, 4, 4), torch.ones(16, 9, 9, 8))
     layer = CapsConv2d(8, 64, (4, 4), (4, 4), 3, routing=EMRouting(steps=1), init_std=None)
     assert layer(children).pose.std().item() == pytest.approx(1.0, rel=0.1)
+
+
+@KINDS
+def test_running_statistics_in_half_precision(kind: str) -> None:
+    """Of a network that is bfloat16 as a whole: computed in float32, kept in bfloat16."""
+    torch.manual_seed(0)
+    full, half = (PoseNorm(2, (2, 3), kind).to(dtype).train() for dtype in (torch.float32, torch.bfloat16))
+    poses = (3 + torch.randn(40, 5, 2, 2, 3)).bfloat16()
+    for _ in range(4):
+        found, expected = half(poses), full(poses.float())
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found, expected.bfloat16(), rtol=0.02, atol=0.02)
+    for buffer, wanted in zip(half.buffers(), full.buffers(), strict=True):
+        torch.testing.assert_close(buffer, wanted.to(buffer.dtype), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(half.eval()(poses), full.eval()(poses.float()).bfloat16(), rtol=0.05, atol=0.05)

@@ -79,7 +79,8 @@ def test_any_routing() -> None:
     ("arguments", "message"),
     [
         ({"image_shape": (1, 18, 28)}, "at least 19 x 19"),
-        ({"stages": ()}, "at least one"),
+        ({"stages": ()}, "stages must be one or more"),
+        ({"momentum": -1.0}, r"momentum must be a share in \[0, 1\], got -1"),
         ({"capsules_from": "channels"}, "capsules_from must be"),
         ({"merge": "sum"}, "merge must be"),
         ({"growth": 0}, "growth must be"),
@@ -95,3 +96,16 @@ def test_no_transforms_that_nobody_uses() -> None:
     layer = create_model("byerly_maps").branch1
     assert layer.in_capsules == 64
     assert sum(one.numel() for one in layer.buffers() if one.ndim > 1) == 484 * 484
+
+
+def test_batch_normalisation_over_processes() -> None:
+    """What ``sync_batchnorm`` makes of the network says the same; it normalises axis 1, and was given another one."""
+    torch.manual_seed(0)
+    model = create_model("byerly", image_shape=(1, 8, 9), **SMALL).train()
+    images = torch.rand(4, 1, 8, 9)
+    model(images)  # statistics that are not those of the start
+    model.eval()
+    expected = model(images).activation
+    converted = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert isinstance(converted.merge_norm, torch.nn.SyncBatchNorm)
+    torch.testing.assert_close(converted(images).activation, expected)

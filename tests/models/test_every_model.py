@@ -52,6 +52,31 @@ def test_every_model(name: str) -> None:
     check_without_export(name, STARTS.get(name, ()))
 
 
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in {*TWICE, "capsnet", "capsnet_cnn"}])
+def test_a_whole_network_in_half_precision(name: str) -> None:
+    network = create_model(name).eval().bfloat16()
+    examples = network.examples(1)
+    with torch.no_grad():
+        prediction = network(examples.bfloat16() if examples.is_floating_point() else examples)
+    assert prediction.activation.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("capsnet_digits", {"decoder_input": "pose_and_class"}),
+        ("scene_capsnet", {"image_shape": (1, 32, 32), "channels": (8, 8), "boxes": True}),
+        ("matrixcapsnet_small", {"image_shape": (1, 20, 20)}),
+    ],
+)
+def test_training_a_whole_network_in_half_precision(name: str, arguments: dict[str, Any]) -> None:
+    network = create_model(name, **arguments).bfloat16()
+    prediction = network(network.examples(2).bfloat16(), torch.tensor([0, 1]))
+    sum(part.float().sum() for part in (*prediction[:1], *prediction[2:]) if part is not None).backward()
+    for parameter in network.parameters():
+        assert parameter.grad is None or parameter.grad.isfinite().all()
+
+
 class TestImagesThatDoNotFit:
     """What the errors say; that there are any is checked for every model."""
 

@@ -10,6 +10,7 @@ from torchcaps.data import Digits, ImageSet, Scenery
 from torchcaps.losses import MarginLoss, ReconstructionLoss
 from torchcaps.models import Prediction
 from torchcaps.tasks import Criteria, Detection, SeveralLabels, as_task, average_precision, box_iou, box_loss
+from torchcaps.tasks.detection import _true_boxes
 
 TRUE = torch.tensor([[[0.0, 0, 4, 4], [0, 0, 0, 0], [2, 2, 6, 10]], [[0, 0, 0, 0], [1, 1, 3, 3], [0, 0, 0, 0]]])
 
@@ -95,6 +96,14 @@ class TestDetection:
         empty = batch._replace(labels=torch.zeros_like(batch.labels))
         empty = empty._replace(parts=batch.parts._replace(pictures=torch.zeros_like(batch.parts.pictures)))
         assert (task.measure(prediction, empty)["box_iou"] == 1).all()
+
+    def test_brighter_images_show_no_other_classes(self) -> None:
+        """With a brightness of 0.3 the black parts, of digits that are not there, had boxes as large as the image."""
+        batch = scenes().__getitems__(list(range(12)))
+        assert batch.parts is not None
+        bright = (batch.parts.pictures + 0.3).clamp(max=1)
+        boxes = _true_boxes(batch._replace(parts=batch.parts._replace(pictures=bright)), 10)
+        assert torch.equal((boxes != 0).any(2), batch.labels)
 
     def test_is_saved_with_its_arguments(self) -> None:
         task = as_task(Detection(0.4, weight=2.0).saved())

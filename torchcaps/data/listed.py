@@ -3,7 +3,8 @@
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from io import BytesIO
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from torchcaps.data.base import TEST_SEED, ImageData, ImageSet, Resize, check_share, stable_split, stratified_split
 from torchcaps.data.manifest import PARTS, Changes, Entry, Manifest, copies_lines, count_of, readable, some
-from torchcaps.data.picture import BrokenImage, check_resize, naming, open_image, to_tensor
+from torchcaps.data.picture import BrokenImage, check_resize, load_handwriting, naming, open_image, to_tensor
 from torchcaps.data.store import GIB, ImageStore, threaded
 from torchcaps.data.streams import digest_of
 
@@ -229,7 +230,10 @@ class ListedImages(ImageData):
             entries["train"], entries["validation"] = divided(entries["train"], share, self.seed)
         for category in {item.category for item in self.listed.items} - {entry.category for entry in entries["train"]}:
             reasons = some([f"{name} ({why})" for name, why in left_out.items() if category in Path(name).parts])
-            raise ValueError(f"class {category!r} holds no training image that can be read: {reasons}")
+            thing = "text" if self.gives == "words" else "image"
+            raise ValueError(
+                f"class {category!r} holds no training {thing} that can be read" + (f": {reasons}" if reasons else "")
+            )
         return Manifest(self.listed.classes, {part: tuple(entries[part]) for part in PARTS}, left_out)
 
     def _decode(self, manifest: Manifest) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
@@ -253,13 +257,15 @@ class ListedImages(ImageData):
 
     def _picture(self, items: Sequence[Item], shape: tuple[int, int, int], first: Item, index: int) -> Tensor:
         item = items[index]
+        if self.resize == "handwriting" and self.size is not None:
+            return _handwriting(item, shape)
         image = _open(item, shape[0])
         if self.size is None and image.size != shape[:0:-1]:
             raise ValueError(
                 f"images must have one size: {first.title} has {shape[1]} x {shape[2]} pixels "
                 f"(height x width) but {item.title} has {image.height} x {image.width}; pass size to resize them"
             )
-        return to_tensor(image, shape, self.resize)
+        return _handwriting(item, shape) if self.resize == "handwriting" else to_tensor(image, shape, self.resize)
 
     def _shape(self, entries: Sequence[Entry]) -> tuple[tuple[int, int, int], Item]:
         """The shape of all images, and the first that can be read, whose size it is where none was asked for."""
@@ -325,12 +331,25 @@ def _look(item: Item) -> _Seen:
     return _Seen(digest, grey)
 
 
-def _open(item: Item, channels: int) -> "Image":
-    """The whole image; a file that may not be read is as good as broken here."""
+@contextmanager
+def _reading(item: Item) -> Iterator[None]:
+    """A file that may not be read is as good as broken here."""
     try:
-        return open_image(item.source(), channels, item.title)
+        yield
     except OSError as error:
         raise BrokenImage(item.title, str(error.strerror)) from error
+
+
+def _open(item: Item, channels: int) -> "Image":
+    """The whole image."""
+    with _reading(item):
+        return open_image(item.source(), channels, item.title)
+
+
+def _handwriting(item: Item, shape: tuple[int, int, int]) -> Tensor:
+    """What was written by hand, found as in a picture that a trained network is shown: in all colours, on any paper."""
+    with _reading(item):
+        return load_handwriting(item.source(), shape, item.title).pixels
 
 
 def _divided(entries: Sequence[Entry], share: float, seed: int) -> tuple[list[Entry], list[Entry]]:

@@ -20,9 +20,11 @@ TestViewpoints = Literal["familiar", "novel"]
 
 
 class _MadeOf(ImageData):
-    """A data set that is made of another one, whose files and parts are its own."""
+    """A data set that is made of another one, whose files and parts are its own; of images alone."""
 
     def __init__(self, data: ImageData) -> None:
+        if data.gives != "images":
+            raise ValueError(f"data must give images, {type(data).__name__} gives {data.gives}")
         super().__init__(data.validation_share, data.seed)
         self.data = data
 
@@ -84,7 +86,8 @@ class Padded(_MadeOf):
 class Few(_MadeOf):
     """A data set of which few images are trained on, and few validated on; the test images are all of them.
 
-    They are drawn at random, the same share of each class, and the same ones for every seed of a training.
+    They are drawn at random, the same share of each class, and the same ones for every seed of a training. The task
+    is that of the data set.
 
     Args:
         data: the data set; which images are put aside for validation is its affair.
@@ -106,6 +109,8 @@ class Few(_MadeOf):
         if train < 1 or validation < 0:
             raise ValueError(f"train must be at least 1 and validation 0 or more, got {train} and {validation}")
         self.few_train, self.few_validation = train, validation
+        vars(self)["task"] = data.task  # elsewhere it belongs to a class
+        self.resize = data.resize
 
     def load_train(self) -> ImageSet:
         """Read the images to train on."""
@@ -322,6 +327,12 @@ class Overlaid(NamedTuple):
     labels: Tensor
 
 
+def check_single(digits: ImageSet) -> None:
+    """Raises a `ValueError` if images show several things each, or are put together already."""
+    if digits.labels.ndim != 1 or digits.composition is not None:
+        raise ValueError("digits must be images of one class each, not scenes, pairs or others with masks as labels")
+
+
 @dataclass(frozen=True)
 class Overlay(Composition):
     """Lays each digit on another of a different class, both moved at random.
@@ -351,6 +362,7 @@ class Overlay(Composition):
     shift: int = 4
 
     def __post_init__(self) -> None:
+        check_single(self.digits)
         height, width = self.digits.raw_image_shape[1:]
         if not 0 <= self.shift <= (self.size - max(height, width)) // 2:
             raise ValueError(

@@ -55,11 +55,12 @@ def load_image(path: str | Path, image_shape: tuple[int, int, int], resize: Resi
     return to_tensor(open_image(Path(path), image_shape[0]), image_shape, resize)
 
 
-def load_handwriting(path: Path, image_shape: tuple[int, int, int]) -> Handwriting:
-    """What was written by hand in the image of a file, and what was done; raises what `load_image` raises."""
+def load_handwriting(source: Path | BytesIO, image_shape: tuple[int, int, int], name: str | Path = "") -> Handwriting:
+    """What was written by hand in an image, as `open_image` takes it, and what was done; raises what that raises."""
     from PIL import Image
 
-    with naming(path, path), Image.open(path) as image:
+    with naming(source, name or str(source)), Image.open(source) as image:
+        check_format(image)
         return fit_handwriting(image, image_shape)
 
 
@@ -151,13 +152,11 @@ def _to_8_bit(image: "Image") -> "Image":
 
 
 def to_tensor(image: "Image", image_shape: tuple[int, int, int], resize: Resize) -> Tensor:
-    """An image in the mode of its channels as uint8 (C, H, W)."""
+    """An image in the mode of its channels as uint8 (C, H, W); what was written by hand is not looked for here."""
     import numpy as np
     from PIL import ImageOps
 
     channels, height, width = image_shape
-    if resize == "handwriting":
-        return read_handwriting(image, image_shape).pixels
     if image.size != (width, height):
         if resize == "pad":
             image = ImageOps.pad(image, (width, height), color=0)

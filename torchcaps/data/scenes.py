@@ -10,7 +10,8 @@ from torch import Tensor
 
 from torchcaps.data.augment import random_integers
 from torchcaps.data.base import Batch, Composition, Fit, ImageData, ImageSet, Parts
-from torchcaps.data.made import _MadeOf
+from torchcaps.data.made import _MadeOf, check_single
+from torchcaps.numerics import check_series, check_sizes
 
 INK = 0.25
 """What is at least as bright is a digit's own."""
@@ -86,20 +87,14 @@ class Scenery(Composition):
     clutter: int = 8
 
     def __post_init__(self) -> None:
+        check_single(self.digits)
         classes = len(self.digits.labels.unique()) if len(self.digits) else len(self.digits.classes)
-        if not 0 <= self.least <= self.most or not 1 <= self.most <= classes:
+        if not self.least <= self.most <= classes:
             raise ValueError(
                 f"least and most must be 0 <= least <= most <= {classes}, the number of classes that there are digits "
-                f"of, and most at least 1, got {self.least} and {self.most}"
+                f"of, got {self.least} and {self.most}"
             )
-        room = min(self.canvas) - 2
-        if not 1 <= self.smallest <= self.largest <= room:
-            raise ValueError(
-                f"smallest and largest must be 1 <= smallest <= largest <= {room} for a canvas of "
-                f"{self.canvas[0]} x {self.canvas[1]}, got {self.smallest:g} and {self.largest:g}"
-            )
-        if self.clutter < 0:
-            raise ValueError(f"clutter must be 0 or more, got {self.clutter}")
+        _check_numbers(self)
 
     def image_shape(self, raw: tuple[int, int, int]) -> tuple[int, int, int]:
         """As many channels, on the canvas."""
@@ -188,6 +183,23 @@ class Scenery(Composition):
         return (rows[:, :, None] @ pictures @ columns[:, :, None].mT).clamp_(max=1)  # where means overlap
 
 
+def _check_numbers(scenes: "Scenery | DigitScenes") -> None:
+    """Raises a `ValueError` if a number is out of range, whatever the digits are."""
+    check_series(2, canvas=scenes.canvas)
+    check_sizes(most=scenes.most)
+    check_sizes(0, least=scenes.least)
+    if scenes.least > scenes.most:
+        raise ValueError(f"least and most must be 0 <= least <= most, got {scenes.least} and {scenes.most}")
+    room = min(scenes.canvas) - 2
+    if not 1 <= scenes.smallest <= scenes.largest <= room:
+        raise ValueError(
+            f"smallest and largest must be 1 <= smallest <= largest <= {room} for a canvas of "
+            f"{scenes.canvas[0]} x {scenes.canvas[1]}, got {scenes.smallest:g} and {scenes.largest:g}"
+        )
+    if not isinstance(scenes.clutter, int) or scenes.clutter < 0:
+        raise ValueError(f"clutter must be 0 or more, got {scenes.clutter}")
+
+
 def _weights(size: int, before: int, place: _Place, axis: int) -> Tensor:
     """How much each pixel of a picture counts for each of the canvas, along one axis: (B, K, size, before).
 
@@ -269,10 +281,12 @@ class DigitScenes(_MadeOf):
         clutter: int = 8,
     ) -> None:
         super().__init__(data)
+        check_series(2, canvas=canvas)
         self.canvas = (canvas[0], canvas[1])
         self.least, self.most = least, most
         self.smallest, self.largest = smallest, largest
         self.clutter = clutter
+        _check_numbers(self)
 
     def load_train(self) -> ImageSet:
         """Read the digits to train on, without those for validation; each gets a scene in each epoch."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from torchcaps.data.base import Batch, ImageSet, find_data_dir, register_dataset
-from torchcaps.data.files import Listing, list_folder
+from torchcaps.data.files import Listing, _is, list_folder
 from torchcaps.data.listed import Item, Listed, ListedImages, part_called
 from torchcaps.data.manifest import PARTS, Manifest, count_of, some
 from torchcaps.data.picture import BrokenImage
@@ -532,11 +532,22 @@ def _listed(root: Path, table: Table) -> Listed:
         if (root / files[0]).is_file():
             rows = [_lines(root / file, category) for file, category in zip(files, classes, strict=True)]
             return Listed(parts={"all": list(chain(*rows))})
-    tables = {part_called(path.stem): path for path in sorted(root.iterdir()) if path.suffix.lower() in _TABLES}
+    tables = _tables(root)
     if {"train", "test"} <= tables.keys():
-        parts = {part: table(path, left_out) for part, path in tables.items() if part is not None}
-        return Listed(parts=parts, left_out=left_out)
+        return Listed(parts={part: table(path, left_out) for part, path in tables.items()}, left_out=left_out)
     return _folder(root)
+
+
+def _tables(root: Path) -> dict[str, Path]:
+    """The tables of the parts in a folder."""
+    tables: dict[str, Path] = {}
+    for path in sorted(root.iterdir()):
+        part = part_called(path.stem) if path.suffix.lower() in _TABLES else None
+        if part in tables:
+            raise ValueError(f"{root} holds two tables for {part}, {tables[part].name} and {path.name}: keep one")
+        if part is not None:
+            tables[part] = path
+    return tables
 
 
 def _folder(root: Path) -> Listed:
@@ -599,22 +610,31 @@ def _lines(path: Path, category: str) -> list[TextItem]:
 
 def _sst(folder: Path, kind: str) -> Listed:
     """Lines such as ``1 a stirring , funny film``."""
-    parts = {}
+    numbers = {str(number): name for number, name in enumerate(_SST[kind])}
+    parts: dict[str, list[TextItem]] = {}
+    left_out: dict[str, str] = {}
     for part, suffix in (("train", "train"), ("validation", "dev"), ("test", "test")):
-        rows = ((name, *line.partition(" ")) for name, line in _numbered(folder / f"{kind}{suffix}"))
-        parts[part] = [TextItem(name, _SST[kind][int(label)], text) for name, label, _, text in rows]
-    return Listed(parts=parts)
+        parts[part] = []
+        for name, line in _numbered(folder / f"{kind}{suffix}"):
+            label, _, text = line.partition(" ")
+            if not line.strip():
+                left_out[name] = "it has no label"
+                continue
+            if label not in numbers:
+                raise ValueError(f"{folder / name} must begin with a label, {', '.join(numbers)}, got {line[:40]!r}")
+            parts[part].append(TextItem(name, numbers[label], text))
+    return Listed(parts=parts, left_out=left_out)
 
 
 def _table(path: Path, left_out: dict[str, str], columns: tuple[str, str]) -> list[TextItem]:
     limit = csv.field_size_limit(2**31 - 1)  # a text may be longer than csv expects
     try:
-        rows = list(csv.DictReader(StringIO(decoded(path), newline=""), delimiter=_TABLES[path.suffix.lower()]))
+        reader = csv.DictReader(StringIO(decoded(path), newline=""), delimiter=_TABLES[path.suffix.lower()])
+        rows, found = list(reader), reader.fieldnames or []
     except csv.Error as error:
         raise ValueError(f"{path} is no table: {error}") from error
     finally:
         csv.field_size_limit(limit)
-    found = list(rows[0]) if rows else []
     for argument, column in zip(("text", "label"), columns, strict=True):
         if column not in found:
             raise ValueError(f"{argument} must be a column of {path}, got {column!r}; there are {found}")
@@ -649,11 +669,11 @@ def named_texts(named: Sequence[str]) -> Iterator[NamedText]:
     for name in named:
         path = Path(name)
         found: list[tuple[str, str]] = []
-        if len(name) < 4096 and path.is_dir():
+        if name and _is(path.is_dir):
             found = [(str(file), decoded(file)) for file in sorted(path.rglob("*.txt"))]
             if not found:
                 raise ValueError(f"there are no .txt files in {name}")
-        elif len(name) < 4096 and path.is_file():
+        elif _is(path.is_file):
             found = [(f"{path}:{number}", line) for number, line in enumerate(lines_of(path), 1)]
         elif path.suffix.lower() in (".txt", *_TABLES) and len(name.split()) == 1:
             raise FileNotFoundError(f"there is no file {name}")

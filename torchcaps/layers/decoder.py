@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.numerics import check_finite, check_sizes, compute_dtype
+from torchcaps.numerics import check_finite, check_sizes, class_mask, compute_dtype
 
 DecoderInput = Literal["masked", "pose", "pose_and_class"]
 
@@ -21,19 +21,15 @@ def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
         target: the classes to keep, as labels (B,) or as a mask (B, J) for several at once; None keeps the capsule with
             the largest activation.
 
+    Raises:
+        ValueError: if the target is neither, or a label is out of range.
+
     Source: Sabour, Frosst & Hinton 2017, section 4.1.
     """
     activation = capsules.activation
     if target is None:
         target = activation.argmax(-1)
-    if target.ndim == 1:
-        mask = torch.zeros_like(activation).scatter_(1, target[:, None].long(), 1.0)
-    elif target.shape == activation.shape:
-        mask = target.to(activation.dtype)
-    else:
-        raise ValueError(
-            f"target must be labels (B,) or a mask {tuple(activation.shape)}, got shape {tuple(target.shape)}"
-        )
+    mask = class_mask(activation, target)
     return capsules.pose * mask.reshape(*mask.shape, *[1] * len(capsules.pose_shape))
 
 
@@ -136,7 +132,7 @@ class PoseInput(nn.Module):
     def __init__(self, classes: int, size: int, kind: DecoderInput = "masked", noise: float = 0.0) -> None:
         super().__init__()
         check_sizes(classes=classes, size=size)
-        check_finite(noise=noise)
+        check_finite(pose_noise=noise)
         if kind not in get_args(DecoderInput):
             raise ValueError(f"decoder_input must be one of {', '.join(get_args(DecoderInput))}, got {kind!r}")
         if noise < 0:
@@ -151,13 +147,13 @@ class PoseInput(nn.Module):
 
     def forward(self, poses: Tensor) -> Tensor:
         """Picks out what the decoder is told."""
-        poses = poses.flatten(2)
+        dtype, poses = poses.dtype, poses.flatten(2)
         chosen = (poses != 0).any(2, keepdim=True)
         if self.kind == "pose_and_class":
             poses = poses.to(compute_dtype(poses))
             if self.training:
                 self._follow(poses.detach(), chosen)
-            poses = (poses - self.mean) / self.deviation * chosen
+            poses = ((poses - self.mean) / self.deviation * chosen).to(dtype)
         if self.training and self.noise:
             poses = poses + self.noise * torch.randn_like(poses) * chosen
         if self.kind == "masked":

@@ -5,10 +5,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchcaps.layers.pose import Pose, pose_shape
 from torchcaps.numerics import check_finite, check_sizes, compute_dtype, full_precision
+from torchcaps.routing.base import BatchStandard
 
 PoseScale = Literal["element", "type"]
 
@@ -66,7 +66,7 @@ class PoseNorm(nn.Module):
         self.momentum, self.eps = momentum, eps
         self.norm: nn.modules.batchnorm._BatchNorm | None = None  # or what sync_batchnorm makes of it
         if kind == "element":
-            self.norm = nn.BatchNorm1d(types * math.prod(self.pose), eps, momentum, affine=False)
+            self.norm = BatchStandard(types * math.prod(self.pose), epsilon=eps, momentum=momentum)
         else:
             self.register_buffer("mean_square", torch.ones(types))
 
@@ -78,16 +78,10 @@ class PoseNorm(nn.Module):
         flat = pose.to(compute_dtype(pose)).flatten(-len(self.pose)).flatten(0, -3)  # [all sites, types, H]
         with full_precision(pose):
             if self.norm is not None:
-                normal = self._by_element(self.norm, flat.flatten(1)).view_as(flat)
+                normal = self.norm(flat.flatten(1)).view_as(flat)
             else:
-                normal = flat * (self._mean_square(flat) + self.eps).rsqrt()[:, None]
+                normal = flat * (self._mean_square(flat).to(flat) + self.eps).rsqrt()[:, None]
         return normal.view(pose.shape).to(pose.dtype)
-
-    @staticmethod
-    def _by_element(norm: nn.modules.batchnorm._BatchNorm, flat: Tensor) -> Tensor:
-        if norm.training and len(flat) == 1:  # of a single place there is no deviation: the running one stands in
-            return F.batch_norm(flat, norm.running_mean, norm.running_var, eps=norm.eps)
-        return norm(flat)
 
     def _mean_square(self, flat: Tensor) -> Tensor:
         if not self.training:

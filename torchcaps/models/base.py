@@ -1,6 +1,7 @@
 """Networks that classify images, and those among them whose classes are capsules."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -59,7 +60,7 @@ class ImageClassifier(Network):
 
     def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()
-        if len(image_shape) != 3:
+        if not isinstance(image_shape, Sequence) or len(image_shape) != 3:
             raise ValueError(f"image_shape must be (channels, height, width), got {image_shape!r}")
         check_sizes(image_shape=image_shape, classes=classes)
         self.image_shape = (int(image_shape[0]), int(image_shape[1]), int(image_shape[2]))

@@ -10,7 +10,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_finite, check_sizes, compute_dtype
+from torchcaps.numerics import check_series, check_sizes, compute_dtype
 from torchcaps.routing import HomogeneousRouting, Routed, Routing
 from torchcaps.routing.base import BatchStandard, check_choice
 from torchcaps.squash import length
@@ -85,15 +85,15 @@ class ByerlyCapsNet(CapsuleClassifier):
         routing: Routing | None = None,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels, growth=growth, stages=stages)
-        check_finite(momentum=momentum)
+        check_sizes(channels=channels, growth=growth)
+        check_series(stages=stages)
         check_choice("capsules_from", capsules_from, get_args(CapsulesFrom))
         check_choice("merge", merge, get_args(Merge))
         smallest = 2 * sum(stages) + 1
-        if not stages or min(self.image_shape[1:]) < smallest:
+        if min(self.image_shape[1:]) < smallest:
             raise ValueError(
-                f"image_shape must be at least {smallest} x {smallest} for stages {tuple(stages)}, at least one of "
-                f"them, got {self.image_shape}"
+                f"image_shape must be at least {smallest} x {smallest} for stages {tuple(stages)}, got "
+                f"{self.image_shape}"
             )
         self.channels, self.growth, self.stages, self.momentum = channels, growth, tuple(stages), momentum
         self.capsules_from, self.merge = capsules_from, merge
@@ -117,7 +117,7 @@ class ByerlyCapsNet(CapsuleClassifier):
             self.register_buffer("branch_weight", start)
         else:
             self.branch_weight = nn.Parameter(start)
-        self.merge_norm = BatchStandard(len(branches), axis=2, epsilon=_EPSILON, momentum=momentum)
+        self.merge_norm = BatchStandard(len(branches), epsilon=_EPSILON, momentum=momentum)
         self.decoder = None
 
     def _children(self, channels: int, convolutions: int) -> tuple[int, int]:
@@ -166,9 +166,9 @@ class ByerlyCapsNet(CapsuleClassifier):
 
     def _merged(self, scores: Sequence[Tensor]) -> Tensor:
         """The shares of the classes, (B, E), from the scores of each branch."""
-        stacked = torch.stack(list(scores), 2)
-        stacked = stacked.to(compute_dtype(stacked)) * self.branch_weight
-        shares = self.merge_norm(stacked).sum(2).softmax(1)
+        stacked = torch.stack(list(scores), 1)
+        stacked = stacked.to(compute_dtype(stacked)) * self.branch_weight[:, None]  # [B, branches, E]
+        shares = self.merge_norm(stacked).sum(1).softmax(1)
         return shares.to(scores[-1].dtype)
 
 

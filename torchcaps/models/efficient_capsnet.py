@@ -13,7 +13,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps, told
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_finite, check_sizes
 from torchcaps.routing import Routing, SelfAttentionRouting
 
 Norm = Literal["batch", "instance"]
@@ -100,6 +100,7 @@ class EfficientCapsNet(CapsuleClassifier):
         check_sizes(channels=channels, kernel_sizes=kernel_sizes, strides=strides, primary_dim=primary_dim)
         check_sizes(primary_kernel_size=primary_kernel_size, primary_stride=primary_stride, pose_dim=pose_dim)
         check_sizes(decoder_hidden=decoder_hidden, decoder_channels=decoder_channels)
+        check_finite(slope=slope)
         self.channels = tuple(channels)
         self.kernel_sizes = tuple(kernel_sizes)
         self.strides = tuple(strides)

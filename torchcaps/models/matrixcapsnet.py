@@ -14,7 +14,7 @@ from torchcaps.layers.conv import Competition
 from torchcaps.layers.pose_norm import PoseScale
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_finite, check_sizes
+from torchcaps.numerics import check_finite, check_series, check_sizes
 from torchcaps.routing import EMRouting, Routing
 
 _SMALLEST = 17  # pixels on a side that leave one position in the last convolutional layer
@@ -95,7 +95,8 @@ class MatrixCapsNet(CapsuleClassifier):
         residual: bool = False,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels, types=types, pose=pose, decoder_hidden=decoder_hidden)
+        check_sizes(channels=channels, types=types, decoder_hidden=decoder_hidden)
+        check_series(2, pose=pose)
         if len(types) != 3:
             raise ValueError(f"types must be those of three layers, B, C and D, got {tuple(types)}")
         self.channels = channels
@@ -104,8 +105,7 @@ class MatrixCapsNet(CapsuleClassifier):
         self.competition, self.coordinates = competition, coordinates
         self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
         self.decoder_by_class = decoder_by_class
-        self.pose_norm = pose_norm
-        self.residual = residual
+        self.pose_norm, self.residual = pose_norm, residual
         in_channels, height, width = self.image_shape
         if routing is None and class_routing is None and classes < 3:
             class_routing = EMRouting.preset("mass_scaled", sharpness="mean")
@@ -193,7 +193,8 @@ class MatrixCapsNetTwin(ImageClassifier):
         dropout: float = 0.5,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels, hidden=hidden)
+        check_series(2, channels=channels)
+        check_sizes(hidden=hidden)
         check_finite(dropout=dropout)
         self.channels = (channels[0], channels[1])
         self.hidden = hidden

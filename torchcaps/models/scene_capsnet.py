@@ -13,7 +13,7 @@ from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
-from torchcaps.numerics import check_sizes, compute_dtype
+from torchcaps.numerics import check_series, check_sizes, compute_dtype
 from torchcaps.routing import DynamicRouting, Routed, Routing
 from torchcaps.squash import length
 
@@ -59,7 +59,7 @@ class _SceneNetwork(ImageClassifier):
 
     def _see(self, channels: Sequence[int], cut: float, reach: float) -> None:
         """Convolutions that halve the grid, each behind the first with a residual block, batch normalisation, ReLU."""
-        check_sizes(channels=channels)
+        check_series(channels=channels)
         if not 0 <= cut < 1:
             raise ValueError(f"cut must be in [0, 1), got {cut}")
         if not 0 < reach < math.inf:
@@ -224,7 +224,8 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
     def _box_votes(self, features: Tensor) -> Tensor:
         """The box that each place votes for, (B, H' W', 4)."""
         assert self.sides is not None
-        sides = self.sides(features).clamp(-6, 6).exp() * (2 * self.cell)  # left, top, right, bottom of the place
+        far = self.sides(features.to(self.sides.weight.dtype))
+        sides = far.to(compute_dtype(far)).clamp(-6, 6).exp() * (2 * self.cell)  # left, top, right, bottom of the place
         rows, columns = (
             self.cell * (torch.arange(extent, dtype=sides.dtype, device=sides.device) + 0.5)
             for extent in sides.shape[2:]

@@ -12,7 +12,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsConv1d, CapsLinear, PrimaryCaps1d
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_series, check_sizes
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.routing.base import check_choice
 from torchcaps.squash import length
@@ -147,7 +147,8 @@ class TextCNN(TextClassifier):
         hidden_words: float = 0.05,
     ) -> None:
         super().__init__(vocabulary, classes, word_dim, dropout, hidden_words)
-        check_sizes(widths=widths, channels=channels)
+        check_series(widths=widths)
+        check_sizes(channels=channels)
         self.widths = tuple(widths)
         self.channels = channels
         self.output = check_choice("output", output, ("softmax", "sigmoid"))
@@ -291,7 +292,8 @@ class TextCapsNet(TextClassifier):
         super().__init__(vocabulary, classes, word_dim, dropout, hidden_words)
         sizes = {"channels": channels, "types": types, "parts": parts, "pose_dim": pose_dim}
         sizes |= {"window": window, "stride": stride}
-        check_sizes(widths=widths, **sizes)
+        check_series(widths=widths)
+        check_sizes(**sizes)
         self.widths = tuple(widths)
         self.channels, self.types, self.parts, self.pose_dim = channels, types, parts, pose_dim
         self.window, self.stride = window, stride

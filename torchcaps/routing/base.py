@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -289,26 +288,27 @@ class BatchStandard(nn.BatchNorm1d):
         axis: the axis that has statistics of its own.
         epsilon: added to the variance.
         momentum: share of a batch in the new running values.
+
+    Raises:
+        ValueError: if the momentum is no share.
     """
 
     running_mean: Tensor
     running_var: Tensor
 
     def __init__(self, features: int, axis: int = 1, epsilon: float = 1e-5, momentum: float = 0.1) -> None:
+        if not 0 <= momentum <= 1:
+            raise ValueError(f"momentum must be a share in [0, 1], got {momentum}")
         super().__init__(features, eps=epsilon, momentum=momentum, affine=False)
         self.axis = axis
 
     def forward(self, batch: Tensor) -> Tensor:
         """The same, standardised."""
         batch = batch.movedim(self.axis, 1)
-        if self.training and batch.numel() > self.num_features:
-            axes = [axis for axis in range(batch.ndim) if axis != 1]
-            with torch.no_grad():
-                variance, mean = torch.var_mean(batch, axes)
-                self.running_mean.lerp_(mean.to(self.running_mean), self.momentum or 0.0)
-                self.running_var.lerp_(variance.to(self.running_var), self.momentum or 0.0)
-            found = functional.batch_norm(batch, None, None, training=True, eps=self.eps)
-        else:
-            mean, variance = self.running_mean.to(batch), self.running_var.to(batch)
-            found = functional.batch_norm(batch, mean, variance, eps=self.eps)
+        many = self.training and batch.numel() > self.num_features
+        mean, variance = self.running_mean.to(batch), self.running_var.to(batch)
+        found = functional.batch_norm(batch, mean, variance, training=many, momentum=self.momentum or 0.0, eps=self.eps)
+        if many and mean.dtype != self.running_mean.dtype:  # what was moved on are copies
+            self.running_mean.copy_(mean)
+            self.running_var.copy_(variance)
         return found.movedim(1, self.axis)

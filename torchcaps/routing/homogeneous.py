@@ -95,17 +95,22 @@ class HomogeneousRouting(Routing):
         if shape.in_pose == shape.out_pose:
             self.scale = nn.Parameter(torch.randn(shape.children or 1, shape.parents, shape.size) * 0.05)
         self.bias = nn.Parameter(torch.zeros(shape.size))
-        self.norm = BatchStandard(shape.size, axis=2, epsilon=self.epsilon, momentum=self.momentum)
+        self.norm = BatchStandard(shape.size, epsilon=self.epsilon, momentum=self.momentum)
 
     @property
     def own_transforms(self) -> bool:
         """The elementwise weights, where poses have one shape."""
         return self.scale is not None
 
+    def _standardised(self, total: Tensor) -> Tensor:
+        """Each number of a pose standardised, (B, J, H): on axis 1, where sync_batchnorm's normalisation is too."""
+        return total if self.norm is None else self.norm(total.mT).mT
+
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Adds up the children; their activations are not used."""
         if self.scale is None:
-            pose = _activated(votes.total(), self.bias, self.norm)
+            pose = _activated(votes.total(), self.bias, self._standardised)
         else:
-            pose = homogeneous_routing(votes.gather(votes.children.flatten(2)), self.scale, self.bias, self.norm)
+            children = votes.gather(votes.children.flatten(2))
+            pose = homogeneous_routing(children, self.scale, self.bias, self._standardised)
         return Routed(pose, length(pose), votes, None)

@@ -195,7 +195,7 @@ def _boxes(prediction: Prediction, network: ImageClassifier) -> Tensor:
 
 
 def _true_boxes(batch: Batch, classes: int) -> Tensor:
-    """The box of each class, (B, E, 4)."""
+    """The box of each class, (B, E, 4); zeros where it is not there, even if its black part was made brighter."""
     if batch.parts is None:
         raise ValueError("task 'detection' takes images that were put together of parts, these do not say theirs")
-    return class_boxes(batch.parts, classes)
+    return class_boxes(batch.parts, classes) * batch.labels[..., None]
