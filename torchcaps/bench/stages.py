@@ -145,7 +145,7 @@ def _nodes(loss: Tensor) -> set[Any]:
     waiting = [loss.grad_fn]
     while waiting:
         node = waiting.pop()
-        if node is not None and node not in found and not type(node).__name__ == "AccumulateGrad":
+        if node is not None and node not in found and type(node).__name__ != "AccumulateGrad":
             found.add(node)
             waiting += [behind for behind, _ in node.next_functions]
     return found

@@ -28,7 +28,10 @@ from torchcaps.data import Batch, ImageSet
 from torchcaps.losses import MarginLoss, SpreadLoss
 from torchcaps.training import Learner, Optimisation, Schedule, Speed, TrainerOptions, fit, quiet_lightning
 
-MODELS = {"cpu": ["capsnet_small", "matrixcapsnet_small", "sharedcapsnet"], "cuda": ["capsnet", "sharedcapsnet", "matrixcapsnet"]}
+MODELS = {
+    "cpu": ["capsnet_small", "matrixcapsnet_small", "sharedcapsnet"],
+    "cuda": ["capsnet", "sharedcapsnet", "matrixcapsnet"],
+}
 WARM = {"cpu": 3, "cuda": 20}
 """Steps before the clock starts: caches fill, CUDA graphs are recorded."""
 
@@ -172,7 +175,7 @@ def table_of(rows: list[dict[str, Any]]) -> str:
 
 
 def shares_table(found: dict[str, dict[str, float]]) -> str:
-    """Milliseconds of a step and share of each part, a column for each network; last what is no capsule network's own."""
+    """Milliseconds of a step and share of each part, a column a network; last what is neither of the two."""
     cells = [[part] for part in next(iter(found.values()))] + [["neither convolutions nor routing"]]
     for parts in found.values():
         whole = sum(parts.values())

@@ -80,9 +80,7 @@ class Learner(L.LightningModule):
     ) -> None:
         super().__init__()
         self.model = model
-        self.speed = speed or Speed()
-        self.speed.lay_out(model)
-        self.run = self.speed.step()
+        self.adopt(speed or Speed())
         self.task = task or Classification()
         self.optimisation = optimisation
         self.loss = optimisation.loss
@@ -93,10 +91,17 @@ class Learner(L.LightningModule):
         names = [f"{stage}_{measure.name}" for stage in ("train", "val") for measure in self.task.measures]
         self.means = nn.ModuleDict({name: Mean() for name in names})
 
+    def adopt(self, speed: Speed) -> None:
+        """Makes its steps in this way from now on."""
+        self.speed = speed
+        self.speed.lay_out(self.model)
+        self.run = self.speed.step()
+
     def configure_optimizers(self) -> Any:
         """The optimizer and, if there is one, the scheduler."""
         how = self.optimisation
         optimizer = how.optimizer(self.model.parameters())
+        self.speed.fuse(optimizer)
         if how.scheduler is None:
             return optimizer
         if how.spans_all_steps:
@@ -105,6 +110,11 @@ class Learner(L.LightningModule):
         else:
             scheduler = {"scheduler": how.scheduler(optimizer), "interval": how.scheduler_interval}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def on_train_start(self) -> None:
+        """Lays out what the optimizer took from a checkpoint."""
+        for optimizer in self.trainer.optimizers:
+            self.speed.settle(optimizer)
 
     def on_train_epoch_start(self) -> None:
         """Ties the random numbers to the epoch."""
