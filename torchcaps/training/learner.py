@@ -1,6 +1,6 @@
 """The Lightning module."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -100,8 +100,7 @@ class Learner(L.LightningModule):
     def configure_optimizers(self) -> Any:
         """The optimizer and, if there is one, the scheduler."""
         how = self.optimisation
-        optimizer = how.optimizer(self.model.parameters())
-        self.speed.fuse(optimizer)
+        optimizer = self._optimizer()
         if how.scheduler is None:
             return optimizer
         if how.spans_all_steps:
@@ -111,10 +110,24 @@ class Learner(L.LightningModule):
             scheduler = {"scheduler": how.scheduler(optimizer), "interval": how.scheduler_interval}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer; of several processes' weights shared out among them, if it shall be."""
+
+        def make(weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+            optimizer = self.optimisation.optimizer(weights)
+            self.speed.fuse(optimizer)
+            return optimizer
+
+        if self.optimisation.shard_optimizer and self.trainer.world_size > 1:
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
+            return ZeroRedundancyOptimizer(self.model.parameters(), optimizer_class=cast(Any, make))
+        return make(self.model.parameters())
+
     def on_train_start(self) -> None:
         """Lays out what the optimizer took from a checkpoint."""
         for optimizer in self.trainer.optimizers:
-            self.speed.settle(optimizer)
+            self.speed.settle(getattr(optimizer, "optim", optimizer))  # of one that is shared out its own part
 
     def on_train_epoch_start(self) -> None:
         """Ties the random numbers to the epoch."""

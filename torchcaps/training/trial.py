@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import lightning as L
 import torch
@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 from torchcaps.data import Batch, ImageSet
+from torchcaps.models import ImageClassifier
 from torchcaps.models.whole import write_whole
 from torchcaps.tasks import Criteria
 from torchcaps.training.folder import is_first_process
@@ -108,10 +109,12 @@ class Trial:
     def _ready(self, speed: Speed) -> Callable[[], object]:
         """A step in this way, after one that was not timed."""
         learner, precision = self.learner, self.trainer.precision_plugin
-        network = precision.convert_module(copy.deepcopy(learner.model).to(self.device).train())
+        network = copy.deepcopy(learner.model).to(self.device).train()
+        network = cast(ImageClassifier, precision.convert_module(network))
         speed.lay_out(network)
-        losses = (copy.deepcopy(one).to(self.device) for one in (learner.loss, learner.reconstruction))
-        forward, criteria = partial(speed.step(), network), Criteria(*losses)
+        losses = copy.deepcopy(learner.loss), copy.deepcopy(learner.reconstruction)
+        criteria = Criteria(losses[0].to(self.device), losses[1].to(self.device))
+        forward = partial(speed.step(), network)
         moved = precision.convert_input(move_data_to_device(self.batch, self.device))
         batch = moved._replace(images=speed.arrange(moved.images))
 
