@@ -1,22 +1,22 @@
 """``torchcaps bench predict``: time and memory of a network, from rates that are measured on the device when asked.
 
-Convolutions, linear and routed layers and batch normalisations are timed alone, with a few images of the sizes that
-they see; their time grows with the batch. All else is counted while the network runs once: a call takes the time of the
-smallest one, and what it reads and writes that of a product of numbers in the cache; backward, twice of both. The
-optimizer moves seven numbers a weight. Memory is what is kept for the backward pass, beside the gradients and the
-largest results of one call twice. ``--check`` measures the whole beside its parts, in the same rounds.
+Convolutions, linear and routed layers and batch normalisations are timed alone, with 16 and with 32 images of the
+sizes that they see; their time grows with the batch by the difference. All else is counted while the network runs once:
+a call takes the time of the smallest one, and what it reads and writes that of a product of numbers in the cache;
+backward, twice of both. The optimizer moves seven numbers a weight. Memory grows with the batch likewise. Batches of up
+to 32 are timed as they are. ``--check`` measures the whole beside its parts, in the same rounds.
 
 With ``--tflops`` and ``--gbs`` the page says what another device would take, on paper: the longer of arithmetic and
-traffic of each layer, both at half the rate that its maker names, and the launches. That is an estimate that nothing here
-has checked.
+traffic of each layer, both at half the rate that its maker names, and the launches. That is an estimate that nothing
+here has checked.
 """
 
 import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ from torchcaps.bench.cases import NetworkCase, call_of
 from torchcaps.bench.suite import Show
 from torchcaps.routing import Routing
 
-PROBE = 16
-"""Images at most in a timed call of one layer."""
+PROBES = 16, 32
+"""Images in the timed calls of one layer, unless the batch is smaller than the last."""
 
 REACHED = 0.5
 """Share of the rates named by a device's maker that is taken to be reached, on paper."""
@@ -79,16 +79,14 @@ class _Count(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inside = self.calls = self.largest = 0
+        self.inside = self.calls = 0
         self.bytes = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        sizes = [one.nbytes for one in _tensors(found)]
-        self.largest = max([self.largest, *sizes])
         if not self.inside and not func.is_view:
             self.calls += 1
-            self.bytes += sum(sizes) + sum(one.nbytes for one in _tensors((args, kwargs)))
+            self.bytes += sum(one.nbytes for one in _tensors((args, kwargs, found)))
         return found
 
 
@@ -106,12 +104,6 @@ class Parts:
     calls: int = 0
     bytes: float = 0.0
     """Read and written by all but the layers, forward."""
-
-    saved: int = 0
-    """Bytes that are kept for the backward pass."""
-
-    largest: int = 0
-    """Bytes of the largest result of one call."""
 
     @property
     def bytes_of_weights(self) -> int:
@@ -141,21 +133,11 @@ def parts_of(case: NetworkCase) -> Parts:
             before = lambda module, given, named, name=name: enter(name, module, given, named)  # noqa: E731
             handles += [module.register_forward_pre_hook(before, with_kwargs=True)]
             handles += [module.register_forward_hook(leave)]
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), count:
-        loss = case.loss(case.forward(network, inputs), inputs)
+    with count:
+        case.loss(case.forward(network, inputs), inputs)
     for handle in handles:
         handle.remove()
-    mine = {one.untyped_storage().data_ptr() for one in (*network.parameters(), *inputs)}
-    found.saved = sum(size for place, size in kept.items() if place not in mine)
-    found.calls, found.bytes, found.largest = count.calls, count.bytes, count.largest
-    del loss
+    found.calls, found.bytes = count.calls, count.bytes
     for layer in found.layers:
         _describe(layer, case.batch)
     return found
@@ -167,7 +149,7 @@ def _alone(value: Any) -> Any:
 
 def _describe(layer: Layer, images: int) -> None:
     """Counts the operations and bytes of a layer; with stored votes, whose products torch can count."""
-    with FlopCounterMode(display=False) as counter, torch.no_grad(), tc.use_backend("naive"):
+    with FlopCounterMode(display=False) as counter, tc.use_backend("naive"):
         output = layer.module(*layer.given, **layer.named)
     layer.operations = counter.get_total_flops() / images
     tensors = (*_tensors((layer.given, layer.named, output)), *layer.module.parameters())
@@ -176,24 +158,36 @@ def _describe(layer: Layer, images: int) -> None:
 
 @dataclass
 class Rates:
-    """What was measured: seconds of the layers for one image, forward and in a training step; and of all else."""
+    """What was measured with so many images: seconds of each layer, forward and in a training step, and of all else."""
 
-    layers: dict[str, tuple[float, float]]
+    images: list[int]
+    layers: dict[str, list[tuple[float, float]]]
     overhead: float
     bandwidth: float
+    peaks: list[int]
+    """Bytes of a training step beyond weights and images; empty where the system does not tell."""
 
     def times(self, parts: Parts, batch: int) -> tuple[float, float]:
         """Seconds of the forward pass and of a training step with Adam, of a batch."""
-        share = batch / parts.images
-        other = parts.calls * self.overhead + share * parts.bytes / self.bandwidth
-        forward = batch * sum(self.layers[layer.name][0] for layer in parts.layers) + other
-        training = batch * sum(self.layers[layer.name][1] for layer in parts.layers) + 3 * other
-        return forward, training + 7 * parts.bytes_of_weights / self.bandwidth
+        other = parts.calls * self.overhead + batch / parts.images * parts.bytes / self.bandwidth
+        forward, training = (
+            self._grown(
+                [sum(times[place][way] for times in self.layers.values()) for place in range(len(self.images))], batch
+            )
+            for way in (0, 1)
+        )
+        return forward + other, training + 3 * other + 7 * parts.bytes_of_weights / self.bandwidth
 
+    def memory(self, batch: int) -> int | None:
+        """Bytes of a training step beyond weights and images, without the optimizer's."""
+        return int(self._grown(self.peaks, batch)) if self.peaks else None
 
-def memory(parts: Parts, batch: int) -> int:
-    """Bytes of a training step beyond weights and images, without the optimizer's."""
-    return parts.bytes_of_weights + int(batch / parts.images * (parts.saved + 2 * parts.largest))
+    def _grown(self, values: Sequence[float], batch: int) -> float:
+        """What was measured with the images, for a batch: a straight line through the last two."""
+        if len(self.images) == 1:
+            return values[-1] * batch / self.images[-1]
+        slope = (values[-1] - values[-2]) / (self.images[-1] - self.images[-2])
+        return values[-1] + slope * (batch - self.images[-1])
 
 
 def rounds(calls: dict[str, Callable[[], object]], runs: int) -> dict[str, list[float]]:
@@ -209,27 +203,29 @@ def rounds(calls: dict[str, Callable[[], object]], runs: int) -> dict[str, list[
     return found
 
 
-def calls_of(parts: Parts) -> dict[str, Callable[[], object]]:
+def calls_of(several: Sequence[Parts]) -> dict[str, Callable[[], object]]:
     """What is timed to know the rates."""
     left, right, one = torch.rand(_NUMBERS), torch.rand(_NUMBERS), torch.rand(1)
     calls: dict[str, Callable[[], object]] = {
         "overhead": lambda: [one.add(1) for _ in range(200)],
         "bandwidth": lambda: [left.mul(right) for _ in range(10)],
     }
-    for layer in parts.layers:
-        calls[f"{layer.name} forward"], calls[f"{layer.name} training"] = layer.call(False), layer.call(True)
+    for parts in several:
+        for layer in parts.layers:
+            for training in (False, True):
+                calls[f"{layer.name} {parts.images} {training}"] = layer.call(training)
     return calls
 
 
-def rates_of(parts: Parts, seconds: dict[str, list[float]]) -> Rates:
+def rates_of(several: Sequence[Parts], seconds: dict[str, list[float]], peaks: list[int]) -> Rates:
     """Rates from the medians of what was timed."""
     median = {name: statistics.median(values) for name, values in seconds.items()}
-    ways = ("forward", "training")
-    return Rates(
-        {one.name: tuple(median[f"{one.name} {way}"] / parts.images for way in ways) for one in parts.layers},  # type: ignore[misc]
-        median["overhead"] / 200,
-        10 * 3 * 4 * _NUMBERS / median["bandwidth"],
-    )
+    layers = {
+        name: [(median[f"{name} {parts.images} False"], median[f"{name} {parts.images} True"]) for parts in several]
+        for name in (layer.name for layer in several[0].layers)
+    }
+    bandwidth = 10 * 3 * 4 * _NUMBERS / median["bandwidth"]
+    return Rates([parts.images for parts in several], layers, median["overhead"] / 200, bandwidth, peaks)
 
 
 def step_of(case: NetworkCase) -> Callable[[], object]:
@@ -270,6 +266,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     add("--threads", type=int, default=torch.get_num_threads(), help="of torch")
     add("--check", action="store_true", help="measure the whole step and its memory, too")
     add("--rates", type=Path, help="predict.json of an earlier run: takes its rates instead of measuring")
+    add("--no-memory", dest="memory", action="store_false", help="predict times only")
     add("--tflops", type=float, help="of another device, at the precision of the training")
     add("--gbs", type=float, help="its memory's GB a second")
     add("--devices", type=int, default=1, help="how many of those share the batch; default: 1")
@@ -293,7 +290,7 @@ def main(arguments: list[str], show: Show, program: str) -> None:
     rows, rates = [], {}
     for name in options.model:
         for batch in options.batch:
-            key = f"{name} {'x'.join(map(str, options.shape))} {min(batch, PROBE)}"
+            key = f"{name} {'x'.join(map(str, options.shape))} {min(batch, PROBES[-1])}"
             row, rates[key] = predicted(name, batch, options, known.get(key))
             rows.append(row)
     show("\n" + table_of(rows))
@@ -310,22 +307,28 @@ def predicted(
     """A row of the table: seconds and bytes, predicted and measured if they shall be; and the rates."""
     shape = (options.shape[0], options.shape[1], options.shape[2])
     whole = NetworkCase(name, batch, shape, options.classes)
-    parts = parts_of(NetworkCase(name, min(batch, PROBE), shape, options.classes))
-    calls: dict[str, Callable[[], object]] = {} if known else calls_of(parts)
+    probes = [replace(whole, batch=images) for images in (PROBES if batch > PROBES[-1] else (batch,))]
+    several = [parts_of(case) for case in probes]
+    calls: dict[str, Callable[[], object]] = {} if known else calls_of(several)
     if options.check:
         calls |= {"whole forward": call_of(whole, "auto", False), "whole training": step_of(whole)}
     seconds = rounds(calls, options.runs)
-    rates = Rates(**known) if known else rates_of(parts, seconds)
-    forward, training = rates.times(parts, batch)
-    row = {"model": name, "batch": batch, "forward": forward, "training": training, "memory": memory(parts, batch)}
+    rates = Rates(**known) if known else rates_of(several, seconds, _peaks(probes, options))
+    forward, training = rates.times(several[-1], batch)
+    row = {"model": name, "batch": batch, "forward": forward, "training": training, "memory": rates.memory(batch)}
     if options.check:
-        peak = measure.peak_memory(whole, "auto", True, "cpu", options.threads)
+        peaks = _peaks([whole], options)
         row |= {f"measured {way}": statistics.median(seconds[f"whole {way}"]) for way in ("forward", "training")}
-        row |= {"measured memory": peak} if peak else {}
+        row |= {"measured memory": peaks[0]} if peaks else {}
     if options.tflops is not None:
-        found = on_paper(parts, batch, 1e12 * options.tflops, 1e9 * options.gbs, options.devices)
+        found = on_paper(several[-1], batch, 1e12 * options.tflops, 1e9 * options.gbs, options.devices)
         row |= {"paper forward": found[0], "paper training": found[1]}
     return row, rates
+
+
+def _peaks(cases: Sequence[NetworkCase], options: argparse.Namespace) -> list[int]:
+    found = [measure.peak_memory(case, "auto", True, "cpu", options.threads) for case in cases if options.memory]
+    return [peak for peak in found if peak is not None] if None not in found else []
 
 
 def table_of(rows: list[dict[str, Any]]) -> str:
@@ -334,6 +337,9 @@ def table_of(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         line = [row["model"], str(row["batch"])]
         for what in ("forward", "training", "memory"):
+            if row[what] is None:
+                line.append("")
+                continue
             said = (lambda value: f"{value / report.MIB:.0f} MiB") if what == "memory" else _milliseconds
             told = row.get(f"measured {what}")
             line.append(said(row[what]) + (f" / {said(told)} = {row[what] / told:.2f}" if told else ""))

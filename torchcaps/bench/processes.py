@@ -1,8 +1,8 @@
 """``torchcaps bench processes``: how much faster two processes train than one, each pinned to a core of its own.
 
-Both train in the loop of ``torchcaps train`` with the same batch, which two processes share (gloo, Lightning's ``ddp``).
-Rounds are paired, one process first, then both; the slower process of a pair counts. On a core that something else
-uses as well, the figure says nothing.
+Both train in the loop of ``torchcaps train`` with the same batch, which two processes share (gloo, ``ddp``). Rounds are
+paired, one process first, then both; the slower process of a pair counts. On a core that something else uses as well,
+the figure says nothing.
 """
 
 import argparse
