@@ -20,7 +20,9 @@ from torchcaps.ops.dispatch import BACKENDS, FUSED
 
 PARTS = ("suite", "sweep", "small", "compare")
 OWN_OPTIONS = {
-    "training": "images a second of whole training loops",
+    "training": "images a second of whole training loops, and where the time of a step goes",
+    "processes": "how much faster two processes train than one",
+    "predict": "time and memory of a network from rates that are measured first",
     "stability": "whether loss and gradients stay finite through 2,000 training steps",
     "routings": "all routing algorithms: what each is, and its time and memory on two layers",
     "em_learning": "what makes matrix capsules learn: sharpness, normalised poses, competition, steps, gradients",

@@ -3,6 +3,8 @@
 The bare step is forward, loss, backward and optimizer on one batch that lies on the device already: the ceiling. All
 else goes through ``torchcaps.training.fit`` with images of MNIST's size that are drawn at random. Every variant runs in
 turn in every round; ratios are taken round by round. Epoch ends (checkpoint, validation, report) are not in the rate.
+One more training without options, whose hooks take time of their own, says where the time of a step goes: to
+convolutions and routing, and what share to all else.
 TF32 is as torch has it without being told: on in convolutions, off in matrix products.
 """
 
@@ -15,16 +17,21 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from torchcaps import create_model
 from torchcaps.bench import measure, report
 from torchcaps.bench.measure import Spread
+from torchcaps.bench.stages import CONVOLUTIONS, ROUTING, Stages
 from torchcaps.bench.suite import Show
 from torchcaps.data import Batch, ImageSet
 from torchcaps.losses import MarginLoss, SpreadLoss
 from torchcaps.training import Learner, Optimisation, Schedule, Speed, TrainerOptions, fit, quiet_lightning
 
-MODELS = {"cpu": ["capsnet_small", "sharedcapsnet"], "cuda": ["capsnet", "sharedcapsnet", "matrixcapsnet"]}
+MODELS = {
+    "cpu": ["capsnet_small", "matrixcapsnet_small", "sharedcapsnet"],
+    "cuda": ["capsnet", "sharedcapsnet", "matrixcapsnet"],
+}
 WARM = {"cpu": 3, "cuda": 20}
 """Steps before the clock starts: caches fill, CUDA graphs are recorded."""
 
@@ -55,9 +62,16 @@ VARIANTS = {
 class Timed(Learner):
     """Notes when its first counted step begins and its last one ends."""
 
+    stages: Stages | None = None
+
     def on_fit_start(self) -> None:
         """Forgets the marks of another training."""
         self.marks: list[float] = []
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        """Lets the stages know what gradients will go through."""
+        if self.stages is not None:
+            self.stages.follow(loss)
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Takes the time where the clock starts and where it stops."""
@@ -65,6 +79,8 @@ class Timed(Learner):
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
             self.marks.append(time.perf_counter())
+            if self.stages is not None:
+                self.found = self.stages.mark()
 
 
 def task_of(name: str, speed: Speed) -> Timed:
@@ -101,6 +117,16 @@ def loop(task: Timed, images: ImageSet, batch: int, steps: int, precision: str, 
     with TemporaryDirectory() as folder:
         fit(task, images, images.subset(torch.arange(0)), Path(folder), Schedule(epochs=1, batch_size=batch), options)
     return steps * batch / (task.marks[1] - task.marks[0])
+
+
+def shares(task: Timed, images: ImageSet, batch: int, steps: int) -> dict[str, float]:
+    """Seconds of a step of the loop on a CPU by :data:`~torchcaps.bench.stages.PARTS`."""
+    stages = Stages()
+    options = TrainerOptions("cpu", 1, extra={"limit_train_batches": WARM["cpu"] + steps, "profiler": stages})
+    task.stages = stages
+    with TemporaryDirectory() as folder, stages.watching(task):
+        fit(task, images, images.subset(torch.arange(0)), Path(folder), Schedule(epochs=1, batch_size=batch), options)
+    return {part: seconds / steps for part, seconds in task.found.items()}
 
 
 def rates_of(name: str, images: ImageSet, options: argparse.Namespace, show: Show) -> dict[str, list[float]]:
@@ -148,6 +174,17 @@ def table_of(rows: list[dict[str, Any]]) -> str:
     return report.table(("model", "variant", "images/s", *(f"/ {other}" for other in REFERENCES)), cells)
 
 
+def shares_table(found: dict[str, dict[str, float]]) -> str:
+    """Milliseconds of a step and share of each part, a column a network; last what is neither of the two."""
+    cells = [[part] for part in next(iter(found.values()))] + [["neither convolutions nor routing"]]
+    for parts in found.values():
+        whole = sum(parts.values())
+        rest = whole - parts[CONVOLUTIONS] - parts[ROUTING]
+        for row, seconds in zip(cells, [*parts.values(), rest], strict=True):
+            row.append(f"{report.milliseconds(seconds)} ms, {seconds / whole:.1%}")
+    return report.table(("part of a step", *found), cells)
+
+
 def main(arguments: list[str], show: Show, program: str) -> None:
     """Measures, shows a table and writes ``training.json``; see :func:`torchcaps.bench.command.main`."""
     parser = argparse.ArgumentParser(prog=program, description=__doc__)
@@ -156,7 +193,8 @@ def main(arguments: list[str], show: Show, program: str) -> None:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="beside the default")
     parser.add_argument("--batch", type=int, default=128, help="images in a step; default: 128")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each run of each variant; default: 2")
-    parser.add_argument("--runs", type=int, default=5, help="counted rounds; default: 5")
+    parser.add_argument("--runs", type=int, default=5, help="counted rounds; default: 5; 0: parts of a step alone")
+    parser.add_argument("--steps", type=int, default=10, help="whose parts are timed, on a CPU; default: 10")
     parser.add_argument("--images", type=int, default=60_000, help="of the set; default: 60000")
     parser.add_argument("--out", help="folder for results; default: a new one in runs/")
     options = parser.parse_args(arguments)
@@ -164,6 +202,7 @@ def main(arguments: list[str], show: Show, program: str) -> None:
         parser.error("--device cuda needs a GPU that torch can use")
     if options.images < (WARM[options.device] + 1) * options.batch:
         parser.error(f"--images must be {WARM[options.device] + 1} batches or more")
+    options.steps = min(max(options.steps, 1), options.images // options.batch - WARM["cpu"])
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = True
     quiet_lightning()
@@ -173,9 +212,16 @@ def main(arguments: list[str], show: Show, program: str) -> None:
     pixels = torch.randint(256, (options.images, 1, 28, 28), dtype=torch.uint8)
     images = ImageSet(pixels, torch.arange(options.images) % 10, tuple("0123456789"))
     rows: list[dict[str, Any]] = []
+    parts = {}
     for name in options.model or MODELS[options.device]:
-        rows += rows_of(name, rates_of(name, images, options, show))
-    show("\n" + table_of(rows))
+        if options.runs:
+            rows += rows_of(name, rates_of(name, images, options, show))
+        if options.device == "cpu":
+            parts[name] = shares(task_of(name, Speed()), images, options.batch, options.steps)
+    if rows:
+        show("\n" + table_of(rows))
+    if parts:
+        show("\n" + shares_table(parts))
     out = Path(options.out or f"runs/bench-training-{time.strftime('%Y%m%d-%H%M%S')}")
-    report.write_json(out / "training.json", **about, rows=rows)
+    report.write_json(out / "training.json", **about, rows=rows, parts=parts)
     show(f"\nresults: {out}")

@@ -98,8 +98,13 @@ class ImageClassifier(Network):
         if not images.is_floating_point():
             raise ValueError(f"images must be floating point with values in [0, 1], got {images.dtype}")
         # Where looking would stall the device or break a compiled graph, the loss tells later.
-        if images.device.type == "cpu" and not torch.compiler.is_compiling() and not images.isfinite().all():
+        if images.device.type == "cpu" and not torch.compiler.is_compiling() and not _all_finite(images):
             raise ValueError("images hold NaN or infinite values")
+
+
+def _all_finite(images: Tensor) -> bool:
+    """Whether there is no NaN and no infinite number: then the sum is finite, too, unless it overflows."""
+    return bool(images.detach().sum().isfinite()) or bool(images.isfinite().all())
 
 
 class CapsuleClassifier(ImageClassifier):

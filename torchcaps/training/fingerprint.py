@@ -12,7 +12,7 @@ from torchcaps.data.base import mixed_digest
 
 _ENDS = ("epochs", "stop_at", "stop", "patience")
 _PLACES = ("run", "import", "report", "speed.resident", "data.root", "data.data_dir")
-_WHERE = ("trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy")
+_WHERE = ("trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy", "shard_optimizer")
 FREE = (*_ENDS, *_PLACES, *_WHERE)
 """What may change when a training is resumed: when it ends, where things lie, and where it runs."""
 

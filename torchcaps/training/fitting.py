@@ -22,6 +22,7 @@ from torchcaps.training.folder import is_first_process
 from torchcaps.training.learner import Learner
 from torchcaps.training.loaders import Loaders, train_loader
 from torchcaps.training.options import Caller, Schedule, TrainerOptions
+from torchcaps.training.trial import ChooseSpeed
 
 
 def fit(
@@ -91,7 +92,15 @@ class Fitting:
         self.best = KeepBest(self.checkpoints / "best", main) if schedule.keep == "best" else None
         health = RoutingHealth(validation if len(validation) else train.prepared(learner.preprocess))
         kept = [_keep_last(self.checkpoints)] if self.best is None else [self.best, _keep_last(self.checkpoints)]
-        watching = [health, self.history, self.fingerprint, *ends, *kept]  # the last one keeps what all others know
+        self.speed = ChooseSpeed(folder / "speed.json", train, schedule)
+        watching = [
+            self.speed,
+            health,
+            self.history,
+            self.fingerprint,
+            *ends,
+            *kept,
+        ]  # the last one keeps what all others know
         self.trainer = self._trainer(options or TrainerOptions(), schedule, watching, folder, bool(len(validation)))
         self.loaders = Loaders(train, validation, schedule, learner.speed)
         train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size)  # if they can be shared out

@@ -1,6 +1,6 @@
 """The Lightning module."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -80,9 +80,7 @@ class Learner(L.LightningModule):
     ) -> None:
         super().__init__()
         self.model = model
-        self.speed = speed or Speed()
-        self.speed.lay_out(model)
-        self.run = self.speed.step()
+        self.adopt(speed or Speed())
         self.task = task or Classification()
         self.optimisation = optimisation
         self.loss = optimisation.loss
@@ -93,10 +91,16 @@ class Learner(L.LightningModule):
         names = [f"{stage}_{measure.name}" for stage in ("train", "val") for measure in self.task.measures]
         self.means = nn.ModuleDict({name: Mean() for name in names})
 
+    def adopt(self, speed: Speed) -> None:
+        """Makes its steps in this way from now on."""
+        self.speed = speed
+        self.speed.lay_out(self.model)
+        self.run = self.speed.step()
+
     def configure_optimizers(self) -> Any:
         """The optimizer and, if there is one, the scheduler."""
         how = self.optimisation
-        optimizer = how.optimizer(self.model.parameters())
+        optimizer = self._optimizer()
         if how.scheduler is None:
             return optimizer
         if how.spans_all_steps:
@@ -105,6 +109,25 @@ class Learner(L.LightningModule):
         else:
             scheduler = {"scheduler": how.scheduler(optimizer), "interval": how.scheduler_interval}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer; of several processes' weights shared out among them, if it shall be."""
+
+        def make(weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+            optimizer = self.optimisation.optimizer(weights)
+            self.speed.fuse(optimizer)
+            return optimizer
+
+        if self.optimisation.shard_optimizer and self.trainer.world_size > 1:
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
+            return ZeroRedundancyOptimizer(self.model.parameters(), optimizer_class=cast(Any, make))
+        return make(self.model.parameters())
+
+    def on_train_start(self) -> None:
+        """Lays out what the optimizer took from a checkpoint."""
+        for optimizer in self.trainer.optimizers:
+            self.speed.settle(getattr(optimizer, "optim", optimizer))  # of one that is shared out its own part
 
     def on_train_epoch_start(self) -> None:
         """Ties the random numbers to the epoch."""

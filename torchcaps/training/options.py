@@ -108,6 +108,8 @@ class Optimisation:
         scheduler_interval: whether the scheduler steps each epoch or each step.
         class_weights: 'balanced' counts each image in the loss by how rare its class is: N / (E N_c), of N training
             images of E classes, N_c of its own; None counts all alike.
+        shard_optimizer: each of several processes keeps what the optimizer remembers of a share of the weights, instead
+            of all of it; the steps are the same (ZeRO, stage 1: Rajbhandari et al. 2020).
 
     Example:
         >>> from torchcaps.training import Optimisation
@@ -121,6 +123,7 @@ class Optimisation:
     scheduler: SchedulerFactory | None = None
     scheduler_interval: Literal["epoch", "step"] = "epoch"
     class_weights: Literal["balanced"] | None = None
+    shard_optimizer: bool = False
 
     def weigh(self, images: ImageSet) -> None:
         """Gives the loss the weights of the classes in the training images, if it shall have some.

@@ -21,9 +21,15 @@ def _predict(model: ImageClassifier, images: Tensor, target: Tensor) -> Predicti
     return model(images, target)
 
 
+_FUSED = torch.optim.Adam, torch.optim.SGD  # AdamW is an Adam
+_FUSED_ON = "cpu", "cuda"
+_UNFUSED = "capturable", "differentiable"
+"""Arguments of optimizers that ask for other steps."""
+
+
 @dataclass(frozen=True)
 class Speed:
-    """What makes a training faster beside the trainer's ``precision``. What may change a result is off by default.
+    """What makes a training faster beside the trainer's ``precision``: off by default, but for the last two.
 
     Attributes:
         channels_last: keep images and the weights of convolutions with the channels innermost in memory. The numbers
@@ -32,6 +38,10 @@ class Speed:
             CUDA graphs. The same up to rounding. None does not compile.
         resident: data sets of up to so many GiB are copied to the device once, where it is not the CPU, instead of
             batch by batch. Nothing else changes.
+        fused: make the optimizer's step in one kernel where torch has one (Adam, AdamW, SGD) and the optimizer
+            was not told how to make it. The same up to rounding.
+        auto: choose ``channels_last``, and in long trainings ``compile``, by timing a few steps before the first one;
+            what was asked for stays. The run keeps the choice and the times in ``speed.json``.
 
     Example:
         >>> from torchcaps.training import Speed
@@ -42,6 +52,8 @@ class Speed:
     channels_last: bool = False
     compile: CompileMode | None = None
     resident: float = 4.0
+    fused: bool = True
+    auto: bool = False
 
     def lay_out(self, model: nn.Module) -> None:
         """Puts the weights of the model's convolutions in the order of ``channels_last``, in place."""
@@ -58,6 +70,25 @@ class Speed:
         if channels == 1:  # in either order; torch takes it for the other one unless the strides say this one
             images = images.as_strided(images.shape, (height * width, 1, width, 1))
         return images
+
+    def fuse(self, optimizer: torch.optim.Optimizer) -> None:
+        """Has the optimizer make its steps in one kernel, in place, where ``fused`` says so and torch can."""
+        if not self.fused or not isinstance(optimizer, _FUSED):
+            return
+        for group in optimizer.param_groups:
+            told = group.get("fused") is not None or any(group.get(name) for name in ("foreach", *_UNFUSED))
+            if not told and all(one.device.type in _FUSED_ON and one.is_floating_point() for one in group["params"]):
+                group["fused"] = True
+
+    def settle(self, optimizer: torch.optim.Optimizer) -> None:
+        """Lays out what the optimizer keeps of each weight like the weight, in place: fused kernels take it for given.
+
+        A checkpoint may hold it in another order.
+        """
+        for weight, kept in optimizer.state.items():
+            for name, value in kept.items():
+                if isinstance(value, Tensor) and value.shape == weight.shape and value.stride() != weight.stride():
+                    kept[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
     def step(self) -> Step:
         """What runs a model in a training step: compiled if it shall be."""

@@ -1,0 +1,157 @@
+"""``torchcaps bench processes``: how much faster two processes train than one, each pinned to a core of its own.
+
+Both train in the loop of ``torchcaps train`` with the same batch, which two processes share (gloo, ``ddp``). Rounds are
+paired, one process first, then both; the slower process of a pair counts. On a core that something else uses as well,
+the figure says nothing.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from torchcaps.bench import report
+from torchcaps.bench.measure import Spread
+from torchcaps.bench.suite import Show
+from torchcaps.bench.training import WARM, task_of
+from torchcaps.data import ImageSet
+from torchcaps.training import Schedule, Speed, TrainerOptions, fit, quiet_lightning
+
+CAN_PIN = hasattr(os, "sched_setaffinity")
+
+
+class Process:
+    """One of the processes that train, started once for all rounds.
+
+    Args:
+        rank: 0 or 1; also the core, of those that this process may use, that it is pinned to.
+        options: of the command.
+    """
+
+    def __init__(self, rank: int, options: argparse.Namespace) -> None:
+        what = json.dumps({"rank": rank, **{name: getattr(options, name) for name in ("model", "batch", "steps")}})
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "LOCAL_RANK": str(rank), "NODE_RANK": "0"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "torchcaps.bench.processes", what],
+            env={**environment, "MASTER_ADDR": "127.0.0.1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def begin(self, processes: int, port: int) -> None:
+        """Has it train in a group of so many."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"processes": processes, "port": port}) + "\n")
+        self.process.stdin.flush()
+
+    def seconds(self) -> float:
+        """What its steps took; waits for them.
+
+        Raises:
+            OSError: if it has ended.
+        """
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("seconds "):
+                return float(line.split()[1])
+        raise OSError(f"a process that trains ended with status {self.process.wait()}")
+
+    def end(self) -> None:
+        """Lets it go."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self.process.wait()
+
+
+def serve(rank: int, model: str, batch: int, steps: int) -> None:
+    """One process: trains once for each line that it reads, and says how long the steps took."""
+    torch.set_num_threads(1)
+    if CAN_PIN:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    quiet_lightning()
+    count = batch * (WARM["cpu"] + steps)
+    pixels = torch.randint(256, (count, 1, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = ImageSet(pixels, torch.arange(count) % 10, tuple("0123456789"))
+    for line in sys.stdin:
+        asked = json.loads(line)
+        os.environ["MASTER_PORT"] = str(asked["port"])
+        learner, strategy = task_of(model, Speed()), "ddp" if asked["processes"] > 1 else "auto"
+        options = TrainerOptions("cpu", asked["processes"], strategy=strategy)
+        with TemporaryDirectory() as folder:
+            schedule = Schedule(epochs=1, batch_size=batch)
+            fit(learner, images, images.subset(torch.arange(0)), Path(folder), schedule, options)
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        sys.stdout.write(f"seconds {learner.marks[1] - learner.marks[0]}\n")
+        sys.stdout.flush()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def measured(options: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of the steps in each round, of one process and of two, after a round that does not count."""
+    processes = [Process(rank, options) for rank in range(2)]
+    found: dict[str, list[float]] = {"one": [], "two": []}
+    try:
+        for place in range(1 + options.runs):
+            for name, group in (("one", processes[:1]), ("two", processes)):
+                port = free_port()
+                for process in group:
+                    process.begin(len(group), port)
+                slowest = max([process.seconds() for process in group])
+                if place:
+                    found[name].append(slowest)
+    finally:
+        for process in processes:
+            process.end()
+    return found
+
+
+def main(arguments: list[str], show: Show, program: str) -> None:
+    """Measures, shows the ratio and writes ``processes.json``; see :func:`torchcaps.bench.command.main`."""
+    parser = argparse.ArgumentParser(prog=program, description=__doc__)
+    parser.add_argument("--model", default="capsnet_small", help="name of a network; default: capsnet_small")
+    parser.add_argument("--batch", type=int, default=128, help="of all processes together; default: 128")
+    parser.add_argument("--steps", type=int, default=20, help="that are timed in each round; default: 20")
+    parser.add_argument("--runs", type=int, default=5, help="counted rounds; default: 5")
+    parser.add_argument("--out", help="folder for results; default: a new one in runs/")
+    options = parser.parse_args(arguments)
+    if options.batch < 2 or options.batch % 2:
+        parser.error(f"--batch must be shared by two processes, got {options.batch}")
+    if min(options.steps, options.runs) < 1:
+        parser.error("--steps and --runs must be 1 or more")
+    about = report.environment("cpu", 1, report.command_line())
+    about["settings"]["pinned"] = CAN_PIN and len(os.sched_getaffinity(0)) > 1
+    show(report.heading(about))
+    found = measured(options)
+    faster = Spread.of([one / two for one, two in zip(found["one"], found["two"], strict=True)])
+    rows: list[dict[str, Any]] = [
+        {"processes": name, "milliseconds": [1e3 * value / options.steps for value in values]}
+        for name, values in found.items()
+    ]
+    for row in rows:
+        spread = Spread.of(row["milliseconds"])
+        show(f"{row['processes']:5} {spread.median:.1f} ms a step ({spread.low:.1f}-{spread.high:.1f})")
+    show(f"two processes train {faster.median:.2f} times as fast as one ({faster.low:.2f}-{faster.high:.2f})")
+    out = Path(options.out or f"runs/bench-processes-{time.strftime('%Y%m%d-%H%M%S')}")
+    report.write_json(out / "processes.json", **about, model=options.model, faster=faster._asdict(), rows=rows)
+    show(f"\nresults: {out}")
+
+
+if __name__ == "__main__":
+    serve(**json.loads(sys.argv[1]))
