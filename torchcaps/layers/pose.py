@@ -56,8 +56,11 @@ def check_map(children: Capsules, types: int, pose: tuple[int, ...], axes: int) 
     """The size of the grid on which children lie, (B, *grid, types) with poses of that shape.
 
     Raises:
+        TypeError: if they are no capsules.
         ValueError: if they do not lie on a grid of so many axes.
     """
+    if not isinstance(children, Capsules):
+        raise TypeError(f"children must be Capsules, poses with activations, got {type(children).__name__}")
     sites = children.activation.shape
     if len(sites) != axes + 2 or sites[-1] != types or children.pose.shape != (*sites, *pose):
         grid = AXES[axes]
