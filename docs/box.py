@@ -21,8 +21,7 @@ from torchcaps.data.made import LAYOUTS, arrange
 from torchcaps.explain import Calibration, ask
 from torchcaps.models.pretrained import BOX, CARD_FILE, SUMS
 from torchcaps.models.registry import MODELS
-from torchcaps.recipes.two_digits import set_accuracy
-from torchcaps.tasks import SeveralLabels, as_task
+from torchcaps.tasks import SeveralLabels
 
 SAME = {"scenes": "mnist"}
 """Networks of one kind of data whose images are another's."""
@@ -74,8 +73,8 @@ def main() -> None:
     parser.add_argument("--data", nargs="*", default=[], help="options of the test images, where the run is too old")
     parser.add_argument("--resize", default="pad", choices=("pad", "handwriting", "keep"))
     parser.add_argument("--size", default="about 20", help="of digits, for the card, where pictures keep their size")
-    parser.add_argument("--canvas", type=int, help="height and width of a picture that says none, with --resize keep")
-    parser.add_argument("--task", help="that it is used for, if not the one that it was trained on")
+    parser.add_argument("--canvas", type=int, nargs=2, help="height and width to draw on, with --resize keep")
+    parser.add_argument("--count", type=int, help="how many classes it tells at once, if not what it was trained on")
     parser.add_argument("--tested", type=int, help="how many of the test images are read once more; default: all")
     parser.add_argument("--stored", default="float16")
     pack(parser.parse_args())
@@ -88,11 +87,11 @@ def pack(options: argparse.Namespace) -> None:
     classifier, test = open_run(looked, looked.parse_args(arguments))
     network, kept = classifier.network, classifier.network.extra
     kept = {name: value for name, value in kept.items() if name not in ("resize", "calibration", "task")}
-    kept["task"] = as_task(options.task).saved() if options.task else classifier.task.saved()
-    calibration = None if options.task else classifier.calibration or fitted(classifier, arguments)
+    kept["task"] = SeveralLabels(options.count).saved() if options.count else classifier.task.saved()
+    calibration = None if options.count else classifier.calibration or fitted(classifier, arguments)
     kept["calibration"] = None if calibration is None else calibration.config()
     if options.canvas:
-        kept["raw_image_shape"] = [classifier.image_shape[0], options.canvas, options.canvas]
+        kept["raw_image_shape"] = [classifier.image_shape[0], *options.canvas]
     folder = BOX / options.name
     network.save_pretrained(folder, stored=options.stored, resize=options.resize, **kept)
     config = folder / "config.json"
@@ -128,18 +127,18 @@ def measured(classifier: Classifier, packed: Classifier, test: ImageSet) -> str:
 
 def several(packed: Classifier, test: ImageSet) -> dict[str, str]:
     """Of a network that was trained on single digits and tells several: how many images of several it gets right."""
-    if not isinstance(packed.task, SeveralLabels) or test[0].labels.ndim > 1:
+    task = packed.task
+    if not isinstance(task, SeveralLabels) or task.count is None:
         return {}
     found = []
-    for name, layout in LAYOUTS.items():
-        images, present = arrange(test, layout, 1000)
-        shape = (images.shape[1], images.shape[2], images.shape[3])
-        activation = Classifier(packed.network, image_shape=shape).activations(images)
-        exact = 100 * (packed.task.said(activation) == present).all(1).double().mean()
-        found.append(f"{name} {exact:.1f} %, the most active {set_accuracy(activation, present):.1f} %")
-    return {
-        "several digits": "images of test digits of which all are told and no other, 1,000 of each kind: " + "; ".join(found)
-    }
+    for name, (rows, columns) in LAYOUTS.items():
+        if rows * columns == task.count:
+            images, present = arrange(test, (rows, columns), len(test))
+            shape = (images.shape[1], images.shape[2], images.shape[3])
+            said = task.said(Classifier(packed.network, image_shape=shape).activations(images))
+            wrong = int((said != present).any(1).sum())
+            found.append(f"{name} {100 * wrong / len(test):.2f} % ({wrong:,} of {len(test):,}) not both told")
+    return {f"error, {task.count} digits": f"of test digits of different classes: {'; '.join(found)}"}
 
 
 def write_card(options: argparse.Namespace, packed: Classifier, tested: dict[str, str]) -> None:

@@ -45,7 +45,7 @@ def test_item3_every_network(name: str, form: str, tmp_path: Path, onnxruntime: 
     if name in UNDECIDED:
         with torch.no_grad():
             for parameter in network.parameters():
-                parameter *= 2 if parameter.ndim > 1 else 1
+                parameter *= 4 if parameter.ndim > 1 else 1
     if network.takes == "words":
         network.extra["words"] = Words(tuple(f"w{number}" for number in range(network.vocabulary))).config()
     classifier = Classifier(network)

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from torchcaps.classifier import Classifier
 from torchcaps.data import Digits, ImageSet, Scenery, Text, TextSet, create_dataset
+from torchcaps.data.made import arrange
 from torchcaps.models import SceneCapsNet
 from torchcaps.tasks import SeveralLabels
 
@@ -31,8 +32,8 @@ def local_samples(name: str, classifier: Classifier) -> ImageSet | None:
         name: of the network; of one that comes with the package ``data/network``, and if that data set lies on this
             machine, its test images are read.
         classifier: the network. If it knows digits, and nothing better is there, it gets the 1,797 that come with
-            scikit-learn, drawn as large as in MNIST; if it tells several of them in one image, scenes of them; if it
-            takes questions, a few of them.
+            scikit-learn, drawn as large as in MNIST; if it tells several of them at once, images of several; if it
+            takes questions, a few of these.
 
     Returns:
         None if there are no images for it.
@@ -64,20 +65,21 @@ def digit_samples(image_shape: tuple[int, int, int]) -> ImageSet:
 
 
 def digit_scenes(classifier: Classifier) -> ImageSet:
-    """Scenes of digits, MNIST's if they lie on this machine, else scikit-learn's, as large as the network's images.
+    """Images of several digits, MNIST's if they lie on this machine, else scikit-learn's, as large as the network's.
 
     Args:
         classifier: a :class:`~torchcaps.models.SceneCapsNet` gets digits of several sizes among clutter, any other
-            network up to three of the size of MNIST's.
+            network digits side by side, as many as fit.
     """
-    height, width = classifier.image_shape[1:]
+    _, height, width = classifier.image_shape
     try:
         digits = create_dataset("mnist", download=False).test
     except FileNotFoundError:
         digits = digit_samples((1, 28, 28))
     if isinstance(classifier.network, SceneCapsNet):
         return replace(digits, composition=Scenery(digits, (height, width)))
-    return replace(digits, composition=Scenery(digits, (height, width), 1, 3, 19.0, 21.0, clutter=0))
+    images, present = arrange(digits, (max(1, height // 28), max(1, width // 28)), 200)
+    return ImageSet(images, present, digits.classes)
 
 
 def _questions(data: str, classifier: Classifier) -> TextSet | None:

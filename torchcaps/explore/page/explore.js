@@ -228,7 +228,7 @@ function stroke(event) {
   const side = Math.max(...state.network.image_shape.slice(1));
   pen.strokeStyle = "#fff";
   pen.lineCap = pen.lineJoin = "round";
-  pen.lineWidth = (canvas.width / side) * (side < 16 ? 1.1 : 2.2);
+  pen.lineWidth = (Math.max(canvas.width, canvas.height) / side) * (side < 16 ? 1.1 : 2.2);
   pen.beginPath();
   pen.moveTo(...(last ?? here));
   pen.lineTo(here[0] + 0.01, here[1]);
@@ -255,10 +255,12 @@ const overlay = $("overlay");
 
 // What the network says of the drawing, over it: boxes, and the map of the class that is pointed at.
 function drawOver() {
-  const context = surface(overlay, 280, 280);
+  const context = surface(overlay, canvas.width, canvas.height);
   if (!state.picture || !state.boxes) return;
-  if (state.map) drawShares(context, state.picture, ...state.map, 280);
-  drawBoxes(context, state.picture, state.boxes.boxes, state.boxes.classes, 280);
+  const size = Math.max(canvas.width, canvas.height);
+  context.translate((canvas.width - size) / 2, (canvas.height - size) / 2); // the sheet is no square where the image is none
+  if (state.map) drawShares(context, state.picture, ...state.map, size);
+  drawBoxes(context, state.picture, state.boxes.boxes, state.boxes.classes, size);
 }
 
 $("clear").addEventListener("click", () => {
@@ -300,7 +302,7 @@ $("sample-class").addEventListener("change", () => sample());
 function onCanvas() {
   wipe();
   pen.imageSmoothingEnabled = false;
-  const unit = canvas.width / Math.max(state.picture.naturalWidth, state.picture.naturalHeight);
+  const unit = Math.min(canvas.width / state.picture.naturalWidth, canvas.height / state.picture.naturalHeight);
   const [wide, high] = [state.picture.naturalWidth * unit, state.picture.naturalHeight * unit];
   pen.drawImage(state.picture, (canvas.width - wide) / 2, (canvas.height - high) / 2, wide, high);
 }
@@ -703,6 +705,11 @@ const choose = latest(async (network) => {
   $("sample-class").replaceChildren(option("", "any class"), ...classes.map((one) => option(one, one)));
   if (!reads) offerRoutings();
   sampled = 0;
+  const [high, wide] = image_shape.slice(1);
+  canvas.width = Math.min(280, 280 * (wide / high));
+  canvas.height = Math.min(280, 280 * (high / wide));
+  for (const place of [canvas, $("sheet")]) Object.assign(place.style, { width: `${canvas.width}px`, height: `${canvas.height}px` });
+  wipe();
   drawOver();
   if (samples) await sample();
   else if (reads) $("text").value = "";
