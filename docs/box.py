@@ -54,13 +54,20 @@ INPUT = {
     "keep": "A picture of any size, light on dark, that keeps its size: digits are {size} pixels high.",
     "text": (
         "A text, of which the first {longest} words are read: in small letters, cut at blanks, each punctuation mark for "
-        "itself; one of {words:,} words, or an unknown one. {meaning}"
+        "itself; one of {words:,} words, or an unknown one."
     ),
 }
-MEANING = {
-    "trec": "ABBR asks for an abbreviation or what it stands for, DESC for a description, a definition or a reason, ENTY "
-    "for a thing, HUM for a person or a group, LOC for a place, NUM for a number or a date."
+MEANINGS = {
+    "trec": {
+        "ABBR": "an abbreviation",
+        "DESC": "a description or a reason",
+        "ENTY": "a thing",
+        "HUM": "a person or a group",
+        "LOC": "a place",
+        "NUM": "a number or a date",
+    }
 }
+"""What names of classes stand for: what is asked for."""
 
 
 def main() -> None:
@@ -90,6 +97,8 @@ def pack(options: argparse.Namespace) -> None:
     kept["task"] = SeveralLabels(options.count).saved() if options.count else classifier.task.saved()
     calibration = None if options.count else classifier.calibration or fitted(classifier, arguments)
     kept["calibration"] = None if calibration is None else calibration.config()
+    if data_of(options) in MEANINGS:
+        kept["meanings"] = MEANINGS[data_of(options)]
     if options.canvas:
         kept["raw_image_shape"] = [classifier.image_shape[0], *options.canvas]
     folder = BOX / options.name
@@ -101,6 +110,11 @@ def pack(options: argparse.Namespace) -> None:
     some = test if options.tested is None else test.subset(torch.arange(options.tested))
     write_card(options, packed, {"test error": measured(classifier, packed, some)} | several(packed, test))
     write_sums()
+
+
+def data_of(options: argparse.Namespace) -> str:
+    """The kind of data, the first part of the name."""
+    return str(options.name.partition("/")[0])
 
 
 def fitted(classifier: Classifier, arguments: list[str]) -> Calibration | None:
@@ -143,20 +157,25 @@ def several(packed: Classifier, test: ImageSet) -> dict[str, str]:
 
 def write_card(options: argparse.Namespace, packed: Classifier, tested: dict[str, str]) -> None:
     """The card, of what the run said of itself."""
-    data, _, model = options.name.partition("/")
+    data, model = data_of(options), options.name.rpartition("/")[2]
     what = "texts" if packed.network.takes == "words" else "images"
     summary = json.loads((options.run / "summary.json").read_text())
     images, network = summary["images"], packed.network
+    meanings = network.extra.get("meanings")
     rows = {
         "data": f"{summary['data']}: {images['train']:,} {what} trained on, {images['validation']:,} to validate, "
         f"{images['test']:,} to test" + (f"; {options.note}" if options.note else ""),
-        **{**tested, "test error": f"{summary['test_error_percent']:.2f} % after the last epoch; {tested['test error']}"},
+        **{
+            **tested,
+            "test error": f"{summary['test_error_percent']:.2f} % after the last epoch; {tested['test error']}",
+        },
         "last epoch": figures(summary["last_epoch"]),
         "training": f"{summary['epochs']} epochs, seed {summary['seed']}, {summary['training_seconds']:,.0f} s on "
         f"{summary['hardware']} that others used; torchcaps {summary['versions']['torchcaps']}, "
         f"torch {summary['versions']['torch']}",
         "command": f"`{options.command}`",
         "input": said_of_input(options, packed),
+        **({} if meanings is None else {"classes": ", ".join(f"{name}: {text}" for name, text in meanings.items())}),
         "prepared": prepared(packed),
         "probabilities": f"{packed.calibration or 'not calibrated'}",
         "stored": f"{sum(p.numel() for p in network.parameters()):,} parameters in {options.stored}"
@@ -172,8 +191,7 @@ def said_of_input(options: argparse.Namespace, packed: Classifier) -> str:
     """What may be given to it."""
     words = packed.words
     if words is not None:
-        meaning = MEANING.get(options.name.partition("/")[0], "")
-        return INPUT["text"].format(longest=words.longest, words=len(words), meaning=meaning).strip()
+        return INPUT["text"].format(longest=words.longest, words=len(words))
     if packed.image_shape[0] not in (1, 3):
         return "Pairs of images, as the data has them."
     return INPUT[options.resize].format(size=options.size)

@@ -365,6 +365,7 @@ class Explorer:
             "scenes": isinstance(network, SceneCapsNet),
             "samples": 0 if opened.samples is None else len(opened.samples),
             "sorted": bool(opened.places),
+            "meanings": network.extra.get("meanings", {}),
         }
 
     def _opened(self, network: str) -> _Opened:

@@ -76,6 +76,8 @@ def digit_scenes(classifier: Classifier) -> ImageSet:
         digits = create_dataset("mnist", download=False).test
     except FileNotFoundError:
         digits = digit_samples((1, 28, 28))
+        crisp = ((digits.images.float() / 255 - 0.5) * 3 + 0.5).clamp(0, 1)  # enlarged from 8 x 8 they are blurred
+        digits = replace(digits, images=(255 * crisp).byte())
     if isinstance(classifier.network, SceneCapsNet):
         return replace(digits, composition=Scenery(digits, (height, width)))
     images, present = arrange(digits, (max(1, height // 28), max(1, width // 28)), 200)

@@ -128,6 +128,7 @@ function bars(place, activation, said, asButtons = false) { // said: the labels 
       }
       return bar;
     }));
+    place.style.setProperty("--name", `${Math.max(...classes.map((text) => text.length)) + 0.5}ch`);
   }
   [...place.children].forEach((bar, label) => {
     const value = Math.max(0, Math.min(1, activation[label] ?? 0));
@@ -372,7 +373,7 @@ function showWords() {
   $("legend").replaceChildren(...colours.map((one, label) => {
     const patch = element("i");
     patch.style.backgroundColor = one;
-    return element("span", {}, patch, name(label));
+    return element("span", {}, patch, name(label), element("small", { textContent: state.network.meanings[name(label)] ?? "" }));
   }));
 }
 
