@@ -53,8 +53,8 @@ INPUT = {
     "pad": "An image of any size: its aspect ratio is kept, and it is padded with black.",
     "keep": "A picture of any size, light on dark, that keeps its size: digits are {size} pixels high.",
     "text": (
-        "A text, of which the first {longest} words are read: in small letters, cut at blanks, each punctuation mark for "
-        "itself; one of {words:,} words, or an unknown one."
+        "A text, of which the first {longest} words are read: in small letters, cut at blanks, each punctuation mark "
+        "for itself; one of {words:,} words, or an unknown one."
     ),
 }
 MEANINGS = {
@@ -132,10 +132,11 @@ def measured(classifier: Classifier, packed: Classifier, test: ImageSet) -> str:
     other = int((said[0] != said[1]).flatten(1).any(1).sum()) if said[0].ndim > 1 else int((said[0] != said[1]).sum())
     figures = task.examine(packed.network, prepared).figures
     wrong = round(figures["error_percent"] * len(test) / 100)
+    moved = float((after - before).abs().max())
     boxes = f", boxes: IoU {figures['box_iou']:.3f}, mAP at 0.5 {figures['map_50']:.3f}" if "box_iou" in figures else ""
     return (
         f"{figures['error_percent']:.2f} % ({wrong:,} of {len(test):,}) as stored{boxes}; {other} answers are "
-        f"not those of the weights before, and no activation moved by more than {float((after - before).abs().max()):.1g}"
+        f"not those of the weights before, and no activation moved by more than {moved:.1g}"
     )
 
 

@@ -31,9 +31,9 @@ def onnxruntime() -> object:
 
 
 LARGER = {"matrixcapsnet": 4, "matrixcapsnet_cifar10": 2, "matrixcapsnet_small": 2, "scene_capsnet": 2}
-"""Factors of the weights. Untrained, these networks' own answers in single precision are up to 0.002 from those in double:
-parents are all but alike, and EM's standardised costs, or what a scene's map leaves of two shares, are differences of
-rounding. Trained ones (those in the package) are within 1e-5."""
+"""Factors of the weights. Untrained, these networks' own answers in single precision are up to 0.002 from those in
+double: parents are all but alike, and EM's standardised costs, or what a scene's map leaves of two shares, are
+differences of rounding. Files of trained ones (those in the package) are within 1e-5."""
 
 
 @SLOW

@@ -47,7 +47,7 @@ class Exported(nn.Module):
         return list(self._found(images))
 
     def _found(self, images: Tensor) -> dict[str, Tensor]:
-        """What the network says: of several crops the mean of the activations, and the others of the first, the centre."""
+        """What the network says: of several crops the mean of the activations, else what it says of the centre."""
         crops = images[:, None] if self.network.takes == "words" else self.preprocess.evaluate_crops(images)
         prediction = self.network(crops.flatten(0, 1))
         others = {

@@ -160,8 +160,8 @@ class ClassBoxes(Exhibit):
         order = classes.activation[place].argsort(descending=True).tolist()
         return cls(
             title="What is where",
-            text="A class capsule's pose says what its class looks like and, with its last four numbers, where it is: a "
-            "box around it.",
+            text="A class capsule's pose says what its class looks like and, with its last four numbers, where it is: "
+            "a box around it.",
             picture=observation.selection.pictures[place],
             classes=[label for label in order if said[label]],
             boxes=classes.pose[place, :, -4:],
