@@ -163,10 +163,11 @@ def settle(page: Any, also: str = "") -> None:
 
 
 def shoot(page: Any, path: Path) -> None:
-    """The whole page, in few colours."""
+    """The whole page, in the colours that it uses most."""
     page.evaluate("scrollTo(0, 0)")
     page.screenshot(path=path, full_page=True)
-    Image.open(path).convert("P", palette=Image.Palette.ADAPTIVE, colors=200).save(path, optimize=True)
+    picture = Image.open(path).convert("RGB").quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    picture.save(path, optimize=True)
 
 
 def write_page(path: Path, networks: list[str]) -> None:
@@ -183,7 +184,7 @@ def write_page(path: Path, networks: list[str]) -> None:
 def write_scene(path: Path) -> None:
     """The page with a scene, one of its classes pointed at."""
     with opened_page([SCENES], 800) as page:
-        page.hover("#bars .bar.said")
+        page.click("#bars .bar:nth-child(1)")
         settle(page)
         shoot(page, path)
 
