@@ -214,6 +214,8 @@ def prepared(packed: Classifier) -> str:
         steps.append(f"rescaled to {preprocess.rescale} x {preprocess.rescale}")
     if preprocess.crop is not None:
         steps.append(f"the {preprocess.crop} x {preprocess.crop} pixels in the middle")
+    if preprocess.mean is not None:
+        steps.append(f"each channel less {preprocess.mean}, divided by {preprocess.deviation}")
     if preprocess.standardise:
         steps.append("each image standardised")
     return ", ".join(steps)
