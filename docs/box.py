@@ -17,9 +17,14 @@ import torch
 from torchcaps.classifier import Classifier
 from torchcaps.cli.runs import look_parser, open_run
 from torchcaps.data import ImageSet
-from torchcaps.explain import Calibration
+from torchcaps.data.made import LAYOUTS, arrange
+from torchcaps.explain import Calibration, ask
 from torchcaps.models.pretrained import BOX, CARD_FILE, SUMS
 from torchcaps.models.registry import MODELS
+from torchcaps.tasks import SeveralLabels
+
+SAME = {"scenes": "mnist"}
+"""Networks of one kind of data whose images are another's."""
 
 LICENCES = {
     "mnist": "The images, which are not included: MNIST of Y. LeCun, C. Cortes and C. Burges, made of NIST's.",
@@ -32,6 +37,10 @@ LICENCES = {
         "The images, which are not included: \"Optical Recognition of Handwritten Digits\" of E. Alpaydin and "
         "C. Kaynak, UCI Machine Learning Repository, CC BY 4.0, as scikit-learn has them."
     ),
+    "trec": (
+        "The questions, which are not included but for their words: X. Li and D. Roth, \"Learning Question "
+        "Classifiers\", COLING 2002, University of Illinois, which asks to cite that paper."
+    ),
 }  # fmt: skip
 INPUT = {
     "handwriting": (
@@ -42,7 +51,23 @@ INPUT = {
         "dark is taken as it is, and so is everything with `--resize pad`."
     ),
     "pad": "An image of any size: its aspect ratio is kept, and it is padded with black.",
+    "keep": "A picture of any size, light on dark, that keeps its size: digits are {size} pixels high.",
+    "text": (
+        "A text, of which the first {longest} words are read: in small letters, cut at blanks, each punctuation mark "
+        "for itself; one of {words:,} words, or an unknown one."
+    ),
 }
+MEANINGS = {
+    "trec": {
+        "ABBR": "an abbreviation",
+        "DESC": "a description or a reason",
+        "ENTY": "a thing",
+        "HUM": "a person or a group",
+        "LOC": "a place",
+        "NUM": "a number or a date",
+    }
+}
+"""What names of classes stand for: what is asked for."""
 
 
 def main() -> None:
@@ -53,7 +78,11 @@ def main() -> None:
     parser.add_argument("--command", required=True, help="that trains the like of it, for the card")
     parser.add_argument("--note", default="", help="on the data, for the card")
     parser.add_argument("--data", nargs="*", default=[], help="options of the test images, where the run is too old")
-    parser.add_argument("--resize", default="pad", choices=INPUT)
+    parser.add_argument("--resize", default="pad", choices=("pad", "handwriting", "keep"))
+    parser.add_argument("--size", default="about 20", help="of digits, for the card, where pictures keep their size")
+    parser.add_argument("--canvas", type=int, nargs=2, help="height and width to draw on, with --resize keep")
+    parser.add_argument("--count", type=int, help="how many classes it tells at once, if not what it was trained on")
+    parser.add_argument("--tested", type=int, help="how many of the test images are read once more; default: all")
     parser.add_argument("--stored", default="float16")
     pack(parser.parse_args())
 
@@ -63,18 +92,29 @@ def pack(options: argparse.Namespace) -> None:
     arguments = [str(options.run), *options.data]
     looked = look_parser("pack", "", arguments)
     classifier, test = open_run(looked, looked.parse_args(arguments))
-    folder = BOX / options.name
-    network = classifier.network
-    calibration = classifier.calibration or fitted(classifier, arguments)
-    kept = {name: value for name, value in network.extra.items() if name not in ("resize", "calibration")}
-    kept.setdefault("task", classifier.task.saved())
+    network, kept = classifier.network, classifier.network.extra
+    kept = {name: value for name, value in kept.items() if name not in ("resize", "calibration", "task")}
+    kept["task"] = SeveralLabels(options.count).saved() if options.count else classifier.task.saved()
+    calibration = None if options.count else classifier.calibration or fitted(classifier, arguments)
     kept["calibration"] = None if calibration is None else calibration.config()
-    before = classifier.activations(test.images)
+    if data_of(options) in MEANINGS:
+        kept["meanings"] = MEANINGS[data_of(options)]
+    if options.canvas:
+        kept["raw_image_shape"] = [classifier.image_shape[0], *options.canvas]
+    folder = BOX / options.name
     network.save_pretrained(folder, stored=options.stored, resize=options.resize, **kept)
+    config = folder / "config.json"
+    if network.takes == "words":  # a word in each line takes as much room again
+        config.write_text(json.dumps(json.loads(config.read_text()), ensure_ascii=False) + "\n", encoding="utf-8")
     packed = Classifier.open(folder)
-    after = packed.activations(test.images)
-    write_card(options, packed, measured(test, before, after))
+    some = test if options.tested is None else test.subset(torch.arange(options.tested))
+    write_card(options, packed, {"test error": measured(classifier, packed, some)} | several(packed, test))
     write_sums()
+
+
+def data_of(options: argparse.Namespace) -> str:
+    """The kind of data, the first part of the name."""
+    return str(options.name.partition("/")[0])
 
 
 def fitted(classifier: Classifier, arguments: list[str]) -> Calibration | None:
@@ -84,43 +124,78 @@ def fitted(classifier: Classifier, arguments: list[str]) -> Calibration | None:
     return classifier.task.calibrate(classifier.network, classifier.prepared(validation))
 
 
-def measured(test: ImageSet, before: torch.Tensor, after: torch.Tensor) -> str:
-    """What the stored weights do on the test images."""
-    wrong = int((after.argmax(1) != test.labels).sum())
-    other = int((after.argmax(1) != before.argmax(1)).sum())
-    most = float((after - before).abs().max())
+def measured(classifier: Classifier, packed: Classifier, test: ImageSet) -> str:
+    """What the stored weights do on test images."""
+    prepared, task = classifier.prepared(test), classifier.task
+    before, after = (ask(one.network, prepared).activation for one in (classifier, packed))
+    said = [task.said(one) if isinstance(task, SeveralLabels) else one.argmax(1) for one in (before, after)]
+    other = int((said[0] != said[1]).flatten(1).any(1).sum()) if said[0].ndim > 1 else int((said[0] != said[1]).sum())
+    figures = task.examine(packed.network, prepared).figures
+    wrong = round(figures["error_percent"] * len(test) / 100)
+    moved = float((after - before).abs().max())
+    boxes = f", boxes: IoU {figures['box_iou']:.3f}, mAP at 0.5 {figures['map_50']:.3f}" if "box_iou" in figures else ""
     return (
-        f"{100 * wrong / len(test.labels):.2f} % ({wrong:,} of {len(test.labels):,}) as stored; {other} answers are "
-        f"not those of the weights before, and no activation moved by more than {most:.1g}"
+        f"{figures['error_percent']:.2f} % ({wrong:,} of {len(test):,}) as stored{boxes}; {other} answers are "
+        f"not those of the weights before, and no activation moved by more than {moved:.1g}"
     )
 
 
-def write_card(options: argparse.Namespace, packed: Classifier, tested: str) -> None:
+def several(packed: Classifier, test: ImageSet) -> dict[str, str]:
+    """Of a network that was trained on single digits and tells several: how many images of several it gets right."""
+    task = packed.task
+    if not isinstance(task, SeveralLabels) or task.count is None:
+        return {}
+    found = []
+    for name, (rows, columns) in LAYOUTS.items():
+        if rows * columns == task.count:
+            images, present = arrange(test, (rows, columns), len(test))
+            shape = (images.shape[1], images.shape[2], images.shape[3])
+            said = task.said(Classifier(packed.network, image_shape=shape).activations(images))
+            wrong = int((said != present).any(1).sum())
+            found.append(f"{name} {100 * wrong / len(test):.2f} % ({wrong:,} of {len(test):,}) not both told")
+    return {f"error, {task.count} digits": f"of test digits of different classes: {'; '.join(found)}"}
+
+
+def write_card(options: argparse.Namespace, packed: Classifier, tested: dict[str, str]) -> None:
     """The card, of what the run said of itself."""
-    data, _, model = options.name.partition("/")
+    data, model = data_of(options), options.name.rpartition("/")[2]
+    what = "texts" if packed.network.takes == "words" else "images"
     summary = json.loads((options.run / "summary.json").read_text())
     images, network = summary["images"], packed.network
+    meanings = network.extra.get("meanings")
     rows = {
-        "data": f"{summary['data']}: {images['train']:,} images trained on, {images['validation']:,} to validate, "
+        "data": f"{summary['data']}: {images['train']:,} {what} trained on, {images['validation']:,} to validate, "
         f"{images['test']:,} to test" + (f"; {options.note}" if options.note else ""),
-        "test error": f"{summary['test_error_percent']:.2f} % after the last epoch; {tested}",
+        **{
+            **tested,
+            "test error": f"{summary['test_error_percent']:.2f} % after the last epoch; {tested['test error']}",
+        },
         "last epoch": figures(summary["last_epoch"]),
         "training": f"{summary['epochs']} epochs, seed {summary['seed']}, {summary['training_seconds']:,.0f} s on "
         f"{summary['hardware']} that others used; torchcaps {summary['versions']['torchcaps']}, "
         f"torch {summary['versions']['torch']}",
         "command": f"`{options.command}`",
-        "input": INPUT[options.resize]
-        if network.image_shape[0] in (1, 3)
-        else "Pairs of images, as the data has them.",
+        "input": said_of_input(options, packed),
+        **({} if meanings is None else {"classes": ", ".join(f"{name}: {text}" for name, text in meanings.items())}),
         "prepared": prepared(packed),
         "probabilities": f"{packed.calibration or 'not calibrated'}",
         "stored": f"{sum(p.numel() for p in network.parameters()):,} parameters in {options.stored}"
         + ("" if getattr(network, "decoder", None) is None else ", those of its decoder among them"),
-        "licence": f"The weights: Apache-2.0, as the package. {LICENCES.get(data, '')}".strip(),
+        "licence": f"The weights: Apache-2.0, as the package. {LICENCES.get(SAME.get(data, data), '')}".strip(),
     }
     table = "\n".join(f"| {name} | {text} |" for name, text in rows.items())
     text = f"# {options.name}\n\n`{model}`: {MODELS[model].source}.\n\n| | |\n|---|---|\n{table}\n"
     (BOX / options.name / CARD_FILE).write_text(text, encoding="utf-8")
+
+
+def said_of_input(options: argparse.Namespace, packed: Classifier) -> str:
+    """What may be given to it."""
+    words = packed.words
+    if words is not None:
+        return INPUT["text"].format(longest=words.longest, words=len(words))
+    if packed.image_shape[0] not in (1, 3):
+        return "Pairs of images, as the data has them."
+    return INPUT[options.resize].format(size=options.size)
 
 
 def figures(last: dict[str, Any]) -> str:
@@ -131,12 +206,16 @@ def figures(last: dict[str, Any]) -> str:
 
 def prepared(packed: Classifier) -> str:
     """What is done with pixels before the network sees them."""
+    if packed.words is not None:
+        return "the numbers of the words"
     preprocess, (channels, height, width) = packed.preprocess, packed.image_shape
     steps = [f"{channels} x {height} x {width} in [0, 1]"]
     if preprocess.rescale is not None:
         steps.append(f"rescaled to {preprocess.rescale} x {preprocess.rescale}")
     if preprocess.crop is not None:
         steps.append(f"the {preprocess.crop} x {preprocess.crop} pixels in the middle")
+    if preprocess.mean is not None:
+        steps.append(f"each channel less {preprocess.mean}, divided by {preprocess.deviation}")
     if preprocess.standardise:
         steps.append("each image standardised")
     return ", ".join(steps)

@@ -1,17 +1,21 @@
 """Draws the pictures of ``torchcaps explore``: ``python -m docs.explore_pictures``, from the root of the repository.
 
 ``pose.gif``, a digit that changes as numbers of its pose move, is made with a trained network of the package and a test
-image of MNIST (if it is not there, of scikit-learn's digits). ``--page`` makes ``explore.png`` too, the page as a
-browser shows it; that needs playwright and Chromium.
+image of MNIST (if it is not there, of scikit-learn's digits). ``--page`` makes ``explore.png`` and its like too, the
+page as a browser shows it, and ``--moves 100`` prints how long the way from a slider to the picture is; both need
+playwright and Chromium.
 """
 
 import argparse
 import math
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from statistics import median
 from threading import Thread
 from typing import Any, NamedTuple
 
@@ -27,6 +31,7 @@ from torchcaps.explore import Explorer, application, local_samples
 
 PICTURES = Path(__file__).parent / "pictures"
 NETWORK = "mnist/efficient_capsnet"
+SCENES, QUESTIONS = "scenes/scene_capsnet", "trec/text_capsnet"
 INK, GREY, PALE, RED, BLUE = "#1d2530", "#667080", "#dfe3e8", "#b5382c", "#2b5c8a"
 SIZE, SIDE, SCALE, FRAMES = (720, 250), 168, 2, 28
 """The picture and a digit in it in pixels; how much larger it is drawn; frames for each number that moves."""
@@ -127,8 +132,9 @@ def write_gif(path: Path, label: int, number: int, measures: tuple[str, ...]) ->
     first.save(path, save_all=True, append_images=rest, duration=80, loop=0, optimize=True)
 
 
-def write_page(path: Path, networks: list[str]) -> None:
-    """The page, with a digit drawn by the mouse and another one kept."""
+@contextmanager
+def opened_page(networks: list[str], height: int = 1000) -> Iterator[Any]:
+    """The page of these networks in headless Chromium, settled."""
     from playwright.sync_api import sync_playwright
     from uvicorn import Config, Server
 
@@ -141,21 +147,66 @@ def write_page(path: Path, networks: list[str]) -> None:
     thread.start()
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--headless", "--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 1000})
+        page = browser.new_page(viewport={"width": 1280, "height": height})
         page.goto(f"http://127.0.0.1:{listening.getsockname()[1]}")
-        page.wait_for_selector("body[data-ready][data-jobs='0']", timeout=120_000)
+        settle(page, "[data-ready]")
+        yield page
+        browser.close()
+    server.should_exit = True
+    thread.join()
+    listening.close()
+
+
+def settle(page: Any, also: str = "") -> None:
+    """Waits until nothing is asked or about to be."""
+    page.wait_for_selector(f"body{also}[data-jobs='0']", timeout=120_000)
+
+
+def shoot(page: Any, path: Path) -> None:
+    """The whole page, in the colours that it uses most."""
+    page.evaluate("scrollTo(0, 0)")
+    page.screenshot(path=path, full_page=True)
+    picture = Image.open(path).convert("RGB").quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    picture.save(path, optimize=True)
+
+
+def write_page(path: Path, networks: list[str]) -> None:
+    """The page, with a digit drawn by the mouse and another one kept."""
+    with opened_page(networks) as page:
         stroke(page, [(0.28, 0.22), (0.72, 0.22), (0.45, 0.85)])
         page.click("#keep")
         page.click("#clear")
         stroke(page, [(0.33, 0.22), (0.55, 0.17), (0.68, 0.28), (0.6, 0.42), (0.47, 0.48), (0.63, 0.55), (0.7, 0.68),
                       (0.58, 0.81), (0.33, 0.8)])  # fmt: skip
-        page.evaluate("scrollTo(0, 0)")
-        page.screenshot(path=path, full_page=True)
-        browser.close()
-    server.should_exit = True
-    thread.join()
-    listening.close()
-    Image.open(path).convert("P", palette=Image.Palette.ADAPTIVE, colors=128).save(path, optimize=True)
+        shoot(page, path)
+
+
+def write_scene(path: Path) -> None:
+    """The page with a scene, one of its classes pointed at."""
+    with opened_page([SCENES], 800) as page:
+        page.click("#bars .bar:nth-child(1)")
+        settle(page)
+        shoot(page, path)
+
+
+def write_question(path: Path) -> None:
+    """The page with a question."""
+    with opened_page([QUESTIONS], 560) as page:
+        page.fill("#text", "How far is it from the Eiffel Tower to the grave of the man who wrote Hamlet ?")
+        settle(page)
+        shoot(page, path)
+
+
+def time_moves(moves: int) -> list[float]:
+    """Milliseconds from a slider's move to the picture that it draws, of so many moves one after the other."""
+    found = []
+    with opened_page([NETWORK]) as page:
+        slider = page.locator("#sliders input").nth(2)
+        for move in range(moves):
+            slider.press("ArrowRight" if move // 20 % 2 else "ArrowLeft")
+            settle(page)
+            found.append(float(page.locator("#drawn").get_attribute("data-ms")))
+    return sorted(found)
 
 
 def stroke(page: Any, points: list[tuple[float, float]]) -> None:
@@ -167,7 +218,7 @@ def stroke(page: Any, points: list[tuple[float, float]]) -> None:
     for there in rest:
         page.mouse.move(*there, steps=4)
     page.mouse.up()
-    page.wait_for_selector("body[data-jobs='0']", timeout=120_000)
+    settle(page)
 
 
 def main() -> None:
@@ -180,10 +231,21 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=0, help="which test image of that digit")
     parser.add_argument("--measures", nargs="+", default=("slant", "width", "weight"))
     parser.add_argument("--page", nargs="*", help="networks to show the page with")
+    parser.add_argument(
+        "--moves", type=int, help="only measure how long so many moves of a slider take, in the browser"
+    )
     options = parser.parse_args()
+    if options.moves:
+        times = time_moves(options.moves)
+        most = times[int(0.95 * (len(times) - 1))]
+        told = f"median {median(times):.0f} ms, best {times[0]:.0f} ms, 19 of 20 within {most:.0f} ms"
+        sys.stdout.write(f"{len(times)} moves of a slider: {told}\n")
+        return
     write_gif(options.out / "pose.gif", options.label, options.number, tuple(options.measures))
     if options.page is not None:
         write_page(options.out / "explore.png", options.page)
+        write_scene(options.out / "explore-scenes.png")
+        write_question(options.out / "explore-words.png")
 
 
 if __name__ == "__main__":

@@ -115,6 +115,15 @@ def test_the_extent_follows_from_kernels_and_strides() -> None:
     assert map_extent(model, torch.zeros(1, 2, 11, 15)) == (2.5, 12.5, 8.5, 2.5)
 
 
+def test_the_extent_of_cells_that_see_less_at_the_border() -> None:
+    """With padding, what the outer cells see ends where the image does: the cells tile it all the same."""
+    network = create_model("scene_capsnet", image_shape=(1, 64, 96), channels=(4, 4)).eval()
+    with torch.no_grad():
+        for parameter in network.features.parameters():
+            parameter.abs_()  # nothing that is seen is lost in a ReLU
+    assert map_extent(network, torch.zeros(1, 1, 64, 96)) == (0, 96, 64, 0)
+
+
 def test_the_extent_of_a_single_position_is_the_whole_image() -> None:
     model = tiny(image_shape=(1, 5, 5))
     with torch.no_grad():  # gradients may be off outside

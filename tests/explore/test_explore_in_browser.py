@@ -3,6 +3,7 @@
 import shutil
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from torchcaps import Classifier, create_model
-from torchcaps.explore import Explorer, application, digit_samples
+from torchcaps.explore import Explorer, application, digit_samples, local_samples
 
 uvicorn = pytest.importorskip("uvicorn")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright, of the extra dev, drives the browser")
@@ -24,6 +25,7 @@ FLAGS = [
 ]
 PATIENCE = 20_000  # milliseconds, of one step: other work may share the machine
 
+SCENES, QUESTIONS = "scenes/scene_capsnet", "trec/text_capsnet"
 SEVEN = [(0.28, 0.22), (0.72, 0.22), (0.45, 0.85)]
 ZERO = [(0.5, 0.18), (0.32, 0.32), (0.29, 0.58), (0.42, 0.8), (0.58, 0.8), (0.7, 0.6), (0.67, 0.32), (0.5, 0.18)]
 
@@ -36,7 +38,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     torch.manual_seed(0)
     steps = Classifier(create_model("capsnet_digits", channels=8, types=4, pose_dim=4, decoder_hidden=(16,)))
     networks = {"trained": Classifier.open("mnist/efficient_capsnet"), "steps": steps}
-    explorer = Explorer(networks, {"trained": lambda: digit_samples((1, 28, 28))})
+    networks |= {name: Classifier.open(name) for name in (SCENES, QUESTIONS)}
+    samples = {name: partial(local_samples, name, networks[name]) for name in (SCENES, QUESTIONS)}
+    explorer = Explorer(networks, {"trained": lambda: digit_samples((1, 28, 28)), **samples})
     explorer.warm_up()
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(application(explorer), log_level="error", lifespan="off"))
@@ -156,5 +160,48 @@ def test_plays_routing(page: Any) -> None:
     expect(page.locator("#step-text")).to_have_text("step 3 of 3")
     expect(page.locator("#play")).to_have_text("▶ play")
     assert table.evaluate("canvas => canvas.toDataURL()") == last
+    expect(page.locator("#layers canvas")).to_have_count(1)
+    assert not page.trouble
+
+
+def test_asks_a_question(page: Any) -> None:
+    page.select_option("#network", QUESTIONS)
+    expect(page.locator("#sample")).to_have_text("another question")
+    settle(page)
+    page.fill("#text", "who wrote Hamlet ?")
+    expect(said(page)).to_have_text("HUM")
+    words = page.locator("#coloured span")
+    expect(words).to_have_text(["who", "wrote", "Hamlet", "?"])
+    colour = words.nth(0).evaluate("word => word.style.backgroundColor")
+    page.fill("#text", "how far is the moon ?")
+    expect(said(page)).to_have_text("NUM")
+    expect(words.nth(0)).to_have_text("how")
+    assert words.nth(0).evaluate("word => word.style.backgroundColor") != colour
+    expect(page.locator("#sheet")).to_be_hidden()
+    page.click("#sample")
+    settle(page)
+    expect(page.locator("#truth")).to_contain_text("its class is")
+    assert page.input_value("#text") not in ("", "how far is the moon ?")
+    assert not page.trouble
+
+
+def test_looks_for_digits_in_a_scene(page: Any) -> None:
+    page.select_option("#network", SCENES)
+    expect(page.locator("#sample")).to_have_text("another scene")
+    settle(page)
+    expect(page.locator("#truth")).to_contain_text("in it are")
+    overlay = page.locator("#overlay")
+    before = overlay.evaluate("canvas => canvas.toDataURL()")
+    page.click("#clear")
+    settle(page)
+    expect(page.locator("#found figure")).to_have_count(0)
+    draw(page, [(0.1 + 0.4 * x, 0.1 + 0.4 * y) for x, y in SEVEN])
+    expect(said(page)).to_have_text("7")
+    expect(page.locator("#found figcaption")).to_contain_text("7 (")
+    boxed = overlay.evaluate("canvas => canvas.toDataURL()")
+    assert boxed != before
+    page.hover("#bars .bar:nth-child(8)")
+    settle(page)
+    assert overlay.evaluate("canvas => canvas.toDataURL()") != boxed
     expect(page.locator("#layers canvas")).to_have_count(1)
     assert not page.trouble

@@ -15,9 +15,12 @@ import torch
 
 from torchcaps import Classifier, create_model
 from torchcaps.cli import main
+from torchcaps.data import Words
+from torchcaps.explain.exhibits import word_shares
 from torchcaps.explain.exhibits.base import png
-from torchcaps.explore import Explorer, application, digit_samples, serve
+from torchcaps.explore import Explorer, application, digit_samples, local_samples, serve
 from torchcaps.explore.explorer import MOST_LOOKS
+from torchcaps.explore.samples import digit_scenes
 from torchcaps.explore.server import MOST_BYTES
 
 uvicorn = pytest.importorskip("uvicorn")
@@ -157,6 +160,85 @@ class TestExplorer:
 
 
 @pytest.fixture(scope="module")
+def asked() -> Explorer:
+    torch.manual_seed(0)
+    network = create_model("text_capsnet", vocabulary=3, classes=2, word_dim=8, channels=4, types=2, parts=2)
+    network.extra["words"] = Words(("who", "wrote", "it")).config()
+    return Explorer({"asked": Classifier(network), "a": small()})
+
+
+class TestTexts:
+    def test_what_the_words_spoke_for(self, asked: Explorer) -> None:
+        answer = asked.answer(asked.read("asked", "Who wrote that ?"))
+        shown = answer["activations"]
+        assert (answer["text"], answer["label"]) == ("Who wrote that ?", None)
+        assert shown["pieces"] == ["Who ", "wrote ", "that ", "?"]
+        assert shown["known"] == [True, True, False, False]
+        assert answer["there"] == [shown["said"]]
+        classifier = asked._networks["asked"].classifier
+        numbers = classifier.reading("Who wrote that ?").numbers[None]
+        expected = word_shares(classifier.network, numbers)
+        torch.testing.assert_close(torch.tensor(shown["shares"]), expected[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(torch.tensor(shown["activation"]), expected[0].amax(0), rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        ("network", "text", "message"),
+        [("asked", "  ", "no words"), ("asked", "x" * 10_001, "at most 10,000 letters"), ("a", "who", "no texts")],
+    )
+    def test_what_is_no_text(self, asked: Explorer, network: str, text: str, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            asked.read(network, text)
+
+    def test_there_are_no_pictures_of_it(self, asked: Explorer, drawing: bytes) -> None:
+        with pytest.raises(ValueError, match="no pictures"):
+            asked.look("asked", drawing)
+        with pytest.raises(ValueError, match="of a text"):
+            asked.pose(asked.read("asked", "who"), 0)
+
+    def test_questions_to_try(self) -> None:
+        classifier = Classifier.open("trec/text_capsnet")
+        explorer = Explorer({"q": classifier}, {"q": lambda: local_samples("trec/text_capsnet", classifier)})
+        assert explorer.network("q")["meanings"]["HUM"] == "a person or a group"
+        answer = explorer.answer(explorer.sample("q", "HUM"))
+        assert classifier.classes[answer["label"]] == "HUM"
+        assert answer["text"]
+
+
+@pytest.fixture(scope="module")
+def scenes() -> Explorer:
+    torch.manual_seed(0)
+    network = create_model("scene_capsnet", image_shape=(1, 64, 64), channels=(3, 4))
+    network.extra["resize"] = "keep"
+    classifier = Classifier(network, task={"name": "several_labels", "threshold": 1e-6})
+    return Explorer({"s": classifier}, {"s": lambda: digit_scenes(classifier)})
+
+
+class TestScenes:
+    def test_boxes(self, scenes: Explorer) -> None:
+        look = scenes.sample("s", "7")
+        answer = scenes.answer(look)
+        assert 7 in answer["label"]
+        observation = scenes._looks[look].observation
+        with torch.no_grad():
+            seen = observation.model(observation.selection.images)
+        torch.testing.assert_close(torch.tensor(answer["boxes"]["boxes"]), seen.boxes[0], rtol=1e-4, atol=1e-3)
+        assert sorted(answer["boxes"]["classes"]) == answer["there"] == list(range(10))
+
+    def test_pictures_are_as_large_as_the_page_says(self, scenes: Explorer) -> None:
+        """One of any size would take any time."""
+        look = scenes.look("s", png(torch.rand(1, 300, 200)))
+        assert scenes._looks[look].observation.selection.images.shape == (1, 1, 64, 64)
+
+    def test_two_digits_side_by_side(self) -> None:
+        classifier = Classifier.open("mnist/sharedcapsnet")
+        explorer = Explorer({"two": classifier}, {"two": lambda: local_samples("mnist/sharedcapsnet", classifier)})
+        answer = explorer.answer(explorer.sample("two"))
+        assert len(answer["label"]) == len(answer["there"]) == 2
+        assert answer["boxes"] is None
+        assert explorer.network("two")["image_shape"] == [1, 28, 56]
+
+
+@pytest.fixture(scope="module")
 def address(explorer: Explorer) -> Iterator[str]:
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(application(explorer), log_level="error", lifespan="off"))
@@ -205,6 +287,8 @@ class TestServer:
             ("look?network=a", b"", "empty"),
             ("look?network=b", b"x", "network must be"),
             ("look", b"x", "network is missing"),
+            ("read?network=a", b"who", "no texts"),
+            ("read?network=a", b"\xff", "UTF-8"),
             ("pose?look=0&target=1", None, "forgotten"),
             ("pose?look=1&target=-1", None, "whole number"),
             ("pose?look=1&target=10", None, "0..9"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image, ImageDraw
 
 from torchcaps.classifier import Classifier
 from torchcaps.cli import main
@@ -44,7 +45,10 @@ class TestTheBox:
         data, _, model = name.partition("/")
         classifier = Classifier.open(name)
         assert type(classifier.network) is type(create_model(model, pretrained=data))
-        activations = classifier.activations(torch.rand(2, *classifier.image_shape))
+        if classifier.words is None:
+            activations = classifier.activations(torch.rand(2, *classifier.image_shape))
+        else:
+            activations = classifier.network(classifier.network.examples(2)).activation
         assert activations.isfinite().all()
         assert classifier.network.extra["task"]["name"]
         assert not classifier.network.training
@@ -84,6 +88,25 @@ class TestNames:
 
     def test_from_pretrained_says_which_class_it_must_be(self) -> None:
         assert EfficientCapsNet.from_pretrained(EFFICIENT).classes == 10
+
+    def test_the_command_line_reads_a_question(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["predict", "trec/text_capsnet", "who wrote Hamlet ?", "how far is the moon ?", "--csv"]) == 0
+        rows = [line.split(",") for line in capsys.readouterr().out.splitlines()[1:]]
+        assert [(row[0], row[2]) for row in rows] == [("who wrote Hamlet ?", "HUM"), ("how far is the moon ?", "NUM")]
+
+    def test_the_command_line_finds_what_is_in_a_scene(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        scene = Image.new("L", (150, 110))
+        pen = ImageDraw.Draw(scene)
+        pen.line([(20, 20), (38, 20), (26, 46)], fill=255, width=4)
+        pen.ellipse([96, 60, 116, 92], outline=255, width=4)
+        scene.save(tmp_path / "scene.png")
+        assert main(["predict", "scenes/scene_capsnet", str(tmp_path / "scene.png"), "--json"]) == 0
+        row = json.loads(capsys.readouterr().out)
+        assert sorted(row["classes"]) == ["0", "7"]
+        assert row["boxes"]["0"] == pytest.approx([96, 60, 117, 93], abs=4)
+        assert row["boxes"]["7"] == pytest.approx([18, 18, 40, 48], abs=4)
 
     def test_the_command_line_shows_them(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["models", "--pretrained", "efficient*"]) == 0

@@ -6,11 +6,10 @@ import webbrowser
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchcaps.cli.plugins import add_import
 from torchcaps.cli.runs import look_parser, open_classifier, open_run
-from torchcaps.models import CapsuleClassifier
 from torchcaps.models.pretrained import list_pretrained
 
 if TYPE_CHECKING:
@@ -49,14 +48,15 @@ def command(arguments: list[str]) -> None:
 
 def _with_capsules(classifiers: "dict[str, Classifier]") -> "list[tuple[str, Classifier]]":
     """Those that there is something to explore in."""
-    return [(name, one) for name, one in classifiers.items() if isinstance(one.network, CapsuleClassifier)]
+    from torchcaps.explore.explorer import has_capsules
+
+    return [(name, one) for name, one in classifiers.items() if has_capsules(one)]
 
 
 def _shows(classifier: "Classifier") -> tuple[bool, bool]:
     """Whether a network draws, and whether it routes in steps: the one that shows most comes first."""
-    network = classifier.network
-    assert isinstance(network, CapsuleClassifier)
-    return network.decoder is not None, hasattr(network.class_caps.routing, "steps")
+    network: Any = classifier.network
+    return getattr(network, "decoder", None) is not None, hasattr(network.routing, "steps")
 
 
 def _samples(name: str, classifier: "Classifier") -> "Callable[[], ImageSet | None]":

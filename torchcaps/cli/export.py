@@ -1,6 +1,7 @@
 """``torchcaps export``."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from torchcaps.cli.plugins import add_import
 from torchcaps.cli.runs import open_classifier
+from torchcaps.data.text import PADDING, RESERVED, UNKNOWN
 from torchcaps.models.whole import written_whole
 from torchcaps.ops import use_backend
 
@@ -17,14 +19,15 @@ if TYPE_CHECKING:
 
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 CLOSE = 1e-4
-"""How far the answers of a file may be from those of the network."""
+"""How far the answers of a file may be from those of the network; of numbers beyond 1, as boxes have them in pixels, in
+shares of the largest."""
 
 NOTES = "torchcaps.json"
 """What a file says of itself, as ``torch.export.load`` knows it; in an ONNX file it is the metadata ``torchcaps``."""
 
 
 class Exported(nn.Module):
-    """A classifier from the pixels of images to plain tensors: what a file holds.
+    """A classifier from the pixels of images, or the numbers of words, to plain tensors: what a file holds.
 
     Args:
         classifier: whose preparation of images, the mean over crops included, becomes a part of the network.
@@ -36,22 +39,27 @@ class Exported(nn.Module):
         self.preprocess = classifier.preprocess
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Activations (B, E), and poses (B, E, *pose) and reconstructions if the network has them, of (B, C, H, W)."""
-        crops = self.preprocess.evaluate_crops(images)
-        count = self.preprocess.crops
-        prediction = self.network(crops.flatten(0, 1))
-        activation = prediction.activation
-        others = [None if prediction.capsules is None else prediction.capsules.pose, prediction.reconstruction]
-        if count > 1:
-            activation = activation.unflatten(0, (-1, count)).mean(1)
-            others = [None if one is None else one.unflatten(0, (-1, count))[:, 0] for one in others]
-        return (activation, *(one for one in others if one is not None))
+        """Activations (B, E), and what else :meth:`names` says, of (B, C, H, W), or of words (B, L)."""
+        return tuple(self._found(images).values())
 
     def names(self, images: Tensor) -> list[str]:
         """Of the tensors that :meth:`forward` gives."""
-        prediction = self.network(self.preprocess.evaluate_crops(images).flatten(0, 1))
-        found = {"activation": 1, "pose": prediction.capsules, "reconstruction": prediction.reconstruction}
-        return [name for name, one in found.items() if one is not None]
+        return list(self._found(images))
+
+    def _found(self, images: Tensor) -> dict[str, Tensor]:
+        """What the network says: of several crops the mean of the activations, else what it says of the centre."""
+        crops = images[:, None] if self.network.takes == "words" else self.preprocess.evaluate_crops(images)
+        prediction = self.network(crops.flatten(0, 1))
+        others = {
+            "pose": None if prediction.capsules is None else prediction.capsules.pose,
+            "boxes": prediction.boxes,
+            "reconstruction": prediction.reconstruction,
+        }
+        found = {"activation": prediction.activation, **{name: one for name, one in others.items() if one is not None}}
+        if crops.shape[1] == 1:
+            return found
+        found = {name: one.unflatten(0, crops.shape[:2]) for name, one in found.items()}
+        return {name: one.mean(1) if name == "activation" else one[:, 0] for name, one in found.items()}
 
 
 def command(arguments: list[str]) -> None:
@@ -72,11 +80,15 @@ def command(arguments: list[str]) -> None:
     off = export(classifier, path, options.format)
     size = path.stat().st_size / 2**20
     print(f"{path}: {size:.1f} MiB, checked: its answers differ from the network's by at most {off:.1g}")
-    print(f"it takes images (batch, {str(classifier.image_shape)[1:-1]}), float32 in [0, 1]; preparing them is in it")
+    if classifier.words is not None:
+        print("it takes words (batch, length), int64: the numbers of its vocabulary, which lies in it")
+    else:
+        shape = str(classifier.image_shape)[1:-1]
+        print(f"it takes images (batch, {shape}), float32 in [0, 1]; preparing them is in it")
 
 
 def export(classifier: "Classifier", path: Path, form: str) -> float:
-    """Writes a file for any number of images at a time, and compares its answers with those of the network.
+    """Writes a file for any number of images, or texts, at a time, and compares its answers with the network's.
 
     Args:
         classifier: what shall be in it.
@@ -90,35 +102,57 @@ def export(classifier: "Classifier", path: Path, form: str) -> float:
         ModuleNotFoundError: if ``onnx`` needs what is not installed.
         ValueError: if the answers of the file are others than those of the network.
     """
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(5, *classifier.image_shape, generator=generator)
     model = Exported(classifier).eval()
+    images = _examples(classifier)
     with use_backend("naive"), torch.no_grad(), written_whole(path) as part:
         expected = model(images)
         write = _write_onnx if form == "onnx" else _write_program
         found = write(model, images, part, _notes(classifier, model.names(images[:2])))
-        off = max(float((one - other).abs().max()) for one, other in zip(found, expected, strict=True))
+        off = _off(found, expected)
         if not off <= CLOSE:
-            raise ValueError(f"the answers of the {form} file are off by {off:g}, allowed is {CLOSE:g}")
+            own = _off(model.double()(images.double() if images.is_floating_point() else images), expected)
+            model.float()
+            more = f"the network's own rounding errors make {own:g}: was it trained?" if own > CLOSE else ""
+            raise ValueError(f"the answers of the {form} file are off by {off:g}, allowed is {CLOSE:g} {more}".rstrip())
     return off
+
+
+def _off(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
+    """The largest difference, see :data:`CLOSE`."""
+    pairs = zip(found, expected, strict=True)
+    return max(float((one - other).abs().max() / other.abs().max().clamp_min(1)) for one, other in pairs)
+
+
+def _examples(classifier: "Classifier") -> Tensor:
+    """Five of what the file takes, to trace it with two of them and to compare all."""
+    if classifier.words is not None:
+        return classifier.network.examples(5)
+    return torch.rand(5, *classifier.image_shape, generator=torch.Generator().manual_seed(0))
 
 
 def _notes(classifier: "Classifier", outputs: list[str]) -> dict[str, Any]:
     """What whoever uses the file needs to know."""
     calibration = classifier.calibration
-    return {
-        "classes": list(classifier.classes),
+    takes: dict[str, Any] = {
         "image_shape": list(classifier.image_shape),
         "pixels": "float32 in [0, 1]",
         "resize": classifier.resize,
         "prepared_inside": classifier.preprocess.config(),
+    }
+    if classifier.words is not None:
+        takes = {"padding": PADDING, "unknown": UNKNOWN, "first": RESERVED, "words": classifier.words.config()}
+    return {
+        "classes": list(classifier.classes),
+        **takes,
         "outputs": outputs,
         "calibration": None if calibration is None else calibration.config(),
     }
 
 
-def _batch() -> tuple[dict[int, Any]]:
-    return ({0: torch.export.Dim("batch")},)
+def _free(model: Exported) -> tuple[dict[int, Any]]:
+    """The axes that may have any length: the batch, and that of texts."""
+    axes: dict[int, Any] = {0: torch.export.Dim("batch")}
+    return ({**axes, 1: torch.export.Dim("length")} if model.network.takes == "words" else axes,)
 
 
 def _write_onnx(model: Exported, images: Tensor, path: Path, notes: dict[str, Any]) -> list[Tensor]:
@@ -128,9 +162,10 @@ def _write_onnx(model: Exported, images: Tensor, path: Path, notes: dict[str, An
         model,
         (images[:2],),
         dynamo=True,
-        dynamic_shapes=_batch(),
-        input_names=["images"],
+        dynamic_shapes=_free(model),
+        input_names=[model.network.takes],
         output_names=notes["outputs"],
+        custom_translation_table={torch.ops.aten.digamma.default: _digamma},
         verbose=False,
     )
     if program is None:
@@ -138,11 +173,31 @@ def _write_onnx(model: Exported, images: Tensor, path: Path, notes: dict[str, An
     program.model.metadata_props["torchcaps"] = json.dumps(notes)
     program.save(str(path))
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return [torch.from_numpy(one) for one in session.run(None, {"images": images.numpy()})]
+    return [torch.from_numpy(one) for one in session.run(None, {model.network.takes: images.numpy()})]
+
+
+def _digamma(x: Any) -> Any:
+    r"""The digamma function of numbers above 0 by operators that ONNX has, to single precision.
+
+    .. math:: \psi(x) = \psi(x + 6) - \sum_{k=0}^5 \frac{1}{x + k}, \quad
+        \psi(y) \approx \log y - \frac{1}{2 y} - \frac{1}{12 y^2} + \frac{1}{120 y^4} - \frac{1}{252 y^6}
+
+    Source: Abramowitz & Stegun 1964, 6.3.6 and 6.3.18.
+    """
+    from onnxscript import opset18 as onnx
+
+    y = onnx.Add(x, 6.0)
+    inverse = onnx.Reciprocal(y)
+    square = onnx.Mul(inverse, inverse)
+    series = onnx.Mul(square, onnx.Add(onnx.Mul(square, onnx.Add(onnx.Mul(square, -1 / 252), 1 / 120)), -1 / 12))
+    found = onnx.Add(onnx.Sub(onnx.Log(y), onnx.Mul(inverse, 0.5)), series)
+    for step in range(6):
+        found = onnx.Sub(found, onnx.Reciprocal(onnx.Add(x, float(step))))
+    return found
 
 
 def _write_program(model: Exported, images: Tensor, path: Path, notes: dict[str, Any]) -> list[Tensor]:
-    program = torch.export.export(model, (images[:2],), dynamic_shapes=_batch())
+    program = torch.export.export(model, (images[:2],), dynamic_shapes=_free(model))
     with path.open("wb") as file:
         torch.export.save(program, file, extra_files={NOTES: json.dumps(notes)})
     with path.open("rb") as file:

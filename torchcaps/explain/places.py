@@ -116,11 +116,33 @@ def _placed(model: nn.Module, images: Tensor) -> tuple[dict[str, Layer], dict[st
 
 def _extent(images: Tensor, capsules: Capsules) -> Extent:
     """The rectangle of a grid of capsules that were made of these images."""
-    pose = capsules.pose
-    first, last = (_seen(images, pose[:, place, place]) for place in (0, -1))
-    top, bottom = _cells(first[0], last[0], pose.shape[1], images.shape[2])
-    left, right = _cells(first[1], last[1], pose.shape[2], images.shape[3])
+    sides = (_sides(images, capsules.pose, axis) for axis in (1, 2))
+    (top, bottom), (left, right) = sides
     return Extent(left, right, bottom, top)
+
+
+def _sides(images: Tensor, pose: Tensor, axis: int) -> tuple[float, float]:
+    """The outer edges of the cells along an axis of poses (B, H', W', ...).
+
+    Two cells in the middle say where all are, if what they see ends inside of the image: with padding the outer ones
+    see less than that, and the centre of it lies further inside. Else the first and the last cell say it.
+    """
+    count, size = pose.shape[axis], images.shape[axis + 1]
+    middle = (count - 1) // 2
+    for first, last in ((middle, middle + 1), (0, count - 1)):
+        if last >= count or count < 2:
+            continue
+        spans = [_seen(images, pose.select(axis, place), axis) for place in (first, last)]
+        if None in spans:
+            break
+        (low, high), (next_low, next_high) = (span for span in spans if span is not None)
+        if first and (low == 0 or next_high == size):
+            continue
+        centre, step = (low + high) / 2, (next_low + next_high - low - high) / 2 / (last - first)
+        if step > 0:
+            start = centre - (first + 0.5) * step
+            return start, start + count * step
+    return 0.0, float(size)
 
 
 def _above(windows: Windows, children: Extent) -> Extent:
@@ -138,20 +160,8 @@ def _above(windows: Windows, children: Extent) -> Extent:
     return Extent(left, right, bottom, top)
 
 
-def _seen(images: Tensor, output: Tensor) -> tuple[float | None, float | None]:
-    """The centre (y, x) of the pixels that the output depends on; None if it depends on none."""
+def _seen(images: Tensor, output: Tensor, axis: int) -> tuple[int, int] | None:
+    """From where to where the pixels lie, along an axis, that the output depends on; None if it depends on none."""
     (gradient,) = torch.autograd.grad(output.sum(), images, retain_graph=True)
-    seen = gradient.abs().sum((0, 1)) > 0
-    centres = []
-    for axis in (1, 0):
-        places = seen.any(axis).nonzero()
-        centres.append((int(places[0]) + int(places[-1]) + 1) / 2 if len(places) else None)
-    return centres[0], centres[1]
-
-
-def _cells(first: float | None, last: float | None, count: int, size: int) -> tuple[float, float]:
-    """From the centres of the first and the last of so many cells to their outer edges."""
-    if first is None or last is None or count < 2 or last <= first:
-        return 0.0, float(size)
-    half = (last - first) / (count - 1) / 2
-    return first - half, last + half
+    places = (gradient.abs().sum((0, 1)) > 0).any(2 - axis).nonzero()
+    return (int(places[0]), int(places[-1]) + 1) if len(places) else None

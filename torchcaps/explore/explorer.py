@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from torchcaps.classifier import Classifier
 from torchcaps.data import ImageSet
 from torchcaps.data.picture import naming
+from torchcaps.data.text import TextSet
 from torchcaps.explain import (
     Exhibit,
     Extent,
@@ -24,11 +25,20 @@ from torchcaps.explain import (
     layer_extents,
     other_routing,
 )
-from torchcaps.explain.exhibits import Assignments, ClassActivations, ClassPose, PoseSwap, RoutingSteps
+from torchcaps.explain.exhibits import (
+    Assignments,
+    ClassActivations,
+    ClassBoxes,
+    ClassPose,
+    ClassWords,
+    PoseSwap,
+    RoutingSteps,
+)
 from torchcaps.explain.exhibits.base import pngs
 from torchcaps.explain.findings import evaluating
-from torchcaps.models import CapsuleClassifier
+from torchcaps.models import CapsuleClassifier, SceneCapsNet, TextCapsNet
 from torchcaps.routing.base import ROUTINGS
+from torchcaps.tasks import SeveralLabels
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -42,6 +52,9 @@ MOST_LOOKS = 256
 MOST_PIXELS = 40_000_000
 """Larger pictures are refused by what their header says."""
 
+MOST_LETTERS = 10_000
+"""Longer texts are refused."""
+
 
 @dataclass(frozen=True, eq=False)
 class Look:
@@ -50,7 +63,7 @@ class Look:
     Attributes:
         network: the name of the network.
         observation: of that image alone.
-        label: its class, where that is known.
+        label: its class, where that is known; of an image of several classes all of them.
 
     Example:
         >>> from torchcaps.explain import Observation, Selection
@@ -63,18 +76,39 @@ class Look:
 
     network: str
     observation: Observation
-    label: int | None = None
+    label: int | tuple[int, ...] | None = None
+
+
+class _TextLook(NamedTuple):
+    """One text, read by one network.
+
+    Args:
+        network: the name of the network.
+        text: what was read.
+        label: its class, where that is known.
+        words: what is shown of it.
+    """
+
+    network: str
+    text: str
+    label: int | None
+    words: ClassWords
 
 
 class _Opened:
     """A network with what is found out about it once."""
 
     def __init__(self, classifier: Classifier, samples: "Callable[[], ImageSet | None] | None") -> None:
-        if not isinstance(classifier.network, CapsuleClassifier):
+        if not has_capsules(classifier):
             raise ValueError(f"there is nothing to explore in a {type(classifier.network).__name__} without capsules")
         self.classifier = classifier
-        self.network = classifier.network
+        self.network: Any = classifier.network
         self._samples = samples
+
+    @property
+    def reads(self) -> bool:
+        """Whether it takes texts."""
+        return self.classifier.words is not None
 
     @cached_property
     def samples(self) -> ImageSet | None:
@@ -84,7 +118,7 @@ class _Opened:
     @cached_property
     def places(self) -> dict[str, list[int]]:
         """Of the samples of each class, by its name."""
-        if self.samples is None:
+        if self.samples is None or self.samples.labels.ndim > 1:
             return {}
         classes = self.classifier.classes
         return {name: (self.samples.labels == label).nonzero()[:, 0].tolist() for label, name in enumerate(classes)}
@@ -99,7 +133,19 @@ class _Opened:
     @cached_property
     def routings(self) -> list[str]:
         """What its classes can be routed by instead."""
-        return exchangeable_routings(self.network)
+        return [] if self.reads else exchangeable_routings(self.network)
+
+    def there(self, activation: Tensor) -> Tensor:
+        """Which classes it says are there, by their activations (E,): bool (E,)."""
+        task = self.classifier.task
+        if isinstance(task, SeveralLabels):
+            return task.said(activation[None])[0]
+        return torch.arange(len(activation)) == activation.argmax()
+
+
+def has_capsules(classifier: Classifier) -> bool:
+    """Whether there is something to explore in a network."""
+    return isinstance(classifier.network, CapsuleClassifier | TextCapsNet)
 
 
 class Explorer:
@@ -131,7 +177,7 @@ class Explorer:
             raise ValueError("classifiers must be at least one network, got none")
         readers = samples or {}
         self._networks = {name: _Opened(one, readers.get(name)) for name, one in classifiers.items()}
-        self._looks: OrderedDict[str, Look] = OrderedDict()
+        self._looks: OrderedDict[str, Look | _TextLook] = OrderedDict()
         self._made: dict[tuple[Any, ...], Any] = {}
         self._count = 0
         self._lock = RLock()
@@ -145,7 +191,7 @@ class Explorer:
         name, opened = next(iter(self._networks.items()))
         with self._lock, suppress(ValueError, OSError):  # whoever asks for it is told
             self._described(name, opened)
-            _ = opened.extents
+            _ = opened.reads or opened.extents
 
     def network(self, name: str) -> dict[str, Any]:
         """What the page has to know of a network; reads its test images.
@@ -164,12 +210,36 @@ class Explorer:
         """
         with self._lock:
             opened = self._opened(network)
+            if opened.reads:
+                raise ValueError(f"{network} takes texts, no pictures")
             picture = _picture(file, name)
-            pixels = opened.classifier.pixels(picture, "pad" if _is_black(picture) else None)
-            return self._seen(network, pixels, None)
+            whole = opened.classifier.resize == "keep" or _is_black(picture)  # pictures are as large as the page says
+            return self._seen(network, opened.classifier.pixels(picture, "pad" if whole else None), None)
+
+    def read(self, network: str, text: str, label: int | None = None) -> str:
+        """Shows a network a text; the number of the look.
+
+        Args:
+            network: its name.
+            text: at most :data:`MOST_LETTERS` letters.
+            label: its class, where that is known.
+
+        Raises:
+            ValueError: if there is no such network or it takes pictures, or the text has no words or too many letters.
+        """
+        with self._lock:
+            opened = self._opened(network)
+            words = opened.classifier.words
+            if words is None:
+                raise ValueError(f"{network} takes pictures, no texts")
+            if len(text) > MOST_LETTERS:
+                raise ValueError(f"a text must have at most {MOST_LETTERS:,} letters, got {len(text):,}")
+            shown = ClassWords.of(opened.network, words, text)
+            assert shown is not None
+            return self._kept(_TextLook(network, text, label, shown))
 
     def sample(self, network: str, label: str | None = None, number: int = 0) -> str:
-        """Shows a network one of its test images; the number of the look.
+        """Shows a network one of its test images, or texts; the number of the look.
 
         Args:
             network: its name.
@@ -187,18 +257,28 @@ class Explorer:
                 raise ValueError(f"class must be one of {list(opened.places)} with test images, got {label!r}")
             places = range(len(opened.samples)) if label is None else opened.places[label]
             place = places[number % len(places)]
-            pixels = opened.samples.images[place].float() / 255
-            return self._seen(network, pixels, int(opened.samples.labels[place]))
+            if isinstance(opened.samples, TextSet):
+                return self.read(network, opened.samples.texts[place], int(opened.samples.labels[place]))
+            one = opened.samples[place]
+            labels = one.labels[0]
+            known = tuple(labels.nonzero()[:, 0].tolist()) if labels.ndim else int(labels)
+            return self._seen(network, one.images[0], known)
 
     def answer(self, look: str) -> dict[str, Any]:
-        """What is shown at once of a look: the network, the label, the activations."""
-        taken = self._look(look)
-        return {
-            "look": look,
-            "network": taken.network,
-            "label": taken.label,
-            "activations": self._exhibit(look, "activations", None, ClassActivations.of),
-        }
+        """What is shown at once of a look: the network, the label, the activations, which classes are there.
+
+        Of an image where they are, too, if the network says so; of a text what its words spoke for.
+        """
+        taken = self._any_look(look)
+        told = {"look": look, "network": taken.network, "label": taken.label}
+        opened = self._networks[taken.network]
+        if isinstance(taken, _TextLook):
+            there = opened.there(taken.words.activation)
+            return {**told, "text": taken.text, "there": _labels(there), "activations": taken.words.to_json()}
+        there = opened.there(taken.observation.activation[0])
+        shown = self._exhibit(look, "activations", None, ClassActivations.of)
+        boxes = self._exhibit(look, "boxes", None, lambda seen: ClassBoxes.of(seen, there))
+        return {**told, "there": _labels(there), "activations": shown, "boxes": boxes}
 
     def pose(self, look: str, target: int) -> dict[str, Any] | None:
         """:class:`~torchcaps.explain.exhibits.ClassPose`; None without a decoder."""
@@ -269,19 +349,23 @@ class Explorer:
 
     def _described(self, name: str, opened: _Opened) -> dict[str, Any]:
         network, classifier = opened.network, opened.classifier
-        routing = getattr(network.class_caps, "routing", None)
+        routing = network.routing
         return {
             "name": name,
             "model": type(network).__name__,
             "classes": list(classifier.classes),
             "image_shape": list(classifier.image_shape),
-            "decodes": network.decoder is not None,
+            "decodes": getattr(network, "decoder", None) is not None,
             "parameters": sum(one.numel() for one in network.parameters()),
             "routing": type(routing).__name__,
             "steps": getattr(routing, "steps", None),
             "routings": [{"name": one, "steps": getattr(ROUTINGS[one](), "steps", None)} for one in opened.routings],
-            "draws": classifier.image_shape[0] in (1, 3),
+            "draws": not opened.reads and classifier.image_shape[0] in (1, 3),
+            "reads": opened.reads,
+            "scenes": isinstance(network, SceneCapsNet),
             "samples": 0 if opened.samples is None else len(opened.samples),
+            "sorted": bool(opened.places),
+            "meanings": network.extra.get("meanings", {}),
         }
 
     def _opened(self, network: str) -> _Opened:
@@ -289,21 +373,31 @@ class Explorer:
             raise ValueError(f"network must be one of {list(self._networks)}, got {network!r}")
         return self._networks[network]
 
-    def _look(self, look: str) -> Look:
+    def _any_look(self, look: str) -> Look | _TextLook:
         with self._lock:
             if look not in self._looks:
-                raise ValueError(f"look {look!r} is forgotten: show the picture again")
+                raise ValueError(f"look {look!r} is forgotten: show it again")
             self._looks.move_to_end(look)
             return self._looks[look]
 
-    def _seen(self, network: str, pixels: Tensor, label: int | None) -> str:
+    def _look(self, look: str) -> Look:
+        taken = self._any_look(look)
+        if isinstance(taken, _TextLook):
+            raise ValueError(f"look {look!r} is of a text: there are no pictures of it")
+        return taken
+
+    def _seen(self, network: str, pixels: Tensor, label: int | tuple[int, ...] | None) -> str:
         """Takes a look at pixels (C, H, W), which are not prepared yet."""
         opened = self._networks[network]
         view = opened.classifier.preprocess.evaluate(pixels[None])
         observation = Observation(opened.network, Selection(view.images, view.pictures), opened.extents)
+        return self._kept(Look(network, observation, label))
+
+    def _kept(self, look: Look | _TextLook) -> str:
+        """The number of a new look; the oldest one is forgotten."""
         self._count += 1
         number = str(self._count)
-        self._looks[number] = Look(network, observation, label)
+        self._looks[number] = look
         while len(self._looks) > MOST_LOOKS:
             gone, _ = self._looks.popitem(last=False)
             self._made = {key: made for key, made in self._made.items() if key[0] != gone}
@@ -320,6 +414,10 @@ class Explorer:
                 exhibit = make(taken.observation if target is None else _asked(taken, target))
                 self._made[key] = None if exhibit is None else exhibit.to_json()
             return self._made[key]
+
+
+def _labels(there: Tensor) -> list[int]:
+    return there.nonzero()[:, 0].tolist()
 
 
 def _asked(look: Look, target: int) -> Observation:

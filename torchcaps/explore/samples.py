@@ -1,11 +1,26 @@
 """Images to try where no run says which: what is there already, nothing is downloaded."""
 
 from contextlib import suppress
+from dataclasses import replace
 
+import torch
 from torch.nn import functional as F
 
 from torchcaps.classifier import Classifier
-from torchcaps.data import Digits, ImageSet, create_dataset
+from torchcaps.data import Digits, ImageSet, Scenery, Text, TextSet, create_dataset
+from torchcaps.data.made import arrange
+from torchcaps.models import SceneCapsNet
+from torchcaps.tasks import SeveralLabels
+
+QUESTIONS = {
+    "ABBR": ("What does NASA stand for ?", "What is the abbreviation of Texas ?"),
+    "DESC": ("What is a capsule ?", "Why is the sky blue ?", "How do birds fly ?"),
+    "ENTY": ("What animal has the longest neck ?", "What color is a ruby ?", "What is the best wine with fish ?"),
+    "HUM": ("Who wrote Hamlet ?", "Who was the first man on the moon ?", "What company makes the most cars ?"),
+    "LOC": ("Where is the Eiffel Tower ?", "What is the capital of Peru ?", "What country has the most rivers ?"),
+    "NUM": ("How far is it to the moon ?", "When did the war end ?", "How many people live in Rome ?"),
+}
+"""Questions of ours for networks that tell TREC's classes apart, where TREC is not on this machine."""
 
 _DIGITS = tuple(str(digit) for digit in range(10))
 
@@ -17,12 +32,17 @@ def local_samples(name: str, classifier: Classifier) -> ImageSet | None:
         name: of the network; of one that comes with the package ``data/network``, and if that data set lies on this
             machine, its test images are read.
         classifier: the network. If it knows digits, and nothing better is there, it gets the 1,797 that come with
-            scikit-learn, drawn as large as in MNIST.
+            scikit-learn, drawn as large as in MNIST; if it tells several of them at once, images of several; if it
+            takes questions, a few of these.
 
     Returns:
         None if there are no images for it.
     """
     data = name.partition("/")[0]
+    if classifier.words is not None:
+        return _questions(data, classifier)
+    if isinstance(classifier.task, SeveralLabels) and classifier.classes == _DIGITS:
+        return digit_scenes(classifier)
     if data in ("mnist", "fashion_mnist", "smallnorb"):
         with suppress(FileNotFoundError):
             found = create_dataset(data, download=False).test
@@ -42,3 +62,36 @@ def digit_samples(image_shape: tuple[int, int, int]) -> ImageSet:
     high, wide = height - test.images.shape[2], width - test.images.shape[3]
     images = F.pad(test.images, (wide // 2, wide - wide // 2, high // 2, high - high // 2))
     return ImageSet(images, test.labels, test.classes)
+
+
+def digit_scenes(classifier: Classifier) -> ImageSet:
+    """Images of several digits, MNIST's if they lie on this machine, else scikit-learn's, as large as the network's.
+
+    Args:
+        classifier: a :class:`~torchcaps.models.SceneCapsNet` gets digits of several sizes among clutter, any other
+            network digits side by side, as many as fit.
+    """
+    _, height, width = classifier.image_shape
+    try:
+        digits = create_dataset("mnist", download=False).test
+    except FileNotFoundError:
+        digits = digit_samples((1, 28, 28))
+        crisp = ((digits.images.float() / 255 - 0.5) * 3 + 0.5).clamp(0, 1)  # enlarged from 8 x 8 they are blurred
+        digits = replace(digits, images=(255 * crisp).byte())
+    if isinstance(classifier.network, SceneCapsNet):
+        return replace(digits, composition=Scenery(digits, (height, width)))
+    images, present = arrange(digits, (max(1, height // 28), max(1, width // 28)), 200)
+    return ImageSet(images, present, digits.classes)
+
+
+def _questions(data: str, classifier: Classifier) -> TextSet | None:
+    """TREC's test questions, or ours."""
+    if data != "trec" or classifier.words is None or set(classifier.classes) != set(QUESTIONS):
+        return None
+    with suppress(FileNotFoundError):
+        test = Text(data).test
+        if isinstance(test, TextSet) and test.classes == classifier.classes:
+            return test.in_words(classifier.words)
+    asked = [(text, classifier.classes.index(name)) for name, texts in QUESTIONS.items() for text in texts]
+    texts, labels = zip(*asked, strict=True)
+    return TextSet.of(texts, torch.tensor(labels), classifier.classes, classifier.words)

@@ -53,6 +53,7 @@ def application(explorer: Explorer, hosts: tuple[str, ...] = LOOPBACK) -> "Starl
         route("/api/networks", calls.networks),
         route("/api/network", calls.network),
         route("/api/look", calls.look, "POST"),
+        route("/api/read", calls.read, "POST"),
         route("/api/sample", calls.sample),
         route("/api/pose", calls.pose),
         route("/api/assignments", calls.assignments),
@@ -81,12 +82,21 @@ class _Calls:
     def look(self, body: bytes, query: dict[str, str]) -> Any:
         return self._seen(self.explorer.look(_named(query, "network"), body, query.get("name", "the picture")), query)
 
+    def read(self, body: bytes, query: dict[str, str]) -> Any:
+        try:
+            text = body.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"a text must be UTF-8: {error}") from error
+        return self.explorer.answer(self.explorer.read(_named(query, "network"), text))
+
     def sample(self, body: bytes, query: dict[str, str]) -> Any:
         label, number = query.get("class"), _whole(query, "number")
         return self._seen(self.explorer.sample(_named(query, "network"), label, number), query)
 
     def _seen(self, look: str, query: dict[str, str]) -> Any:
         answer = self.explorer.answer(look)
+        if "text" in answer:
+            return answer
         target = answer["activations"]["said"] if "target" not in query else _whole(query, "target")
         return {**answer, "pose": self.explorer.pose(look, target)}
 

@@ -15,17 +15,19 @@ from torchcaps.explain.exhibits.layers import (
     PoseMaps,
     TypeMaps,
 )
-from torchcaps.explain.exhibits.live import ClassActivations, ClassPose, PoseSwap, RoutingStep, RoutingSteps
+from torchcaps.explain.exhibits.live import ClassActivations, ClassBoxes, ClassPose, PoseSwap, RoutingStep, RoutingSteps
 from torchcaps.explain.exhibits.readout import PoseReadout
 from torchcaps.explain.exhibits.reliability import Reliability, ReliabilityCurve
-from torchcaps.explain.exhibits.words import ColouredText, ColouredTexts, exhibits_of_texts, word_shares
+from torchcaps.explain.exhibits.words import ClassWords, ColouredText, ColouredTexts, exhibits_of_texts, word_shares
 
 __all__ = [
     "ActivationMaps",
     "Advice",
     "Assignments",
     "ClassActivations",
+    "ClassBoxes",
     "ClassPose",
+    "ClassWords",
     "ColouredText",
     "ColouredTexts",
     "Confusion",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.data.text import TextSet, Words
+from torchcaps.data.text import UNKNOWN, TextSet, Words
 from torchcaps.explain.exhibits.base import Exhibit, Table, register_exhibit
 from torchcaps.explain.findings import Findings, evaluating
 from torchcaps.explain.flow import class_shares
@@ -52,13 +52,20 @@ def word_shares(model: nn.Module, words: Tensor) -> Tensor | None:
     Returns:
         None for a network without capsules.
     """
+    found = _shares(model, words)
+    return None if found is None else found[0]
+
+
+def _shares(model: nn.Module, words: Tensor) -> tuple[Tensor, Tensor] | None:
+    """What :func:`word_shares` gives, and the activations of the classes, (B, E)."""
     if not isinstance(model, TextCapsNet | TextEncoder | TextPooled):
         return None
     with evaluating(model) as device:
         words = words.to(device)
         total = torch.stack([_of_words(mass, words != 0, *reach) for mass, reach in _given(model, words)]).sum(0)
         activation = model(words).activation
-    return (total / total.amax(1, keepdim=True).clamp_min(1e-30) * activation[:, None]).cpu()
+    shares = total / total.amax(1, keepdim=True).clamp_min(1e-30) * activation[:, None]
+    return shares.cpu(), activation.cpu()
 
 
 def _given(model: TextCapsNet | TextEncoder | TextPooled, words: Tensor) -> Iterator[tuple[Tensor, tuple[int, int]]]:
@@ -195,16 +202,84 @@ def _span(text: str, label: int, strength: float, name: str = "") -> str:
 def _coloured(
     model: TextClassifier, title: str, text: str, numbers: Tensor, spans: Sequence[tuple[int, int]]
 ) -> ColouredText:
-    starts = [start for start, _ in spans]
-    ends = [*starts[1:], spans[-1][1]]
-    pieces = [text[start:end] for start, end in zip(starts, ends, strict=True)]
-    if len(text[ends[-1] :].strip()):
-        pieces[-1] += " …"
+    pieces = _pieces(text, spans)
     shares = word_shares(model, numbers[None])
     if shares is None:
         return ColouredText(title, tuple(pieces), (), torch.zeros(len(pieces)))
     strength, labels = shares[0].max(-1)
     return ColouredText(title, tuple(pieces), tuple(labels.tolist()), strength)
+
+
+def _pieces(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:
+    """The text cut where its words start; where not all of them are here, dots at the end."""
+    starts = [start for start, _ in spans]
+    ends = [*starts[1:], spans[-1][1]]
+    pieces = [text[start:end] for start, end in zip(starts, ends, strict=True)]
+    if len(text[ends[-1] :].strip()):
+        pieces[-1] += " …"
+    return pieces
+
+
+@register_exhibit("class_words")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ClassWords(Exhibit):
+    """One text, how active each class is, and how much each word spoke for each class: for a page in the browser.
+
+    Attributes:
+        pieces: the text in pieces: one for each word that was read, with the blanks behind it.
+        known: of each word, whether it is in the vocabulary.
+        shares: of each word in each class, (words, E): :func:`word_shares`.
+        activation: of the classes, (E,).
+        said: the most active class.
+        colours: of the classes.
+
+    Example:
+        >>> from torchcaps.data import Words
+        >>> from torchcaps.explain.exhibits import ClassWords
+        >>> network = tc.create_model("text_encoder", vocabulary=3, classes=2, word_dim=8, types=2)
+        >>> shown = ClassWords.of(network, Words(("who", "wrote", "it")), "Who wrote that")
+        >>> shown.pieces, shown.known, shown.shares.shape
+        (('Who ', 'wrote ', 'that'), (True, True, False), torch.Size([3, 2]))
+    """
+
+    pieces: tuple[str, ...]
+    known: tuple[bool, ...]
+    shares: Tensor
+    activation: Tensor
+    said: int
+    colours: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: TextClassifier, words: Words, text: str) -> "ClassWords | None":
+        """None for a network without capsules.
+
+        Args:
+            model: the network.
+            words: its vocabulary.
+            text: to be read.
+
+        Raises:
+            ValueError: if there are no words in the text.
+        """
+        (reading,) = words.read([text])
+        if not reading.length:
+            raise ValueError(f"there are no words in {text!r}: nothing can be said of it")
+        found = _shares(model, reading.numbers[None])
+        if found is None:
+            return None
+        shares, activation = found[0][0], found[1][0]
+        return cls(
+            title="What each word spoke for",
+            text="The colour of a word is that of the class for which it spoke most: to which routing gave the "
+            "capsules that saw it. It is strong where no word of the text spoke more for the class, and the class is "
+            "there. Dotted words are not in the vocabulary.",
+            pieces=tuple(_pieces(text, reading.spans)),
+            known=tuple((reading.numbers != UNKNOWN).tolist()),
+            shares=shares,
+            activation=activation,
+            said=int(activation.argmax()),
+            colours=tuple(COLOURS[label % len(COLOURS)] for label in range(len(activation))),
+        )
 
 
 def exhibits_of_texts(model: TextClassifier, texts: TextSet, findings: Findings) -> Iterator[Exhibit]:

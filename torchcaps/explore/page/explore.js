@@ -16,6 +16,9 @@ const state = {
   routing: null, // the exhibit
   kept: null, // {look, target} for swapping
   picture: null, // the image, as an <img>
+  boxes: null, // the exhibit
+  words: null, // the exhibit
+  map: null, // of the class that is pointed at: {share, extent, even}, to lie over the drawing
 };
 
 // ---- asking the server
@@ -110,7 +113,7 @@ const blend = (from, to, share) => from.map((one, place) => Math.round(one + (to
 const colour = (rgb) => `rgb(${rgb.join(",")})`;
 const [RED, BLUE, PALE] = [[181, 56, 44], [43, 92, 138], [240, 242, 244]];
 
-function bars(place, activation, said, asButtons = false) {
+function bars(place, activation, said, asButtons = false) { // said: the labels to mark
   const classes = state.network.classes;
   if (place.children.length !== classes.length) {
     place.replaceChildren(...classes.map((text, label) => {
@@ -125,12 +128,13 @@ function bars(place, activation, said, asButtons = false) {
       }
       return bar;
     }));
+    place.style.setProperty("--name", `${Math.max(...classes.map((text) => text.length)) + 0.5}ch`);
   }
   [...place.children].forEach((bar, label) => {
     const value = Math.max(0, Math.min(1, activation[label] ?? 0));
     bar.querySelector(".fill").style.width = `${100 * value}%`;
     bar.querySelector(".value").textContent = value.toFixed(2);
-    bar.classList.toggle("said", label === said);
+    bar.classList.toggle("said", said.includes(label));
     bar.classList.toggle("asked", label === state.shown);
     bar.classList.toggle("fixed", asButtons && label === state.fixed);
   });
@@ -139,18 +143,30 @@ function bars(place, activation, said, asButtons = false) {
 // How far the shares of a map are from an even split, at most: what is drawn darkest.
 const furthest = (shares, even) => Math.max(0.01, ...shares.flat(3).map((one) => Math.abs((one ?? even) - even)));
 
-// The share of a class at each place over the image: red above an even split, blue below.
-function drawMap(canvas, image, share, extent, even, most, size = MAP) {
-  const context = surface(canvas, size, size);
-  const [, height, width] = state.network.image_shape;
-  const unit = size / Math.max(height, width);
+// Where an image lies in a square, and how large its pixels are there.
+function placed(image, size) {
+  const unit = size / Math.max(...state.network.image_shape.slice(1));
+  const [wide, high] = [image.naturalWidth * unit, image.naturalHeight * unit];
+  return { unit, wide, high, x0: (size - wide) / 2, y0: (size - high) / 2 };
+}
+
+function drawPicture(context, image, size) {
+  const { x0, y0, wide, high } = placed(image, size);
   context.imageSmoothingEnabled = false;
   context.fillStyle = "#000";
   context.fillRect(0, 0, size, size);
-  const [wide, high] = [image.naturalWidth * unit, image.naturalHeight * unit];
-  const [x0, y0] = [(size - wide) / 2, (size - high) / 2];
   context.drawImage(image, x0, y0, wide, high);
-  if (!share) return;
+}
+
+// The share of a class at each place over the image: red above an even split, blue below.
+function drawMap(canvas, image, share, extent, even, most, size = MAP) {
+  const context = surface(canvas, size, size);
+  drawPicture(context, image, size);
+  drawShares(context, image, share, extent, even, most, size);
+}
+
+function drawShares(context, image, share, extent, even, most, size) {
+  const { unit, x0, y0 } = placed(image, size);
   const over = extent ?? { left: 0, top: 0, right: image.naturalWidth, bottom: image.naturalHeight };
   const [rows, columns] = [share.length, share[0].length];
   const [cellWide, cellHigh] = [((over.right - over.left) / columns) * unit, ((over.bottom - over.top) / rows) * unit];
@@ -160,6 +176,24 @@ function drawMap(canvas, image, share, extent, even, most, size = MAP) {
     context.fillStyle = `rgba(${(strength > 0 ? [222, 66, 48] : [66, 130, 196]).join(",")},${0.7 * Math.abs(strength)})`;
     context.fillRect(x0 + over.left * unit + x * cellWide + 0.5, y0 + over.top * unit + y * cellHigh + 0.5, cellWide - 1, cellHigh - 1);
   }));
+}
+
+// Boxes around classes, each with its name: [left, top, right, bottom] in pixels of the image.
+function drawBoxes(context, image, boxes, labels, size) {
+  const { unit, x0, y0 } = placed(image, size);
+  context.font = "bold 13px system-ui, sans-serif";
+  for (const label of labels) {
+    const [left, top, right, bottom] = boxes[label].map((one, side) => Math.min(size - 1, Math.max(1, one * unit + (side % 2 ? y0 : x0))));
+    const asked = label === state.shown;
+    context.strokeStyle = context.fillStyle = asked ? "#ff6a55" : "#7db7e8";
+    context.lineWidth = asked ? 3 : 2;
+    context.strokeRect(left, top, right - left, bottom - top);
+    const wide = context.measureText(name(label)).width + 8;
+    const above = top >= 17 ? top - 17 : top;
+    context.fillRect(left - 1, above, wide, 17);
+    context.fillStyle = "#000";
+    context.fillText(name(label), left + 3, above + 13);
+  }
 }
 
 function drawTable(canvas, rows, paint) {
@@ -195,7 +229,7 @@ function stroke(event) {
   const side = Math.max(...state.network.image_shape.slice(1));
   pen.strokeStyle = "#fff";
   pen.lineCap = pen.lineJoin = "round";
-  pen.lineWidth = (canvas.width / side) * (side < 16 ? 1.1 : 2.2);
+  pen.lineWidth = (Math.max(canvas.width, canvas.height) / side) * (side < 16 ? 1.1 : 2.2);
   pen.beginPath();
   pen.moveTo(...(last ?? here));
   pen.lineTo(here[0] + 0.01, here[1]);
@@ -218,6 +252,18 @@ const showDrawing = latest(async () => {
   await see("look", { name: "the drawing" }, blob);
 });
 
+const overlay = $("overlay");
+
+// What the network says of the drawing, over it: boxes, and the map of the class that is pointed at.
+function drawOver() {
+  const context = surface(overlay, canvas.width, canvas.height);
+  if (!state.picture || !state.boxes) return;
+  const size = Math.max(canvas.width, canvas.height);
+  context.translate((canvas.width - size) / 2, (canvas.height - size) / 2); // the sheet is no square where the image is none
+  if (state.map) drawShares(context, state.picture, ...state.map, size);
+  drawBoxes(context, state.picture, state.boxes.boxes, state.boxes.classes, size);
+}
+
 $("clear").addEventListener("click", () => {
   wipe();
   $("truth").textContent = "";
@@ -239,7 +285,16 @@ let sampled = 0;
 const sample = latest(async () => {
   const chosen = $("sample-class").value;
   await see("sample", { number: sampled++, ...(chosen === "" ? {} : { class: chosen }) });
-  onCanvas();
+  if (!state.network.reads) onCanvas();
+});
+
+const readText = latest(async () => {
+  const text = $("text").value;
+  if (text.trim()) await see("read", {}, text);
+});
+$("text").addEventListener("input", () => {
+  $("truth").textContent = "";
+  readText();
 });
 $("sample").addEventListener("click", () => sample());
 $("sample-class").addEventListener("change", () => sample());
@@ -248,7 +303,7 @@ $("sample-class").addEventListener("change", () => sample());
 function onCanvas() {
   wipe();
   pen.imageSmoothingEnabled = false;
-  const unit = canvas.width / Math.max(state.picture.naturalWidth, state.picture.naturalHeight);
+  const unit = Math.min(canvas.width / state.picture.naturalWidth, canvas.height / state.picture.naturalHeight);
   const [wide, high] = [state.picture.naturalWidth * unit, state.picture.naturalHeight * unit];
   pen.drawImage(state.picture, (canvas.width - wide) / 2, (canvas.height - high) / 2, wide, high);
 }
@@ -263,20 +318,84 @@ async function see(path, query, body) {
   const { activations } = answer;
   state.look = answer.look;
   state.said = activations.said;
+  state.there = answer.there;
   state.pointed = null;
   state.shown = state.fixed ?? state.said;
+  state.activation = activations.activation;
+  state.map = null;
+  state.words = state.network.reads ? activations : null;
+  state.boxes = answer.boxes ?? null;
+  $("truth").textContent = truth(answer.label);
+  if (state.words) {
+    if (path === "sample") $("text").value = answer.text;
+    says("words", activations);
+    $("classes").querySelector(".says").textContent = "Each bar is the activation of a class's capsule: whether the text is of this class.";
+    showClasses();
+    return;
+  }
   state.picture = element("img", { src: activations.picture });
   await state.picture.decode();
-  $("truth").textContent = answer.label === null ? "" : `it is a ${name(answer.label)}`;
   $("seen").src = activations.picture;
   says("classes", activations);
-  bars($("bars"), activations.activation, state.said, true);
-  state.activation = activations.activation;
+  showClasses();
   showPose(answer.pose);
   afterwards();
 }
 
+function truth(label) {
+  if (label === null) return "";
+  const names = [label].flat().map(name);
+  if (state.network.reads) return `its class is ${names[0]}`;
+  return Array.isArray(label) ? `in it are ${names.join(", ")}` : `it is a ${names[0]}`;
+}
+
+// The bars, and what else says which classes are there.
+function showClasses() {
+  bars($("bars"), state.activation, state.there, true);
+  if (state.words) showWords();
+  if (state.boxes) showBoxes();
+  drawOver();
+}
+
+function showWords() {
+  const { pieces, known, shares, colours } = state.words;
+  const asked = state.pointed ?? state.fixed;
+  const strongest = (row) => row.indexOf(Math.max(...row));
+  $("coloured").replaceChildren(...pieces.flatMap((piece, place) => {
+    const label = asked ?? strongest(shares[place]);
+    const strength = Math.max(0, Math.min(1, shares[place][label]));
+    const shade = Math.round(200 * strength).toString(16).padStart(2, "0");
+    const word = element("span", { textContent: piece.trimEnd(), title: `${name(label)} ${strength.toFixed(2)}`,
+      className: known[place] ? "" : "unknown" });
+    word.style.backgroundColor = colours[label] + shade;
+    return [word, piece.slice(piece.trimEnd().length)];
+  }));
+  $("legend").replaceChildren(...colours.map((one, label) => {
+    const patch = element("i");
+    patch.style.backgroundColor = one;
+    return element("span", {}, patch, name(label), element("small", { textContent: state.network.meanings[name(label)] ?? "" }));
+  }));
+}
+
+function showBoxes() {
+  says("boxes", state.boxes);
+  const side = MAP;
+  $("found").replaceChildren(...state.boxes.classes.map((label) => {
+    const [left, top, right, bottom] = state.boxes.boxes[label];
+    const cut = element("canvas");
+    const context = surface(cut, side / 2, side / 2);
+    const most = Math.max(right - left, bottom - top, 1);
+    context.imageSmoothingEnabled = false;
+    context.fillRect(0, 0, side / 2, side / 2);
+    context.drawImage(state.picture, (left + right - most) / 2, (top + bottom - most) / 2, most, most, 0, 0, side / 2, side / 2);
+    const size = `${Math.round(right - left)} x ${Math.round(bottom - top)} pixels`;
+    return element("figure", {}, cut, element("figcaption", { textContent: `${name(label)} (${state.activation[label].toFixed(2)}): ${size}` }));
+  }));
+  nothing("boxes", state.boxes.classes.length ? "" : "No class is there: no capsule is longer than the network's threshold.");
+}
+
 const afterwards = later(() => {
+  if (state.look === null || !state.picture) return; // another network was chosen
   showMaps();
   showRouting();
   showComparison();
@@ -300,7 +419,10 @@ const aim = later(() => {
   const target = state.pointed ?? state.fixed ?? state.said;
   const changed = target !== state.shown;
   state.shown = target;
-  bars($("bars"), state.activation, state.said, true);
+  state.map = null;
+  showClasses();
+  if (state.words || !state.picture) return;
+  if (state.boxes && (state.pointed ?? state.fixed) !== null) showMaps();
   if (!changed) return;
   askPose();
   showMaps();
@@ -355,15 +477,24 @@ function makeSliders(count) {
   }));
 }
 
+// The one picture first: what the numbers draw in all classes is asked for when the slider rests.
 const redraw = latest(async (since) => {
-  const [exhibit, all] = [state.pose, state.network.classes.length <= AT_ONCE];
-  const drawn = await ask("decode", { look: state.look, ...(all ? {} : { target: state.shown }) }, JSON.stringify(state.moved));
+  const exhibit = state.pose;
+  const [drawn] = await ask("decode", { look: state.look, target: state.shown }, JSON.stringify(state.moved));
   if (exhibit !== state.pose) return;
-  $("drawn").src = all ? drawn[state.shown] : drawn[0];
+  $("drawn").src = drawn;
   await $("drawn").decode();
   $("drawn").dataset.ms = performance.now() - since;
-  if (all) showInClasses(drawn);
+  if (state.network.classes.length <= AT_ONCE) rests();
 });
+
+const redrawClasses = latest(async () => {
+  const exhibit = state.pose;
+  const drawn = await ask("decode", { look: state.look }, JSON.stringify(state.moved));
+  if (exhibit === state.pose) showInClasses(drawn);
+});
+
+const rests = later(redrawClasses, 80);
 
 $("reset").addEventListener("click", () => showPose(state.pose));
 
@@ -386,7 +517,9 @@ function nothing(section, text) {
 }
 
 const showMaps = latest(async () => {
-  const exhibit = await ask("assignments", current());
+  const asked = current();
+  const exhibit = await ask("assignments", asked);
+  if (asked.look !== state.look || asked.target !== state.shown) return; // another one is on its way
   nothing("maps", exhibit ? "" : "The child capsules of this network do not lie at places of the image: each of them sees all of it.");
   $("layers").replaceChildren(...(exhibit?.layers ?? []).map(({ layer, share, extent }) => {
     const over = element("canvas");
@@ -396,6 +529,10 @@ const showMaps = latest(async () => {
     return element("figure", {}, over,
       element("figcaption", { textContent: `${layer}: ${share[0].length} x ${share[0][0].length} places, ${range}` }));
   }));
+  const [top] = exhibit?.layers ?? [];
+  const pointed = top && (state.pointed ?? state.fixed) !== null;
+  state.map = pointed ? [top.share[0], top.extent, exhibit.even, furthest(top.share, exhibit.even)] : null;
+  drawOver();
 });
 
 // ---- routing
@@ -426,7 +563,7 @@ function showStep() {
   drawTable($("assigned"), step.assignment, (share) => paint((share - exhibit.even) / most));
   drawTable($("agreed"), step.agreement, paint);
   $("assigned-scale").textContent = `${exhibit.even.toFixed(2)} is pale, ${(exhibit.even + most).toFixed(2)} full red`;
-  bars($("step-bars"), step.activation, step.activation.indexOf(Math.max(...step.activation)));
+  bars($("step-bars"), step.activation, [step.activation.indexOf(Math.max(...step.activation))]);
   $("step-map").parentElement.hidden = !step.maps;
   if (step.maps) {
     const share = step.maps.map((row) => row.map((classes) => classes[state.shown]));
@@ -496,7 +633,7 @@ function offerSteps(side) {
 
 const compare = sides.map((side) => latest(async () => {
   const found = await ask("compare", { ...current(), routing: side.routing.value, steps: side.steps.value });
-  bars(side.bars, found.activations.activation, found.activations.said);
+  bars(side.bars, found.activations.activation, [found.activations.said]);
   const layer = found.assignments?.layers[0];
   side.mapFigure.hidden = !layer;
   if (layer) drawMap(side.map, state.picture, layer.share[0], layer.extent, found.assignments.even,
@@ -544,19 +681,39 @@ const choose = latest(async (network) => {
   stop();
   state.network = await ask("network", { name: network });
   Object.assign(state, { fixed: null, pointed: null, kept: null, look: null, routing: null });
-  const { model, parameters, image_shape, classes, routing, steps, samples, draws } = state.network;
+  const { model, parameters, image_shape, classes, routing, steps, samples, draws, reads, scenes } = state.network;
   const route = steps === null ? `${routing} in one pass` : `${routing} in ${steps} step${steps === 1 ? "" : "s"}`;
-  $("about").textContent = `${model}: ${parameters.toLocaleString("en")} parameters, images of ${image_shape.slice(1).join(" x ")}, ${route}`;
+  const takes = reads ? "texts" : `images of ${image_shape.slice(1).join(" x ")}`;
+  $("about").textContent = `${model}: ${parameters.toLocaleString("en")} parameters, ${takes}, ${route}`;
+  Object.assign(state, { pose: null, picture: null, boxes: null, words: null, map: null, activation: null });
   for (const place of ["bars", "step-bars", "in-classes", "swapped"]) $(place).replaceChildren();
   for (const side of sides) side.bars.replaceChildren();
   nothing("swap", "Keep an image, then draw another one.");
-  $("draw").querySelector(".says").hidden = $("clear").hidden = $("upload").hidden = !draws;
+  $("draw").querySelector(".says").textContent = reads ? "Type a question or a sentence; the network answers while you type."
+    : scenes ? "Draw several digits with the mouse or a finger, of different sizes; the network answers while you draw."
+    : "Draw with the mouse or a finger; the network answers while you draw.";
+  $("draw-title").textContent = reads ? "Ask" : "Draw";
+  $("draw").querySelector(".says").hidden = !draws && !reads;
+  $("clear").hidden = $("upload").hidden = document.querySelector("label[for=upload]").hidden = !draws;
+  $("sheet").hidden = reads;
+  $("text").hidden = $("words").hidden = !reads;
+  $("boxes").hidden = !scenes;
+  for (const place of ["pose", "maps", "routing", "compare", "swap"]) $(place).hidden = reads;
   $("from-samples").hidden = !samples;
-  $("classes").hidden = $("right").hidden = !samples && !draws;
+  $("sample").textContent = reads ? "another question" : scenes ? "another scene" : "test image";
+  $("sample-class").hidden = !state.network.sorted;
+  $("classes").hidden = $("right").hidden = !samples && !draws && !reads;
   $("sample-class").replaceChildren(option("", "any class"), ...classes.map((one) => option(one, one)));
-  offerRoutings();
+  if (!reads) offerRoutings();
   sampled = 0;
+  const [high, wide] = image_shape.slice(1);
+  canvas.width = Math.min(280, 280 * (wide / high));
+  canvas.height = Math.min(280, 280 * (high / wide));
+  for (const place of [canvas, $("sheet")]) Object.assign(place.style, { width: `${canvas.width}px`, height: `${canvas.height}px` });
+  wipe();
+  drawOver();
   if (samples) await sample();
+  else if (reads) $("text").value = "";
   else if (draws) await showDrawing();
   else throw new Error(`${network} sees no pictures that can be drawn, and its test images are not on this machine`);
 });
