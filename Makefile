@@ -5,6 +5,8 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 # Processes that share the tests; one thread each.
 JOBS ?= 2
+# Many processes import the same: what they compile of Python is kept, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup demo test cover wheel lint bench guide docs house clean
 
@@ -12,8 +14,8 @@ setup: .venv/.installed
 
 .venv/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile "$(TORCH)" uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]'
 	touch $@
 
 # Trains CapsNet on the 1,797 embedded handwritten digits and writes the report.
