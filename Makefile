@@ -5,15 +5,19 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 # Processes that share the tests; one thread each.
 JOBS ?= 2
+# Many processes import the same: what they compile of Python is kept, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test cover wheel lint bench guide docs house clean
+.PHONY: setup demo test cover lowest wheel lint bench guide docs house clean
 
 setup: .venv/.installed
 
+# uv installs in a third of the time; where it reaches no packages, pip does.
 .venv/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
+	($(BIN)/python -m pip install --quiet uv && $(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]') \
+		|| $(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
 	touch $@
 
 # Trains CapsNet on the 1,797 embedded handwritten digits and writes the report.
@@ -26,6 +30,16 @@ test: setup
 # The same, with the lines that no test reaches.
 cover: setup
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal --cov --cov-report term:skip-covered --cov-report html
+
+# The lowest versions that pyproject.toml admits, but for torch, at what most depends on them. They warn of each other.
+LOWEST := tests/test_cli.py tests/data tests/mixture tests/tasks tests/models/test_conversion.py tests/models/test_model_files.py \
+	tests/models/test_text_networks.py tests/explain/test_report.py tests/explore/test_explorer.py \
+	tests/recipes/test_recipe_adversarial.py tests/recipes/test_recipe_transfer.py
+lowest: setup
+	$(PYTHON) -m venv --clear .venv/lowest
+	.venv/lowest/bin/python -m pip install --quiet --no-compile "$(TORCH)"
+	$(BIN)/uv pip install --quiet --python .venv/lowest/bin/python --resolution lowest-direct "$(TORCH)" --editable '.[dev]'
+	.venv/lowest/bin/python -m pytest --override-ini filterwarnings=default --numprocesses $(JOBS) $(LOWEST)
 
 # The sdist, and the wheel made of it, into dist/: with the C++ kernels for this kind of machine.
 wheel: setup

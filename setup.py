@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -44,17 +44,20 @@ class BuildWithKernels(build_py):
         compiling().compile_for_others(found, Path(self.build_lib) / "torchcaps" / "ops" / "fused" / "built")
 
 
-class WheelWithKernels(bdist_wheel):
-    """A wheel for any Python 3, of this kind of machine if it has the kernels."""
+class KernelsOrNot(Distribution):
+    """Of this kind of machine if it has the kernels."""
 
-    def finalize_options(self) -> None:
-        """Asks for the kernels."""
-        super().finalize_options()
-        self.root_is_pure = compiler() is None
+    def has_ext_modules(self) -> bool:
+        """Whether there are kernels."""
+        return compiler() is not None
+
+
+class WheelWithKernels(bdist_wheel):
+    """A wheel for any Python 3."""
 
     def get_tag(self) -> tuple[str, str, str]:
         """The kernels know nothing of Python."""
         return ("py3", "none", "any" if self.root_is_pure else super().get_tag()[2])
 
 
-setup(cmdclass={"build_py": BuildWithKernels, "bdist_wheel": WheelWithKernels})
+setup(distclass=KernelsOrNot, cmdclass={"build_py": BuildWithKernels, "bdist_wheel": WheelWithKernels})

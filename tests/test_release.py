@@ -54,23 +54,25 @@ def test_item5_the_wheel_has_all(wheel: Path) -> None:
 def test_item5_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
     """No compiler, no home: the core routes in the kernels, and with `predict` a digit is named in under 10 seconds."""
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", TORCH], check=True)
-    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True)
+    python = tmp_path / "venv" / "bin" / "python"  # -I: a torchcaps on PYTHONPATH is not the one that is asked about
+    subprocess.run([python, "-I", "-m", "pip", "install", "-q", TORCH], check=True)
+    subprocess.run([python, "-I", "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True)
     alone = {"PATH": str(python.parent), "HOME": "/dev/null", "OMP_NUM_THREADS": "1"}
     code = (
         "import torch, torchcaps as tc\n"
         "votes = tc.ops.Votes(torch.rand(64, 512, 8), torch.rand(512, 10, 8, 16))\n"
         "print(tc.choose_backend(votes).backend, votes.moments().mass.shape)\n"
     )
-    said = subprocess.run([python, "-c", code], env=alone, cwd=tmp_path, capture_output=True, text=True, check=True)
+    said = subprocess.run([python, "-c", code], env=alone, cwd=tmp_path, capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
     assert said.stdout.startswith("native")
     assert "compil" not in said.stderr
 
-    subprocess.run([python, "-m", "pip", "install", "-q", f"{wheel}[predict]"], check=True)
+    subprocess.run([python, "-I", "-m", "pip", "install", "-q", f"{wheel}[predict]"], check=True)
     sheet = Image.new("L", (300, 300), 240)
     ImageDraw.Draw(sheet).line([(80, 60), (210, 60), (140, 240)], fill=30, width=9, joint="curve")
     sheet.save(tmp_path / "seven.png")
     command = [python.with_name("torchcaps"), "predict", "mnist/efficient_capsnet", "seven.png"]
-    done = subprocess.run(command, env=alone, cwd=tmp_path, capture_output=True, text=True, timeout=10, check=True)
+    done = subprocess.run(command, env=alone, cwd=tmp_path, capture_output=True, text=True, timeout=10)
+    assert done.returncode == 0, done.stderr
     assert "seven.png: 7 (" in done.stdout

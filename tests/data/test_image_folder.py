@@ -248,7 +248,11 @@ def test_transparent_colour_is_black(tmp_path: Path, mode: str) -> None:
 @pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
 def test_sixteen_bit_grey_is_scaled(tmp_path: Path, suffix: str) -> None:
     pixels = np.array([[0, 257, 128 * 257, 65535]], dtype=np.uint16)
-    path = save(tmp_path / f"x.{suffix}", Image.fromarray(pixels))
+    path = tmp_path / f"x.{suffix}"
+    if suffix == "pgm":  # not every version of Pillow that reads it writes it
+        path.write_bytes(b"P5 4 1 65535\n" + pixels.astype(">u2").tobytes())
+    else:
+        save(path, Image.fromarray(pixels))
     assert load_image(path, (1, 1, 4)).tolist() == [[[0, 1, 128, 255]]]
 
 

@@ -432,7 +432,7 @@ def test_layers(routing: str, device: str) -> None:
     torch.manual_seed(0)
     conv = CapsConv2d(2, 3, (2, 2), (2, 2), 3, 2, padding=1, routing=create_routing(routing, steps=2)).to(device)
     classes = ClassCaps(3, 2, (2, 2), (2, 2), routing=create_routing(routing, steps=2)).to(device)
-    children = Capsules(torch.randn(2, 5, 4, 2, 2, 2, device=device), torch.rand(2, 5, 4, 2, device=device))
+    children = Capsules(torch.randn(2, 3, 4, 2, 2, 2, device=device), torch.rand(2, 3, 4, 2, device=device))
     found = {}
     for backend in ("naive", "triton"):
         with use_backend(backend):

@@ -17,7 +17,7 @@ ALL = len(PROBLEMS) * len(SIMILARITIES) * len(RULES)
 
 
 @pytest.mark.parametrize("name", ON_THIS_MACHINE)
-@pytest.mark.parametrize("tile", [150, 2**19], ids=["tiles", "one-tile"])
+@pytest.mark.parametrize("tile", [400, 2**19], ids=["tiles", "one-tile"])
 def test_every_backend(name: str, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", tile)
     compared = check_backend(BACKENDS[name])
