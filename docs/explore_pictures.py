@@ -31,7 +31,7 @@ from torchcaps.explore import Explorer, application, local_samples
 
 PICTURES = Path(__file__).parent / "pictures"
 NETWORK = "mnist/efficient_capsnet"
-SCENES, QUESTIONS = "scenes/scene_capsnet", "trec/text_capsnet"
+SCENES, QUESTIONS = "scenes/scene_capsnet", "trec/text_pooled"
 INK, GREY, PALE, RED, BLUE = "#1d2530", "#667080", "#dfe3e8", "#b5382c", "#2b5c8a"
 SIZE, SIDE, SCALE, FRAMES = (720, 250), 168, 2, 28
 """The picture and a digit in it in pixels; how much larger it is drawn; frames for each number that moves."""

@@ -25,7 +25,7 @@ FLAGS = [
 ]
 PATIENCE = 20_000  # milliseconds, of one step: other work may share the machine
 
-SCENES, QUESTIONS = "scenes/scene_capsnet", "trec/text_capsnet"
+SCENES, QUESTIONS = "scenes/scene_capsnet", "trec/text_pooled"
 SEVEN = [(0.28, 0.22), (0.72, 0.22), (0.45, 0.85)]
 ZERO = [(0.5, 0.18), (0.32, 0.32), (0.29, 0.58), (0.42, 0.8), (0.58, 0.8), (0.7, 0.6), (0.67, 0.32), (0.5, 0.18)]
 

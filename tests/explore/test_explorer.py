@@ -196,8 +196,8 @@ class TestTexts:
             asked.pose(asked.read("asked", "who"), 0)
 
     def test_questions_to_try(self) -> None:
-        classifier = Classifier.open("trec/text_capsnet")
-        explorer = Explorer({"q": classifier}, {"q": lambda: local_samples("trec/text_capsnet", classifier)})
+        classifier = Classifier.open("trec/text_pooled")
+        explorer = Explorer({"q": classifier}, {"q": lambda: local_samples("trec/text_pooled", classifier)})
         assert explorer.network("q")["meanings"]["HUM"] == "a person or a group"
         answer = explorer.answer(explorer.sample("q", "HUM"))
         assert classifier.classes[answer["label"]] == "HUM"

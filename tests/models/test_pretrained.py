@@ -90,7 +90,7 @@ class TestNames:
         assert EfficientCapsNet.from_pretrained(EFFICIENT).classes == 10
 
     def test_the_command_line_reads_a_question(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["predict", "trec/text_capsnet", "who wrote Hamlet ?", "how far is the moon ?", "--csv"]) == 0
+        assert main(["predict", "trec/text_pooled", "who wrote Hamlet ?", "how far is the moon ?", "--csv"]) == 0
         rows = [line.split(",") for line in capsys.readouterr().out.splitlines()[1:]]
         assert [(row[0], row[2]) for row in rows] == [("who wrote Hamlet ?", "HUM"), ("how far is the moon ?", "NUM")]
 
