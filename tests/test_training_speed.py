@@ -78,7 +78,8 @@ class TestChannelsLast:
         found = []
         for last in (False, True):
             one = task(name, Speed(channels_last=last), image_shape=(2, size, size), classes=10, **arguments)
-            found.append((train(one, images, tmp_path / str(last)), one))
+            # One epoch: EM untrained makes roundings ten times as large with each step, with stored votes too.
+            found.append((train(one, images, tmp_path / str(last), epochs=1), one))
         assert_same(*found, tolerance=1e-9)
 
     @MODELS
