@@ -144,7 +144,8 @@ def test_random_numbers_of_the_network_are_given_back(images: ImageSet, tmp_path
     network = create_model("capsnet_small_cnn", image_shape=(2, 8, 8), channels=(2, 2, 2), hidden=(4, 4))  # dropout
     one = Learner(network, Optimisation(optimizer=torch.optim.Adam), speed=Speed(auto=True))
     state = torch.get_rng_state()
-    ChooseSpeed(tmp_path / "speed.json", images, SCHEDULE)._choose(Trainer, one)  # type: ignore[arg-type]
+    trainer: Any = Trainer
+    ChooseSpeed(tmp_path / "speed.json", images, SCHEDULE)._choose(trainer, one)
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_several_machines import finish
 
 from torchcaps import create_model
 from torchcaps.data import Digits
@@ -62,14 +63,7 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
         )
         for rank in "01"
     ]
-    try:
-        for process in processes:
-            output, _ = process.communicate(timeout=400)
-            assert process.returncode == 0, output
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    finish(processes)
     expected, _, kept = trained(tmp_path / "one", 16, 2)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in "01")
     for rows in (first["added"], first["shared"]):
