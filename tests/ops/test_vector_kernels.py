@@ -10,7 +10,7 @@ from ops_cases import Case, close
 
 import torchcaps as tc
 from torchcaps.ops import InnerProduct, Votes
-from torchcaps.ops.fused import NativeVotes
+from torchcaps.ops.fused import Call, NativeVotes, native
 from torchcaps.ops.naive import NaiveVotes
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -89,6 +89,19 @@ def test_threads_give_the_same_bits_every_time(batch: int) -> None:
 
     for one, other in zip(results(), results(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("batch", "children", "parents"), [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
+def test_nothing_has_zeros(batch: int, children: int, parents: int) -> None:
+    alpha = torch.ones(batch, parents, 16)
+    poses, transforms = torch.ones(batch, children, 1, 8), torch.ones(children, parents, 8, 16)
+    call = Call(poses, transforms, None, None, None, None, (alpha,))
+    mass = torch.ones(batch, parents)
+    found, total, _ = native.moments(call, orphan=False, hard=False, scatter=False)
+    assert not found.any()
+    assert not total.any()
+    for grad in native.moments_backward(call, alpha, mass, alpha, None, orphan=False, hard=False).flat():
+        assert torch.equal(grad, torch.zeros_like(grad))
 
 
 @pytest.mark.parametrize("pose", [8, 16])

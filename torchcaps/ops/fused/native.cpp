@@ -58,7 +58,7 @@ void run(const Call& call, Pass pass) {
 extern "C" int64_t torchcaps_run(const TorchcapsCall* call, int64_t pass_number, int64_t is_double) {
   const auto outside = [&](int32_t site) { return site < 0 || site >= call->grid; };
   if (call->sites && std::any_of(call->sites, call->sites + call->windows * call->I, outside)) return 0;
-  if (call->J == 0) return 1;
+  if (call->J == 0 || call->images == 0 || call->windows == 0) return 1;
   const Pass pass = static_cast<Pass>(pass_number);
   if (is_double) {
     run<double>(*call, pass);

@@ -81,6 +81,8 @@ def scores_backward(call: Call, scores: Tensor, grad: Tensor, *, orphan: bool, r
 
 
 def _backward(call: Call, upstream: dict[str, Tensor | None], **options: bool) -> Call:
+    if 0 in call.sizes:
+        return call.gradients()
     grads = call.gradients(torch.empty_like)  # the kernels write them all
     _run(_BACKWARD, call, {**upstream, **{f"grad_{name}": grad for name, grad in _named(grads).items()}}, **options)
     return grads
