@@ -134,3 +134,33 @@ def test_what_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[st
     create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None).save_pretrained(tmp_path / "saved")
     assert main(["export", str(tmp_path / "saved"), "--to", str(tmp_path / "nowhere" / "x.onnx")]) == 1
     assert f"there is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
+
+
+def test_writes_over_a_file_only_when_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def writes(classifier: Classifier, path: Path, form: str) -> float:
+        path.write_text(form)
+        return 0.0
+
+    monkeypatch.setattr("torchcaps.cli.export.export", writes)
+    monkeypatch.chdir(tmp_path)
+    command = ["export", "mnist/efficient_capsnet", "--format"]
+    assert main([*command, "torch-export"]) == 0
+    file = tmp_path / "efficientcapsnet.pt2"
+    file.write_text("mine")
+    assert main([*command, "torch-export"]) == 1
+    assert "efficientcapsnet.pt2 exists already: choose another file with --to, or add --overwrite" in (
+        capsys.readouterr().err
+    )
+    assert file.read_text() == "mine"
+    assert main([*command, "torch-export", "--overwrite"]) == 0
+    assert file.read_text() == "torch-export"
+
+
+@pytest.mark.parametrize("arguments", [[], ["digits.onnx"]])
+def test_the_example_says_what_it_takes(arguments: list[str], onnxruntime: object) -> None:
+    example = [sys.executable, str(ROOT / "examples" / "run_onnx.py"), *arguments]
+    done = subprocess.run(example, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: run_onnx.py [-h] model picture")

@@ -71,12 +71,12 @@ def command(arguments: list[str]) -> None:
     add("run", type=str, help="folder of a run, or of a saved network, or name of a trained one in the package")
     add("--format", type=str, choices=tuple(SUFFIXES), default="onnx", help="what to write")
     add("--to", type=str, help="file; default: named after the network, in the current folder")
+    add("--overwrite", action="store_true", help="write over a file that is there")
     add_import(parser)
     options = parser.parse_args(arguments)
     classifier = open_classifier(options.run)
     path = Path(options.to or f"{type(classifier.network).__name__.lower()}{SUFFIXES[options.format]}")
-    if not path.parent.is_dir():
-        raise ValueError(f"--to: there is no folder {path.parent}")
+    _check_free(path, options.overwrite)
     off = export(classifier, path, options.format)
     size = path.stat().st_size / 2**20
     print(f"{path}: {size:.1f} MiB, checked: its answers differ from the network's by at most {off:.1g}")
@@ -85,6 +85,16 @@ def command(arguments: list[str]) -> None:
     else:
         shape = str(classifier.image_shape)[1:-1]
         print(f"it takes images (batch, {shape}), float32 in [0, 1]; preparing them is in it")
+
+
+def _check_free(path: Path, overwrite: bool) -> None:
+    """Raises an error unless a file can be written there."""
+    if not path.parent.is_dir():
+        raise ValueError(f"--to: there is no folder {path.parent}")
+    if path.is_dir():
+        raise ValueError(f"--to must be a file, and {path} is a folder")
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists already: choose another file with --to, or add --overwrite")
 
 
 def export(classifier: "Classifier", path: Path, form: str) -> float:
