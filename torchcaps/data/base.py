@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -184,6 +184,13 @@ class ImageSet(Dataset[Batch]):
 
     def __getitems__(self, indices: list[int]) -> Batch:
         return self._fetch(indices).prepared(self.preprocess.evaluate)
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """All images in their order, `size` at a time; a `ValueError` if that is less than 1."""
+        if size < 1:
+            raise ValueError(f"size must be at least 1, got {size}")
+        for start in range(0, len(self), size):
+            yield self.__getitems__(list(range(start, min(start + size, len(self)))))
 
     def crops(self, indices: list[int]) -> Tensor:
         """All crops of the images at `indices` that a network is tested on, float32 (B, crops, C, H, W)."""

@@ -170,8 +170,7 @@ class Detection(SeveralLabels):
         found = super().examine(network, images, batch_size)
         activation, boxes, true = [], [], []
         with evaluating(network) as device:
-            for start in range(0, len(images), batch_size):
-                batch = images.__getitems__(list(range(start, min(start + batch_size, len(images)))))
+            for batch in images.batches(batch_size):
                 prediction = network(batch.images.to(device))
                 activation.append(prediction.activation.float().cpu())
                 boxes.append(_boxes(prediction, network).float().cpu())
