@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchcaps.cli.plugins import add_import
 from torchcaps.cli.runs import open_classifier
-from torchcaps.data.text import PADDING, RESERVED, UNKNOWN
+from torchcaps.data.words import PADDING, RESERVED, UNKNOWN
 from torchcaps.models.whole import written_whole
 from torchcaps.ops import use_backend
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchcaps.classifier import Classifier
 from torchcaps.data import ImageSet
 from torchcaps.data.picture import naming
-from torchcaps.data.text import TextSet
+from torchcaps.data.text_set import TextSet
 from torchcaps.explain import (
     Exhibit,
     Extent,

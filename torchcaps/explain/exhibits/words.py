@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.data.text import UNKNOWN, TextSet, Words
+from torchcaps.data.text_set import TextSet
+from torchcaps.data.words import UNKNOWN, Words
 from torchcaps.explain.exhibits.base import Exhibit, Table, register_exhibit
 from torchcaps.explain.findings import Findings, evaluating
 from torchcaps.explain.flow import class_shares
