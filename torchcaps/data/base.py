@@ -58,6 +58,8 @@ class Batch(NamedTuple):
         indices: int64 (B,), the places of the images in their `ImageSet`.
         pictures: float32 (B, C, H, W), the images before they were standardised, in [0, 1]: to draw, to reconstruct.
         parts: what the images were put together from, if a `Composition` did so and says it.
+        placed: the pictures of these before brightness, contrast and erasing changed them, to see where each lies; None
+            if nothing of that was done.
 
     Example:
         >>> from torchcaps.data import Digits
@@ -71,14 +73,18 @@ class Batch(NamedTuple):
     indices: Tensor
     pictures: Tensor
     parts: Parts | None = None
+    placed: Tensor | None = None
 
     def prepared(self, prepare: Callable[[Tensor], View]) -> "Batch":
         """The batch with images, pictures and the pictures of the parts as `prepare` makes them of the images."""
-        view, parts = prepare(self.images), self.parts
-        if parts is not None:
-            pictures = [prepare(part).pictures for part in parts.pictures.unbind(1)]
-            parts = parts._replace(pictures=torch.stack(pictures, 1))
-        return self._replace(images=view.images, pictures=view.pictures, parts=parts)
+        view = prepare(self.images)
+        batch = self._replace(images=view.images, pictures=view.pictures)
+        if self.parts is None:
+            return batch
+        views = [prepare(part) for part in self.parts.pictures.unbind(1)]
+        parts = self.parts._replace(pictures=torch.stack([one.pictures for one in views], 1))
+        placed = [one.placed for one in views if one.placed is not None]
+        return batch._replace(parts=parts, placed=torch.stack(placed, 1) if placed else None)
 
 
 class Composition(ABC):
