@@ -23,6 +23,12 @@ class TestSets:
         batch = train.__getitems__(short)
         assert batch.images.shape == (3, int(lengths[short].max()))
         assert torch.equal(batch.images, train.images[short, : batch.images.shape[1]])
+        assert torch.equal(batch.pictures, batch.images)
+
+    def test_subset_refuses_a_mask(self) -> None:
+        """Its texts would be the first two, again and again."""
+        with pytest.raises(ValueError, match=r"indices must be int64 \(M,\), got torch.bool"):
+            self.data.test.subset(torch.ones(len(self.data.test), dtype=torch.bool))
 
     def test_in_other_words(self) -> None:
         words = Words(("river", "?"))

@@ -5,7 +5,9 @@ import re
 import socket
 from collections.abc import Iterator
 from io import BytesIO
+from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -15,7 +17,7 @@ import torch
 
 from torchcaps import Classifier, create_model
 from torchcaps.cli import main
-from torchcaps.data import Words
+from torchcaps.data import ImageSet, Words
 from torchcaps.explain.exhibits import word_shares
 from torchcaps.explain.exhibits.base import png
 from torchcaps.explore import Explorer, application, digit_samples, local_samples, serve
@@ -102,6 +104,19 @@ class TestExplorer:
         ):
             with pytest.raises(ValueError, match=message):
                 explorer.compare(look, 3, routing, steps)
+
+    def test_no_test_images(self) -> None:
+        none = digit_samples((1, 8, 8)).subset(torch.arange(0))
+        with pytest.raises(ValueError, match="there are no test images for a"):
+            Explorer({"a": small()}, {"a": lambda: none}).sample("a")
+
+    def test_images_of_other_classes_are_no_samples(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A network in a folder called mnist need not know MNIST's classes."""
+        images = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 9]), tuple("0123456789"))
+        data = SimpleNamespace(test=images)
+        monkeypatch.setattr("torchcaps.explore.samples.create_dataset", lambda name, download: data)
+        assert local_samples("mnist/mine", small()) is images
+        assert local_samples("mnist/mine", small(classes=3)) is None
 
     def test_swapped(self, explorer: Explorer, drawing: bytes) -> None:
         one, other = explorer.look("a", drawing), explorer.sample("a", "7")
@@ -294,6 +309,7 @@ class TestServer:
             ("pose?look=1&target=10", None, "0..9"),
             ("decode?look=1", b'"1"', "could not|list of numbers|poses"),
             ("decode?look=1", b"{", "list of numbers"),
+            ("decode?look=1", b"[1" + 400 * b"0" + b"]", "list of numbers"),
             ("compare?look=1&target=1&steps=1e9", None, "whole number"),
         ],
     )

@@ -224,10 +224,14 @@ class ImageSet(Dataset[Batch]):
 
     def subset(self, indices: Tensor) -> "ImageSet":
         """The images at `indices`, int64 (M,), in that order."""
+        return replace(self, **self._rows(indices))
+
+    def _rows(self, indices: Tensor) -> dict[str, Any]:
+        """What a subset has at `indices`."""
         if indices.dtype != torch.int64 or indices.ndim != 1:
             raise ValueError(f"indices must be int64 (M,), got {_describe(indices)}")
         files = None if self.files is None else tuple(self.files[i] for i in indices.tolist())
-        return replace(self, images=self.images[indices], labels=self.labels[indices], files=files)
+        return {"images": self.images[indices], "labels": self.labels[indices], "files": files}
 
     def digest(self) -> str:
         """SHA-256 of the names of the classes and of all images and labels in their order, in hexadecimal."""

@@ -80,9 +80,11 @@ class TextSet(ImageSet):
 
     def subset(self, indices: Tensor) -> "TextSet":
         """The texts at ``indices``, int64 (M,), in that order."""
-        texts = tuple(self.texts[index] for index in indices.tolist())
-        files = None if self.files is None else tuple(self.files[index] for index in indices.tolist())
-        return replace(self, images=self.images[indices], labels=self.labels[indices], files=files, texts=texts)
+        rows = self._rows(indices)
+        return replace(self, **rows, texts=tuple(self.texts[index] for index in indices.tolist()))
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        return self._fetch(indices)  # there is nothing to prepare
 
     def _fetch(self, indices: list[int]) -> Batch:
         rows = torch.as_tensor(indices, dtype=torch.int64).to(self.images.device, non_blocking=True)

@@ -251,7 +251,7 @@ class Explorer:
         """
         with self._lock:
             opened = self._opened(network)
-            if opened.samples is None:
+            if opened.samples is None or not len(opened.samples):
                 raise ValueError(f"there are no test images for {network}")
             if label is not None and not opened.places.get(label):
                 raise ValueError(f"class must be one of {list(opened.places)} with test images, got {label!r}")

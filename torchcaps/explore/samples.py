@@ -46,7 +46,7 @@ def local_samples(name: str, classifier: Classifier) -> ImageSet | None:
     if data in ("mnist", "fashion_mnist", "smallnorb"):
         with suppress(FileNotFoundError):
             found = create_dataset(data, download=False).test
-            if found.raw_image_shape == classifier.image_shape:
+            if found.raw_image_shape == classifier.image_shape and found.classes == classifier.classes:
                 return found
     if classifier.classes == _DIGITS and classifier.image_shape[0] == 1:
         return digit_samples(classifier.image_shape)
