@@ -15,6 +15,7 @@ from urllib.request import Request, urlopen
 import pytest
 import torch
 
+from tests.data.test_smallnorb import write as write_smallnorb
 from torchcaps import Classifier, create_model
 from torchcaps.cli import main
 from torchcaps.data import ImageSet, Words
@@ -24,6 +25,7 @@ from torchcaps.explore import Explorer, application, digit_samples, local_sample
 from torchcaps.explore.explorer import MOST_LOOKS
 from torchcaps.explore.samples import digit_scenes
 from torchcaps.explore.server import MOST_BYTES
+from torchcaps.models.pretrained import list_pretrained
 
 uvicorn = pytest.importorskip("uvicorn")
 
@@ -110,11 +112,30 @@ class TestExplorer:
         with pytest.raises(ValueError, match="there are no test images for a"):
             Explorer({"a": small()}, {"a": lambda: none}).sample("a")
 
+    @pytest.mark.parametrize("name", list_pretrained())
+    def test_each_network_of_the_package_can_be_chosen(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without any data sets on the machine; those of smallNORB could not."""
+        monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
+        classifier = Classifier.open(name)
+        told = Explorer({name: classifier}, {name: lambda: local_samples(name, classifier)}).network(name)
+        assert bool(told["samples"]) == (not name.startswith("smallnorb/"))
+
+    def test_test_images_of_smallnorb(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write_smallnorb(tmp_path)
+        monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
+        name = "smallnorb/matrixcapsnet_small"
+        classifier = Classifier.open(name)
+        found = local_samples(name, classifier)
+        assert found is not None
+        assert found.raw_image_shape == classifier.image_shape
+
     def test_images_of_other_classes_are_no_samples(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A network in a folder called mnist need not know MNIST's classes."""
         images = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 9]), tuple("0123456789"))
         data = SimpleNamespace(test=images)
-        monkeypatch.setattr("torchcaps.explore.samples.create_dataset", lambda name, download: data)
+        monkeypatch.setattr("torchcaps.explore.samples.create_dataset", lambda name, **_: data)
         assert local_samples("mnist/mine", small()) is images
         assert local_samples("mnist/mine", small(classes=3)) is None
 
