@@ -25,6 +25,8 @@ from torchcaps.explore import Explorer, application, digit_samples, local_sample
 from torchcaps.explore.explorer import MOST_LOOKS
 from torchcaps.explore.samples import digit_scenes
 from torchcaps.explore.server import MOST_BYTES
+from torchcaps.layers import CapsLinear
+from torchcaps.models import CapsuleClassifier, TextClassifier
 from torchcaps.models.pretrained import list_pretrained
 
 uvicorn = pytest.importorskip("uvicorn")
@@ -187,6 +189,25 @@ class TestExplorer:
         assert explorer.answer(explorer.look("a", clean))["activations"]["said"] in range(10)
         with pytest.raises(ValueError, match="no ink"):
             explorer.look("a", png(torch.full((1, 28, 28), 0.5)))
+
+    def test_words_that_cannot_be_followed(self) -> None:
+        """Any other network with capsules of words was opened, and every text was an error of the server."""
+
+        class OwnCapsulesOfWords(TextClassifier, CapsuleClassifier):
+            decoder = None
+
+            def __init__(self, vocabulary: int = 3, classes: int = 2) -> None:
+                super().__init__(vocabulary, classes, 4, 0.0, 0.0)
+                self.class_caps = CapsLinear(None, classes, 4, 4, transforms="shared")
+
+            def children_of(self, images: torch.Tensor) -> torch.Tensor:
+                return self.vectors(images)[0].mT
+
+        network = OwnCapsulesOfWords()
+        network.extra["words"] = Words(("who", "wrote", "it")).config()
+        assert network(torch.tensor([[2, 3, 4]])).activation.shape == (1, 2)
+        with pytest.raises(ValueError, match="OwnCapsulesOfWords whose words cannot be followed to the classes"):
+            Explorer({"own": Classifier(network)})
 
     def test_what_has_no_capsules(self) -> None:
         with pytest.raises(ValueError, match="nothing to explore"):
