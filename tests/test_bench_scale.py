@@ -1,6 +1,9 @@
 """Where the time of a step goes, what is predicted of a network, and the measurement of two processes."""
 
 import json
+import shutil
+import subprocess
+from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps.bench import training
+from torchcaps.bench import processes, training
 from torchcaps.bench.cases import NetworkCase
 from torchcaps.bench.predict import LAUNCH, REACHED, Layer, Parts, Rates, on_paper, parts_of
 from torchcaps.bench.stages import CONVOLUTIONS, DECODER, LOSS, PARTS, ROUTING, Stages
@@ -156,6 +159,24 @@ class TestProcesses:
         with pytest.raises(SystemExit):
             main(["bench", "processes", "--batch", "7"])
         assert "--batch must be shared by two processes, got 7" in capsys.readouterr().err
+
+    def test_one_that_has_ended_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The command ended without a word, as if nobody read its output."""
+        monkeypatch.setattr(processes.sys, "executable", shutil.which("false"))
+        one = processes.Process(0, Namespace(model="capsnet_small", batch=2, steps=1))
+        one.process.wait()
+        with pytest.raises(OSError, match="a process that trains ended with status 1") as found:
+            one.begin(2, 1)
+        assert not isinstance(found.value, BrokenPipeError)
+        one.end()
+
+    def test_one_that_waits_for_ever_is_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(processes, "PATIENCE", 0.1)
+        waiting = subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        one = processes.Process.__new__(processes.Process)
+        one.process = waiting
+        one.end()
+        assert waiting.returncode < 0
 
     @pytest.mark.slow
     def test_both_train(self, tmp_path: Path) -> None:
