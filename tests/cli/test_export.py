@@ -1,6 +1,7 @@
 """Exported files: the same answers as the network's, for any batch, without this package."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from torchcaps.classifier import Classifier
 from torchcaps.cli import main
 from torchcaps.cli.export import CLOSE, NOTES, _digamma, export
 from torchcaps.data import Preprocess, Words
-from torchcaps.models import create_model, list_models
+from torchcaps.models import ImageClassifier, Prediction, create_model, list_models
 
 ROOT = Path(__file__).parents[2]
 SLOW = pytest.mark.slow
@@ -128,6 +129,29 @@ def test_digamma_by_what_onnx_has(onnxruntime: object) -> None:
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
     torch.testing.assert_close(found, torch.digamma(x.double()).float(), rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        ("torch-export", "a Decides cannot be written as torch-export: Could not guard on data-dependent expression"),
+        pytest.param("onnx", "a Decides cannot be written as onnx: Could not guard on data-dependent", marks=SLOW),
+    ],
+)
+def test_networks_that_cannot_be_traced_are_told_in_a_line(
+    form: str, told: str, tmp_path: Path, onnxruntime: object
+) -> None:
+    class Decides(ImageClassifier):
+        def __init__(self, image_shape: tuple[int, int, int] = (1, 2, 2), classes: int = 4) -> None:
+            super().__init__(image_shape, classes)
+
+        def forward(self, images: torch.Tensor, target: torch.Tensor | None = None) -> Prediction:
+            return Prediction(images.flatten(1) * (1 if images.sum() > 3 else 2), None, None)
+
+    with pytest.raises(ValueError, match=re.escape(told)) as found:
+        export(Classifier(Decides()), tmp_path / "file", form)
+    assert "\n" not in str(found.value)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,14 +110,19 @@ def export(classifier: "Classifier", path: Path, form: str) -> float:
 
     Raises:
         ModuleNotFoundError: if ``onnx`` needs what is not installed.
-        ValueError: if the answers of the file are others than those of the network.
+        ValueError: if the network cannot be traced, has an operator that the form has not, or the answers of the file
+            are others than its own.
     """
     model = Exported(classifier).eval()
     images = _examples(classifier)
     with use_backend("naive"), torch.no_grad(), written_whole(path) as part:
         expected = model(images)
         write = _write_onnx if form == "onnx" else _write_program
-        found = write(model, images, part, _notes(classifier, model.names(images[:2])))
+        try:
+            found = write(model, images, part, _notes(classifier, model.names(images[:2])))
+        except RuntimeError as error:
+            why = str(error.__cause__ or error).partition("\n")[0]
+            raise ValueError(f"a {type(classifier.network).__name__} cannot be written as {form}: {why}") from error
         off = _off(found, expected)
         if not off <= CLOSE:
             own = _off(model.double()(images.double() if images.is_floating_point() else images), expected)
