@@ -19,6 +19,8 @@ def main(model: str, picture: str) -> None:
     """Prints the classes of a picture, the most active first."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     notes = json.loads(session.get_modelmeta().custom_metadata_map["torchcaps"])
+    if "image_shape" not in notes:
+        raise SystemExit(f"{model} takes texts, this example shows pictures")
     channels, height, width = notes["image_shape"]
     image = Image.open(picture).convert("L" if channels == 1 else "RGB")
     image = ImageOps.pad(image, (width, height), color=0)
