@@ -29,7 +29,9 @@ _UNFUSED = "capturable", "differentiable"
 
 @dataclass(frozen=True)
 class Speed:
-    """What makes a training faster beside the trainer's ``precision``: off by default, but for what changes no more than rounding.
+    """What makes a training faster beside the trainer's ``precision``.
+
+    On by default are ``resident``, ``fused`` and ``keep_memory``.
 
     Attributes:
         channels_last: keep images and the weights of convolutions with the channels innermost in memory. The numbers
@@ -40,10 +42,10 @@ class Speed:
             batch by batch. Nothing else changes.
         fused: make the optimizer's step in one kernel where torch has one (Adam, AdamW, SGD) and the optimizer
             was not told how to make it. The same up to rounding.
-        keep_memory: memory of the processor that a step frees stays with the process for the next one, as long as the
-            training lasts (with the allocator of glibc). Nothing else changes.
         auto: choose ``channels_last``, and in long trainings ``compile``, by timing a few steps before the first one;
             what was asked for stays. The run keeps the choice and the times in ``speed.json``.
+        keep_memory: memory of the processor that a step frees stays with the process for the next one, as long as the
+            training lasts (with the allocator of glibc). Nothing else changes.
 
     Example:
         >>> from torchcaps.training import Speed
@@ -55,8 +57,8 @@ class Speed:
     compile: CompileMode | None = None
     resident: float = 4.0
     fused: bool = True
-    keep_memory: bool = True
     auto: bool = False
+    keep_memory: bool = True
 
     def lay_out(self, model: nn.Module) -> None:
         """Puts the weights of the model's convolutions in the order of ``channels_last``, in place."""
