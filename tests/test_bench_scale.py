@@ -182,5 +182,6 @@ class TestProcesses:
     def test_both_train(self, tmp_path: Path) -> None:
         assert main(["bench", "processes", "--batch", "8", "--steps", "1", "--runs", "1", "--out", str(tmp_path)]) == 0
         found = json.loads((tmp_path / "processes.json").read_text())
-        one, two = (row["milliseconds"][0] for row in found["rows"])
+        one, apart, two = (row["milliseconds"][0] for row in found["rows"])
         assert found["faster"]["median"] == pytest.approx(one / two)
+        assert found["limit"]["median"] == pytest.approx(one / apart)

@@ -6,9 +6,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from torchcaps import Squash, length, squash
-from torchcaps.squash import SQUASHES
+from torchcaps.squash import SQUASHES, Dims, _length, _squash
 
 FORMULAS: dict[str, Callable[[float], float]] = {
     "sabour": lambda n: n**2 / (1 + n**2),
@@ -159,3 +160,99 @@ def test_item4_infinite_numbers_are_not_hidden(kind: str) -> None:
     out = squash(pose, kind)
     assert (out[0].isinf() if kind == "none" else out[0].isnan()).any()
     assert out[1].isfinite().all()
+
+
+class TestBackwardByHand:
+    """The gradients that no graph finds, against those of the formulas."""
+
+    CASES = pytest.mark.parametrize(
+        ("shape", "dim"), [((4, 3, 7), -1), ((4, 7, 3), 1), ((2, 3, 3, 5), (-2, -1)), ((1, 1), -1)], ids=str
+    )
+
+    @kinds
+    @CASES
+    @pytest.mark.parametrize("strided", [False, True], ids=["dense", "strided"])
+    @pytest.mark.parametrize(
+        ("dtype", "close"), [(torch.float64, 1e-13), (torch.float32, 2e-6), (torch.bfloat16, 1e-2)], ids=str
+    )
+    def test_is_that_of_the_formula(
+        self, kind: str, shape: tuple[int, ...], dim: Dims, strided: bool, dtype: torch.dtype, close: float
+    ) -> None:
+        pose = poses(*shape, dtype=dtype)
+        pose[0] = 0.0
+        pose = (pose.mT.contiguous().mT if strided else pose).requires_grad_()
+        wide = pose.to(torch.promote_types(dtype, torch.float32))
+        pairs = (
+            (squash(pose, kind, dim), _squash(wide, SQUASHES[kind], dim)),
+            (length(pose, dim), _length(wide, dim).squeeze(dim)),
+        )
+        for found, expected in pairs:
+            upstream = poses(*found.shape, dtype=dtype)
+            torch.testing.assert_close(found, expected.to(dtype), rtol=close, atol=0)
+            gradient, wanted = (torch.autograd.grad((out * upstream).sum(), pose)[0] for out in (found, expected))
+            torch.testing.assert_close(gradient, wanted, rtol=close, atol=close)
+
+    @kinds
+    @pytest.mark.parametrize("scale", [1e-18, 1e-4, 1e9, 1e18], ids=str)
+    def test_far_from_one(self, kind: str, scale: float) -> None:
+        """Right in float32 where the formula's own gradient is not any more: it has squares of squares."""
+        pose = (scale * poses(3, 5)).float().requires_grad_()
+        upstream = poses(3, 5).float().flip(1)  # not along the poses
+        wide = pose.detach().double().requires_grad_()
+        expected = _squash(wide, SQUASHES[kind], -1)
+        (wanted,) = torch.autograd.grad(expected, wide, upstream.double())
+        (gradient,) = torch.autograd.grad(squash(pose, kind), pose, upstream)
+        torch.testing.assert_close(squash(pose, kind).double(), expected, rtol=1e-6, atol=0)
+        largest = wanted.abs().max().item()
+        torch.testing.assert_close(gradient.double(), wanted, rtol=1e-5, atol=1e-5 * largest)
+
+    @kinds
+    @pytest.mark.parametrize("scale", [1e-21, 1e25], ids=str)
+    def test_squares_that_vanish_or_overflow(self, kind: str, scale: float) -> None:
+        pose = (scale * poses(3, 5)).float().requires_grad_()
+        upstream = poses(3, 5).float().flip(1)  # not along the poses
+        expected = _squash(pose, SQUASHES[kind], -1)
+        (wanted,) = torch.autograd.grad(expected, pose, upstream)
+        (gradient,) = torch.autograd.grad(squash(pose, kind), pose, upstream)
+        torch.testing.assert_close(squash(pose, kind), expected, rtol=1e-6, atol=0, equal_nan=True)
+        torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+    @kinds
+    def test_can_be_differentiated_again(self, kind: str) -> None:
+        pose = poses(2, 3).requires_grad_()
+        assert torch.autograd.gradgradcheck(lambda pose: (squash(pose, kind), length(pose)), (pose,))
+        zeros = torch.zeros(1, 3, dtype=torch.float64)
+        for function in (lambda pose: squash(pose, kind).sum(), lambda pose: length(pose).sum()):
+            assert torch.autograd.functional.hessian(function, zeros).isfinite().all()
+
+    @pytest.mark.parametrize("kind", ["sabour", "tanh"])
+    @pytest.mark.filterwarnings("ignore:.*jit.script:DeprecationWarning")  # torch's own, in forward mode
+    def test_other_ways_to_differentiate(self, kind: str) -> None:
+        """Forward mode, ``torch.func``, and the compiler have the formulas."""
+        pose, tangent = poses(4, 3), poses(4, 3).flip(0)
+
+        def both(pose: Tensor) -> Tensor:
+            return squash(pose, kind) * length(pose)[..., None]
+
+        jacobian = torch.autograd.functional.jacobian(both, pose)
+        torch.testing.assert_close(torch.func.jacrev(both)(pose), jacobian)
+        torch.testing.assert_close(torch.func.jacfwd(both)(pose), jacobian)
+        torch.testing.assert_close(torch.func.vmap(both)(pose), both(pose))
+        with forward_ad.dual_level():
+            found = forward_ad.unpack_dual(both(forward_ad.make_dual(pose, tangent))).tangent
+        torch.testing.assert_close(found, (jacobian * tangent).sum((-2, -1)))
+        leaf = pose.clone().requires_grad_()
+        compiled = torch.compile(both, backend="eager", fullgraph=True)(leaf)
+        ones = torch.ones_like(pose)
+        expected = torch.autograd.grad(both(leaf), leaf, ones)
+        torch.testing.assert_close(torch.autograd.grad(compiled, leaf, ones), expected)
+
+
+@pytest.mark.parametrize("kind", sorted(SQUASHES))
+def test_the_same_without_gradients(kind: str) -> None:
+    pose = poses(3, 5, dtype=torch.float32)
+    pose[1] = 0.0
+    with torch.inference_mode():
+        plain = squash(pose, kind), length(pose)
+    for found, expected in zip(plain, (squash(pose.requires_grad_(), kind), length(pose)), strict=True):
+        assert torch.equal(found, expected)

@@ -250,7 +250,7 @@ def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
             f"{tuple(images.shape)}"
         )
     dtype = compute_dtype(reconstruction)
-    return (reconstruction.to(dtype) - images.to(dtype)).square().flatten(1).sum(1).mean()
+    return F.mse_loss(reconstruction.to(dtype), images.to(dtype), reduction="sum") / len(images)
 
 
 class ReconstructionLoss(nn.Module):

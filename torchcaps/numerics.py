@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def positive(mass: Tensor) -> Tensor:
@@ -30,6 +31,15 @@ def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
     if kind == "meta" or not torch.is_autocast_enabled(kind):  # an exported program with the switch is not to be saved
         return nullcontext()
     return torch.autocast(device_type=kind, enabled=False)
+
+
+def only_formulas() -> bool:
+    """Whether derivatives must come from formulas: in forward mode, in ``torch.func``, and where a graph is recorded.
+
+    Elsewhere an operation may have a backward pass of its own, which is quicker.
+    """
+    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return recorded or forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
 
 
 def check_sizes(least: int = 1, /, **sizes: Any) -> None:

@@ -1,11 +1,12 @@
 """Length of a pose, and the squash functions that turn it into the probability that the thing is there."""
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import compute_dtype
+from torchcaps.numerics import compute_dtype, only_formulas
 
 Dims = int | tuple[int, ...]
 
@@ -20,14 +21,45 @@ def _safe_length(squared: Tensor) -> Tensor:
     return torch.where(none, 0.0, torch.where(none, 1.0, squared).sqrt())
 
 
+def _length(pose: Tensor, dim: Dims) -> Tensor:
+    """The length as a formula, to be differentiated to any order."""
+    return _safe_length(_squared_length(pose, dim))
+
+
 def length(pose: Tensor, dim: Dims = -1) -> Tensor:
     r"""Euclidean length :math:`n = \sqrt{\langle s, s \rangle}` along ``dim``, which is dropped; gradient 0 at 0.
 
     Computed in float32 at least and returned in the dtype of ``pose``. NaN gives NaN, in value and gradient; a pose
     whose square overflows (1.8e19 in float32) has length inf.
     """
-    squared = _squared_length(pose.to(compute_dtype(pose)), dim)
-    return _safe_length(squared).squeeze(dim).to(pose.dtype)
+    wide = pose.to(compute_dtype(pose))
+    if only_formulas():
+        found = _length(wide, dim)
+    else:
+        found = _Length.apply(wide, dim) if _needs_gradient(wide) else _squared_length(wide, dim).sqrt_()
+    return found.squeeze(dim).to(pose.dtype)
+
+
+def _needs_gradient(pose: Tensor) -> bool:
+    return pose.requires_grad and torch.is_grad_enabled()
+
+
+class _Length(torch.autograd.Function):
+    """:func:`_length` with its gradient :math:`s / n`."""
+
+    @staticmethod
+    def forward(ctx: Any, pose: Tensor, dim: Dims) -> Tensor:
+        found = _squared_length(pose, dim).sqrt_()
+        ctx.dim = dim
+        ctx.save_for_backward(pose, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        pose, found = ctx.saved_tensors
+        if torch.is_grad_enabled():  # it may be differentiated again
+            return *torch.autograd.grad(_length(pose, ctx.dim), pose, upstream, create_graph=True), None
+        return pose * (upstream / found).masked_fill_(found == 0, 0.0), None
 
 
 def _unit(length: Tensor, value: Tensor) -> Tensor:
@@ -36,15 +68,68 @@ def _unit(length: Tensor, value: Tensor) -> Tensor:
     return torch.where(none, 1.0, value / torch.where(none, 1.0, length))
 
 
-# Each gives the factor of the pose, |squash(s)| / |s|, from the squared length.
-SQUASHES: dict[str, Callable[[Tensor], Tensor]] = {
-    "sabour": lambda squared: _safe_length(squared) / (1 + squared),
-    "half": lambda squared: _safe_length(squared) / (0.5 + squared),
-    "tanh": lambda squared: _unit(n := _safe_length(squared), n.tanh()),
-    "exponential": lambda squared: _unit(n := _safe_length(squared), -torch.expm1(-n)),
-    "rational": lambda squared: 1 / (1 + _safe_length(squared)),
-    "none": torch.ones_like,
+class Kind(NamedTuple):
+    """A squash, as what it multiplies a pose by."""
+
+    factor: Callable[[Tensor, Tensor], Tensor]
+    """f(n) / n, from n and n²."""
+    slope: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """Its derivative, from n, n² and the factor; any number at 0."""
+
+
+def _rational_in_squares(constant: float) -> Kind:
+    """n² / (c + n²)."""
+
+    def slope(n: Tensor, squared: Tensor, factor: Tensor) -> Tensor:
+        part = 1 / (constant + squared)
+        return part * (2 * constant * part - 1)
+
+    return Kind(lambda n, squared: n / (constant + squared), slope)
+
+
+SQUASHES: dict[str, Kind] = {
+    "sabour": _rational_in_squares(1.0),
+    "half": _rational_in_squares(0.5),
+    "tanh": Kind(lambda n, _: _unit(n, n.tanh()), lambda n, _, factor: (1 - n.tanh().square() - factor) / n),
+    "exponential": Kind(lambda n, _: _unit(n, -torch.expm1(-n)), lambda n, _, factor: ((-n).exp() - factor) / n),
+    "rational": Kind(lambda n, _: 1 / (1 + n), lambda n, _, factor: -factor.square()),
+    "none": Kind(lambda n, _: torch.ones_like(n), lambda n, *_: torch.zeros_like(n)),
 }
+
+
+def _squash(pose: Tensor, kind: Kind, dim: Dims) -> Tensor:
+    """The squash as a formula, to be differentiated to any order."""
+    squared = _squared_length(pose, dim)
+    return pose * kind.factor(_safe_length(squared), squared)
+
+
+def _squashed(pose: Tensor, kind: Kind, dim: Dims) -> tuple[Tensor, Tensor, Tensor]:
+    """The same numbers without care for gradients; and the squared length, and the factor."""
+    squared = _squared_length(pose, dim)
+    factor = kind.factor(squared.sqrt(), squared)
+    return pose * factor, squared, factor
+
+
+class _Squash(torch.autograd.Function):
+    r""":func:`_squash` with its gradient :math:`g\, u + g' \langle s, u \rangle s / n`, g the factor, u from above."""
+
+    @staticmethod
+    def forward(ctx: Any, pose: Tensor, kind: Kind, dim: Dims) -> Tensor:
+        squashed, squared, factor = _squashed(pose, kind, dim)
+        ctx.kind, ctx.dim = kind, dim
+        ctx.save_for_backward(pose, squared, factor)
+        return squashed
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        pose, squared, factor = ctx.saved_tensors
+        if torch.is_grad_enabled():  # it may be differentiated again
+            found = torch.autograd.grad(_squash(pose, ctx.kind, ctx.dim), pose, upstream, create_graph=True)
+            return *found, None, None
+        n = squared.sqrt()
+        along = (pose * upstream).sum(ctx.dim, keepdim=True)
+        along = (along * ctx.kind.slope(n, squared, factor) / n).masked_fill_(squared == 0, 0.0)
+        return torch.addcmul(upstream * factor, pose, along), None, None
 
 
 def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
@@ -73,11 +158,17 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
     Raises:
         ValueError: if ``kind`` is not in the table.
     """
-    factor = SQUASHES.get(kind)
-    if factor is None:
+    found = SQUASHES.get(kind)
+    if found is None:
         raise ValueError(f"squash must be one of {sorted(SQUASHES)}, got {kind!r}")
+    if kind == "none":
+        return pose
     wide = pose.to(compute_dtype(pose))
-    return (wide * factor(_squared_length(wide, dim))).to(pose.dtype)
+    if only_formulas():
+        squashed = _squash(wide, found, dim)
+    else:
+        squashed = _Squash.apply(wide, found, dim) if _needs_gradient(wide) else _squashed(wide, found, dim)[0]
+    return squashed.to(pose.dtype)
 
 
 class Squash(nn.Module):

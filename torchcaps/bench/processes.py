@@ -1,8 +1,9 @@
 """``torchcaps bench processes``: how much faster two processes train than one, each pinned to a core of its own.
 
-Both train in the loop of ``torchcaps train`` with the same batch, which two processes share (gloo, ``ddp``). Rounds are
-paired, one process first, then both; the slower process of a pair counts. On a core that something else uses as well,
-the figure says nothing.
+Both train in the loop of ``torchcaps train`` with the same batch, which two processes share (gloo, ``ddp``). What the
+cores allow is measured beside it: two processes that train half the batch each and know nothing of each other. Rounds
+are paired, one process first, then both apart, then both together; the slower process of a pair counts. On a core that
+something else uses as well, the figure says nothing.
 """
 
 import argparse
@@ -30,6 +31,7 @@ PATIENCE = 20.0
 """Seconds in which a process that has nothing more to do must end."""
 
 CAN_PIN = hasattr(os, "sched_setaffinity")
+ONE, APART, TWO = "one process", "two apart, half the batch each", "two together"
 
 
 class Process:
@@ -51,15 +53,15 @@ class Process:
             text=True,
         )
 
-    def begin(self, processes: int, port: int) -> None:
-        """Has it train in a group of so many.
+    def begin(self, processes: int, port: int, batch: int) -> None:
+        """Has it train in a group of so many, which share the batch.
 
         Raises:
             OSError: if it has ended.
         """
         assert self.process.stdin is not None
         try:
-            self.process.stdin.write(json.dumps({"processes": processes, "port": port}) + "\n")
+            self.process.stdin.write(json.dumps({"processes": processes, "port": port, "batch": batch}) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError as error:  # which would read as an output that nobody wants
             raise self._ended() from error
@@ -107,9 +109,10 @@ def serve(rank: int, model: str, batch: int, steps: int) -> None:
         asked = json.loads(line)
         os.environ["MASTER_PORT"] = str(asked["port"])
         learner, strategy = task_of(model, Speed()), "ddp" if asked["processes"] > 1 else "auto"
-        options = TrainerOptions("cpu", asked["processes"], strategy=strategy)
+        limit = {"limit_train_batches": WARM["cpu"] + steps}
+        options = TrainerOptions("cpu", asked["processes"], strategy=strategy, extra=limit)
         with TemporaryDirectory() as folder:
-            schedule = Schedule(epochs=1, batch_size=batch)
+            schedule = Schedule(epochs=1, batch_size=asked["batch"])
             fit(learner, images, images.subset(torch.arange(0)), Path(folder), schedule, options)
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
@@ -127,14 +130,16 @@ def free_port() -> int:
 def measured(options: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of the steps in each round, of one process and of two, after a round that does not count."""
     processes = [Process(rank, options) for rank in range(2)]
-    found: dict[str, list[float]] = {"one": [], "two": []}
+    half = options.batch // 2
+    rounds = ((ONE, 1, 1, options.batch), (APART, 2, 1, half), (TWO, 2, 2, options.batch))
+    found: dict[str, list[float]] = {name: [] for name, *_ in rounds}
     try:
         for place in range(1 + options.runs):
-            for name, group in (("one", processes[:1]), ("two", processes)):
+            for name, count, sharing, batch in rounds:
                 port = free_port()
-                for process in group:
-                    process.begin(len(group), port)
-                slowest = max([process.seconds() for process in group])
+                for process in processes[:count]:
+                    process.begin(sharing, port, batch)
+                slowest = max([process.seconds() for process in processes[:count]])
                 if place:
                     found[name].append(slowest)
     finally:
@@ -160,17 +165,21 @@ def main(arguments: list[str], show: Show, program: str) -> None:
     about["settings"]["pinned"] = CAN_PIN and len(os.sched_getaffinity(0)) > 1
     show(report.heading(about))
     found = measured(options)
-    faster = Spread.of([one / two for one, two in zip(found["one"], found["two"], strict=True)])
+    faster, limit = (
+        Spread.of([one / two for one, two in zip(found[ONE], found[name], strict=True)]) for name in (TWO, APART)
+    )
     rows: list[dict[str, Any]] = [
         {"processes": name, "milliseconds": [1e3 * value / options.steps for value in values]}
         for name, values in found.items()
     ]
     for row in rows:
         spread = Spread.of(row["milliseconds"])
-        show(f"{row['processes']:5} {spread.median:.1f} ms a step ({spread.low:.1f}-{spread.high:.1f})")
+        show(f"{row['processes']:31} {spread.median:.1f} ms a step ({spread.low:.1f}-{spread.high:.1f})")
     show(f"two processes train {faster.median:.2f} times as fast as one ({faster.low:.2f}-{faster.high:.2f})")
+    show(f"the cores allow {limit.median:.2f} times ({limit.low:.2f}-{limit.high:.2f})")
     out = Path(options.out or f"runs/bench-processes-{time.strftime('%Y%m%d-%H%M%S')}")
-    report.write_json(out / "processes.json", **about, model=options.model, faster=faster._asdict(), rows=rows)
+    found_out = {"faster": faster._asdict(), "limit": limit._asdict(), "rows": rows}
+    report.write_json(out / "processes.json", **about, model=options.model, **found_out)
     show(f"\nresults: {out}")
 
 

@@ -147,7 +147,7 @@ class PrimaryCapsNd(nn.Module):
             )
         *grid, _ = self.sites(*features.shape[2:])
         convolved = self._one_place(features) if self._depthwise and math.prod(grid) == 1 else self.conv(features)
-        pose = self.norm(convolved).movedim(1, -1).unflatten(-1, (self.types, *self.dim))
+        pose = self.norm(convolved).movedim(1, -1).unflatten(-1, (self.types, *self.dim)).contiguous()
         if self.bias is not None:
             pose = pose / self.types + self.bias
         axes = tuple(range(-len(self.dim), 0))

@@ -21,6 +21,7 @@ from torchcaps.training.fingerprint import Fingerprint, recorded_options
 from torchcaps.training.folder import is_first_process
 from torchcaps.training.learner import Learner
 from torchcaps.training.loaders import Loaders, train_loader
+from torchcaps.training.memory import kept_memory
 from torchcaps.training.options import Caller, Schedule, TrainerOptions
 from torchcaps.training.trial import ChooseSpeed
 
@@ -133,7 +134,7 @@ class Fitting:
         newest = checkpoint_to_resume(self.checkpoints) if is_first_process() else newest_checkpoint(self.checkpoints)
         if newest is not None:
             self.fingerprint.check(read_checkpoint(newest, self.learner), self.caller.allow_changes)
-        with _expected_warnings():
+        with _expected_warnings(), kept_memory(self.learner.speed.keep_memory):
             self.trainer.fit(self.learner, datamodule=self.loaders, ckpt_path=newest, weights_only=True)
         if is_first_process():
             checkpoint_to_resume(self.checkpoints)  # Lightning leaves the one that was resumed from

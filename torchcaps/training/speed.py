@@ -29,7 +29,9 @@ _UNFUSED = "capturable", "differentiable"
 
 @dataclass(frozen=True)
 class Speed:
-    """What makes a training faster beside the trainer's ``precision``: off by default, but for the last two.
+    """What makes a training faster beside the trainer's ``precision``.
+
+    On by default are ``resident``, ``fused`` and ``keep_memory``.
 
     Attributes:
         channels_last: keep images and the weights of convolutions with the channels innermost in memory. The numbers
@@ -42,6 +44,8 @@ class Speed:
             was not told how to make it. The same up to rounding.
         auto: choose ``channels_last``, and in long trainings ``compile``, by timing a few steps before the first one;
             what was asked for stays. The run keeps the choice and the times in ``speed.json``.
+        keep_memory: memory of the processor that a step frees stays with the process for the next one, as long as the
+            training lasts (with the allocator of glibc). Nothing else changes.
 
     Example:
         >>> from torchcaps.training import Speed
@@ -54,6 +58,7 @@ class Speed:
     resident: float = 4.0
     fused: bool = True
     auto: bool = False
+    keep_memory: bool = True
 
     def lay_out(self, model: nn.Module) -> None:
         """Puts the weights of the model's convolutions in the order of ``channels_last``, in place."""
