@@ -14,9 +14,11 @@ import os
 import platform
 import shutil
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,21 +26,59 @@ from torch import Tensor
 from torchcaps.ops.fused.compiling import BUILT, FLAGS, LEVELS, SOURCES, compile_library, find_compiler
 from torchcaps.ops.fused.operators import Call
 
-_MOMENTS, _SCORES, _BACKWARD = range(3)
-_SIZES = ("images", "grid", "windows", "I", "J", "M", "P", "D", "shared", "similarity", "orphan", "hard", "threads")
+_MOMENTS, _SCORES, _FLOW, _PASS_ON = range(4)
+_SIZES = ("images", "grid", "windows", "I", "J", "M", "P", "D", "shared", "similarity")
+_OPTIONS = ("orphan", "hard", "parts", "threads")
 _INPUTS = ("children", "transforms", "coordinates", "weights", "log_partition", "parents", "precision", "log_weight")
 _RESULTS = ("mass", "sum", "scatter", "mean", "scores")
+
+
+class _Term(ctypes.Structure):
+    """``TorchcapsTerm`` of the C++ source."""
+
+    _fields_ = [*((name, ctypes.c_void_p) for name in ("coefficient", "constant", "slope")), ("parents", ctypes.c_int64)]
 
 
 class _Call(ctypes.Structure):
     """``TorchcapsCall`` of the C++ source."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in _SIZES),
+        *((name, ctypes.c_int64) for name in (*_SIZES, *_OPTIONS)),
         *((name, ctypes.c_void_p) for name in (*_INPUTS, "sites", *_RESULTS)),
         ("reduced", ctypes.c_int64),
-        *((f"grad_{name}", ctypes.c_void_p) for name in (*_INPUTS, "scores")),
+        *((name, ctypes.c_void_p) for name in (*(f"grad_{name}" for name in (*_INPUTS, "scores")), "shares", "flow")),
+        ("adds", ctypes.c_int64),
+        ("terms", ctypes.POINTER(_Term)),
+        ("count", ctypes.c_int64),
     ]
+
+
+class Term(NamedTuple):
+    """What a step has to do with the gradients of the votes: ``dV_ij += coefficient_ij (constant_j + slope_j V_ij)``.
+
+    Args:
+        coefficient: as the kernels have it, a row of the batch in each lane, [blocks, I, J or 1, lanes].
+        constant: [B, J, H].
+        slope: [B, J, H], or None for 0.
+    """
+
+    coefficient: Tensor
+    constant: Tensor
+    slope: Tensor | None
+
+
+class Flow(NamedTuple):
+    """What the gradients of a step's results come to, but for children, transforms and coordinates.
+
+    Args:
+        gradients: of the other tensors of the call, and None for these.
+        shares: the term of what the parents took of each child; None for a step without moments.
+        logits: the term of the gradients of the logits; None where nothing flows through them.
+    """
+
+    gradients: Call
+    shares: Term | None
+    logits: Term | None
 
 
 def moments(call: Call, *, orphan: bool, hard: bool, scatter: bool) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -48,6 +88,79 @@ def moments(call: Call, *, orphan: bool, hard: bool, scatter: bool) -> tuple[Ten
     second = torch.empty_like(total) if scatter else None
     _run(_MOMENTS, call, {"mass": mass, "sum": total, "scatter": second}, orphan=orphan, hard=hard)
     return mass, total, second
+
+
+def scores(call: Call, *, orphan: bool, reduced: bool) -> Tensor:
+    """The logits (B, I, J), or their normaliser (B, I)."""
+    B, I, J, *_ = call.sizes
+    out = call.children.new_empty((B, I) if reduced else (B, I, J))
+    if J == 0:
+        return out.fill_(0.0 if orphan else -torch.inf)
+    _run(_SCORES, call, {"scores": out}, orphan=orphan, reduced=reduced)
+    return out
+
+
+def moments_flow(
+    call: Call,
+    mean: Tensor | None,
+    upstream: tuple[Tensor, Tensor, Tensor | None],
+    parts: int,
+    *,
+    orphan: bool,
+    hard: bool,
+) -> Flow:
+    """What the gradients of the moments of one step come to.
+
+    Args:
+        call: of the step.
+        mean: sum / mass, needed with a gradient of the scatter.
+        upstream: the gradients of mass, sum and scatter.
+        parts: :func:`row_parts`.
+        orphan: as in :func:`moments`.
+        hard: as in :func:`moments`.
+    """
+    grad_mass, grad_sum, grad_scatter = (None if grad is None else grad.contiguous() for grad in upstream)
+    gradients = _flowing(call)
+    even = not call.similarity and not hard
+    shares = _coefficients(call, parts, even)
+    flow = _coefficients(call, parts, False) if call.similarity and not hard else None
+    slope = None if grad_scatter is None else 2 * grad_scatter
+    constant = grad_sum if slope is None else torch.addcmul(grad_sum, slope, mean, value=-1)
+    results = {"mass": grad_mass, "sum": grad_sum, "scatter": grad_scatter, "mean": mean, "shares": shares, "flow": flow}
+    _run(_FLOW, call, {**results, **_gradients_of(gradients)}, orphan=orphan, hard=hard, parts=parts)
+    return Flow(gradients, Term(shares, constant, slope), _term_of_logits(call, flow))
+
+
+def scores_flow(call: Call, grad: Tensor, parts: int, into: Tensor | None, *, orphan: bool, reduced: bool) -> Flow:
+    """What the gradient of scores comes to.
+
+    Args:
+        call: of the scores.
+        grad: of the scores.
+        parts: :func:`row_parts`.
+        into: the coefficients of the same logits in another step, which are added to; None for new ones.
+        orphan: as in :func:`scores`.
+        reduced: as in :func:`scores`.
+    """
+    gradients = _flowing(call)
+    flow = _coefficients(call, parts, False) if into is None else into
+    results = {"grad_scores": grad.contiguous(), "flow": flow, **_gradients_of(gradients)}
+    _run(_FLOW, call, results, orphan=orphan, reduced=reduced, parts=parts, adds=into is not None)
+    return Flow(gradients, None, None if into is not None else _term_of_logits(call, flow))
+
+
+def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool] = (True, True, True)) -> Call:
+    """The gradients of children, transforms and coordinates, those that are wanted, from the terms of all steps."""
+    gradients = Call._make(
+        [
+            *(torch.empty_like(tensor) if want and tensor is not None else None for want, tensor in zip(wanted, call[:3])),
+            *(None, None, None, ()),
+        ]
+    )
+    kept = (_Term * len(terms))(*(_Term(*map(_pointer, term), parents=term.coefficient.shape[2]) for term in terms))
+    votes = Call(*call[:3], None, None, call.sites, ())
+    _run(_PASS_ON, votes, _gradients_of(gradients), parts=parts, terms=kept, count=len(terms))
+    return gradients
 
 
 def moments_backward(
@@ -61,31 +174,56 @@ def moments_backward(
     hard: bool,
 ) -> Call:
     """The gradients of every tensor of the call."""
-    upstream = {"mean": mean, "mass": grad_mass, "sum": grad_sum, "scatter": grad_scatter}
-    return _backward(call, upstream, orphan=orphan, hard=hard)
-
-
-def scores(call: Call, *, orphan: bool, reduced: bool) -> Tensor:
-    """The logits (B, I, J), or their normaliser (B, I)."""
-    B, I, J, *_ = call.sizes
-    out = call.children.new_empty((B, I) if reduced else (B, I, J))
-    if J == 0:
-        return out.fill_(0.0 if orphan else -torch.inf)
-    _run(_SCORES, call, {"scores": out}, orphan=orphan, reduced=reduced)
-    return out
+    if 0 in call.sizes:
+        return call.gradients()
+    parts = row_parts(call)
+    upstream = (grad_mass, grad_sum, grad_scatter)
+    return _all_gradients(call, moments_flow(call, mean, upstream, parts, orphan=orphan, hard=hard), parts)
 
 
 def scores_backward(call: Call, scores: Tensor, grad: Tensor, *, orphan: bool, reduced: bool) -> Call:
     """The gradients of every tensor of the call."""
-    return _backward(call, {"grad_scores": grad}, orphan=orphan, reduced=reduced)
-
-
-def _backward(call: Call, upstream: dict[str, Tensor | None], **options: bool) -> Call:
     if 0 in call.sizes:
         return call.gradients()
-    grads = call.gradients(torch.empty_like)  # the kernels write them all
-    _run(_BACKWARD, call, {**upstream, **{f"grad_{name}": grad for name, grad in _named(grads).items()}}, **options)
-    return grads
+    parts = row_parts(call)
+    return _all_gradients(call, scores_flow(call, grad, parts, None, orphan=orphan, reduced=reduced), parts)
+
+
+def _all_gradients(call: Call, flow: Flow, parts: int) -> Call:
+    terms = [term for term in (flow.shares, flow.logits) if term is not None]
+    return Call(*pass_on(call, terms, parts)[:3], *flow.gradients[3:])
+
+
+def row_parts(call: Call) -> int:
+    """Among how many tasks the rows of windows are shared out, the same in all steps; 0 without windows."""
+    return 0 if call.sites is None else min(len(call.children), torch.get_num_threads())
+
+
+def _coefficients(call: Call, parts: int, even: bool) -> Tensor:
+    """Room for a number of each child and each parent, or of each child."""
+    B, I, J, *_ = call.sizes
+    lanes = 64 // call.children.element_size()
+    return call.children.new_empty(-(-B // lanes) + parts, I, 1 if even else J, lanes)
+
+
+def _flowing(call: Call) -> Call:
+    """Room for the gradients of a call, but for those that are passed on at last."""
+    weights, log_partition = (None if field is None else torch.empty_like(field) for field in call[3:5])
+    return Call(None, None, None, weights, log_partition, None, tuple(map(torch.empty_like, call.similarity)))
+
+
+def _term_of_logits(call: Call, flow: Tensor | None) -> Term | None:
+    """The gradients of the logits times what the logits change by with a vote."""
+    if flow is None or not call.similarity:
+        return None
+    if len(call.similarity) == 1:
+        return Term(flow, call.similarity[0], None)
+    mean, precision, _ = call.similarity
+    return Term(flow, mean * precision, -precision)
+
+
+def _gradients_of(call: Call) -> dict[str, Tensor | None]:
+    return {f"grad_{name}": grad for name, grad in _named(call).items()}
 
 
 def _named(call: Call) -> dict[str, Tensor | None]:
@@ -95,21 +233,24 @@ def _named(call: Call) -> dict[str, Tensor | None]:
     return dict(zip(_INPUTS, fields, strict=True))
 
 
-def _run(which: int, call: Call, results: dict[str, Tensor | None], **options: bool) -> None:
+def _run(which: int, call: Call, results: dict[str, Tensor | None], **options: Any) -> None:
     tensors = {**_named(call), "sites": call.sites, **results}
     images, grid, M, P = call.children.shape
     _, I, J, _, _, D = call.sizes
     windows = 1 if call.sites is None else len(call.sites)
     shared, similarity = call.transforms.shape[0] == 1 and I > 1, min(len(call.similarity), 2)
-    sizes = zip(_SIZES, (images, grid, windows, I, J, M, P, D, shared, similarity), strict=False)
-    pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
+    sizes = dict(zip(_SIZES, (images, grid, windows, I, J, M, P, D, shared, similarity), strict=True))
+    pointers = {name: _pointer(tensor) for name, tensor in tensors.items()}
+    options.setdefault("threads", torch.get_num_threads())
     done = library().torchcaps_run(
-        ctypes.byref(_Call(**dict(sizes), threads=torch.get_num_threads(), **options, **pointers)),
-        which,
-        call.children.dtype == torch.float64,
+        ctypes.byref(_Call(**sizes, **options, **pointers)), which, call.children.dtype == torch.float64
     )
     if not done:
         raise IndexError(f"sites must be from 0 to {grid - 1}, got {call.sites}")
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 @cache
