@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops.fused.compiling import BUILT, FLAGS, LEVELS, SOURCES, compile_library, find_compiler
-from torchcaps.ops.fused.operators import Call
+from torchcaps.ops.fused.call import Call
 
 _MOMENTS, _SCORES, _FLOW, _PASS_ON = range(4)
 _SIZES = ("images", "grid", "windows", "I", "J", "M", "P", "D", "shared", "similarity")
@@ -103,8 +103,9 @@ def scores(call: Call, *, orphan: bool, reduced: bool) -> Tensor:
 def moments_flow(
     call: Call,
     mean: Tensor | None,
-    upstream: tuple[Tensor, Tensor, Tensor | None],
-    parts: int,
+    upstream: Sequence[Tensor | None],
+    parts: int | None,
+    wanted: Sequence[bool] = (True, True),
     *,
     orphan: bool,
     hard: bool,
@@ -115,51 +116,55 @@ def moments_flow(
         call: of the step.
         mean: sum / mass, needed with a gradient of the scatter.
         upstream: the gradients of mass, sum and scatter.
-        parts: :func:`row_parts`.
+        parts: :func:`row_parts`; None where no terms are wanted.
+        wanted: the gradients of weights and log_partition or not.
         orphan: as in :func:`moments`.
         hard: as in :func:`moments`.
     """
     grad_mass, grad_sum, grad_scatter = (None if grad is None else grad.contiguous() for grad in upstream)
-    gradients = _flowing(call)
-    even = not call.similarity and not hard
-    shares = _coefficients(call, parts, even)
-    flow = _coefficients(call, parts, False) if call.similarity and not hard else None
+    gradients = _flowing(call, wanted)
+    shares = _coefficients(call, parts, even=not call.similarity and not hard)
+    flow = _coefficients(call, parts) if call.similarity and not hard else None
     slope = None if grad_scatter is None else 2 * grad_scatter
-    constant = grad_sum if slope is None else torch.addcmul(grad_sum, slope, mean, value=-1)
     results = {"mass": grad_mass, "sum": grad_sum, "scatter": grad_scatter, "mean": mean, "shares": shares, "flow": flow}
-    _run(_FLOW, call, {**results, **_gradients_of(gradients)}, orphan=orphan, hard=hard, parts=parts)
+    _run(_FLOW, call, {**results, **_gradients_of(gradients)}, orphan=orphan, hard=hard, parts=_parts(call, parts))
+    if shares is None:
+        return Flow(gradients, None, None)
+    constant = grad_sum if slope is None else torch.addcmul(grad_sum, slope, mean, value=-1)
     return Flow(gradients, Term(shares, constant, slope), _term_of_logits(call, flow))
 
 
-def scores_flow(call: Call, grad: Tensor, parts: int, into: Tensor | None, *, orphan: bool, reduced: bool) -> Flow:
+def scores_flow(
+    call: Call, grad: Tensor, parts: int | None, into: Tensor | None = None, *, orphan: bool, reduced: bool
+) -> Flow:
     """What the gradient of scores comes to.
 
     Args:
         call: of the scores.
         grad: of the scores.
-        parts: :func:`row_parts`.
+        parts: :func:`row_parts`; None where no term is wanted.
         into: the coefficients of the same logits in another step, which are added to; None for new ones.
         orphan: as in :func:`scores`.
         reduced: as in :func:`scores`.
     """
     gradients = _flowing(call)
-    flow = _coefficients(call, parts, False) if into is None else into
+    flow = _coefficients(call, parts) if into is None else into
     results = {"grad_scores": grad.contiguous(), "flow": flow, **_gradients_of(gradients)}
-    _run(_FLOW, call, results, orphan=orphan, reduced=reduced, parts=parts, adds=into is not None)
+    options = {"orphan": orphan, "reduced": reduced, "parts": _parts(call, parts), "adds": into is not None}
+    _run(_FLOW, call, results, **options)
     return Flow(gradients, None, None if into is not None else _term_of_logits(call, flow))
 
 
 def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool] = (True, True, True)) -> Call:
     """The gradients of children, transforms and coordinates, those that are wanted, from the terms of all steps."""
-    gradients = Call._make(
-        [
-            *(torch.empty_like(tensor) if want and tensor is not None else None for want, tensor in zip(wanted, call[:3])),
-            *(None, None, None, ()),
-        ]
-    )
+    made = torch.zeros_like if 0 in call.sizes else torch.empty_like
+    votes = [
+        made(field) if want and field is not None else None for want, field in zip(wanted, call[:3], strict=True)
+    ]
+    gradients = Call(*votes, None, None, None, ())
     kept = (_Term * len(terms))(*(_Term(*map(_pointer, term), parents=term.coefficient.shape[2]) for term in terms))
-    votes = Call(*call[:3], None, None, call.sites, ())
-    _run(_PASS_ON, votes, _gradients_of(gradients), parts=parts, terms=kept, count=len(terms))
+    call = Call(*call[:3], None, None, call.sites, ())
+    _run(_PASS_ON, call, _gradients_of(gradients), parts=parts, terms=kept, count=len(terms))
     return gradients
 
 
@@ -186,7 +191,7 @@ def scores_backward(call: Call, scores: Tensor, grad: Tensor, *, orphan: bool, r
     if 0 in call.sizes:
         return call.gradients()
     parts = row_parts(call)
-    return _all_gradients(call, scores_flow(call, grad, parts, None, orphan=orphan, reduced=reduced), parts)
+    return _all_gradients(call, scores_flow(call, grad, parts, orphan=orphan, reduced=reduced), parts)
 
 
 def _all_gradients(call: Call, flow: Flow, parts: int) -> Call:
@@ -199,16 +204,25 @@ def row_parts(call: Call) -> int:
     return 0 if call.sites is None else min(len(call.children), torch.get_num_threads())
 
 
-def _coefficients(call: Call, parts: int, even: bool) -> Tensor:
-    """Room for a number of each child and each parent, or of each child."""
+def _parts(call: Call, parts: int | None) -> int:
+    return row_parts(call) if parts is None else parts
+
+
+def _coefficients(call: Call, parts: int | None, even: bool = False) -> Tensor | None:
+    """Room for a number of each child and each parent, or of each child, if it is wanted."""
+    if parts is None:
+        return None
     B, I, J, *_ = call.sizes
     lanes = 64 // call.children.element_size()
     return call.children.new_empty(-(-B // lanes) + parts, I, 1 if even else J, lanes)
 
 
-def _flowing(call: Call) -> Call:
+def _flowing(call: Call, wanted: Sequence[bool] = (True, True)) -> Call:
     """Room for the gradients of a call, but for those that are passed on at last."""
-    weights, log_partition = (None if field is None else torch.empty_like(field) for field in call[3:5])
+    weights, log_partition = (
+        torch.empty_like(field) if want and field is not None else None
+        for want, field in zip(wanted, call[3:5], strict=True)
+    )
     return Call(None, None, None, weights, log_partition, None, tuple(map(torch.empty_like, call.similarity)))
 
 

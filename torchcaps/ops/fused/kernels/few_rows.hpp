@@ -196,6 +196,7 @@ struct FewRows : VectorCall<T, P_, D_> {
 
     // The coefficients of some children for parent j, a pair in each lane.
     void put(int start, int count, int j, int64_t parents, V values, void* tensor) const {
+      if (!tensor) return;
       T* to = k.writable(tensor) + k.coefficient(0, start, parents) + j * kLanes;
       for (int i = 0; i < count; ++i, to += parents * kLanes)
         for (int64_t b = 0; b < k.rows; ++b) to[b] = values[i * k.rows + b];

@@ -129,6 +129,7 @@ struct Rows {
 
   // The coefficients of some children, [count, parents], from those of all parents [count, J].
   void put_coefficients(const V* from, int64_t block, int start, int count, int64_t parents, bool add, void* tensor) const {
+    if (!tensor) return;
     T* to = writable(tensor) + coefficient(block, start, parents);
     for (int i = 0; i < count; ++i)
       for (int j = 0; j < parents; ++j, to += kLanes) {
@@ -142,8 +143,8 @@ struct Rows {
 
   // What a step has to do with the gradients of the votes, from shares and gradients of the logits, [count, J].
   void put_flow(const V* share, const V* gradient, int64_t block, int start, int count) const {
-    if (call.shares) put_coefficients(share, block, start, count, even() ? 1 : J, false, call.shares);
-    if (call.flow) put_coefficients(gradient, block, start, count, J, call.adds, call.flow);
+    put_coefficients(share, block, start, count, even() ? 1 : J, false, call.shares);
+    put_coefficients(gradient, block, start, count, J, call.adds, call.flow);
   }
 
   static void clear(void* tensor, int64_t count) {
