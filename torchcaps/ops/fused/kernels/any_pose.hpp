@@ -37,7 +37,7 @@ class AnyPose : Rows<T> {
   }
 
   void flow() const {
-    this->clear_flow();
+    this->prepare_flow();
     this->each_part(this->row_parts(), [&](int64_t part) {
       auto [row, end, block] = this->row_range(part, this->row_parts());
       for (Flow work(*this); row < end; row += kLanes, ++block) work.rows_of(row, end, block);
@@ -45,6 +45,7 @@ class AnyPose : Rows<T> {
   }
 
   void pass_on() const {
+    this->prepare_pass_on();
     this->clear(call.grad_children, call.images * call.grid * M * P);
     this->clear(call.grad_transforms, this->transforms());
     this->clear(call.grad_coordinates, this->coordinates());
@@ -413,12 +414,13 @@ class AnyPose : Rows<T> {
   // Some blocks of rows: the gradients of the votes, from what all steps have to do with them, and what they pass on.
   struct PassOn {
     static constexpr int kTerms = 6;  // at once
+    static constexpr int kPair = 2;   // children at once, which share what the parents have
 
     const AnyPose& k;
     T *grad_transforms, *grad_coordinates;
     std::vector<V> fields;                    // of each block, [J, H, terms, 2]: constant and slope
     std::vector<V> u, du, d_votes, d_offset;  // per child and block, [children, blocks, ...]
-    std::vector<V> field, scratch, coefficients;
+    std::vector<V> field, votes, coefficients;
     int64_t row = 0, end = 0, block = 0;
     int count = 0;  // of blocks
 
@@ -427,7 +429,7 @@ class AnyPose : Rows<T> {
       const size_t pairs = kBlocks * kChildren;
       field.resize(k.J * k.H), fields.resize(kBlocks * field.size() * k.call.count * 2);
       u.resize(pairs * k.M * k.P), du.resize(pairs * k.M * k.P), d_votes.resize(pairs * k.H);
-      d_offset.resize(kChildren * k.H), scratch.resize(k.H), coefficients.resize(k.call.count);
+      d_offset.resize(kChildren * k.H), votes.resize(kPair * k.H), coefficients.resize(kPair * k.call.count);
     }
 
     static int64_t pair(int i, int b) { return i * kBlocks + b; }
@@ -474,53 +476,68 @@ class AnyPose : Rows<T> {
 
     // The gradients of the votes for parent j, into `d_votes`, and what they pass on to the poses.
     __attribute__((noinline)) void votes_of(int j, int b, int start, int n) {
-      V local[kPose];
-      V* v = kKnown ? local : scratch.data();
-      for (int i = 0; i < n; ++i) {
-        const T* w = k.transform(start + i, j);
-        V* g = d_votes.data() + pair(i, b) * k.H;
-        k.vote(u.data() + pair(i, b) * k.M * k.P, w, k.offset(start + i), v);
-        for (int64_t t = 0; t < k.call.count; ++t) {
-          const int64_t parents = k.call.terms[t].parents;
-          const int64_t at = k.coefficient(block + b, start + i, parents) + (parents > 1 ? j : 0) * kLanes;
-          coefficients[t] = load_vector(readable(k.call.terms[t].coefficient) + at);
+      for (int i = 0; i < n; i += kPair) {
+        const int both = std::min(kPair, n - i);
+        for (int one = 0; one < both; ++one) {
+          const int child = start + i + one;
+          k.store_vote(u.data() + pair(i + one, b) * k.M * k.P, k.transform(child, j), k.offset(child), votes.data() + one * k.H);
+          load_coefficients(child, j, b, coefficients.data() + one * k.call.count);
         }
-        add_terms(fields_of(b, j), v, g);
-        if (k.call.grad_children) k.vote_backward(g, w, du.data() + pair(i, b) * k.M * k.P);
-        if (grad_coordinates)
-          for (int h = 0; h < k.pose(); ++h) d_offset[i * k.H + h] += g[h];
+        both == kPair ? add_terms<kPair>(i, j, b) : add_terms<1>(i, j, b);
+        for (int one = i; one < i + both; ++one) {
+          const V* g = d_votes.data() + pair(one, b) * k.H;
+          if (k.call.grad_children) k.vote_backward(g, k.transform(start + one, j), du.data() + pair(one, b) * k.M * k.P);
+          if (grad_coordinates)
+            for (int h = 0; h < k.pose(); ++h) d_offset[one * k.H + h] += g[h];
+        }
       }
     }
 
-    // dV_ij = sum over terms of coefficient (constant + slope V_ij)
-    inline void add_terms(const V* fields, const V* v, V* g) const {
-      std::fill(g, g + k.pose(), V{});
-      const V* r = coefficients.data();
-      int left = static_cast<int>(k.call.count);
-      for (; left > kTerms; left -= kTerms, r += kTerms, fields += 2 * kTerms) add_some_terms<kTerms>(fields, r, v, g);
-      add_last_terms(left, fields, r, v, g, std::make_integer_sequence<int, kTerms>{});
+    void load_coefficients(int child, int j, int b, V* out) const {
+      for (int64_t t = 0; t < k.call.count; ++t) {
+        const int64_t parents = k.call.terms[t].parents;
+        const int64_t at = k.coefficient(block + b, child, parents) + (parents > 1 ? j : 0) * kLanes;
+        const T* from = readable(k.call.terms[t].coefficient) + at;
+        __builtin_prefetch(from + kChildren * parents * kLanes);  // of the children that come next
+        out[t] = load_vector(from);
+      }
     }
 
-    template <int... fewer>
-    inline void add_last_terms(int left, const V* fields, const V* r, const V* v, V* g, std::integer_sequence<int, fewer...>) const {
-      ((left == fewer + 1 ? add_some_terms<fewer + 1>(fields, r, v, g) : void()), ...);
+    // dV_ij = sum over terms of coefficient (constant + slope V_ij), of some children
+    template <int children>
+    inline void add_terms(int i, int j, int b) {
+      const int count = static_cast<int>(k.call.count);
+      add_some_terms<children, true>(i, j, b, 0, std::min(count, kTerms));
+      for (int first = kTerms; first < count; first += kTerms)
+        add_some_terms<children, false>(i, j, b, first, std::min(count - first, kTerms));
     }
 
-    template <int terms>
-    inline void add_some_terms(const V* fields, const V* coefficients, const V* v, V* g) const {
-      V r[terms];
-#pragma GCC unroll 8
-      for (int t = 0; t < terms; ++t) r[t] = coefficients[t];
+    template <int children, bool begins, int terms = 0>
+    inline void add_some_terms(int i, int j, int b, int first, int count) {
+      if constexpr (terms < kTerms)
+        if (count > terms) return add_some_terms<children, begins, terms + 1>(i, j, b, first, count);
+      V r[children][terms + 1];
+      V* g[children];
+      const V* v[children];
+      for (int one = 0; one < children; ++one) {
+        for (int t = 0; t < terms; ++t) r[one][t] = coefficients[one * k.call.count + first + t];
+        g[one] = d_votes.data() + pair(i + one, b) * k.H;
+        v[one] = votes.data() + one * k.H;
+      }
+      const V* fields = fields_of(b, j) + 2 * first;
       const int64_t stride = k.call.count * 2;
-#pragma GCC unroll 16
+#pragma GCC unroll 4
       for (int h = 0; h < k.pose(); ++h, fields += stride) {
-        V constant = g[h], slope{};
+        V constant[children] = {}, slope[children] = {};
 #pragma GCC unroll 8
-        for (int t = 0; t < terms; ++t) {
-          constant += r[t] * fields[2 * t];
-          slope += r[t] * fields[2 * t + 1];
-        }
-        g[h] = constant + slope * v[h];
+        for (int t = 0; t < terms; ++t)
+#pragma GCC unroll 2
+          for (int one = 0; one < children; ++one) {
+            constant[one] += r[one][t] * fields[2 * t];
+            slope[one] += r[one][t] * fields[2 * t + 1];
+          }
+#pragma GCC unroll 2
+        for (int one = 0; one < children; ++one) g[one][h] = (begins ? V{} : g[one][h]) + constant[one] + slope[one] * v[one][h];
       }
     }
 

@@ -296,6 +296,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
     std::vector<T> nowhere;              // the pose of a row that is not there
     const T* poses[kChildren][kLanes];
     bool first_rows = true;  // that reach a transform: its gradient is not there yet
+    int64_t next = 0;        // how many children further the coefficients lie that are called for meanwhile
 
     PassOn(const ManyRows& k, T* grad_transforms, T* grad_coordinates)
         : k(k), grad_transforms(grad_transforms), grad_coordinates(grad_coordinates),
@@ -309,6 +310,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
         for (int start = part.first; start < part.last; start += kChildren)
           for (int b = 0; b < count; ++b) {
             first_rows = row == part.row && b == 0 && !k.call.shared;
+            next = b + 1 < count ? k.I : kChildren - int64_t{count - 1} * k.I;
             some_children(start, std::min(kChildren, part.last - start), row + b * kLanes, part.end, b, block + b);
           }
       }
@@ -362,7 +364,9 @@ struct ManyRows : VectorCall<T, P_, D_> {
       for (int d = 0; d < kLanes; ++d) g[d] = V{};
       for (int64_t t = 0; t < k.call.count; ++t, from += k.D) {
         const int64_t parents = k.call.terms[t].parents;
-        const V r = load_vector(coefficients[t] + (i * parents + (parents > 1 ? j : 0)) * kLanes);
+        const T* coefficient = coefficients[t] + (i * parents + (parents > 1 ? j : 0)) * kLanes;
+        __builtin_prefetch(coefficient + next * parents * kLanes);
+        const V r = load_vector(coefficient);
 #pragma GCC unroll 16
         for (int d = 0; d < tile; ++d) g[d] += r * from[d];
       }
