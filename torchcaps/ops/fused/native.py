@@ -214,7 +214,7 @@ def _coefficients(call: Call, parts: int | None, even: bool = False) -> Tensor |
         return None
     B, I, J, *_ = call.sizes
     lanes = 64 // call.children.element_size()
-    return call.children.new_empty(-(-B // lanes) + parts, I, 1 if even else J, lanes)
+    return call.children.new_empty(-(-B // lanes) + parts, I, 1 if even else J, lanes if B > lanes // 4 else B)
 
 
 def _flowing(call: Call, wanted: Sequence[bool] = (True, True)) -> Call:

@@ -461,7 +461,7 @@ class AnyPose : Rows<T> {
         for (int b = 0; b < count; ++b)
           k.load_child(k.call.children, row + b * kLanes, end, start + i, size, u.data() + pair(i, b) * size);
       std::fill(du.begin(), du.end(), V{});
-      std::fill(d_offset.begin(), d_offset.end(), V{});
+      if (grad_coordinates) std::fill(d_offset.begin(), d_offset.end(), V{});
       for (int j = 0; j < k.J; ++j) {
         for (int b = 0; b < count; ++b) votes_of(j, b, start, n);
         for (int i = 0; i < n && grad_transforms; ++i) add_transform(j, i, start + i);
@@ -496,10 +496,10 @@ class AnyPose : Rows<T> {
     void load_coefficients(int child, int j, int b, V* out) const {
       for (int64_t t = 0; t < k.call.count; ++t) {
         const int64_t parents = k.call.terms[t].parents;
-        const int64_t at = k.coefficient(block + b, child, parents) + (parents > 1 ? j : 0) * kLanes;
+        const int64_t at = k.coefficient(block + b, child, parents) + (parents > 1 ? j : 0) * k.width();
         const T* from = readable(k.call.terms[t].coefficient) + at;
-        __builtin_prefetch(from + kChildren * parents * kLanes);  // of the children that come next
-        out[t] = load_vector(from);
+        __builtin_prefetch(from + kChildren * parents * k.width());  // of the children that come next
+        out[t] = k.load_coefficient(from);
       }
     }
 

@@ -197,8 +197,8 @@ struct FewRows : VectorCall<T, P_, D_> {
     // The coefficients of some children for parent j, a pair in each lane.
     void put(int start, int count, int j, int64_t parents, V values, void* tensor) const {
       if (!tensor) return;
-      T* to = k.writable(tensor) + k.coefficient(0, start, parents) + j * kLanes;
-      for (int i = 0; i < count; ++i, to += parents * kLanes)
+      T* to = k.writable(tensor) + k.coefficient(0, start, parents) + j * k.rows;
+      for (int i = 0; i < count; ++i, to += parents * k.rows)
         for (int64_t b = 0; b < k.rows; ++b) to[b] = values[i * k.rows + b];
     }
 
@@ -236,7 +236,7 @@ struct FewRows : VectorCall<T, P_, D_> {
         const V* constant = constants[t].data();
         for (int64_t b = 0; b < k.rows; ++b)
           for (int j = 0; j < k.J; ++j) {
-            const T r = from[(term.parents > 1 ? j : 0) * kLanes + b];
+            const T r = from[(term.parents > 1 ? j : 0) * k.rows + b];
             for (int64_t n = k.pose(b, j); n < k.pose(b, j + 1); ++n) gradients[n] += r * constant[n];
           }
       }
@@ -256,7 +256,7 @@ struct FewRows : VectorCall<T, P_, D_> {
             }
             T* out = grad_transforms + ((int64_t{i} * k.J + j) * k.P + first) * k.D + n * kLanes;
 #pragma GCC unroll 8
-            for (int p = 0; p < kColumns; ++p) store_vector<T>(column[p], out + p * k.D);
+            for (int p = 0; p < kColumns; ++p) stream_vector<T>(column[p], out + p * k.D);
           }
     }
 

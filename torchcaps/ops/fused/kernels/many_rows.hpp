@@ -70,6 +70,27 @@ struct ManyRows : VectorCall<T, P_, D_> {
     for (; at + 4 <= D; at += 4) form<4, products>(u, i, at, votes, with, product);
   }
 
+  // Calls for the poses of some children of a block of rows, which come next: they lie in too many places to be foreseen.
+  void call_for(int64_t row, int64_t end, int start, int last) const {
+    if (call.sites) return;
+    constexpr int kLine = 64 / sizeof(T);
+    const int numbers = std::min(kChildren, last - start) * P;
+    for (; row < end; ++row)
+      for (int n = 0; n < numbers; n += kLine) __builtin_prefetch(this->readable(call.children) + (row * I + start) * P + n);
+  }
+
+  // Some children at a time, some blocks of rows pass by: `work(start, count, row, b)`.
+  template <typename Work>
+  void each_children(const Part& part, int64_t row, int count, const Work& work) const {
+    for (int start = part.first; start < part.last; start += kChildren)
+      for (int b = 0; b < count; ++b) {
+        const bool last = b + 1 == count;
+        const int64_t next = last ? row : row + (b + 1) * kLanes;
+        call_for(next, std::min(next + kLanes, part.end), last ? start + kChildren : start, part.last);
+        work(start, std::min(kChildren, part.last - start), row + b * kLanes, b);
+      }
+  }
+
   void load_children(int64_t row, int64_t end, int start, int count, V* u) const {
     if (this->adjacent(start, count)) return this->load_child(call.children, row, end, start, P, u, count);
     for (int i = 0; i < count; ++i) this->load_child(call.children, row, end, start + i, P, u + i * P);
@@ -106,11 +127,8 @@ struct ManyRows : VectorCall<T, P_, D_> {
 
   // R_ij of some children that are shared out evenly, and a_i times that.
   void even_shares(int64_t row, int64_t end, int start, int count, V* probability, V* share) const {
-    for (int i = 0; i < count; ++i) probability[i] = splat(T(1) / (J + call.orphan));
-    if (call.log_partition) {
-      this->load_each(call.log_partition, row, end, start, count, probability);
-      for (int i = 0; i < count; ++i) probability[i] = exponential(-probability[i]);
-    }
+    if (call.log_partition) this->load_each(call.log_partition, row, end, start, count, probability);
+    for (int i = 0; i < count; ++i) probability[i] = this->even_share(probability[i]);
     if (call.weights) this->load_each(call.weights, row, end, start, count, share);
     for (int i = 0; i < count; ++i) share[i] = call.weights ? share[i] * probability[i] : probability[i];
   }
@@ -135,9 +153,9 @@ struct ManyRows : VectorCall<T, P_, D_> {
           k.load(k.call.parents, row + b * kLanes, part.end, field, centre.data() + b * field);
         std::fill(mass.begin(), mass.end(), V{});
         std::fill(sum.begin(), sum.end(), V{});
-        for (int start = part.first; start < part.last; start += kChildren)
-          for (int b = 0; b < count; ++b)
-            some_children(start, std::min(kChildren, part.last - start), row + b * kLanes, part.end, b);
+        k.each_children(part, row, count, [&](int start, int children, int64_t row, int b) {
+          some_children(start, children, row, part.end, b);
+        });
         for (int b = 0; b < count; ++b) {
           k.store(mass.data() + b * k.J, row + b * kLanes, part.end, k.J, mass_out);
           k.store(sum.data() + b * field, row + b * kLanes, part.end, field, sum_out);
@@ -235,9 +253,9 @@ struct ManyRows : VectorCall<T, P_, D_> {
           k.load(k.call.sum, first, part.end, field, up_sum.data() + b * field);
         }
         std::fill(d_centre.begin(), d_centre.end(), V{});
-        for (int start = part.first; start < part.last; start += kChildren)
-          for (int b = 0; b < count; ++b)
-            some_children(start, std::min(kChildren, part.last - start), row + b * kLanes, part.end, b, block + b);
+        k.each_children(part, row, count, [&](int start, int children, int64_t row, int b) {
+          some_children(start, children, row, part.end, b, block + b);
+        });
         for (int b = 0; b < count && k.compares; ++b)
           k.store(d_centre.data() + b * field, row + b * kLanes, part.end, field, grad_parents);
       }
@@ -307,12 +325,11 @@ struct ManyRows : VectorCall<T, P_, D_> {
       for (int64_t row = part.row, block = part.block; row < part.end; row += kBlocks * kLanes, block += kBlocks) {
         const int count = static_cast<int>(std::min<int64_t>(kBlocks, k.blocks(part.end - row)));
         for (int b = 0; b < count; ++b) load_constants(row + b * kLanes, part.end, b);
-        for (int start = part.first; start < part.last; start += kChildren)
-          for (int b = 0; b < count; ++b) {
-            first_rows = row == part.row && b == 0 && !k.call.shared;
-            next = b + 1 < count ? k.I : kChildren - int64_t{count - 1} * k.I;
-            some_children(start, std::min(kChildren, part.last - start), row + b * kLanes, part.end, b, block + b);
-          }
+        k.each_children(part, row, count, [&](int start, int children, int64_t row, int b) {
+          first_rows = row == part.row && !k.call.shared;
+          next = b + 1 < count ? k.I : kChildren - int64_t{count - 1} * k.I;
+          some_children(start, children, row, part.end, b, block + b);
+        });
       }
     }
 
@@ -327,12 +344,10 @@ struct ManyRows : VectorCall<T, P_, D_> {
 
     void some_children(int start, int count, int64_t row, int64_t end, int b, int64_t block) {
       std::fill(du.begin(), du.end(), V{});
-      std::fill(d_offset.begin(), d_offset.end(), V{});
+      if (grad_coordinates) std::fill(d_offset.begin(), d_offset.end(), V{});
       for (int64_t t = 0; t < k.call.count; ++t)
         coefficients[t] = k.readable(k.call.terms[t].coefficient) + k.coefficient(block, start, k.call.terms[t].parents);
-      for (int i = 0; i < count; ++i)
-        for (int lane = 0; lane < kLanes; ++lane)
-          poses[i][lane] = row + lane < end ? k.readable(k.call.children) + k.site(row + lane, start + i) * k.P : nowhere.data();
+      find_poses(start, count, row, end);
       int at = 0;
       for (; at + kLanes <= k.D; at += kLanes) pass_on_columns<kLanes>(start, count, b, at);
       if (at < k.D) pass_on_columns<kLanes / 2>(start, count, b, at);
@@ -341,20 +356,40 @@ struct ManyRows : VectorCall<T, P_, D_> {
       for (int n = 0; n < count * k.D; ++n) grad_coordinates[int64_t{start} * k.D + n] += lane_sum<T>(d_offset[n]);
     }
 
+    // Where they lie, and their gradients, which are called for to be written.
+    void find_poses(int start, int count, int64_t row, int64_t end) {
+      const T *children = k.readable(k.call.children), *gradients = k.readable(k.call.grad_children);
+      for (int lane = 0; lane < kLanes; ++lane)
+        for (int i = 0; i < count; ++i) {
+          poses[i][lane] = nowhere.data();
+          if (row + lane >= end) continue;
+          const int64_t place = k.site(row + lane, start + i) * k.P;
+          poses[i][lane] = children + place;
+          if (gradients) __builtin_prefetch(gradients + place, 1);
+        }
+    }
+
     // `tile` numbers of the votes of some children, from the number `at` on.
     template <int tile>
     __attribute__((noinline)) void pass_on_columns(int start, int count, int b, int at) {
       const int64_t child = k.call.shared ? 0 : int64_t{k.J} * k.P * k.D;
       for (int j = 0; j < k.J; ++j)
         for (int i = 0; i < count; ++i) {
+          const T* w = k.transform(start + i, j) + at;
+          T* dw = grad_transforms + (start + i) * child + int64_t{j} * k.P * k.D + at;
+#pragma GCC unroll 8
+          for (int p = 0; p < k.P; ++p) {  // of the next child
+            __builtin_prefetch(w + child + p * k.D);
+            if (grad_transforms) __builtin_prefetch(dw + child + p * k.D, 1);
+          }
           V g[kLanes];
           gradient<tile>(i, j, constant(b, j) + at, g);
           if (grad_coordinates)
             for (int d = 0; d < tile; ++d) d_offset[i * k.D + at + d] += g[d];
-          if (k.call.grad_children) pull_all<tile>(g, k.transform(start + i, j) + at, du.data() + i * k.P);
+          if (k.call.grad_children) pull_all<tile>(g, w, du.data() + i * k.P);
           if (!grad_transforms) continue;
           transpose<T>(g);  // to the numbers of a row in each vector
-          push_all<tile>(g, poses[i], grad_transforms + (start + i) * child + int64_t{j} * k.P * k.D + at);
+          push_all<tile>(g, poses[i], dw);
         }
     }
 
@@ -364,9 +399,9 @@ struct ManyRows : VectorCall<T, P_, D_> {
       for (int d = 0; d < kLanes; ++d) g[d] = V{};
       for (int64_t t = 0; t < k.call.count; ++t, from += k.D) {
         const int64_t parents = k.call.terms[t].parents;
-        const T* coefficient = coefficients[t] + (i * parents + (parents > 1 ? j : 0)) * kLanes;
-        __builtin_prefetch(coefficient + next * parents * kLanes);
-        const V r = load_vector(coefficient);
+        const T* coefficient = coefficients[t] + (i * parents + (parents > 1 ? j : 0)) * k.width();
+        __builtin_prefetch(coefficient + next * parents * k.width());
+        const V r = k.load_coefficient(coefficient);
 #pragma GCC unroll 16
         for (int d = 0; d < tile; ++d) g[d] += r * from[d];
       }
@@ -386,38 +421,41 @@ struct ManyRows : VectorCall<T, P_, D_> {
       for (; p < k.P; ++p) push<1, tile>(g, pose, p, dw + p * k.D);
     }
 
-    // du_i += W_ij dV_ij, some numbers of the pose.
+    // du_i += W_ij dV_ij, some numbers of the pose. Two sums of each, so that no addition waits for the one before.
     template <int count, int tile>
     inline void pull(const V* g, const T* w, V* d_pose) const {
-      V sum[count];
-#pragma GCC unroll 8
-      for (int p = 0; p < count; ++p) sum[p] = d_pose[p];
+      V even[count] = {}, odd[count] = {};
 #pragma GCC unroll 16
-      for (int d = 0; d < tile; ++d)
+      for (int d = 0; d < tile; d += 2)
 #pragma GCC unroll 8
-        for (int p = 0; p < count; ++p) sum[p] += g[d] * w[p * k.D + d];
+        for (int p = 0; p < count; ++p) {
+          even[p] += g[d] * w[p * k.D + d];
+          odd[p] += g[d + 1] * w[p * k.D + d + 1];
+        }
 #pragma GCC unroll 8
-      for (int p = 0; p < count; ++p) d_pose[p] = sum[p];
+      for (int p = 0; p < count; ++p) d_pose[p] += even[p] + odd[p];
     }
 
     // dW_ij += sum over rows of u_i^T dV_ij, some rows of the transform.
     template <int count, int tile>
     inline void push(const V* g, const T* const* poses, int first, T* dw) const {
-      V sum[count];
-#pragma GCC unroll 8
-      for (int p = 0; p < count; ++p) sum[p] = V{};
+      V even[count] = {}, odd[count] = {};
 #pragma GCC unroll 16
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const T* pose = poses[lane] + first;
+      for (int lane = 0; lane < kLanes; lane += 2) {
+        const T *pose = poses[lane] + first, *next = poses[lane + 1] + first;
 #pragma GCC unroll 8
-        for (int p = 0; p < count; ++p) sum[p] += g[lane] * pose[p];
+        for (int p = 0; p < count; ++p) {
+          even[p] += g[lane] * pose[p];
+          odd[p] += g[lane + 1] * next[p];
+        }
       }
 #pragma GCC unroll 8
       for (int p = 0; p < count; ++p) {
+        const V sum = even[p] + odd[p];
         if constexpr (tile == kLanes) {
-          store_vector<T>(first_rows ? sum[p] : load_vector(dw + p * k.D) + sum[p], dw + p * k.D);
+          store_vector<T>(first_rows ? sum : load_vector(dw + p * k.D) + sum, dw + p * k.D);
         } else {
-          for (int d = 0; d < tile; ++d) dw[p * k.D + d] = (first_rows ? T(0) : dw[p * k.D + d]) + sum[p][d];
+          for (int d = 0; d < tile; ++d) dw[p * k.D + d] = (first_rows ? T(0) : dw[p * k.D + d]) + sum[d];
         }
       }
     }

@@ -36,7 +36,7 @@ struct TorchcapsCall {
   int64_t reduced;
   void *grad_children, *grad_transforms, *grad_coordinates, *grad_weights, *grad_log_partition, *grad_parents,
       *grad_precision, *grad_log_weight, *grad_scores;
-  // Coefficients [blocks, I, parents, lanes]: a_i R_ij, and the gradients of the logits, added to what is there or not.
+  // Coefficients [blocks, I, parents, width]: a_i R_ij, and the gradients of the logits, added to what is there or not.
   void *shares, *flow;
   int64_t adds;
   const TorchcapsTerm* terms;
@@ -137,22 +137,39 @@ struct Rows {
     });
   }
 
+  // Numbers of a coefficient: a row in each lane, unless there are but few.
+  int width() const { return rows > kLanes / 4 ? kLanes : static_cast<int>(rows); }
+
   // Where the coefficients of child i lie, for a block of rows.
-  int64_t coefficient(int64_t block, int i, int64_t parents) const { return (block * I + i) * parents * kLanes; }
+  int64_t coefficient(int64_t block, int i, int64_t parents) const { return (block * I + i) * parents * width(); }
+
+  V load_coefficient(const T* from) const {
+    if (width() == kLanes) return load_vector(from);
+    V value{};
+    std::memcpy(&value, from, width() * sizeof(T));
+    return value;
+  }
+
+  void store_coefficient(V value, T* to) const {
+    if (width() == kLanes) return stream_vector<T>(value, to);
+    std::memcpy(to, &value, width() * sizeof(T));
+  }
 
   // The coefficients of some children, [count, parents], from those of all parents [count, J].
   void put_coefficients(const V* from, int64_t block, int start, int count, int64_t parents, bool add, void* tensor) const {
     if (!tensor) return;
     T* to = writable(tensor) + coefficient(block, start, parents);
     for (int i = 0; i < count; ++i)
-      for (int j = 0; j < parents; ++j, to += kLanes) {
+      for (int j = 0; j < parents; ++j, to += width()) {
         const V value = from[i * J + j];
-        store_vector<T>(add ? value + load_vector(to) : value, to);
+        store_coefficient(add ? value + load_coefficient(to) : value, to);
       }
   }
 
   // Shares do not depend on the parent.
   bool even() const { return call.similarity == kUniform && !call.hard; }
+
+  V even_share(V log_partition) const { return call.log_partition ? exponential(-log_partition) : splat(T(1) / (J + call.orphan)); }
 
   // What a step has to do with the gradients of the votes, from shares and gradients of the logits, [count, J].
   void put_flow(const V* share, const V* gradient, int64_t block, int start, int count) const {
@@ -175,7 +192,7 @@ struct Rows {
 
   void prepare_flow() const {
     clear_flow();
-    const int64_t all = (blocks(rows) + (call.sites ? call.parts : 0)) * I * kLanes * sizeof(T);
+    const int64_t all = (blocks(rows) + (call.sites ? call.parts : 0)) * I * width() * sizeof(T);
     in_large_pages(call.shares, all * (even() ? 1 : J));
     if (!call.adds) in_large_pages(call.flow, all * J);
   }
@@ -300,6 +317,10 @@ struct Rows {
   void assign_together(V* logits, const V* log_partition) const {
     if (call.hard) {
       for (int i = 0; i < count; ++i) assign_hard(logits + i * J);
+      return;
+    }
+    if (even()) {
+      for (int i = 0; i < count; ++i) std::fill_n(logits + i * J, J, even_share(log_partition[i]));
       return;
     }
     if (call.log_partition) {
