@@ -10,10 +10,12 @@ import ctypes
 import fcntl
 import hashlib
 import logging
+import math
 import os
 import platform
 import shutil
 import tempfile
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -79,6 +81,36 @@ class Flow(NamedTuple):
     gradients: Call
     shares: Term | None
     logits: Term | None
+
+
+class _Shelf(threading.local):
+    """Memory of coefficients for the next backward pass of this thread.
+
+    What the system gives out anew, it clears first, page by page, which takes longer than the kernels take to fill it.
+    There is as much here as the largest backward pass of a layer needed at once.
+    """
+
+    def __init__(self) -> None:
+        self._left: list[torch.UntypedStorage] = []
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor with any numbers in it: in the least room that is large enough, or in a new one."""
+        needed = math.prod(shape) * dtype.itemsize
+        self._left.sort(key=torch.UntypedStorage.nbytes)
+        for place, room in enumerate(self._left):
+            if room.nbytes() >= needed:
+                del self._left[place]
+                return torch.empty(0, dtype=dtype).set_(room, 0, shape)
+        if self._left:
+            self._left.pop()  # the new one is larger
+        return torch.empty(shape, dtype=dtype)
+
+    def give_back(self, terms: Sequence[Term]) -> None:
+        """The coefficients of these terms are not needed any more."""
+        self._left += [term.coefficient.untyped_storage() for term in terms]
+
+
+_shelf = _Shelf()
 
 
 def moments(call: Call, *, orphan: bool, hard: bool, scatter: bool) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -156,7 +188,10 @@ def scores_flow(
 
 
 def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool] = (True, True, True)) -> Call:
-    """The gradients of children, transforms and coordinates, those that are wanted, from the terms of all steps."""
+    """The gradients of children, transforms and coordinates, those that are wanted, from the terms of all steps.
+
+    The coefficients of the terms are lost: other calls will write there.
+    """
     made = torch.zeros_like if 0 in call.sizes else torch.empty_like
     votes = [
         made(field) if want and field is not None else None for want, field in zip(wanted, call[:3], strict=True)
@@ -165,6 +200,7 @@ def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool
     kept = (_Term * len(terms))(*(_Term(*map(_pointer, term), parents=term.coefficient.shape[2]) for term in terms))
     call = Call(*call[:3], None, None, call.sites, ())
     _run(_PASS_ON, call, _gradients_of(gradients), parts=parts, terms=kept, count=len(terms))
+    _shelf.give_back(terms)
     return gradients
 
 
@@ -214,7 +250,8 @@ def _coefficients(call: Call, parts: int | None, even: bool = False) -> Tensor |
         return None
     B, I, J, *_ = call.sizes
     lanes = 64 // call.children.element_size()
-    return call.children.new_empty(-(-B // lanes) + parts, I, 1 if even else J, lanes if B > lanes // 4 else B)
+    shape = (-(-B // lanes) + parts, I, 1 if even else J, lanes if B > lanes // 4 else B)
+    return _shelf.take(shape, call.children.dtype)
 
 
 def _flowing(call: Call, wanted: Sequence[bool] = (True, True)) -> Call:

@@ -37,7 +37,7 @@ class AnyPose : Rows<T> {
   }
 
   void flow() const {
-    this->prepare_flow();
+    this->clear_flow();
     this->each_part(this->row_parts(), [&](int64_t part) {
       auto [row, end, block] = this->row_range(part, this->row_parts());
       for (Flow work(*this); row < end; row += kLanes, ++block) work.rows_of(row, end, block);
@@ -45,7 +45,6 @@ class AnyPose : Rows<T> {
   }
 
   void pass_on() const {
-    this->prepare_pass_on();
     this->clear(call.grad_children, call.images * call.grid * M * P);
     this->clear(call.grad_transforms, this->transforms());
     this->clear(call.grad_coordinates, this->coordinates());

@@ -2,9 +2,6 @@
 #pragma once
 
 #include <omp.h>
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 
 #include <algorithm>
 #include <cstdint>
@@ -57,16 +54,6 @@ void parallel_for(int64_t threads, int64_t count, int64_t grain, const Work& wor
     const int64_t part = omp_get_thread_num(), all = omp_get_num_threads();  // fewer than asked for, maybe
     work(count * part / all, count * (part + 1) / all);
   }
-}
-
-// Asks for large pages where much is written for the first time: a fault for each small one takes as long as the writing.
-inline void in_large_pages(void* tensor, int64_t bytes) {
-#ifdef MADV_HUGEPAGE
-  constexpr int64_t kPage = 1 << 21;
-  const int64_t from = reinterpret_cast<int64_t>(tensor), first = (from + kPage - 1) / kPage * kPage;
-  const int64_t whole = (from + bytes - first) / kPage * kPage;
-  if (tensor && whole >= kPage) madvise(reinterpret_cast<void*>(first), whole, MADV_HUGEPAGE);  // advice: it may be refused
-#endif
 }
 
 // A size known when compiling, or only when running (0).
@@ -188,18 +175,6 @@ struct Rows {
   void clear_flow() const {
     clear(call.grad_weights, call.images * call.grid);
     clear(call.grad_log_partition, call.images * call.grid);
-  }
-
-  void prepare_flow() const {
-    clear_flow();
-    const int64_t all = (blocks(rows) + (call.sites ? call.parts : 0)) * I * width() * sizeof(T);
-    in_large_pages(call.shares, all * (even() ? 1 : J));
-    if (!call.adds) in_large_pages(call.flow, all * J);
-  }
-
-  void prepare_pass_on() const {
-    in_large_pages(call.grad_children, call.images * call.grid * call.M * call.P * sizeof(T));
-    in_large_pages(call.grad_transforms, transforms() * sizeof(T));
   }
 
   // Passes gradients on to transforms and coordinates, `work(part, those of transforms, those of coordinates)`: each task but

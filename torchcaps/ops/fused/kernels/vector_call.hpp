@@ -60,7 +60,7 @@ struct VectorCall : Rows<T> {
   template <typename Kernel>
   void flow_by(const Kernel& kernel) const {
     using Flow = typename Kernel::Flow;
-    this->prepare_flow();
+    this->clear_flow();
     const int64_t parts = child_parts(), numbers = compares ? rows * J * D : 0;
     if (parts == 1) {
       return this->each_part(this->row_parts(), [&](int64_t part) {
@@ -83,7 +83,6 @@ struct VectorCall : Rows<T> {
   template <typename Kernel>
   void pass_on_by(const Kernel& kernel) const {
     using PassOn = typename Kernel::PassOn;
-    this->prepare_pass_on();
     if (call.sites) this->clear(call.grad_children, call.images * call.grid * P);
     if (call.shared) this->clear(call.grad_transforms, this->transforms());
     this->clear(call.grad_coordinates, this->coordinates());
