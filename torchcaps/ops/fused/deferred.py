@@ -4,10 +4,10 @@ What a step has to do with the gradients of the votes is linear in them,
 
 .. math:: dV_{ij} = \sum_t \rho^t_{ij} (A^t_j + B^t_j V_{ij}),
 
-with coefficients of each pair and fields of each parent: shares times the gradients of a sum, gradients of logits times
-what the votes were compared with. So the backward pass of a step finds its coefficients and fields alone, and writes them
-into a ledger; what they come to for children and transforms is found once, after the last step. Autograd knows when that
-is: every step depends on a token that the votes gave out.
+with coefficients of each pair and fields of each parent: shares times the gradients of a sum, gradients of logits
+times what the votes were compared with. So the backward pass of a step finds its coefficients and fields alone, and
+writes them into a ledger; what they come to for children and transforms is found once, after the last step. Autograd
+knows when that is: every step depends on a token that the votes gave out.
 
 That is for plain eager mode; where a program is traced or captured, operators do the same step by step.
 """
@@ -62,7 +62,7 @@ class Ledger:
     def __init__(self, *votes: Tensor | None) -> None:
         self.votes = votes
         self.entries: dict[int, _Entry] = {}
-        self._token: Tensor | None = None
+        self._tokens: dict[tuple[bool, ...], Tensor] = {}
 
     def moments(self, call: Call, *options: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         """Mass, sum and scatter; the options are orphan, hard, scatter."""
@@ -78,9 +78,10 @@ class Ledger:
 
     def _given_out(self) -> Tensor:
         """The token: whatever depends on it is differentiated before the votes are."""
-        if self._token is None:
-            self._token = _Token.apply(self.entries, *self.votes)
-        return self._token
+        wanted = tuple(tensor is not None and tensor.requires_grad for tensor in self.votes)
+        if wanted not in self._tokens:  # they may have been frozen, or thawed, since
+            self._tokens[wanted] = _Token.apply(self.entries, *self.votes)
+        return self._tokens[wanted]
 
 
 def _differentiated(call: Call) -> bool:
@@ -109,7 +110,7 @@ class _Token(torch.autograd.Function):
         entry = ctx.entries.pop(torch._C._current_graph_task_id(), None)
         if entry is None:
             return None, None, None, None
-        return None, *native.pass_on(entry.call, entry.terms, entry.parts, ctx.needs_input_grad[1:])[:3]
+        return None, *native.pass_on(entry.call, entry.terms, entry.parts, ctx.needs_input_grad[1:])
 
 
 def _save(ctx: Any, arguments: Sequence[Any], *results: Tensor) -> None:
@@ -143,26 +144,30 @@ def _gradients(
 
     if torch.is_grad_enabled():  # somebody may differentiate that again
         found = gradients(
-            lambda tensors, upstream: _listed(work(call_of(tensors).readable(), results, upstream)),
+            lambda tensors, upstream: [
+                *(found := work(call_of(tensors).readable(), results, upstream))[:5],
+                *found.similarity,
+            ],
             lambda *tensors: function(call_of(tensors), *ctx.options),
             tensors,
             upstream,
         )
         return None, None, None, None, *found
     call = call_of(tensors).readable()
-    token = ctx.next_functions[0][0]
-    task = torch._C._current_graph_task_id()
-    entry = None
-    if token is not None and torch._C._will_engine_execute_node(token):
-        entry = ctx.entries.setdefault(task, _Entry(call, native.row_parts(call)))
-    found = flow(call, results, entry)
+    entry = _entry(ctx, call)
+    flowing = flow(call, results, entry)
     if entry is not None:
-        entry.write(call, found)
-    return None, None, None, None, *_listed(found.gradients)
+        entry.write(call, flowing)
+    return None, None, None, None, *flowing.gradients
 
 
-def _listed(call: Call) -> list[Tensor | None]:
-    return [*call[:5], *call.similarity]
+def _entry(ctx: Any, call: Call) -> _Entry | None:
+    """Where a step writes its terms; None if nobody asks for the gradients of the votes in this backward pass."""
+    token, _ = ctx.next_functions[0]
+    if token is None or not torch._C._will_engine_execute_node(token):
+        return None
+    entries: dict[int, _Entry] = ctx.entries
+    return entries.setdefault(torch._C._current_graph_task_id(), _Entry(call, native.row_parts(call)))
 
 
 class _Moments(torch.autograd.Function):

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.ops.fused.compiling import BUILT, FLAGS, LEVELS, SOURCES, compile_library, find_compiler
 from torchcaps.ops.fused.call import Call
+from torchcaps.ops.fused.compiling import BUILT, FLAGS, LEVELS, SOURCES, compile_library, find_compiler
 
 _MOMENTS, _SCORES, _FLOW, _PASS_ON = range(4)
 _SIZES = ("images", "grid", "windows", "I", "J", "M", "P", "D", "shared", "similarity")
@@ -38,7 +38,10 @@ _RESULTS = ("mass", "sum", "scatter", "mean", "scores")
 class _Term(ctypes.Structure):
     """``TorchcapsTerm`` of the C++ source."""
 
-    _fields_ = [*((name, ctypes.c_void_p) for name in ("coefficient", "constant", "slope")), ("parents", ctypes.c_int64)]
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("coefficient", "constant", "slope")),
+        ("parents", ctypes.c_int64),
+    ]
 
 
 class _Call(ctypes.Structure):
@@ -69,16 +72,20 @@ class Term(NamedTuple):
     slope: Tensor | None
 
 
+Gradients = list[Tensor | None]
+"""Of children, transforms, coordinates, weights, log_partition, the similarity's tensors, or of the first of these."""
+
+
 class Flow(NamedTuple):
     """What the gradients of a step's results come to, but for children, transforms and coordinates.
 
     Args:
-        gradients: of the other tensors of the call, and None for these.
+        gradients: of the other tensors of the call; None for these, and for what is not wanted.
         shares: the term of what the parents took of each child; None for a step without moments.
         logits: the term of the gradients of the logits; None where nothing flows through them.
     """
 
-    gradients: Call
+    gradients: Gradients
     shares: Term | None
     logits: Term | None
 
@@ -100,7 +107,7 @@ class _Shelf(threading.local):
         for place, room in enumerate(self._left):
             if room.nbytes() >= needed:
                 del self._left[place]
-                return torch.empty(0, dtype=dtype).set_(room, 0, shape)
+                return torch.empty(0, dtype=dtype).set_(room)[: math.prod(shape)].view(shape)
         if self._left:
             self._left.pop()  # the new one is larger
         return torch.empty(shape, dtype=dtype)
@@ -158,11 +165,18 @@ def moments_flow(
     shares = _coefficients(call, parts, even=not call.similarity and not hard)
     flow = _coefficients(call, parts) if call.similarity and not hard else None
     slope = None if grad_scatter is None else 2 * grad_scatter
-    results = {"mass": grad_mass, "sum": grad_sum, "scatter": grad_scatter, "mean": mean, "shares": shares, "flow": flow}
+    results = {
+        "mass": grad_mass,
+        "sum": grad_sum,
+        "scatter": grad_scatter,
+        "mean": mean,
+        "shares": shares,
+        "flow": flow,
+    }
     _run(_FLOW, call, {**results, **_gradients_of(gradients)}, orphan=orphan, hard=hard, parts=_parts(call, parts))
-    if shares is None:
+    if shares is None or grad_sum is None:
         return Flow(gradients, None, None)
-    constant = grad_sum if slope is None else torch.addcmul(grad_sum, slope, mean, value=-1)
+    constant = grad_sum if mean is None or slope is None else torch.addcmul(grad_sum, slope, mean, value=-1)
     return Flow(gradients, Term(shares, constant, slope), _term_of_logits(call, flow))
 
 
@@ -187,16 +201,15 @@ def scores_flow(
     return Flow(gradients, None, None if into is not None else _term_of_logits(call, flow))
 
 
-def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool] = (True, True, True)) -> Call:
+def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool] = (True, True, True)) -> Gradients:
     """The gradients of children, transforms and coordinates, those that are wanted, from the terms of all steps.
 
     The coefficients of the terms are lost: other calls will write there.
     """
     made = torch.zeros_like if 0 in call.sizes else torch.empty_like
-    votes = [
+    gradients: Gradients = [
         made(field) if want and field is not None else None for want, field in zip(wanted, call[:3], strict=True)
     ]
-    gradients = Call(*votes, None, None, None, ())
     kept = (_Term * len(terms))(*(_Term(*map(_pointer, term), parents=term.coefficient.shape[2]) for term in terms))
     call = Call(*call[:3], None, None, call.sites, ())
     _run(_PASS_ON, call, _gradients_of(gradients), parts=parts, terms=kept, count=len(terms))
@@ -232,7 +245,8 @@ def scores_backward(call: Call, scores: Tensor, grad: Tensor, *, orphan: bool, r
 
 def _all_gradients(call: Call, flow: Flow, parts: int) -> Call:
     terms = [term for term in (flow.shares, flow.logits) if term is not None]
-    return Call(*pass_on(call, terms, parts)[:3], *flow.gradients[3:])
+    *fields, weights, log_partition = *pass_on(call, terms, parts), *flow.gradients[3:5]
+    return Call._make([*fields, weights, log_partition, None, tuple(flow.gradients[5:])])
 
 
 def row_parts(call: Call) -> int:
@@ -254,13 +268,13 @@ def _coefficients(call: Call, parts: int | None, even: bool = False) -> Tensor |
     return _shelf.take(shape, call.children.dtype)
 
 
-def _flowing(call: Call, wanted: Sequence[bool] = (True, True)) -> Call:
+def _flowing(call: Call, wanted: Sequence[bool] = (True, True)) -> Gradients:
     """Room for the gradients of a call, but for those that are passed on at last."""
-    weights, log_partition = (
+    by_child = (
         torch.empty_like(field) if want and field is not None else None
         for want, field in zip(wanted, call[3:5], strict=True)
     )
-    return Call(None, None, None, weights, log_partition, None, tuple(map(torch.empty_like, call.similarity)))
+    return [None, None, None, *by_child, *map(torch.empty_like, call.similarity)]
 
 
 def _term_of_logits(call: Call, flow: Tensor | None) -> Term | None:
@@ -273,8 +287,9 @@ def _term_of_logits(call: Call, flow: Tensor | None) -> Term | None:
     return Term(flow, mean * precision, -precision)
 
 
-def _gradients_of(call: Call) -> dict[str, Tensor | None]:
-    return {f"grad_{name}": grad for name, grad in _named(call).items()}
+def _gradients_of(gradients: Gradients) -> dict[str, Tensor | None]:
+    """The gradients by their names in the C++ source."""
+    return {f"grad_{name}": grad for name, grad in zip(_INPUTS, gradients, strict=False)}
 
 
 def _named(call: Call) -> dict[str, Tensor | None]:

@@ -189,7 +189,9 @@ def _gradients(
         found = iter(backward(call_of(tensors), result, upstream))
         return [None if tensor is None else next(found) for tensor in tensors]
 
-    grads = gradients(work, lambda *tensors: function(call_of(tensors), *ctx.options[1:]), [*fields, *similarity], upstream)
+    grads = gradients(
+        work, lambda *tensors: function(call_of(tensors), *ctx.options[1:]), [*fields, *similarity], upstream
+    )
     return *grads[:5], None, list(grads[5:]), *(None for _ in ctx.options)
 
 

@@ -420,6 +420,7 @@ class AnyPose : Rows<T> {
     std::vector<V> fields;                    // of each block, [J, H, terms, 2]: constant and slope
     std::vector<V> u, du, d_votes, d_offset;  // per child and block, [children, blocks, ...]
     std::vector<V> field, votes, coefficients;
+    std::vector<const T*> first_coefficients;  // of each block and term, for some children
     int64_t row = 0, end = 0, block = 0;
     int count = 0;  // of blocks
 
@@ -429,6 +430,7 @@ class AnyPose : Rows<T> {
       field.resize(k.J * k.H), fields.resize(kBlocks * field.size() * k.call.count * 2);
       u.resize(pairs * k.M * k.P), du.resize(pairs * k.M * k.P), d_votes.resize(pairs * k.H);
       d_offset.resize(kChildren * k.H), votes.resize(kPair * k.H), coefficients.resize(kPair * k.call.count);
+      first_coefficients.resize(kBlocks * k.call.count);
     }
 
     static int64_t pair(int i, int b) { return i * kBlocks + b; }
@@ -459,6 +461,11 @@ class AnyPose : Rows<T> {
       for (int i = 0; i < n; ++i)
         for (int b = 0; b < count; ++b)
           k.load_child(k.call.children, row + b * kLanes, end, start + i, size, u.data() + pair(i, b) * size);
+      for (int b = 0; b < count; ++b)
+        for (int64_t t = 0; t < k.call.count; ++t) {
+          const auto& term = k.call.terms[t];
+          first_coefficients[b * k.call.count + t] = readable(term.coefficient) + k.coefficient(block + b, start, term.parents);
+        }
       std::fill(du.begin(), du.end(), V{});
       if (grad_coordinates) std::fill(d_offset.begin(), d_offset.end(), V{});
       for (int j = 0; j < k.J; ++j) {
@@ -480,7 +487,7 @@ class AnyPose : Rows<T> {
         for (int one = 0; one < both; ++one) {
           const int child = start + i + one;
           k.store_vote(u.data() + pair(i + one, b) * k.M * k.P, k.transform(child, j), k.offset(child), votes.data() + one * k.H);
-          load_coefficients(child, j, b, coefficients.data() + one * k.call.count);
+          load_coefficients(i + one, j, b, coefficients.data() + one * k.call.count);
         }
         both == kPair ? add_terms<kPair>(i, j, b) : add_terms<1>(i, j, b);
         for (int one = i; one < i + both; ++one) {
@@ -492,11 +499,10 @@ class AnyPose : Rows<T> {
       }
     }
 
-    void load_coefficients(int child, int j, int b, V* out) const {
+    void load_coefficients(int i, int j, int b, V* out) const {
       for (int64_t t = 0; t < k.call.count; ++t) {
         const int64_t parents = k.call.terms[t].parents;
-        const int64_t at = k.coefficient(block + b, child, parents) + (parents > 1 ? j : 0) * k.width();
-        const T* from = readable(k.call.terms[t].coefficient) + at;
+        const T* from = first_coefficients[b * k.call.count + t] + (i * parents + (parents > 1 ? j : 0)) * k.width();
         __builtin_prefetch(from + kChildren * parents * k.width());  // of the children that come next
         out[t] = k.load_coefficient(from);
       }
