@@ -1,9 +1,10 @@
 """Draws the pictures of ``torchcaps explore``: ``python -m docs.explore_pictures``, from the root of the repository.
 
 ``pose.gif``, a digit that changes as numbers of its pose move, is made with a trained network of the package and a test
-image of MNIST (if it is not there, of scikit-learn's digits). ``--page`` makes ``explore.png`` and its like too, the
-page as a browser shows it, and ``--moves 100`` prints how long the way from a slider to the picture is; both need
-playwright and Chromium.
+image of MNIST (if it is not there, of scikit-learn's digits). ``--page`` makes ``explore.png``, ``explore-scenes.png``
+and ``explore-words.png`` too, the page as a browser shows it with networks of single images, of scenes and of texts;
+``--page trec/text_pooled`` makes the one that this network belongs to. ``--moves 100`` prints how long the way from a
+slider to the picture is. Both need playwright and Chromium.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import math
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,10 +29,13 @@ from torchcaps.explain import Observation, Selection
 from torchcaps.explain.exhibits import ClassPose
 from torchcaps.explain.exhibits.base import pixels
 from torchcaps.explore import Explorer, application, local_samples
+from torchcaps.models import SceneCapsNet
 
 PICTURES = Path(__file__).parent / "pictures"
 NETWORK = "mnist/efficient_capsnet"
-SCENES, QUESTIONS = "scenes/scene_capsnet", "trec/text_pooled"
+SHOWN = ("mnist/capsnet_small", "scenes/scene_capsnet", "trec/text_pooled")
+"""The networks that the page is shown with, if no others are named."""
+
 INK, GREY, PALE, RED, BLUE = "#1d2530", "#667080", "#dfe3e8", "#b5382c", "#2b5c8a"
 SIZE, SIDE, SCALE, FRAMES = (720, 250), 168, 2, 28
 """The picture and a digit in it in pixels; how much larger it is drawn; frames for each number that moves."""
@@ -133,28 +137,35 @@ def write_gif(path: Path, label: int, number: int, measures: tuple[str, ...]) ->
 
 
 @contextmanager
-def opened_page(networks: list[str], height: int = 1000) -> Iterator[Any]:
+def opened_page(classifiers: Mapping[str, Classifier], height: int = 1000) -> Iterator[Any]:
     """The page of these networks in headless Chromium, settled."""
     from playwright.sync_api import sync_playwright
-    from uvicorn import Config, Server
 
-    classifiers = {name: Classifier.open(name) for name in networks}
     explorer = Explorer(classifiers, {name: partial(local_samples, name, one) for name, one in classifiers.items()})
     explorer.warm_up()
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = Server(Config(application(explorer), log_level="error", lifespan="off"))
-    thread = Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    with sync_playwright() as driver:
+    with served(explorer) as address, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--headless", "--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": height})
-        page.goto(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        page.goto(address)
         settle(page, "[data-ready]")
         yield page
         browser.close()
-    server.should_exit = True
-    thread.join()
-    listening.close()
+
+
+@contextmanager
+def served(explorer: Explorer) -> Iterator[str]:
+    """The address of the page, served by another thread, which ends whatever happens to the page."""
+    from uvicorn import Config, Server
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = Server(Config(application(explorer), log_level="error", lifespan="off"))
+        thread = Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def settle(page: Any, also: str = "") -> None:
@@ -170,37 +181,67 @@ def shoot(page: Any, path: Path) -> None:
     picture.save(path, optimize=True)
 
 
-def write_page(path: Path, networks: list[str]) -> None:
-    """The page, with a digit drawn by the mouse and another one kept."""
-    with opened_page(networks) as page:
-        stroke(page, [(0.28, 0.22), (0.72, 0.22), (0.45, 0.85)])
-        page.click("#keep")
-        page.click("#clear")
-        stroke(page, [(0.33, 0.22), (0.55, 0.17), (0.68, 0.28), (0.6, 0.42), (0.47, 0.48), (0.63, 0.55), (0.7, 0.68),
-                      (0.58, 0.81), (0.33, 0.8)])  # fmt: skip
-        shoot(page, path)
+def draw_two_digits(page: Any) -> None:
+    """A digit drawn by the mouse and kept, then another one."""
+    stroke(page, [(0.28, 0.22), (0.72, 0.22), (0.45, 0.85)])
+    page.click("#keep")
+    page.click("#clear")
+    stroke(page, [(0.33, 0.22), (0.55, 0.17), (0.68, 0.28), (0.6, 0.42), (0.47, 0.48), (0.63, 0.55), (0.7, 0.68),
+                  (0.58, 0.81), (0.33, 0.8)])  # fmt: skip
 
 
-def write_scene(path: Path) -> None:
-    """The page with a scene, one of its classes pointed at."""
-    with opened_page([SCENES], 800) as page:
-        page.click("#bars .bar:nth-child(1)")
-        settle(page)
-        shoot(page, path)
+def point_at_a_class(page: Any) -> None:
+    """One of the classes of a scene."""
+    page.click("#bars .bar:nth-child(1)")
+    settle(page)
 
 
-def write_question(path: Path) -> None:
-    """The page with a question."""
-    with opened_page([QUESTIONS], 560) as page:
-        page.fill("#text", "How far is it from the Eiffel Tower to the grave of the man who wrote Hamlet ?")
-        settle(page)
-        shoot(page, path)
+def ask_a_question(page: Any) -> None:
+    """One that speaks for several classes."""
+    page.fill("#text", "How far is it from the Eiffel Tower to the grave of the man who wrote Hamlet ?")
+    settle(page)
+
+
+class View(NamedTuple):
+    """A picture of the page.
+
+    Args:
+        prepare: what is done on the page first.
+        height: of the window, in pixels.
+    """
+
+    prepare: Callable[[Any], None]
+    height: int
+
+
+VIEWS = {
+    "explore": View(draw_two_digits, 1000),
+    "explore-scenes": View(point_at_a_class, 800),
+    "explore-words": View(ask_a_question, 560),
+}
+
+
+def view_of(classifier: Classifier) -> str:
+    """The picture that a network belongs to."""
+    if classifier.words is not None:
+        return "explore-words"
+    return "explore-scenes" if isinstance(classifier.network, SceneCapsNet) else "explore"
+
+
+def write_pages(folder: Path, classifiers: Mapping[str, Classifier]) -> None:
+    """The page as a picture, of each kind of network that is there."""
+    for name, view in VIEWS.items():
+        alike = {network: one for network, one in classifiers.items() if view_of(one) == name}
+        if alike:
+            with opened_page(alike, view.height) as page:
+                view.prepare(page)
+                shoot(page, folder / f"{name}.png")
 
 
 def time_moves(moves: int) -> list[float]:
     """Milliseconds from a slider's move to the picture that it draws, of so many moves one after the other."""
     found = []
-    with opened_page([NETWORK]) as page:
+    with opened_page({NETWORK: Classifier.open(NETWORK)}) as page:
         slider = page.locator("#sliders input").nth(2)
         for move in range(moves):
             slider.press("ArrowRight" if move // 20 % 2 else "ArrowLeft")
@@ -230,7 +271,9 @@ def main() -> None:
     parser.add_argument("--label", type=int, default=5)
     parser.add_argument("--number", type=int, default=0, help="which test image of that digit")
     parser.add_argument("--measures", nargs="+", default=("slant", "width", "weight"))
-    parser.add_argument("--page", nargs="*", help="networks to show the page with")
+    parser.add_argument(
+        "--page", nargs="*", metavar="NETWORK", help="picture the page too, with these networks; default: three"
+    )
     parser.add_argument(
         "--moves", type=int, help="only measure how long so many moves of a slider take, in the browser"
     )
@@ -241,11 +284,15 @@ def main() -> None:
         told = f"median {median(times):.0f} ms, best {times[0]:.0f} ms, 19 of 20 within {most:.0f} ms"
         sys.stdout.write(f"{len(times)} moves of a slider: {told}\n")
         return
+    named = [] if options.page is None else options.page or SHOWN
+    try:
+        classifiers = {name: Classifier.open(name) for name in named}
+        if classifiers:
+            Explorer(classifiers)  # takes none without capsules
+    except (ValueError, OSError) as error:
+        parser.error(f"--page: {error}")
     write_gif(options.out / "pose.gif", options.label, options.number, tuple(options.measures))
-    if options.page is not None:
-        write_page(options.out / "explore.png", options.page)
-        write_scene(options.out / "explore-scenes.png")
-        write_question(options.out / "explore-words.png")
+    write_pages(options.out, classifiers)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ The picture is brought to the network's size with its shape kept, and padded wit
 for networks that read handwriting.
 """
 
+import argparse
 import json
-import sys
 
 import numpy as np
 import onnxruntime
@@ -19,6 +19,8 @@ def main(model: str, picture: str) -> None:
     """Prints the classes of a picture, the most active first."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     notes = json.loads(session.get_modelmeta().custom_metadata_map["torchcaps"])
+    if "image_shape" not in notes:
+        raise SystemExit(f"{model} takes texts, this example shows pictures")
     channels, height, width = notes["image_shape"]
     image = Image.open(picture).convert("L" if channels == 1 else "RGB")
     image = ImageOps.pad(image, (width, height), color=0)
@@ -29,4 +31,8 @@ def main(model: str, picture: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    parser = argparse.ArgumentParser(description="Says what an exported network sees in a picture.")
+    parser.add_argument("model", help="a file that torchcaps export --format onnx wrote")
+    parser.add_argument("picture", help="an image file")
+    options = parser.parse_args()
+    main(options.model, options.picture)

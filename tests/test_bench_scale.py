@@ -1,6 +1,9 @@
 """Where the time of a step goes, what is predicted of a network, and the measurement of two processes."""
 
 import json
+import shutil
+import subprocess
+from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,13 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps.bench import training
+from torchcaps.bench import processes, training
 from torchcaps.bench.cases import NetworkCase
 from torchcaps.bench.predict import LAUNCH, REACHED, Layer, Parts, Rates, on_paper, parts_of
 from torchcaps.bench.stages import CONVOLUTIONS, DECODER, LOSS, PARTS, ROUTING, Stages
 from torchcaps.capsules import Capsules
 from torchcaps.cli import main
 from torchcaps.data import Digits
+from torchcaps.models import Prediction
 from torchcaps.training import Speed
 
 PREDICT = ["bench", "predict", "--model", "capsnet_digits", "--shape", "1", "8", "8", "--batch", "4", "--no-memory"]
@@ -111,6 +115,38 @@ class TestPredict:
         assert (again["forward"], again["training"]) == (row["forward"], row["training"])
         assert "an estimate for 8 x 60 TFLOP/s" in capsys.readouterr().out
 
+    def test_rates_are_of_the_same_network(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """It measured anew where there were none, and took those of another number of classes."""
+        file = tmp_path / "predict.json"
+        file.write_text(json.dumps({"rates": {"capsnet_digits 1x8x8 10 4": {}}}))
+        assert main([*PREDICT, "--rates", str(file), "--classes", "5"]) == 1
+        told = "has no rates of capsnet_digits 1x8x8 5 4, there are those of capsnet_digits 1x8x8 10 4"
+        assert told in capsys.readouterr().err
+        file.write_text("[]")
+        assert main([*PREDICT, "--rates", str(file)]) == 1
+        assert "predict.json must be the predict.json of an earlier run" in capsys.readouterr().err
+
+    def test_a_layer_that_runs_twice_counts_twice(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Twice(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = torch.nn.Linear(64, 64)
+
+            def forward(self, images: Tensor, target: Tensor) -> Prediction:
+                return Prediction(self.layer(self.layer(images.flatten(1))).sigmoid()[:, :10], None, None)
+
+        monkeypatch.setattr(NetworkCase, "build", lambda self: Twice())
+        parts = parts_of(NetworkCase("twice", 2, (1, 8, 8)))
+        assert [layer.name for layer in parts.layers] == ["layer (Linear)", "layer (Linear), 2"]
+
+    @pytest.mark.parametrize(
+        ("option", "value"), [("--runs", "0"), ("--batch", "-1"), ("--devices", "0"), ("--threads", "0")]
+    )
+    def test_numbers_out_of_range(self, option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            main([*PREDICT, option, value])
+        assert f"{option} must be 1 or more, got" in capsys.readouterr().err
+
     @pytest.mark.parametrize("wrong", [["--tflops", "60"], ["--check", "--rates", "predict.json"]])
     def test_options_that_do_not_fit(self, wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
@@ -123,6 +159,24 @@ class TestProcesses:
         with pytest.raises(SystemExit):
             main(["bench", "processes", "--batch", "7"])
         assert "--batch must be shared by two processes, got 7" in capsys.readouterr().err
+
+    def test_one_that_has_ended_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The command ended without a word, as if nobody read its output."""
+        monkeypatch.setattr(processes.sys, "executable", shutil.which("false"))
+        one = processes.Process(0, Namespace(model="capsnet_small", batch=2, steps=1))
+        one.process.wait()
+        with pytest.raises(OSError, match="a process that trains ended with status 1") as found:
+            one.begin(2, 1)
+        assert not isinstance(found.value, BrokenPipeError)
+        one.end()
+
+    def test_one_that_waits_for_ever_is_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(processes, "PATIENCE", 0.1)
+        waiting = subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        one = processes.Process.__new__(processes.Process)
+        one.process = waiting
+        one.end()
+        assert waiting.returncode < 0
 
     @pytest.mark.slow
     def test_both_train(self, tmp_path: Path) -> None:

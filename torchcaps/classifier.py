@@ -17,7 +17,8 @@ from torchcaps.data.base import Fit
 from torchcaps.data.folder import Resize, check_resize, fit_image
 from torchcaps.data.handwriting import Handwriting
 from torchcaps.data.picture import fit_handwriting, in_mode, load_handwriting, open_image
-from torchcaps.data.text import Reading, TextSet, Words, together
+from torchcaps.data.text_set import TextSet
+from torchcaps.data.words import Reading, Words, together
 from torchcaps.explain.calibration import Calibration
 from torchcaps.models import ImageClassifier, Prediction, load_pretrained
 from torchcaps.tasks import Answer, Examination, Task, as_task

@@ -1,6 +1,7 @@
 """Exported files: the same answers as the network's, for any batch, without this package."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from torchcaps.classifier import Classifier
 from torchcaps.cli import main
 from torchcaps.cli.export import CLOSE, NOTES, _digamma, export
 from torchcaps.data import Preprocess, Words
-from torchcaps.models import create_model, list_models
+from torchcaps.models import ImageClassifier, Prediction, create_model, list_models
 
 ROOT = Path(__file__).parents[2]
 SLOW = pytest.mark.slow
@@ -130,7 +131,60 @@ def test_digamma_by_what_onnx_has(onnxruntime: object) -> None:
     torch.testing.assert_close(found, torch.digamma(x.double()).float(), rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        ("torch-export", "a Decides cannot be written as torch-export: Could not guard on data-dependent expression"),
+        pytest.param("onnx", "a Decides cannot be written as onnx: Could not guard on data-dependent", marks=SLOW),
+    ],
+)
+def test_networks_that_cannot_be_traced_are_told_in_a_line(
+    form: str, told: str, tmp_path: Path, onnxruntime: object
+) -> None:
+    class Decides(ImageClassifier):
+        def __init__(self, image_shape: tuple[int, int, int] = (1, 2, 2), classes: int = 4) -> None:
+            super().__init__(image_shape, classes)
+
+        def forward(self, images: torch.Tensor, target: torch.Tensor | None = None) -> Prediction:
+            return Prediction(images.flatten(1) * (1 if images.sum() > 3 else 2), None, None)
+
+    with pytest.raises(ValueError, match=re.escape(told)) as found:
+        export(Classifier(Decides()), tmp_path / "file", form)
+    assert "\n" not in str(found.value)
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None).save_pretrained(tmp_path / "saved")
     assert main(["export", str(tmp_path / "saved"), "--to", str(tmp_path / "nowhere" / "x.onnx")]) == 1
     assert f"there is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
+
+
+def test_writes_over_a_file_only_when_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def writes(classifier: Classifier, path: Path, form: str) -> float:
+        path.write_text(form)
+        return 0.0
+
+    monkeypatch.setattr("torchcaps.cli.export.export", writes)
+    monkeypatch.chdir(tmp_path)
+    command = ["export", "mnist/efficient_capsnet", "--format"]
+    assert main([*command, "torch-export"]) == 0
+    file = tmp_path / "efficientcapsnet.pt2"
+    file.write_text("mine")
+    assert main([*command, "torch-export"]) == 1
+    assert "efficientcapsnet.pt2 exists already: choose another file with --to, or add --overwrite" in (
+        capsys.readouterr().err
+    )
+    assert file.read_text() == "mine"
+    assert main([*command, "torch-export", "--overwrite"]) == 0
+    assert file.read_text() == "torch-export"
+
+
+@pytest.mark.parametrize("arguments", [[], ["digits.onnx"]])
+def test_the_example_says_what_it_takes(arguments: list[str], onnxruntime: object) -> None:
+    example = [sys.executable, str(ROOT / "examples" / "run_onnx.py"), *arguments]
+    done = subprocess.run(example, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: run_onnx.py [-h] model picture")

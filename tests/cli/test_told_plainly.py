@@ -61,6 +61,9 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["evaluate", "digits"], "digits is not the folder of a run"),
         (["explain", "digits", "--data", "Digits"], "--out must name a folder for the report: digits is not"),
         (["explain", "digits", "--out", "one.png"], "--out must be a folder, and one.png is a file"),
+        (["export", "digits", "--to", "one.png"], "one.png exists already: choose another file with --to, or add --ov"),
+        (["export", "digits", "--to", "."], "--to must be a file, and . is a folder"),
+        (["export", "digits", "--to", ".", "--overwrite"], "--to must be a file, and . is a folder"),
         (["explain", "digits", "--batch_size", "3"], "batch_size"),  # it had no effect
     ],
     ids=str,

@@ -74,6 +74,16 @@ def test_one_item_is_a_batch_of_one() -> None:
     assert all(torch.equal(a, b) for a, b in zip(one[:4], batch[:4], strict=True))
 
 
+def test_batches_are_all_images_in_their_order() -> None:
+    found = list(make_set(20).batches(8))
+    assert [len(batch.images) for batch in found] == [8, 8, 4]
+    assert torch.cat([batch.indices for batch in found]).tolist() == list(range(20))
+    torch.testing.assert_close(torch.cat([batch.images for batch in found]), make_set(20).images / 255)
+    assert not list(make_set(0).batches(8))
+    with pytest.raises(ValueError, match="size must be at least 1, got 0"):
+        next(make_set(20).batches(0))
+
+
 def test_data_loader_fetches_batches_whole() -> None:
     data = make_set(10)
     batches = list(DataLoader(data, batch_size=4, collate_fn=lambda batch: batch))

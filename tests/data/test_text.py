@@ -1,14 +1,11 @@
-"""Texts: the forms that they come in, words and their numbers, and what is left out."""
+"""Texts: the forms that they come in, and what is left out."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
-from torchcaps.data import MadeQuestions, Manifest, Preprocess, Text, TextSet, Words, joined
-from torchcaps.data.text import PADDING, UNKNOWN, named_texts
-from torchcaps.testing import check_dataset
+from torchcaps.data import Manifest, Text, TextSet
+from torchcaps.data.text_files import named_texts
 
 
 def write(root: Path, files: dict[str, str], encoding: str = "utf-8") -> Path:
@@ -28,52 +25,6 @@ def reviews(root: Path, count: int = 10) -> Path:
 def texts_of(texts: TextSet) -> dict[str, str]:
     """Each text with the name of its class."""
     return {text: texts.classes[label] for text, label in zip(texts.texts, texts.labels.tolist(), strict=True)}
-
-
-class TestWords:
-    words = Words(("film", "good", "."))
-
-    def test_numbers_and_spans(self) -> None:
-        (reading,) = self.words.read(["A  GOOD film."])
-        assert reading.numbers.tolist() == [UNKNOWN, 3, 2, 4]
-        assert ["A  GOOD film."[start:end] for start, end in reading.spans] == ["A", "GOOD", "film", "."]
-        assert (reading.length, reading.unknown) == (4, 1)
-        assert Words(("film", "good", "."), lower=False).read(["GOOD"])[0].unknown == 1
-
-    def test_only_the_beginning_of_long_texts_is_read(self) -> None:
-        (reading,) = Words(("film",), longest=7).read(["film " * 10_000])
-        assert (len(reading.numbers), len(reading.spans), reading.length) == (7, 7, 10_000)
-
-    @pytest.mark.parametrize(
-        ("text", "words"),
-        [
-            ("这部电影很好", list("这部电影很好")),
-            ("Хороший фильм!", ["хороший", "фильм", "!"]),
-            ("अच्छी फिल्म", ["अच्छी", "फिल्म"]),
-            ("فيلم جيد", ["فيلم", "جيد"]),
-            ("ﬁlm", ["film"]),  # a ligature, in one form with what others type
-            ("[padding]", ["[", "padding", "]"]),
-            ("", []),
-            (" \n\t\u200b", []),
-        ],
-    )
-    def test_other_scripts(self, text: str, words: list[str]) -> None:
-        assert Words().split(text) == words
-        assert Words.of([text]).read([text])[0].unknown == 0
-
-    def test_the_most_frequent_words_first(self) -> None:
-        texts = ["b b b c c a", "a d"]
-        assert Words.of(texts).vocabulary == ("b", "a", "c", "d")
-        assert Words.of(texts, most=2).vocabulary == ("b", "a")
-        assert Words.of(texts, least=2).vocabulary == ("b", "a", "c")
-
-    def test_saved_and_opened(self) -> None:
-        assert Words.from_config(self.words.config()) == self.words
-        assert Words.from_config(None) is None
-        with pytest.raises(ValueError, match="words that were saved with the network are damaged"):
-            Words.from_config({"vocabulary": ["a"]})
-        with pytest.raises(ValueError, match="each word once, got a more often"):
-            Words(("a", "b", "a"))
 
 
 class TestForms:
@@ -226,47 +177,6 @@ def test_a_run_keeps_to_its_texts(tmp_path: Path) -> None:
     assert {part: tuple(again.manifest().parts[part]) for part in before} == before
     assert again.words == data.words
     assert again.fingerprint() == data.fingerprint() != Text(str(tmp_path / "films"), longest=3).fingerprint()
-
-
-class TestSets:
-    data = MadeQuestions(40)
-
-    def test_check_dataset(self) -> None:
-        check_dataset(partial(MadeQuestions, 40))
-
-    def test_batches_are_as_long_as_their_longest_text(self) -> None:
-        train = self.data.train
-        lengths = (train.images != PADDING).sum(1)
-        short = lengths.argsort()[:3].tolist()
-        batch = train.__getitems__(short)
-        assert batch.images.shape == (3, int(lengths[short].max()))
-        assert torch.equal(batch.images, train.images[short, : batch.images.shape[1]])
-
-    def test_in_other_words(self) -> None:
-        words = Words(("river", "?"))
-        other = self.data.test.in_words(words)
-        assert other.texts == self.data.test.texts
-        assert int(other.images.max()) == 3
-        assert self.data.test.in_words(self.data.words) is self.data.test
-
-    def test_nothing_that_is_for_images(self) -> None:
-        with pytest.raises(ValueError, match="preprocess and composition are for images"):
-            self.data.train.prepared(Preprocess(shift=1))
-        with pytest.raises(ValueError, match=r"int64 \(N, L\), got torch.uint8"):
-            TextSet(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), ("a",))
-
-    def test_joined(self) -> None:
-        test = self.data.test
-        pairs = joined(test, 30)
-        assert (pairs.labels.sum(1) == 2).all()
-        own = texts_of(test)
-        for text, mask in zip(pairs.texts, pairs.labels, strict=True):
-            told = {test.classes[label] for label in mask.nonzero().flatten().tolist()}
-            halves = [(one, text.removeprefix(f"{one} ")) for one in own if text.startswith(f"{one} ")]
-            assert any(second in own and {own[one], own[second]} == told for one, second in halves)
-        assert joined(test, 30).texts == pairs.texts != joined(test, 30, seed=1).texts
-        with pytest.raises(ValueError, match="of one class each"):
-            joined(pairs, 2)
 
 
 def test_no_text_at_all_is_not_the_folder_that_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

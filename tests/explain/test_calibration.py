@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from torchcaps.explain import Calibration, Findings, fit_platt, fit_temperature
+from torchcaps.explain.calibration import calibration_error
 from torchcaps.explain.exhibits import Reliability
 
 
@@ -70,3 +71,23 @@ class TestItem11Calibration:
     def test_item11_wrong_parameters_are_named(self, arguments, message):
         with pytest.raises(ValueError, match=message):
             Calibration(*arguments)
+
+
+def test_calibration_error_written_out():
+    torch.manual_seed(0)
+    p = (3 * torch.randn(200, 4)).softmax(1)
+    labels = torch.randint(4, (200,))
+    confidence, said = p.max(1)
+    bins = (confidence * 15).ceil()
+    expected = sum(
+        abs((said[bins == b] == labels[bins == b]).float().mean() - confidence[bins == b].mean()) * (bins == b).sum()
+        for b in bins.unique()
+    )
+    assert calibration_error(p, labels, 15) == pytest.approx(float(expected) / 200, rel=1e-4)
+
+
+def test_calibration_error_of_what_rounding_made_more_than_certain():
+    """Beyond 1 the library would take the numbers for logits."""
+    p, labels = torch.tensor([[1 + 1e-7, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
+    assert p.max() > 1
+    assert calibration_error(p, labels, 15) == pytest.approx(0, abs=1e-6)

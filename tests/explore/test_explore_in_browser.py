@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from torchcaps import Classifier, create_model
+from torchcaps.explain.exhibits.base import png
 from torchcaps.explore import Explorer, application, digit_samples, local_samples
 
 uvicorn = pytest.importorskip("uvicorn")
@@ -87,6 +88,14 @@ def draw(page: Any, points: list[tuple[float, float]]) -> None:
     settle(page)
 
 
+def digit(folder: Path) -> Path:
+    """A file with a 0."""
+    digits = digit_samples((1, 28, 28))
+    file = folder / "digit.png"
+    file.write_bytes(png(digits.images[digits.labels == 0][0].float() / 255))
+    return file
+
+
 def said(page: Any) -> Any:
     return page.locator("#bars .said .name")
 
@@ -137,12 +146,7 @@ def test_uploads(page: Any, tmp_path: Path) -> None:
     broken.write_bytes(b"\x89PNG\r\n\x1a\nnot really")
     page.set_input_files("#upload", broken)
     expect(page.locator("#message")).to_contain_text("cannot read the image broken.png")
-    whole = tmp_path / "digit.png"
-    from torchcaps.explain.exhibits.base import png
-
-    digits = digit_samples((1, 28, 28))
-    whole.write_bytes(png(digits.images[digits.labels == 0][0].float() / 255))
-    page.set_input_files("#upload", whole)
+    page.set_input_files("#upload", digit(tmp_path))
     expect(said(page)).to_have_text("0")
     expect(page.locator("#message")).to_be_hidden()
 
@@ -161,6 +165,27 @@ def test_plays_routing(page: Any) -> None:
     expect(page.locator("#play")).to_have_text("▶ play")
     assert table.evaluate("canvas => canvas.toDataURL()") == last
     expect(page.locator("#layers canvas")).to_have_count(1)
+    assert not page.trouble
+
+
+def test_another_network_is_chosen_before_the_answer(page: Any, tmp_path: Path) -> None:
+    """The picture that then comes is not for the page any more, and there is none to be drawn on."""
+    page.select_option("#network", "trained")
+    settle(page)
+    page.evaluate("""() => {
+        const own = window.fetch;
+        window.fetch = async (path, ...more) => {
+            if (path.startsWith("api/look")) await new Promise((done) => { window.answer = done; });
+            window.fetch = own;
+            return own(path, ...more);
+        };
+    }""")
+    page.set_input_files("#upload", digit(tmp_path))
+    page.select_option("#network", QUESTIONS)
+    expect(page.locator("#sample")).to_have_text("another question")
+    page.evaluate("answer()")
+    settle(page)
+    expect(page.locator("#message")).to_be_hidden()
     assert not page.trouble
 
 

@@ -5,7 +5,9 @@ import re
 import socket
 from collections.abc import Iterator
 from io import BytesIO
+from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -13,15 +15,19 @@ from urllib.request import Request, urlopen
 import pytest
 import torch
 
+from tests.data.test_smallnorb import write as write_smallnorb
 from torchcaps import Classifier, create_model
 from torchcaps.cli import main
-from torchcaps.data import Words
+from torchcaps.data import ImageSet, Words
 from torchcaps.explain.exhibits import word_shares
 from torchcaps.explain.exhibits.base import png
 from torchcaps.explore import Explorer, application, digit_samples, local_samples, serve
 from torchcaps.explore.explorer import MOST_LOOKS
 from torchcaps.explore.samples import digit_scenes
 from torchcaps.explore.server import MOST_BYTES
+from torchcaps.layers import CapsLinear
+from torchcaps.models import CapsuleClassifier, TextClassifier
+from torchcaps.models.pretrained import list_pretrained
 
 uvicorn = pytest.importorskip("uvicorn")
 
@@ -103,6 +109,38 @@ class TestExplorer:
             with pytest.raises(ValueError, match=message):
                 explorer.compare(look, 3, routing, steps)
 
+    def test_no_test_images(self) -> None:
+        none = digit_samples((1, 8, 8)).subset(torch.arange(0))
+        with pytest.raises(ValueError, match="there are no test images for a"):
+            Explorer({"a": small()}, {"a": lambda: none}).sample("a")
+
+    @pytest.mark.parametrize("name", list_pretrained())
+    def test_each_network_of_the_package_can_be_chosen(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without any data sets on the machine; those of smallNORB could not."""
+        monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
+        classifier = Classifier.open(name)
+        told = Explorer({name: classifier}, {name: lambda: local_samples(name, classifier)}).network(name)
+        assert bool(told["samples"]) == (not name.startswith("smallnorb/"))
+
+    def test_test_images_of_smallnorb(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write_smallnorb(tmp_path)
+        monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
+        name = "smallnorb/matrixcapsnet_small"
+        classifier = Classifier.open(name)
+        found = local_samples(name, classifier)
+        assert found is not None
+        assert found.raw_image_shape == classifier.image_shape
+
+    def test_images_of_other_classes_are_no_samples(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A network in a folder called mnist need not know MNIST's classes."""
+        images = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 9]), tuple("0123456789"))
+        data = SimpleNamespace(test=images)
+        monkeypatch.setattr("torchcaps.explore.samples.create_dataset", lambda name, **_: data)
+        assert local_samples("mnist/mine", small()) is images
+        assert local_samples("mnist/mine", small(classes=3)) is None
+
     def test_swapped(self, explorer: Explorer, drawing: bytes) -> None:
         one, other = explorer.look("a", drawing), explorer.sample("a", "7")
         swapped = explorer.swap(one, 2, other, 7)
@@ -151,6 +189,25 @@ class TestExplorer:
         assert explorer.answer(explorer.look("a", clean))["activations"]["said"] in range(10)
         with pytest.raises(ValueError, match="no ink"):
             explorer.look("a", png(torch.full((1, 28, 28), 0.5)))
+
+    def test_words_that_cannot_be_followed(self) -> None:
+        """Any other network with capsules of words was opened, and every text was an error of the server."""
+
+        class OwnCapsulesOfWords(TextClassifier, CapsuleClassifier):
+            decoder = None
+
+            def __init__(self, vocabulary: int = 3, classes: int = 2) -> None:
+                super().__init__(vocabulary, classes, 4, 0.0, 0.0)
+                self.class_caps = CapsLinear(None, classes, 4, 4, transforms="shared")
+
+            def children_of(self, images: torch.Tensor) -> torch.Tensor:
+                return self.vectors(images)[0].mT
+
+        network = OwnCapsulesOfWords()
+        network.extra["words"] = Words(("who", "wrote", "it")).config()
+        assert network(torch.tensor([[2, 3, 4]])).activation.shape == (1, 2)
+        with pytest.raises(ValueError, match="OwnCapsulesOfWords whose words cannot be followed to the classes"):
+            Explorer({"own": Classifier(network)})
 
     def test_what_has_no_capsules(self) -> None:
         with pytest.raises(ValueError, match="nothing to explore"):
@@ -294,6 +351,7 @@ class TestServer:
             ("pose?look=1&target=10", None, "0..9"),
             ("decode?look=1", b'"1"', "could not|list of numbers|poses"),
             ("decode?look=1", b"{", "list of numbers"),
+            ("decode?look=1", b"[1" + 400 * b"0" + b"]", "list of numbers"),
             ("compare?look=1&target=1&steps=1e9", None, "whole number"),
         ],
     )

@@ -169,6 +169,19 @@ class TestPoseInput:
         assert added[chosen].std().item() == pytest.approx(0.5, rel=0.05)
         assert torch.equal(noisy.eval()(poses), still.eval()(poses))
 
+    @pytest.mark.parametrize("training", [True, False])
+    def test_a_pose_of_zero_is_of_its_class_all_the_same(self, training: bool) -> None:
+        """It was told no class, and drew the same for all; it still does not count among the poses of its class."""
+        torch.manual_seed(0)
+        model = create_model("capsnet_digits", channels=4, types=2, decoder_input="pose_and_class").train(training)
+        given = model.decoder[0]
+        given.mean.normal_()
+        before = given.mean.clone()
+        images = model.decode(Capsules(torch.zeros(10, 10, 16), torch.rand(10, 10)), torch.arange(10))
+        drawn = [model.decoder[1](torch.cat([-before[k], torch.eye(10)[k]])[None]) for k in range(10)]
+        torch.testing.assert_close(images, torch.cat(drawn))
+        assert torch.equal(given.mean, before)
+
     def test_errors(self) -> None:
         with pytest.raises(ValueError, match="decoder_input must be one of masked, pose, pose_and_class, got 'class'"):
             create_model("capsnet_digits", decoder_input="class")

@@ -19,7 +19,6 @@ from torchcaps.recipes.routings import (
     STEP,
     TRAINING,
     RoutingsSideBySide,
-    calibration_error,
     kept_an_image,
     kept_for_backward,
 )
@@ -56,19 +55,6 @@ def test_all_rows_differ_in_the_routing_alone(preset):
     settings = RoutingsSideBySide.presets[preset]
     others = [{**job(settings, row)[1], "routing": None} for row in ROWS]
     assert all(one == others[0] for one in others)
-
-
-def test_calibration_error_written_out():
-    torch.manual_seed(0)
-    p = (3 * torch.randn(200, 4)).softmax(1)
-    labels = torch.randint(4, (200,))
-    confidence, said = p.max(1)
-    bins = (confidence * 15).ceil()
-    expected = sum(
-        abs((said[bins == b] == labels[bins == b]).float().mean() - confidence[bins == b].mean()) * (bins == b).sum()
-        for b in bins.unique()
-    )
-    assert calibration_error(p, labels) == pytest.approx(100 * float(expected) / 200, rel=1e-4)
 
 
 def test_kept_for_backward_counts_what_is_saved():

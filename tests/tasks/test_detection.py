@@ -1,12 +1,13 @@
 """The task detection: overlaps, losses, average precision, and that boxes are learned."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from torchcaps import create_model
-from torchcaps.data import Digits, ImageSet, Scenery
+from torchcaps.data import Digits, ImageSet, Preprocess, Scenery
 from torchcaps.losses import MarginLoss, ReconstructionLoss
 from torchcaps.models import Prediction
 from torchcaps.tasks import Criteria, Detection, SeveralLabels, as_task, average_precision, box_iou, box_loss
@@ -104,6 +105,24 @@ class TestDetection:
         bright = (batch.parts.pictures + 0.3).clamp(max=1)
         boxes = _true_boxes(batch._replace(parts=batch.parts._replace(pictures=bright)), 10)
         assert torch.equal((boxes != 0).any(2), batch.labels)
+
+    @pytest.mark.parametrize(
+        "shades",
+        [{"brightness": 0.9}, {"contrast": (0.1, 0.2)}, {"brightness": 0.4, "contrast": (1.0, 9.0)}, {"erase": 1.0}],
+        ids=str,
+    )
+    def test_boxes_move_with_the_images_and_with_nothing_else(self, shades: dict[str, Any]) -> None:
+        """With a brightness of 0.3 a digit's box was the whole image; with a contrast of 0.2 it was empty."""
+        if "erase" in shades:
+            pytest.importorskip("kornia")
+        batch = scenes().__getitems__(list(range(12)))
+
+        def boxes(**options: Any) -> torch.Tensor:
+            preprocess = Preprocess(shift=2, **options)
+            return _true_boxes(batch.prepared(lambda images: preprocess.train(images, batch.indices, epoch=3)), 10)
+
+        assert torch.equal(boxes(**shades), boxes())
+        assert not torch.equal(boxes(), _true_boxes(batch, 10))
 
     def test_is_saved_with_its_arguments(self) -> None:
         task = as_task(Detection(0.4, weight=2.0).saved())

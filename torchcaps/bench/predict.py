@@ -121,7 +121,9 @@ def parts_of(case: NetworkCase) -> Parts:
     def enter(name: str, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not count.inside:
             copies = tree_map(_alone, (given, named))
-            found.layers.append(Layer(f"{name} ({type(module).__name__})", module, *copies))
+            times = sum(layer.module is module for layer in found.layers)
+            again = f", {times + 1}" if times else ""
+            found.layers.append(Layer(f"{name} ({type(module).__name__}){again}", module, *copies))
         count.inside += 1
 
     def leave(*_: Any) -> None:
@@ -278,20 +280,21 @@ def main(arguments: list[str], show: Show, program: str) -> None:
     """Predicts, shows a table and writes ``predict.json``; see :func:`torchcaps.bench.command.main`."""
     parser = _parser(program)
     options = parser.parse_args(arguments)
-    if (options.tflops is None) != (options.gbs is None):
-        parser.error("--tflops and --gbs belong together")
-    if options.check and options.rates:
-        parser.error("--check measures the rates beside the whole: leave --rates out")
+    _check(parser, options)
     torch.set_num_threads(options.threads)
     measure.full_float32()
     about = report.environment("cpu", options.threads, report.command_line())
     show(report.heading(about))
-    known = json.loads(options.rates.read_text())["rates"] if options.rates else {}
+    known = _known(options.rates)
     rows, rates = [], {}
     for name in options.model:
         for batch in options.batch:
-            key = f"{name} {'x'.join(map(str, options.shape))} {min(batch, PROBES[-1])}"
-            row, rates[key] = predicted(name, batch, options, known.get(key))
+            key = f"{name} {'x'.join(map(str, options.shape))} {options.classes} {min(batch, PROBES[-1])}"
+            if known is not None and key not in known:
+                raise ValueError(
+                    f"--rates {options.rates} has no rates of {key}, there are those of {', '.join(known)}"
+                )
+            row, rates[key] = predicted(name, batch, options, None if known is None else known[key])
             rows.append(row)
     show("\n" + table_of(rows))
     if options.tflops is not None:
@@ -299,6 +302,31 @@ def main(arguments: list[str], show: Show, program: str) -> None:
     out = Path(options.out or f"runs/bench-predict-{time.strftime('%Y%m%d-%H%M%S')}")
     report.write_json(out / "predict.json", **about, rows=rows, rates={key: vars(one) for key, one in rates.items()})
     show(f"\nresults: {out}")
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Ends the program unless the options fit each other."""
+    for name in ("batch", "runs", "threads", "devices", "classes", "shape"):
+        value = getattr(options, name)
+        if min(value if isinstance(value, Sequence) else [value]) < 1:
+            parser.error(f"--{name} must be 1 or more, got {value}")
+    if (options.tflops is None) != (options.gbs is None):
+        parser.error("--tflops and --gbs belong together")
+    if options.tflops is not None and not min(options.tflops, options.gbs) > 0:
+        parser.error(f"--tflops and --gbs must be above 0, got {options.tflops:g} and {options.gbs:g}")
+    if options.check and options.rates:
+        parser.error("--check measures the rates beside the whole: leave --rates out")
+
+
+def _known(path: Path | None) -> dict[str, Any] | None:
+    """The rates of an earlier run; None without one."""
+    if path is None:
+        return None
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())["rates"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"--rates {path} must be the predict.json of an earlier run: {error!r}") from error
+    return found
 
 
 def predicted(

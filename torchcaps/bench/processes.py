@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +25,9 @@ from torchcaps.bench.suite import Show
 from torchcaps.bench.training import WARM, task_of
 from torchcaps.data import ImageSet
 from torchcaps.training import Schedule, Speed, TrainerOptions, fit, quiet_lightning
+
+PATIENCE = 20.0
+"""Seconds in which a process that has nothing more to do must end."""
 
 CAN_PIN = hasattr(os, "sched_setaffinity")
 
@@ -48,10 +52,17 @@ class Process:
         )
 
     def begin(self, processes: int, port: int) -> None:
-        """Has it train in a group of so many."""
+        """Has it train in a group of so many.
+
+        Raises:
+            OSError: if it has ended.
+        """
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"processes": processes, "port": port}) + "\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(json.dumps({"processes": processes, "port": port}) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError as error:  # which would read as an output that nobody wants
+            raise self._ended() from error
 
     def seconds(self) -> float:
         """What its steps took; waits for them.
@@ -63,13 +74,23 @@ class Process:
         for line in self.process.stdout:
             if line.startswith("seconds "):
                 return float(line.split()[1])
-        raise OSError(f"a process that trains ended with status {self.process.wait()}")
+        raise self._ended()
+
+    def _ended(self) -> OSError:
+        return OSError(f"a process that trains ended with status {self.process.wait()}")
 
     def end(self) -> None:
-        """Lets it go."""
-        if self.process.stdin is not None:
+        """Lets it go; one that waits for another that has ended is killed."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
             self.process.stdin.close()
-        self.process.wait()
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
 
 def serve(rank: int, model: str, batch: int, steps: int) -> None:

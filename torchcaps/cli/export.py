@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchcaps.cli.plugins import add_import
 from torchcaps.cli.runs import open_classifier
-from torchcaps.data.text import PADDING, RESERVED, UNKNOWN
+from torchcaps.data.words import PADDING, RESERVED, UNKNOWN
 from torchcaps.models.whole import written_whole
 from torchcaps.ops import use_backend
 
@@ -71,12 +71,12 @@ def command(arguments: list[str]) -> None:
     add("run", type=str, help="folder of a run, or of a saved network, or name of a trained one in the package")
     add("--format", type=str, choices=tuple(SUFFIXES), default="onnx", help="what to write")
     add("--to", type=str, help="file; default: named after the network, in the current folder")
+    add("--overwrite", action="store_true", help="write over a file that is there")
     add_import(parser)
     options = parser.parse_args(arguments)
     classifier = open_classifier(options.run)
     path = Path(options.to or f"{type(classifier.network).__name__.lower()}{SUFFIXES[options.format]}")
-    if not path.parent.is_dir():
-        raise ValueError(f"--to: there is no folder {path.parent}")
+    _check_free(path, options.overwrite)
     off = export(classifier, path, options.format)
     size = path.stat().st_size / 2**20
     print(f"{path}: {size:.1f} MiB, checked: its answers differ from the network's by at most {off:.1g}")
@@ -85,6 +85,16 @@ def command(arguments: list[str]) -> None:
     else:
         shape = str(classifier.image_shape)[1:-1]
         print(f"it takes images (batch, {shape}), float32 in [0, 1]; preparing them is in it")
+
+
+def _check_free(path: Path, overwrite: bool) -> None:
+    """Raises an error unless a file can be written there."""
+    if not path.parent.is_dir():
+        raise ValueError(f"--to: there is no folder {path.parent}")
+    if path.is_dir():
+        raise ValueError(f"--to must be a file, and {path} is a folder")
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists already: choose another file with --to, or add --overwrite")
 
 
 def export(classifier: "Classifier", path: Path, form: str) -> float:
@@ -100,14 +110,19 @@ def export(classifier: "Classifier", path: Path, form: str) -> float:
 
     Raises:
         ModuleNotFoundError: if ``onnx`` needs what is not installed.
-        ValueError: if the answers of the file are others than those of the network.
+        ValueError: if the network cannot be traced, has an operator that the form has not, or the answers of the file
+            are others than its own.
     """
     model = Exported(classifier).eval()
     images = _examples(classifier)
     with use_backend("naive"), torch.no_grad(), written_whole(path) as part:
         expected = model(images)
         write = _write_onnx if form == "onnx" else _write_program
-        found = write(model, images, part, _notes(classifier, model.names(images[:2])))
+        try:
+            found = write(model, images, part, _notes(classifier, model.names(images[:2])))
+        except RuntimeError as error:
+            why = str(error.__cause__ or error).partition("\n")[0]
+            raise ValueError(f"a {type(classifier.network).__name__} cannot be written as {form}: {why}") from error
         off = _off(found, expected)
         if not off <= CLOSE:
             own = _off(model.double()(images.double() if images.is_floating_point() else images), expected)

@@ -24,7 +24,7 @@ _FIT = "to fit; keep, of a network of any size, does not; default: as the networ
 def command(arguments: list[str]) -> None:
     """Classify image files or folders: class, probability, length of its capsule; as text, CSV or JSON."""
     from torchcaps.data.manifest import readable
-    from torchcaps.data.text import named_texts
+    from torchcaps.data.text_files import named_texts
     from torchcaps.training.parser import OptionParser
 
     parser = OptionParser(

@@ -47,11 +47,14 @@ from torchcaps.data.preprocess import (
     standardise,
     thirteen_crops,
 )
+from torchcaps.data.questions import MadeQuestions
 from torchcaps.data.scenes import DigitScenes, Scenery, class_boxes, ink_boxes
 from torchcaps.data.smallnorb import SmallNORB, read_binary_matrix
 from torchcaps.data.strong import RandAugment, RandomErasing, RandomRotation
-from torchcaps.data.text import MadeQuestions, Reading, Text, TextSet, Words, joined
+from torchcaps.data.text import Text
+from torchcaps.data.text_set import TextSet, joined
 from torchcaps.data.view import Preprocess, View
+from torchcaps.data.words import Reading, Words
 
 __all__ = [
     "CIFAR10",

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -58,6 +58,8 @@ class Batch(NamedTuple):
         indices: int64 (B,), the places of the images in their `ImageSet`.
         pictures: float32 (B, C, H, W), the images before they were standardised, in [0, 1]: to draw, to reconstruct.
         parts: what the images were put together from, if a `Composition` did so and says it.
+        placed: the pictures of these before brightness, contrast and erasing changed them, to see where each lies; None
+            if nothing of that was done.
 
     Example:
         >>> from torchcaps.data import Digits
@@ -71,14 +73,18 @@ class Batch(NamedTuple):
     indices: Tensor
     pictures: Tensor
     parts: Parts | None = None
+    placed: Tensor | None = None
 
     def prepared(self, prepare: Callable[[Tensor], View]) -> "Batch":
         """The batch with images, pictures and the pictures of the parts as `prepare` makes them of the images."""
-        view, parts = prepare(self.images), self.parts
-        if parts is not None:
-            pictures = [prepare(part).pictures for part in parts.pictures.unbind(1)]
-            parts = parts._replace(pictures=torch.stack(pictures, 1))
-        return self._replace(images=view.images, pictures=view.pictures, parts=parts)
+        view = prepare(self.images)
+        batch = self._replace(images=view.images, pictures=view.pictures)
+        if self.parts is None:
+            return batch
+        views = [prepare(part) for part in self.parts.pictures.unbind(1)]
+        parts = self.parts._replace(pictures=torch.stack([one.pictures for one in views], 1))
+        placed = [one.placed for one in views if one.placed is not None]
+        return batch._replace(parts=parts, placed=torch.stack(placed, 1) if placed else None)
 
 
 class Composition(ABC):
@@ -185,6 +191,13 @@ class ImageSet(Dataset[Batch]):
     def __getitems__(self, indices: list[int]) -> Batch:
         return self._fetch(indices).prepared(self.preprocess.evaluate)
 
+    def batches(self, size: int) -> Iterator[Batch]:
+        """All images in their order, `size` at a time; a `ValueError` if that is less than 1."""
+        if size < 1:
+            raise ValueError(f"size must be at least 1, got {size}")
+        for start in range(0, len(self), size):
+            yield self.__getitems__(list(range(start, min(start + size, len(self)))))
+
     def crops(self, indices: list[int]) -> Tensor:
         """All crops of the images at `indices` that a network is tested on, float32 (B, crops, C, H, W)."""
         return self.preprocess.evaluate_crops(self._fetch(indices).images)
@@ -211,10 +224,14 @@ class ImageSet(Dataset[Batch]):
 
     def subset(self, indices: Tensor) -> "ImageSet":
         """The images at `indices`, int64 (M,), in that order."""
+        return replace(self, **self._rows(indices))
+
+    def _rows(self, indices: Tensor) -> dict[str, Any]:
+        """What a subset has at `indices`."""
         if indices.dtype != torch.int64 or indices.ndim != 1:
             raise ValueError(f"indices must be int64 (M,), got {_describe(indices)}")
         files = None if self.files is None else tuple(self.files[i] for i in indices.tolist())
-        return replace(self, images=self.images[indices], labels=self.labels[indices], files=files)
+        return {"images": self.images[indices], "labels": self.labels[indices], "files": files}
 
     def digest(self) -> str:
         """SHA-256 of the names of the classes and of all images and labels in their order, in hexadecimal."""

@@ -82,9 +82,9 @@ class Listing(Listed):
             return
         seen.add(real)
         for path in self._entries(folder):
-            if _is(path.is_dir):
+            if is_there(path.is_dir):
                 yield from self._images(path, seen)
-            elif not _is(path.is_file):
+            elif not is_there(path.is_file):
                 self._leave_out(path, "it links to nothing" if path.is_symlink() else "it is no file that can be read")
             elif path.suffix.lower() not in self._suffixes:
                 self._leave_out(path, self._not_opened(path.suffix))
@@ -103,7 +103,7 @@ class Listing(Listed):
 
     def _leave_out_loose(self, folder: Path) -> None:
         for path in self._entries(folder):
-            if _is(path.is_file):
+            if is_there(path.is_file):
                 self._leave_out(path, "it lies in no class folder")
 
     def _leave_out(self, path: Path, why: str) -> None:
@@ -154,7 +154,7 @@ def is_junk(path: Path) -> bool:
     return path.name.startswith(".") or path.name.lower() in _JUNK
 
 
-def _is(kind: Callable[[], bool]) -> bool:
+def is_there(kind: Callable[[], bool]) -> bool:
     """Whether it is of a kind; not, where one may not look."""
     try:
         return kind()
@@ -163,7 +163,7 @@ def _is(kind: Callable[[], bool]) -> bool:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if _is(path.is_dir) and not is_junk(path))
+    return sorted(path for path in folder.iterdir() if is_there(path.is_dir) and not is_junk(path))
 
 
 def _part_folders(root: Path, kind: type[Listing]) -> dict[str, Path] | None:

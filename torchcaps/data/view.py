@@ -21,6 +21,9 @@ from torchcaps.data.preprocess import (
 )
 from torchcaps.data.strong import RandAugment, RandomErasing, RandomRotation
 
+Change = Callable[[Tensor, Tensor, int], Tensor]
+"""Changes images (B, C, H, W) of indices (B,) for an epoch."""
+
 
 class View(NamedTuple):
     """Prepared images, for the network and for people.
@@ -29,6 +32,8 @@ class View(NamedTuple):
         images: float (B, C, H, W), what the network sees.
         pictures: (B, C, H, W), the same before they were standardised or normalised, clamped to [0, 1]: what a decoder
             shall reconstruct, and what to draw.
+        placed: (B, C, H, W), the same before brightness, contrast and erasing, in which things lie where they lie and
+            black is black; None if nothing of that was asked for.
 
     Example:
         >>> from torchcaps.data import Preprocess
@@ -39,6 +44,7 @@ class View(NamedTuple):
 
     images: Tensor
     pictures: Tensor
+    placed: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -166,9 +172,12 @@ class Preprocess:
         What happens to an image depends on the seed, the epoch and its index alone.
         """
         images = self._rescaled(images)
-        for change in self._changes(seed):
+        for change in self._moves(seed):
             images = change(images, indices, epoch)
-        return self._view(images)
+        placed, shades = images, self._shades(seed)
+        for change in shades:
+            images = change(images, indices, epoch)
+        return self._view(images)._replace(placed=placed if shades else None)
 
     def evaluate(self, images: Tensor) -> View:
         """Images (B, C, H, W) in [0, 1] as a network is tested on them; their centres, if there are several crops."""
@@ -199,8 +208,9 @@ class Preprocess:
         options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
         return cls(**options)
 
-    def _changes(self, seed: int) -> list[Callable[[Tensor, Tensor, int], Tensor]]:
-        changes: list[Callable[[Tensor, Tensor, int], Tensor]] = []
+    def _moves(self, seed: int) -> list[Change]:
+        """What may move things; RandAugment is among it, which leaves black what is black."""
+        changes: list[Change] = []
         if self.shift:
             changes.append(RandomShift(self.shift, seed))
         if self.rotate:
@@ -211,6 +221,11 @@ class Preprocess:
             changes.append(RandomFlip(seed))
         if self.randaugment:
             changes.append(RandAugment(self.randaugment, seed=seed))
+        return changes
+
+    def _shades(self, seed: int) -> list[Change]:
+        """What leaves everything in its place."""
+        changes: list[Change] = []
         if self.brightness:
             changes.append(RandomBrightness(self.brightness, seed))
         if self.contrast is not None:

@@ -82,6 +82,25 @@ class Calibration:
         return None if config is None else cls(config["method"], tuple(config["parameters"]), config["images"])
 
 
+def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float:
+    r"""How far a network is from being right as often as it says, in so many bins of what it says, in [0, 1].
+
+    .. math:: \sum_b \frac{n_b}{N} |\text{accuracy}_b - \text{confidence}_b|
+
+    Args:
+        probabilities: of the classes, (N, E); the largest is that of the class that is said.
+        labels: the true classes, (N,).
+        bins: of [0, 1], all equally wide.
+
+    Source: Guo, Pleiss, Sun & Weinberger 2017, "On Calibration of Modern Neural Networks", section 2.
+    """
+    from torchmetrics.functional.classification import binary_calibration_error
+
+    confidence, said = probabilities.max(1)
+    right = (said == labels).long()
+    return binary_calibration_error(confidence.clamp(0, 1), right, n_bins=bins).item()  # beyond 1 it takes logits
+
+
 def fit_temperature(activation: Tensor, labels: Tensor) -> Calibration | None:
     r"""The temperature with the smallest negative log-likelihood.
 

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from torchcaps.data import ImageSet
@@ -84,8 +83,7 @@ def reconstruction_error(network: CapsuleClassifier, test: ImageSet, batch_size:
     """
     total, numbers = 0.0, 0
     with evaluating(network) as device:
-        for places in torch.arange(len(test)).split(batch_size):
-            batch = test.__getitems__(places.tolist())
+        for batch in test.batches(batch_size):
             images, labels, pictures = (one.to(device) for one in (batch.images, batch.labels, batch.pictures))
             drawn = network.decode(network.encode(images), labels)
             total += (drawn.double() - pictures).square().sum().item()

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchcaps.classifier import Classifier
 from torchcaps.data import ImageSet
 from torchcaps.data.picture import naming
-from torchcaps.data.text import TextSet
+from torchcaps.data.text_set import TextSet
 from torchcaps.explain import (
     Exhibit,
     Extent,
@@ -35,8 +35,9 @@ from torchcaps.explain.exhibits import (
     RoutingSteps,
 )
 from torchcaps.explain.exhibits.base import pngs
+from torchcaps.explain.exhibits.words import ROUTED
 from torchcaps.explain.findings import evaluating
-from torchcaps.models import CapsuleClassifier, SceneCapsNet, TextCapsNet
+from torchcaps.models import CapsuleClassifier, SceneCapsNet
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.tasks import SeveralLabels
 
@@ -100,7 +101,8 @@ class _Opened:
 
     def __init__(self, classifier: Classifier, samples: "Callable[[], ImageSet | None] | None") -> None:
         if not has_capsules(classifier):
-            raise ValueError(f"there is nothing to explore in a {type(classifier.network).__name__} without capsules")
+            what = "without capsules" if classifier.words is None else "whose words cannot be followed to the classes"
+            raise ValueError(f"there is nothing to explore in a {type(classifier.network).__name__} {what}")
         self.classifier = classifier
         self.network: Any = classifier.network
         self._samples = samples
@@ -144,8 +146,8 @@ class _Opened:
 
 
 def has_capsules(classifier: Classifier) -> bool:
-    """Whether there is something to explore in a network."""
-    return isinstance(classifier.network, CapsuleClassifier | TextCapsNet)
+    """Whether there is something to explore in a network: capsules, and of words what each of them spoke for."""
+    return isinstance(classifier.network, CapsuleClassifier if classifier.words is None else ROUTED)
 
 
 class Explorer:
@@ -251,7 +253,7 @@ class Explorer:
         """
         with self._lock:
             opened = self._opened(network)
-            if opened.samples is None:
+            if opened.samples is None or not len(opened.samples):
                 raise ValueError(f"there are no test images for {network}")
             if label is not None and not opened.places.get(label):
                 raise ValueError(f"class must be one of {list(opened.places)} with test images, got {label!r}")

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -22,6 +23,7 @@ QUESTIONS = {
 }
 """Questions of ours for networks that tell TREC's classes apart, where TREC is not on this machine."""
 
+_SMALLNORB = 96  # pixels of its side; it comes in each size that divides it
 _DIGITS = tuple(str(digit) for digit in range(10))
 
 
@@ -43,10 +45,13 @@ def local_samples(name: str, classifier: Classifier) -> ImageSet | None:
         return _questions(data, classifier)
     if isinstance(classifier.task, SeveralLabels) and classifier.classes == _DIGITS:
         return digit_scenes(classifier)
-    if data in ("mnist", "fashion_mnist", "smallnorb"):
+    options: dict[str, dict[str, Any]] = {"mnist": {"download": False}, "fashion_mnist": {"download": False}}
+    if not _SMALLNORB % classifier.image_shape[1]:
+        options["smallnorb"] = {"size": classifier.image_shape[1]}
+    if data in options:
         with suppress(FileNotFoundError):
-            found = create_dataset(data, download=False).test
-            if found.raw_image_shape == classifier.image_shape:
+            found = create_dataset(data, **options[data]).test
+            if found.raw_image_shape == classifier.image_shape and found.classes == classifier.classes:
                 return found
     if classifier.classes == _DIGITS and classifier.image_shape[0] == 1:
         return digit_samples(classifier.image_shape)

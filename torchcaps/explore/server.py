@@ -112,7 +112,7 @@ class _Calls:
     def decode(self, body: bytes, query: dict[str, str]) -> Any:
         try:
             pose = [float(number) for number in json.loads(body)]
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise ValueError(f"pose must be a list of numbers: {error}") from error
         target = _whole(query, "target") if "target" in query else None
         return self.explorer.decode(_named(query, "look"), pose, target)

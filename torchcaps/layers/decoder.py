@@ -26,11 +26,14 @@ def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
 
     Source: Sabour, Frosst & Hinton 2017, section 4.1.
     """
-    activation = capsules.activation
-    if target is None:
-        target = activation.argmax(-1)
-    mask = class_mask(activation, target)
+    mask = chosen_classes(capsules, target)
     return capsules.pose * mask.reshape(*mask.shape, *[1] * len(capsules.pose_shape))
+
+
+def chosen_classes(capsules: Capsules, target: Tensor | None = None) -> Tensor:
+    """The classes that :func:`mask_capsules` keeps, as a mask (B, J) in the dtype of the activations."""
+    activation = capsules.activation
+    return class_mask(activation, activation.argmax(-1) if target is None else target)
 
 
 class FullyConnectedDecoder(nn.Module):
@@ -145,14 +148,21 @@ class PoseInput(nn.Module):
             self.register_buffer("deviation", torch.ones(classes, size))
             self.register_buffer("updates", torch.zeros(classes))
 
-    def forward(self, poses: Tensor) -> Tensor:
-        """Picks out what the decoder is told."""
+    def forward(self, poses: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """Picks out what the decoder is told.
+
+        Args:
+            poses: masked, (B, J, *pose).
+            chosen: which of them were kept, a mask (B, J); None: those that are not zero. A capsule may be kept whose
+                pose is zero, and is of its class all the same.
+        """
         dtype, poses = poses.dtype, poses.flatten(2)
-        chosen = (poses != 0).any(2, keepdim=True)
+        alive = (poses != 0).any(2, keepdim=True)
+        chosen = alive if chosen is None else (chosen != 0)[..., None]
         if self.kind == "pose_and_class":
             poses = poses.to(compute_dtype(poses))
             if self.training:
-                self._follow(poses.detach(), chosen)
+                self._follow(poses.detach(), alive)
             poses = ((poses - self.mean) / self.deviation * chosen).to(dtype)
         if self.training and self.noise:
             poses = poses + self.noise * torch.randn_like(poses) * chosen
@@ -162,12 +172,12 @@ class PoseInput(nn.Module):
         return pose if self.kind == "pose" else torch.cat([pose, chosen.squeeze(2).to(pose)], 1)
 
     @torch.no_grad()
-    def _follow(self, poses: Tensor, chosen: Tensor) -> None:
+    def _follow(self, poses: Tensor, alive: Tensor) -> None:
         """Moves mean and deviation of the classes in a batch towards it: over all batches at first, then over 50."""
-        count = chosen.sum(0)  # [J, 1]
+        count = alive.sum(0)  # [J, 1]
         share = torch.where(count > 0, 1 / (self.updates[:, None] + 1).clamp(max=50), 0.0)
-        mean = (poses * chosen).sum(0) / count.clamp(min=1)
-        square = (poses.square() * chosen).sum(0) / count.clamp(min=1)
+        mean = (poses * alive).sum(0) / count.clamp(min=1)
+        square = (poses.square() * alive).sum(0) / count.clamp(min=1)
         before = self.deviation.square() + self.mean.square()
         self.mean += share * (mean - self.mean)
         variance = before + share * (square - before) - self.mean.square()
@@ -195,6 +205,15 @@ class PoseInput(nn.Module):
         return f"kind={self.kind!r}, noise={self.noise}"
 
 
+class ToldDecoder(nn.Sequential):
+    """A decoder behind the :class:`PoseInput` that picks out what it is told."""
+
+    def forward(self, poses: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """Decodes masked poses, see :meth:`PoseInput.forward`."""
+        given, decoder = self
+        return decoder(given(poses, chosen))
+
+
 def told(kind: DecoderInput, noise: float, classes: int, size: int, make: Callable[[int], nn.Module]) -> nn.Module:
     """The decoder that ``make`` makes for so many numbers, behind a :class:`PoseInput` where there is a need of one.
 
@@ -207,4 +226,4 @@ def told(kind: DecoderInput, noise: float, classes: int, size: int, make: Callab
     """
     given = PoseInput(classes, size, kind, noise)
     decoder = make(given.out_features)
-    return decoder if kind == "masked" and not noise else nn.Sequential(given, decoder)
+    return decoder if kind == "masked" and not noise else ToldDecoder(given, decoder)

@@ -15,7 +15,11 @@ from torchcaps.models.registry import create_model, describe_models, list_models
 from torchcaps.models.scene_capsnet import SceneCapsNet, SceneTwin, boxes_of_maps
 from torchcaps.models.selfroutingresnet import SelfRoutingResNet
 from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
-from torchcaps.models.text import TextCapsNet, TextClassifier, TextCNN, TextEncoder, TextPooled
+from torchcaps.models.text import TextClassifier
+from torchcaps.models.text_capsnet import TextCapsNet
+from torchcaps.models.text_cnn import TextCNN
+from torchcaps.models.text_encoder import TextEncoder
+from torchcaps.models.text_pooled import TextPooled
 from torchcaps.models.vbcapsnet import VBCapsNet
 
 __all__ = [

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, exportable
 from torchcaps.layers import CapsLinear, ClassCaps, FullyConnectedDecoder, PoseInput, mask_capsules
-from torchcaps.layers.decoder import DecoderInput
+from torchcaps.layers.decoder import DecoderInput, ToldDecoder, chosen_classes
 from torchcaps.models.network import Network
 from torchcaps.numerics import check_sizes
 from torchcaps.routing import Routed, Routing
@@ -167,7 +167,10 @@ class CapsuleClassifier(ImageClassifier):
         """
         if self.decoder is None:
             raise RuntimeError(f"this {type(self).__name__} was built without a decoder")
-        return self.decoder(mask_capsules(capsules, target))
+        poses = mask_capsules(capsules, target)
+        if isinstance(self.decoder, ToldDecoder):
+            return self.decoder(poses, chosen_classes(capsules, target))
+        return self.decoder(poses)
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """Class capsules and, with a decoder, the reconstruction."""

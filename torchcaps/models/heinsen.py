@@ -14,6 +14,21 @@ from torchcaps.numerics import check_series, check_sizes, compute_dtype
 from torchcaps.routing import Heinsen2019Routing, Routed, Routing
 
 
+class SharedOut(CapsLinear):
+    """A layer whose parents' activations add up to 1: the softmax of their logits."""
+
+    def route(
+        self, children: Capsules | Tensor, mask: Tensor | None = None, *, initial: Routed | None = None
+    ) -> Routed:
+        """Routes; where the routing does not tell the logits, they are those of the activations."""
+        routed = super().route(children, mask, initial=initial)
+        logit = routed.logit
+        if logit is None:
+            exact = routed.activation.to(compute_dtype(routed.activation))
+            logit = torch.logit(exact, eps=torch.finfo(exact.dtype).eps)
+        return routed._replace(activation=logit.softmax(-1).to(routed.activation.dtype), logit=None)
+
+
 @register_model("heinsen_smallnorb", "Heinsen 2019, smallNORB: 272 k parameters")
 class HeinsenCapsNet(CapsuleClassifier):
     r"""Convolutions over the image and its coordinates, parts from all places, classes from the parts.
@@ -81,7 +96,7 @@ class HeinsenCapsNet(CapsuleClassifier):
         part_routing = part_routing or Heinsen2019Routing()
         routing = routing or Heinsen2019Routing()
         self.part_caps = CapsLinear(None, parts, self.pose, self.pose, transforms="shared", routing=part_routing)
-        self.class_caps = CapsLinear(parts, classes, self.pose, self.pose, routing=routing)
+        self.class_caps = SharedOut(parts, classes, self.pose, self.pose, routing=routing)
         self.decoder = None
         self._start_as_published()
 
@@ -117,23 +132,6 @@ class HeinsenCapsNet(CapsuleClassifier):
         features = self.features(torch.cat([images, _coordinates(images)], 1))
         pose = self.poses(features).movedim(1, -1).unflatten(-1, (self.parts, *self.pose))
         return Capsules(pose, self.activations(features).movedim(1, -1).sigmoid())
-
-    def encode(self, images: Tensor) -> Capsules:
-        """The class capsules, whose activations add up to 1."""
-        capsules = super().encode(images)
-        return capsules._replace(activation=_shares(capsules.activation))
-
-    def route(self, images: Tensor) -> Routed:
-        """The last routing of the classes, with the activations of :meth:`encode`."""
-        routed = super().route(images)
-        return routed._replace(activation=_shares(routed.activation))
-
-
-def _shares(activation: Tensor) -> Tensor:
-    """The softmax of the logits of activations (B, E)."""
-    exact = activation.to(compute_dtype(activation))
-    scores = torch.logit(exact, eps=torch.finfo(exact.dtype).eps)
-    return scores.softmax(-1).to(activation.dtype)
 
 
 def _coordinates(images: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchcaps.capsules import Capsules
 from torchcaps.data import AffineRanges, Few, ImageSet, apply_affine
 from torchcaps.explain import examine, fit_temperature
+from torchcaps.explain.calibration import calibration_error
 from torchcaps.explain.draw.charts import Dots, dot_panels
 from torchcaps.losses import length_cross_entropy
 from torchcaps.models import CapsuleClassifier
@@ -24,6 +25,9 @@ from torchcaps.routing.base import ROUTINGS
 
 SHARPNESS = 10.0
 """What the loss multiplies activations by before its softmax."""
+
+BINS = 15
+"""Of what a network says, for how far it is from being right as often as it says."""
 
 SETTINGS: dict[str, dict[str, Any]] = {"attention": {"readout": True}, "heinsen_2022": {"normalise": False}}
 """Arguments of those routings whose defaults leave all class capsules equally long."""
@@ -58,22 +62,6 @@ def _lines() -> Iterator[Line]:
         for measure, (unit, better) in _KINDS.items():
             if row not in IN_PLACE_OF or measure not in _OF_TRAINING:
                 yield Line(row, measure, unit=unit, higher_is_better=better)
-
-
-def calibration_error(probabilities: Tensor, labels: Tensor) -> float:
-    r"""How far, in percent, networks are from being right as often as they say, in 15 bins of what they say.
-
-    .. math:: \sum_b \frac{n_b}{N} |\text{accuracy}_b - \text{confidence}_b|
-
-    Args:
-        probabilities: of the classes, (N, E).
-        labels: the true ones, (N,).
-
-    Source: Guo, Pleiss, Sun & Weinberger 2017, "On Calibration of Modern Neural Networks", section 2.
-    """
-    from torchmetrics.functional.classification import multiclass_calibration_error
-
-    return 100 * multiclass_calibration_error(probabilities, labels, probabilities.shape[1], n_bins=15).item()
 
 
 def kept_for_backward(layer: torch.nn.Module, children: Any) -> int:
@@ -234,8 +222,8 @@ class RoutingsSideBySide(Comparison[RoutingsSettings]):
         found = {
             TEST_ERROR: 100 * clean.error,
             AFFINE: 100 * moved.error,
-            CALIBRATION: calibration_error(said, clean.labels),
-            SCALED: None if fitted is None else calibration_error(fitted(said), clean.labels),
+            CALIBRATION: 100 * calibration_error(said, clean.labels, BINS),
+            SCALED: None if fitted is None else 100 * calibration_error(fitted(said), clean.labels, BINS),
             ENTROPY: clean.entropy,
             TRAINING: None if row in IN_PLACE_OF else trained.summary["training_seconds"],
         }

@@ -1,7 +1,7 @@
 """Which digits are in a scene, and where: learned from labels alone, and with boxes."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product, starmap
 from typing import Any, ClassVar, NamedTuple
@@ -89,7 +89,7 @@ def fit_outlines(network: Any, scenes: ImageSet) -> tuple[Outline, Outline]:
     """
     boxes, pixels = defaultdict[Outline, float](float), defaultdict[Outline, float](float)
     with evaluating(network) as device:
-        for batch in batches(scenes.to(device), 100):
+        for batch in scenes.to(device).batches(100):
             assert batch.parts is not None
             maps, said = network.maps_of(batch.images).float(), network(batch.images).activation > 0.5
             true, there = class_boxes(batch.parts, network.classes), batch.labels
@@ -143,15 +143,9 @@ def look_at_all(
     with evaluating(network) as device:
         found = [
             {name: values.cpu() for name, values in look(network, batch, outline).items()}
-            for batch in batches(scenes.to(device), batch_size)
+            for batch in scenes.to(device).batches(batch_size)
         ]
     return {name: torch.cat([one[name] for one in found]) for name in found[0]}
-
-
-def batches(scenes: ImageSet, size: int) -> Iterator[Batch]:
-    """All scenes in order, so many at a time."""
-    for start in range(0, len(scenes), size):
-        yield scenes.__getitems__(list(range(start, min(start + size, len(scenes)))))
 
 
 def on_larger_canvases(scenes: ImageSet) -> ImageSet:

@@ -230,7 +230,7 @@ def em_routing(
                 moments, beta_u, beta_a, inverse_temperature, settings, previous=state, children=votes.count, unit=unit
             )
     assert state is not None
-    return Routed(state.mean, state.logit.sigmoid(), votes, similarity)
+    return Routed(state.mean, state.logit.sigmoid(), votes, similarity, state.logit)
 
 
 def _of_each(sharpness: Sharpness, count: int) -> Sequence[float | Tensor]:

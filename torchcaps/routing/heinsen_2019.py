@@ -76,7 +76,7 @@ def heinsen_2019_routing(
             similarity = Gaussian(mean, 1 / variance, prior - variance.log().sum(-1) / 2)
         else:
             similarity = Gaussian(mean, torch.full_like(mean, 2.0), prior)
-    return Routed(mean, score if logits else score.sigmoid(), votes, similarity)
+    return Routed(mean, score if logits else score.sigmoid(), votes, similarity, score)
 
 
 def _score(

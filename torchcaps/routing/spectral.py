@@ -45,7 +45,8 @@ def spectral_routing(
         side = (votes.moments(weights=weights).sum * direction).sum(-1, keepdim=True)
         sign = torch.where(side < 0, -1.0, 1.0) * (total > 0)[..., None]
     ratio = largest / positive(total)
-    return Routed(direction * sign, (sharpness * (ratio - bias)).sigmoid(), votes, None)
+    logit = sharpness * (ratio - bias)
+    return Routed(direction * sign, logit.sigmoid(), votes, None, logit)
 
 
 class _TopEigen(torch.autograd.Function):

@@ -65,7 +65,7 @@ def variational_bayes_routing(
     if activation_norm is not None:
         logit = activation_norm(logit)
     pose = parents.mean if pose_norm is None else pose_norm(parents.mean)
-    return Routed(pose, logit.sigmoid(), votes.under(Normaliser()) if last is None else votes, last)
+    return Routed(pose, logit.sigmoid(), votes.under(Normaliser()) if last is None else votes, last, logit)
 
 
 class _Posterior:

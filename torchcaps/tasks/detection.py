@@ -170,8 +170,7 @@ class Detection(SeveralLabels):
         found = super().examine(network, images, batch_size)
         activation, boxes, true = [], [], []
         with evaluating(network) as device:
-            for start in range(0, len(images), batch_size):
-                batch = images.__getitems__(list(range(start, min(start + batch_size, len(images)))))
+            for batch in images.batches(batch_size):
                 prediction = network(batch.images.to(device))
                 activation.append(prediction.activation.float().cpu())
                 boxes.append(_boxes(prediction, network).float().cpu())
@@ -195,7 +194,11 @@ def _boxes(prediction: Prediction, network: ImageClassifier) -> Tensor:
 
 
 def _true_boxes(batch: Batch, classes: int) -> Tensor:
-    """The box of each class, (B, E, 4); zeros where it is not there, even if its black part was made brighter."""
+    """The box of each class, (B, E, 4); zeros where it is not there, even if its black part was made brighter.
+
+    Brightness, contrast and erasing change none: a part is looked at as it was before.
+    """
     if batch.parts is None:
         raise ValueError("task 'detection' takes images that were put together of parts, these do not say theirs")
-    return class_boxes(batch.parts, classes) * batch.labels[..., None]
+    parts = batch.parts if batch.placed is None else batch.parts._replace(pictures=batch.placed)
+    return class_boxes(parts, classes) * batch.labels[..., None]

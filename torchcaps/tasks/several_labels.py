@@ -222,9 +222,7 @@ def _first_of_each(labels: Tensor) -> list[int]:
 
 def _labels(images: ImageSet, batch_size: int) -> Tensor:
     """The masks of all images, bool (N, E), on the CPU."""
-    starts = range(0, len(images), batch_size)
-    rows = [list(range(start, min(start + batch_size, len(images)))) for start in starts]
-    return torch.cat([images.__getitems__(some).labels.cpu() for some in rows])
+    return torch.cat([batch.labels.cpu() for batch in images.batches(batch_size)])
 
 
 def _class_figures(said: Tensor, there: Tensor) -> dict[str, float | int | None]:

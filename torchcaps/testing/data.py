@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import ImageData, ImageSet, TextSet
-from torchcaps.data.text import PADDING, RESERVED
+from torchcaps.data.words import PADDING, RESERVED
 
 SPLITS = ("train", "validation", "test")
 

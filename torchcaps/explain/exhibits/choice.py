@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torchcaps.data.base import ImageSet
-from torchcaps.data.text import TextSet
+from torchcaps.data.text_set import TextSet
 from torchcaps.explain.calibration import Calibration
 from torchcaps.explain.exhibits.advice import Advice
 from torchcaps.explain.exhibits.answers import Confusion, Mistakes, Summary, measures

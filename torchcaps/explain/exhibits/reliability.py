@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchcaps.explain.calibration import Calibration
+from torchcaps.explain.calibration import Calibration, calibration_error
 from torchcaps.explain.exhibits.base import Exhibit, register_exhibit
 from torchcaps.explain.findings import Findings
 
@@ -77,12 +77,11 @@ class Reliability(Exhibit):
 
 
 def _curve(name: str, probabilities: Tensor, labels: Tensor) -> ReliabilityCurve:
-    """Source: Guo, Pleiss, Sun & Weinberger 2017, "On Calibration of Modern Neural Networks", section 2."""
+    """The points of the bins that have images, and the error over them."""
     from sklearn.calibration import calibration_curve
-    from torchmetrics.functional.classification import binary_calibration_error
 
     confidence, said = probabilities.max(1)
-    confidence, right = confidence.clamp(0, 1), said == labels
-    accuracy, mean = calibration_curve(right.numpy(), confidence.numpy(), n_bins=_BINS, pos_label=True)
-    error = binary_calibration_error(confidence, right.long(), n_bins=_BINS).item()
+    right = said == labels
+    accuracy, mean = calibration_curve(right.numpy(), confidence.clamp(0, 1).numpy(), n_bins=_BINS, pos_label=True)
+    error = calibration_error(probabilities, labels, _BINS)
     return ReliabilityCurve(name, mean.tolist(), accuracy.tolist(), error)

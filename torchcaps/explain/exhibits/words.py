@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.data.text import UNKNOWN, TextSet, Words
+from torchcaps.data.text_set import TextSet
+from torchcaps.data.words import UNKNOWN, Words
 from torchcaps.explain.exhibits.base import Exhibit, Table, register_exhibit
 from torchcaps.explain.findings import Findings, evaluating
 from torchcaps.explain.flow import class_shares
@@ -18,6 +19,9 @@ from torchcaps.models import TextCapsNet, TextClassifier, TextEncoder, TextPoole
 
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#e377c2", "#8c564b", "#bcbd22", "#7f7f7f")
 """Of the classes, one after the other; of more of them, from the first again."""
+
+ROUTED = (TextCapsNet, TextEncoder, TextPooled)
+"""The networks of which it is known what each word spoke for."""
 
 _MOST = 24
 _SHOWN = 60
@@ -50,7 +54,7 @@ def word_shares(model: nn.Module, words: Tensor) -> Tensor | None:
         words: (B, L).
 
     Returns:
-        None for a network without capsules.
+        None for a network of which that is not known, such as one without capsules.
     """
     found = _shares(model, words)
     return None if found is None else found[0]
@@ -58,7 +62,7 @@ def word_shares(model: nn.Module, words: Tensor) -> Tensor | None:
 
 def _shares(model: nn.Module, words: Tensor) -> tuple[Tensor, Tensor] | None:
     """What :func:`word_shares` gives, and the activations of the classes, (B, E)."""
-    if not isinstance(model, TextCapsNet | TextEncoder | TextPooled):
+    if not isinstance(model, ROUTED):
         return None
     with evaluating(model) as device:
         words = words.to(device)
@@ -166,8 +170,8 @@ class ColouredTexts(Exhibit):
         text = (
             "The colour of a word is that of the class for which it spoke most: to which routing gave the capsules "
             "that saw it. It is strong where no word of the text spoke more for the class, and the class is there."
-            if any(one.labels for one in shown)
-            else "This network has no capsules, and so no colours."
+            if isinstance(model, ROUTED)
+            else "Of this network it is not known which word spoke for which class, and so there are no colours."
         )
         return cls(title="What each word spoke for", text=text, texts=tuple(shown), classes=tuple(classes))
 
@@ -251,7 +255,7 @@ class ClassWords(Exhibit):
 
     @classmethod
     def of(cls, model: TextClassifier, words: Words, text: str) -> "ClassWords | None":
-        """None for a network without capsules.
+        """None for a network of which it is not known what its words spoke for, see :func:`word_shares`.
 
         Args:
             model: the network.

@@ -271,8 +271,7 @@ $("clear").addEventListener("click", () => {
 });
 
 const showFile = latest(async (file) => {
-  await see("look", { name: file.name }, file);
-  onCanvas();
+  if (await see("look", { name: file.name }, file)) onCanvas();
 });
 
 $("upload").addEventListener("change", (event) => {
@@ -284,8 +283,8 @@ $("upload").addEventListener("change", (event) => {
 let sampled = 0;
 const sample = latest(async () => {
   const chosen = $("sample-class").value;
-  await see("sample", { number: sampled++, ...(chosen === "" ? {} : { class: chosen }) });
-  if (!state.network.reads) onCanvas();
+  const shown = await see("sample", { number: sampled++, ...(chosen === "" ? {} : { class: chosen }) });
+  if (shown && !state.network.reads) onCanvas();
 });
 
 const readText = latest(async () => {
@@ -310,10 +309,11 @@ function onCanvas() {
 
 // ---- a look at an image
 
+// Whether it is shown: not if another network was chosen in the meantime.
 async function see(path, query, body) {
   const network = state.network.name;
   const answer = await ask(path, { network, ...query, ...(state.fixed === null ? {} : { target: state.fixed }) }, body);
-  if (network !== state.network.name) return;
+  if (network !== state.network.name) return false;
   $("message").hidden = true;
   const { activations } = answer;
   state.look = answer.look;
@@ -331,7 +331,7 @@ async function see(path, query, body) {
     says("words", activations);
     $("classes").querySelector(".says").textContent = "Each bar is the activation of a class's capsule: whether the text is of this class.";
     showClasses();
-    return;
+    return true;
   }
   state.picture = element("img", { src: activations.picture });
   await state.picture.decode();
@@ -340,6 +340,7 @@ async function see(path, query, body) {
   showClasses();
   showPose(answer.pose);
   afterwards();
+  return true;
 }
 
 function truth(label) {

@@ -1,0 +1,51 @@
+"""Questions that are made here, to try things."""
+
+from itertools import chain, islice, permutations
+
+from torchcaps.data.listed import Listed
+from torchcaps.data.text import Text
+from torchcaps.data.text_files import TextItem
+from torchcaps.numerics import check_sizes
+
+
+class MadeQuestions(Text):
+    """Questions of four classes that are made here, of a few patterns and words: to try things, and for tests.
+
+    Args:
+        count: how many of each class.
+        validation: as of :class:`Text`.
+        seed: likewise.
+
+    Example:
+        >>> from torchcaps.data import MadeQuestions
+        >>> data = MadeQuestions(20)
+        >>> data.classes
+        ('number', 'person', 'place', 'reason')
+        >>> data.test.texts[0]
+        'how far away is a river ?'
+    """
+
+    def __init__(self, count: int = 60, validation: float = 0.1, seed: int = 0) -> None:
+        check_sizes(count=count)
+        self.count = count
+        super().__init__("", validation=validation, seed=seed)
+
+    def list_texts(self) -> Listed:
+        """So many questions of each class, all different: from the 37th on, two in one."""
+        items = []
+        for category, patterns in _PATTERNS.items():
+            asked = [f"{pattern.format(thing)} ?" for thing in _THINGS for pattern in patterns]
+            texts = chain(asked, (f"{first} {second}" for first, second in permutations(asked, 2)))
+            items += [
+                TextItem(f"{category}:{place}", category, text) for place, text in enumerate(islice(texts, self.count))
+            ]
+        return Listed(parts={"all": items})
+
+
+_THINGS = ("river", "king", "book", "city", "engine", "song", "castle", "dog", "planet")
+_PATTERNS = {
+    "number": ("how many years is the {} old", "how much does a {} cost", "how tall is the {}", "how far away is a {}"),
+    "person": ("who found the {}", "who was afraid of a {}", "who wrote about the {}", "which man lost a {}"),
+    "place": ("where is the {}", "in what country is a {}", "where was the {} seen", "what street has a {}"),
+    "reason": ("why is the {} famous", "why would a {} be painted", "what caused the {} to fall", "why keep a {}"),
+}

@@ -1,0 +1,217 @@
+"""The forms that texts come in: folders, tables, lines, four collections as they were published."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from io import BytesIO, StringIO
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from torchcaps.data.files import Listing, is_there, list_folder
+from torchcaps.data.listed import Listed, part_called
+
+
+class TextItem(NamedTuple):
+    """One text that is listed.
+
+    Args:
+        name: which one it is: its file, or its file and line.
+        category: the name of its class.
+        text: what it says.
+    """
+
+    name: str
+    category: str
+    text: str
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return self.name
+
+    def source(self) -> BytesIO:
+        """What it says."""
+        return BytesIO(self.text.encode())
+
+
+_STARS = ("very negative", "negative", "neutral", "positive", "very positive")
+_SST = {"stsa.binary.": ("negative", "positive"), "stsa.fine.": _STARS}
+_TABLES = {".csv": ",", ".tsv": "\t"}
+_LINES = {
+    ("rt-polarity.pos", "rt-polarity.neg"): ("positive", "negative"),
+    ("subj.subjective", "subj.objective"): ("subjective", "objective"),
+}
+"""Collections of two files, a text in each line."""
+
+
+def list_texts(root: Path, columns: tuple[str, str]) -> Listed:
+    """What is in a folder or a file, by the form that it has; ``columns`` of a table: of the texts, of the labels."""
+    left_out: dict[str, str] = {}
+    if root.suffix.lower() in _TABLES and root.is_file():
+        return Listed(parts={"all": _table(root, left_out, columns)}, left_out=left_out)
+    kinds = [kind for kind in _SST if root.name.startswith(kind) or (root / f"{kind}train").is_file()]
+    if len(kinds) > 1:
+        raise ValueError(f"{root} holds {' and '.join(f'{kind}train' for kind in kinds)}: give one of them as root")
+    if kinds:
+        return _sst(root if root.is_dir() else root.parent, kinds[0])
+    if not root.is_dir():
+        raise ValueError(f"root {root} must be a folder, or a table of texts: a .csv or .tsv file")
+    if (root / "train_5500.label").is_file():
+        return Listed(parts={"train": _trec(root / "train_5500.label"), "test": _trec(root / "TREC_10.label")})
+    for files, classes in _LINES.items():
+        if (root / files[0]).is_file():
+            rows = [_lines(root / file, category) for file, category in zip(files, classes, strict=True)]
+            return Listed(parts={"all": list(chain(*rows))})
+    tables = _tables(root)
+    if {"train", "test"} <= tables.keys():
+        return Listed(parts={part: _table(path, left_out, columns) for part, path in tables.items()}, left_out=left_out)
+    return _folder(root)
+
+
+def _tables(root: Path) -> dict[str, Path]:
+    """The tables of the parts in a folder."""
+    tables: dict[str, Path] = {}
+    for path in sorted(root.iterdir()):
+        part = part_called(path.stem) if path.suffix.lower() in _TABLES else None
+        if part in tables:
+            raise ValueError(f"{root} holds two tables for {part}, {tables[part].name} and {path.name}: keep one")
+        if part is not None:
+            tables[part] = path
+    return tables
+
+
+def _folder(root: Path) -> Listed:
+    found = list_folder(root, _TextFiles)
+    parts = {
+        part: [TextItem(file.name, file.category, decoded(file.path)) for file in files]
+        for part, files in found.parts.items()
+    }
+    return Listed(parts=parts, left_out=found.left_out, notes=found.notes)
+
+
+class _TextFiles(Listing):
+    """The files with the suffix .txt in a folder of classes."""
+
+    what = "texts"
+
+    @cached_property
+    def _suffixes(self) -> set[str]:
+        return {".txt"}
+
+    def _not_opened(self, suffix: str) -> str:
+        return "only .txt files are texts"
+
+
+def decoded(path: Path) -> str:
+    """What is in a file: UTF-8, or else Latin-1, in which any file means something.
+
+    Raises:
+        ValueError: if it holds zero bytes, as pictures do and no text in either.
+    """
+    content = path.read_bytes()
+    if b"\0" in content:
+        raise ValueError(f"{path} is no text in UTF-8 or Latin-1: it holds zero bytes")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = content.decode("latin-1")
+    return text.replace("\r\n", "\n")
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a file, without the empty one behind the last. Only a line feed ends a line."""
+    return decoded(path).removesuffix("\n").split("\n")
+
+
+def _numbered(path: Path) -> Iterator[tuple[str, str]]:
+    """The lines of a file with their names."""
+    return ((f"{path.name}:{number}", line) for number, line in enumerate(lines_of(path), 1))
+
+
+def _trec(path: Path) -> list[TextItem]:
+    """Lines such as ``HUM:desc Who was Galileo ?``, of which the class is HUM."""
+    rows = ((name, *line.partition(" ")) for name, line in _numbered(path))
+    return [TextItem(name, label.partition(":")[0], text) for name, label, _, text in rows]
+
+
+def _lines(path: Path, category: str) -> list[TextItem]:
+    return [TextItem(name, category, line) for name, line in _numbered(path)]
+
+
+def _sst(folder: Path, kind: str) -> Listed:
+    """Lines such as ``1 a stirring , funny film``."""
+    numbers = {str(number): name for number, name in enumerate(_SST[kind])}
+    parts: dict[str, list[TextItem]] = {}
+    left_out: dict[str, str] = {}
+    for part, suffix in (("train", "train"), ("validation", "dev"), ("test", "test")):
+        parts[part] = []
+        for name, line in _numbered(folder / f"{kind}{suffix}"):
+            label, _, text = line.partition(" ")
+            if not line.strip():
+                left_out[name] = "it has no label"
+                continue
+            if label not in numbers:
+                raise ValueError(f"{folder / name} must begin with a label, {', '.join(numbers)}, got {line[:40]!r}")
+            parts[part].append(TextItem(name, numbers[label], text))
+    return Listed(parts=parts, left_out=left_out)
+
+
+def _table(path: Path, left_out: dict[str, str], columns: tuple[str, str]) -> list[TextItem]:
+    """The rows of a table; why some are left out is noted."""
+    limit = csv.field_size_limit(2**31 - 1)  # a text may be longer than csv expects
+    try:
+        reader = csv.DictReader(StringIO(decoded(path), newline=""), delimiter=_TABLES[path.suffix.lower()])
+        rows, found = list(reader), reader.fieldnames or []
+    except csv.Error as error:
+        raise ValueError(f"{path} is no table: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
+    for argument, column in zip(("text", "label"), columns, strict=True):
+        if column not in found:
+            raise ValueError(f"{argument} must be a column of {path}, got {column!r}; there are {found}")
+    items = []
+    for number, row in enumerate(rows, 1):
+        text, label = (row[column] for column in columns)
+        name = f"{path.name}, row {number}"
+        if label and label.strip():
+            items.append(TextItem(name, label.strip(), text or ""))
+        else:
+            left_out[name] = "it has no label"
+    return items
+
+
+class NamedText(str):
+    """A text that knows where it was found.
+
+    Attributes:
+        place: the file and the line, with a colon and a blank behind them; empty for a text of its own.
+    """
+
+    place = ""
+
+
+def named_texts(named: Sequence[str]) -> Iterator[NamedText]:
+    """Texts that are named on a command line: lines of files, .txt files in folders as a whole, or texts themselves.
+
+    Raises:
+        ValueError: a folder holds no texts.
+        FileNotFoundError: there is no file of a name that can only be one.
+    """
+    for name in named:
+        path = Path(name)
+        found: list[tuple[str, str]] = []
+        if name and is_there(path.is_dir):
+            found = [(str(file), decoded(file)) for file in sorted(path.rglob("*.txt"))]
+            if not found:
+                raise ValueError(f"there are no .txt files in {name}")
+        elif is_there(path.is_file):
+            found = [(f"{path}:{number}", line) for number, line in enumerate(lines_of(path), 1)]
+        elif path.suffix.lower() in (".txt", *_TABLES) and len(name.split()) == 1:
+            raise FileNotFoundError(f"there is no file {name}")
+        else:
+            found = [("", name)]
+        for place, line in found:
+            text = NamedText(line)
+            text.place = f"{place}: " if place else ""
+            yield text

@@ -1,0 +1,99 @@
+"""Capsules of the maxima of features over a text, routed to the classes."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.layers import CapsLinear
+from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.registry import register_model
+from torchcaps.models.text import TextClassifier, ahead
+from torchcaps.numerics import check_sizes
+from torchcaps.routing import DynamicRouting, Routing
+from torchcaps.squash import length
+
+
+@register_model(
+    "text_pooled", "capsules of the features of Kim 2014, each the maximum over the text, routed to the classes"
+)
+class TextPooled(TextClassifier, CapsuleClassifier):
+    r"""The n-grams that tell most, as capsules: of each feature its maximum over the text, and routing to the classes.
+
+    A convolution of each width has ``types`` kinds of n-grams, each with ``dim`` features f. A text has one capsule of
+    each kind t, whose pose says how strongly each feature is there, wherever that is,
+
+    .. math:: u_{tf} = \max_l \operatorname{relu}(w_{tf} \cdot x_{l:l+k} + b_{tf}), \quad V_{tj} = u_t W_{tj},
+
+    and these go to the classes, each with transforms of its own. So a text of any length is a fixed number of capsules,
+    and what is telling once is not averaged away by all other words.
+
+    Args:
+        vocabulary: number of words.
+        classes: number of classes.
+        word_dim: dimension of the word vectors.
+        widths: of the n-grams, k.
+        types: of capsules, for each width.
+        dim: features of a capsule.
+        pose_dim: of the class capsules.
+        dropout: share of the features that are left out in training.
+        hidden_words: share of the words that count as unknown in training.
+        routing: to the classes; default: dynamic, leaky, in 3 steps.
+
+    Source: ours; the features are those of Kim 2014, "Convolutional Neural Networks for Sentence Classification",
+    section 2, the leaky routing to classes that of Zhao et al. 2018.
+
+    Example:
+        >>> network = tc.models.TextPooled(vocabulary=50, classes=6, word_dim=16, types=4, dim=4)
+        >>> network(torch.randint(1, 52, (2, 9))).capsules.pose.shape
+        torch.Size([2, 6, 16])
+    """
+
+    def __init__(
+        self,
+        vocabulary: int = 1000,
+        classes: int = 6,
+        word_dim: int = 300,
+        widths: Sequence[int] = (3, 4, 5),
+        types: int = 10,
+        dim: int = 10,
+        pose_dim: int = 16,
+        dropout: float = 0.5,
+        hidden_words: float = 0.05,
+        routing: Routing | None = None,
+    ) -> None:
+        super().__init__(vocabulary, classes, word_dim, dropout, hidden_words)
+        check_sizes(widths=widths, types=types, dim=dim, pose_dim=pose_dim)
+        self.widths = tuple(widths)
+        self.types, self.dim, self.pose_dim = types, dim, pose_dim
+        self.convolutions = nn.ModuleList(nn.Conv1d(word_dim, types * dim, width) for width in self.widths)
+        routing = routing or DynamicRouting(orphan=True, squash="half")
+        self.class_caps = CapsLinear(types * len(self.widths), classes, dim, pose_dim, routing=routing)
+        self.decoder = None
+
+    def children_of(self, images: Tensor) -> Capsules:
+        """A capsule of each kind of n-gram, those of the first width first, poses (B, widths x types, dim)."""
+        features = torch.cat([seen.amax(2) for seen in self._seen(images)], 1)
+        pose = self.drop(features).unflatten(1, (-1, self.dim))
+        return Capsules(pose, length(pose))
+
+    def places_of(self, words: Tensor) -> list[Tensor]:
+        """Where each capsule comes from: of each width, the share of its squared length from each place, (B, types, L).
+
+        A capsule whose features are nowhere in the text has zeros.
+        """
+        found = []
+        for seen in self._seen(words):
+            most, place = seen.max(2, keepdim=True)
+            squared = torch.zeros_like(seen).scatter(2, place, most.square()).unflatten(1, (-1, self.dim)).sum(2)
+            found.append(squared / squared.sum(2, keepdim=True).clamp_min(torch.finfo(squared.dtype).tiny))
+        return found
+
+    def _seen(self, words: Tensor) -> list[Tensor]:
+        """The features at each place of a text, of each width, (B, types x dim, L); 0 behind its end."""
+        vectors, there = self.vectors(words)
+        return [
+            layer(ahead(vectors, width)).relu() * there[:, None]
+            for layer, width in zip(self.convolutions, self.widths, strict=True)
+        ]
