@@ -203,6 +203,15 @@ def test_whoever_looks_on_sees_operators() -> None:
     assert "torchcaps::moments" in str(traced.graph)
 
 
+def test_views_that_only_stand_for_other_numbers() -> None:
+    children, transforms, _ = (tensor.detach() for tensor in tensors(4))
+    mirrored = torch.complex(children, children).conj().imag
+    assert mirrored.is_neg()
+    with tc.use_backend("native"):
+        actual = Votes(mirrored, transforms).moments().sum
+        torch.testing.assert_close(actual, Votes(-children, transforms).moments().sum, rtol=0, atol=0)
+
+
 def test_memory_of_coefficients_is_used_again_and_no_more_is_kept() -> None:
     shelf = native._Shelf()
     terms = [native.Term(shelf.take((2, 3, 4, 16), torch.float32), torch.empty(0), None) for _ in range(3)]

@@ -300,6 +300,8 @@ def _named(call: Call) -> dict[str, Tensor | None]:
 
 
 def _run(which: int, call: Call, results: dict[str, Tensor | None], **options: Any) -> None:
+    if not call.children.is_cpu:
+        raise ValueError(f"the native kernels are for tensors on a CPU, got children on {call.children.device}")
     tensors = {**_named(call), "sites": call.sites, **results}
     images, grid, M, P = call.children.shape
     _, I, J, _, _, D = call.sizes

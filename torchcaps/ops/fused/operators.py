@@ -329,9 +329,11 @@ class FusedVotes(VoteSource):
 
 
 def _plain(call: Call) -> bool:
-    """Whether these are tensors with numbers, and nobody looks on who must see an operator."""
+    """Whether these are tensors with numbers in memory, and nobody looks on who must see an operator."""
     watched = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack()
-    return not watched and all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in call.flat())
+    return not watched and all(
+        type(tensor) in (Tensor, torch.nn.Parameter) and tensor.is_cpu and not tensor.is_neg() for tensor in call.flat()
+    )
 
 
 class NativeVotes(FusedVotes):
