@@ -18,7 +18,10 @@ SOURCES = (SOURCE, *sorted(SOURCE.with_name("kernels").glob("*.hpp")))
 BUILT = Path(__file__).with_name("built")
 """Where a wheel has its libraries."""
 
-FLAGS = ("-O3", "-fno-math-errno", "-std=c++20", "-Wno-psabi", "-fopenmp", "-fPIC")
+FLAGS = (
+    *("-O3", "-fno-math-errno", "-std=c++20", "-Wno-psabi", "-fopenmp", "-fPIC"),
+    "-fno-tree-loop-distribute-patterns",  # memset and memcpy take longer than a loop for some vectors
+)
 
 LEVELS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}
 """For which processors a wheel has a library, the best first, by what torch calls them."""

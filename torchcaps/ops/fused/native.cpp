@@ -9,26 +9,21 @@
 
 namespace {
 
-enum Pass { kMoments, kScores, kBackward };
+enum Pass { kMoments, kScores, kFlow, kPassOn };
 
 template <typename Kernel>
 void run_kernel(const Call& call, Pass pass) {
   const Kernel kernel(call);
   if (pass == kMoments) return kernel.moments();
-  if (pass == kScores) return kernel.scores();
-  kernel.backward();
-}
-
-template <typename Kernel>
-void run_moments(const Call& call, Pass pass) {
-  const Kernel kernel(call);
-  pass == kMoments ? kernel.moments() : kernel.backward();
+  if (pass == kFlow) return kernel.flow();
+  if (pass == kPassOn) return kernel.pass_on();
+  if constexpr (requires { kernel.scores(); }) kernel.scores();
 }
 
 template <typename T, int P, int D>
 void run_vectors(const Call& call, Pass pass) {
-  if (FewRows<T, P, D>::suits(call)) return run_moments<FewRows<T, P, D>>(call, pass);
-  run_moments<ManyRows<T, P, D>>(call, pass);
+  if (FewRows<T, P, D>::suits(call)) return run_kernel<FewRows<T, P, D>>(call, pass);
+  run_kernel<ManyRows<T, P, D>>(call, pass);
 }
 
 // Vectors under inner products; whether that is what is asked for.

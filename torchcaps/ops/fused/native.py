@@ -10,35 +10,114 @@ import ctypes
 import fcntl
 import hashlib
 import logging
+import math
 import os
 import platform
 import shutil
 import tempfile
+import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchcaps.ops.fused.call import Call
 from torchcaps.ops.fused.compiling import BUILT, FLAGS, LEVELS, SOURCES, compile_library, find_compiler
-from torchcaps.ops.fused.operators import Call
 
-_MOMENTS, _SCORES, _BACKWARD = range(3)
-_SIZES = ("images", "grid", "windows", "I", "J", "M", "P", "D", "shared", "similarity", "orphan", "hard", "threads")
+_MOMENTS, _SCORES, _FLOW, _PASS_ON = range(4)
+_SIZES = ("images", "grid", "windows", "I", "J", "M", "P", "D", "shared", "similarity")
+_OPTIONS = ("orphan", "hard", "parts", "threads")
 _INPUTS = ("children", "transforms", "coordinates", "weights", "log_partition", "parents", "precision", "log_weight")
 _RESULTS = ("mass", "sum", "scatter", "mean", "scores")
+
+
+class _Term(ctypes.Structure):
+    """``TorchcapsTerm`` of the C++ source."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("coefficient", "constant", "slope")),
+        ("parents", ctypes.c_int64),
+    ]
 
 
 class _Call(ctypes.Structure):
     """``TorchcapsCall`` of the C++ source."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in _SIZES),
+        *((name, ctypes.c_int64) for name in (*_SIZES, *_OPTIONS)),
         *((name, ctypes.c_void_p) for name in (*_INPUTS, "sites", *_RESULTS)),
         ("reduced", ctypes.c_int64),
-        *((f"grad_{name}", ctypes.c_void_p) for name in (*_INPUTS, "scores")),
+        *((name, ctypes.c_void_p) for name in (*(f"grad_{name}" for name in (*_INPUTS, "scores")), "shares", "flow")),
+        ("adds", ctypes.c_int64),
+        ("terms", ctypes.POINTER(_Term)),
+        ("count", ctypes.c_int64),
     ]
+
+
+class Term(NamedTuple):
+    """What a step has to do with the gradients of the votes: ``dV_ij += coefficient_ij (constant_j + slope_j V_ij)``.
+
+    Args:
+        coefficient: as the kernels have it, a row of the batch in each lane, [blocks, I, J or 1, lanes].
+        constant: [B, J, H].
+        slope: [B, J, H], or None for 0.
+    """
+
+    coefficient: Tensor
+    constant: Tensor
+    slope: Tensor | None
+
+
+Gradients = list[Tensor | None]
+"""Of children, transforms, coordinates, weights, log_partition, the similarity's tensors, or of the first of these."""
+
+
+class Flow(NamedTuple):
+    """What the gradients of a step's results come to, but for children, transforms and coordinates.
+
+    Args:
+        gradients: of the other tensors of the call; None for these, and for what is not wanted.
+        shares: the term of what the parents took of each child; None for a step without moments.
+        logits: the term of the gradients of the logits; None where nothing flows through them.
+    """
+
+    gradients: Gradients
+    shares: Term | None
+    logits: Term | None
+
+
+class _Shelf(threading.local):
+    """Memory of coefficients for the next backward pass of this thread.
+
+    What the system gives out anew, it clears first, page by page, which takes longer than the kernels take to fill it.
+    There is as much here as the largest backward pass of a layer needed at once.
+    """
+
+    def __init__(self) -> None:
+        self._left: list[torch.UntypedStorage] = []
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor with any numbers in it: in the least room that is large enough, or in a new one."""
+        needed = math.prod(shape) * dtype.itemsize
+        self._left.sort(key=torch.UntypedStorage.nbytes)
+        for place, room in enumerate(self._left):
+            if room.nbytes() >= needed:
+                del self._left[place]
+                return torch.empty(0, dtype=dtype).set_(room)[: math.prod(shape)].view(shape)
+        if self._left:
+            self._left.pop()  # the new one is larger
+        return torch.empty(shape, dtype=dtype)
+
+    def give_back(self, terms: Sequence[Term]) -> None:
+        """The coefficients of these terms are not needed any more."""
+        self._left += [term.coefficient.untyped_storage() for term in terms]
+
+
+_shelf = _Shelf()
 
 
 def moments(call: Call, *, orphan: bool, hard: bool, scatter: bool) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -48,6 +127,94 @@ def moments(call: Call, *, orphan: bool, hard: bool, scatter: bool) -> tuple[Ten
     second = torch.empty_like(total) if scatter else None
     _run(_MOMENTS, call, {"mass": mass, "sum": total, "scatter": second}, orphan=orphan, hard=hard)
     return mass, total, second
+
+
+def scores(call: Call, *, orphan: bool, reduced: bool) -> Tensor:
+    """The logits (B, I, J), or their normaliser (B, I)."""
+    B, I, J, *_ = call.sizes
+    out = call.children.new_empty((B, I) if reduced else (B, I, J))
+    if J == 0:
+        return out.fill_(0.0 if orphan else -torch.inf)
+    _run(_SCORES, call, {"scores": out}, orphan=orphan, reduced=reduced)
+    return out
+
+
+def moments_flow(
+    call: Call,
+    mean: Tensor | None,
+    upstream: Sequence[Tensor | None],
+    parts: int | None,
+    wanted: Sequence[bool] = (True, True),
+    *,
+    orphan: bool,
+    hard: bool,
+) -> Flow:
+    """What the gradients of the moments of one step come to.
+
+    Args:
+        call: of the step.
+        mean: sum / mass, needed with a gradient of the scatter.
+        upstream: the gradients of mass, sum and scatter.
+        parts: :func:`row_parts`; None where no terms are wanted.
+        wanted: the gradients of weights and log_partition or not.
+        orphan: as in :func:`moments`.
+        hard: as in :func:`moments`.
+    """
+    grad_mass, grad_sum, grad_scatter = (None if grad is None else grad.contiguous() for grad in upstream)
+    gradients = _flowing(call, wanted)
+    shares = _coefficients(call, parts, even=not call.similarity and not hard)
+    flow = _coefficients(call, parts) if call.similarity and not hard else None
+    slope = None if grad_scatter is None else 2 * grad_scatter
+    results = {
+        "mass": grad_mass,
+        "sum": grad_sum,
+        "scatter": grad_scatter,
+        "mean": mean,
+        "shares": shares,
+        "flow": flow,
+    }
+    _run(_FLOW, call, {**results, **_gradients_of(gradients)}, orphan=orphan, hard=hard, parts=_parts(call, parts))
+    if shares is None or grad_sum is None:
+        return Flow(gradients, None, None)
+    constant = grad_sum if mean is None or slope is None else torch.addcmul(grad_sum, slope, mean, value=-1)
+    return Flow(gradients, Term(shares, constant, slope), _term_of_logits(call, flow))
+
+
+def scores_flow(
+    call: Call, grad: Tensor, parts: int | None, into: Tensor | None = None, *, orphan: bool, reduced: bool
+) -> Flow:
+    """What the gradient of scores comes to.
+
+    Args:
+        call: of the scores.
+        grad: of the scores.
+        parts: :func:`row_parts`; None where no term is wanted.
+        into: the coefficients of the same logits in another step, which are added to; None for new ones.
+        orphan: as in :func:`scores`.
+        reduced: as in :func:`scores`.
+    """
+    gradients = _flowing(call)
+    flow = _coefficients(call, parts) if into is None else into
+    results = {"grad_scores": grad.contiguous(), "flow": flow, **_gradients_of(gradients)}
+    options = {"orphan": orphan, "reduced": reduced, "parts": _parts(call, parts), "adds": into is not None}
+    _run(_FLOW, call, results, **options)
+    return Flow(gradients, None, None if into is not None else _term_of_logits(call, flow))
+
+
+def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool] = (True, True, True)) -> Gradients:
+    """The gradients of children, transforms and coordinates, those that are wanted, from the terms of all steps.
+
+    The coefficients of the terms are lost: other calls will write there.
+    """
+    made = torch.zeros_like if 0 in call.sizes else torch.empty_like
+    gradients: Gradients = [
+        made(field) if want and field is not None else None for want, field in zip(wanted, call[:3], strict=True)
+    ]
+    kept = (_Term * len(terms))(*(_Term(*map(_pointer, term), parents=term.coefficient.shape[2]) for term in terms))
+    call = Call(*call[:3], None, None, call.sites, ())
+    _run(_PASS_ON, call, _gradients_of(gradients), parts=parts, terms=kept, count=len(terms))
+    _shelf.give_back(terms)
+    return gradients
 
 
 def moments_backward(
@@ -61,31 +228,68 @@ def moments_backward(
     hard: bool,
 ) -> Call:
     """The gradients of every tensor of the call."""
-    upstream = {"mean": mean, "mass": grad_mass, "sum": grad_sum, "scatter": grad_scatter}
-    return _backward(call, upstream, orphan=orphan, hard=hard)
-
-
-def scores(call: Call, *, orphan: bool, reduced: bool) -> Tensor:
-    """The logits (B, I, J), or their normaliser (B, I)."""
-    B, I, J, *_ = call.sizes
-    out = call.children.new_empty((B, I) if reduced else (B, I, J))
-    if J == 0:
-        return out.fill_(0.0 if orphan else -torch.inf)
-    _run(_SCORES, call, {"scores": out}, orphan=orphan, reduced=reduced)
-    return out
+    if 0 in call.sizes:
+        return call.gradients()
+    parts = row_parts(call)
+    upstream = (grad_mass, grad_sum, grad_scatter)
+    return _all_gradients(call, moments_flow(call, mean, upstream, parts, orphan=orphan, hard=hard), parts)
 
 
 def scores_backward(call: Call, scores: Tensor, grad: Tensor, *, orphan: bool, reduced: bool) -> Call:
     """The gradients of every tensor of the call."""
-    return _backward(call, {"grad_scores": grad}, orphan=orphan, reduced=reduced)
-
-
-def _backward(call: Call, upstream: dict[str, Tensor | None], **options: bool) -> Call:
     if 0 in call.sizes:
         return call.gradients()
-    grads = call.gradients(torch.empty_like)  # the kernels write them all
-    _run(_BACKWARD, call, {**upstream, **{f"grad_{name}": grad for name, grad in _named(grads).items()}}, **options)
-    return grads
+    parts = row_parts(call)
+    return _all_gradients(call, scores_flow(call, grad, parts, orphan=orphan, reduced=reduced), parts)
+
+
+def _all_gradients(call: Call, flow: Flow, parts: int) -> Call:
+    terms = [term for term in (flow.shares, flow.logits) if term is not None]
+    *fields, weights, log_partition = *pass_on(call, terms, parts), *flow.gradients[3:5]
+    return Call._make([*fields, weights, log_partition, None, tuple(flow.gradients[5:])])
+
+
+def row_parts(call: Call) -> int:
+    """Among how many tasks the rows of windows are shared out, the same in all steps; 0 without windows."""
+    return 0 if call.sites is None else min(len(call.children), torch.get_num_threads())
+
+
+def _parts(call: Call, parts: int | None) -> int:
+    return row_parts(call) if parts is None else parts
+
+
+def _coefficients(call: Call, parts: int | None, even: bool = False) -> Tensor | None:
+    """Room for a number of each child and each parent, or of each child, if it is wanted."""
+    if parts is None:
+        return None
+    B, I, J, *_ = call.sizes
+    lanes = 64 // call.children.element_size()
+    shape = (-(-B // lanes) + parts, I, 1 if even else J, lanes if B > lanes // 4 else B)
+    return _shelf.take(shape, call.children.dtype)
+
+
+def _flowing(call: Call, wanted: Sequence[bool] = (True, True)) -> Gradients:
+    """Room for the gradients of a call, but for those that are passed on at last."""
+    by_child = (
+        torch.empty_like(field) if want and field is not None else None
+        for want, field in zip(wanted, call[3:5], strict=True)
+    )
+    return [None, None, None, *by_child, *map(torch.empty_like, call.similarity)]
+
+
+def _term_of_logits(call: Call, flow: Tensor | None) -> Term | None:
+    """The gradients of the logits times what the logits change by with a vote."""
+    if flow is None or not call.similarity:
+        return None
+    if len(call.similarity) == 1:
+        return Term(flow, call.similarity[0], None)
+    mean, precision, _ = call.similarity
+    return Term(flow, mean * precision, -precision)
+
+
+def _gradients_of(gradients: Gradients) -> dict[str, Tensor | None]:
+    """The gradients by their names in the C++ source."""
+    return {f"grad_{name}": grad for name, grad in zip(_INPUTS, gradients, strict=False)}
 
 
 def _named(call: Call) -> dict[str, Tensor | None]:
@@ -95,21 +299,26 @@ def _named(call: Call) -> dict[str, Tensor | None]:
     return dict(zip(_INPUTS, fields, strict=True))
 
 
-def _run(which: int, call: Call, results: dict[str, Tensor | None], **options: bool) -> None:
+def _run(which: int, call: Call, results: dict[str, Tensor | None], **options: Any) -> None:
+    if not call.children.is_cpu:
+        raise ValueError(f"the native kernels are for tensors on a CPU, got children on {call.children.device}")
     tensors = {**_named(call), "sites": call.sites, **results}
     images, grid, M, P = call.children.shape
     _, I, J, _, _, D = call.sizes
     windows = 1 if call.sites is None else len(call.sites)
     shared, similarity = call.transforms.shape[0] == 1 and I > 1, min(len(call.similarity), 2)
-    sizes = zip(_SIZES, (images, grid, windows, I, J, M, P, D, shared, similarity), strict=False)
-    pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
+    sizes = dict(zip(_SIZES, (images, grid, windows, I, J, M, P, D, shared, similarity), strict=True))
+    pointers = {name: _pointer(tensor) for name, tensor in tensors.items()}
+    options.setdefault("threads", torch.get_num_threads())
     done = library().torchcaps_run(
-        ctypes.byref(_Call(**dict(sizes), threads=torch.get_num_threads(), **options, **pointers)),
-        which,
-        call.children.dtype == torch.float64,
+        ctypes.byref(_Call(**sizes, **options, **pointers)), which, call.children.dtype == torch.float64
     )
     if not done:
         raise IndexError(f"sites must be from 0 to {grid - 1}, got {call.sites}")
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 @cache

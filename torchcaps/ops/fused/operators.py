@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -20,90 +20,10 @@ from torchcaps.ops import naive
 from torchcaps.ops.backend import Moments, Rule, VoteSource
 from torchcaps.ops.closed_forms import attention_moments, uniform_moments
 from torchcaps.ops.derivatives import STORED, Tensors, check_forward_mode, gradients, only_stored
+from torchcaps.ops.fused.call import Call, readable, stored_moments, stored_scores
+from torchcaps.ops.fused.deferred import Ledger
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 from torchcaps.ops.windows import in_windows
-
-
-class Call(NamedTuple):
-    """The tensors of one call, or their gradients; a field that the call does not have is None.
-
-    Windows of a convolution share children: there are N images of G children each, and W windows of I of them. A
-    layer without windows has W = 1 and I = G. Rows of the batch are ``B = N * W``, row ``n * W + w``.
-
-    Example:
-        >>> call = tc.ops.fused.Call(torch.randn(2, 6, 1, 4), torch.randn(6, 3, 4, 5), None, None, None, None, ())
-        >>> call.sizes
-        (2, 6, 3, 1, 4, 5)
-    """
-
-    children: Tensor  # [N, G, M, P]
-    transforms: Tensor  # [I or 1, J, P, D]
-    coordinates: Tensor | None  # [I, M * D]
-    weights: Tensor | None  # [N, G]
-    log_partition: Tensor | None  # [N, G]
-    sites: Tensor | None  # int32 [W, I]: which of the G children each window has
-    similarity: tuple[Tensor, ...]  # (), (alpha,) or (mean, precision, log_weight): [B, J, M * D] each, and [B, J]
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int, int, int]:
-        """B, I, J, M, P, D."""
-        N, G, M, P = self.children.shape
-        _, J, _, D = self.transforms.shape
-        windows, children = (1, G) if self.sites is None else self.sites.shape
-        return N * windows, children, J, M, P, D
-
-    def gradients(self, made: Callable[[Tensor], Tensor] = torch.zeros_like) -> "Call":
-        """Zeros for the gradients of the tensors, or what else is made like them."""
-        fields = (None if field is None else made(field) for field in self[:5])
-        return Call._make([*fields, None, tuple(made(field) for field in self.similarity)])
-
-    def readable(self) -> "Call":
-        """The same tensors, each in one piece, as the kernels read them.
-
-        Raises:
-            ValueError: if one does not fit the children: the kernels would read memory that is not its own.
-        """
-        B, I, J, M, P, D = self.sizes
-        children, by_child, by_vote = self.children, self.children.shape[:2], (B, J, M * D)
-        if children.dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"children must be float32 or float64, got {children.dtype}")
-        if len(self.similarity) not in (0, 1, 3):
-            raise ValueError(f"similarity must have none, one or three tensors, got {len(self.similarity)}")
-        return Call(
-            children.contiguous(),
-            readable("transforms", self.transforms, (1 if len(self.transforms) == 1 else I, J, P, D), children),
-            readable("coordinates", self.coordinates, (I, M * D), children),
-            readable("weights", self.weights, by_child, children),
-            readable("log_partition", self.log_partition, by_child, children),
-            None if self.sites is None else readable("sites", self.sites, self.sites.shape, children, torch.int32),
-            tuple(
-                readable(f"similarity[{place}]", field, by_vote if place < 2 else (B, J), children)
-                for place, field in enumerate(self.similarity)
-            ),
-        )
-
-    def flat(self) -> list[Tensor]:
-        """The tensors that are there, but for the sites."""
-        return [field for field in (*self[:5], *self.similarity) if field is not None]
-
-
-def readable(
-    name: str, tensor: Tensor | None, shape: Sequence[int], children: Tensor, dtype: torch.dtype | None = None
-) -> Any:
-    """The tensor in one piece, if it is there and fits the children.
-
-    Raises:
-        ValueError: if its shape, dtype or device is another one.
-    """
-    if tensor is None:
-        return None
-    dtype = dtype or children.dtype
-    if tensor.shape != shape or tensor.dtype != dtype or tensor.device != children.device:
-        raise ValueError(
-            f"{name} must be {dtype} {tuple(shape)} on {children.device}, got {tensor.dtype} {tuple(tensor.shape)} on "
-            f"{tensor.device}"
-        )
-    return tensor.contiguous()
 
 
 class Kernels(Protocol):
@@ -269,25 +189,10 @@ def _gradients(
         found = iter(backward(call_of(tensors), result, upstream))
         return [None if tensor is None else next(found) for tensor in tensors]
 
-    grads = gradients(work, lambda *tensors: function(call_of(tensors), *ctx.options), [*fields, *similarity], upstream)
+    grads = gradients(
+        work, lambda *tensors: function(call_of(tensors), *ctx.options[1:]), [*fields, *similarity], upstream
+    )
     return *grads[:5], None, list(grads[5:]), *(None for _ in ctx.options)
-
-
-def _stored_votes(call: Call) -> tuple["FusedVotes", Similarity | None]:
-    """The votes of a call, and what they are compared with."""
-    kinds: dict[int, Callable[..., Similarity | None]] = {0: lambda: None, 1: InnerProduct, 3: Gaussian}
-    return FusedVotes(*call[:3], call.sites), kinds[len(call.similarity)](*call.similarity)
-
-
-def _stored_moments(call: Call, backend: str, orphan: bool, hard: bool, scatter: bool) -> Tensors:
-    votes, similarity = _stored_votes(call)
-    return naive.stored_moments(votes, similarity, call.weights, Rule(orphan, hard, call.log_partition), scatter)
-
-
-def _stored_scores(call: Call, backend: str, orphan: bool, reduced: bool) -> Tensors:
-    votes, similarity = _stored_votes(call)
-    logits = naive.stored(votes).logits(similarity)
-    return (naive.logits_partition(logits, orphan) if reduced else logits,)
 
 
 def _moments_context(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -301,7 +206,7 @@ def _moments_gradient(ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatte
     def backward(call: Call, mean: Tensor, upstream: Tensors) -> list[Tensor]:
         return _run_moments_backward(*call, *options, mean, *upstream)
 
-    return _gradients(ctx, backward, _stored_moments, (grad_mass, grad_sum, grad_scatter if scatter else None))
+    return _gradients(ctx, backward, stored_moments, (grad_mass, grad_sum, grad_scatter if scatter else None))
 
 
 def _scores_context(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
@@ -312,7 +217,7 @@ def _scores_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     def backward(call: Call, scores: Tensor, upstream: Tensors) -> list[Tensor]:
         return _run_scores_backward(*call, *ctx.options, scores, *upstream)
 
-    return _gradients(ctx, backward, _stored_scores, (grad,))
+    return _gradients(ctx, backward, stored_scores, (grad,))
 
 
 def _no_gradient(ctx: Any, *upstream: Any) -> Any:
@@ -384,9 +289,7 @@ class FusedVotes(VoteSource):
             return uniform_moments(self.children, self.transforms, weights, rule)
         if without_votes and isinstance(similarity, InnerProduct) and self.transforms.shape[0] == 1:
             return attention_moments(self.children, self.transforms, similarity.alpha, weights, rule)
-        call = self._call(similarity, weights, rule.log_partition)
-        mass, total, second = _run_moments(*call, self.backend, rule.orphan, rule.hard, scatter)
-        return Moments(mass, total, second if scatter else None)
+        return self._moments(self._call(similarity, weights, rule.log_partition), rule.orphan, rule.hard, scatter)
 
     def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
         """The assignment probabilities, (B, I, J)."""
@@ -400,7 +303,7 @@ class FusedVotes(VoteSource):
         """The logits, (B, I, J)."""
         if self.empty:
             return naive.stored(self).logits(similarity)
-        return _run_scores(*self._call(similarity), self.backend, False, False)
+        return self._scores(self._call(similarity), False, False)
 
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
         """The normaliser, (B, I)."""
@@ -409,13 +312,28 @@ class FusedVotes(VoteSource):
             return self.children.new_full((B, I), math.log(J + orphan) if J + orphan else -math.inf)
         if self.empty:
             return naive.logits_partition(self.logits(similarity), orphan)
-        return _run_scores(*self._call(similarity), self.backend, orphan, True)
+        return self._scores(self._call(similarity), orphan, True)
+
+    def _moments(self, call: Call, orphan: bool, hard: bool, scatter: bool) -> Moments:
+        mass, total, second = _run_moments(*call, self.backend, orphan, hard, scatter)
+        return Moments(mass, total, second if scatter else None)
+
+    def _scores(self, call: Call, orphan: bool, reduced: bool) -> Tensor:
+        return _run_scores(*call, self.backend, orphan, reduced)
 
     def _call(
         self, similarity: Similarity | None, weights: Tensor | None = None, log_partition: Tensor | None = None
     ) -> Call:
         fields = (self.children, self.transforms, self.coordinates, weights, log_partition, self.sites)
         return Call(*fields, () if similarity is None else similarity.tensors)
+
+
+def _plain(call: Call) -> bool:
+    """Whether these are tensors with numbers in memory, and nobody looks on who must see an operator."""
+    watched = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack()
+    return not watched and all(
+        type(tensor) in (Tensor, torch.nn.Parameter) and tensor.is_cpu and not tensor.is_neg() for tensor in call.flat()
+    )
 
 
 class NativeVotes(FusedVotes):
@@ -428,6 +346,24 @@ class NativeVotes(FusedVotes):
     """
 
     backend = "native"
+
+    def __init__(
+        self,
+        children: Tensor,
+        transforms: Tensor,
+        coordinates: Tensor | None = None,
+        sites: Tensor | None = None,
+    ) -> None:
+        super().__init__(children, transforms, coordinates, sites)
+        self._ledger = Ledger(children, transforms, coordinates)
+
+    def _moments(self, call: Call, orphan: bool, hard: bool, scatter: bool) -> Moments:
+        if not _plain(call):
+            return super()._moments(call, orphan, hard, scatter)
+        return Moments(*self._ledger.moments(call, orphan, hard, scatter))
+
+    def _scores(self, call: Call, orphan: bool, reduced: bool) -> Tensor:
+        return self._ledger.scores(call, orphan, reduced) if _plain(call) else super()._scores(call, orphan, reduced)
 
     @property
     def adds_vectors(self) -> bool:

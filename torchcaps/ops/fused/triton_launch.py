@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchcaps.numerics import compute_dtype, positive
 from torchcaps.ops.fused import triton_kernels as device
-from torchcaps.ops.fused.operators import Call
+from torchcaps.ops.fused.call import Call
 from torchcaps.ops.naive import dense_votes
 
 

@@ -16,9 +16,8 @@ class AnyPose : Rows<T> {
   using Base::blocks, Base::call, Base::I, Base::J, Base::kLanes, Base::readable, Base::rows, Base::writable;
   static constexpr bool kKnown = M_ > 0;
   static constexpr int kPose = kKnown ? M_ * D_ : 1;
-  static constexpr int kForwardChildren = Base::kTogether;
-  static constexpr int kBackwardChildren = 8;
-  static constexpr int kBackwardBlocks = 2;  // vectors of rows over which a transform's gradient is added up
+  static constexpr int kChildren = Base::kTogether;  // whose votes are held at once
+  static constexpr int kBlocks = 2;                  // of rows, over which a transform's gradient is added up
 
  public:
   explicit AnyPose(const Call& call) : Base(call), M(call.M), P(call.P), D(call.D), H(M * D) {}
@@ -37,33 +36,23 @@ class AnyPose : Rows<T> {
     });
   }
 
-  // Windows of one image share children: a task has whole images. Sums over all rows are kept by each task for itself.
-  void backward() const {
-    this->clear_gradients(true, true);
-    const int64_t tasks = std::min<int64_t>(call.images, call.threads);
-    const int64_t transforms = (call.shared ? 1 : call.I) * call.J * P * D;
-    const int64_t coordinates = call.coordinates ? call.I * H : 0;
-    std::vector<std::vector<T>> partial(tasks > 1 ? tasks - 1 : 0);
-    parallel_for(call.threads, tasks, 1, [&](int64_t first, int64_t last) {
-      for (int64_t task = first; task < last; ++task) {
-        T* sums[2] = {static_cast<T*>(call.grad_transforms), static_cast<T*>(call.grad_coordinates)};
-        if (task > 0) {
-          partial[task - 1].resize(transforms + coordinates);
-          sums[0] = partial[task - 1].data();
-          if (coordinates) sums[1] = sums[0] + transforms;
-        }
-        Backward work(*this, sums[0], sums[1]);
-        const int64_t begin = call.images * task / tasks * call.windows;
-        const int64_t end = call.images * (task + 1) / tasks * call.windows;
-        for (int64_t row = begin; row < end; row += kBackwardBlocks * kLanes) work.group(row, end);
-      }
+  void flow() const {
+    this->clear_flow();
+    this->each_part(this->row_parts(), [&](int64_t part) {
+      auto [row, end, block] = this->row_range(part, this->row_parts());
+      for (Flow work(*this); row < end; row += kLanes, ++block) work.rows_of(row, end, block);
     });
-    parallel_for(call.threads, transforms, 4096, [&](int64_t first, int64_t last) {
-      for (const auto& sums : partial)
-        for (int64_t k = first; k < last; ++k) static_cast<T*>(call.grad_transforms)[k] += sums[k];
+  }
+
+  void pass_on() const {
+    this->clear(call.grad_children, call.images * call.grid * M * P);
+    this->clear(call.grad_transforms, this->transforms());
+    this->clear(call.grad_coordinates, this->coordinates());
+    this->sum_over_parts(this->row_parts(), [&](int64_t part, T* transforms, T* coordinates) {
+      auto [row, end, block] = this->row_range(part, this->row_parts());
+      for (PassOn work(*this, transforms, coordinates); row < end; row += kBlocks * kLanes, block += kBlocks)
+        work.rows_of(row, end, block);
     });
-    for (const auto& sums : partial)
-      for (int64_t k = 0; k < coordinates; ++k) static_cast<T*>(call.grad_coordinates)[k] += sums[transforms + k];
   }
 
  private:
@@ -83,6 +72,14 @@ class AnyPose : Rows<T> {
     for (int p = 0; p < P; ++p)
       for (int m = 0; m < M; ++m)
         for (int d = 0; d < D; ++d) v[m * D + d] += u[m * P + p] * w[p * D + d];
+  }
+
+  // The vote is held in registers until it is whole.
+  inline void store_vote(const V* u, const T* w, const T* c, V* out) const {
+    if constexpr (!kKnown) return vote(u, w, c, out);
+    V v[kPose];
+    vote(u, w, c, v);
+    for (int h = 0; h < kPose; ++h) out[h] = v[h];
   }
 
   // What the vote passes on to the pose of its child: du_i += W_ij dV_ij.
@@ -121,7 +118,7 @@ class AnyPose : Rows<T> {
     std::vector<V> centre, precision, log_weight, u, logits, votes, mass, shift, first, second, scratch;
 
     explicit Forward(const AnyPose& k) : k(k) {
-      const size_t parents = size_t(k.J) * k.H, children = kForwardChildren;
+      const size_t parents = size_t(k.J) * k.H, children = kChildren;
       if (k.call.similarity != kUniform) centre.resize(parents);
       if (k.call.similarity == kGaussian) precision.resize(parents), log_weight.resize(k.J);
       u.resize(children * k.M * k.P);
@@ -164,8 +161,8 @@ class AnyPose : Rows<T> {
       load_parents(row);
       const int lanes = static_cast<int>(std::min<int64_t>(k.rows - row, kLanes));
       T* out = writable(k.call.scores);
-      for (int start = 0; start < k.I; start += kForwardChildren) {
-        const int count = std::min(kForwardChildren, k.I - start);
+      for (int start = 0; start < k.I; start += kChildren) {
+        const int count = std::min(kChildren, k.I - start);
         load_children(row, start, count);
         compare(start, count);
         for (int i = 0; i < count; ++i) {
@@ -184,8 +181,8 @@ class AnyPose : Rows<T> {
       std::fill(mass.begin(), mass.end(), V{});
       std::fill(first.begin(), first.end(), V{});
       std::fill(second.begin(), second.end(), V{});
-      for (int start = 0; start < k.I; start += kForwardChildren) {
-        const int count = std::min(kForwardChildren, k.I - start);
+      for (int start = 0; start < k.I; start += kChildren) {
+        const int count = std::min(kChildren, k.I - start);
         load_children(row, start, count);
         if (start == 0 && k.call.scatter) place_shift();
         compare(start, count);
@@ -211,10 +208,11 @@ class AnyPose : Rows<T> {
 
     void add(int start, int count) {
       for (int j = 0; j < k.J; ++j) {
-        for (int i = 0; i < count; ++i) form(start + i, j, u.data() + i * k.M * k.P, votes.data() + i * k.H);
-        for (int i = count; i < kForwardChildren; ++i) std::fill_n(votes.data() + i * k.H, k.H, V{});
-        V r[kForwardChildren], total{};
-        for (int i = 0; i < kForwardChildren; ++i) {
+        for (int i = 0; i < count; ++i)
+          k.store_vote(u.data() + i * k.M * k.P, k.transform(start + i, j), k.offset(start + i), votes.data() + i * k.H);
+        for (int i = count; i < kChildren; ++i) std::fill_n(votes.data() + i * k.H, k.H, V{});
+        V r[kChildren], total{};
+        for (int i = 0; i < kChildren; ++i) {
           r[i] = i < count ? logits[i * k.J + j] : V{};
           total += r[i];
         }
@@ -223,19 +221,12 @@ class AnyPose : Rows<T> {
       }
     }
 
-    void form(int i, int j, const V* pose, V* out) {
-      if constexpr (!kKnown) return k.vote(pose, k.transform(i, j), k.offset(i), out);
-      V v[kPose];  // in registers until it is whole
-      k.vote(pose, k.transform(i, j), k.offset(i), v);
-      for (int h = 0; h < kPose; ++h) out[h] = v[h];
-    }
-
     __attribute__((noinline)) void add_sum(int j, const V* r) {
       V* sum = first.data() + int64_t{j} * k.H;
       for (int h = 0; h < k.pose(); ++h) {
         V total = sum[h];
 #pragma GCC unroll 8
-        for (int i = 0; i < kForwardChildren; ++i) total += r[i] * votes[i * k.H + h];
+        for (int i = 0; i < kChildren; ++i) total += r[i] * votes[i * k.H + h];
         sum[h] = total;
       }
     }
@@ -249,15 +240,15 @@ class AnyPose : Rows<T> {
       const V one = T(1) / larger<T>(total, tiny), ratio = total / larger<T>(mass[j] + total, tiny), part = mass[j] * ratio;
       const int size = k.pose();
       for (int h = 0; h < size; ++h) {
-        V v[kForwardChildren], sum{}, square{};
+        V v[kChildren], sum{}, square{};
 #pragma GCC unroll 8
-        for (int i = 0; i < kForwardChildren; ++i) {
+        for (int i = 0; i < kChildren; ++i) {
           v[i] = votes[i * size + h] - from[h];
           sum += r[i] * v[i];
         }
         const V middle = sum * one;
 #pragma GCC unroll 8
-        for (int i = 0; i < kForwardChildren; ++i) {
+        for (int i = 0; i < kChildren; ++i) {
           const V deviation = v[i] - middle;
           square += r[i] * deviation * deviation;
         }
@@ -268,55 +259,47 @@ class AnyPose : Rows<T> {
     }
   };
 
-  // Some blocks of rows, backward.
-  struct Backward {
+  // One block of rows: shares, gradients of the logits, and what they come to for the similarity and children's activations.
+  struct Flow {
     const AnyPose& k;
-    T *grad_transforms, *grad_coordinates;
-    const bool moments;  // or scores
-    // Per block: fields of the parents, [blocks, J, H] or [blocks, J].
-    std::vector<V> centre, precision, log_weight, mean, up_mass, up_sum, up_scatter;
-    std::vector<V> d_centre, d_precision, d_log_weight;
-    // Per child and block: [children, blocks, ...].
-    std::vector<V> u, du, flow, share, d_votes, d_offset, scratch;
-    int64_t row = 0, end = 0;
-    int count = 0;  // of blocks
+    const bool moments;   // or scores
+    const bool compares;  // and passes gradients to what it compares with
+    std::vector<V> centre, precision, log_weight, mean, up_mass, up_sum, up_scatter;  // of the parents
+    std::vector<V> mass, first, second;                                               // of the gradients of the logits
+    std::vector<V> u, votes, share, gradient, scratch;                                // of some children
 
-    Backward(const AnyPose& k, T* grad_transforms, T* grad_coordinates)
-        : k(k), grad_transforms(grad_transforms), grad_coordinates(grad_coordinates), moments(k.call.grad_scores == nullptr) {
-      const size_t field = size_t(kBackwardBlocks) * k.J * k.H, pairs = kBackwardBlocks * kBackwardChildren;
-      if (k.call.similarity != kUniform) centre.resize(field), d_centre.resize(field);
-      if (k.call.similarity == kGaussian) {
-        precision.resize(field), d_precision.resize(field);
-        log_weight.resize(kBackwardBlocks * k.J), d_log_weight.resize(kBackwardBlocks * k.J);
-      }
-      if (moments) up_mass.resize(kBackwardBlocks * k.J), up_sum.resize(field);
+    explicit Flow(const AnyPose& k)
+        : k(k), moments(k.call.grad_scores == nullptr), compares(k.call.similarity != kUniform && !k.call.hard) {
+      const size_t field = size_t(k.J) * k.H;
+      if (k.call.similarity != kUniform) centre.resize(field), first.resize(field);
+      if (k.call.similarity == kGaussian) precision.resize(field), log_weight.resize(k.J), mass.resize(k.J), second.resize(field);
+      if (moments) up_mass.resize(k.J), up_sum.resize(field);
       if (k.call.scatter) mean.resize(field), up_scatter.resize(field);
-      u.resize(pairs * k.M * k.P), du.resize(pairs * k.M * k.P);
-      flow.resize(pairs * k.J), share.resize(pairs * k.J);
-      d_votes.resize(pairs * k.H);
-      d_offset.resize(kBackwardChildren * k.H);
+      u.resize(kChildren * k.M * k.P), votes.resize(kChildren * k.H);
+      share.resize(kChildren * k.J), gradient.resize(kChildren * k.J);
       scratch.resize(k.H);
     }
 
-    Parents parents(int b) const {
-      const int64_t at = int64_t{b} * k.J * k.H;
-      return {centre.data() + at, precision.data() + at, log_weight.data() + int64_t{b} * k.J};
+    void rows_of(int64_t row, int64_t end, int64_t block) {
+      load_parents(row, end);
+      for (auto* sums : {&mass, &first, &second}) std::fill(sums->begin(), sums->end(), V{});
+      for (int start = 0; start < k.I; start += kChildren) {
+        const int count = std::min(kChildren, k.I - start);
+        for (int i = 0; i < count; ++i)
+          k.load_child(k.call.children, row, end, start + i, k.M * k.P, u.data() + i * k.M * k.P);
+        compare(start, count);
+        for (int i = 0; i < count; ++i) moments ? flow_of_moments(row, end, start + i, i) : flow_of_scores(row, end, start + i, i);
+        k.put_flow(share.data(), gradient.data(), block, start, count);
+        if (compares) add(start, count);
+      }
+      if (!centre.empty()) store_similarity(row, end);
     }
 
-    void load(const void* tensor, int64_t numbers, std::vector<V>& out) {
-      if (out.empty()) return;
-      for (int b = 0; b < count; ++b) k.load(tensor, row + b * kLanes, end, numbers, out.data() + b * numbers);
-    }
-
-    void store(std::vector<V>& in, int64_t numbers, void* tensor) {
-      if (in.empty()) return;
-      for (int b = 0; b < count; ++b) k.store(in.data() + b * numbers, row + b * kLanes, end, numbers, tensor);
-    }
-
-    void group(int64_t first, int64_t last) {
-      row = first, end = last;
-      count = static_cast<int>(std::min<int64_t>(kBackwardBlocks, blocks(end - row)));
+    void load_parents(int64_t row, int64_t end) {
       const int64_t field = int64_t{k.J} * k.H;
+      const auto load = [&](const void* tensor, int64_t numbers, std::vector<V>& out) {
+        if (!out.empty()) k.load(tensor, row, end, numbers, out.data());
+      };
       load(k.call.parents, field, centre);
       load(k.call.precision, field, precision);
       load(k.call.log_weight, k.J, log_weight);
@@ -324,12 +307,153 @@ class AnyPose : Rows<T> {
       load(k.call.mass, k.J, up_mass);
       load(k.call.sum, field, up_sum);
       load(k.call.scatter, field, up_scatter);
-      for (auto* grad : {&d_centre, &d_precision, &d_log_weight}) std::fill(grad->begin(), grad->end(), V{});
-      for (int start = 0; start < k.I; start += kBackwardChildren)
-        children(start, std::min(kBackwardChildren, k.I - start));
-      store(d_centre, field, k.call.grad_parents);
-      store(d_precision, field, k.call.grad_precision);
-      store(d_log_weight, k.J, k.call.grad_log_weight);
+      if (up_scatter.empty()) return;
+      // <V, dS> = <V - mean, dS> + <mean, dS>, the last one the same for all children
+      for (int j = 0; j < k.J; ++j)
+        for (int h = 0; h < k.H; ++h) up_mass[j] += mean[j * k.H + h] * up_sum[j * k.H + h];
+    }
+
+    // Logits into `share`, and what a share is worth to the loss into `gradient`.
+    __attribute__((noinline)) void compare(int start, int count) {
+      V local[kPose];
+      V* v = kKnown ? local : scratch.data();
+      const Parents parents = {centre.data(), precision.data(), log_weight.data()};
+      for (int j = 0; j < k.J; ++j)
+        for (int i = 0; i < count; ++i) {
+          k.vote(u.data() + i * k.M * k.P, k.transform(start + i, j), k.offset(start + i), v);
+          share[i * k.J + j] = centre.empty() ? V{} : k.logit(v, parents, j);
+          if (moments) gradient[i * k.J + j] = worth(v, j);
+        }
+    }
+
+    inline V worth(const V* v, int j) const {
+      const V *s = up_sum.data() + int64_t{j} * k.H, *q = up_scatter.data() + int64_t{j} * k.H;
+      const V* m = mean.data() + int64_t{j} * k.H;
+      V even = up_mass[j], odd{};  // two sums, so that no addition waits for the one before
+      if (up_scatter.empty()) {
+        for (int h = 0; h < k.pose(); ++h) (h & 1 ? odd : even) += v[h] * s[h];
+        return even + odd;
+      }
+      for (int h = 0; h < k.pose(); ++h) {
+        const V deviation = v[h] - m[h];
+        (h & 1 ? odd : even) += deviation * (deviation * q[h] + s[h]);
+      }
+      return even + odd;
+    }
+
+    // Logits and worth to a_i R_ij and the gradient of the logits.
+    void flow_of_moments(int64_t row, int64_t end, int child, int i) {
+      k.flow_of_moments(share.data() + i * k.J, gradient.data() + i * k.J, row, end, child);
+    }
+
+    // The gradient of the logits, from that of the logits or of their normaliser.
+    void flow_of_scores(int64_t row, int64_t end, int child, int i) {
+      V *logits = share.data() + i * k.J, *g = gradient.data() + i * k.J;
+      const int64_t numbers = k.call.reduced ? 1 : k.J;
+      const int lanes = static_cast<int>(std::clamp<int64_t>(end - row, 0, kLanes));
+      std::fill(g, g + k.J, V{});
+      for (int lane = 0; lane < lanes; ++lane)
+        for (int64_t n = 0; n < numbers; ++n)
+          g[n][lane] = readable(k.call.grad_scores)[((row + lane) * k.I + child) * numbers + n];
+      if (!k.call.reduced) return;
+      const V grad = g[0], log_partition = k.partition(logits);
+      for (int j = 0; j < k.J; ++j) g[j] = grad * exponential(logits[j] - log_partition);
+    }
+
+    // Adds up the votes of some children, or their deviations from the centres, times the gradients of their logits.
+    void add(int start, int count) {
+      std::fill(gradient.begin() + count * k.J, gradient.end(), V{});
+      std::fill(votes.begin() + count * k.H, votes.end(), V{});
+      for (int j = 0; j < k.J; ++j) {
+        for (int i = 0; i < count; ++i)
+          k.store_vote(u.data() + i * k.M * k.P, k.transform(start + i, j), k.offset(start + i), votes.data() + i * k.H);
+        k.call.similarity == kGaussian ? add_deviations(j) : add_votes(j);
+      }
+    }
+
+    __attribute__((noinline)) void add_votes(int j) {
+      V* sum = first.data() + int64_t{j} * k.H;
+      for (int h = 0; h < k.pose(); ++h) {
+        V total = sum[h];
+#pragma GCC unroll 8
+        for (int i = 0; i < kChildren; ++i) total += gradient[i * k.J + j] * votes[i * k.H + h];
+        sum[h] = total;
+      }
+    }
+
+    __attribute__((noinline)) void add_deviations(int j) {
+      V *once = first.data() + int64_t{j} * k.H, *twice = second.data() + int64_t{j} * k.H;
+      const V* from = centre.data() + int64_t{j} * k.H;
+      V f[kChildren];
+      for (int i = 0; i < kChildren; ++i) mass[j] += f[i] = gradient[i * k.J + j];
+      const int size = k.pose();
+      for (int h = 0; h < size; ++h) {
+        V sum = once[h], square = twice[h];
+#pragma GCC unroll 8
+        for (int i = 0; i < kChildren; ++i) {
+          const V deviation = votes[i * size + h] - from[h], slope = f[i] * deviation;
+          sum += slope;
+          square += slope * deviation;
+        }
+        once[h] = sum, twice[h] = square;
+      }
+    }
+
+    void store_similarity(int64_t row, int64_t end) {
+      const int64_t field = int64_t{k.J} * k.H;
+      if (k.call.similarity == kGaussian) {
+        for (int64_t n = 0; n < field; ++n) first[n] *= precision[n], second[n] *= T(-0.5);
+        k.store(second.data(), row, end, field, k.call.grad_precision);
+        k.store(mass.data(), row, end, k.J, k.call.grad_log_weight);
+      }
+      k.store(first.data(), row, end, field, k.call.grad_parents);
+    }
+  };
+
+  // Some blocks of rows: the gradients of the votes, from what all steps have to do with them, and what they pass on.
+  struct PassOn {
+    static constexpr int kTerms = 6;  // at once
+    static constexpr int kPair = 2;   // children at once, which share what the parents have
+
+    const AnyPose& k;
+    T *grad_transforms, *grad_coordinates;
+    std::vector<V> fields;                    // of each block, [J, H, terms, 2]: constant and slope
+    std::vector<V> u, du, d_votes, d_offset;  // per child and block, [children, blocks, ...]
+    std::vector<V> field, votes, coefficients;
+    std::vector<const T*> first_coefficients;  // of each block and term, for some children
+    int64_t row = 0, end = 0, block = 0;
+    int count = 0;  // of blocks
+
+    PassOn(const AnyPose& k, T* grad_transforms, T* grad_coordinates)
+        : k(k), grad_transforms(grad_transforms), grad_coordinates(grad_coordinates) {
+      const size_t pairs = kBlocks * kChildren;
+      field.resize(k.J * k.H), fields.resize(kBlocks * field.size() * k.call.count * 2);
+      u.resize(pairs * k.M * k.P), du.resize(pairs * k.M * k.P), d_votes.resize(pairs * k.H);
+      d_offset.resize(kChildren * k.H), votes.resize(kPair * k.H), coefficients.resize(kPair * k.call.count);
+      first_coefficients.resize(kBlocks * k.call.count);
+    }
+
+    static int64_t pair(int i, int b) { return i * kBlocks + b; }
+
+    V* fields_of(int b, int j) { return fields.data() + (int64_t{b} * k.J + j) * k.H * k.call.count * 2; }
+
+    void load_fields(int b) {
+      const int64_t stride = k.call.count * 2;
+      const auto load = [&](const void* tensor, int64_t place) {
+        tensor ? k.load(tensor, row + b * kLanes, end, field.size(), field.data()) : std::fill(field.begin(), field.end(), V{});
+        for (size_t n = 0; n < field.size(); ++n) fields_of(b, 0)[n * stride + place] = field[n];
+      };
+      for (int64_t t = 0; t < k.call.count; ++t) {
+        load(k.call.terms[t].constant, 2 * t);
+        load(k.call.terms[t].slope, 2 * t + 1);
+      }
+    }
+
+    void rows_of(int64_t first, int64_t last, int64_t first_block) {
+      row = first, end = last, block = first_block;
+      count = static_cast<int>(std::min<int64_t>(kBlocks, blocks(end - row)));
+      for (int b = 0; b < count; ++b) load_fields(b);
+      for (int start = 0; start < k.I; start += kChildren) children(start, std::min(kChildren, k.I - start));
     }
 
     void children(int start, int n) {
@@ -337,141 +461,90 @@ class AnyPose : Rows<T> {
       for (int i = 0; i < n; ++i)
         for (int b = 0; b < count; ++b)
           k.load_child(k.call.children, row + b * kLanes, end, start + i, size, u.data() + pair(i, b) * size);
+      for (int b = 0; b < count; ++b)
+        for (int64_t t = 0; t < k.call.count; ++t) {
+          const auto& term = k.call.terms[t];
+          first_coefficients[b * k.call.count + t] = readable(term.coefficient) + k.coefficient(block + b, start, term.parents);
+        }
       std::fill(du.begin(), du.end(), V{});
-      std::fill(d_offset.begin(), d_offset.end(), V{});
-      compare(start, n);
-      for (int i = 0; i < n; ++i)
-        for (int b = 0; b < count; ++b) moments ? flow_of_moments(start + i, i, b) : flow_of_scores(start + i, i, b);
+      if (grad_coordinates) std::fill(d_offset.begin(), d_offset.end(), V{});
       for (int j = 0; j < k.J; ++j) {
         for (int b = 0; b < count; ++b) votes_of(j, b, start, n);
-        for (int i = 0; i < n; ++i) add_transform(j, i, start + i);
+        for (int i = 0; i < n && grad_transforms; ++i) add_transform(j, i, start + i);
       }
       for (int i = 0; i < n; ++i) {
-        for (int b = 0; b < count; ++b)
+        for (int b = 0; b < count && k.call.grad_children; ++b)
           k.add_child(du.data() + pair(i, b) * size, row + b * kLanes, end, start + i, size, k.call.grad_children);
         if (!grad_coordinates) continue;
         for (int h = 0; h < k.H; ++h) grad_coordinates[int64_t{start + i} * k.H + h] += lane_sum<T>(d_offset[i * k.H + h]);
       }
     }
 
-    static int64_t pair(int i, int b) { return i * kBackwardBlocks + b; }
-
-    // Logits into `share`, and what a share is worth to the loss into `flow`.
-    __attribute__((noinline)) void compare(int start, int n) {
-      V local[kPose];
-      V* v = kKnown ? local : scratch.data();
-      for (int j = 0; j < k.J; ++j)
-        for (int b = 0; b < count; ++b)
-          for (int i = 0; i < n; ++i) {
-            k.vote(u.data() + pair(i, b) * k.M * k.P, k.transform(start + i, j), k.offset(start + i), v);
-            const int64_t at = pair(i, b) * k.J + j;
-            share[at] = centre.empty() ? V{} : k.logit(v, parents(b), j);
-            if (moments) flow[at] = worth(v, j, b);
-          }
-    }
-
-    inline V worth(const V* v, int j, int b) const {
-      const int64_t at = (int64_t{b} * k.J + j) * k.H;
-      V even = up_mass[b * k.J + j], odd{};  // two sums, so that no addition waits for the one before
-      for (int h = 0; h < k.pose(); ++h) (h & 1 ? odd : even) += v[h] * up_sum[at + h];
-      if (up_scatter.empty()) return even + odd;
-      V even_scatter{}, odd_scatter{};
-      for (int h = 0; h < k.pose(); ++h) {
-        const V deviation = v[h] - mean[at + h];
-        (h & 1 ? odd_scatter : even_scatter) += deviation * deviation * up_scatter[at + h];
-      }
-      return (even + odd) + (even_scatter + odd_scatter);
-    }
-
-    // Logits and worth to a_i R_ij and the gradient of the logits.
-    void flow_of_moments(int child, int i, int b) {
-      const int64_t at = pair(i, b) * k.J;
-      k.flow_of_moments(share.data() + at, flow.data() + at, row + b * kLanes, end, child);
-    }
-
-    // The gradient of the logits, from that of the logits or of their normaliser.
-    void flow_of_scores(int child, int i, int b) {
-      V *logits = share.data() + pair(i, b) * k.J, *g = flow.data() + pair(i, b) * k.J;
-      const int64_t first = row + b * kLanes, numbers = k.call.reduced ? 1 : k.J;
-      const int lanes = static_cast<int>(std::clamp<int64_t>(end - first, 0, kLanes));
-      std::fill(g, g + k.J, V{});
-      for (int lane = 0; lane < lanes; ++lane)
-        for (int64_t n = 0; n < numbers; ++n)
-          g[n][lane] = readable(k.call.grad_scores)[((first + lane) * k.I + child) * numbers + n];
-      if (k.call.reduced) {
-        const V grad = g[0], log_partition = k.partition(logits);
-        for (int j = 0; j < k.J; ++j) g[j] = grad * exponential(logits[j] - log_partition);
-      }
-      std::fill(logits, logits + k.J, V{});  // nothing was shared out
-    }
-
-    // The gradients of the votes for parent j, into `d_votes`, and what they pass on to the similarity and the poses.
+    // The gradients of the votes for parent j, into `d_votes`, and what they pass on to the poses.
     __attribute__((noinline)) void votes_of(int j, int b, int start, int n) {
-      V local[kPose];
-      V* v = kKnown ? local : scratch.data();
-      for (int i = 0; i < n; ++i) {
-        const T* w = k.transform(start + i, j);
-        const V* pose = u.data() + pair(i, b) * k.M * k.P;
-        V* g = d_votes.data() + pair(i, b) * k.H;
-        const V r = share[pair(i, b) * k.J + j], f = flow[pair(i, b) * k.J + j];
-        k.vote(pose, w, k.offset(start + i), v);
-        if (!moments)
-          vote_gradient<kNothing>(v, r, f, j, b, g);
-        else if (up_scatter.empty())
-          vote_gradient<kSum>(v, r, f, j, b, g);
-        else
-          vote_gradient<kScatter>(v, r, f, j, b, g);
-        k.vote_backward(g, w, du.data() + pair(i, b) * k.M * k.P);
-        if (grad_coordinates)
-          for (int h = 0; h < k.pose(); ++h) d_offset[i * k.H + h] += g[h];
-      }
-    }
-
-    enum Upstream { kNothing, kSum, kScatter };
-
-    template <Upstream upstream>
-    inline void vote_gradient(const V* v, V r, V f, int j, int b, V* g) {
-      const int64_t at = (int64_t{b} * k.J + j) * k.H;
-      const Field field = {up_sum.data() + at, up_scatter.data() + at, mean.data() + at,     centre.data() + at,
-                           precision.data() + at, d_centre.data() + at, d_precision.data() + at};
-      if (k.call.hard || k.call.similarity == kUniform) return field.template gradient<upstream, kUniform>(k.H, v, r, f, g);
-      if (k.call.similarity == kInnerProduct) return field.template gradient<upstream, kInnerProduct>(k.H, v, r, f, g);
-      d_log_weight[b * k.J + j] += f;
-      field.template gradient<upstream, kGaussian>(k.H, v, r, f, g);
-    }
-
-    // What belongs to one parent.
-    struct Field {
-      const V *up_sum, *up_scatter, *mean, *centre, *precision;
-      V *d_centre, *d_precision;
-
-      // One loop over the elements of a vote with nothing to decide in it, in a function of its own, where the compiler
-      // has registers for all pointers: loads and stores are what takes time here.
-      template <Upstream upstream, Similarity similarity>
-      __attribute__((noinline)) void gradient(int size, const V* __restrict v, V r, V f, V* __restrict g) const {
-        const int H = kKnown ? kPose : size;
-        const V half = f * T(-0.5), twice = r * T(2);
-        const V *__restrict s = up_sum, *__restrict q = up_scatter, *__restrict m = mean;
-        const V *__restrict c = centre, *__restrict beta = precision;
-        V *__restrict d_c = d_centre, *__restrict d_beta = d_precision;
-#pragma GCC unroll 16
-        for (int h = 0; h < H; ++h) {
-          V total = upstream == kNothing ? V{} : r * s[h];
-          if (upstream == kScatter) total += twice * (v[h] - m[h]) * q[h];
-          if (similarity == kInnerProduct) {
-            d_c[h] += f * v[h];
-            total += f * c[h];
-          } else if (similarity == kGaussian) {
-            const V deviation = v[h] - c[h];
-            const V slope = f * deviation * beta[h];
-            d_beta[h] += half * deviation * deviation;
-            d_c[h] += slope;
-            total -= slope;
-          }
-          g[h] = total;
+      for (int i = 0; i < n; i += kPair) {
+        const int both = std::min(kPair, n - i);
+        for (int one = 0; one < both; ++one) {
+          const int child = start + i + one;
+          k.store_vote(u.data() + pair(i + one, b) * k.M * k.P, k.transform(child, j), k.offset(child), votes.data() + one * k.H);
+          load_coefficients(i + one, j, b, coefficients.data() + one * k.call.count);
+        }
+        both == kPair ? add_terms<kPair>(i, j, b) : add_terms<1>(i, j, b);
+        for (int one = i; one < i + both; ++one) {
+          const V* g = d_votes.data() + pair(one, b) * k.H;
+          if (k.call.grad_children) k.vote_backward(g, k.transform(start + one, j), du.data() + pair(one, b) * k.M * k.P);
+          if (grad_coordinates)
+            for (int h = 0; h < k.pose(); ++h) d_offset[one * k.H + h] += g[h];
         }
       }
-    };
+    }
+
+    void load_coefficients(int i, int j, int b, V* out) const {
+      for (int64_t t = 0; t < k.call.count; ++t) {
+        const int64_t parents = k.call.terms[t].parents;
+        const T* from = first_coefficients[b * k.call.count + t] + (i * parents + (parents > 1 ? j : 0)) * k.width();
+        __builtin_prefetch(from + kChildren * parents * k.width());  // of the children that come next
+        out[t] = k.load_coefficient(from);
+      }
+    }
+
+    // dV_ij = sum over terms of coefficient (constant + slope V_ij), of some children
+    template <int children>
+    inline void add_terms(int i, int j, int b) {
+      const int count = static_cast<int>(k.call.count);
+      add_some_terms<children, true>(i, j, b, 0, std::min(count, kTerms));
+      for (int first = kTerms; first < count; first += kTerms)
+        add_some_terms<children, false>(i, j, b, first, std::min(count - first, kTerms));
+    }
+
+    template <int children, bool begins, int terms = 0>
+    inline void add_some_terms(int i, int j, int b, int first, int count) {
+      if constexpr (terms < kTerms)
+        if (count > terms) return add_some_terms<children, begins, terms + 1>(i, j, b, first, count);
+      V r[children][terms + 1];
+      V* g[children];
+      const V* v[children];
+      for (int one = 0; one < children; ++one) {
+        for (int t = 0; t < terms; ++t) r[one][t] = coefficients[one * k.call.count + first + t];
+        g[one] = d_votes.data() + pair(i + one, b) * k.H;
+        v[one] = votes.data() + one * k.H;
+      }
+      const V* fields = fields_of(b, j) + 2 * first;
+      const int64_t stride = k.call.count * 2;
+#pragma GCC unroll 4
+      for (int h = 0; h < k.pose(); ++h, fields += stride) {
+        V constant[children] = {}, slope[children] = {};
+#pragma GCC unroll 8
+        for (int t = 0; t < terms; ++t)
+#pragma GCC unroll 2
+          for (int one = 0; one < children; ++one) {
+            constant[one] += r[one][t] * fields[2 * t];
+            slope[one] += r[one][t] * fields[2 * t + 1];
+          }
+#pragma GCC unroll 2
+        for (int one = 0; one < children; ++one) g[one][h] = (begins ? V{} : g[one][h]) + constant[one] + slope[one] * v[one][h];
+      }
+    }
 
     // dW_ij += sum over rows of u_i^T dV_ij, for as many elements at a time as a vector has lanes.
     __attribute__((noinline)) void add_transform(int j, int i, int child) {

@@ -31,7 +31,8 @@ struct FewRows : VectorCall<T, P_, D_> {
   }
 
   void moments() const { this->moments_by(*this); }
-  void backward() const { this->backward_by(*this, 1); }
+  void flow() const { this->flow_by(*this); }
+  void pass_on() const { this->pass_on_by(*this); }
 
   // Of the pose of parent j of row b.
   int64_t pose(int64_t b, int j) const { return (b * J + j) * vectors; }
@@ -95,6 +96,17 @@ struct FewRows : VectorCall<T, P_, D_> {
     }
   }
 
+  // Adds the votes of some children, times a factor of each pair, [J] with a pair in each lane.
+  void add_votes(int count, const V* votes, const V* factors, V* sums) const {
+    for (int64_t b = 0; b < rows; ++b)
+      for (int j = 0; j < J; ++j)
+        for (int64_t n = pose(b, j); n < pose(b, j + 1); ++n) {
+          V total = sums[n];
+          for (int i = 0; i < count; ++i) total += factors[j][i * rows + b] * votes[i * field + n];
+          sums[n] = total;
+        }
+  }
+
   struct Forward {
     const FewRows& k;
     std::vector<V> centre, votes, share, mass, sum;
@@ -125,26 +137,20 @@ struct FewRows : VectorCall<T, P_, D_> {
       }
       const V weights = k.weights_of(start, count);
       for (int j = 0; j < k.J; ++j) mass[j] += share[j] *= weights;
-      for (int64_t b = 0; b < k.rows; ++b)
-        for (int j = 0; j < k.J; ++j)
-          for (int64_t n = k.pose(b, j); n < k.pose(b, j + 1); ++n) {
-            V total = sum[n];
-            for (int i = 0; i < count; ++i) total += share[j][i * k.rows + b] * votes[i * k.field + n];
-            sum[n] = total;
-          }
+      k.add_votes(count, votes.data(), share.data(), sum.data());
     }
   };
 
-  struct Backward {
+  // Shares, gradients of the logits, and what they come to for parents and children's activations.
+  struct Flow {
     const FewRows& k;
-    T *grad_transforms, *grad_parents;
+    T* grad_parents;
     std::vector<V> centre, up_mass, up_sum, d_centre;
-    std::vector<V> votes, share, flow, g, du;
+    std::vector<V> votes, share, gradient;
 
-    Backward(const FewRows& k, T* grad_transforms, T*, T* grad_parents)
-        : k(k), grad_transforms(grad_transforms), grad_parents(grad_parents), up_mass(k.J), up_sum(k.poses_of(k.call.sum)),
-          votes(k.together * k.field), share(k.J), flow(k.J), g(k.together * k.field),
-          du((k.rows * k.P + kLanes - 1) / kLanes * kLanes) {
+    Flow(const FewRows& k, T* grad_parents)
+        : k(k), grad_parents(grad_parents), up_mass(k.J), up_sum(k.poses_of(k.call.sum)), votes(k.together * k.field), share(k.J),
+          gradient(k.J) {
       if (k.compares) {
         centre = k.poses_of(k.call.parents);
         d_centre.resize(k.field);
@@ -158,64 +164,86 @@ struct FewRows : VectorCall<T, P_, D_> {
       for (int start = part.first; start < part.last; start += k.together) {
         const int count = std::min(k.together, part.last - start);
         k.compares ? compare(start, count) : share_evenly(start, count);
-        for (int i = 0; i < count; ++i) {
-          pass_to_transforms(start + i, g.data() + i * k.field);
-          pass_to_pose(start + i, g.data() + i * k.field);
-        }
       }
       if (k.compares) std::memcpy(grad_parents, d_centre.data(), k.field * sizeof(V));
     }
 
-    // The gradients of votes that were shared out evenly.
     void share_evenly(int start, int count) {
       const T even = T(1) / (k.J + k.call.orphan);
-      if (k.call.weights) {
-        k.template form<1>(start, count, votes.data(), {up_sum.data()}, {flow.data()});
-        V worth{};
-        for (int j = 0; j < k.J; ++j) worth += flow[j] + up_mass[j];
-        put_weights(start, count, even * worth);
-      }
-      const V shares = even * k.weights_of(start, count);
-      for (int i = 0; i < count; ++i)
-        for (int64_t b = 0; b < k.rows; ++b)
-          for (int64_t n = k.pose(b, 0); n < k.pose(b + 1, 0); ++n) g[i * k.field + n] = shares[i * k.rows + b] * up_sum[n];
+      put(start, count, 0, 1, even * k.weights_of(start, count), k.call.shares);
+      if (!k.call.grad_weights) return;
+      k.template form<1>(start, count, votes.data(), {up_sum.data()}, {gradient.data()});
+      V worth{};
+      for (int j = 0; j < k.J; ++j) worth += gradient[j] + up_mass[j];
+      put_weights(start, count, even * worth);
     }
 
-    // The gradients of the votes, and what they pass on to the parents.
     void compare(int start, int count) {
-      k.template form<2>(start, count, votes.data(), {centre.data(), up_sum.data()}, {share.data(), flow.data()});
+      k.template form<2>(start, count, votes.data(), {centre.data(), up_sum.data()}, {share.data(), gradient.data()});
       k.assign(share.data(), 1, nullptr);
       const V weights = k.weights_of(start, count);
       V inflow{};
-      for (int j = 0; j < k.J; ++j) inflow += share[j] * (flow[j] += up_mass[j]);
-      put_weights(start, count, inflow);
+      for (int j = 0; j < k.J; ++j) inflow += share[j] * (gradient[j] += up_mass[j]);
+      if (k.call.grad_weights) put_weights(start, count, inflow);
       for (int j = 0; j < k.J; ++j) {
         share[j] *= weights;
-        flow[j] = share[j] * (flow[j] - inflow);
+        gradient[j] = share[j] * (gradient[j] - inflow);
+        put(start, count, j, k.J, share[j], k.call.shares);
+        put(start, count, j, k.J, gradient[j], k.call.flow);
       }
-      for (int64_t b = 0; b < k.rows; ++b)
-        for (int j = 0; j < k.J; ++j)
-          for (int64_t n = k.pose(b, j); n < k.pose(b, j + 1); ++n) {
-            const V s = up_sum[n], c = centre[n];
-            V total = d_centre[n];
-            for (int i = 0; i < count; ++i) {
-              const T f = flow[j][i * k.rows + b];
-              g[i * k.field + n] = share[j][i * k.rows + b] * s + f * c;
-              total += f * votes[i * k.field + n];
-            }
-            d_centre[n] = total;
-          }
+      k.add_votes(count, votes.data(), gradient.data(), d_centre.data());
+    }
+
+    // The coefficients of some children for parent j, a pair in each lane.
+    void put(int start, int count, int j, int64_t parents, V values, void* tensor) const {
+      if (!tensor) return;
+      T* to = k.writable(tensor) + k.coefficient(0, start, parents) + j * k.rows;
+      for (int i = 0; i < count; ++i, to += parents * k.rows)
+        for (int64_t b = 0; b < k.rows; ++b) to[b] = values[i * k.rows + b];
     }
 
     void put_weights(int start, int count, V gradient) const {
-      if (!k.call.weights) return;
       for (int i = 0; i < count; ++i)
+        for (int64_t b = 0; b < k.rows; ++b) k.writable(k.call.grad_weights)[b * k.I + start + i] = gradient[i * k.rows + b];
+    }
+  };
+
+  // The gradients of the votes, from what all steps have to do with them, and what they pass on.
+  struct PassOn {
+    const FewRows& k;
+    T* grad_transforms;
+    std::vector<std::vector<V>> constants;  // of each term
+    std::vector<V> gradients, du;
+
+    PassOn(const FewRows& k, T* grad_transforms, T*)
+        : k(k), grad_transforms(grad_transforms), gradients(k.field), du((k.rows * k.P + kLanes - 1) / kLanes * kLanes) {
+      for (int64_t t = 0; t < k.call.count; ++t) constants.push_back(k.poses_of(k.call.terms[t].constant));
+    }
+
+    void children_of(const Part& part) {
+      for (int i = part.first; i < part.last; ++i) {
+        gradients_of(i);
+        if (grad_transforms) pass_to_transforms(i);
+        if (k.call.grad_children) pass_to_pose(i);
+      }
+    }
+
+    void gradients_of(int i) {
+      std::fill(gradients.begin(), gradients.end(), V{});
+      for (int64_t t = 0; t < k.call.count; ++t) {
+        const auto& term = k.call.terms[t];
+        const T* from = k.readable(term.coefficient) + k.coefficient(0, i, term.parents);
+        const V* constant = constants[t].data();
         for (int64_t b = 0; b < k.rows; ++b)
-          k.writable(k.call.grad_weights)[b * k.I + start + i] = gradient[i * k.rows + b];
+          for (int j = 0; j < k.J; ++j) {
+            const T r = from[(term.parents > 1 ? j : 0) * k.rows + b];
+            for (int64_t n = k.pose(b, j); n < k.pose(b, j + 1); ++n) gradients[n] += r * constant[n];
+          }
+      }
     }
 
     // dW_ij = sum over rows of u_i^T dV_ij
-    void pass_to_transforms(int i, const V* gradients) {
+    void pass_to_transforms(int i) {
       for (int j = 0; j < k.J; ++j)
         for (int n = 0; n < k.vectors; ++n)
           for (int first = 0; first < k.P; first += kColumns) {
@@ -228,12 +256,12 @@ struct FewRows : VectorCall<T, P_, D_> {
             }
             T* out = grad_transforms + ((int64_t{i} * k.J + j) * k.P + first) * k.D + n * kLanes;
 #pragma GCC unroll 8
-            for (int p = 0; p < kColumns; ++p) store_vector<T>(column[p], out + p * k.D);
+            for (int p = 0; p < kColumns; ++p) stream_vector<T>(column[p], out + p * k.D);
           }
     }
 
     // du_i = sum over parents of W_ij dV_ij
-    void pass_to_pose(int i, const V* gradients) {
+    void pass_to_pose(int i) {
       for (int64_t b = 0; b < k.rows; ++b)
         for (int first = 0; first < k.P; first += kColumns) {
           V total[kColumns] = {};

@@ -1,6 +1,10 @@
 // Vector registers: exponentials, sums over lanes, transposition.
 #pragma once
 
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -128,6 +132,15 @@ inline Vec<T> load_vector(const T* from) {
 template <typename T>
 inline void store_vector(Vec<T> value, T* to) {
   std::memcpy(to, &value, sizeof value);
+}
+
+// The same past the caches, for what is written once and read much later, where it lies as vectors do.
+template <typename T>
+inline void stream_vector(Vec<T> value, T* to) {
+#ifdef __AVX512F__
+  if (reinterpret_cast<uintptr_t>(to) % sizeof value == 0) return _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)value);
+#endif
+  store_vector<T>(value, to);
 }
 
 // All lanes taken together, two at a time.

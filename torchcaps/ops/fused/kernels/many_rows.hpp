@@ -25,7 +25,8 @@ struct ManyRows : VectorCall<T, P_, D_> {
   using Base::Base;
 
   void moments() const { this->moments_by(*this); }
-  void backward() const { this->backward_by(*this, std::min<int64_t>(call.images, call.threads)); }
+  void flow() const { this->flow_by(*this); }
+  void pass_on() const { this->pass_on_by(*this); }
 
   // `tile` numbers of each vote V_ij = u_i W_ij + c_i of a child, from the number `at` on, and what they add to its inner
   // products with some vectors of its parent.
@@ -69,6 +70,27 @@ struct ManyRows : VectorCall<T, P_, D_> {
     for (; at + 4 <= D; at += 4) form<4, products>(u, i, at, votes, with, product);
   }
 
+  // Calls for the poses of some children of a block of rows, which come next: they lie in too many places to be foreseen.
+  void call_for(int64_t row, int64_t end, int start, int last) const {
+    if (call.sites) return;
+    constexpr int kLine = 64 / sizeof(T);
+    const int numbers = std::min(kChildren, last - start) * P;
+    for (; row < end; ++row)
+      for (int n = 0; n < numbers; n += kLine) __builtin_prefetch(this->readable(call.children) + (row * I + start) * P + n);
+  }
+
+  // Some children at a time, some blocks of rows pass by: `work(start, count, row, b)`.
+  template <typename Work>
+  void each_children(const Part& part, int64_t row, int count, const Work& work) const {
+    for (int start = part.first; start < part.last; start += kChildren)
+      for (int b = 0; b < count; ++b) {
+        const bool last = b + 1 == count;
+        const int64_t next = last ? row : row + (b + 1) * kLanes;
+        call_for(next, std::min(next + kLanes, part.end), last ? start + kChildren : start, part.last);
+        work(start, std::min(kChildren, part.last - start), row + b * kLanes, b);
+      }
+  }
+
   void load_children(int64_t row, int64_t end, int start, int count, V* u) const {
     if (this->adjacent(start, count)) return this->load_child(call.children, row, end, start, P, u, count);
     for (int i = 0; i < count; ++i) this->load_child(call.children, row, end, start + i, P, u + i * P);
@@ -81,13 +103,32 @@ struct ManyRows : VectorCall<T, P_, D_> {
     for (int i = 0; i < count; ++i) this->add_child(du + i * P, row, end, start + i, P, call.grad_children);
   }
 
+  // Adds the votes of some children for each parent, times a factor of each pair.
+  template <int children>
+  __attribute__((noinline)) void add_votes(const V* votes, const V* factors, V* sums) const {
+    for (int j = 0; j < J; ++j) {
+      V r[children];
+      for (int i = 0; i < children; ++i) r[i] = factors[i * J + j];
+      const V* v = votes + j * D;
+      V* s = sums + j * D;
+      for (int d = 0; d < D; d += 4)
+#pragma GCC unroll 4
+        for (int n = d; n < d + 4; ++n) {
+          V total = s[n];
+          for (int i = 0; i < children; ++i) total += r[i] * v[i * J * D + n];
+          s[n] = total;
+        }
+    }
+  }
+
+  void add_pair(int both, const V* votes, const V* factors, V* sums) const {
+    both == kPair ? add_votes<kPair>(votes, factors, sums) : add_votes<1>(votes, factors, sums);
+  }
+
   // R_ij of some children that are shared out evenly, and a_i times that.
   void even_shares(int64_t row, int64_t end, int start, int count, V* probability, V* share) const {
-    for (int i = 0; i < count; ++i) probability[i] = splat(T(1) / (J + call.orphan));
-    if (call.log_partition) {
-      this->load_each(call.log_partition, row, end, start, count, probability);
-      for (int i = 0; i < count; ++i) probability[i] = exponential(-probability[i]);
-    }
+    if (call.log_partition) this->load_each(call.log_partition, row, end, start, count, probability);
+    for (int i = 0; i < count; ++i) probability[i] = this->even_share(probability[i]);
     if (call.weights) this->load_each(call.weights, row, end, start, count, share);
     for (int i = 0; i < count; ++i) share[i] = call.weights ? share[i] * probability[i] : probability[i];
   }
@@ -112,9 +153,9 @@ struct ManyRows : VectorCall<T, P_, D_> {
           k.load(k.call.parents, row + b * kLanes, part.end, field, centre.data() + b * field);
         std::fill(mass.begin(), mass.end(), V{});
         std::fill(sum.begin(), sum.end(), V{});
-        for (int start = part.first; start < part.last; start += kChildren)
-          for (int b = 0; b < count; ++b)
-            some_children(start, std::min(kChildren, part.last - start), row + b * kLanes, part.end, b);
+        k.each_children(part, row, count, [&](int start, int children, int64_t row, int b) {
+          some_children(start, children, row, part.end, b);
+        });
         for (int b = 0; b < count; ++b) {
           k.store(mass.data() + b * k.J, row + b * kLanes, part.end, k.J, mass_out);
           k.store(sum.data() + b * field, row + b * kLanes, part.end, field, sum_out);
@@ -131,8 +172,9 @@ struct ManyRows : VectorCall<T, P_, D_> {
         std::fill(share.begin(), share.end(), V{});
         for (int one = 0; one < both; ++one) compare(start + i + one, one, u.data() + (i + one) * k.P, centres);
         k.share_out(share.data(), row, end, start + i, both);
-        V *masses = mass.data() + b * k.J, *sums = sum.data() + int64_t{b} * k.J * k.D;
-        both == kPair ? add_up<kPair>(masses, sums) : add_up<1>(masses, sums);
+        for (int one = 0; one < both; ++one)
+          for (int j = 0; j < k.J; ++j) mass[b * k.J + j] += share[one * k.J + j];
+        k.add_pair(both, votes.data(), share.data(), sum.data() + int64_t{b} * k.J * k.D);
       }
     }
 
@@ -183,50 +225,27 @@ struct ManyRows : VectorCall<T, P_, D_> {
         k.template form_votes<0>(pose, i, v, {}, {});
       }
     }
-
-    template <int children>
-    __attribute__((noinline)) void add_up(V* masses, V* sums) {
-      for (int j = 0; j < k.J; ++j) {
-        V r[children];
-        for (int i = 0; i < children; ++i) masses[j] += r[i] = share[i * k.J + j];
-        const V* v = votes.data() + j * k.D;
-        V* s = sums + j * k.D;
-        for (int d = 0; d < k.D; d += 4)
-#pragma GCC unroll 4
-          for (int n = d; n < d + 4; ++n) {
-            V total = s[n];
-            for (int i = 0; i < children; ++i) total += r[i] * v[i * k.J * k.D + n];
-            s[n] = total;
-          }
-      }
-    }
   };
 
-  struct Backward {
+  // Shares, gradients of the logits, and what they come to for parents and children's activations.
+  struct Flow {
     const ManyRows& k;
-    T *grad_transforms, *grad_coordinates, *grad_parents;
-    const bool compares;  // and passes gradients to what it compares with
-    std::vector<V> centre, up_mass, up_sum, d_centre;  // of each block
-    std::vector<V> u, du, votes, share, flow, d_offset;
-    std::vector<T> nowhere, weighted;  // the pose of a row that is not there; poses times their shares
-    const T* poses[kLanes];
-    bool first_rows = true;  // that reach a transform: its gradient is not there yet
+    T* grad_parents;
+    const bool compares;                                   // and passes gradients to what it compares with
+    std::vector<V> centre, up_mass, up_sum, d_centre;      // of each block
+    std::vector<V> u, votes, share, gradient;
 
-    Backward(const ManyRows& k, T* grad_transforms, T* grad_coordinates, T* grad_parents)
-        : k(k), grad_transforms(grad_transforms), grad_coordinates(grad_coordinates), grad_parents(grad_parents),
-          compares(k.compares && !k.call.hard) {
+    Flow(const ManyRows& k, T* grad_parents) : k(k), grad_parents(grad_parents), compares(k.compares && !k.call.hard) {
       const size_t field = size_t(kBlocks) * k.J * k.D;
       if (k.compares) centre.resize(field), d_centre.resize(field);
       up_mass.resize(kBlocks * k.J), up_sum.resize(field);
-      u.resize(kChildren * k.P), du.resize(kChildren * k.P);
-      votes.resize(k.J * k.D), share.resize(k.J), flow.resize(k.J), d_offset.resize(k.D);
-      nowhere.resize(k.P), weighted.resize(kLanes * k.P);
+      u.resize(kChildren * k.P), votes.resize(kPair * k.J * k.D), share.resize(kPair * k.J), gradient.resize(kPair * k.J);
     }
 
     void children_of(const Part& part) {
-      for (int64_t row = part.row; row < part.end; row += kBlocks * kLanes) {
+      const int64_t field = int64_t{k.J} * k.D;
+      for (int64_t row = part.row, block = part.block; row < part.end; row += kBlocks * kLanes, block += kBlocks) {
         const int count = static_cast<int>(std::min<int64_t>(kBlocks, k.blocks(part.end - row)));
-        const int64_t field = int64_t{k.J} * k.D;
         for (int b = 0; b < count; ++b) {
           const int64_t first = row + b * kLanes;
           if (k.compares) k.load(k.call.parents, first, part.end, field, centre.data() + b * field);
@@ -234,125 +253,157 @@ struct ManyRows : VectorCall<T, P_, D_> {
           k.load(k.call.sum, first, part.end, field, up_sum.data() + b * field);
         }
         std::fill(d_centre.begin(), d_centre.end(), V{});
-        for (int start = part.first; start < part.last; start += kChildren)
-          for (int b = 0; b < count; ++b) {
-            first_rows = row == part.row && b == 0 && !k.call.shared;
-            some_children(start, std::min(kChildren, part.last - start), row + b * kLanes, part.end, b);
-          }
+        k.each_children(part, row, count, [&](int start, int children, int64_t row, int b) {
+          some_children(start, children, row, part.end, b, block + b);
+        });
         for (int b = 0; b < count && k.compares; ++b)
           k.store(d_centre.data() + b * field, row + b * kLanes, part.end, field, grad_parents);
       }
     }
 
-    void some_children(int start, int count, int64_t row, int64_t end, int b) {
+    void some_children(int start, int count, int64_t row, int64_t end, int b, int64_t block) {
       k.load_children(row, end, start, count, u.data());
-      std::fill(du.begin(), du.end(), V{});
-      if (k.uniform) return share_evenly(start, count, row, end, b);
-      for (int i = 0; i < count; ++i) {
-        compare(start + i, u.data() + i * k.P, b);
-        flow_of_moments(row, end, start + i);
-        for (int lane = 0; lane < kLanes; ++lane)
-          poses[lane] = row + lane < end ? k.readable(k.call.children) + k.site(row + lane, start + i) * k.P : nowhere.data();
-        std::fill(d_offset.begin(), d_offset.end(), V{});
-        pass_on(start + i, b, du.data() + i * k.P);
-        if (!grad_coordinates) continue;
-        for (int d = 0; d < k.D; ++d) grad_coordinates[int64_t{start + i} * k.D + d] += lane_sum<T>(d_offset[d]);
+      if (k.uniform) return share_evenly(start, count, row, end, b, block);
+      for (int i = 0; i < count; i += kPair) {
+        const int both = std::min(kPair, count - i);
+        std::fill(share.begin(), share.end(), V{});
+        for (int one = 0; one < both; ++one) {
+          compare(start + i + one, one, u.data() + (i + one) * k.P, b);
+          k.flow_of_moments(share.data() + one * k.J, gradient.data() + one * k.J, row, end, start + i + one);
+        }
+        k.put_flow(share.data(), gradient.data(), block, start + i, both);
+        if (compares) k.add_pair(both, votes.data(), gradient.data(), d_centre.data() + int64_t{b} * k.J * k.D);
       }
-      k.put_children(du.data(), row, end, start, count);
     }
 
-    // Where each vote's gradient is a_i R_ij times that of the sum, which all children share.
-    void share_evenly(int start, int count, int64_t row, int64_t end, int b) {
-      V probability[kChildren], even[kChildren], all{};
+    void share_evenly(int start, int count, int64_t row, int64_t end, int b, int64_t block) {
+      V probability[kChildren], even[kChildren];
       k.even_shares(row, end, start, count, probability, even);
-      for (int j = 0; j < k.J; ++j) all += up_mass[b * k.J + j];
+      for (int i = 0; i < count; ++i) k.put_coefficients(even + i, block, start + i, 1, 1, false, k.call.shares);
+      if (!k.call.grad_weights && !k.call.grad_log_partition) return;
       for (int i = 0; i < count; ++i) {
-        V *pose = u.data() + i * k.P, *d_pose = du.data() + i * k.P;
-        for (int p = 0; p < k.P; ++p)
-          for (int lane = 0; lane < kLanes; ++lane) weighted[lane * k.P + p] = pose[p][lane] * even[i][lane];
-        int at = 0;
-        for (; at + kLanes <= k.D; at += kLanes) pass_on_evenly<kLanes>(start + i, b, at, row, end, d_pose);
-        if (at < k.D) pass_on_evenly<kLanes / 2>(start + i, b, at, row, end, d_pose);
-        V worth = all;
-        for (int p = 0; p < k.P; ++p) {
-          worth += pose[p] * d_pose[p];
-          d_pose[p] *= even[i];
-        }
+        compare(start + i, 0, u.data() + i * k.P, b);
+        V worth{};
+        for (int j = 0; j < k.J; ++j) worth += gradient[j];
         const V inflow = probability[i] * worth, outflow = -even[i] * worth;
-        if (k.call.weights) k.add_child(&inflow, row, end, start + i, 1, k.call.grad_weights);
-        if (k.call.log_partition) k.add_child(&outflow, row, end, start + i, 1, k.call.grad_log_partition);
-      }
-      k.put_children(du.data(), row, end, start, count);
-    }
-
-    template <int tile>
-    __attribute__((noinline)) void pass_on_evenly(int i, int b, int at, int64_t row, int64_t end, V* d_pose) {
-      for (int lane = 0; lane < kLanes; ++lane) poses[lane] = weighted.data() + lane * k.P;
-      const T* w = k.transform(i, 0) + at;
-      T* dw = grad_transforms + (k.call.shared ? 0 : int64_t{i} * k.J * k.P * k.D) + at;
-      const V* s = up_sum.data() + int64_t{b} * k.J * k.D + at;
-      for (int j = 0; j < k.J; ++j, s += k.D, w += k.P * k.D, dw += k.P * k.D) {
-        pull_all<tile>(s, w, d_pose);
-        V g[kLanes];
-        for (int lane = 0; lane < kLanes; ++lane) {
-          g[lane] = V{};
-          if (row + lane < end)
-            std::memcpy(&g[lane], k.readable(k.call.sum) + ((row + lane) * k.J + j) * k.D + at, tile * sizeof(T));
-        }
-        push_all<tile>(g, dw);
+        if (k.call.grad_weights) k.add_child(&inflow, row, end, start + i, 1, k.call.grad_weights);
+        if (k.call.grad_log_partition) k.add_child(&outflow, row, end, start + i, 1, k.call.grad_log_partition);
       }
     }
 
-    // Logits into `share`, and what a share is worth to the loss into `flow`.
-    void compare(int i, const V* pose, int b) {
+    // Logits of child i, and what its shares are worth to the loss.
+    void compare(int i, int one, const V* pose, int b) {
       const int64_t at = int64_t{b} * k.J * k.D;
-      std::fill(share.begin(), share.end(), V{});
-      std::copy_n(up_mass.data() + b * k.J, k.J, flow.data());
+      V *v = votes.data() + int64_t{one} * k.J * k.D, *worth = gradient.data() + one * k.J;
+      std::copy_n(up_mass.data() + b * k.J, k.J, worth);
       if (k.compares) {
-        k.template form_votes<2>(pose, i, votes.data(), {centre.data() + at, up_sum.data() + at}, {share.data(), flow.data()});
+        k.template form_votes<2>(pose, i, v, {centre.data() + at, up_sum.data() + at}, {share.data() + one * k.J, worth});
       } else {
-        k.template form_votes<1>(pose, i, votes.data(), {up_sum.data() + at}, {flow.data()});
+        k.template form_votes<1>(pose, i, v, {up_sum.data() + at}, {worth});
+      }
+    }
+  };
+
+  // The gradients of the votes, from what all steps have to do with them, and what they pass on.
+  struct PassOn {
+    const ManyRows& k;
+    T *grad_transforms, *grad_coordinates;
+    std::vector<V> constants;  // of each block, [J, terms, D]
+    std::vector<V> field, du, d_offset;
+    std::vector<const T*> coefficients;  // of each term, for a block
+    std::vector<T> nowhere;              // the pose of a row that is not there
+    const T* poses[kChildren][kLanes];
+    bool first_rows = true;  // that reach a transform: its gradient is not there yet
+    int64_t next = 0;        // how many children further the coefficients lie that are called for meanwhile
+
+    PassOn(const ManyRows& k, T* grad_transforms, T* grad_coordinates)
+        : k(k), grad_transforms(grad_transforms), grad_coordinates(grad_coordinates),
+          constants(kBlocks * k.call.count * k.J * k.D), field(k.J * k.D), du(kChildren * k.P),
+          d_offset(kChildren * k.D), coefficients(k.call.count), nowhere(k.P) {}
+
+    void children_of(const Part& part) {
+      for (int64_t row = part.row, block = part.block; row < part.end; row += kBlocks * kLanes, block += kBlocks) {
+        const int count = static_cast<int>(std::min<int64_t>(kBlocks, k.blocks(part.end - row)));
+        for (int b = 0; b < count; ++b) load_constants(row + b * kLanes, part.end, b);
+        k.each_children(part, row, count, [&](int start, int children, int64_t row, int b) {
+          first_rows = row == part.row && !k.call.shared;
+          next = b + 1 < count ? k.I : kChildren - int64_t{count - 1} * k.I;
+          some_children(start, children, row, part.end, b, block + b);
+        });
       }
     }
 
-    // Logits and worth to a_i R_ij and the gradient of the logits.
-    void flow_of_moments(int64_t row, int64_t end, int child) {
-      k.flow_of_moments(share.data(), flow.data(), row, end, child);
+    V* constant(int b, int j) { return constants.data() + (int64_t{b} * k.J + j) * k.call.count * k.D; }
+
+    void load_constants(int64_t row, int64_t end, int b) {
+      for (int64_t t = 0; t < k.call.count; ++t) {
+        k.load(k.call.terms[t].constant, row, end, int64_t{k.J} * k.D, field.data());
+        for (int j = 0; j < k.J; ++j) std::copy_n(field.data() + j * k.D, int(k.D), constant(b, j) + t * k.D);
+      }
     }
 
-    // The gradients of the votes of child i, and what they pass on to parents, poses and transforms.
-    void pass_on(int i, int b, V* d_pose) {
+    void some_children(int start, int count, int64_t row, int64_t end, int b, int64_t block) {
+      std::fill(du.begin(), du.end(), V{});
+      if (grad_coordinates) std::fill(d_offset.begin(), d_offset.end(), V{});
+      for (int64_t t = 0; t < k.call.count; ++t)
+        coefficients[t] = k.readable(k.call.terms[t].coefficient) + k.coefficient(block, start, k.call.terms[t].parents);
+      find_poses(start, count, row, end);
       int at = 0;
-      for (; at + kLanes <= k.D; at += kLanes) pass_on_columns<kLanes>(i, b, at, d_pose);
-      if (at < k.D) pass_on_columns<kLanes / 2>(i, b, at, d_pose);
+      for (; at + kLanes <= k.D; at += kLanes) pass_on_columns<kLanes>(start, count, b, at);
+      if (at < k.D) pass_on_columns<kLanes / 2>(start, count, b, at);
+      if (k.call.grad_children) k.put_children(du.data(), row, end, start, count);
+      if (!grad_coordinates) return;
+      for (int n = 0; n < count * k.D; ++n) grad_coordinates[int64_t{start} * k.D + n] += lane_sum<T>(d_offset[n]);
     }
 
-    // The same of `tile` numbers of the votes, from the number `at` on.
-    template <int tile>
-    __attribute__((noinline)) void pass_on_columns(int i, int b, int at, V* d_pose) {
-      const T* w = k.transform(i, 0) + at;
-      T* dw = grad_transforms + (k.call.shared ? 0 : int64_t{i} * k.J * k.P * k.D) + at;
-      const V *v = votes.data() + at, *s = up_sum.data() + int64_t{b} * k.J * k.D + at;
-      const V* c = compares ? centre.data() + int64_t{b} * k.J * k.D + at : nullptr;
-      V* d_c = compares ? d_centre.data() + int64_t{b} * k.J * k.D + at : nullptr;
-      for (int j = 0; j < k.J; ++j, v += k.D, s += k.D, w += k.P * k.D, dw += k.P * k.D) {
-        const V r = share[j], f = flow[j];
-        V g[kLanes];
-#pragma GCC unroll 16
-        for (int d = 0; d < kLanes; ++d) g[d] = d < tile ? r * s[d] : V{};
-        if (compares) {
-#pragma GCC unroll 16
-          for (int d = 0; d < tile; ++d) {
-            g[d] += f * c[d];
-            d_c[d] += f * v[d];
-          }
-          c += k.D, d_c += k.D;
+    // Where they lie, and their gradients, which are called for to be written.
+    void find_poses(int start, int count, int64_t row, int64_t end) {
+      const T *children = k.readable(k.call.children), *gradients = k.readable(k.call.grad_children);
+      for (int lane = 0; lane < kLanes; ++lane)
+        for (int i = 0; i < count; ++i) {
+          poses[i][lane] = nowhere.data();
+          if (row + lane >= end) continue;
+          const int64_t place = k.site(row + lane, start + i) * k.P;
+          poses[i][lane] = children + place;
+          if (gradients) __builtin_prefetch(gradients + place, 1);
         }
-        if (grad_coordinates)
-          for (int d = 0; d < tile; ++d) d_offset[at + d] += g[d];
-        pull_all<tile>(g, w, d_pose);
-        transpose<T>(g);  // to the numbers of a row in each vector
-        push_all<tile>(g, dw);
+    }
+
+    // `tile` numbers of the votes of some children, from the number `at` on.
+    template <int tile>
+    __attribute__((noinline)) void pass_on_columns(int start, int count, int b, int at) {
+      const int64_t child = k.call.shared ? 0 : int64_t{k.J} * k.P * k.D;
+      for (int j = 0; j < k.J; ++j)
+        for (int i = 0; i < count; ++i) {
+          const T* w = k.transform(start + i, j) + at;
+          T* dw = grad_transforms + (start + i) * child + int64_t{j} * k.P * k.D + at;
+#pragma GCC unroll 8
+          for (int p = 0; p < k.P; ++p) {  // of the next child
+            __builtin_prefetch(w + child + p * k.D);
+            if (grad_transforms) __builtin_prefetch(dw + child + p * k.D, 1);
+          }
+          V g[kLanes];
+          gradient<tile>(i, j, constant(b, j) + at, g);
+          if (grad_coordinates)
+            for (int d = 0; d < tile; ++d) d_offset[i * k.D + at + d] += g[d];
+          if (k.call.grad_children) pull_all<tile>(g, w, du.data() + i * k.P);
+          if (!grad_transforms) continue;
+          transpose<T>(g);  // to the numbers of a row in each vector
+          push_all<tile>(g, poses[i], dw);
+        }
+    }
+
+    template <int tile>
+    inline void gradient(int i, int j, const V* from, V* g) const {
+#pragma GCC unroll 16
+      for (int d = 0; d < kLanes; ++d) g[d] = V{};
+      for (int64_t t = 0; t < k.call.count; ++t, from += k.D) {
+        const int64_t parents = k.call.terms[t].parents;
+        const T* coefficient = coefficients[t] + (i * parents + (parents > 1 ? j : 0)) * k.width();
+        __builtin_prefetch(coefficient + next * parents * k.width());
+        const V r = k.load_coefficient(coefficient);
+#pragma GCC unroll 16
+        for (int d = 0; d < tile; ++d) g[d] += r * from[d];
       }
     }
 
@@ -364,44 +415,47 @@ struct ManyRows : VectorCall<T, P_, D_> {
     }
 
     template <int tile>
-    inline void push_all(const V* g, T* dw) const {
+    inline void push_all(const V* g, const T* const* pose, T* dw) const {
       int p = 0;
-      for (; p + 8 <= k.P; p += 8) push<8, tile>(g, p, dw + p * k.D);
-      for (; p < k.P; ++p) push<1, tile>(g, p, dw + p * k.D);
+      for (; p + 8 <= k.P; p += 8) push<8, tile>(g, pose, p, dw + p * k.D);
+      for (; p < k.P; ++p) push<1, tile>(g, pose, p, dw + p * k.D);
     }
 
-    // du_i += W_ij dV_ij, some numbers of the pose.
+    // du_i += W_ij dV_ij, some numbers of the pose. Two sums of each, so that no addition waits for the one before.
     template <int count, int tile>
     inline void pull(const V* g, const T* w, V* d_pose) const {
-      V sum[count];
-#pragma GCC unroll 8
-      for (int p = 0; p < count; ++p) sum[p] = d_pose[p];
+      V even[count] = {}, odd[count] = {};
 #pragma GCC unroll 16
-      for (int d = 0; d < tile; ++d)
+      for (int d = 0; d < tile; d += 2)
 #pragma GCC unroll 8
-        for (int p = 0; p < count; ++p) sum[p] += g[d] * w[p * k.D + d];
+        for (int p = 0; p < count; ++p) {
+          even[p] += g[d] * w[p * k.D + d];
+          odd[p] += g[d + 1] * w[p * k.D + d + 1];
+        }
 #pragma GCC unroll 8
-      for (int p = 0; p < count; ++p) d_pose[p] = sum[p];
+      for (int p = 0; p < count; ++p) d_pose[p] += even[p] + odd[p];
     }
 
     // dW_ij += sum over rows of u_i^T dV_ij, some rows of the transform.
     template <int count, int tile>
-    inline void push(const V* g, int first, T* dw) const {
-      V sum[count];
-#pragma GCC unroll 8
-      for (int p = 0; p < count; ++p) sum[p] = V{};
+    inline void push(const V* g, const T* const* poses, int first, T* dw) const {
+      V even[count] = {}, odd[count] = {};
 #pragma GCC unroll 16
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const T* pose = poses[lane] + first;
+      for (int lane = 0; lane < kLanes; lane += 2) {
+        const T *pose = poses[lane] + first, *next = poses[lane + 1] + first;
 #pragma GCC unroll 8
-        for (int p = 0; p < count; ++p) sum[p] += g[lane] * pose[p];
+        for (int p = 0; p < count; ++p) {
+          even[p] += g[lane] * pose[p];
+          odd[p] += g[lane + 1] * next[p];
+        }
       }
 #pragma GCC unroll 8
       for (int p = 0; p < count; ++p) {
+        const V sum = even[p] + odd[p];
         if constexpr (tile == kLanes) {
-          store_vector<T>(first_rows ? sum[p] : load_vector(dw + p * k.D) + sum[p], dw + p * k.D);
+          store_vector<T>(first_rows ? sum : load_vector(dw + p * k.D) + sum, dw + p * k.D);
         } else {
-          for (int d = 0; d < tile; ++d) dw[p * k.D + d] = (first_rows ? T(0) : dw[p * k.D + d]) + sum[p][d];
+          for (int d = 0; d < tile; ++d) dw[p * k.D + d] = (first_rows ? T(0) : dw[p * k.D + d]) + sum[d];
         }
       }
     }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "lanes.hpp"
 
@@ -16,15 +17,27 @@ enum Similarity : int64_t { kUniform = 0, kInnerProduct = 1, kGaussian = 2 };
 }  // namespace
 
 // Mirrored in torchcaps/ops/fused/native.py. Tensors are contiguous; a null pointer is a tensor that is not there.
+
+// What one step of routing has to do with the gradients of the votes: dV_ij += coefficient_ij (constant_j + slope_j V_ij).
+struct TorchcapsTerm {
+  const void *coefficient, *constant, *slope;
+  int64_t parents;  // of the coefficients: J, or 1 where all parents have the same
+};
+
 struct TorchcapsCall {
-  int64_t images, grid, windows, I, J, M, P, D, shared, similarity, orphan, hard, threads;
+  int64_t images, grid, windows, I, J, M, P, D, shared, similarity, orphan, hard, parts, threads;
   const void *children, *transforms, *coordinates, *weights, *log_partition, *parents, *precision, *log_weight;
   const int32_t* sites;
-  // Results of the forward functions, upstream gradients of the backward ones.
+  // Results of the forward functions, upstream gradients of the flow.
   void *mass, *sum, *scatter, *mean, *scores;
   int64_t reduced;
   void *grad_children, *grad_transforms, *grad_coordinates, *grad_weights, *grad_log_partition, *grad_parents,
       *grad_precision, *grad_log_weight, *grad_scores;
+  // Coefficients [blocks, I, parents, width]: a_i R_ij, and the gradients of the logits, added to what is there or not.
+  void *shares, *flow;
+  int64_t adds;
+  const TorchcapsTerm* terms;
+  int64_t count;
 };
 
 namespace {
@@ -87,18 +100,106 @@ struct Rows {
     return row / call.windows * call.grid + call.sites[row % call.windows * I + i];
   }
 
-  // Sets what gradients are added to, to 0. Those of the similarity are written at once; those of children and transforms, if
-  // the kernel does so.
-  void clear_gradients(bool children, bool transforms) const {
-    const auto clear = [](void* tensor, int64_t count) {
-      if (tensor) std::memset(tensor, 0, count * sizeof(T));
+  // Which rows a task has, and where their blocks begin in the coefficients. Windows of one image share children, whose
+  // gradients they add to: a task has whole images then, and there are as many tasks in each step.
+  struct Range {
+    int64_t row, end, block;
+  };
+
+  int64_t row_parts() const { return call.sites ? call.parts : std::min(call.threads, blocks(rows)); }
+
+  Range row_range(int64_t part, int64_t parts) const {
+    if (call.sites) {
+      const int64_t row = call.images * part / parts * call.windows;
+      return {row, call.images * (part + 1) / parts * call.windows, row / kLanes + part};
+    }
+    const int64_t block = blocks(rows) * part / parts;
+    return {block * kLanes, std::min(rows, blocks(rows) * (part + 1) / parts * kLanes), block};
+  }
+
+  template <typename Work>
+  void each_part(int64_t parts, const Work& work) const {
+    parallel_for(call.threads, parts, 1, [&](int64_t first, int64_t last) {
+      for (int64_t part = first; part < last; ++part) work(part);
+    });
+  }
+
+  // Numbers of a coefficient: a row in each lane, unless there are but few.
+  int width() const { return rows > kLanes / 4 ? kLanes : static_cast<int>(rows); }
+
+  // Where the coefficients of child i lie, for a block of rows.
+  int64_t coefficient(int64_t block, int i, int64_t parents) const { return (block * I + i) * parents * width(); }
+
+  V load_coefficient(const T* from) const {
+    if (width() == kLanes) return load_vector(from);
+    V value{};
+    std::memcpy(&value, from, width() * sizeof(T));
+    return value;
+  }
+
+  void store_coefficient(V value, T* to) const {
+    if (width() == kLanes) return stream_vector<T>(value, to);
+    std::memcpy(to, &value, width() * sizeof(T));
+  }
+
+  // The coefficients of some children, [count, parents], from those of all parents [count, J].
+  void put_coefficients(const V* from, int64_t block, int start, int count, int64_t parents, bool add, void* tensor) const {
+    if (!tensor) return;
+    T* to = writable(tensor) + coefficient(block, start, parents);
+    for (int i = 0; i < count; ++i)
+      for (int j = 0; j < parents; ++j, to += width()) {
+        const V value = from[i * J + j];
+        store_coefficient(add ? value + load_coefficient(to) : value, to);
+      }
+  }
+
+  // Shares do not depend on the parent.
+  bool even() const { return call.similarity == kUniform && !call.hard; }
+
+  V even_share(V log_partition) const { return call.log_partition ? exponential(-log_partition) : splat(T(1) / (J + call.orphan)); }
+
+  // What a step has to do with the gradients of the votes, from shares and gradients of the logits, [count, J].
+  void put_flow(const V* share, const V* gradient, int64_t block, int start, int count) const {
+    put_coefficients(share, block, start, count, even() ? 1 : J, false, call.shares);
+    put_coefficients(gradient, block, start, count, J, call.adds, call.flow);
+  }
+
+  static void clear(void* tensor, int64_t count) {
+    if (tensor) std::memset(tensor, 0, count * sizeof(T));
+  }
+
+  int64_t transforms() const { return (call.shared ? 1 : call.I) * call.J * call.P * call.D; }
+  int64_t coordinates() const { return call.coordinates ? call.I * call.M * call.D : 0; }
+
+  // What the flow adds to: windows share children.
+  void clear_flow() const {
+    clear(call.grad_weights, call.images * call.grid);
+    clear(call.grad_log_partition, call.images * call.grid);
+  }
+
+  // Passes gradients on to transforms and coordinates, `work(part, those of transforms, those of coordinates)`: each task but
+  // the first adds up its own.
+  template <typename Work>
+  void sum_over_parts(int64_t parts, const Work& work) const {
+    std::vector<std::vector<T>> others(parts - 1);
+    each_part(parts, [&](int64_t part) {
+      T *sums = writable(call.grad_transforms), *offsets = writable(call.grad_coordinates);
+      if (part > 0) {
+        others[part - 1].resize(transforms() + coordinates());
+        if (sums) sums = others[part - 1].data();
+        if (offsets) offsets = others[part - 1].data() + transforms();
+      }
+      work(part, sums, offsets);
+    });
+    const auto add = [&](void* tensor, int64_t from, int64_t count) {
+      if (!tensor) return;
+      parallel_for(call.threads, count, 4096, [&](int64_t first, int64_t last) {
+        for (const auto& other : others)
+          for (int64_t k = first; k < last; ++k) writable(tensor)[k] += other[from + k];
+      });
     };
-    const int64_t all = call.images * call.grid;
-    if (children) clear(call.grad_children, all * call.M * call.P);
-    if (transforms) clear(call.grad_transforms, (call.shared ? 1 : call.I) * call.J * call.P * call.D);
-    clear(call.grad_coordinates, call.I * call.M * call.D);
-    clear(call.grad_weights, all);
-    clear(call.grad_log_partition, all);
+    add(call.grad_transforms, 0, transforms());
+    add(call.grad_coordinates, transforms(), coordinates());
   }
 
   // Whether these children of a row lie one after the other.
@@ -193,6 +294,10 @@ struct Rows {
       for (int i = 0; i < count; ++i) assign_hard(logits + i * J);
       return;
     }
+    if (even()) {
+      for (int i = 0; i < count; ++i) std::fill_n(logits + i * J, J, even_share(log_partition[i]));
+      return;
+    }
     if (call.log_partition) {
       for (int j = 0; j < J; ++j)
         for (int i = 0; i < count; ++i) logits[i * J + j] = exponential(logits[i * J + j] - log_partition[i]);
@@ -237,7 +342,7 @@ struct Rows {
     assign(R, 1, &log_partition);
     V inflow{};
     for (int j = 0; j < J; ++j) inflow += R[j] * g[j];
-    if (call.weights) add_child(&inflow, row, end, child, 1, call.grad_weights);
+    if (call.grad_weights) add_child(&inflow, row, end, child, 1, call.grad_weights);
     inflow *= weight;
     for (int j = 0; j < J; ++j) {
       const V gradient = R[j] * (weight * g[j]);
@@ -245,7 +350,7 @@ struct Rows {
       R[j] *= weight;
     }
     const V outflow = -inflow;
-    if (call.log_partition) add_child(&outflow, row, end, child, 1, call.grad_log_partition);
+    if (call.grad_log_partition) add_child(&outflow, row, end, child, 1, call.grad_log_partition);
   }
 
   void assign_hard(V* logits) const {

@@ -1,0 +1,226 @@
+"""Gradients of the votes are passed on once for all steps, whoever asks for them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import torchcaps as tc
+from torchcaps.ops import Gaussian, InnerProduct, Votes
+from torchcaps.ops.fused import native
+
+pytestmark = pytest.mark.skipif(bool(tc.ops.fused.why_not("native")), reason="no C++ kernels here")
+
+
+def tensors(rows: int, dtype: torch.dtype = torch.float64, pose: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).mul(0.4).to(dtype).requires_grad_()
+
+    width = 16 if pose == 1 else pose
+    return (
+        random(rows, 40, pose, 8 if pose == 1 else pose),
+        random(40, 5, 8 if pose == 1 else pose, width),
+        random(rows, 40).detach().abs().requires_grad_(),
+    )
+
+
+def dynamic(votes: Votes, weights: Tensor | None) -> Tensor:
+    """Three steps of a dynamic routing; the votes are there before the token is."""
+    moments = votes.moments(weights=weights)
+    for _ in range(2):
+        moments = votes.moments(InnerProduct(moments.sum.tanh()), weights)
+    return moments.sum.square().sum() + moments.mass.sin().sum()
+
+
+def gaussian(votes: Votes, weights: Tensor | None) -> Tensor:
+    """Three steps of an EM routing that looks at the normaliser too."""
+    moments = votes.moments(weights=weights, scatter=True)
+    total = moments.mass.new_zeros(())
+    for _ in range(2):
+        similarity = Gaussian(moments.mean, 1 / (moments.variance + 0.3), moments.mass.tanh())
+        total = total + votes.logits(similarity).square().sum() + moments.variance.sum()
+        moments = votes.moments(similarity, weights, scatter=True)
+    return total + moments.mean.square().sum() + moments.variance.sum()
+
+
+def gradients(
+    backend: str, routing: Callable[..., Tensor], inputs: tuple[Tensor, ...], **votes: Any
+) -> tuple[Tensor, ...]:
+    with tc.use_backend(backend):
+        loss = routing(Votes(inputs[0], inputs[1], **votes), inputs[2])
+        return torch.autograd.grad(loss, inputs)
+
+
+@pytest.fixture
+def passed_on(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many terms came together each time that the gradients of votes were passed on."""
+    counts: list[int] = []
+    work = native.pass_on
+    monkeypatch.setattr(
+        native, "pass_on", lambda call, terms, *rest: (counts.append(len(terms)), work(call, terms, *rest))[1]
+    )
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("routing", "pose", "terms"), [(dynamic, 1, 5), (gaussian, 1, 5), (gaussian, 4, 5), (dynamic, 3, 4)]
+)
+@pytest.mark.parametrize("rows", [1, 3, 5, 16, 37])
+def test_all_steps_together_give_the_gradients_of_stored_votes(
+    routing: Callable[..., Tensor], pose: int, terms: int, rows: int, passed_on: list[int]
+) -> None:
+    inputs = tensors(rows, pose=pose)
+    expected, actual = (gradients(backend, routing, inputs) for backend in ("naive", "native"))
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    assert passed_on == [terms]  # logits that are looked at by themselves share their coefficients with the step
+
+
+@pytest.mark.parametrize(("images", "threads"), [(1, 2), (3, 2), (5, 1)])
+@pytest.mark.parametrize("routing", [dynamic, gaussian])
+def test_windows_and_coordinates(routing: Callable[..., Tensor], images: int, threads: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).mul(0.4).requires_grad_()
+
+    sites = torch.tensor([[start + step for step in range(6)] for start in (0, 1, 3, 5)], dtype=torch.int32)
+    inputs = random(images, 11, 2, 3), random(6, 4, 3, 4), random(images, 11).detach().abs().requires_grad_()
+    coordinates = random(6, 8)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        found = [
+            gradients(backend, routing, (*inputs, coordinates), coordinates=coordinates, sites=sites)
+            for backend in ("naive", "native")
+        ]
+    finally:
+        torch.set_num_threads(before)
+    for actual, expected in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_parents_alone_leave_nothing_behind(passed_on: list[int]) -> None:
+    children, transforms, _ = tensors(5)
+    centre = torch.randn(5, 5, 16, dtype=torch.float64, requires_grad=True)
+    with tc.use_backend("native"):
+        votes = Votes(children, transforms)
+        moments = votes.moments(InnerProduct(centre))
+        (alone,) = torch.autograd.grad(moments.sum.square().sum(), centre, retain_graph=True)
+    assert passed_on == []
+    both = torch.autograd.grad(moments.sum.square().sum(), [centre, transforms])
+    torch.testing.assert_close(both[0], alone, rtol=0, atol=0)
+    assert passed_on == [2]
+
+
+def test_a_second_backward_pass_gives_the_same_and_so_do_two_losses_apart() -> None:
+    inputs = tensors(20)
+    with tc.use_backend("native"):
+        votes = Votes(inputs[0], inputs[1])
+        first = votes.moments(weights=inputs[2])
+        second = votes.moments(InnerProduct(torch.ones(20, 5, 16, dtype=torch.float64)), inputs[2])
+        losses = first.sum.square().sum(), second.sum.sin().sum()
+        together = torch.autograd.grad(losses[0] + losses[1], inputs, retain_graph=True)
+        again = torch.autograd.grad(losses[0] + losses[1], inputs, retain_graph=True)
+        apart = [torch.autograd.grad(loss, inputs) for loss in losses]  # neither graph is kept
+    for one, same, *parts in zip(together, again, *apart, strict=True):
+        torch.testing.assert_close(same, one, rtol=0, atol=0)
+        torch.testing.assert_close(parts[0] + parts[1], one, rtol=1e-12, atol=1e-13)
+
+
+def test_tensors_that_are_thawed_later_have_gradients() -> None:
+    children, transforms, _ = (tensor.detach() for tensor in tensors(6))
+    centre = torch.ones(6, 5, 16, dtype=torch.float64, requires_grad=True)
+    with tc.use_backend("native"):
+        votes = Votes(children, transforms)
+        votes.moments(InnerProduct(centre)).sum.sum().backward()
+        transforms.requires_grad_()
+        votes.moments(InnerProduct(centre)).sum.sum().backward()
+    assert transforms.grad is not None
+    assert children.grad is None
+
+
+def test_checkpoints_and_second_derivatives() -> None:
+    inputs = tensors(18)
+    plain = gradients("native", dynamic, inputs)
+    with tc.use_backend("native"):
+        kept = checkpoint(lambda *given: dynamic(Votes(*given[:2]), given[2]), *inputs, use_reentrant=False)
+        for actual, expected in zip(torch.autograd.grad(kept, inputs), plain, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    small = tuple(tensor.detach()[:2, :6].requires_grad_() for tensor in (inputs[0], inputs[2]))
+    transforms = inputs[1].detach()[:6].requires_grad_()
+    for backend in ("naive", "native"):
+        with tc.use_backend(backend):
+            loss = dynamic(Votes(small[0], transforms), small[1])
+        first = torch.autograd.grad(loss, transforms, create_graph=True)[0]
+        second = torch.autograd.grad(first.square().sum(), (small[0], transforms))
+        if backend == "naive":
+            expected_second = second
+    for actual, expected in zip(second, expected_second, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_another_number_of_threads_in_the_middle() -> None:
+    inputs = tensors(40)
+    expected = gradients("naive", dynamic, inputs)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with tc.use_backend("native"):
+            votes = Votes(inputs[0], inputs[1])
+            first = votes.moments(weights=inputs[2])
+            first.sum.register_hook(lambda grad: torch.set_num_threads(1))
+            moments = votes.moments(InnerProduct(first.sum.tanh()), inputs[2])
+            moments = votes.moments(InnerProduct(moments.sum.tanh()), inputs[2])
+            found = torch.autograd.grad(moments.sum.square().sum() + moments.mass.sin().sum(), inputs)
+    finally:
+        torch.set_num_threads(before)
+    for actual, one in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, one, rtol=1e-9, atol=1e-11)
+
+
+def test_whoever_looks_on_sees_operators() -> None:
+    children, transforms, _ = tensors(4, torch.float32)
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with tc.use_backend("native"), Watch():
+        Votes(children, transforms).moments().sum.sum().backward()
+    assert "torchcaps.moments.default" in seen
+    assert "torchcaps.moments_backward.default" in seen
+    with tc.use_backend("native"), pytest.warns():
+        traced = torch.jit.trace(lambda one, other: Votes(one, other).moments().sum, (children, transforms))
+    assert "torchcaps::moments" in str(traced.graph)
+
+
+def test_views_that_only_stand_for_other_numbers() -> None:
+    children, transforms, _ = (tensor.detach() for tensor in tensors(4))
+    mirrored = torch.complex(children, children).conj().imag
+    assert mirrored.is_neg()
+    with tc.use_backend("native"):
+        actual = Votes(mirrored, transforms).moments().sum
+        torch.testing.assert_close(actual, Votes(-children, transforms).moments().sum, rtol=0, atol=0)
+
+
+def test_memory_of_coefficients_is_used_again_and_no_more_is_kept() -> None:
+    shelf = native._Shelf()
+    terms = [native.Term(shelf.take((2, 3, 4, 16), torch.float32), torch.empty(0), None) for _ in range(3)]
+    places = {term.coefficient.data_ptr() for term in terms}
+    shelf.give_back(terms)
+    again = [
+        shelf.take(shape, dtype) for shape, dtype in (((1, 3, 4, 8), torch.float64), ((2, 3, 4, 16), torch.float32))
+    ]
+    assert {tensor.data_ptr() for tensor in again} <= places
+    larger = [shelf.take((9, 3, 4, 16), torch.float32) for _ in range(2)]
+    shelf.give_back([native.Term(tensor, tensor, None) for tensor in (*again, *larger)])
+    assert len(shelf._left) == 4  # a room that was too small made place for one of the larger ones
