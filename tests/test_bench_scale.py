@@ -166,7 +166,7 @@ class TestProcesses:
         one = processes.Process(0, Namespace(model="capsnet_small", batch=2, steps=1))
         one.process.wait()
         with pytest.raises(OSError, match="a process that trains ended with status 1") as found:
-            one.begin(2, 1)
+            one.begin(2, 1, 2)
         assert not isinstance(found.value, BrokenPipeError)
         one.end()
 
