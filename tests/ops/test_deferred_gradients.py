@@ -106,6 +106,34 @@ def test_windows_and_coordinates(routing: Callable[..., Tensor], images: int, th
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
 
 
+def test_logits_are_not_taken_for_others_whose_memory_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of tensors that are not in one piece were freed, and the next ones lay in their place."""
+    kept = []
+    work = native.scores_flow
+
+    def watched(call: Any, grad: Tensor, parts: Any, into: Tensor | None, **options: bool) -> Any:
+        kept.append(into is not None)
+        return work(call, grad, parts, into, **options)
+
+    monkeypatch.setattr(native, "scores_flow", watched)
+    children, transforms, _ = tensors(33)
+    fields = [torch.rand(5, 33, 16, dtype=torch.float64).transpose(0, 1).requires_grad_() for _ in range(6)]
+
+    def loss(votes: Votes) -> Tensor:
+        total = children.new_zeros(())
+        for mean, precision in zip(fields[::2], fields[1::2], strict=True):
+            total = total + votes.logits(Gaussian(mean, precision, precision.sum(-1))).sin().sum()
+        return total
+
+    found = []
+    for backend in ("naive", "native"):
+        with tc.use_backend(backend):
+            found.append(torch.autograd.grad(loss(Votes(children, transforms)), [children, transforms, *fields]))
+    for actual, expected in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
+    assert kept == [False, False, False]
+
+
 def test_parents_alone_leave_nothing_behind(passed_on: list[int]) -> None:
     children, transforms, _ = tensors(5)
     centre = torch.randn(5, 5, 16, dtype=torch.float64, requires_grad=True)

@@ -33,19 +33,25 @@ class _Entry:
         call: of one of them; all have the same votes.
         parts: among how many tasks rows are shared out.
         terms: of the gradients of the votes.
-        logits: the coefficients of logits, by the places of what the votes were compared with.
+        logits: the coefficients of logits, by the places of what the votes were compared with; and these tensors, so that
+            no others come to lie there.
     """
 
     call: Call
     parts: int
     terms: list[native.Term] = field(default_factory=list)
-    logits: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+    logits: dict[tuple[int, ...], tuple[Tensor, tuple[Tensor, ...]]] = field(default_factory=dict)
 
     def write(self, call: Call, flow: native.Flow) -> None:
         """Adds the terms of a step."""
         self.terms += [term for term in (flow.shares, flow.logits) if term is not None]
         if flow.logits is not None:
-            self.logits[_places(call)] = flow.logits.coefficient
+            self.logits[_places(call)] = flow.logits.coefficient, call.similarity
+
+    def known(self, call: Call) -> Tensor | None:
+        """The coefficients of the same logits in another step, if there are any."""
+        coefficient, _ = self.logits.get(_places(call), (None, ()))
+        return coefficient
 
 
 def _places(call: Call) -> tuple[int, ...]:
@@ -214,7 +220,7 @@ class _Scores(torch.autograd.Function):
         orphan, reduced = ctx.options
 
         def flow(call: Call, _: Sequence[Tensor], entry: _Entry | None) -> native.Flow:
-            parts, into = (None, None) if entry is None else (entry.parts, entry.logits.get(_places(call)))
+            parts, into = (None, None) if entry is None else (entry.parts, entry.known(call))
             return native.scores_flow(call, grad, parts, into, orphan=orphan, reduced=reduced)
 
         def work(call: Call, _: Sequence[Tensor], upstream: Any) -> Call:
