@@ -138,9 +138,17 @@ inline void store_vector(Vec<T> value, T* to) {
 template <typename T>
 inline void stream_vector(Vec<T> value, T* to) {
 #ifdef __AVX512F__
-  if (reinterpret_cast<uintptr_t>(to) % sizeof value == 0) return _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)value);
+  const bool aligned = reinterpret_cast<uintptr_t>(to) % sizeof value == 0;
+  if (aligned) return _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)value);
 #endif
   store_vector<T>(value, to);
+}
+
+// Other threads see what this one streamed before.
+inline void streams_end() {
+#ifdef __AVX512F__
+  _mm_sfence();
+#endif
 }
 
 // All lanes taken together, two at a time.

@@ -231,8 +231,8 @@ struct ManyRows : VectorCall<T, P_, D_> {
   struct Flow {
     const ManyRows& k;
     T* grad_parents;
-    const bool compares;                                   // and passes gradients to what it compares with
-    std::vector<V> centre, up_mass, up_sum, d_centre;      // of each block
+    const bool compares;                               // and passes gradients to what it compares with
+    std::vector<V> centre, up_mass, up_sum, d_centre;  // of each block
     std::vector<V> u, votes, share, gradient;
 
     Flow(const ManyRows& k, T* grad_parents) : k(k), grad_parents(grad_parents), compares(k.compares && !k.call.hard) {

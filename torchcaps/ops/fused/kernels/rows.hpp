@@ -48,11 +48,15 @@ using Call = TorchcapsCall;
 template <typename Work>
 void parallel_for(int64_t threads, int64_t count, int64_t grain, const Work& work) {
   const int64_t parts = omp_in_parallel() ? 1 : std::min(threads, (count + grain - 1) / grain);
-  if (parts <= 1) return work(int64_t{0}, count);
+  if (parts <= 1) {
+    work(int64_t{0}, count);
+    return streams_end();
+  }
 #pragma omp parallel num_threads(static_cast<int>(parts))
   {
     const int64_t part = omp_get_thread_num(), all = omp_get_num_threads();  // fewer than asked for, maybe
     work(count * part / all, count * (part + 1) / all);
+    streams_end();
   }
 }
 
@@ -156,7 +160,9 @@ struct Rows {
   // Shares do not depend on the parent.
   bool even() const { return call.similarity == kUniform && !call.hard; }
 
-  V even_share(V log_partition) const { return call.log_partition ? exponential(-log_partition) : splat(T(1) / (J + call.orphan)); }
+  V even_share(V log_partition) const {
+    return call.log_partition ? exponential(-log_partition) : splat(T(1) / (J + call.orphan));
+  }
 
   // What a step has to do with the gradients of the votes, from shares and gradients of the logits, [count, J].
   void put_flow(const V* share, const V* gradient, int64_t block, int start, int count) const {
