@@ -33,6 +33,16 @@ class Call(NamedTuple):
     sites: Tensor | None  # int32 [W, I]: which of the G children each window has
     similarity: tuple[Tensor, ...]  # (), (alpha,) or (mean, precision, log_weight): [B, J, M * D] each, and [B, J]
 
+    @classmethod
+    def of(cls, tensors: Sequence[Any], sites: Tensor | None) -> "Call":
+        """Of the other tensors in a row: those of the similarity come last."""
+        return cls._make([*tensors[:5], sites, tuple(tensors[5:])])
+
+    @property
+    def listed(self) -> list[Tensor | None]:
+        """All but the sites in a row; None where there is none."""
+        return [*self[:5], *self.similarity]
+
     @property
     def sizes(self) -> tuple[int, int, int, int, int, int]:
         """B, I, J, M, P, D."""
@@ -73,7 +83,7 @@ class Call(NamedTuple):
 
     def flat(self) -> list[Tensor]:
         """The tensors that are there, but for the sites."""
-        return [field for field in (*self[:5], *self.similarity) if field is not None]
+        return [field for field in self.listed if field is not None]
 
 
 def readable(

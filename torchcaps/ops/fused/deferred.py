@@ -33,8 +33,8 @@ class _Entry:
         call: of one of them; all have the same votes.
         parts: among how many tasks rows are shared out.
         terms: of the gradients of the votes.
-        logits: the coefficients of logits, by the places of what the votes were compared with; and these tensors, so that
-            no others come to lie there.
+        logits: the coefficients of logits, by the places of what the votes were compared with; and these tensors, so
+            that no others come to lie there.
     """
 
     call: Call
@@ -73,13 +73,13 @@ class Ledger:
     def moments(self, call: Call, *options: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         """Mass, sum and scatter; the options are orphan, hard, scatter."""
         if _differentiated(call):
-            return _Moments.apply(self, self._given_out(), options, call.sites, *call[:5], *call.similarity)
+            return _Moments.apply(self, self._given_out(), options, call.sites, *call.listed)
         return _moments(call, *options)
 
     def scores(self, call: Call, *options: bool) -> Tensor:
         """The logits, or their normaliser; the options are orphan, reduced."""
         if _differentiated(call):
-            return _Scores.apply(self, self._given_out(), options, call.sites, *call[:5], *call.similarity)
+            return _Scores.apply(self, self._given_out(), options, call.sites, *call.listed)
         return _scores(call, *options)
 
     def _given_out(self) -> Tensor:
@@ -145,21 +145,15 @@ def _gradients(
     sites, *saved = ctx.saved_tensors  # once: a checkpoint gives them out once
     tensors, results = saved[: len(saved) - ctx.results], saved[len(saved) - ctx.results :]
 
-    def call_of(tensors: Tensors) -> Call:
-        return Call._make([*tensors[:5], sites, tuple(tensors[5:])])
-
     if torch.is_grad_enabled():  # somebody may differentiate that again
         found = gradients(
-            lambda tensors, upstream: [
-                *(found := work(call_of(tensors).readable(), results, upstream))[:5],
-                *found.similarity,
-            ],
-            lambda *tensors: function(call_of(tensors), *ctx.options),
+            lambda tensors, upstream: work(Call.of(tensors, sites).readable(), results, upstream).listed,
+            lambda *tensors: function(Call.of(tensors, sites), *ctx.options),
             tensors,
             upstream,
         )
         return None, None, None, None, *found
-    call = call_of(tensors).readable()
+    call = Call.of(tensors, sites).readable()
     entry = _entry(ctx, call)
     flowing = flow(call, results, entry)
     if entry is not None:
@@ -182,7 +176,7 @@ class _Moments(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         _, _, options, sites, *tensors = arguments
-        mass, total, second = _moments(Call._make([*tensors[:5], sites, tuple(tensors[5:])]), *options)
+        mass, total, second = _moments(Call.of(tensors, sites), *options)
         _save(ctx, arguments, mass, total)
         return mass, total, second
 
@@ -213,7 +207,7 @@ class _Scores(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         _, _, options, sites, *tensors = arguments
         _save(ctx, arguments)
-        return _scores(Call._make([*tensors[:5], sites, tuple(tensors[5:])]), *options)
+        return _scores(Call.of(tensors, sites), *options)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

@@ -245,8 +245,7 @@ def scores_backward(call: Call, scores: Tensor, grad: Tensor, *, orphan: bool, r
 
 def _all_gradients(call: Call, flow: Flow, parts: int) -> Call:
     terms = [term for term in (flow.shares, flow.logits) if term is not None]
-    *fields, weights, log_partition = *pass_on(call, terms, parts), *flow.gradients[3:5]
-    return Call._make([*fields, weights, log_partition, None, tuple(flow.gradients[5:])])
+    return Call.of([*pass_on(call, terms, parts), *flow.gradients[3:]], None)
 
 
 def row_parts(call: Call) -> int:

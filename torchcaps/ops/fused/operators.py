@@ -182,15 +182,12 @@ def _gradients(
     """
     (*fields, sites, similarity), result = _saved(ctx)  # once: a checkpoint gives them out once
 
-    def call_of(tensors: Tensors) -> Call:
-        return Call._make([*tensors[:5], sites, tensors[5:]])
-
     def work(tensors: Tensors, upstream: Tensors) -> list[Tensor | None]:
-        found = iter(backward(call_of(tensors), result, upstream))
+        found = iter(backward(Call.of(tensors, sites), result, upstream))
         return [None if tensor is None else next(found) for tensor in tensors]
 
     grads = gradients(
-        work, lambda *tensors: function(call_of(tensors), *ctx.options[1:]), [*fields, *similarity], upstream
+        work, lambda *tensors: function(Call.of(tensors, sites), *ctx.options[1:]), [*fields, *similarity], upstream
     )
     return *grads[:5], None, list(grads[5:]), *(None for _ in ctx.options)
 
