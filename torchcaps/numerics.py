@@ -33,13 +33,18 @@ def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(device_type=kind, enabled=False)
 
 
+def transformed() -> bool:
+    """Whether forward mode or ``torch.func`` differentiate here."""
+    return forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
+
+
 def only_formulas() -> bool:
     """Whether derivatives must come from formulas: in forward mode, in ``torch.func``, and where a graph is recorded.
 
     Elsewhere an operation may have a backward pass of its own, which is quicker.
     """
     recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return recorded or forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
+    return recorded or transformed()
 
 
 def check_sizes(least: int = 1, /, **sizes: Any) -> None:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from torchcaps.numerics import transformed
+
 Tensors = Sequence[Tensor | None]
 Work = Callable[[Tensors, Tensors], Sequence[Tensor | None]]
 Function = Callable[..., Sequence[Tensor | None]]
@@ -28,7 +30,7 @@ def constant(function: Callable[..., str]) -> Callable[..., str]:
 @constant
 def only_stored() -> str:
     """Why votes must be stored here, in words; empty if they need not."""
-    if forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None:
+    if transformed():
         return f"forward-mode derivatives and torch.func need stored votes: {STORED}"
     if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
         return f"an ONNX file knows standard operators alone, and these need stored votes: {STORED}"

@@ -8,7 +8,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any, Protocol, cast
 
@@ -344,15 +344,9 @@ class NativeVotes(FusedVotes):
 
     backend = "native"
 
-    def __init__(
-        self,
-        children: Tensor,
-        transforms: Tensor,
-        coordinates: Tensor | None = None,
-        sites: Tensor | None = None,
-    ) -> None:
-        super().__init__(children, transforms, coordinates, sites)
-        self._ledger = Ledger(children, transforms, coordinates)
+    @cached_property
+    def _ledger(self) -> Ledger:
+        return Ledger(self.children, self.transforms, self.coordinates)
 
     def _moments(self, call: Call, orphan: bool, hard: bool, scatter: bool) -> Moments:
         if not _plain(call):
