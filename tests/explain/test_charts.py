@@ -12,6 +12,7 @@ from torchcaps.explain.draw.charts import (
     dot_panels,
     factor_curves,
     image_grid,
+    steps_figure,
     tiles,
     two_colours,
 )
@@ -68,3 +69,11 @@ def test_a_panel_without_any_dot_keeps_its_place() -> None:
     panels = dot_panels(["a", "b"], [nothing, Dots("error, %", [None, 2.0], [0.0, 0.5])]).axes
     assert [len(axes.lines[0].get_xdata()) for axes in panels] == [0, 1]
     assert [label.get_text() for label in panels[0].get_yticklabels()] == ["a", "b"]
+
+
+def test_a_figure_of_steps_says_of_what() -> None:
+    layer = {"entropy": [1.0, 0.8], "polarisation": [0.0, 0.3], "dead": [0.0, 0.0]}
+    curves = {"trained": 1, "steps": [1, 2], "accuracy": [90.0, 91.0], "layers": {"class_caps": layer}}
+    figure = steps_figure("digits", {"1 step": curves})
+    assert figure.get_suptitle() == "digits"
+    assert [axes.get_title() for axes in figure.axes] == ["test accuracy", "entropy of the assignment", "polarisation"]

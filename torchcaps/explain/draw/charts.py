@@ -248,10 +248,10 @@ def steps_figure(title: str, rows: Mapping[str, Mapping[str, Any]]) -> "Figure":
             width, named = (wide, row) if style == "-" else (1.0, "")
             axes.plot(steps, values, style, color=f"C{rank}", linewidth=width, label=named)
             axes.plot(steps[trained], values[trained], "o", color=f"C{rank}", markersize=width + 3.5)
-    titles = (("test accuracy", "% of images"), ("entropy of the assignment", "0 hard, 1 uniform"),
-              ("polarisation", "0 uniform, 1 hard"))  # fmt: skip
-    for axes, (title, unit) in zip(panels, titles, strict=True):
-        axes.set(title=title, ylabel=unit, xlabel="steps of routing at test time")
+    measures = (("test accuracy", "% of images"), ("entropy of the assignment", "0 hard, 1 uniform"),
+                ("polarisation", "0 uniform, 1 hard"))  # fmt: skip
+    for axes, (measure, unit) in zip(panels, measures, strict=True):
+        axes.set(title=measure, ylabel=unit, xlabel="steps of routing at test time")
         axes.set_xticks(sorted({step for curves in rows.values() for step in curves["steps"]}))
         axes.grid(alpha=0.3)
     for axes in panels[1:]:
