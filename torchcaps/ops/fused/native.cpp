@@ -62,3 +62,5 @@ extern "C" int64_t torchcaps_run(const TorchcapsCall* call, int64_t pass_number,
   }
   return 1;
 }
+
+extern "C" int64_t torchcaps_vector_bytes() { return kVectorBytes; }

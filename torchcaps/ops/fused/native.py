@@ -262,7 +262,7 @@ def _coefficients(call: Call, parts: int | None, even: bool = False) -> Tensor |
     if parts is None:
         return None
     B, I, J, *_ = call.sizes
-    lanes = 64 // call.children.element_size()
+    lanes = library().torchcaps_vector_bytes() // call.children.element_size()
     shape = (-(-B // lanes) + parts, I, 1 if even else J, lanes if B > lanes // 4 else B)
     return _shelf.take(shape, call.children.dtype)
 
@@ -343,7 +343,8 @@ def library() -> ctypes.CDLL:
 def _loaded(path: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     loaded.torchcaps_run.argtypes = (ctypes.POINTER(_Call), ctypes.c_int64, ctypes.c_int64)
-    loaded.torchcaps_run.restype = ctypes.c_int64
+    loaded.torchcaps_run.restype = loaded.torchcaps_vector_bytes.restype = ctypes.c_int64
+    loaded.torchcaps_vector_bytes.argtypes = ()
     return loaded
 
 

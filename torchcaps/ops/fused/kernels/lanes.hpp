@@ -13,12 +13,23 @@
 
 namespace {
 
+// A vector is what one register holds: GCC keeps larger ones in memory.
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64, kRegisters = 32;
+#elif defined(__AVX__)
+constexpr int kVectorBytes = 32, kRegisters = 16;
+#elif defined(__x86_64__)
+constexpr int kVectorBytes = 16, kRegisters = 16;
+#else
+constexpr int kVectorBytes = 16, kRegisters = 32;
+#endif
+
 template <typename T>
 struct Lanes {
-  static constexpr int count = 64 / sizeof(T);
-  typedef T Vec __attribute__((vector_size(64)));
+  static constexpr int count = kVectorBytes / sizeof(T);
+  typedef T Vec __attribute__((vector_size(kVectorBytes)));
   typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> Int;
-  typedef Int Mask __attribute__((vector_size(64)));
+  typedef Int Mask __attribute__((vector_size(kVectorBytes)));
 };
 
 template <typename T>

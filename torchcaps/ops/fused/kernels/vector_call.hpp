@@ -18,6 +18,8 @@ template <typename T, int P_, int D_>
 struct VectorCall : Rows<T> {
   using Base = Rows<T>;
   using Base::blocks, Base::call, Base::I, Base::J, Base::rows, Base::writable;
+  static constexpr int kStep = std::max(Lanes<T>::count / 2, 4);  // numbers of a vote that are at work at once, at least
+
   const Size<P_> P;
   const Size<D_> D;
   const bool compares, uniform;  // uniform: a child is shared out evenly, and its votes are not needed
@@ -27,7 +29,7 @@ struct VectorCall : Rows<T> {
 
   static bool suits(const Call& call) {
     const bool sloping = std::any_of(call.terms, call.terms + call.count, [](const TorchcapsTerm& term) { return term.slope; });
-    return call.M == 1 && call.similarity != kGaussian && !call.scatter && !sloping && call.D % (Lanes<T>::count / 2) == 0;
+    return call.M == 1 && call.similarity != kGaussian && !call.scatter && !sloping && call.D % kStep == 0;
   }
 
   // Mass and sum; a kernel's Forward adds up some children of some rows.
