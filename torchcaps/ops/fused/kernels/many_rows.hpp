@@ -21,6 +21,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
   static constexpr int kBlocks = 8;
   static constexpr int kChildren = 8;  // loaded at once
   static constexpr int kPair = 2;      // children whose votes are held at once
+  static constexpr bool kManyRegisters = kRegisters >= 32;
 
   using Base::Base;
 
@@ -65,7 +66,8 @@ struct ManyRows : VectorCall<T, P_, D_> {
   void form_votes(const V* u, int i, V* votes, const std::array<const V*, products> with,
                   const std::array<V*, products> product) const {
     int at = 0;
-    for (; at + 16 <= D; at += 16) form<16, products>(u, i, at, votes, with, product);
+    if constexpr (kManyRegisters)
+      for (; at + 16 <= D; at += 16) form<16, products>(u, i, at, votes, with, product);
     for (; at + 8 <= D; at += 8) form<8, products>(u, i, at, votes, with, product);
     for (; at + 4 <= D; at += 4) form<4, products>(u, i, at, votes, with, product);
   }
@@ -188,7 +190,8 @@ struct ManyRows : VectorCall<T, P_, D_> {
       for (int j = 0; j < k.J; ++j) mass[b * k.J + j] += total;
       V* sums = sum.data() + int64_t{b} * k.J * k.D;
       int at = 0;
-      for (; at + 16 <= k.D; at += 16) add_transformed<16>(start, count, at, sums);
+      if constexpr (kManyRegisters)
+        for (; at + 16 <= k.D; at += 16) add_transformed<16>(start, count, at, sums);
       for (; at + 8 <= k.D; at += 8) add_transformed<8>(start, count, at, sums);
       for (; at + 4 <= k.D; at += 4) add_transformed<4>(start, count, at, sums);
     }
@@ -407,6 +410,16 @@ struct ManyRows : VectorCall<T, P_, D_> {
       }
     }
 
+    // Where registers are many, sums are two, so that no addition waits for the one before.
+    static constexpr int kSums = kManyRegisters ? 2 : 1;
+
+    template <int count>
+    static V total(const V (&sums)[kSums][count], int p) {
+      V sum = sums[0][p];
+      for (int one = 1; one < kSums; ++one) sum += sums[one][p];
+      return sum;
+    }
+
     template <int tile>
     inline void pull_all(const V* g, const T* w, V* d_pose) const {
       int p = 0;
@@ -421,37 +434,31 @@ struct ManyRows : VectorCall<T, P_, D_> {
       for (; p < k.P; ++p) push<1, tile>(g, pose, p, dw + p * k.D);
     }
 
-    // du_i += W_ij dV_ij, some numbers of the pose. Two sums of each, so that no addition waits for the one before.
+    // du_i += W_ij dV_ij, some numbers of the pose.
     template <int count, int tile>
     inline void pull(const V* g, const T* w, V* d_pose) const {
-      V even[count] = {}, odd[count] = {};
+      V sums[kSums][count] = {};
 #pragma GCC unroll 16
-      for (int d = 0; d < tile; d += 2)
+      for (int d = 0; d < tile; ++d)
 #pragma GCC unroll 8
-        for (int p = 0; p < count; ++p) {
-          even[p] += g[d] * w[p * k.D + d];
-          odd[p] += g[d + 1] * w[p * k.D + d + 1];
-        }
+        for (int p = 0; p < count; ++p) sums[d % kSums][p] += g[d] * w[p * k.D + d];
 #pragma GCC unroll 8
-      for (int p = 0; p < count; ++p) d_pose[p] += even[p] + odd[p];
+      for (int p = 0; p < count; ++p) d_pose[p] += total(sums, p);
     }
 
     // dW_ij += sum over rows of u_i^T dV_ij, some rows of the transform.
     template <int count, int tile>
     inline void push(const V* g, const T* const* poses, int first, T* dw) const {
-      V even[count] = {}, odd[count] = {};
+      V sums[kSums][count] = {};
 #pragma GCC unroll 16
-      for (int lane = 0; lane < kLanes; lane += 2) {
-        const T *pose = poses[lane] + first, *next = poses[lane + 1] + first;
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const T* pose = poses[lane] + first;
 #pragma GCC unroll 8
-        for (int p = 0; p < count; ++p) {
-          even[p] += g[lane] * pose[p];
-          odd[p] += g[lane + 1] * next[p];
-        }
+        for (int p = 0; p < count; ++p) sums[lane % kSums][p] += g[lane] * pose[p];
       }
 #pragma GCC unroll 8
       for (int p = 0; p < count; ++p) {
-        const V sum = even[p] + odd[p];
+        const V sum = total(sums, p);
         if constexpr (tile == kLanes) {
           store_vector<T>(first_rows ? sum : load_vector(dw + p * k.D) + sum, dw + p * k.D);
         } else {
