@@ -1,6 +1,5 @@
 """Gradients of the votes are passed on once for all steps, whoever asks for them."""
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 import torchcaps as tc
 from torchcaps.ops import Gaussian, InnerProduct, Votes
-from torchcaps.ops.fused import deferred, native
+from torchcaps.ops.fused import native
+from torchcaps.ops.windows import in_windows
 
 pytestmark = pytest.mark.skipif(bool(tc.ops.fused.why_not("native")), reason="no C++ kernels here")
 
@@ -107,17 +107,129 @@ def test_windows_and_coordinates(routing: Callable[..., Tensor], images: int, th
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
 
 
-def test_no_other_tensors_come_to_lie_where_logits_were_compared() -> None:
-    """They would be taken for the same: copies of tensors that are not in one piece are freed after their step."""
-    children, transforms, _ = (tensor.detach() for tensor in tensors(4))
-    first = tc.ops.fused.Call(children, transforms, None, None, None, None, ())
-    entry, coefficient = deferred._Entry(first, 0), torch.zeros(4)
-    step = first._replace(similarity=tuple(torch.zeros(4, 5, 16) for _ in range(3)))
-    entry.write(step, native.Flow([], None, native.Term(coefficient, children, None)))
-    assert entry.known(step) is coefficient
-    kept = [weakref.ref(tensor) for tensor in step.similarity]
-    del step
-    assert all(tensor() is not None for tensor in kept)
+def competing(rows: int = 20, pose: int = 1) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Children, transforms and weights; mean, precision and log_weight, none of them in one piece."""
+    generator = torch.Generator().manual_seed(rows)
+    size = 16 if pose == 1 else pose * pose
+    mean, spread = torch.randn(2, 5, rows, size, generator=generator, dtype=torch.float64).transpose(1, 2)
+    log_weight = torch.randn(5, rows, generator=generator, dtype=torch.float64).T
+    return tensors(rows, pose=pose), tuple(
+        one.detach().requires_grad_() for one in (mean, spread.square() + 0.3, log_weight)
+    )
+
+
+def normalised(votes: Votes, similarity: Gaussian, weights: Tensor | None, partition: Tensor | None = None) -> Tensor:
+    """A step whose normaliser is found by itself, as image-wide competition finds it, and looked at."""
+    source = votes.source
+    found = source.log_partition(similarity, False)
+    partition = found.tanh() + 2.0 if partition is None else partition
+    moments = source.moments(similarity, weights, tc.ops.Rule(log_partition=partition), True)
+    return moments.mass.sin().sum() + moments.mean.square().sum() + moments.variance.sum() + found.square().sum()
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
+    """Of each pass over the votes: whether it had logits at hand, and whether it found gradients of the similarity."""
+    seen: list[tuple[bool, bool]] = []
+    work = native._run
+    monkeypatch.setattr(
+        native,
+        "_run",
+        lambda which, call, **fields: (
+            seen.append((fields.get("logits") is not None, fields.get("grad_parents") is not None)),
+            work(which, call, **fields),
+        )[1],
+    )
+    return seen
+
+
+@pytest.mark.parametrize("pose", [1, 3, 4])
+@pytest.mark.parametrize("rows", [1, 2, 5, 16, 37])
+def test_logits_are_written_down_once_and_parents_get_gradients_once(
+    rows: int, pose: int, passes: list[tuple[bool, bool]]
+) -> None:
+    inputs, parents = competing(rows, pose)
+    found = {}
+    for backend in ("naive", "native"):
+        with tc.use_backend(backend):
+            loss = normalised(Votes(inputs[0], inputs[1]), Gaussian(*parents), inputs[2])
+            found[backend] = torch.autograd.grad(loss, (*inputs, *parents), retain_graph=True)
+    again = torch.autograd.grad(loss, (*inputs, *parents))
+    for expected, actual, same in zip(found["naive"], found["native"], again, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(same, actual, rtol=0, atol=0)
+    forward, backward = [(True, False)] * 2, [(True, False), (True, True), (False, False)]
+    assert passes == [*forward, *backward, *backward]
+
+
+def test_logits_of_other_numbers_are_not_taken_for_these() -> None:
+    inputs, parents = competing()
+    with tc.use_backend("native"):
+        votes = Votes(inputs[0], inputs[1])
+        changed = Gaussian(*(one.detach().clone() for one in parents))
+        expected = votes.source.moments(Gaussian(changed.mean + 1, *changed.tensors[1:]), None, tc.ops.Rule(), True)
+        votes.source.log_partition(changed, False)
+        changed.mean.add_(1)
+        actual = votes.source.moments(changed, None, tc.ops.Rule(), True)
+        torch.testing.assert_close(actual.sum, expected.sum, rtol=0, atol=0)
+        votes.source.log_partition(Gaussian(*(one.detach() for one in parents)), False)
+        actual = votes.source.moments(changed, None, tc.ops.Rule(), True)  # of their own
+        torch.testing.assert_close(actual.sum, expected.sum, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("asked", ["children", "weights", "parents", "normaliser given"])
+def test_some_gradients_of_a_step_with_a_normaliser(asked: str) -> None:
+    inputs, parents = competing()
+    given = torch.full((20, 40), 2.0, dtype=torch.float64) if asked == "normaliser given" else None
+    wanted = {"children": inputs[:1], "weights": inputs[2:], "parents": parents}.get(asked, (*inputs, *parents))
+    found = []
+    for backend in ("naive", "native"):
+        with tc.use_backend(backend):
+            loss = normalised(Votes(inputs[0], inputs[1]), Gaussian(*parents), inputs[2], given)
+            found.append(torch.autograd.grad(loss, wanted))
+    for expected, actual in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_a_normaliser_that_nobody_needs_passes_on_what_the_step_left() -> None:
+    inputs, parents = competing()
+    found = []
+    for backend in ("naive", "native"):
+        with tc.use_backend(backend):
+            source = Votes(inputs[0], inputs[1]).source
+            source.log_partition(Gaussian(*parents), False)
+            moments = source.moments(Gaussian(*parents), inputs[2], tc.ops.Rule(), True)
+            found.append(torch.autograd.grad(moments.mean.sin().sum() + moments.variance.sum(), (*inputs, *parents)))
+    for expected, actual in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_logits_are_as_they_were_under_another_number_of_threads() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sites = torch.tensor([[start + step for step in range(6)] for start in (0, 1, 3, 5)], dtype=torch.int32)
+    children = torch.randn(7, 11, 2, 3, generator=generator, dtype=torch.float64).requires_grad_()
+    transforms = torch.randn(6, 4, 3, 4, generator=generator, dtype=torch.float64).requires_grad_()
+    parents = [torch.rand(28, 4, 8, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2)]
+    parents += [torch.zeros(28, 4, dtype=torch.float64, requires_grad=True)]
+    found, before = [], torch.get_num_threads()
+    for backend, threads in (("naive", (2, 2, 2)), ("native", (2, 1, 2)), ("native", (1, 2, 3))):
+        with tc.use_backend(backend):
+            source = Votes(children, transforms, sites=sites).source
+        try:
+            torch.set_num_threads(threads[0])
+            partition = source.log_partition(Gaussian(*parents), False)
+            torch.set_num_threads(threads[1])
+            by_child = torch.full((7, 11), 1.5, dtype=torch.float64) + partition.mean()
+            by_child = by_child if source.indexed else in_windows(by_child, sites)
+            moments = source.moments(Gaussian(*parents), None, tc.ops.Rule(log_partition=by_child), True)
+            torch.set_num_threads(threads[2])
+            loss = moments.mean.sin().sum() + moments.variance.sum()
+            found.append(torch.autograd.grad(loss, (children, transforms, *parents)))
+        finally:
+            torch.set_num_threads(before)
+    for expected, *others in zip(*found, strict=True):
+        for actual in others:
+            torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
 
 
 def test_parents_alone_leave_nothing_behind(passed_on: list[int]) -> None:

@@ -9,12 +9,18 @@ times what the votes were compared with. So the backward pass of a step finds it
 writes them into a ledger; what they come to for children and transforms is found once, after the last step. Autograd
 knows when that is: every step depends on a token that the votes gave out.
 
+A step whose normaliser was found first has the same logits twice. Where gradients will flow, they are written down
+when the normaliser is found, and read in the step and in both backward passes. What the gradients of the logits come
+to for the parents is found once as well, with those of the normaliser, which come last: the step depends on a token of
+theirs.
+
 That is for plain eager mode; where a program is traced or captured, operators do the same step by step.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from operator import is_
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,29 +39,53 @@ class _Entry:
         call: of one of them; all have the same votes.
         parts: among how many tasks rows are shared out.
         terms: of the gradients of the votes.
-        logits: the coefficients of logits, by the places of what the votes were compared with; and these tensors, so
-            that no others come to lie there.
+        left: coefficients of logits which scores of the same logits still have to pass on to the parents, by the name
+            of these scores.
     """
 
     call: Call
     parts: int
     terms: list[native.Term] = field(default_factory=list)
-    logits: dict[tuple[int, ...], tuple[Tensor, tuple[Tensor, ...]]] = field(default_factory=dict)
-
-    def write(self, call: Call, flow: native.Flow) -> None:
-        """Adds the terms of a step."""
-        self.terms += [term for term in (flow.shares, flow.logits) if term is not None]
-        if flow.logits is not None:
-            self.logits[_places(call)] = flow.logits.coefficient, call.similarity
-
-    def known(self, call: Call) -> Tensor | None:
-        """The coefficients of the same logits in another step, if there are any."""
-        coefficient, _ = self.logits.get(_places(call), (None, ()))
-        return coefficient
+    left: dict[object, Tensor] = field(default_factory=dict)
 
 
-def _places(call: Call) -> tuple[int, ...]:
-    return tuple(tensor.data_ptr() for tensor in call.similarity)
+class _Scored(NamedTuple):
+    """Scores that will be differentiated, and what a step with the same logits needs of them.
+
+    Args:
+        name: of these scores, like no other.
+        similarity: what the votes were compared with.
+        versions: of these tensors, then.
+        logits: the numbers, if they were written down.
+        token: whatever depends on it is differentiated before the scores are.
+    """
+
+    name: object
+    similarity: tuple[Tensor, ...]
+    versions: list[int]
+    logits: Tensor | None
+    token: Tensor
+
+    def have(self, call: Call) -> bool:
+        """Whether this call compares with the same tensors, and nobody wrote to them since."""
+        same = len(call.similarity) == len(self.similarity) and all(map(is_, call.similarity, self.similarity))
+        return same and self.versions == _versions(call)
+
+
+class _Step(NamedTuple):
+    """What a step does beside its tensors.
+
+    Args:
+        entries: of the ledger.
+        parts: among how many tasks the rows of windows are shared out.
+        options: of the function.
+        scores: the name of the scores of the same logits, if there are any.
+    """
+
+    entries: dict[int, _Entry]
+    parts: int
+    options: tuple[bool, ...]
+    scores: object = None
 
 
 class Ledger:
@@ -69,37 +99,60 @@ class Ledger:
         self.votes = votes
         self.entries: dict[int, _Entry] = {}
         self._tokens: dict[tuple[bool, ...], Tensor] = {}
+        self._parts: int | None = None
+        self._scored: _Scored | None = None
 
     def moments(self, call: Call, *options: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         """Mass, sum and scatter; the options are orphan, hard, scatter."""
-        if _differentiated(call):
-            return _Moments.apply(self, self._given_out(), options, call.sites, *call.listed)
-        return _moments(call, *options)
+        if not _differentiated(call):
+            return _moments(call, None, *options)
+        scored, self._scored = self._scored, None  # one step alone has these logits
+        name = token = logits = None
+        if scored is not None and scored.have(call):
+            name, token, logits = scored.name, scored.token, scored.logits
+        return _Moments.apply(self._step(call, options, name), self._token(), token, logits, call.sites, *call.listed)
 
     def scores(self, call: Call, *options: bool) -> Tensor:
         """The logits, or their normaliser; the options are orphan, reduced."""
-        if _differentiated(call):
-            return _Scores.apply(self, self._given_out(), options, call.sites, *call.listed)
-        return _scores(call, *options)
+        if not _differentiated(call):
+            return _scores(call, None, *options)
+        name, (_, reduced) = object(), options
+        step = self._step(call, options, name)
+        written = reduced and len(call.similarity) == 3
+        logits = native.room_for_logits(call, step.parts).values if written else None
+        scores, token = _Scores.apply(step, self._token(), logits, call.sites, *call.listed)
+        self._scored = _Scored(name, call.similarity, _versions(call), logits, token)
+        return scores
 
-    def _given_out(self) -> Tensor:
-        """The token: whatever depends on it is differentiated before the votes are."""
+    def _step(self, call: Call, options: tuple[bool, ...], scores: object) -> _Step:
+        if self._parts is None:  # the coefficients of all steps lie alike, however many threads there are later
+            self._parts = native.row_parts(call)
+        return _Step(self.entries, self._parts, options, scores)
+
+    def _token(self) -> Tensor:
+        """Whatever depends on it is differentiated before the votes are."""
         wanted = tuple(tensor is not None and tensor.requires_grad for tensor in self.votes)
         if wanted not in self._tokens:  # they may have been frozen, or thawed, since
             self._tokens[wanted] = _Token.apply(self.entries, *self.votes)
         return self._tokens[wanted]
 
 
+def _versions(call: Call) -> list[int]:
+    return [tensor._version for tensor in call.similarity]
+
+
 def _differentiated(call: Call) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in call.flat())
 
 
-def _moments(call: Call, orphan: bool, hard: bool, scatter: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    return native.moments(call.readable(), orphan=orphan, hard=hard, scatter=scatter)
+def _moments(
+    call: Call, logits: native.Logits | None, orphan: bool, hard: bool, scatter: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    return native.moments(call.readable(), orphan=orphan, hard=hard, scatter=scatter, logits=logits)
 
 
-def _scores(call: Call, orphan: bool, reduced: bool) -> Tensor:
-    return native.scores(call.readable(), orphan=orphan, reduced=reduced)
+def _scores(call: Call, logits: native.Logits | None, orphan: bool, reduced: bool) -> Tensor:
+    return native.scores(call.readable(), orphan=orphan, reduced=reduced, logits=logits)
 
 
 class _Token(torch.autograd.Function):
@@ -119,11 +172,15 @@ class _Token(torch.autograd.Function):
         return None, *native.pass_on(entry.call, entry.terms, entry.parts, ctx.needs_input_grad[1:])
 
 
-def _save(ctx: Any, arguments: Sequence[Any], *results: Tensor) -> None:
-    ledger, _, ctx.options, sites, *tensors = arguments
-    ctx.entries = ledger.entries
-    ctx.save_for_backward(sites, *tensors, *results)
+def _save(ctx: Any, step: _Step, logits: Tensor | None, arguments: Sequence[Tensor | None], *results: Tensor) -> None:
+    """Keeps the sites and tensors of a call, its results, and its logits where they were written down."""
+    ctx.step = step
+    ctx.save_for_backward(*arguments, *results, logits)
     ctx.results = len(results)
+
+
+def _logits(step: _Step, values: Tensor | None) -> native.Logits | None:
+    return None if values is None else native.Logits(values, step.parts)
 
 
 def _gradients(
@@ -137,62 +194,77 @@ def _gradients(
 
     Args:
         ctx: of the function.
-        flow: what the upstream gradients come to but for the votes, of a call, the results, and the entry of this pass.
-        work: all gradients at once, of a call, the results and the upstream gradients.
+        flow: what the upstream gradients come to but for the votes, of a call, its results and logits, and the entry of
+            this pass.
+        work: all gradients at once, of a call, its results and the upstream gradients.
         function: what was done, in plain PyTorch, of a call and its options.
         upstream: the gradients of the results.
     """
-    sites, *saved = ctx.saved_tensors  # once: a checkpoint gives them out once
+    sites, *saved, logits = ctx.saved_tensors  # once: a checkpoint gives them out once
     tensors, results = saved[: len(saved) - ctx.results], saved[len(saved) - ctx.results :]
+    beside = [None] * (len(ctx.needs_input_grad) - len(tensors))  # the arguments that come first
 
     if torch.is_grad_enabled():  # somebody may differentiate that again
         found = gradients(
             lambda tensors, upstream: work(Call.of(tensors, sites).readable(), results, upstream).listed,
-            lambda *tensors: function(Call.of(tensors, sites), *ctx.options),
+            lambda *tensors: function(Call.of(tensors, sites), *ctx.step.options),
             tensors,
             upstream,
         )
-        return None, None, None, None, *found
+        return *beside, *found
     call = Call.of(tensors, sites).readable()
     entry = _entry(ctx, call)
-    flowing = flow(call, results, entry)
+    flowing = flow(call, results, _logits(ctx.step, logits), entry)
     if entry is not None:
-        entry.write(call, flowing)
-    return None, None, None, None, *flowing.gradients
+        entry.terms += [term for term in (flowing.shares, flowing.logits) if term is not None]
+    return *beside, *flowing.gradients
 
 
 def _entry(ctx: Any, call: Call) -> _Entry | None:
     """Where a step writes its terms; None if nobody asks for the gradients of the votes in this backward pass."""
-    token, _ = ctx.next_functions[0]
-    if token is None or not torch._C._will_engine_execute_node(token):
+    if not _comes_later(ctx, 0):
         return None
-    entries: dict[int, _Entry] = ctx.entries
-    return entries.setdefault(torch._C._current_graph_task_id(), _Entry(call, native.row_parts(call)))
+    entries: dict[int, _Entry] = ctx.step.entries
+    return entries.setdefault(torch._C._current_graph_task_id(), _Entry(call, ctx.step.parts))
+
+
+def _comes_later(ctx: Any, place: int) -> bool:
+    """Whether what gave out the token at this place among a function's tensors is differentiated in this pass."""
+    node, _ = ctx.next_functions[place]
+    return node is not None and torch._C._will_engine_execute_node(node)
 
 
 class _Moments(torch.autograd.Function):
     """Mass, sum and scatter of the votes."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        _, _, options, sites, *tensors = arguments
-        mass, total, second = _moments(Call.of(tensors, sites), *options)
-        _save(ctx, arguments, mass, total)
+    def forward(ctx: Any, step: _Step, *arguments: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        _, _, logits, sites, *tensors = arguments
+        mass, total, second = _moments(Call.of(tensors, sites), _logits(step, logits), *step.options)
+        _save(ctx, step, logits, (sites, *tensors), mass, total)
         return mass, total, second
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
-        orphan, hard, scatter = ctx.options
+        step = ctx.step
+        orphan, hard, scatter = step.options
         grads = upstream if scatter else (*upstream[:2], None)
 
         def mean(results: Sequence[Tensor]) -> Tensor:
             mass, total = results
             return total / positive(mass)[..., None]
 
-        def flow(call: Call, results: Sequence[Tensor], entry: _Entry | None) -> native.Flow:
+        def flow(
+            call: Call, results: Sequence[Tensor], logits: native.Logits | None, entry: _Entry | None
+        ) -> native.Flow:
             parts = None if entry is None else entry.parts
             middle = mean(results) if scatter else None
-            return native.moments_flow(call, middle, grads, parts, ctx.needs_input_grad[7:9], orphan=orphan, hard=hard)
+            defers = entry is not None and step.scores is not None and not hard and _comes_later(ctx, 1)
+            wanted = (*ctx.needs_input_grad[8:10], any(ctx.needs_input_grad[10:]) and not defers)
+            found = native.moments_flow(call, middle, grads, parts, wanted, logits, orphan=orphan, hard=hard)
+            if entry is not None and defers and found.logits is not None:
+                entry.left[step.scores] = found.logits.coefficient
+            return found
 
         def work(call: Call, results: Sequence[Tensor], upstream: Any) -> Call:
             return native.moments_backward(call, mean(results), *upstream, orphan=orphan, hard=hard)
@@ -201,23 +273,30 @@ class _Moments(torch.autograd.Function):
 
 
 class _Scores(torch.autograd.Function):
-    """The logits of the votes, or their normaliser."""
+    """The logits of the votes, or their normaliser, and a token of theirs."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        _, _, options, sites, *tensors = arguments
-        _save(ctx, arguments)
-        return _scores(Call.of(tensors, sites), *options)
+    def forward(ctx: Any, step: _Step, *arguments: Any) -> tuple[Tensor, Tensor]:
+        _, logits, sites, *tensors = arguments
+        scores = _scores(Call.of(tensors, sites), _logits(step, logits), *step.options)
+        _save(ctx, step, logits, (sites, *tensors), scores)
+        return scores, scores.new_empty(())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        orphan, reduced = ctx.options
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
+        step = ctx.step
+        orphan, reduced = step.options
 
-        def flow(call: Call, _: Sequence[Tensor], entry: _Entry | None) -> native.Flow:
-            parts, into = (None, None) if entry is None else (entry.parts, entry.known(call))
-            return native.scores_flow(call, grad, parts, into, orphan=orphan, reduced=reduced)
+        def flow(
+            call: Call, results: Sequence[Tensor], logits: native.Logits | None, entry: _Entry | None
+        ) -> native.Flow:
+            (scores,), compared = results, any(ctx.needs_input_grad[9:])
+            parts, into = (None, None) if entry is None else (entry.parts, entry.left.pop(step.scores, None))
+            options = {"orphan": orphan, "reduced": reduced}
+            return native.scores_flow(call, scores, grad, parts, compared, logits, into, **options)
 
-        def work(call: Call, _: Sequence[Tensor], upstream: Any) -> Call:
-            return native.scores_backward(call, grad, *upstream, orphan=orphan, reduced=reduced)
+        def work(call: Call, results: Sequence[Tensor], upstream: Any) -> Call:
+            (scores,), (grad,) = results, upstream
+            return native.scores_backward(call, scores, grad, orphan=orphan, reduced=reduced)
 
         return _gradients(ctx, flow, work, stored_scores, (grad,))

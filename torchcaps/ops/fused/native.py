@@ -14,6 +14,7 @@ import math
 import os
 import platform
 import shutil
+import struct
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -33,36 +34,34 @@ _SIZES = ("images", "grid", "windows", "I", "J", "M", "P", "D", "shared", "simil
 _OPTIONS = ("orphan", "hard", "parts", "threads")
 _INPUTS = ("children", "transforms", "coordinates", "weights", "log_partition", "parents", "precision", "log_weight")
 _RESULTS = ("mass", "sum", "scatter", "mean", "scores")
+_GRADIENTS = tuple(f"grad_{name}" for name in _INPUTS)
+_FIELDS = (
+    *(*_SIZES, *_OPTIONS, *_INPUTS, "sites", *_RESULTS, "reduced", *_GRADIENTS, "grad_scores"),
+    *("logits", "shares", "flow", "adds", "terms", "count"),
+)
+"""Of ``TorchcapsCall`` in the C++ source: a number or a pointer each, 8 bytes."""
+
+_PLACES = {name: place for place, name in enumerate(_FIELDS)}
+_CALL = struct.Struct(f"={len(_FIELDS)}q")
 
 
-class _Term(ctypes.Structure):
-    """``TorchcapsTerm`` of the C++ source."""
+class Logits(NamedTuple):
+    """The logits of a step, which one pass writes down and others read.
 
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("coefficient", "constant", "slope")),
-        ("parents", ctypes.c_int64),
-    ]
+    Args:
+        values: as the kernels have them, a row of the batch in each lane, [blocks, I, J, lanes].
+        parts: :func:`row_parts`, which says where the blocks of each task begin.
+    """
 
-
-class _Call(ctypes.Structure):
-    """``TorchcapsCall`` of the C++ source."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in (*_SIZES, *_OPTIONS)),
-        *((name, ctypes.c_void_p) for name in (*_INPUTS, "sites", *_RESULTS)),
-        ("reduced", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in (*(f"grad_{name}" for name in (*_INPUTS, "scores")), "shares", "flow")),
-        ("adds", ctypes.c_int64),
-        ("terms", ctypes.POINTER(_Term)),
-        ("count", ctypes.c_int64),
-    ]
+    values: Tensor
+    parts: int
 
 
 class Term(NamedTuple):
     """What a step has to do with the gradients of the votes: ``dV_ij += coefficient_ij (constant_j + slope_j V_ij)``.
 
     Args:
-        coefficient: as the kernels have it, a row of the batch in each lane, [blocks, I, J or 1, lanes].
+        coefficient: laid out as :class:`Logits`, [blocks, I, J or 1, lanes].
         constant: [B, J, H].
         slope: [B, J, H], or None for 0.
     """
@@ -120,22 +119,27 @@ class _Shelf(threading.local):
 _shelf = _Shelf()
 
 
-def moments(call: Call, *, orphan: bool, hard: bool, scatter: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """One E-step and its sums; see :class:`~torchcaps.ops.fused.operators.Kernels`."""
+def moments(
+    call: Call, *, orphan: bool, hard: bool, scatter: bool, logits: Logits | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """One E-step and its sums, of logits that are written down or not.
+
+    See :class:`~torchcaps.ops.fused.operators.Kernels`.
+    """
     B, _, J, M, _, D = call.sizes
     mass, total = call.children.new_empty(B, J), call.children.new_empty(B, J, M * D)
     second = torch.empty_like(total) if scatter else None
-    _run(_MOMENTS, call, {"mass": mass, "sum": total, "scatter": second}, orphan=orphan, hard=hard)
+    _run(_MOMENTS, call, mass=mass, sum=total, scatter=second, orphan=orphan, hard=hard, **_read(call, logits))
     return mass, total, second
 
 
-def scores(call: Call, *, orphan: bool, reduced: bool) -> Tensor:
-    """The logits (B, I, J), or their normaliser (B, I)."""
+def scores(call: Call, *, orphan: bool, reduced: bool, logits: Logits | None = None) -> Tensor:
+    """The logits (B, I, J), or their normaliser (B, I); room for logits is filled with them."""
     B, I, J, *_ = call.sizes
     out = call.children.new_empty((B, I) if reduced else (B, I, J))
     if J == 0:
         return out.fill_(0.0 if orphan else -torch.inf)
-    _run(_SCORES, call, {"scores": out}, orphan=orphan, reduced=reduced)
+    _run(_SCORES, call, scores=out, orphan=orphan, reduced=reduced, **_read(call, logits))
     return out
 
 
@@ -144,7 +148,8 @@ def moments_flow(
     mean: Tensor | None,
     upstream: Sequence[Tensor | None],
     parts: int | None,
-    wanted: Sequence[bool] = (True, True),
+    wanted: Sequence[bool] = (True, True, True),
+    logits: Logits | None = None,
     *,
     orphan: bool,
     hard: bool,
@@ -156,7 +161,8 @@ def moments_flow(
         mean: sum / mass, needed with a gradient of the scatter.
         upstream: the gradients of mass, sum and scatter.
         parts: :func:`row_parts`; None where no terms are wanted.
-        wanted: the gradients of weights and log_partition or not.
+        wanted: the gradients of weights, of log_partition, and of the similarity, or not.
+        logits: what :func:`scores` wrote down.
         orphan: as in :func:`moments`.
         hard: as in :func:`moments`.
     """
@@ -165,15 +171,15 @@ def moments_flow(
     shares = _coefficients(call, parts, even=not call.similarity and not hard)
     flow = _coefficients(call, parts) if call.similarity and not hard else None
     slope = None if grad_scatter is None else 2 * grad_scatter
-    results = {
-        "mass": grad_mass,
-        "sum": grad_sum,
-        "scatter": grad_scatter,
-        "mean": mean,
-        "shares": shares,
-        "flow": flow,
-    }
-    _run(_FLOW, call, {**results, **_gradients_of(gradients)}, orphan=orphan, hard=hard, parts=_parts(call, parts))
+    _run(
+        _FLOW,
+        call,
+        **{"mass": grad_mass, "sum": grad_sum, "scatter": grad_scatter, "mean": mean, "shares": shares, "flow": flow},
+        **_gradients_of(gradients),
+        **_read(call, logits, parts),
+        orphan=orphan,
+        hard=hard,
+    )
     if shares is None or grad_sum is None:
         return Flow(gradients, None, None)
     constant = grad_sum if mean is None or slope is None else torch.addcmul(grad_sum, slope, mean, value=-1)
@@ -181,23 +187,42 @@ def moments_flow(
 
 
 def scores_flow(
-    call: Call, grad: Tensor, parts: int | None, into: Tensor | None = None, *, orphan: bool, reduced: bool
+    call: Call,
+    scores: Tensor,
+    grad: Tensor,
+    parts: int | None,
+    compared: bool = True,
+    logits: Logits | None = None,
+    into: Tensor | None = None,
+    *,
+    orphan: bool,
+    reduced: bool,
 ) -> Flow:
     """What the gradient of scores comes to.
 
     Args:
         call: of the scores.
+        scores: what :func:`scores` gave.
         grad: of the scores.
         parts: :func:`row_parts`; None where no term is wanted.
-        into: the coefficients of the same logits in another step, which are added to; None for new ones.
+        compared: whether the gradients of the similarity are wanted.
+        logits: what :func:`scores` wrote down.
+        into: the coefficients of the same logits in a step that left the gradients of its similarity to this call: they
+            are added to, and the gradients are those of both. None for new coefficients.
         orphan: as in :func:`scores`.
         reduced: as in :func:`scores`.
     """
-    gradients = _flowing(call)
+    gradients = _flowing(call, (True, True, compared))
     flow = _coefficients(call, parts) if into is None else into
-    results = {"grad_scores": grad.contiguous(), "flow": flow, **_gradients_of(gradients)}
-    options = {"orphan": orphan, "reduced": reduced, "parts": _parts(call, parts), "adds": into is not None}
-    _run(_FLOW, call, results, **options)
+    _run(
+        _FLOW,
+        call,
+        **{"scores": scores, "grad_scores": grad.contiguous(), "flow": flow, "adds": into is not None},
+        **_gradients_of(gradients),
+        **_read(call, logits, parts),
+        orphan=orphan,
+        reduced=reduced,
+    )
     return Flow(gradients, None, None if into is not None else _term_of_logits(call, flow))
 
 
@@ -210,9 +235,11 @@ def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool
     gradients: Gradients = [
         made(field) if want and field is not None else None for want, field in zip(wanted, call[:3], strict=True)
     ]
-    kept = (_Term * len(terms))(*(_Term(*map(_pointer, term), parents=term.coefficient.shape[2]) for term in terms))
+    pieces = [number for term in terms for number in (*map(_number, term), term.coefficient.shape[2])]
+    kept = (ctypes.c_int64 * len(pieces))(*pieces)  # TorchcapsTerm of the C++ source, one after the other
     call = Call(*call[:3], None, None, call.sites, ())
-    _run(_PASS_ON, call, _gradients_of(gradients), parts=parts, terms=kept, count=len(terms))
+    numbers = {"parts": parts, "terms": ctypes.addressof(kept), "count": len(terms)}
+    _run(_PASS_ON, call, **numbers, **_gradients_of(gradients))
     _shelf.give_back(terms)
     return gradients
 
@@ -240,7 +267,7 @@ def scores_backward(call: Call, scores: Tensor, grad: Tensor, *, orphan: bool, r
     if 0 in call.sizes:
         return call.gradients()
     parts = row_parts(call)
-    return _all_gradients(call, scores_flow(call, grad, parts, orphan=orphan, reduced=reduced), parts)
+    return _all_gradients(call, scores_flow(call, scores, grad, parts, orphan=orphan, reduced=reduced), parts)
 
 
 def _all_gradients(call: Call, flow: Flow, parts: int) -> Call:
@@ -253,27 +280,36 @@ def row_parts(call: Call) -> int:
     return 0 if call.sites is None else min(len(call.children), torch.get_num_threads())
 
 
-def _parts(call: Call, parts: int | None) -> int:
-    return row_parts(call) if parts is None else parts
+def room_for_logits(call: Call, parts: int) -> Logits:
+    """Room for the logits of a step, for :func:`scores` to fill."""
+    return Logits(call.children.new_empty(_layout(call, parts)), parts)
+
+
+def _read(call: Call, logits: Logits | None, parts: int | None = None) -> dict[str, Any]:
+    """Logits as the kernels take them, and among how many tasks rows are shared out."""
+    if logits is not None:
+        return {"logits": logits.values, "parts": logits.parts}
+    return {"parts": row_parts(call) if parts is None else parts}
+
+
+def _layout(call: Call, parts: int, even: bool = False) -> tuple[int, ...]:
+    """The shape of a number of each child and each parent, or of each child."""
+    B, I, J, *_ = call.sizes
+    lanes = library().torchcaps_vector_bytes() // call.children.element_size()
+    return -(-B // lanes) + parts, I, 1 if even else J, lanes if B > lanes // 4 else B
 
 
 def _coefficients(call: Call, parts: int | None, even: bool = False) -> Tensor | None:
     """Room for a number of each child and each parent, or of each child, if it is wanted."""
-    if parts is None:
-        return None
-    B, I, J, *_ = call.sizes
-    lanes = library().torchcaps_vector_bytes() // call.children.element_size()
-    shape = (-(-B // lanes) + parts, I, 1 if even else J, lanes if B > lanes // 4 else B)
-    return _shelf.take(shape, call.children.dtype)
+    return None if parts is None else _shelf.take(_layout(call, parts, even), call.children.dtype)
 
 
-def _flowing(call: Call, wanted: Sequence[bool] = (True, True)) -> Gradients:
+def _flowing(call: Call, wanted: Sequence[bool] = (True, True, True)) -> Gradients:
     """Room for the gradients of a call, but for those that are passed on at last."""
-    by_child = (
-        torch.empty_like(field) if want and field is not None else None
-        for want, field in zip(wanted, call[3:5], strict=True)
-    )
-    return [None, None, None, *by_child, *map(torch.empty_like, call.similarity)]
+    fields = (*call[3:5], *call.similarity)
+    wanted = (*wanted[:2], *(wanted[2] for _ in call.similarity))
+    there = (field if want else None for want, field in zip(wanted, fields, strict=True))
+    return [None, None, None, *(None if field is None else torch.empty_like(field) for field in there)]
 
 
 def _term_of_logits(call: Call, flow: Tensor | None) -> Term | None:
@@ -288,36 +324,34 @@ def _term_of_logits(call: Call, flow: Tensor | None) -> Term | None:
 
 def _gradients_of(gradients: Gradients) -> dict[str, Tensor | None]:
     """The gradients by their names in the C++ source."""
-    return {f"grad_{name}": grad for name, grad in zip(_INPUTS, gradients, strict=False)}
+    return dict(zip(_GRADIENTS, gradients, strict=False))
 
 
-def _named(call: Call) -> dict[str, Tensor | None]:
-    """The tensors of a call by their names in the C++ source."""
-    similarity = (*call.similarity, None, None, None)[:3]
-    fields = (call.children, call.transforms, call.coordinates, call.weights, call.log_partition, *similarity)
-    return dict(zip(_INPUTS, fields, strict=True))
+def _run(which: int, call: Call, **fields: Tensor | int | None) -> None:
+    """Runs one pass on a call, with what it has beside; fields that are not named are 0."""
+    children, transforms, _, _, _, sites, similarity = call
+    if not children.is_cpu:
+        raise ValueError(f"the native kernels are for tensors on a CPU, got children on {children.device}")
+    images, grid, M, P = children.shape
+    shared, J, _, D = transforms.shape
+    windows, I = (1, grid) if sites is None else sites.shape
+    values = [images, grid, windows, I, J, M, P, D, shared == 1 and I > 1, min(len(similarity), 2)]
+    values += [0] * (len(_FIELDS) - len(values))
+    values[_PLACES["threads"]] = torch.get_num_threads()
+    for place, tensor in enumerate((*call[:5], *similarity), _PLACES["children"]):
+        values[place] = _number(tensor)
+    values[_PLACES["sites"]] = _number(sites)
+    for name, field in fields.items():
+        values[_PLACES[name]] = _number(field)
+    if not library().torchcaps_run(_CALL.pack(*values), which, children.dtype == torch.float64):
+        raise IndexError(f"sites must be from 0 to {grid - 1}, got {sites}")
 
 
-def _run(which: int, call: Call, results: dict[str, Tensor | None], **options: Any) -> None:
-    if not call.children.is_cpu:
-        raise ValueError(f"the native kernels are for tensors on a CPU, got children on {call.children.device}")
-    tensors = {**_named(call), "sites": call.sites, **results}
-    images, grid, M, P = call.children.shape
-    _, I, J, _, _, D = call.sizes
-    windows = 1 if call.sites is None else len(call.sites)
-    shared, similarity = call.transforms.shape[0] == 1 and I > 1, min(len(call.similarity), 2)
-    sizes = dict(zip(_SIZES, (images, grid, windows, I, J, M, P, D, shared, similarity), strict=True))
-    pointers = {name: _pointer(tensor) for name, tensor in tensors.items()}
-    options.setdefault("threads", torch.get_num_threads())
-    done = library().torchcaps_run(
-        ctypes.byref(_Call(**sizes, **options, **pointers)), which, call.children.dtype == torch.float64
-    )
-    if not done:
-        raise IndexError(f"sites must be from 0 to {grid - 1}, got {call.sites}")
-
-
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _number(field: Tensor | int | None) -> int:
+    """What the C++ source has for a field."""
+    if field is None:
+        return 0
+    return field.data_ptr() if isinstance(field, Tensor) else field
 
 
 @cache
@@ -342,7 +376,7 @@ def library() -> ctypes.CDLL:
 
 def _loaded(path: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
-    loaded.torchcaps_run.argtypes = (ctypes.POINTER(_Call), ctypes.c_int64, ctypes.c_int64)
+    loaded.torchcaps_run.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
     loaded.torchcaps_run.restype = loaded.torchcaps_vector_bytes.restype = ctypes.c_int64
     loaded.torchcaps_vector_bytes.argtypes = ()
     return loaded

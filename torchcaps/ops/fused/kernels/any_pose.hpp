@@ -23,16 +23,16 @@ class AnyPose : Rows<T> {
   explicit AnyPose(const Call& call) : Base(call), M(call.M), P(call.P), D(call.D), H(M * D) {}
 
   void moments() const {
-    parallel_for(call.threads, blocks(rows), 1, [&](int64_t first, int64_t last) {
-      Forward work(*this);
-      for (int64_t block = first; block < last; ++block) work.moments(block * kLanes);
+    this->each_range([&](auto range) {
+      for (Forward work(*this, range.end); range.row < range.end; range.row += kLanes, ++range.block)
+        work.moments(range.row, range.block);
     });
   }
 
   void scores() const {
-    parallel_for(call.threads, blocks(rows), 1, [&](int64_t first, int64_t last) {
-      Forward work(*this);
-      for (int64_t block = first; block < last; ++block) work.scores(block * kLanes);
+    this->each_range([&](auto range) {
+      for (Forward work(*this, range.end); range.row < range.end; range.row += kLanes, ++range.block)
+        work.scores(range.row, range.block);
     });
   }
 
@@ -115,9 +115,10 @@ class AnyPose : Rows<T> {
   // One block of rows, forward.
   struct Forward {
     const AnyPose& k;
+    const int64_t end;  // of the rows
     std::vector<V> centre, precision, log_weight, u, logits, votes, mass, shift, first, second, scratch;
 
-    explicit Forward(const AnyPose& k) : k(k) {
+    Forward(const AnyPose& k, int64_t end) : k(k), end(end) {
       const size_t parents = size_t(k.J) * k.H, children = kChildren;
       if (k.call.similarity != kUniform) centre.resize(parents);
       if (k.call.similarity == kGaussian) precision.resize(parents), log_weight.resize(k.J);
@@ -131,15 +132,15 @@ class AnyPose : Rows<T> {
     Parents parents() const { return {centre.data(), precision.data(), log_weight.data()}; }
 
     void load_parents(int64_t row) {
-      if (!centre.empty()) k.load(k.call.parents, row, k.rows, int64_t{k.J} * k.H, centre.data());
+      if (!centre.empty()) k.load(k.call.parents, row, end, int64_t{k.J} * k.H, centre.data());
       if (precision.empty()) return;
-      k.load(k.call.precision, row, k.rows, int64_t{k.J} * k.H, precision.data());
-      k.load(k.call.log_weight, row, k.rows, k.J, log_weight.data());
+      k.load(k.call.precision, row, end, int64_t{k.J} * k.H, precision.data());
+      k.load(k.call.log_weight, row, end, k.J, log_weight.data());
     }
 
     void load_children(int64_t row, int start, int count) {
       for (int i = 0; i < count; ++i)
-        k.load_child(k.call.children, row, k.rows, start + i, k.M * k.P, u.data() + i * k.M * k.P);
+        k.load_child(k.call.children, row, end, start + i, k.M * k.P, u.data() + i * k.M * k.P);
     }
 
     // Logits [count, J] of some children.
@@ -157,14 +158,15 @@ class AnyPose : Rows<T> {
         }
     }
 
-    void scores(int64_t row) {
+    void scores(int64_t row, int64_t block) {
       load_parents(row);
-      const int lanes = static_cast<int>(std::min<int64_t>(k.rows - row, kLanes));
+      const int lanes = static_cast<int>(std::min<int64_t>(end - row, kLanes));
       T* out = writable(k.call.scores);
       for (int start = 0; start < k.I; start += kChildren) {
         const int count = std::min(kChildren, k.I - start);
         load_children(row, start, count);
         compare(start, count);
+        k.put_coefficients(logits.data(), block, start, count, k.J, k.call.logits);
         for (int i = 0; i < count; ++i) {
           const int64_t numbers = k.call.reduced ? 1 : k.J;
           V* values = logits.data() + i * k.J;
@@ -176,8 +178,8 @@ class AnyPose : Rows<T> {
       }
     }
 
-    void moments(int64_t row) {
-      load_parents(row);
+    void moments(int64_t row, int64_t block) {
+      if (!k.call.logits) load_parents(row);
       std::fill(mass.begin(), mass.end(), V{});
       std::fill(first.begin(), first.end(), V{});
       std::fill(second.begin(), second.end(), V{});
@@ -185,8 +187,12 @@ class AnyPose : Rows<T> {
         const int count = std::min(kChildren, k.I - start);
         load_children(row, start, count);
         if (start == 0 && k.call.scatter) place_shift();
-        compare(start, count);
-        k.share_out(logits.data(), row, k.rows, start, count);
+        if (k.call.logits) {
+          k.load_coefficients(k.call.logits, block, start, count, logits.data());
+        } else {
+          compare(start, count);
+        }
+        k.share_out(logits.data(), row, end, start, count);
         add(start, count);
       }
       if (k.call.scatter) {  // first is the mean, less the shift
@@ -195,10 +201,10 @@ class AnyPose : Rows<T> {
             const int at = j * k.H + h;
             first[at] = (first[at] + shift[at]) * mass[j];
           }
-        k.store(second.data(), row, k.rows, int64_t{k.J} * k.H, k.call.scatter);
+        k.store(second.data(), row, end, int64_t{k.J} * k.H, k.call.scatter);
       }
-      k.store(mass.data(), row, k.rows, k.J, k.call.mass);
-      k.store(first.data(), row, k.rows, int64_t{k.J} * k.H, k.call.sum);
+      k.store(mass.data(), row, end, k.J, k.call.mass);
+      k.store(first.data(), row, end, int64_t{k.J} * k.H, k.call.sum);
     }
 
     // Votes are taken from a point near them: float32 has the digits for a small deviation, not for a large mean.
@@ -269,10 +275,11 @@ class AnyPose : Rows<T> {
     std::vector<V> u, votes, share, gradient, scratch;                                // of some children
 
     explicit Flow(const AnyPose& k)
-        : k(k), moments(k.call.grad_scores == nullptr), compares(k.call.similarity != kUniform && !k.call.hard) {
+        : k(k), moments(k.call.grad_scores == nullptr), compares(k.call.grad_parents && !k.call.hard) {
       const size_t field = size_t(k.J) * k.H;
-      if (k.call.similarity != kUniform) centre.resize(field), first.resize(field);
-      if (k.call.similarity == kGaussian) precision.resize(field), log_weight.resize(k.J), mass.resize(k.J), second.resize(field);
+      if (k.call.similarity != kUniform) centre.resize(field);
+      if (k.call.similarity == kGaussian) precision.resize(field), log_weight.resize(k.J);
+      if (k.call.grad_parents) mass.resize(k.J), first.resize(field), second.resize(field);
       if (moments) up_mass.resize(k.J), up_sum.resize(field);
       if (k.call.scatter) mean.resize(field), up_scatter.resize(field);
       u.resize(kChildren * k.M * k.P), votes.resize(kChildren * k.H);
@@ -287,12 +294,14 @@ class AnyPose : Rows<T> {
         const int count = std::min(kChildren, k.I - start);
         for (int i = 0; i < count; ++i)
           k.load_child(k.call.children, row, end, start + i, k.M * k.P, u.data() + i * k.M * k.P);
-        compare(start, count);
+        if (k.call.logits) k.load_coefficients(k.call.logits, block, start, count, share.data());
+        if (moments || !k.call.logits) compare(start, count);
         for (int i = 0; i < count; ++i) moments ? flow_of_moments(row, end, start + i, i) : flow_of_scores(row, end, start + i, i);
+        if (k.call.adds) k.template load_coefficients<true>(k.call.flow, block, start, count, gradient.data());
         k.put_flow(share.data(), gradient.data(), block, start, count);
         if (compares) add(start, count);
       }
-      if (!centre.empty()) store_similarity(row, end);
+      if (k.call.grad_parents) store_similarity(row, end);
     }
 
     void load_parents(int64_t row, int64_t end) {
@@ -313,7 +322,7 @@ class AnyPose : Rows<T> {
         for (int h = 0; h < k.H; ++h) up_mass[j] += mean[j * k.H + h] * up_sum[j * k.H + h];
     }
 
-    // Logits into `share`, and what a share is worth to the loss into `gradient`.
+    // Logits into `share`, unless they are there, and what a share is worth to the loss into `gradient`.
     __attribute__((noinline)) void compare(int start, int count) {
       V local[kPose];
       V* v = kKnown ? local : scratch.data();
@@ -321,7 +330,7 @@ class AnyPose : Rows<T> {
       for (int j = 0; j < k.J; ++j)
         for (int i = 0; i < count; ++i) {
           k.vote(u.data() + i * k.M * k.P, k.transform(start + i, j), k.offset(start + i), v);
-          share[i * k.J + j] = centre.empty() ? V{} : k.logit(v, parents, j);
+          if (!k.call.logits) share[i * k.J + j] = centre.empty() ? V{} : k.logit(v, parents, j);
           if (moments) gradient[i * k.J + j] = worth(v, j);
         }
     }
@@ -350,13 +359,13 @@ class AnyPose : Rows<T> {
     void flow_of_scores(int64_t row, int64_t end, int child, int i) {
       V *logits = share.data() + i * k.J, *g = gradient.data() + i * k.J;
       const int64_t numbers = k.call.reduced ? 1 : k.J;
-      const int lanes = static_cast<int>(std::clamp<int64_t>(end - row, 0, kLanes));
-      std::fill(g, g + k.J, V{});
-      for (int lane = 0; lane < lanes; ++lane)
-        for (int64_t n = 0; n < numbers; ++n)
-          g[n][lane] = readable(k.call.grad_scores)[((row + lane) * k.I + child) * numbers + n];
-      if (!k.call.reduced) return;
-      const V grad = g[0], log_partition = k.partition(logits);
+      const auto load = [&](const void* scores, V* out) {
+        k.gather(scores, row, end, numbers, out, [&](int64_t r) { return (r * k.I + child) * numbers; });
+      };
+      if (!k.call.reduced) return load(k.call.grad_scores, g);
+      V grad, log_partition;
+      load(k.call.grad_scores, &grad);
+      load(k.call.scores, &log_partition);
       for (int j = 0; j < k.J; ++j) g[j] = grad * exponential(logits[j] - log_partition);
     }
 

@@ -151,10 +151,8 @@ struct FewRows : VectorCall<T, P_, D_> {
     Flow(const FewRows& k, T* grad_parents)
         : k(k), grad_parents(grad_parents), up_mass(k.J), up_sum(k.poses_of(k.call.sum)), votes(k.together * k.field), share(k.J),
           gradient(k.J) {
-      if (k.compares) {
-        centre = k.poses_of(k.call.parents);
-        d_centre.resize(k.field);
-      }
+      if (k.compares) centre = k.poses_of(k.call.parents);
+      if (grad_parents) d_centre.resize(k.field);
       for (int j = 0; j < k.J; ++j)
         for (int lane = 0; lane < k.together * k.rows; ++lane)
           up_mass[j][lane] = k.readable(k.call.mass)[lane % k.rows * k.J + j];
@@ -165,7 +163,7 @@ struct FewRows : VectorCall<T, P_, D_> {
         const int count = std::min(k.together, part.last - start);
         k.compares ? compare(start, count) : share_evenly(start, count);
       }
-      if (k.compares) std::memcpy(grad_parents, d_centre.data(), k.field * sizeof(V));
+      if (grad_parents) std::memcpy(grad_parents, d_centre.data(), k.field * sizeof(V));
     }
 
     void share_evenly(int start, int count) {
@@ -191,7 +189,7 @@ struct FewRows : VectorCall<T, P_, D_> {
         put(start, count, j, k.J, share[j], k.call.shares);
         put(start, count, j, k.J, gradient[j], k.call.flow);
       }
-      k.add_votes(count, votes.data(), gradient.data(), d_centre.data());
+      if (grad_parents) k.add_votes(count, votes.data(), gradient.data(), d_centre.data());
     }
 
     // The coefficients of some children for parent j, a pair in each lane.

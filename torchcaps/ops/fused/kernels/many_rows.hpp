@@ -238,9 +238,10 @@ struct ManyRows : VectorCall<T, P_, D_> {
     std::vector<V> centre, up_mass, up_sum, d_centre;  // of each block
     std::vector<V> u, votes, share, gradient;
 
-    Flow(const ManyRows& k, T* grad_parents) : k(k), grad_parents(grad_parents), compares(k.compares && !k.call.hard) {
+    Flow(const ManyRows& k, T* grad_parents) : k(k), grad_parents(grad_parents), compares(grad_parents && !k.call.hard) {
       const size_t field = size_t(kBlocks) * k.J * k.D;
-      if (k.compares) centre.resize(field), d_centre.resize(field);
+      if (k.compares) centre.resize(field);
+      if (grad_parents) d_centre.resize(field);
       up_mass.resize(kBlocks * k.J), up_sum.resize(field);
       u.resize(kChildren * k.P), votes.resize(kPair * k.J * k.D), share.resize(kPair * k.J), gradient.resize(kPair * k.J);
     }
@@ -259,7 +260,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
         k.each_children(part, row, count, [&](int start, int children, int64_t row, int b) {
           some_children(start, children, row, part.end, b, block + b);
         });
-        for (int b = 0; b < count && k.compares; ++b)
+        for (int b = 0; b < count && grad_parents; ++b)
           k.store(d_centre.data() + b * field, row + b * kLanes, part.end, field, grad_parents);
       }
     }
@@ -282,7 +283,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
     void share_evenly(int start, int count, int64_t row, int64_t end, int b, int64_t block) {
       V probability[kChildren], even[kChildren];
       k.even_shares(row, end, start, count, probability, even);
-      for (int i = 0; i < count; ++i) k.put_coefficients(even + i, block, start + i, 1, 1, false, k.call.shares);
+      for (int i = 0; i < count; ++i) k.put_coefficients(even + i, block, start + i, 1, 1, k.call.shares);
       if (!k.call.grad_weights && !k.call.grad_log_partition) return;
       for (int i = 0; i < count; ++i) {
         compare(start + i, 0, u.data() + i * k.P, b);

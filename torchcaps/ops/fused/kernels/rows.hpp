@@ -33,8 +33,9 @@ struct TorchcapsCall {
   int64_t reduced;
   void *grad_children, *grad_transforms, *grad_coordinates, *grad_weights, *grad_log_partition, *grad_parents,
       *grad_precision, *grad_log_weight, *grad_scores;
-  // Coefficients [blocks, I, parents, width]: a_i R_ij, and the gradients of the logits, added to what is there or not.
-  void *shares, *flow;
+  // Coefficients [blocks, I, parents, width]: the logits, which the scores write and other passes read; a_i R_ij; and the
+  // gradients of the logits, added to what is there or not.
+  void *logits, *shares, *flow;
   int64_t adds;
   const TorchcapsTerm* terms;
   int64_t count;
@@ -121,6 +122,15 @@ struct Rows {
     return {block * kLanes, std::min(rows, blocks(rows) * (part + 1) / parts * kLanes), block};
   }
 
+  // Ranges of rows, each a task's: where there are logits, as these lie.
+  template <typename Work>
+  void each_range(const Work& work) const {
+    if (call.logits) return each_part(row_parts(), [&](int64_t part) { work(row_range(part, row_parts())); });
+    parallel_for(call.threads, blocks(rows), 1, [&](int64_t first, int64_t last) {
+      work(Range{first * kLanes, std::min(rows, last * kLanes), first});
+    });
+  }
+
   template <typename Work>
   void each_part(int64_t parts, const Work& work) const {
     parallel_for(call.threads, parts, 1, [&](int64_t first, int64_t last) {
@@ -147,14 +157,21 @@ struct Rows {
   }
 
   // The coefficients of some children, [count, parents], from those of all parents [count, J].
-  void put_coefficients(const V* from, int64_t block, int start, int count, int64_t parents, bool add, void* tensor) const {
+  void put_coefficients(const V* from, int64_t block, int start, int count, int64_t parents, void* tensor) const {
     if (!tensor) return;
     T* to = writable(tensor) + coefficient(block, start, parents);
     for (int i = 0; i < count; ++i)
-      for (int j = 0; j < parents; ++j, to += width()) {
-        const V value = from[i * J + j];
-        store_coefficient(add ? value + load_coefficient(to) : value, to);
-      }
+      for (int j = 0; j < parents; ++j, to += width()) store_coefficient(from[i * J + j], to);
+  }
+
+  // The way back, [count, J], in place of what is there or added to it.
+  template <bool add = false>
+  void load_coefficients(const void* tensor, int64_t block, int start, int count, V* out) const {
+    const T* from = readable(tensor) + coefficient(block, start, J);
+    for (int n = 0; n < count * J; ++n, from += width()) {
+      __builtin_prefetch(from + kTogether * J * width());  // of the children that come next
+      out[n] = add ? out[n] + load_coefficient(from) : load_coefficient(from);
+    }
   }
 
   // Shares do not depend on the parent.
@@ -166,8 +183,8 @@ struct Rows {
 
   // What a step has to do with the gradients of the votes, from shares and gradients of the logits, [count, J].
   void put_flow(const V* share, const V* gradient, int64_t block, int start, int count) const {
-    put_coefficients(share, block, start, count, even() ? 1 : J, false, call.shares);
-    put_coefficients(gradient, block, start, count, J, call.adds, call.flow);
+    put_coefficients(share, block, start, count, even() ? 1 : J, call.shares);
+    put_coefficients(gradient, block, start, count, J, call.flow);
   }
 
   static void clear(void* tensor, int64_t count) {

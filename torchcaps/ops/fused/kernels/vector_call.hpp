@@ -63,7 +63,7 @@ struct VectorCall : Rows<T> {
   void flow_by(const Kernel& kernel) const {
     using Flow = typename Kernel::Flow;
     this->clear_flow();
-    const int64_t parts = child_parts(), numbers = compares ? rows * J * D : 0;
+    const int64_t parts = child_parts(), numbers = call.grad_parents ? rows * J * D : 0;
     if (parts == 1) {
       return this->each_part(this->row_parts(), [&](int64_t part) {
         Flow(kernel, writable(call.grad_parents)).children_of(rows_part(part));
@@ -72,7 +72,7 @@ struct VectorCall : Rows<T> {
     std::vector<std::vector<T>> others(parts - 1);
     this->each_part(parts, [&](int64_t part) {
       T* parents = writable(call.grad_parents);
-      if (part > 0 && compares) {
+      if (part > 0 && parents) {
         others[part - 1].resize(numbers);
         parents = others[part - 1].data();
       }
