@@ -16,6 +16,8 @@ class AnyPose : Rows<T> {
   using Base::blocks, Base::call, Base::I, Base::J, Base::kLanes, Base::readable, Base::rows, Base::writable;
   static constexpr bool kKnown = M_ > 0;
   static constexpr int kPose = kKnown ? M_ * D_ : 1;
+  static constexpr int kRows = kKnown ? std::clamp(kRegisters / 2 / std::max(D_, 1), 1, std::max(M_, 1)) : 1;
+  static_assert(!kKnown || M_ % kRows == 0);         // rows of a vote that are in registers at once
   static constexpr int kChildren = Base::kTogether;  // whose votes are held at once
   static constexpr int kBlocks = 2;                  // of rows, over which a transform's gradient is added up
 
@@ -66,29 +68,46 @@ class AnyPose : Rows<T> {
     return H;
   }
 
-  // V_ij = u_i W_ij + c_i
-  inline void vote(const V* u, const T* w, const T* c, V* v) const {
-    for (int h = 0; h < pose(); ++h) v[h] = c ? splat(c[h]) : V{};
+  // Some rows of V_ij = u_i W_ij + c_i, from row m on.
+  inline void form(const V* u, const T* w, const T* c, int m, int rows, V* v) const {
+    for (int h = 0; h < rows * D; ++h) v[h] = c ? splat(c[m * D + h]) : V{};
     for (int p = 0; p < P; ++p)
-      for (int m = 0; m < M; ++m)
-        for (int d = 0; d < D; ++d) v[m * D + d] += u[m * P + p] * w[p * D + d];
+      for (int r = 0; r < rows; ++r)
+        for (int d = 0; d < D; ++d) v[r * D + d] += u[(m + r) * P + p] * w[p * D + d];
   }
 
-  // The vote is held in registers until it is whole.
+  // Forms a vote, as much of it at a time as registers hold: `use(v, first, count)`, some of its numbers.
+  template <typename Use>
+  __attribute__((always_inline)) inline void each_rows(const V* u, const T* w, const T* c, V* scratch, const Use& use) const {
+    if constexpr (kKnown) {
+#pragma GCC unroll 1
+      for (int m = 0; m < M_; m += kRows) {
+        V v[kRows * D_];
+        form(u, w, c, m, kRows, v);
+        use(v, m * D_, kRows * D_);
+      }
+    } else {
+      form(u, w, c, 0, M, scratch);
+      use(scratch, 0, H);
+    }
+  }
+
   inline void store_vote(const V* u, const T* w, const T* c, V* out) const {
-    if constexpr (!kKnown) return vote(u, w, c, out);
-    V v[kPose];
-    vote(u, w, c, v);
-    for (int h = 0; h < kPose; ++h) out[h] = v[h];
+    if constexpr (!kKnown) return form(u, w, c, 0, M, out);
+    each_rows(u, w, c, out, [&](const V* v, int first, int count) {
+      for (int h = 0; h < count; ++h) out[first + h] = v[h];
+    });
   }
 
   // What the vote passes on to the pose of its child: du_i += W_ij dV_ij.
   inline void vote_backward(const V* g, const T* w, V* du) const {
-    for (int m = 0; m < M; ++m)
+    for (int m = 0; m < M; m += kRows)
       for (int p = 0; p < P; ++p) {
-        V total = du[m * P + p];
-        for (int d = 0; d < D; ++d) total += g[m * D + d] * w[p * D + d];
-        du[m * P + p] = total;
+        V total[kRows];
+        for (int r = 0; r < kRows; ++r) total[r] = du[(m + r) * P + p];
+        for (int d = 0; d < D; ++d)
+          for (int r = 0; r < kRows; ++r) total[r] += g[(m + r) * D + d] * w[p * D + d];
+        for (int r = 0; r < kRows; ++r) du[(m + r) * P + p] = total[r];
       }
   }
 
@@ -97,19 +116,28 @@ class AnyPose : Rows<T> {
     const V *centre, *precision, *log_weight;  // [J, H], [J, H], [J]
   };
 
-  inline V logit(const V* v, const Parents& parents, int j) const {
-    const V* centre = parents.centre + int64_t{j} * pose();
-    V even{}, odd{};  // two sums, so that no addition waits for the one before
-    if (call.similarity == kInnerProduct) {
-      for (int h = 0; h < pose(); ++h) (h & 1 ? odd : even) += v[h] * centre[h];
-      return even + odd;
+  // What some numbers of a vote, from `first` on, add to its logit for parent j. Two sums, so that no addition waits for the
+  // one before.
+  template <Similarity similarity>
+  inline void compare(const V* v, int first, int count, const Parents& parents, int j, V (&sums)[2]) const {
+    if constexpr (similarity == kUniform) return;
+    const V* centre = parents.centre + int64_t{j} * pose() + first;
+    if constexpr (similarity == kInnerProduct) {
+      for (int h = 0; h < count; ++h) sums[h & 1] += v[h] * centre[h];
+      return;
     }
-    const V* precision = parents.precision + int64_t{j} * pose();
-    for (int h = 0; h < pose(); ++h) {
+    const V* precision = parents.precision + int64_t{j} * pose() + first;
+    for (int h = 0; h < count; ++h) {
       const V deviation = v[h] - centre[h];
-      (h & 1 ? odd : even) += deviation * deviation * precision[h];
+      sums[h & 1] += deviation * deviation * precision[h];
     }
-    return parents.log_weight[j] - (even + odd) * T(0.5);
+  }
+
+  template <Similarity similarity>
+  inline V logit(const V (&sums)[2], const Parents& parents, int j) const {
+    const V both = sums[0] + sums[1];
+    if constexpr (similarity == kGaussian) return parents.log_weight[j] - both * T(0.5);
+    return both;
   }
 
   // One block of rows, forward.
@@ -144,17 +172,22 @@ class AnyPose : Rows<T> {
     }
 
     // Logits [count, J] of some children.
-    __attribute__((noinline)) void compare(int start, int count) {
-      if (centre.empty()) {
-        std::fill(logits.begin(), logits.begin() + count * k.J, V{});
-        return;
-      }
-      V local[kPose];
-      V* v = kKnown ? local : scratch.data();
+    void compare(int start, int count) {
+      if (k.call.similarity == kGaussian) return compare_by<kGaussian>(start, count);
+      if (k.call.similarity == kInnerProduct) return compare_by<kInnerProduct>(start, count);
+      std::fill(logits.begin(), logits.begin() + count * k.J, V{});
+    }
+
+    template <Similarity similarity>
+    __attribute__((noinline)) void compare_by(int start, int count) {
       for (int j = 0; j < k.J; ++j)
         for (int i = 0; i < count; ++i) {
-          k.vote(u.data() + i * k.M * k.P, k.transform(start + i, j), k.offset(start + i), v);
-          logits[i * k.J + j] = k.logit(v, parents(), j);
+          V sums[2] = {};
+          const V* pose = u.data() + i * k.M * k.P;
+          k.each_rows(pose, k.transform(start + i, j), k.offset(start + i), scratch.data(), [&](const V* v, int first, int n) {
+            k.template compare<similarity>(v, first, n, parents(), j, sums);
+          });
+          logits[i * k.J + j] = k.template logit<similarity>(sums, parents(), j);
         }
     }
 
@@ -209,7 +242,7 @@ class AnyPose : Rows<T> {
 
     // Votes are taken from a point near them: float32 has the digits for a small deviation, not for a large mean.
     void place_shift() {
-      for (int j = 0; j < k.J; ++j) k.vote(u.data(), k.transform(0, j), k.offset(0), shift.data() + j * k.H);
+      for (int j = 0; j < k.J; ++j) k.store_vote(u.data(), k.transform(0, j), k.offset(0), shift.data() + j * k.H);
     }
 
     void add(int start, int count) {
@@ -267,6 +300,8 @@ class AnyPose : Rows<T> {
 
   // One block of rows: shares, gradients of the logits, and what they come to for the similarity and children's activations.
   struct Flow {
+    enum Worth { kOfNothing, kOfSum, kOfScatter };  // what a share is worth to the loss, by which gradients there are
+
     const AnyPose& k;
     const bool moments;   // or scores
     const bool compares;  // and passes gradients to what it compares with
@@ -295,7 +330,7 @@ class AnyPose : Rows<T> {
         for (int i = 0; i < count; ++i)
           k.load_child(k.call.children, row, end, start + i, k.M * k.P, u.data() + i * k.M * k.P);
         if (k.call.logits) k.load_coefficients(k.call.logits, block, start, count, share.data());
-        if (moments || !k.call.logits) compare(start, count);
+        compare(start, count);
         for (int i = 0; i < count; ++i) moments ? flow_of_moments(row, end, start + i, i) : flow_of_scores(row, end, start + i, i);
         if (k.call.adds) k.template load_coefficients<true>(k.call.flow, block, start, count, gradient.data());
         k.put_flow(share.data(), gradient.data(), block, start, count);
@@ -323,31 +358,50 @@ class AnyPose : Rows<T> {
     }
 
     // Logits into `share`, unless they are there, and what a share is worth to the loss into `gradient`.
-    __attribute__((noinline)) void compare(int start, int count) {
-      V local[kPose];
-      V* v = kKnown ? local : scratch.data();
+    void compare(int start, int count) {
+      if (k.call.logits) return compare_by<kUniform>(start, count);
+      if (k.call.similarity == kGaussian) return compare_by<kGaussian>(start, count);
+      if (k.call.similarity == kInnerProduct) return compare_by<kInnerProduct>(start, count);
+      std::fill(share.begin(), share.end(), V{});
+      compare_by<kUniform>(start, count);
+    }
+
+    template <Similarity similarity>
+    void compare_by(int start, int count) {
+      if (!up_scatter.empty()) return compare_by<similarity, kOfScatter>(start, count);
+      if (moments) return compare_by<similarity, kOfSum>(start, count);
+      if constexpr (similarity != kUniform) compare_by<similarity, kOfNothing>(start, count);
+    }
+
+    template <Similarity similarity, Worth worth>
+    __attribute__((noinline)) void compare_by(int start, int count) {
       const Parents parents = {centre.data(), precision.data(), log_weight.data()};
       for (int j = 0; j < k.J; ++j)
         for (int i = 0; i < count; ++i) {
-          k.vote(u.data() + i * k.M * k.P, k.transform(start + i, j), k.offset(start + i), v);
-          if (!k.call.logits) share[i * k.J + j] = centre.empty() ? V{} : k.logit(v, parents, j);
-          if (moments) gradient[i * k.J + j] = worth(v, j);
+          V sums[2] = {}, worths[2] = {};
+          const V* pose = u.data() + i * k.M * k.P;
+          k.each_rows(pose, k.transform(start + i, j), k.offset(start + i), scratch.data(), [&](const V* v, int first, int n) {
+            k.template compare<similarity>(v, first, n, parents, j, sums);
+            add_worth<worth>(v, first, n, j, worths);
+          });
+          if constexpr (similarity != kUniform) share[i * k.J + j] = k.template logit<similarity>(sums, parents, j);
+          if constexpr (worth != kOfNothing) gradient[i * k.J + j] = up_mass[j] + worths[0] + worths[1];
         }
     }
 
-    inline V worth(const V* v, int j) const {
-      const V *s = up_sum.data() + int64_t{j} * k.H, *q = up_scatter.data() + int64_t{j} * k.H;
-      const V* m = mean.data() + int64_t{j} * k.H;
-      V even = up_mass[j], odd{};  // two sums, so that no addition waits for the one before
-      if (up_scatter.empty()) {
-        for (int h = 0; h < k.pose(); ++h) (h & 1 ? odd : even) += v[h] * s[h];
-        return even + odd;
+    template <Worth worth>
+    inline void add_worth(const V* v, int first, int count, int j, V (&sums)[2]) const {
+      if constexpr (worth == kOfNothing) return;
+      const int64_t at = int64_t{j} * k.pose() + first;
+      const V *s = up_sum.data() + at, *q = up_scatter.data() + at, *m = mean.data() + at;
+      if constexpr (worth == kOfSum) {
+        for (int h = 0; h < count; ++h) sums[h & 1] += v[h] * s[h];
+        return;
       }
-      for (int h = 0; h < k.pose(); ++h) {
+      for (int h = 0; h < count; ++h) {
         const V deviation = v[h] - m[h];
-        (h & 1 ? odd : even) += deviation * (deviation * q[h] + s[h]);
+        sums[h & 1] += deviation * (deviation * q[h] + s[h]);
       }
-      return even + odd;
     }
 
     // Logits and worth to a_i R_ij and the gradient of the logits.
