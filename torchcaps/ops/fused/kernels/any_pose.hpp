@@ -478,12 +478,18 @@ class AnyPose : Rows<T> {
     static constexpr int kTerms = 6;  // at once
     static constexpr int kPair = 2;   // children at once, which share what the parents have
 
+    // Where the coefficients of a term lie, and how far apart those of two children and of two parents are.
+    struct Source {
+      const T* first;
+      int64_t child, parent;
+    };
+
     const AnyPose& k;
     T *grad_transforms, *grad_coordinates;
     std::vector<V> fields;                    // of each block, [J, H, terms, 2]: constant and slope
     std::vector<V> u, du, d_votes, d_offset;  // per child and block, [children, blocks, ...]
-    std::vector<V> field, votes, coefficients;
-    std::vector<const T*> first_coefficients;  // of each block and term, for some children
+    std::vector<V> field, votes;
+    std::vector<Source> sources;  // of each block and term, for some children
     int64_t row = 0, end = 0, block = 0;
     int count = 0;  // of blocks
 
@@ -492,8 +498,7 @@ class AnyPose : Rows<T> {
       const size_t pairs = kBlocks * kChildren;
       field.resize(k.J * k.H), fields.resize(kBlocks * field.size() * k.call.count * 2);
       u.resize(pairs * k.M * k.P), du.resize(pairs * k.M * k.P), d_votes.resize(pairs * k.H);
-      d_offset.resize(kChildren * k.H), votes.resize(kPair * k.H), coefficients.resize(kPair * k.call.count);
-      first_coefficients.resize(kBlocks * k.call.count);
+      d_offset.resize(kChildren * k.H), votes.resize(kPair * k.H), sources.resize(kBlocks * k.call.count);
     }
 
     static int64_t pair(int i, int b) { return i * kBlocks + b; }
@@ -527,7 +532,8 @@ class AnyPose : Rows<T> {
       for (int b = 0; b < count; ++b)
         for (int64_t t = 0; t < k.call.count; ++t) {
           const auto& term = k.call.terms[t];
-          first_coefficients[b * k.call.count + t] = readable(term.coefficient) + k.coefficient(block + b, start, term.parents);
+          const T* first = readable(term.coefficient) + k.coefficient(block + b, start, term.parents);
+          sources[b * k.call.count + t] = {first, term.parents * k.width(), term.parents > 1 ? k.width() : 0};
         }
       std::fill(du.begin(), du.end(), V{});
       if (grad_coordinates) std::fill(d_offset.begin(), d_offset.end(), V{});
@@ -550,7 +556,6 @@ class AnyPose : Rows<T> {
         for (int one = 0; one < both; ++one) {
           const int child = start + i + one;
           k.store_vote(u.data() + pair(i + one, b) * k.M * k.P, k.transform(child, j), k.offset(child), votes.data() + one * k.H);
-          load_coefficients(i + one, j, b, coefficients.data() + one * k.call.count);
         }
         both == kPair ? add_terms<kPair>(i, j, b) : add_terms<1>(i, j, b);
         for (int one = i; one < i + both; ++one) {
@@ -559,15 +564,6 @@ class AnyPose : Rows<T> {
           if (grad_coordinates)
             for (int h = 0; h < k.pose(); ++h) d_offset[one * k.H + h] += g[h];
         }
-      }
-    }
-
-    void load_coefficients(int i, int j, int b, V* out) const {
-      for (int64_t t = 0; t < k.call.count; ++t) {
-        const int64_t parents = k.call.terms[t].parents;
-        const T* from = first_coefficients[b * k.call.count + t] + (i * parents + (parents > 1 ? j : 0)) * k.width();
-        __builtin_prefetch(from + kChildren * parents * k.width());  // of the children that come next
-        out[t] = k.load_coefficient(from);
       }
     }
 
@@ -588,7 +584,12 @@ class AnyPose : Rows<T> {
       V* g[children];
       const V* v[children];
       for (int one = 0; one < children; ++one) {
-        for (int t = 0; t < terms; ++t) r[one][t] = coefficients[one * k.call.count + first + t];
+        for (int t = 0; t < terms; ++t) {
+          const Source& from = sources[b * k.call.count + first + t];
+          const T* coefficient = from.first + (i + one) * from.child + j * from.parent;
+          __builtin_prefetch(coefficient + kChildren * from.child);  // of the children that come next
+          r[one][t] = k.load_coefficient(coefficient);
+        }
         g[one] = d_votes.data() + pair(i + one, b) * k.H;
         v[one] = votes.data() + one * k.H;
       }
