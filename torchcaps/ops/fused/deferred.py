@@ -78,12 +78,14 @@ class _Step(NamedTuple):
     Args:
         entries: of the ledger.
         parts: among how many tasks the rows of windows are shared out.
+        kept: the votes, where there are few.
         options: of the function.
         scores: the name of the scores of the same logits, if there are any.
     """
 
     entries: dict[int, _Entry]
     parts: int
+    kept: native.Kept
     options: tuple[bool, ...]
     scores: object = None
 
@@ -92,20 +94,23 @@ class Ledger:
     """Steps of routing on one set of votes, forward and backward.
 
     Args:
-        votes: the tensors of the votes: children, transforms, coordinates.
+        children: of the votes.
+        transforms: of the votes.
+        coordinates: of the votes, or None.
     """
 
-    def __init__(self, *votes: Tensor | None) -> None:
-        self.votes = votes
+    def __init__(self, children: Tensor, transforms: Tensor, coordinates: Tensor | None) -> None:
+        self.votes = children, transforms, coordinates
         self.entries: dict[int, _Entry] = {}
         self._tokens: dict[tuple[bool, ...], Tensor] = {}
         self._parts: int | None = None
         self._scored: _Scored | None = None
+        self._kept = native.Kept(children, transforms)
 
     def moments(self, call: Call, *options: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         """Mass, sum and scatter; the options are orphan, hard, scatter."""
         if not _differentiated(call):
-            return _moments(call, None, *options)
+            return _moments(call, None, self._kept, *options)
         scored, self._scored = self._scored, None  # one step alone has these logits
         name = token = logits = None
         if scored is not None and scored.have(call):
@@ -127,7 +132,7 @@ class Ledger:
     def _step(self, call: Call, options: tuple[bool, ...], scores: object) -> _Step:
         if self._parts is None:  # the coefficients of all steps lie alike, however many threads there are later
             self._parts = native.row_parts(call)
-        return _Step(self.entries, self._parts, options, scores)
+        return _Step(self.entries, self._parts, self._kept, options, scores)
 
     def _token(self) -> Tensor:
         """Whatever depends on it is differentiated before the votes are."""
@@ -146,9 +151,9 @@ def _differentiated(call: Call) -> bool:
 
 
 def _moments(
-    call: Call, logits: native.Logits | None, orphan: bool, hard: bool, scatter: bool
+    call: Call, logits: native.Logits | None, kept: native.Kept, orphan: bool, hard: bool, scatter: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    return native.moments(call.readable(), orphan=orphan, hard=hard, scatter=scatter, logits=logits)
+    return native.moments(call.readable(), orphan=orphan, hard=hard, scatter=scatter, logits=logits, kept=kept)
 
 
 def _scores(call: Call, logits: native.Logits | None, orphan: bool, reduced: bool) -> Tensor:
@@ -240,7 +245,7 @@ class _Moments(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: _Step, *arguments: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         _, _, logits, sites, *tensors = arguments
-        mass, total, second = _moments(Call.of(tensors, sites), _logits(step, logits), *step.options)
+        mass, total, second = _moments(Call.of(tensors, sites), _logits(step, logits), step.kept, *step.options)
         _save(ctx, step, logits, (sites, *tensors), mass, total)
         return mass, total, second
 
@@ -261,7 +266,7 @@ class _Moments(torch.autograd.Function):
             middle = mean(results) if scatter else None
             defers = entry is not None and step.scores is not None and not hard and _comes_later(ctx, 1)
             wanted = (*ctx.needs_input_grad[8:10], any(ctx.needs_input_grad[10:]) and not defers)
-            found = native.moments_flow(call, middle, grads, parts, wanted, logits, orphan=orphan, hard=hard)
+            found = native.moments_flow(call, middle, grads, parts, wanted, logits, step.kept, orphan=orphan, hard=hard)
             if entry is not None and defers and found.logits is not None:
                 entry.left[step.scores] = found.logits.coefficient
             return found

@@ -20,47 +20,42 @@ void run_kernel(const Call& call, Pass pass) {
   if constexpr (requires { kernel.scores(); }) kernel.scores();
 }
 
+// What came of it: sites that are no places among the children; it is done; and the votes are kept.
+enum Outcome : int64_t { kOutside, kDone, kKept };
+
 template <typename T, int P, int D>
-void run_vectors(const Call& call, Pass pass) {
-  if (FewRows<T, P, D>::suits(call)) return run_kernel<FewRows<T, P, D>>(call, pass);
-  run_kernel<ManyRows<T, P, D>>(call, pass);
+Outcome run_vectors(const Call& call, Pass pass) {
+  if (!FewRows<T, P, D>::suits(call)) return run_kernel<ManyRows<T, P, D>>(call, pass), kDone;
+  run_kernel<FewRows<T, P, D>>(call, pass);
+  return call.votes && pass == kMoments ? kKept : kDone;
 }
 
-// Vectors under inner products; whether that is what is asked for.
 template <typename T>
-bool run_as_vectors(const Call& call, Pass pass) {
+Outcome run(const Call& call, Pass pass) {
   const bool scores = pass == kScores || call.grad_scores;
-  if (scores || !VectorCall<T, 0, 0>::suits(call)) return false;
-  if constexpr (std::is_same_v<T, float>) {
-    if (call.P == 8 && call.D == 16) return run_vectors<T, 8, 16>(call, pass), true;
-    if (call.P == 16 && call.D == 16) return run_vectors<T, 16, 16>(call, pass), true;
+  constexpr bool single = std::is_same_v<T, float>;
+  if (!scores && VectorCall<T, 0, 0>::suits(call)) {
+    if constexpr (single) {
+      if (call.P == 8 && call.D == 16) return run_vectors<T, 8, 16>(call, pass);
+      if (call.P == 16 && call.D == 16) return run_vectors<T, 16, 16>(call, pass);
+    }
+    return run_vectors<T, 0, 0>(call, pass);
   }
-  return run_vectors<T, 0, 0>(call, pass), true;
-}
-
-template <typename T>
-void run(const Call& call, Pass pass) {
-  if (run_as_vectors<T>(call, pass)) return;
-  if constexpr (std::is_same_v<T, float>) {
-    if (call.M == 4 && call.P == 4 && call.D == 4) return run_kernel<AnyPose<float, 4, 4, 4>>(call, pass);
+  if constexpr (single) {
+    if (call.M == 4 && call.P == 4 && call.D == 4) return run_kernel<AnyPose<float, 4, 4, 4>>(call, pass), kDone;
   }
-  run_kernel<AnyPose<T, 0, 0, 0>>(call, pass);
+  return run_kernel<AnyPose<T, 0, 0, 0>>(call, pass), kDone;
 }
 
 }  // namespace
 
-// Whether all sites are places among the children: if not, nothing was done.
+// Where a site is no place among the children, nothing is done.
 extern "C" int64_t torchcaps_run(const TorchcapsCall* call, int64_t pass_number, int64_t is_double) {
   const auto outside = [&](int32_t site) { return site < 0 || site >= call->grid; };
-  if (call->sites && std::any_of(call->sites, call->sites + call->windows * call->I, outside)) return 0;
-  if (call->J == 0 || call->images == 0 || call->windows == 0) return 1;
+  if (call->sites && std::any_of(call->sites, call->sites + call->windows * call->I, outside)) return kOutside;
+  if (call->J == 0 || call->images == 0 || call->windows == 0) return kDone;
   const Pass pass = static_cast<Pass>(pass_number);
-  if (is_double) {
-    run<double>(*call, pass);
-  } else {
-    run<float>(*call, pass);
-  }
-  return 1;
+  return is_double ? run<double>(*call, pass) : run<float>(*call, pass);
 }
 
 extern "C" int64_t torchcaps_vector_bytes() { return kVectorBytes; }

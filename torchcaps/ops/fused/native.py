@@ -37,9 +37,13 @@ _RESULTS = ("mass", "sum", "scatter", "mean", "scores")
 _GRADIENTS = tuple(f"grad_{name}" for name in _INPUTS)
 _FIELDS = (
     *(*_SIZES, *_OPTIONS, *_INPUTS, "sites", *_RESULTS, "reduced", *_GRADIENTS, "grad_scores"),
-    *("logits", "shares", "flow", "adds", "terms", "count"),
+    *("logits", "shares", "flow", "adds", "votes", "formed", "terms", "count"),
 )
 """Of ``TorchcapsCall`` in the C++ source: a number or a pointer each, 8 bytes."""
+
+_OUTSIDE, _, _KEPT = range(3)
+_FEW = 4
+"""Rows that are few, as ``kFew`` of the C++ source."""
 
 _PLACES = {name: place for place, name in enumerate(_FIELDS)}
 _CALL = struct.Struct(f"={len(_FIELDS)}q")
@@ -69,6 +73,52 @@ class Term(NamedTuple):
     coefficient: Tensor
     constant: Tensor
     slope: Tensor | None
+
+
+class Kept:
+    """The votes of few rows: formed in the first pass, read in others.
+
+    They are kept where they take less room than the transforms, and so less time to read.
+
+    Args:
+        children: of the votes.
+        transforms: of the votes.
+    """
+
+    def __init__(self, children: Tensor, transforms: Tensor) -> None:
+        rows, _, M, P = children.shape
+        self._sources = children, transforms
+        self._wanted = (
+            M == 1 and rows <= min(_FEW, P - 1) and not any(source.is_inference() for source in self._sources)
+        )
+        self._votes: Tensor | None = None
+        self._formed: list[int] | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Of a pass that may form them: where they are, or may be written."""
+        if not self._wanted:
+            return {}
+        if self._votes is None:
+            children, transforms = self._sources
+            rows, I, *_ = children.shape
+            self._votes = children.new_empty(I, rows, transforms.shape[1], transforms.shape[-1])
+        return {"votes": self._votes, "formed": self._formed == self._versions()}
+
+    def read(self) -> dict[str, Any]:
+        """Of a pass that does not: where they are, if they are there."""
+        there = self._formed is not None and self._formed == self._versions()
+        return {"votes": self._votes, "formed": True} if there else {}
+
+    def note(self, outcome: int) -> None:
+        """What became of a pass with :meth:`fields`."""
+        if outcome == _KEPT:
+            self._formed = self._versions()
+        elif self._formed is None:  # these kernels keep none
+            self._wanted, self._votes = False, None
+
+    def _versions(self) -> list[int]:
+        """Whoever writes to the children or transforms changes them."""
+        return [source._version for source in self._sources]
 
 
 Gradients = list[Tensor | None]
@@ -120,16 +170,20 @@ _shelf = _Shelf()
 
 
 def moments(
-    call: Call, *, orphan: bool, hard: bool, scatter: bool, logits: Logits | None = None
+    call: Call, *, orphan: bool, hard: bool, scatter: bool, logits: Logits | None = None, kept: Kept | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """One E-step and its sums, of logits that are written down or not.
+    """One E-step and its sums, of logits that are written down or not, and of votes that are kept or not.
 
     See :class:`~torchcaps.ops.fused.operators.Kernels`.
     """
     B, _, J, M, _, D = call.sizes
     mass, total = call.children.new_empty(B, J), call.children.new_empty(B, J, M * D)
     second = torch.empty_like(total) if scatter else None
-    _run(_MOMENTS, call, mass=mass, sum=total, scatter=second, orphan=orphan, hard=hard, **_read(call, logits))
+    fields = {} if kept is None else kept.fields()
+    results = {"mass": mass, "sum": total, "scatter": second}
+    outcome = _run(_MOMENTS, call, **results, orphan=orphan, hard=hard, **_read(call, logits), **fields)
+    if fields and kept is not None:
+        kept.note(outcome)
     return mass, total, second
 
 
@@ -150,6 +204,7 @@ def moments_flow(
     parts: int | None,
     wanted: Sequence[bool] = (True, True, True),
     logits: Logits | None = None,
+    kept: Kept | None = None,
     *,
     orphan: bool,
     hard: bool,
@@ -163,6 +218,7 @@ def moments_flow(
         parts: :func:`row_parts`; None where no terms are wanted.
         wanted: the gradients of weights, of log_partition, and of the similarity, or not.
         logits: what :func:`scores` wrote down.
+        kept: the votes, if :func:`moments` kept them.
         orphan: as in :func:`moments`.
         hard: as in :func:`moments`.
     """
@@ -177,6 +233,7 @@ def moments_flow(
         **{"mass": grad_mass, "sum": grad_sum, "scatter": grad_scatter, "mean": mean, "shares": shares, "flow": flow},
         **_gradients_of(gradients),
         **_read(call, logits, parts),
+        **({} if kept is None else kept.read()),
         orphan=orphan,
         hard=hard,
     )
@@ -296,7 +353,7 @@ def _layout(call: Call, parts: int, even: bool = False) -> tuple[int, ...]:
     """The shape of a number of each child and each parent, or of each child."""
     B, I, J, *_ = call.sizes
     lanes = library().torchcaps_vector_bytes() // call.children.element_size()
-    return -(-B // lanes) + parts, I, 1 if even else J, lanes if B > lanes // 4 else B
+    return -(-B // lanes) + parts, I, 1 if even else J, lanes if B > min(_FEW, lanes) else B
 
 
 def _coefficients(call: Call, parts: int | None, even: bool = False) -> Tensor | None:
@@ -327,8 +384,8 @@ def _gradients_of(gradients: Gradients) -> dict[str, Tensor | None]:
     return dict(zip(_GRADIENTS, gradients, strict=False))
 
 
-def _run(which: int, call: Call, **fields: Tensor | int | None) -> None:
-    """Runs one pass on a call, with what it has beside; fields that are not named are 0."""
+def _run(which: int, call: Call, **fields: Tensor | int | None) -> int:
+    """Runs one pass on a call, with what it has beside, and says what came of it; fields that are not named are 0."""
     children, transforms, _, _, _, sites, similarity = call
     if not children.is_cpu:
         raise ValueError(f"the native kernels are for tensors on a CPU, got children on {children.device}")
@@ -343,8 +400,10 @@ def _run(which: int, call: Call, **fields: Tensor | int | None) -> None:
     values[_PLACES["sites"]] = _number(sites)
     for name, field in fields.items():
         values[_PLACES[name]] = _number(field)
-    if not library().torchcaps_run(_CALL.pack(*values), which, children.dtype == torch.float64):
+    outcome: int = library().torchcaps_run(_CALL.pack(*values), which, children.dtype == torch.float64)
+    if outcome == _OUTSIDE:
         raise IndexError(f"sites must be from 0 to {grid - 1}, got {sites}")
+    return outcome
 
 
 def _number(field: Tensor | int | None) -> int:

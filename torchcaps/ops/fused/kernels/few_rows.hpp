@@ -27,7 +27,7 @@ struct FewRows : VectorCall<T, P_, D_> {
 
   static bool suits(const Call& call) {
     const bool plain = !call.sites && !call.hard && !call.coordinates && !call.log_partition && !call.shared;
-    return Base::suits(call) && plain && call.images <= kLanes / 4 && call.P % kColumns == 0 && call.D % kLanes == 0;
+    return Base::suits(call) && plain && call.images <= Base::kFew && call.P % kColumns == 0 && call.D % kLanes == 0;
   }
 
   void moments() const { this->moments_by(*this); }
@@ -53,8 +53,13 @@ struct FewRows : VectorCall<T, P_, D_> {
     return out;
   }
 
-  // The votes of some children, [count, b, J, vectors], and their inner products with some fields, [J] with a pair in each
-  // lane.
+  // Where the votes of some children are kept, or else what is there for them.
+  V* kept(int start, std::vector<V>& scratch) const {
+    return call.votes ? reinterpret_cast<V*>(this->writable(call.votes)) + start * field : scratch.data();
+  }
+
+  // The votes of some children, [count, b, J, vectors], unless they are there, and their inner products with some fields,
+  // [J] with a pair in each lane.
   template <size_t fields>
   void form(int start, int count, V* votes, const std::array<const V*, fields> with, const std::array<V*, fields> products) const {
     for (int j = 0; j < J; ++j) {
@@ -62,7 +67,7 @@ struct FewRows : VectorCall<T, P_, D_> {
       for (size_t one = 0; one < fields; ++one) std::fill(product[one] + count * rows, product[one] + kLanes, V{});
       for (int i = 0; i < count; ++i)
         for (int n = 0; n < vectors; ++n) {
-          form_pose(start + i, j, n, votes + i * field + j * vectors + n);
+          if (!call.formed) form_pose(start + i, j, n, votes + i * field + j * vectors + n);
           for (int64_t b = 0; b < rows; ++b)
             for (size_t one = 0; one < fields; ++one) {
               V& sum = product[one][i * rows + b];
@@ -109,10 +114,10 @@ struct FewRows : VectorCall<T, P_, D_> {
 
   struct Forward {
     const FewRows& k;
-    std::vector<V> centre, votes, share, mass, sum;
+    std::vector<V> centre, scratch, share, mass, sum;
 
     explicit Forward(const FewRows& k)
-        : k(k), votes(k.together * k.field), share(k.J), mass(k.J), sum(k.field) {
+        : k(k), scratch(k.call.votes ? 0 : k.together * k.field), share(k.J), mass(k.J), sum(k.field) {
       if (k.compares) centre = k.poses_of(k.call.parents);
     }
 
@@ -128,16 +133,17 @@ struct FewRows : VectorCall<T, P_, D_> {
     }
 
     void some_children(int start, int count) {
+      V* votes = k.kept(start, scratch);
       if (k.compares) {
-        k.template form<1>(start, count, votes.data(), {centre.data()}, {share.data()});
+        k.template form<1>(start, count, votes, {centre.data()}, {share.data()});
         k.assign(share.data(), 1, nullptr);
       } else {
-        k.template form<0>(start, count, votes.data(), {}, {});
+        k.template form<0>(start, count, votes, {}, {});
         std::fill(share.begin(), share.end(), splat(T(1) / (k.J + k.call.orphan)));
       }
       const V weights = k.weights_of(start, count);
       for (int j = 0; j < k.J; ++j) mass[j] += share[j] *= weights;
-      k.add_votes(count, votes.data(), share.data(), sum.data());
+      k.add_votes(count, votes, share.data(), sum.data());
     }
   };
 
@@ -146,11 +152,11 @@ struct FewRows : VectorCall<T, P_, D_> {
     const FewRows& k;
     T* grad_parents;
     std::vector<V> centre, up_mass, up_sum, d_centre;
-    std::vector<V> votes, share, gradient;
+    std::vector<V> scratch, share, gradient;
 
     Flow(const FewRows& k, T* grad_parents)
-        : k(k), grad_parents(grad_parents), up_mass(k.J), up_sum(k.poses_of(k.call.sum)), votes(k.together * k.field), share(k.J),
-          gradient(k.J) {
+        : k(k), grad_parents(grad_parents), up_mass(k.J), up_sum(k.poses_of(k.call.sum)),
+          scratch(k.call.votes ? 0 : k.together * k.field), share(k.J), gradient(k.J) {
       if (k.compares) centre = k.poses_of(k.call.parents);
       if (grad_parents) d_centre.resize(k.field);
       for (int j = 0; j < k.J; ++j)
@@ -170,14 +176,15 @@ struct FewRows : VectorCall<T, P_, D_> {
       const T even = T(1) / (k.J + k.call.orphan);
       put(start, count, 0, 1, even * k.weights_of(start, count), k.call.shares);
       if (!k.call.grad_weights) return;
-      k.template form<1>(start, count, votes.data(), {up_sum.data()}, {gradient.data()});
+      k.template form<1>(start, count, k.kept(start, scratch), {up_sum.data()}, {gradient.data()});
       V worth{};
       for (int j = 0; j < k.J; ++j) worth += gradient[j] + up_mass[j];
       put_weights(start, count, even * worth);
     }
 
     void compare(int start, int count) {
-      k.template form<2>(start, count, votes.data(), {centre.data(), up_sum.data()}, {share.data(), gradient.data()});
+      V* votes = k.kept(start, scratch);
+      k.template form<2>(start, count, votes, {centre.data(), up_sum.data()}, {share.data(), gradient.data()});
       k.assign(share.data(), 1, nullptr);
       const V weights = k.weights_of(start, count);
       V inflow{};
@@ -189,7 +196,7 @@ struct FewRows : VectorCall<T, P_, D_> {
         put(start, count, j, k.J, share[j], k.call.shares);
         put(start, count, j, k.J, gradient[j], k.call.flow);
       }
-      if (grad_parents) k.add_votes(count, votes.data(), gradient.data(), d_centre.data());
+      if (grad_parents) k.add_votes(count, votes, gradient.data(), d_centre.data());
     }
 
     // The coefficients of some children for parent j, a pair in each lane.

@@ -37,6 +37,9 @@ struct TorchcapsCall {
   // gradients of the logits, added to what is there or not.
   void *logits, *shares, *flow;
   int64_t adds;
+  // The votes of few rows, [I, B, J, D], and whether they are there: if not, the moments write them.
+  void* votes;
+  int64_t formed;
   const TorchcapsTerm* terms;
   int64_t count;
 };
@@ -80,6 +83,7 @@ struct Rows {
   using V = Vec<T>;
   static constexpr int kLanes = Lanes<T>::count;
   static constexpr int kTogether = 8;  // children at most whose logits are held at once
+  static constexpr int kFew = std::min(4, kLanes);  // rows, which leave most lanes empty; mirrored in native.py
 
   explicit Rows(const Call& call) : call(call), I(call.I), J(call.J), rows(call.images * call.windows) {}
 
@@ -139,7 +143,7 @@ struct Rows {
   }
 
   // Numbers of a coefficient: a row in each lane, unless there are but few.
-  int width() const { return rows > kLanes / 4 ? kLanes : static_cast<int>(rows); }
+  int width() const { return rows > kFew ? kLanes : static_cast<int>(rows); }
 
   // Where the coefficients of child i lie, for a block of rows.
   int64_t coefficient(int64_t block, int i, int64_t parents) const { return (block * I + i) * parents * width(); }
