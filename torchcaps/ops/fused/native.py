@@ -17,6 +17,7 @@ import shutil
 import struct
 import tempfile
 import threading
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -151,19 +152,18 @@ class _Shelf(threading.local):
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor with any numbers in it: in the least room that is large enough, or in a new one."""
-        needed = math.prod(shape) * dtype.itemsize
-        self._left.sort(key=torch.UntypedStorage.nbytes)
-        for place, room in enumerate(self._left):
-            if room.nbytes() >= needed:
-                del self._left[place]
-                return torch.empty(0, dtype=dtype).set_(room)[: math.prod(shape)].view(shape)
+        place = bisect_left(self._left, math.prod(shape) * dtype.itemsize, key=torch.UntypedStorage.nbytes)
+        if place < len(self._left):
+            strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+            return torch.empty(0, dtype=dtype).set_(self._left.pop(place), 0, shape, strides)
         if self._left:
             self._left.pop()  # the new one is larger
         return torch.empty(shape, dtype=dtype)
 
     def give_back(self, terms: Sequence[Term]) -> None:
         """The coefficients of these terms are not needed any more."""
-        self._left += [term.coefficient.untyped_storage() for term in terms]
+        for term in terms:
+            insort(self._left, term.coefficient.untyped_storage(), key=torch.UntypedStorage.nbytes)
 
 
 _shelf = _Shelf()
@@ -292,8 +292,11 @@ def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool
     gradients: Gradients = [
         made(field) if want and field is not None else None for want, field in zip(wanted, call[:3], strict=True)
     ]
-    pieces = [number for term in terms for number in (*map(_number, term), term.coefficient.shape[2])]
-    kept = (ctypes.c_int64 * len(pieces))(*pieces)  # TorchcapsTerm of the C++ source, one after the other
+    pieces = []  # TorchcapsTerm of the C++ source, one after the other
+    for coefficient, constant, slope in terms:
+        pieces += [coefficient.data_ptr(), constant.data_ptr(), 0 if slope is None else slope.data_ptr()]
+        pieces.append(coefficient.shape[2])
+    kept = (ctypes.c_int64 * len(pieces))(*pieces)
     call = Call(*call[:3], None, None, call.sites, ())
     numbers = {"parts": parts, "terms": ctypes.addressof(kept), "count": len(terms)}
     _run(_PASS_ON, call, **numbers, **_gradients_of(gradients))
@@ -396,21 +399,15 @@ def _run(which: int, call: Call, **fields: Tensor | int | None) -> int:
     values += [0] * (len(_FIELDS) - len(values))
     values[_PLACES["threads"]] = torch.get_num_threads()
     for place, tensor in enumerate((*call[:5], *similarity), _PLACES["children"]):
-        values[place] = _number(tensor)
-    values[_PLACES["sites"]] = _number(sites)
-    for name, field in fields.items():
-        values[_PLACES[name]] = _number(field)
+        if tensor is not None:
+            values[place] = tensor.data_ptr()
+    for name, field in (("sites", sites), *fields.items()):
+        if field is not None:
+            values[_PLACES[name]] = field.data_ptr() if isinstance(field, Tensor) else field
     outcome: int = library().torchcaps_run(_CALL.pack(*values), which, children.dtype == torch.float64)
     if outcome == _OUTSIDE:
         raise IndexError(f"sites must be from 0 to {grid - 1}, got {sites}")
     return outcome
-
-
-def _number(field: Tensor | int | None) -> int:
-    """What the C++ source has for a field."""
-    if field is None:
-        return 0
-    return field.data_ptr() if isinstance(field, Tensor) else field
 
 
 @cache
