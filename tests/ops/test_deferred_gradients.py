@@ -350,3 +350,55 @@ def test_memory_of_coefficients_is_used_again_and_no_more_is_kept() -> None:
     larger = [shelf.take((9, 3, 4, 16), torch.float32) for _ in range(2)]
     shelf.give_back([native.Term(tensor, tensor, None) for tensor in (*again, *larger)])
     assert len(shelf._left) == 4  # a room that was too small made place for one of the larger ones
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_votes_of_few_rows_are_formed_once(rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, formed = tensors(rows, dtype), []
+    work = native._run
+
+    def run(which: int, call: tc.ops.fused.Call, **fields: Any) -> int:
+        formed.append(fields.get("formed"))
+        return work(which, call, **fields)
+
+    expected = gradients("naive", dynamic, inputs)
+    monkeypatch.setattr(native, "_run", run)
+    actual = gradients("native", dynamic, inputs)
+    tolerance = {"rtol": 1e-9, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 2e-5, "atol": 2e-6}
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, **tolerance)
+    assert formed == [False, *[True] * 5, None]  # two more steps, three backward, and none where they are passed on
+
+
+def test_kept_votes_are_those_of_the_numbers_that_are_there() -> None:
+    children, transforms, _ = (tensor.detach() for tensor in tensors(2, torch.float32))
+    similarity = InnerProduct(torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0)))
+
+    def found(votes: Votes) -> Tensor:
+        return votes.moments(similarity).sum
+
+    with tc.use_backend("native"):
+        votes = Votes(children, transforms)
+        for change in (lambda: None, lambda: children.mul_(2), lambda: transforms[3].zero_(), lambda: None):
+            change()
+            torch.testing.assert_close(found(votes), found(Votes(children.clone(), transforms)), rtol=0, atol=0)
+        with torch.inference_mode():  # tensors that do not count who writes to them
+            mine = children.clone()
+            votes = Votes(mine, transforms)
+            before = found(votes)
+            mine.mul_(3)
+            torch.testing.assert_close(found(votes), found(Votes(children * 3, transforms)), rtol=0, atol=0)
+            assert not torch.equal(before, found(votes))
+
+
+@pytest.mark.parametrize(("rows", "width", "kept"), [(4, 16, True), (5, 16, False), (2, 20, False)])
+def test_votes_are_kept_where_kernels_read_them(rows: int, width: int, kept: bool) -> None:
+    children, transforms = torch.randn(rows, 40, 8), torch.randn(40, 5, 8, width)
+    with tc.use_backend("native"):
+        source = Votes(children, transforms).source
+        for _ in range(2):
+            source.moments(None, None, tc.ops.Rule(), False)
+        room = source._ledger._kept._votes  # type: ignore[attr-defined]
+    assert (room is not None) == kept
+    assert room is None or room.nbytes < transforms.nbytes

@@ -95,9 +95,9 @@ class Kept:
         self._votes: Tensor | None = None
         self._formed: list[int] | None = None
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self, call: Call) -> dict[str, Any]:
         """Of a pass that may form them: where they are, or may be written."""
-        if not self._wanted:
+        if not self._wanted or call.sites is not None:
             return {}
         if self._votes is None:
             children, transforms = self._sources
@@ -179,7 +179,7 @@ def moments(
     B, _, J, M, _, D = call.sizes
     mass, total = call.children.new_empty(B, J), call.children.new_empty(B, J, M * D)
     second = torch.empty_like(total) if scatter else None
-    fields = {} if kept is None else kept.fields()
+    fields = {} if kept is None else kept.fields(call)
     results = {"mass": mass, "sum": total, "scatter": second}
     outcome = _run(_MOMENTS, call, **results, orphan=orphan, hard=hard, **_read(call, logits), **fields)
     if fields and kept is not None:
