@@ -82,13 +82,13 @@ struct ManyRows : VectorCall<T, P_, D_> {
   }
 
   // Some children at a time, some blocks of rows pass by: `work(start, count, row, b)`.
-  template <typename Work>
+  template <int blocks = 1, typename Work>
   void each_children(const Part& part, int64_t row, int count, const Work& work) const {
     for (int start = part.first; start < part.last; start += kChildren)
-      for (int b = 0; b < count; ++b) {
-        const bool last = b + 1 == count;
-        const int64_t next = last ? row : row + (b + 1) * kLanes;
-        call_for(next, std::min(next + kLanes, part.end), last ? start + kChildren : start, part.last);
+      for (int b = 0; b < count; b += blocks) {
+        const bool last = b + blocks >= count;
+        const int64_t next = last ? row : row + (b + blocks) * kLanes;
+        call_for(next, std::min(next + blocks * kLanes, part.end), last ? start + kChildren : start, part.last);
         work(start, std::min(kChildren, part.last - start), row + b * kLanes, b);
       }
   }
@@ -309,29 +309,39 @@ struct ManyRows : VectorCall<T, P_, D_> {
 
   // The gradients of the votes, from what all steps have to do with them, and what they pass on.
   struct PassOn {
+    // Where registers are few, what is loaded serves two blocks and twice as many columns, but fewer numbers of a pose.
+    static constexpr int kSide = kManyRegisters ? 1 : 2;
+    static constexpr int kPose = kManyRegisters ? 8 : 4;
+
     const ManyRows& k;
     T *grad_transforms, *grad_coordinates;
     std::vector<V> constants;  // of each block, [J, terms, D]
-    std::vector<V> field, du, d_offset;
-    std::vector<const T*> coefficients;  // of each term, for a block
-    std::vector<T> nowhere;              // the pose of a row that is not there
-    const T* poses[kChildren][kLanes];
+    std::vector<V> field, du, d_offset, factors;
+    V gradients[kSide * kSide * kLanes];
+    struct Coefficients {
+      const T* from;
+      int64_t child, parent, block;  // how far the next ones lie
+    };
+    std::vector<Coefficients> coefficients;  // of each term, for some blocks
+    std::vector<T> poses;                    // of some children, [child, row]; 0 for a row that is not there
     bool first_rows = true;  // that reach a transform: its gradient is not there yet
     int64_t next = 0;        // how many children further the coefficients lie that are called for meanwhile
 
     PassOn(const ManyRows& k, T* grad_transforms, T* grad_coordinates)
         : k(k), grad_transforms(grad_transforms), grad_coordinates(grad_coordinates),
-          constants(kBlocks * k.call.count * k.J * k.D), field(k.J * k.D), du(kChildren * k.P),
-          d_offset(kChildren * k.D), coefficients(k.call.count), nowhere(k.P) {}
+          constants(kBlocks * k.call.count * k.J * k.D), field(k.J * k.D), du(kSide * kChildren * k.P),
+          d_offset(kChildren * k.D), factors(kSide * k.call.count), coefficients(k.call.count),
+          poses(kChildren * kSide * kLanes * k.P) {}
 
     void children_of(const Part& part) {
       for (int64_t row = part.row, block = part.block; row < part.end; row += kBlocks * kLanes, block += kBlocks) {
         const int count = static_cast<int>(std::min<int64_t>(kBlocks, k.blocks(part.end - row)));
         for (int b = 0; b < count; ++b) load_constants(row + b * kLanes, part.end, b);
-        k.each_children(part, row, count, [&](int start, int children, int64_t row, int b) {
+        k.template each_children<kSide>(part, row, count, [&](int start, int children, int64_t row, int b) {
           first_rows = row == part.row && !k.call.shared;
-          next = b + 1 < count ? k.I : kChildren - int64_t{count - 1} * k.I;
-          some_children(start, children, row, part.end, b, block + b);
+          next = b + kSide < count ? kSide * k.I : kChildren - int64_t{b} * k.I;
+          if (b + kSide <= count) return some_children<kSide>(start, children, row, part.end, b, block + b);
+          some_children<1>(start, children, row, part.end, b, block + b);
         });
       }
     }
@@ -345,36 +355,47 @@ struct ManyRows : VectorCall<T, P_, D_> {
       }
     }
 
+    template <int blocks>
     void some_children(int start, int count, int64_t row, int64_t end, int b, int64_t block) {
       std::fill(du.begin(), du.end(), V{});
       if (grad_coordinates) std::fill(d_offset.begin(), d_offset.end(), V{});
-      for (int64_t t = 0; t < k.call.count; ++t)
-        coefficients[t] = k.readable(k.call.terms[t].coefficient) + k.coefficient(block, start, k.call.terms[t].parents);
-      find_poses(start, count, row, end);
+      for (int64_t t = 0; t < k.call.count; ++t) {
+        const int64_t parents = k.call.terms[t].parents, width = k.width();
+        const T* from = k.readable(k.call.terms[t].coefficient) + k.coefficient(block, start, parents);
+        coefficients[t] = {from, parents * width, parents > 1 ? width : 0, k.I * parents * width};
+      }
+      load_poses(start, count, row, end, blocks * kLanes);
       int at = 0;
-      for (; at + kLanes <= k.D; at += kLanes) pass_on_columns<kLanes>(start, count, b, at);
-      if (at < k.D) pass_on_columns<kLanes / 2>(start, count, b, at);
-      if (k.call.grad_children) k.put_children(du.data(), row, end, start, count);
+      constexpr int wide = kSide * kLanes;
+      for (; at + wide <= k.D; at += wide) pass_on_columns<blocks, wide>(start, count, b, at);
+      for (; at + kLanes <= k.D; at += kLanes) pass_on_columns<blocks, kLanes>(start, count, b, at);
+      if (at < k.D) pass_on_columns<blocks, kLanes / 2>(start, count, b, at);
+      for (int one = 0; one < blocks && k.call.grad_children; ++one)
+        k.put_children(du.data() + one * kChildren * k.P, row + one * kLanes, end, start, count);
       if (!grad_coordinates) return;
       for (int n = 0; n < count * k.D; ++n) grad_coordinates[int64_t{start} * k.D + n] += lane_sum<T>(d_offset[n]);
     }
 
-    // Where they lie, and their gradients, which are called for to be written.
-    void find_poses(int start, int count, int64_t row, int64_t end) {
+    // To where they do not lie in each other's way in the cache. Their gradients are called for to be written.
+    void load_poses(int start, int count, int64_t row, int64_t end, int lanes) {
       const T *children = k.readable(k.call.children), *gradients = k.readable(k.call.grad_children);
-      for (int lane = 0; lane < kLanes; ++lane)
+      for (int lane = 0; lane < lanes; ++lane)
         for (int i = 0; i < count; ++i) {
-          poses[i][lane] = nowhere.data();
-          if (row + lane >= end) continue;
+          T* pose = poses.data() + (i * kSide * kLanes + lane) * k.P;
+          if (row + lane >= end) {
+            std::fill_n(pose, int(k.P), T(0));
+            continue;
+          }
           const int64_t place = k.site(row + lane, start + i) * k.P;
-          poses[i][lane] = children + place;
+          for (int p = 0; p < k.P; ++p) pose[p] = children[place + p];
           if (gradients) __builtin_prefetch(gradients + place, 1);
         }
     }
 
-    // `tile` numbers of the votes of some children, from the number `at` on.
-    template <int tile>
+    // Some numbers of the votes of some children, from the number `at` on.
+    template <int blocks, int columns>
     __attribute__((noinline)) void pass_on_columns(int start, int count, int b, int at) {
+      constexpr int tile = std::min(columns, kLanes), tiles = columns / tile;
       const int64_t child = k.call.shared ? 0 : int64_t{k.J} * k.P * k.D;
       for (int j = 0; j < k.J; ++j)
         for (int i = 0; i < count; ++i) {
@@ -385,86 +406,126 @@ struct ManyRows : VectorCall<T, P_, D_> {
             __builtin_prefetch(w + child + p * k.D);
             if (grad_transforms) __builtin_prefetch(dw + child + p * k.D, 1);
           }
-          V g[kLanes];
-          gradient<tile>(i, j, constant(b, j) + at, g);
+          load_factors<blocks>(i, j);
+          V registers[kLanes], *g = kManyRegisters ? registers : gradients;
+#pragma GCC unroll 2
+          for (int one = 0; one < blocks; ++one) {
+            const V *factor = factors.data() + one * k.call.count, *from = constant(b + one, j) + at;
+#pragma GCC unroll 2
+            for (int n = 0; n < tiles; ++n)
+              gradient<tile>(factor, from + n * kLanes, g + (one * tiles + n) * kLanes);
+          }
           if (grad_coordinates)
-            for (int d = 0; d < tile; ++d) d_offset[i * k.D + at + d] += g[d];
-          if (k.call.grad_children) pull_all<tile>(g, w, du.data() + i * k.P);
+            for (int one = 0; one < blocks; ++one)
+              for (int d = 0; d < columns; ++d) d_offset[i * k.D + at + d] += g[one * tiles * kLanes + d];
+          if (k.call.grad_children) pull_all<blocks, columns>(g, w, du.data() + i * k.P);
           if (!grad_transforms) continue;
-          transpose<T>(g);  // to the numbers of a row in each vector
-          push_all<tile>(g, poses[i], dw);
+#pragma GCC unroll 4
+          for (int n = 0; n < blocks * tiles; ++n) transpose<T>(g + n * kLanes);  // the numbers of a row together
+          push_all<blocks, columns>(g, poses.data() + i * kSide * kLanes * k.P, dw);
         }
     }
 
-    template <int tile>
-    inline void gradient(int i, int j, const V* from, V* g) const {
-#pragma GCC unroll 16
-      for (int d = 0; d < kLanes; ++d) g[d] = V{};
-      for (int64_t t = 0; t < k.call.count; ++t, from += k.D) {
-        const int64_t parents = k.call.terms[t].parents;
-        const T* coefficient = coefficients[t] + (i * parents + (parents > 1 ? j : 0)) * k.width();
-        __builtin_prefetch(coefficient + next * parents * k.width());
-        const V r = k.load_coefficient(coefficient);
-#pragma GCC unroll 16
-        for (int d = 0; d < tile; ++d) g[d] += r * from[d];
+    template <int blocks>
+    inline void load_factors(int i, int j) {
+      for (int64_t t = 0; t < k.call.count; ++t) {
+        const auto& [first, child, parent, block] = coefficients[t];
+        const T* from = first + i * child + j * parent;
+        for (int one = 0; one < blocks; ++one, from += block) {
+          __builtin_prefetch(from + next * child);
+          if (!kManyRegisters) __builtin_prefetch(from + child);  // is far for the nearest cache
+          factors[one * k.call.count + t] = k.load_coefficient(from);
+        }
       }
+    }
+
+    template <int tile>
+    inline void gradient(const V* factor, const V* from, V* g) const {
+      V sums[kLanes];
+#pragma GCC unroll 16
+      for (int d = 0; d < kLanes; ++d) sums[d] = V{};
+      for (int64_t t = 0; t < k.call.count; ++t, from += k.D) {
+        const V r = factor[t];
+#pragma GCC unroll 16
+        for (int d = 0; d < tile; ++d) sums[d] += r * from[d];
+      }
+#pragma GCC unroll 16
+      for (int d = 0; d < kLanes; ++d) g[d] = sums[d];
     }
 
     // Where registers are many, sums are two, so that no addition waits for the one before.
     static constexpr int kSums = kManyRegisters ? 2 : 1;
 
-    template <int count>
-    static V total(const V (&sums)[kSums][count], int p) {
-      V sum = sums[0][p];
-      for (int one = 1; one < kSums; ++one) sum += sums[one][p];
-      return sum;
-    }
-
-    template <int tile>
+    template <int blocks, int columns>
     inline void pull_all(const V* g, const T* w, V* d_pose) const {
       int p = 0;
-      for (; p + 8 <= k.P; p += 8) pull<8, tile>(g, w + p * k.D, d_pose + p);
-      for (; p < k.P; ++p) pull<1, tile>(g, w + p * k.D, d_pose + p);
+      for (; p + kPose <= k.P; p += kPose) pull<blocks, kPose, columns>(g, w + p * k.D, d_pose + p);
+      for (; p < k.P; ++p) pull<blocks, 1, columns>(g, w + p * k.D, d_pose + p);
     }
 
-    template <int tile>
-    inline void push_all(const V* g, const T* const* pose, T* dw) const {
+    template <int blocks, int columns>
+    inline void push_all(const V* g, const T* poses, T* dw) const {
       int p = 0;
-      for (; p + 8 <= k.P; p += 8) push<8, tile>(g, pose, p, dw + p * k.D);
-      for (; p < k.P; ++p) push<1, tile>(g, pose, p, dw + p * k.D);
+      for (; p + kPose <= k.P; p += kPose) push<blocks, kPose, columns>(g, poses + p, dw + p * k.D);
+      for (; p < k.P; ++p) push<blocks, 1, columns>(g, poses + p, dw + p * k.D);
     }
 
     // du_i += W_ij dV_ij, some numbers of the pose.
-    template <int count, int tile>
+    template <int blocks, int count, int columns>
     inline void pull(const V* g, const T* w, V* d_pose) const {
-      V sums[kSums][count] = {};
-#pragma GCC unroll 16
-      for (int d = 0; d < tile; ++d)
+      constexpr int apart = std::max(columns, kLanes);  // what is of one block and of the next
+      V sums[kSums][blocks][count] = {};
+#pragma GCC unroll kManyRegisters ? 16 : 1
+      for (int d = 0; d < columns; ++d) {
+        V of[blocks];
+#pragma GCC unroll 2
+        for (int one = 0; one < blocks; ++one) of[one] = in_register<T>(g[one * apart + d]);
 #pragma GCC unroll 8
-        for (int p = 0; p < count; ++p) sums[d % kSums][p] += g[d] * w[p * k.D + d];
+        for (int p = 0; p < count; ++p)
+#pragma GCC unroll 2
+          for (int one = 0; one < blocks; ++one) sums[d % kSums][one][p] += of[one] * w[p * k.D + d];
+      }
+#pragma GCC unroll 2
+      for (int one = 0; one < blocks; ++one)
 #pragma GCC unroll 8
-      for (int p = 0; p < count; ++p) d_pose[p] += total(sums, p);
+        for (int p = 0; p < count; ++p) {
+          V sum = sums[0][one][p];
+          for (int s = 1; s < kSums; ++s) sum += sums[s][one][p];
+          d_pose[one * kChildren * k.P + p] += sum;
+        }
     }
 
     // dW_ij += sum over rows of u_i^T dV_ij, some rows of the transform.
-    template <int count, int tile>
-    inline void push(const V* g, const T* const* poses, int first, T* dw) const {
-      V sums[kSums][count] = {};
-#pragma GCC unroll 16
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const T* pose = poses[lane] + first;
+    template <int blocks, int count, int columns>
+    inline void push(const V* g, const T* pose, T* dw) const {
+      constexpr int tile = std::min(columns, kLanes), tiles = columns / tile;
+      const bool there = !first_rows;
+      V sums[kSums][count][tiles] = {};
+#pragma GCC unroll 1
+      for (int one = 0; one < blocks; ++one, g += tiles * kLanes)
+#pragma GCC unroll kManyRegisters ? 16 : 1
+        for (int lane = 0; lane < kLanes; ++lane, pose += k.P) {
+          V row[tiles];
+#pragma GCC unroll 2
+          for (int n = 0; n < tiles; ++n) row[n] = in_register<T>(g[n * kLanes + lane]);
 #pragma GCC unroll 8
-        for (int p = 0; p < count; ++p) sums[lane % kSums][p] += g[lane] * pose[p];
-      }
-#pragma GCC unroll 8
-      for (int p = 0; p < count; ++p) {
-        const V sum = total(sums, p);
-        if constexpr (tile == kLanes) {
-          store_vector<T>(first_rows ? sum : load_vector(dw + p * k.D) + sum, dw + p * k.D);
-        } else {
-          for (int d = 0; d < tile; ++d) dw[p * k.D + d] = (first_rows ? T(0) : dw[p * k.D + d]) + sum[d];
+          for (int p = 0; p < count; ++p)
+#pragma GCC unroll 2
+            for (int n = 0; n < tiles; ++n) sums[lane % kSums][p][n] += row[n] * pose[p];
         }
-      }
+#pragma GCC unroll 8
+      for (int p = 0; p < count; ++p)
+#pragma GCC unroll 2
+        for (int n = 0; n < tiles; ++n) {
+          V sum = sums[0][p][n];
+          for (int s = 1; s < kSums; ++s) sum += sums[s][p][n];
+          T* to = dw + p * k.D + n * kLanes;
+          if constexpr (tile == kLanes) {
+            store_vector<T>(there ? load_vector(to) + sum : sum, to);
+          } else {
+            for (int d = 0; d < tile; ++d) to[d] = (there ? to[d] : T(0)) + sum[d];
+          }
+        }
     }
   };
 };
