@@ -29,47 +29,91 @@ struct ManyRows : VectorCall<T, P_, D_> {
   void flow() const { this->flow_by(*this); }
   void pass_on() const { this->pass_on_by(*this); }
 
-  // `tile` numbers of each vote V_ij = u_i W_ij + c_i of a child, from the number `at` on, and what they add to its inner
-  // products with some vectors of its parent.
-  template <int tile, size_t products>
-  __attribute__((noinline)) void form(const V* u, int i, int at, V* votes, const std::array<const V*, products> with,
+  // What is held of a block: numbers of the poses of some children, of what is of each pair, and of votes.
+  int64_t poses() const { return kChildren * P; }
+  int64_t pairs() const { return int64_t{kPair} * J; }
+  int64_t votes() const { return pairs() * D; }
+
+  // Where registers are few, a number of a transform serves two blocks, and there are fewer of them at once.
+  static constexpr int kSide = kManyRegisters ? 1 : 2;
+  // Where they are many, sums are two, so that no addition waits for the one before.
+  static constexpr int kSums = kManyRegisters ? 2 : 1;
+
+  // Each vote V_ij = u_i W_ij + c_i of a child from the number `first` on, as many times `tile` numbers as there are, and what
+  // they add to its inner products with some vectors of its parent; in some blocks of rows.
+  template <int blocks, int tile, size_t products>
+  __attribute__((noinline)) void form(const V* u, int i, int first, V* votes, const std::array<const V*, products> with,
                                       const std::array<V*, products> product) const {
-    const T *w = this->transform(i, 0) + at, *offset = this->offset(i);
-    const int64_t next = int64_t{J} * P * D;  // the transforms of the next child are called for meanwhile
+    const int last = after<tile>(first);
+    constexpr int sums = blocks == 1 ? 2 : 1;
+    const T *w = this->transform(i, 0), *offset = this->offset(i);
+    const int64_t field = int64_t{J} * D, next = P * field;  // the transforms of the next child are called for meanwhile
     for (int j = 0; j < J; ++j, w += P * D) {
-      V sum[tile];
+      V inner[sums][products + 1][blocks] = {};
+      if (!kManyRegisters)
+        for (int p = 0; p < P; ++p) __builtin_prefetch(w + next + p * D + first);
+#pragma GCC unroll 4
+      for (int at = first; at < last; at += tile) {
+        V sum[blocks][tile];
+#pragma GCC unroll 2
+        for (int b = 0; b < blocks; ++b)
 #pragma GCC unroll 16
-      for (int d = 0; d < tile; ++d) sum[d] = V{};
+          for (int d = 0; d < tile; ++d) sum[b][d] = V{};
 #pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) {
-        const V pose = u[p];
-        const T* row = w + p * D;
-        __builtin_prefetch(row + next);
+        for (int p = 0; p < P; ++p) {
+          V pose[blocks];
+#pragma GCC unroll 2
+          for (int b = 0; b < blocks; ++b) pose[b] = in_register<T>(u[b * poses() + p]);
+          const T* row = w + p * D + at;
+          if (kManyRegisters) __builtin_prefetch(row + next);
 #pragma GCC unroll 16
-        for (int d = 0; d < tile; ++d) sum[d] += pose * row[d];
+          for (int d = 0; d < tile; ++d)
+#pragma GCC unroll 2
+            for (int b = 0; b < blocks; ++b) sum[b][d] += pose[b] * row[d];
+        }
+        const int64_t place = int64_t{j} * D + at;
+#pragma GCC unroll 2
+        for (int b = 0; b < blocks; ++b) {
+          if (offset)
+            for (int d = 0; d < tile; ++d) sum[b][d] += offset[at + d];
+          for (size_t one = 0; one < products; ++one)
+#pragma GCC unroll 16
+            for (int d = 0; d < tile; ++d) inner[d % sums][one][b] += sum[b][d] * with[one][b * field + place + d];
+#pragma GCC unroll 16
+          for (int d = 0; d < tile; ++d) votes[b * this->votes() + place + d] = sum[b][d];
+        }
       }
-      if (offset)
-        for (int d = 0; d < tile; ++d) sum[d] += offset[at + d];
-      const int64_t place = int64_t{j} * D + at;
-      for (size_t one = 0; one < products; ++one) {
-        V even{}, odd{};  // two sums, so that no addition waits for the one before
-#pragma GCC unroll 16
-        for (int d = 0; d < tile; ++d) (d & 1 ? odd : even) += sum[d] * with[one][place + d];
-        product[one][j] += even + odd;
-      }
-#pragma GCC unroll 16
-      for (int d = 0; d < tile; ++d) votes[place + d] = sum[d];
+      for (size_t one = 0; one < products; ++one)
+        for (int b = 0; b < blocks; ++b) product[one][b * pairs() + j] += total(inner, one, b);
     }
   }
 
-  template <size_t products>
+  // Where what is left of the votes begins.
+  template <int tile>
+  int after(int first) const {
+    return first + (D - first) / tile * tile;
+  }
+
+  template <int blocks, size_t products>
   void form_votes(const V* u, int i, V* votes, const std::array<const V*, products> with,
                   const std::array<V*, products> product) const {
     int at = 0;
-    if constexpr (kManyRegisters)
-      for (; at + 16 <= D; at += 16) form<16, products>(u, i, at, votes, with, product);
-    for (; at + 8 <= D; at += 8) form<8, products>(u, i, at, votes, with, product);
-    for (; at + 4 <= D; at += 4) form<4, products>(u, i, at, votes, with, product);
+    if constexpr (kManyRegisters) {
+      if (at + 16 <= D) form<blocks, 16, products>(u, i, at, votes, with, product);
+      at = after<16>(at);
+    }
+    if constexpr (blocks == 1) {
+      if (at + 8 <= D) form<blocks, 8, products>(u, i, at, votes, with, product);
+      at = after<8>(at);
+    }
+    if (at < D) form<blocks, 4, products>(u, i, at, votes, with, product);
+  }
+
+  template <size_t count, size_t rows, size_t columns>
+  static V total(const V (&sums)[count][rows][columns], size_t row, size_t column) {
+    V sum = sums[0][row][column];
+    for (size_t one = 1; one < count; ++one) sum += sums[one][row][column];
+    return sum;
   }
 
   // Calls for the poses of some children of a block of rows, which come next: they lie in too many places to be foreseen.
@@ -143,7 +187,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
       const size_t field = size_t(kBlocks) * k.J * k.D;
       if (k.compares) centre.resize(field);
       mass.resize(kBlocks * k.J), sum.resize(field);
-      u.resize(kChildren * k.P), votes.resize(kPair * k.J * k.D), share.resize(kPair * k.J);
+      u.resize(kSide * k.poses()), votes.resize(kSide * k.votes()), share.resize(kSide * k.pairs());
     }
 
     // Mass and sum over the children of a part, for its rows.
@@ -155,8 +199,9 @@ struct ManyRows : VectorCall<T, P_, D_> {
           k.load(k.call.parents, row + b * kLanes, part.end, field, centre.data() + b * field);
         std::fill(mass.begin(), mass.end(), V{});
         std::fill(sum.begin(), sum.end(), V{});
-        k.each_children(part, row, count, [&](int start, int children, int64_t row, int b) {
-          some_children(start, children, row, part.end, b);
+        k.template each_children<kSide>(part, row, count, [&](int start, int children, int64_t row, int b) {
+          if (b + kSide <= count) return some_children<kSide>(start, children, row, part.end, b);
+          some_children<1>(start, children, row, part.end, b);
         });
         for (int b = 0; b < count; ++b) {
           k.store(mass.data() + b * k.J, row + b * kLanes, part.end, k.J, mass_out);
@@ -165,67 +210,90 @@ struct ManyRows : VectorCall<T, P_, D_> {
       }
     }
 
+    template <int blocks>
     void some_children(int start, int count, int64_t row, int64_t end, int b) {
-      k.load_children(row, end, start, count, u.data());
-      if (k.uniform) return share_evenly(start, count, row, end, b);
-      const V* centres = centre.data() + int64_t{b} * k.J * k.D;
+      for (int one = 0; one < blocks; ++one)
+        k.load_children(row + one * kLanes, end, start, count, u.data() + one * k.poses());
+      if (k.uniform) return share_evenly<blocks>(start, count, row, end, b);
+      const int64_t field = int64_t{k.J} * k.D;
       for (int i = 0; i < count; i += kPair) {
         const int both = std::min(kPair, count - i);
         std::fill(share.begin(), share.end(), V{});
-        for (int one = 0; one < both; ++one) compare(start + i + one, one, u.data() + (i + one) * k.P, centres);
-        k.share_out(share.data(), row, end, start + i, both);
-        for (int one = 0; one < both; ++one)
-          for (int j = 0; j < k.J; ++j) mass[b * k.J + j] += share[one * k.J + j];
-        k.add_pair(both, votes.data(), share.data(), sum.data() + int64_t{b} * k.J * k.D);
+        for (int one = 0; one < both; ++one) compare<blocks>(start + i + one, one, u.data() + (i + one) * k.P, b);
+        for (int block = 0; block < blocks; ++block) {
+          V *shares = share.data() + block * k.pairs(), *masses = mass.data() + (b + block) * k.J;
+          k.share_out(shares, row + block * kLanes, end, start + i, both);
+          for (int one = 0; one < both; ++one)
+            for (int j = 0; j < k.J; ++j) masses[j] += shares[one * k.J + j];
+          k.add_pair(both, votes.data() + block * k.votes(), shares, sum.data() + (b + block) * field);
+        }
       }
     }
 
+    template <int blocks>
     void share_evenly(int start, int count, int64_t row, int64_t end, int b) {
-      V probability[kChildren], even[kChildren], total{};
-      k.even_shares(row, end, start, count, probability, even);
-      for (int i = 0; i < count; ++i) {
-        total += even[i];
-        for (int p = 0; p < k.P; ++p) u[i * k.P + p] *= even[i];
+      for (int one = 0; one < blocks; ++one) {
+        V probability[kChildren], even[kChildren], total{}, *pose = u.data() + one * k.poses();
+        k.even_shares(row + one * kLanes, end, start, count, probability, even);
+        for (int i = 0; i < count; ++i) {
+          total += even[i];
+          for (int p = 0; p < k.P; ++p) pose[i * k.P + p] *= even[i];
+        }
+        for (int j = 0; j < k.J; ++j) mass[(b + one) * k.J + j] += total;
       }
-      for (int j = 0; j < k.J; ++j) mass[b * k.J + j] += total;
       V* sums = sum.data() + int64_t{b} * k.J * k.D;
       int at = 0;
       if constexpr (kManyRegisters)
-        for (; at + 16 <= k.D; at += 16) add_transformed<16>(start, count, at, sums);
-      for (; at + 8 <= k.D; at += 8) add_transformed<8>(start, count, at, sums);
-      for (; at + 4 <= k.D; at += 4) add_transformed<4>(start, count, at, sums);
+        for (; at + 16 <= k.D; at += 16) add_transformed<blocks, 16>(start, count, at, sums);
+      if constexpr (blocks == 1)
+        for (; at + 8 <= k.D; at += 8) add_transformed<blocks, 8>(start, count, at, sums);
+      for (; at + 4 <= k.D; at += 4) add_transformed<blocks, 4>(start, count, at, sums);
     }
 
     // u_i W_ij of some children, `tile` numbers of it.
-    template <int tile>
+    template <int blocks, int tile>
     __attribute__((noinline)) void add_transformed(int start, int count, int at, V* sums) {
-      const int64_t child = int64_t{k.J} * k.P * k.D;
+      const int64_t child = int64_t{k.J} * k.P * k.D, field = int64_t{k.J} * k.D;
+      const bool line = at % (64 / sizeof(T)) == 0;
       for (int j = 0; j < k.J; ++j) {
-        V total[tile];
+        V total[blocks][tile];
         V* s = sums + j * k.D + at;
+#pragma GCC unroll 2
+        for (int b = 0; b < blocks; ++b)
 #pragma GCC unroll 16
-        for (int d = 0; d < tile; ++d) total[d] = s[d];
+          for (int d = 0; d < tile; ++d) total[b][d] = s[b * field + d];
         const T* w = k.transform(start, j) + at;
-        for (int i = 0; i < count; ++i, w += k.call.shared ? 0 : child)
+        for (int i = 0; i < count; ++i, w += k.call.shared ? 0 : child) {
+          if (!kManyRegisters && line)
+            for (int p = 0; p < k.P; ++p) __builtin_prefetch(w + kChildren * child + p * k.D);
 #pragma GCC unroll 8
           for (int p = 0; p < k.P; ++p) {
-            const V pose = u[i * k.P + p];
+            V pose[blocks];
+#pragma GCC unroll 2
+            for (int b = 0; b < blocks; ++b) pose[b] = in_register<T>(u[b * k.poses() + i * k.P + p]);
             const T* row = w + p * k.D;
-            __builtin_prefetch(row + kChildren * child);
+            if (kManyRegisters) __builtin_prefetch(row + kChildren * child);
 #pragma GCC unroll 16
-            for (int d = 0; d < tile; ++d) total[d] += pose * row[d];
+            for (int d = 0; d < tile; ++d)
+#pragma GCC unroll 2
+              for (int b = 0; b < blocks; ++b) total[b][d] += pose[b] * row[d];
           }
+        }
+#pragma GCC unroll 2
+        for (int b = 0; b < blocks; ++b)
 #pragma GCC unroll 16
-        for (int d = 0; d < tile; ++d) s[d] = total[d];
+          for (int d = 0; d < tile; ++d) s[b * field + d] = total[b][d];
       }
     }
 
-    void compare(int i, int one, const V* pose, const V* centres) {
+    template <int blocks>
+    void compare(int i, int one, const V* pose, int b) {
       V* v = votes.data() + int64_t{one} * k.J * k.D;
       if (k.compares) {
-        k.template form_votes<1>(pose, i, v, {centres}, {share.data() + one * k.J});
+        const V* centres = centre.data() + int64_t{b} * k.J * k.D;
+        k.template form_votes<blocks, 1>(pose, i, v, {centres}, {share.data() + one * k.J});
       } else {
-        k.template form_votes<0>(pose, i, v, {}, {});
+        k.template form_votes<blocks, 0>(pose, i, v, {}, {});
       }
     }
   };
@@ -242,7 +310,8 @@ struct ManyRows : VectorCall<T, P_, D_> {
       const size_t field = size_t(kBlocks) * k.J * k.D;
       if (k.compares) centre.resize(field), d_centre.resize(field);
       up_mass.resize(kBlocks * k.J), up_sum.resize(field);
-      u.resize(kChildren * k.P), votes.resize(kPair * k.J * k.D), share.resize(kPair * k.J), gradient.resize(kPair * k.J);
+      u.resize(kSide * k.poses()), votes.resize(kSide * k.votes());
+      share.resize(kSide * k.pairs()), gradient.resize(kSide * k.pairs());
     }
 
     void children_of(const Part& part) {
@@ -256,61 +325,75 @@ struct ManyRows : VectorCall<T, P_, D_> {
           k.load(k.call.sum, first, part.end, field, up_sum.data() + b * field);
         }
         std::fill(d_centre.begin(), d_centre.end(), V{});
-        k.each_children(part, row, count, [&](int start, int children, int64_t row, int b) {
-          some_children(start, children, row, part.end, b, block + b);
+        k.template each_children<kSide>(part, row, count, [&](int start, int children, int64_t row, int b) {
+          if (b + kSide <= count) return some_children<kSide>(start, children, row, part.end, b, block + b);
+          some_children<1>(start, children, row, part.end, b, block + b);
         });
         for (int b = 0; b < count && k.compares; ++b)
           k.store(d_centre.data() + b * field, row + b * kLanes, part.end, field, grad_parents);
       }
     }
 
+    template <int blocks>
     void some_children(int start, int count, int64_t row, int64_t end, int b, int64_t block) {
-      k.load_children(row, end, start, count, u.data());
-      if (k.uniform) return share_evenly(start, count, row, end, b, block);
+      for (int one = 0; one < blocks; ++one)
+        k.load_children(row + one * kLanes, end, start, count, u.data() + one * k.poses());
+      if (k.uniform) return share_evenly<blocks>(start, count, row, end, b, block);
       for (int i = 0; i < count; i += kPair) {
         const int both = std::min(kPair, count - i);
         std::fill(share.begin(), share.end(), V{});
-        for (int one = 0; one < both; ++one) {
-          compare(start + i + one, one, u.data() + (i + one) * k.P, b);
-          k.flow_of_moments(share.data() + one * k.J, gradient.data() + one * k.J, row, end, start + i + one);
+        for (int one = 0; one < both; ++one) compare<blocks>(start + i + one, one, u.data() + (i + one) * k.P, b);
+        for (int n = 0; n < blocks; ++n) {
+          V *shares = share.data() + n * k.pairs(), *gradients = gradient.data() + n * k.pairs();
+          for (int one = 0; one < both; ++one)
+            k.flow_of_moments(shares + one * k.J, gradients + one * k.J, row + n * kLanes, end, start + i + one);
+          k.put_flow(shares, gradients, block + n, start + i, both);
+          V* d_centres = d_centre.data() + (b + n) * int64_t{k.J} * k.D;
+          if (compares) k.add_pair(both, votes.data() + n * k.votes(), gradients, d_centres);
         }
-        k.put_flow(share.data(), gradient.data(), block, start + i, both);
-        if (compares) k.add_pair(both, votes.data(), gradient.data(), d_centre.data() + int64_t{b} * k.J * k.D);
       }
     }
 
+    template <int blocks>
     void share_evenly(int start, int count, int64_t row, int64_t end, int b, int64_t block) {
-      V probability[kChildren], even[kChildren];
-      k.even_shares(row, end, start, count, probability, even);
-      for (int i = 0; i < count; ++i) k.put_coefficients(even + i, block, start + i, 1, 1, false, k.call.shares);
+      V probability[blocks][kChildren], even[blocks][kChildren];
+      for (int n = 0; n < blocks; ++n) {
+        k.even_shares(row + n * kLanes, end, start, count, probability[n], even[n]);
+        for (int i = 0; i < count; ++i)
+          k.put_coefficients(even[n] + i, block + n, start + i, 1, 1, false, k.call.shares);
+      }
       if (!k.call.grad_weights && !k.call.grad_log_partition) return;
       for (int i = 0; i < count; ++i) {
-        compare(start + i, 0, u.data() + i * k.P, b);
-        V worth{};
-        for (int j = 0; j < k.J; ++j) worth += gradient[j];
-        const V inflow = probability[i] * worth, outflow = -even[i] * worth;
-        if (k.call.grad_weights) k.add_child(&inflow, row, end, start + i, 1, k.call.grad_weights);
-        if (k.call.grad_log_partition) k.add_child(&outflow, row, end, start + i, 1, k.call.grad_log_partition);
+        compare<blocks>(start + i, 0, u.data() + i * k.P, b);
+        for (int n = 0; n < blocks; ++n) {
+          V worth{};
+          for (int j = 0; j < k.J; ++j) worth += gradient[n * k.pairs() + j];
+          const V inflow = probability[n][i] * worth, outflow = -even[n][i] * worth;
+          const int64_t first = row + n * kLanes;
+          if (k.call.grad_weights) k.add_child(&inflow, first, end, start + i, 1, k.call.grad_weights);
+          if (k.call.grad_log_partition) k.add_child(&outflow, first, end, start + i, 1, k.call.grad_log_partition);
+        }
       }
     }
 
     // Logits of child i, and what its shares are worth to the loss.
+    template <int blocks>
     void compare(int i, int one, const V* pose, int b) {
       const int64_t at = int64_t{b} * k.J * k.D;
-      V *v = votes.data() + int64_t{one} * k.J * k.D, *worth = gradient.data() + one * k.J;
-      std::copy_n(up_mass.data() + b * k.J, k.J, worth);
+      V *v = votes.data() + int64_t{one} * k.J * k.D;
+      V *logits = share.data() + one * k.J, *worth = gradient.data() + one * k.J;
+      for (int n = 0; n < blocks; ++n) std::copy_n(up_mass.data() + (b + n) * k.J, k.J, worth + n * k.pairs());
       if (k.compares) {
-        k.template form_votes<2>(pose, i, v, {centre.data() + at, up_sum.data() + at}, {share.data() + one * k.J, worth});
+        k.template form_votes<blocks, 2>(pose, i, v, {centre.data() + at, up_sum.data() + at}, {logits, worth});
       } else {
-        k.template form_votes<1>(pose, i, v, {up_sum.data() + at}, {worth});
+        k.template form_votes<blocks, 1>(pose, i, v, {up_sum.data() + at}, {worth});
       }
     }
   };
 
   // The gradients of the votes, from what all steps have to do with them, and what they pass on.
   struct PassOn {
-    // Where registers are few, what is loaded serves two blocks and twice as many columns, but fewer numbers of a pose.
-    static constexpr int kSide = kManyRegisters ? 1 : 2;
+    // Where registers are few, what is loaded serves twice as many columns too, but fewer numbers of a pose.
     static constexpr int kPose = kManyRegisters ? 8 : 4;
 
     const ManyRows& k;
@@ -453,9 +536,6 @@ struct ManyRows : VectorCall<T, P_, D_> {
       for (int d = 0; d < kLanes; ++d) g[d] = sums[d];
     }
 
-    // Where registers are many, sums are two, so that no addition waits for the one before.
-    static constexpr int kSums = kManyRegisters ? 2 : 1;
-
     template <int blocks, int columns>
     inline void pull_all(const V* g, const T* w, V* d_pose) const {
       int p = 0;
@@ -488,11 +568,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
 #pragma GCC unroll 2
       for (int one = 0; one < blocks; ++one)
 #pragma GCC unroll 8
-        for (int p = 0; p < count; ++p) {
-          V sum = sums[0][one][p];
-          for (int s = 1; s < kSums; ++s) sum += sums[s][one][p];
-          d_pose[one * kChildren * k.P + p] += sum;
-        }
+        for (int p = 0; p < count; ++p) d_pose[one * k.poses() + p] += total(sums, one, p);
     }
 
     // dW_ij += sum over rows of u_i^T dV_ij, some rows of the transform.
@@ -517,8 +593,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
       for (int p = 0; p < count; ++p)
 #pragma GCC unroll 2
         for (int n = 0; n < tiles; ++n) {
-          V sum = sums[0][p][n];
-          for (int s = 1; s < kSums; ++s) sum += sums[s][p][n];
+          const V sum = total(sums, p, n);
           T* to = dw + p * k.D + n * kLanes;
           if constexpr (tile == kLanes) {
             store_vector<T>(there ? load_vector(to) + sum : sum, to);
