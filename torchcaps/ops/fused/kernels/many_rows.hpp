@@ -393,9 +393,6 @@ struct ManyRows : VectorCall<T, P_, D_> {
 
   // The gradients of the votes, from what all steps have to do with them, and what they pass on.
   struct PassOn {
-    // Where registers are few, what is loaded serves twice as many columns too, but fewer numbers of a pose.
-    static constexpr int kPose = kManyRegisters ? 8 : 4;
-
     const ManyRows& k;
     T *grad_transforms, *grad_coordinates;
     std::vector<V> constants;  // of each block, [J, terms, D]
@@ -538,15 +535,17 @@ struct ManyRows : VectorCall<T, P_, D_> {
 
     template <int blocks, int columns>
     inline void pull_all(const V* g, const T* w, V* d_pose) const {
+      constexpr int count = blocks == 1 ? 8 : 4;
       int p = 0;
-      for (; p + kPose <= k.P; p += kPose) pull<blocks, kPose, columns>(g, w + p * k.D, d_pose + p);
+      for (; p + count <= k.P; p += count) pull<blocks, count, columns>(g, w + p * k.D, d_pose + p);
       for (; p < k.P; ++p) pull<blocks, 1, columns>(g, w + p * k.D, d_pose + p);
     }
 
     template <int blocks, int columns>
     inline void push_all(const V* g, const T* poses, T* dw) const {
+      constexpr int count = columns <= kLanes ? 8 : 4;
       int p = 0;
-      for (; p + kPose <= k.P; p += kPose) push<blocks, kPose, columns>(g, poses + p, dw + p * k.D);
+      for (; p + count <= k.P; p += count) push<blocks, count, columns>(g, poses + p, dw + p * k.D);
       for (; p < k.P; ++p) push<blocks, 1, columns>(g, poses + p, dw + p * k.D);
     }
 
