@@ -39,15 +39,15 @@ struct ManyRows : VectorCall<T, P_, D_> {
   // Where they are many, sums are two, so that no addition waits for the one before.
   static constexpr int kSums = kManyRegisters ? 2 : 1;
 
-  // Each vote V_ij = u_i W_ij + c_i of a child from the number `first` on, as many times `tile` numbers as there are, and what
-  // they add to its inner products with some vectors of its parent; in some blocks of rows.
+  // Each vote V_ij = u_i W_ij + c_i of a child from the number `first` on, as many times `tile` numbers as there are, and
+  // what they add to its inner products with some vectors of its parent; in some blocks of rows.
   template <int blocks, int tile, size_t products>
   __attribute__((noinline)) void form(const V* u, int i, int first, V* votes, const std::array<const V*, products> with,
                                       const std::array<V*, products> product) const {
     const int last = after<tile>(first);
     constexpr int sums = blocks == 1 ? 2 : 1;
     const T *w = this->transform(i, 0), *offset = this->offset(i);
-    const int64_t field = int64_t{J} * D, next = P * field;  // the transforms of the next child are called for meanwhile
+    const int64_t field = int64_t{J} * D, next = P * field;  // the next child's transforms are called for meanwhile
     for (int j = 0; j < J; ++j, w += P * D) {
       V inner[sums][products + 1][blocks] = {};
       if (!kManyRegisters)
