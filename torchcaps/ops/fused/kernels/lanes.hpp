@@ -119,10 +119,32 @@ __attribute__((always_inline)) inline void fold_all(Vec<T>* v) {
   if constexpr (width > 1) fold_all<T, width / 2>(v);
 }
 
+// The lower or the upper halves of each 16 bytes of a and b, a number of a before each of b.
+template <typename V, int upper, int within, size_t... lane>
+inline V interleaved(V a, V b, std::index_sequence<lane...>) {
+  constexpr auto from = [](int n) { return n / within * within + n % within / 2 + upper * within / 2; };
+  return __builtin_shufflevector(a, b, ((lane & 1 ? sizeof...(lane) : 0) + from(lane))...);
+}
+
 // As many vectors as they have lanes: lane l of vector k changes places with lane k of vector l.
 template <typename T, int width = Lanes<T>::count / 2>
 __attribute__((always_inline)) inline void transpose(Vec<T>* v) {
   constexpr auto lanes = std::make_index_sequence<Lanes<T>::count>{};
+  constexpr int within = 16 / sizeof(T);
+  if constexpr (kVectorBytes <= 32 && width == within / 2) {  // what is one instruction each
+    for (int step = 1; step < within; step *= 2) {
+      Vec<T> old[Lanes<T>::count];
+#pragma GCC unroll 16
+      for (int k = 0; k < Lanes<T>::count; ++k) old[k] = v[k];
+#pragma GCC unroll 16
+      for (int k = 0; k < Lanes<T>::count; k += 2) {
+        const int from = k / within * within + k % within / 2;
+        v[k] = interleaved<Vec<T>, 0, within>(old[from], old[from + within / 2], lanes);
+        v[k + 1] = interleaved<Vec<T>, 1, within>(old[from], old[from + within / 2], lanes);
+      }
+    }
+    return;
+  }
 #pragma GCC unroll 16
   for (int k = 0; k < Lanes<T>::count; ++k) {
     if (k & width) continue;
@@ -137,6 +159,15 @@ template <typename T>
 inline Vec<T> load_vector(const T* from) {
   Vec<T> value;
   std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+// What is loaded from memory once: GCC would load it again wherever it is used, if registers are few.
+template <typename T>
+__attribute__((always_inline)) inline Vec<T> in_register(Vec<T> value) {
+#if defined(__x86_64__) && !defined(__AVX512F__)
+  asm("" : "+x"(value));
+#endif
   return value;
 }
 

@@ -29,47 +29,91 @@ struct ManyRows : VectorCall<T, P_, D_> {
   void flow() const { this->flow_by(*this); }
   void pass_on() const { this->pass_on_by(*this); }
 
-  // `tile` numbers of each vote V_ij = u_i W_ij + c_i of a child, from the number `at` on, and what they add to its inner
-  // products with some vectors of its parent.
-  template <int tile, size_t products>
-  __attribute__((noinline)) void form(const V* u, int i, int at, V* votes, const std::array<const V*, products> with,
+  // What is held of a block: numbers of the poses of some children, of what is of each pair, and of votes.
+  int64_t poses() const { return kChildren * P; }
+  int64_t pairs() const { return int64_t{kPair} * J; }
+  int64_t votes() const { return pairs() * D; }
+
+  // Where registers are few, a number of a transform serves two blocks, and there are fewer of them at once.
+  static constexpr int kSide = kManyRegisters ? 1 : 2;
+  // Where they are many, sums are two, so that no addition waits for the one before.
+  static constexpr int kSums = kManyRegisters ? 2 : 1;
+
+  // Each vote V_ij = u_i W_ij + c_i of a child from the number `first` on, as many times `tile` numbers as there are, and
+  // what they add to its inner products with some vectors of its parent; in some blocks of rows.
+  template <int blocks, int tile, size_t products>
+  __attribute__((noinline)) void form(const V* u, int i, int first, V* votes, const std::array<const V*, products> with,
                                       const std::array<V*, products> product) const {
-    const T *w = this->transform(i, 0) + at, *offset = this->offset(i);
-    const int64_t next = int64_t{J} * P * D;  // the transforms of the next child are called for meanwhile
+    const int last = after<tile>(first);
+    constexpr int sums = blocks == 1 ? 2 : 1;
+    const T *w = this->transform(i, 0), *offset = this->offset(i);
+    const int64_t field = int64_t{J} * D, next = P * field;  // the next child's transforms are called for meanwhile
     for (int j = 0; j < J; ++j, w += P * D) {
-      V sum[tile];
+      V inner[sums][products + 1][blocks] = {};
+      if (!kManyRegisters)
+        for (int p = 0; p < P; ++p) __builtin_prefetch(w + next + p * D + first);
+#pragma GCC unroll 4
+      for (int at = first; at < last; at += tile) {
+        V sum[blocks][tile];
+#pragma GCC unroll 2
+        for (int b = 0; b < blocks; ++b)
 #pragma GCC unroll 16
-      for (int d = 0; d < tile; ++d) sum[d] = V{};
+          for (int d = 0; d < tile; ++d) sum[b][d] = V{};
 #pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) {
-        const V pose = u[p];
-        const T* row = w + p * D;
-        __builtin_prefetch(row + next);
+        for (int p = 0; p < P; ++p) {
+          V pose[blocks];
+#pragma GCC unroll 2
+          for (int b = 0; b < blocks; ++b) pose[b] = in_register<T>(u[b * poses() + p]);
+          const T* row = w + p * D + at;
+          if (kManyRegisters) __builtin_prefetch(row + next);
 #pragma GCC unroll 16
-        for (int d = 0; d < tile; ++d) sum[d] += pose * row[d];
+          for (int d = 0; d < tile; ++d)
+#pragma GCC unroll 2
+            for (int b = 0; b < blocks; ++b) sum[b][d] += pose[b] * row[d];
+        }
+        const int64_t place = int64_t{j} * D + at;
+#pragma GCC unroll 2
+        for (int b = 0; b < blocks; ++b) {
+          if (offset)
+            for (int d = 0; d < tile; ++d) sum[b][d] += offset[at + d];
+          for (size_t one = 0; one < products; ++one)
+#pragma GCC unroll 16
+            for (int d = 0; d < tile; ++d) inner[d % sums][one][b] += sum[b][d] * with[one][b * field + place + d];
+#pragma GCC unroll 16
+          for (int d = 0; d < tile; ++d) votes[b * this->votes() + place + d] = sum[b][d];
+        }
       }
-      if (offset)
-        for (int d = 0; d < tile; ++d) sum[d] += offset[at + d];
-      const int64_t place = int64_t{j} * D + at;
-      for (size_t one = 0; one < products; ++one) {
-        V even{}, odd{};  // two sums, so that no addition waits for the one before
-#pragma GCC unroll 16
-        for (int d = 0; d < tile; ++d) (d & 1 ? odd : even) += sum[d] * with[one][place + d];
-        product[one][j] += even + odd;
-      }
-#pragma GCC unroll 16
-      for (int d = 0; d < tile; ++d) votes[place + d] = sum[d];
+      for (size_t one = 0; one < products; ++one)
+        for (int b = 0; b < blocks; ++b) product[one][b * pairs() + j] += total(inner, one, b);
     }
   }
 
-  template <size_t products>
+  // Where what is left of the votes begins.
+  template <int tile>
+  int after(int first) const {
+    return first + (D - first) / tile * tile;
+  }
+
+  template <int blocks, size_t products>
   void form_votes(const V* u, int i, V* votes, const std::array<const V*, products> with,
                   const std::array<V*, products> product) const {
     int at = 0;
-    if constexpr (kManyRegisters)
-      for (; at + 16 <= D; at += 16) form<16, products>(u, i, at, votes, with, product);
-    for (; at + 8 <= D; at += 8) form<8, products>(u, i, at, votes, with, product);
-    for (; at + 4 <= D; at += 4) form<4, products>(u, i, at, votes, with, product);
+    if constexpr (kManyRegisters) {
+      if (at + 16 <= D) form<blocks, 16, products>(u, i, at, votes, with, product);
+      at = after<16>(at);
+    }
+    if constexpr (blocks == 1) {
+      if (at + 8 <= D) form<blocks, 8, products>(u, i, at, votes, with, product);
+      at = after<8>(at);
+    }
+    if (at < D) form<blocks, 4, products>(u, i, at, votes, with, product);
+  }
+
+  template <size_t count, size_t rows, size_t columns>
+  static V total(const V (&sums)[count][rows][columns], size_t row, size_t column) {
+    V sum = sums[0][row][column];
+    for (size_t one = 1; one < count; ++one) sum += sums[one][row][column];
+    return sum;
   }
 
   // Calls for the poses of some children of a block of rows, which come next: they lie in too many places to be foreseen.
@@ -82,13 +126,13 @@ struct ManyRows : VectorCall<T, P_, D_> {
   }
 
   // Some children at a time, some blocks of rows pass by: `work(start, count, row, b)`.
-  template <typename Work>
+  template <int blocks = 1, typename Work>
   void each_children(const Part& part, int64_t row, int count, const Work& work) const {
     for (int start = part.first; start < part.last; start += kChildren)
-      for (int b = 0; b < count; ++b) {
-        const bool last = b + 1 == count;
-        const int64_t next = last ? row : row + (b + 1) * kLanes;
-        call_for(next, std::min(next + kLanes, part.end), last ? start + kChildren : start, part.last);
+      for (int b = 0; b < count; b += blocks) {
+        const bool last = b + blocks >= count;
+        const int64_t next = last ? row : row + (b + blocks) * kLanes;
+        call_for(next, std::min(next + blocks * kLanes, part.end), last ? start + kChildren : start, part.last);
         work(start, std::min(kChildren, part.last - start), row + b * kLanes, b);
       }
   }
@@ -143,7 +187,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
       const size_t field = size_t(kBlocks) * k.J * k.D;
       if (k.compares) centre.resize(field);
       mass.resize(kBlocks * k.J), sum.resize(field);
-      u.resize(kChildren * k.P), votes.resize(kPair * k.J * k.D), share.resize(kPair * k.J);
+      u.resize(kSide * k.poses()), votes.resize(kSide * k.votes()), share.resize(kSide * k.pairs());
     }
 
     // Mass and sum over the children of a part, for its rows.
@@ -155,8 +199,9 @@ struct ManyRows : VectorCall<T, P_, D_> {
           k.load(k.call.parents, row + b * kLanes, part.end, field, centre.data() + b * field);
         std::fill(mass.begin(), mass.end(), V{});
         std::fill(sum.begin(), sum.end(), V{});
-        k.each_children(part, row, count, [&](int start, int children, int64_t row, int b) {
-          some_children(start, children, row, part.end, b);
+        k.template each_children<kSide>(part, row, count, [&](int start, int children, int64_t row, int b) {
+          if (b + kSide <= count) return some_children<kSide>(start, children, row, part.end, b);
+          some_children<1>(start, children, row, part.end, b);
         });
         for (int b = 0; b < count; ++b) {
           k.store(mass.data() + b * k.J, row + b * kLanes, part.end, k.J, mass_out);
@@ -165,67 +210,90 @@ struct ManyRows : VectorCall<T, P_, D_> {
       }
     }
 
+    template <int blocks>
     void some_children(int start, int count, int64_t row, int64_t end, int b) {
-      k.load_children(row, end, start, count, u.data());
-      if (k.uniform) return share_evenly(start, count, row, end, b);
-      const V* centres = centre.data() + int64_t{b} * k.J * k.D;
+      for (int one = 0; one < blocks; ++one)
+        k.load_children(row + one * kLanes, end, start, count, u.data() + one * k.poses());
+      if (k.uniform) return share_evenly<blocks>(start, count, row, end, b);
+      const int64_t field = int64_t{k.J} * k.D;
       for (int i = 0; i < count; i += kPair) {
         const int both = std::min(kPair, count - i);
         std::fill(share.begin(), share.end(), V{});
-        for (int one = 0; one < both; ++one) compare(start + i + one, one, u.data() + (i + one) * k.P, centres);
-        k.share_out(share.data(), row, end, start + i, both);
-        for (int one = 0; one < both; ++one)
-          for (int j = 0; j < k.J; ++j) mass[b * k.J + j] += share[one * k.J + j];
-        k.add_pair(both, votes.data(), share.data(), sum.data() + int64_t{b} * k.J * k.D);
+        for (int one = 0; one < both; ++one) compare<blocks>(start + i + one, one, u.data() + (i + one) * k.P, b);
+        for (int block = 0; block < blocks; ++block) {
+          V *shares = share.data() + block * k.pairs(), *masses = mass.data() + (b + block) * k.J;
+          k.share_out(shares, row + block * kLanes, end, start + i, both);
+          for (int one = 0; one < both; ++one)
+            for (int j = 0; j < k.J; ++j) masses[j] += shares[one * k.J + j];
+          k.add_pair(both, votes.data() + block * k.votes(), shares, sum.data() + (b + block) * field);
+        }
       }
     }
 
+    template <int blocks>
     void share_evenly(int start, int count, int64_t row, int64_t end, int b) {
-      V probability[kChildren], even[kChildren], total{};
-      k.even_shares(row, end, start, count, probability, even);
-      for (int i = 0; i < count; ++i) {
-        total += even[i];
-        for (int p = 0; p < k.P; ++p) u[i * k.P + p] *= even[i];
+      for (int one = 0; one < blocks; ++one) {
+        V probability[kChildren], even[kChildren], total{}, *pose = u.data() + one * k.poses();
+        k.even_shares(row + one * kLanes, end, start, count, probability, even);
+        for (int i = 0; i < count; ++i) {
+          total += even[i];
+          for (int p = 0; p < k.P; ++p) pose[i * k.P + p] *= even[i];
+        }
+        for (int j = 0; j < k.J; ++j) mass[(b + one) * k.J + j] += total;
       }
-      for (int j = 0; j < k.J; ++j) mass[b * k.J + j] += total;
       V* sums = sum.data() + int64_t{b} * k.J * k.D;
       int at = 0;
       if constexpr (kManyRegisters)
-        for (; at + 16 <= k.D; at += 16) add_transformed<16>(start, count, at, sums);
-      for (; at + 8 <= k.D; at += 8) add_transformed<8>(start, count, at, sums);
-      for (; at + 4 <= k.D; at += 4) add_transformed<4>(start, count, at, sums);
+        for (; at + 16 <= k.D; at += 16) add_transformed<blocks, 16>(start, count, at, sums);
+      if constexpr (blocks == 1)
+        for (; at + 8 <= k.D; at += 8) add_transformed<blocks, 8>(start, count, at, sums);
+      for (; at + 4 <= k.D; at += 4) add_transformed<blocks, 4>(start, count, at, sums);
     }
 
     // u_i W_ij of some children, `tile` numbers of it.
-    template <int tile>
+    template <int blocks, int tile>
     __attribute__((noinline)) void add_transformed(int start, int count, int at, V* sums) {
-      const int64_t child = int64_t{k.J} * k.P * k.D;
+      const int64_t child = int64_t{k.J} * k.P * k.D, field = int64_t{k.J} * k.D;
+      const bool line = at % (64 / sizeof(T)) == 0;
       for (int j = 0; j < k.J; ++j) {
-        V total[tile];
+        V total[blocks][tile];
         V* s = sums + j * k.D + at;
+#pragma GCC unroll 2
+        for (int b = 0; b < blocks; ++b)
 #pragma GCC unroll 16
-        for (int d = 0; d < tile; ++d) total[d] = s[d];
+          for (int d = 0; d < tile; ++d) total[b][d] = s[b * field + d];
         const T* w = k.transform(start, j) + at;
-        for (int i = 0; i < count; ++i, w += k.call.shared ? 0 : child)
+        for (int i = 0; i < count; ++i, w += k.call.shared ? 0 : child) {
+          if (!kManyRegisters && line)
+            for (int p = 0; p < k.P; ++p) __builtin_prefetch(w + kChildren * child + p * k.D);
 #pragma GCC unroll 8
           for (int p = 0; p < k.P; ++p) {
-            const V pose = u[i * k.P + p];
+            V pose[blocks];
+#pragma GCC unroll 2
+            for (int b = 0; b < blocks; ++b) pose[b] = in_register<T>(u[b * k.poses() + i * k.P + p]);
             const T* row = w + p * k.D;
-            __builtin_prefetch(row + kChildren * child);
+            if (kManyRegisters) __builtin_prefetch(row + kChildren * child);
 #pragma GCC unroll 16
-            for (int d = 0; d < tile; ++d) total[d] += pose * row[d];
+            for (int d = 0; d < tile; ++d)
+#pragma GCC unroll 2
+              for (int b = 0; b < blocks; ++b) total[b][d] += pose[b] * row[d];
           }
+        }
+#pragma GCC unroll 2
+        for (int b = 0; b < blocks; ++b)
 #pragma GCC unroll 16
-        for (int d = 0; d < tile; ++d) s[d] = total[d];
+          for (int d = 0; d < tile; ++d) s[b * field + d] = total[b][d];
       }
     }
 
-    void compare(int i, int one, const V* pose, const V* centres) {
+    template <int blocks>
+    void compare(int i, int one, const V* pose, int b) {
       V* v = votes.data() + int64_t{one} * k.J * k.D;
       if (k.compares) {
-        k.template form_votes<1>(pose, i, v, {centres}, {share.data() + one * k.J});
+        const V* centres = centre.data() + int64_t{b} * k.J * k.D;
+        k.template form_votes<blocks, 1>(pose, i, v, {centres}, {share.data() + one * k.J});
       } else {
-        k.template form_votes<0>(pose, i, v, {}, {});
+        k.template form_votes<blocks, 0>(pose, i, v, {}, {});
       }
     }
   };
@@ -243,7 +311,8 @@ struct ManyRows : VectorCall<T, P_, D_> {
       if (k.compares) centre.resize(field);
       if (grad_parents) d_centre.resize(field);
       up_mass.resize(kBlocks * k.J), up_sum.resize(field);
-      u.resize(kChildren * k.P), votes.resize(kPair * k.J * k.D), share.resize(kPair * k.J), gradient.resize(kPair * k.J);
+      u.resize(kSide * k.poses()), votes.resize(kSide * k.votes());
+      share.resize(kSide * k.pairs()), gradient.resize(kSide * k.pairs());
     }
 
     void children_of(const Part& part) {
@@ -257,53 +326,67 @@ struct ManyRows : VectorCall<T, P_, D_> {
           k.load(k.call.sum, first, part.end, field, up_sum.data() + b * field);
         }
         std::fill(d_centre.begin(), d_centre.end(), V{});
-        k.each_children(part, row, count, [&](int start, int children, int64_t row, int b) {
-          some_children(start, children, row, part.end, b, block + b);
+        k.template each_children<kSide>(part, row, count, [&](int start, int children, int64_t row, int b) {
+          if (b + kSide <= count) return some_children<kSide>(start, children, row, part.end, b, block + b);
+          some_children<1>(start, children, row, part.end, b, block + b);
         });
         for (int b = 0; b < count && grad_parents; ++b)
           k.store(d_centre.data() + b * field, row + b * kLanes, part.end, field, grad_parents);
       }
     }
 
+    template <int blocks>
     void some_children(int start, int count, int64_t row, int64_t end, int b, int64_t block) {
-      k.load_children(row, end, start, count, u.data());
-      if (k.uniform) return share_evenly(start, count, row, end, b, block);
+      for (int one = 0; one < blocks; ++one)
+        k.load_children(row + one * kLanes, end, start, count, u.data() + one * k.poses());
+      if (k.uniform) return share_evenly<blocks>(start, count, row, end, b, block);
       for (int i = 0; i < count; i += kPair) {
         const int both = std::min(kPair, count - i);
         std::fill(share.begin(), share.end(), V{});
-        for (int one = 0; one < both; ++one) {
-          compare(start + i + one, one, u.data() + (i + one) * k.P, b);
-          k.flow_of_moments(share.data() + one * k.J, gradient.data() + one * k.J, row, end, start + i + one);
+        for (int one = 0; one < both; ++one) compare<blocks>(start + i + one, one, u.data() + (i + one) * k.P, b);
+        for (int n = 0; n < blocks; ++n) {
+          V *shares = share.data() + n * k.pairs(), *gradients = gradient.data() + n * k.pairs();
+          for (int one = 0; one < both; ++one)
+            k.flow_of_moments(shares + one * k.J, gradients + one * k.J, row + n * kLanes, end, start + i + one);
+          k.put_flow(shares, gradients, block + n, start + i, both);
+          V* d_centres = d_centre.data() + (b + n) * int64_t{k.J} * k.D;
+          if (compares) k.add_pair(both, votes.data() + n * k.votes(), gradients, d_centres);
         }
-        k.put_flow(share.data(), gradient.data(), block, start + i, both);
-        if (compares) k.add_pair(both, votes.data(), gradient.data(), d_centre.data() + int64_t{b} * k.J * k.D);
       }
     }
 
+    template <int blocks>
     void share_evenly(int start, int count, int64_t row, int64_t end, int b, int64_t block) {
-      V probability[kChildren], even[kChildren];
-      k.even_shares(row, end, start, count, probability, even);
-      for (int i = 0; i < count; ++i) k.put_coefficients(even + i, block, start + i, 1, 1, k.call.shares);
+      V probability[blocks][kChildren], even[blocks][kChildren];
+      for (int n = 0; n < blocks; ++n) {
+        k.even_shares(row + n * kLanes, end, start, count, probability[n], even[n]);
+        for (int i = 0; i < count; ++i) k.put_coefficients(even[n] + i, block + n, start + i, 1, 1, k.call.shares);
+      }
       if (!k.call.grad_weights && !k.call.grad_log_partition) return;
       for (int i = 0; i < count; ++i) {
-        compare(start + i, 0, u.data() + i * k.P, b);
-        V worth{};
-        for (int j = 0; j < k.J; ++j) worth += gradient[j];
-        const V inflow = probability[i] * worth, outflow = -even[i] * worth;
-        if (k.call.grad_weights) k.add_child(&inflow, row, end, start + i, 1, k.call.grad_weights);
-        if (k.call.grad_log_partition) k.add_child(&outflow, row, end, start + i, 1, k.call.grad_log_partition);
+        compare<blocks>(start + i, 0, u.data() + i * k.P, b);
+        for (int n = 0; n < blocks; ++n) {
+          V worth{};
+          for (int j = 0; j < k.J; ++j) worth += gradient[n * k.pairs() + j];
+          const V inflow = probability[n][i] * worth, outflow = -even[n][i] * worth;
+          const int64_t first = row + n * kLanes;
+          if (k.call.grad_weights) k.add_child(&inflow, first, end, start + i, 1, k.call.grad_weights);
+          if (k.call.grad_log_partition) k.add_child(&outflow, first, end, start + i, 1, k.call.grad_log_partition);
+        }
       }
     }
 
     // Logits of child i, and what its shares are worth to the loss.
+    template <int blocks>
     void compare(int i, int one, const V* pose, int b) {
       const int64_t at = int64_t{b} * k.J * k.D;
-      V *v = votes.data() + int64_t{one} * k.J * k.D, *worth = gradient.data() + one * k.J;
-      std::copy_n(up_mass.data() + b * k.J, k.J, worth);
+      V *v = votes.data() + int64_t{one} * k.J * k.D;
+      V *logits = share.data() + one * k.J, *worth = gradient.data() + one * k.J;
+      for (int n = 0; n < blocks; ++n) std::copy_n(up_mass.data() + (b + n) * k.J, k.J, worth + n * k.pairs());
       if (k.compares) {
-        k.template form_votes<2>(pose, i, v, {centre.data() + at, up_sum.data() + at}, {share.data() + one * k.J, worth});
+        k.template form_votes<blocks, 2>(pose, i, v, {centre.data() + at, up_sum.data() + at}, {logits, worth});
       } else {
-        k.template form_votes<1>(pose, i, v, {up_sum.data() + at}, {worth});
+        k.template form_votes<blocks, 1>(pose, i, v, {up_sum.data() + at}, {worth});
       }
     }
   };
@@ -313,26 +396,32 @@ struct ManyRows : VectorCall<T, P_, D_> {
     const ManyRows& k;
     T *grad_transforms, *grad_coordinates;
     std::vector<V> constants;  // of each block, [J, terms, D]
-    std::vector<V> field, du, d_offset;
-    std::vector<const T*> coefficients;  // of each term, for a block
-    std::vector<T> nowhere;              // the pose of a row that is not there
-    const T* poses[kChildren][kLanes];
+    std::vector<V> field, du, d_offset, factors;
+    V gradients[kSide * kSide * kLanes];
+    struct Coefficients {
+      const T* from;
+      int64_t child, parent, block;  // how far the next ones lie
+    };
+    std::vector<Coefficients> coefficients;  // of each term, for some blocks
+    std::vector<T> poses;                    // of some children, [child, row]; 0 for a row that is not there
     bool first_rows = true;  // that reach a transform: its gradient is not there yet
     int64_t next = 0;        // how many children further the coefficients lie that are called for meanwhile
 
     PassOn(const ManyRows& k, T* grad_transforms, T* grad_coordinates)
         : k(k), grad_transforms(grad_transforms), grad_coordinates(grad_coordinates),
-          constants(kBlocks * k.call.count * k.J * k.D), field(k.J * k.D), du(kChildren * k.P),
-          d_offset(kChildren * k.D), coefficients(k.call.count), nowhere(k.P) {}
+          constants(kBlocks * k.call.count * k.J * k.D), field(k.J * k.D), du(kSide * kChildren * k.P),
+          d_offset(kChildren * k.D), factors(kSide * k.call.count), coefficients(k.call.count),
+          poses(kChildren * kSide * kLanes * k.P) {}
 
     void children_of(const Part& part) {
       for (int64_t row = part.row, block = part.block; row < part.end; row += kBlocks * kLanes, block += kBlocks) {
         const int count = static_cast<int>(std::min<int64_t>(kBlocks, k.blocks(part.end - row)));
         for (int b = 0; b < count; ++b) load_constants(row + b * kLanes, part.end, b);
-        k.each_children(part, row, count, [&](int start, int children, int64_t row, int b) {
+        k.template each_children<kSide>(part, row, count, [&](int start, int children, int64_t row, int b) {
           first_rows = row == part.row && !k.call.shared;
-          next = b + 1 < count ? k.I : kChildren - int64_t{count - 1} * k.I;
-          some_children(start, children, row, part.end, b, block + b);
+          next = b + kSide < count ? kSide * k.I : kChildren - int64_t{b} * k.I;
+          if (b + kSide <= count) return some_children<kSide>(start, children, row, part.end, b, block + b);
+          some_children<1>(start, children, row, part.end, b, block + b);
         });
       }
     }
@@ -346,36 +435,47 @@ struct ManyRows : VectorCall<T, P_, D_> {
       }
     }
 
+    template <int blocks>
     void some_children(int start, int count, int64_t row, int64_t end, int b, int64_t block) {
       std::fill(du.begin(), du.end(), V{});
       if (grad_coordinates) std::fill(d_offset.begin(), d_offset.end(), V{});
-      for (int64_t t = 0; t < k.call.count; ++t)
-        coefficients[t] = k.readable(k.call.terms[t].coefficient) + k.coefficient(block, start, k.call.terms[t].parents);
-      find_poses(start, count, row, end);
+      for (int64_t t = 0; t < k.call.count; ++t) {
+        const int64_t parents = k.call.terms[t].parents, width = k.width();
+        const T* from = k.readable(k.call.terms[t].coefficient) + k.coefficient(block, start, parents);
+        coefficients[t] = {from, parents * width, parents > 1 ? width : 0, k.I * parents * width};
+      }
+      load_poses(start, count, row, end, blocks * kLanes);
       int at = 0;
-      for (; at + kLanes <= k.D; at += kLanes) pass_on_columns<kLanes>(start, count, b, at);
-      if (at < k.D) pass_on_columns<kLanes / 2>(start, count, b, at);
-      if (k.call.grad_children) k.put_children(du.data(), row, end, start, count);
+      constexpr int wide = kSide * kLanes;
+      for (; at + wide <= k.D; at += wide) pass_on_columns<blocks, wide>(start, count, b, at);
+      for (; at + kLanes <= k.D; at += kLanes) pass_on_columns<blocks, kLanes>(start, count, b, at);
+      if (at < k.D) pass_on_columns<blocks, kLanes / 2>(start, count, b, at);
+      for (int one = 0; one < blocks && k.call.grad_children; ++one)
+        k.put_children(du.data() + one * kChildren * k.P, row + one * kLanes, end, start, count);
       if (!grad_coordinates) return;
       for (int n = 0; n < count * k.D; ++n) grad_coordinates[int64_t{start} * k.D + n] += lane_sum<T>(d_offset[n]);
     }
 
-    // Where they lie, and their gradients, which are called for to be written.
-    void find_poses(int start, int count, int64_t row, int64_t end) {
+    // To where they do not lie in each other's way in the cache. Their gradients are called for to be written.
+    void load_poses(int start, int count, int64_t row, int64_t end, int lanes) {
       const T *children = k.readable(k.call.children), *gradients = k.readable(k.call.grad_children);
-      for (int lane = 0; lane < kLanes; ++lane)
+      for (int lane = 0; lane < lanes; ++lane)
         for (int i = 0; i < count; ++i) {
-          poses[i][lane] = nowhere.data();
-          if (row + lane >= end) continue;
+          T* pose = poses.data() + (i * kSide * kLanes + lane) * k.P;
+          if (row + lane >= end) {
+            std::fill_n(pose, int(k.P), T(0));
+            continue;
+          }
           const int64_t place = k.site(row + lane, start + i) * k.P;
-          poses[i][lane] = children + place;
+          for (int p = 0; p < k.P; ++p) pose[p] = children[place + p];
           if (gradients) __builtin_prefetch(gradients + place, 1);
         }
     }
 
-    // `tile` numbers of the votes of some children, from the number `at` on.
-    template <int tile>
+    // Some numbers of the votes of some children, from the number `at` on.
+    template <int blocks, int columns>
     __attribute__((noinline)) void pass_on_columns(int start, int count, int b, int at) {
+      constexpr int tile = std::min(columns, kLanes), tiles = columns / tile;
       const int64_t child = k.call.shared ? 0 : int64_t{k.J} * k.P * k.D;
       for (int j = 0; j < k.J; ++j)
         for (int i = 0; i < count; ++i) {
@@ -386,86 +486,120 @@ struct ManyRows : VectorCall<T, P_, D_> {
             __builtin_prefetch(w + child + p * k.D);
             if (grad_transforms) __builtin_prefetch(dw + child + p * k.D, 1);
           }
-          V g[kLanes];
-          gradient<tile>(i, j, constant(b, j) + at, g);
+          load_factors<blocks>(i, j);
+          V registers[kLanes], *g = kManyRegisters ? registers : gradients;
+#pragma GCC unroll 2
+          for (int one = 0; one < blocks; ++one) {
+            const V *factor = factors.data() + one * k.call.count, *from = constant(b + one, j) + at;
+#pragma GCC unroll 2
+            for (int n = 0; n < tiles; ++n)
+              gradient<tile>(factor, from + n * kLanes, g + (one * tiles + n) * kLanes);
+          }
           if (grad_coordinates)
-            for (int d = 0; d < tile; ++d) d_offset[i * k.D + at + d] += g[d];
-          if (k.call.grad_children) pull_all<tile>(g, w, du.data() + i * k.P);
+            for (int one = 0; one < blocks; ++one)
+              for (int d = 0; d < columns; ++d) d_offset[i * k.D + at + d] += g[one * tiles * kLanes + d];
+          if (k.call.grad_children) pull_all<blocks, columns>(g, w, du.data() + i * k.P);
           if (!grad_transforms) continue;
-          transpose<T>(g);  // to the numbers of a row in each vector
-          push_all<tile>(g, poses[i], dw);
+#pragma GCC unroll 4
+          for (int n = 0; n < blocks * tiles; ++n) transpose<T>(g + n * kLanes);  // the numbers of a row together
+          push_all<blocks, columns>(g, poses.data() + i * kSide * kLanes * k.P, dw);
         }
     }
 
-    template <int tile>
-    inline void gradient(int i, int j, const V* from, V* g) const {
-#pragma GCC unroll 16
-      for (int d = 0; d < kLanes; ++d) g[d] = V{};
-      for (int64_t t = 0; t < k.call.count; ++t, from += k.D) {
-        const int64_t parents = k.call.terms[t].parents;
-        const T* coefficient = coefficients[t] + (i * parents + (parents > 1 ? j : 0)) * k.width();
-        __builtin_prefetch(coefficient + next * parents * k.width());
-        const V r = k.load_coefficient(coefficient);
-#pragma GCC unroll 16
-        for (int d = 0; d < tile; ++d) g[d] += r * from[d];
+    template <int blocks>
+    inline void load_factors(int i, int j) {
+      for (int64_t t = 0; t < k.call.count; ++t) {
+        const auto& [first, child, parent, block] = coefficients[t];
+        const T* from = first + i * child + j * parent;
+        for (int one = 0; one < blocks; ++one, from += block) {
+          __builtin_prefetch(from + next * child);
+          if (!kManyRegisters) __builtin_prefetch(from + child);  // is far for the nearest cache
+          factors[one * k.call.count + t] = k.load_coefficient(from);
+        }
       }
     }
 
-    // Where registers are many, sums are two, so that no addition waits for the one before.
-    static constexpr int kSums = kManyRegisters ? 2 : 1;
-
-    template <int count>
-    static V total(const V (&sums)[kSums][count], int p) {
-      V sum = sums[0][p];
-      for (int one = 1; one < kSums; ++one) sum += sums[one][p];
-      return sum;
+    template <int tile>
+    inline void gradient(const V* factor, const V* from, V* g) const {
+      V sums[kLanes];
+#pragma GCC unroll 16
+      for (int d = 0; d < kLanes; ++d) sums[d] = V{};
+      for (int64_t t = 0; t < k.call.count; ++t, from += k.D) {
+        const V r = factor[t];
+#pragma GCC unroll 16
+        for (int d = 0; d < tile; ++d) sums[d] += r * from[d];
+      }
+#pragma GCC unroll 16
+      for (int d = 0; d < kLanes; ++d) g[d] = sums[d];
     }
 
-    template <int tile>
+    template <int blocks, int columns>
     inline void pull_all(const V* g, const T* w, V* d_pose) const {
+      constexpr int count = blocks == 1 ? 8 : 4;
       int p = 0;
-      for (; p + 8 <= k.P; p += 8) pull<8, tile>(g, w + p * k.D, d_pose + p);
-      for (; p < k.P; ++p) pull<1, tile>(g, w + p * k.D, d_pose + p);
+      for (; p + count <= k.P; p += count) pull<blocks, count, columns>(g, w + p * k.D, d_pose + p);
+      for (; p < k.P; ++p) pull<blocks, 1, columns>(g, w + p * k.D, d_pose + p);
     }
 
-    template <int tile>
-    inline void push_all(const V* g, const T* const* pose, T* dw) const {
+    template <int blocks, int columns>
+    inline void push_all(const V* g, const T* poses, T* dw) const {
+      constexpr int count = columns <= kLanes ? 8 : 4;
       int p = 0;
-      for (; p + 8 <= k.P; p += 8) push<8, tile>(g, pose, p, dw + p * k.D);
-      for (; p < k.P; ++p) push<1, tile>(g, pose, p, dw + p * k.D);
+      for (; p + count <= k.P; p += count) push<blocks, count, columns>(g, poses + p, dw + p * k.D);
+      for (; p < k.P; ++p) push<blocks, 1, columns>(g, poses + p, dw + p * k.D);
     }
 
     // du_i += W_ij dV_ij, some numbers of the pose.
-    template <int count, int tile>
+    template <int blocks, int count, int columns>
     inline void pull(const V* g, const T* w, V* d_pose) const {
-      V sums[kSums][count] = {};
-#pragma GCC unroll 16
-      for (int d = 0; d < tile; ++d)
+      constexpr int apart = std::max(columns, kLanes);  // what is of one block and of the next
+      V sums[kSums][blocks][count] = {};
+#pragma GCC unroll kManyRegisters ? 16 : 1
+      for (int d = 0; d < columns; ++d) {
+        V of[blocks];
+#pragma GCC unroll 2
+        for (int one = 0; one < blocks; ++one) of[one] = in_register<T>(g[one * apart + d]);
 #pragma GCC unroll 8
-        for (int p = 0; p < count; ++p) sums[d % kSums][p] += g[d] * w[p * k.D + d];
+        for (int p = 0; p < count; ++p)
+#pragma GCC unroll 2
+          for (int one = 0; one < blocks; ++one) sums[d % kSums][one][p] += of[one] * w[p * k.D + d];
+      }
+#pragma GCC unroll 2
+      for (int one = 0; one < blocks; ++one)
 #pragma GCC unroll 8
-      for (int p = 0; p < count; ++p) d_pose[p] += total(sums, p);
+        for (int p = 0; p < count; ++p) d_pose[one * k.poses() + p] += total(sums, one, p);
     }
 
     // dW_ij += sum over rows of u_i^T dV_ij, some rows of the transform.
-    template <int count, int tile>
-    inline void push(const V* g, const T* const* poses, int first, T* dw) const {
-      V sums[kSums][count] = {};
-#pragma GCC unroll 16
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const T* pose = poses[lane] + first;
+    template <int blocks, int count, int columns>
+    inline void push(const V* g, const T* pose, T* dw) const {
+      constexpr int tile = std::min(columns, kLanes), tiles = columns / tile;
+      const bool there = !first_rows;
+      V sums[kSums][count][tiles] = {};
+#pragma GCC unroll 1
+      for (int one = 0; one < blocks; ++one, g += tiles * kLanes)
+#pragma GCC unroll kManyRegisters ? 16 : 1
+        for (int lane = 0; lane < kLanes; ++lane, pose += k.P) {
+          V row[tiles];
+#pragma GCC unroll 2
+          for (int n = 0; n < tiles; ++n) row[n] = in_register<T>(g[n * kLanes + lane]);
 #pragma GCC unroll 8
-        for (int p = 0; p < count; ++p) sums[lane % kSums][p] += g[lane] * pose[p];
-      }
-#pragma GCC unroll 8
-      for (int p = 0; p < count; ++p) {
-        const V sum = total(sums, p);
-        if constexpr (tile == kLanes) {
-          store_vector<T>(first_rows ? sum : load_vector(dw + p * k.D) + sum, dw + p * k.D);
-        } else {
-          for (int d = 0; d < tile; ++d) dw[p * k.D + d] = (first_rows ? T(0) : dw[p * k.D + d]) + sum[d];
+          for (int p = 0; p < count; ++p)
+#pragma GCC unroll 2
+            for (int n = 0; n < tiles; ++n) sums[lane % kSums][p][n] += row[n] * pose[p];
         }
-      }
+#pragma GCC unroll 8
+      for (int p = 0; p < count; ++p)
+#pragma GCC unroll 2
+        for (int n = 0; n < tiles; ++n) {
+          const V sum = total(sums, p, n);
+          T* to = dw + p * k.D + n * kLanes;
+          if constexpr (tile == kLanes) {
+            store_vector<T>(there ? load_vector(to) + sum : sum, to);
+          } else {
+            for (int d = 0; d < tile; ++d) to[d] = (there ? to[d] : T(0)) + sum[d];
+          }
+        }
     }
   };
 };
