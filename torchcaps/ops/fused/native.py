@@ -43,9 +43,6 @@ _FIELDS = (
 """Of ``TorchcapsCall`` in the C++ source: a number or a pointer each, 8 bytes."""
 
 _OUTSIDE, _, _KEPT = range(3)
-_FEW = 4
-"""Rows that are few, as ``kFew`` of the C++ source."""
-
 _PLACES = {name: place for place, name in enumerate(_FIELDS)}
 _CALL = struct.Struct(f"={len(_FIELDS)}q")
 
@@ -90,7 +87,10 @@ class Kept:
         rows, _, M, P = children.shape
         self._sources = children, transforms
         self._wanted = (
-            M == 1 and rows <= min(_FEW, P - 1) and not any(source.is_inference() for source in self._sources)
+            M == 1
+            and rows < P
+            and rows <= _few(children)
+            and not any(source.is_inference() for source in self._sources)
         )
         self._votes: Tensor | None = None
         self._formed: list[int] | None = None
@@ -355,8 +355,18 @@ def _read(call: Call, logits: Logits | None, parts: int | None = None) -> dict[s
 def _layout(call: Call, parts: int, even: bool = False) -> tuple[int, ...]:
     """The shape of a number of each child and each parent, or of each child."""
     B, I, J, *_ = call.sizes
-    lanes = library().torchcaps_vector_bytes() // call.children.element_size()
-    return -(-B // lanes) + parts, I, 1 if even else J, lanes if B > min(_FEW, lanes) else B
+    lanes = _lanes(call.children)
+    return -(-B // lanes) + parts, I, 1 if even else J, B if B <= _few(call.children) else lanes
+
+
+def _lanes(tensor: Tensor) -> int:
+    """Numbers of a vector of the processor."""
+    return int(library().torchcaps_vector_bytes()) // tensor.element_size()
+
+
+def _few(tensor: Tensor) -> int:
+    """Rows that are few, as ``kFew`` of the C++ source."""
+    return _lanes(tensor) // 4
 
 
 def _coefficients(call: Call, parts: int | None, even: bool = False) -> Tensor | None:

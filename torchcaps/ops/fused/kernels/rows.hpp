@@ -83,7 +83,7 @@ struct Rows {
   using V = Vec<T>;
   static constexpr int kLanes = Lanes<T>::count;
   static constexpr int kTogether = 8;  // children at most whose logits are held at once
-  static constexpr int kFew = std::min(4, kLanes);  // rows, which leave most lanes empty; mirrored in native.py
+  static constexpr int kFew = kLanes / 4;  // rows, which leave most lanes empty; mirrored in native.py
 
   explicit Rows(const Call& call) : call(call), I(call.I), J(call.J), rows(call.images * call.windows) {}
 
