@@ -73,16 +73,16 @@ class Kind(NamedTuple):
 
     factor: Callable[[Tensor, Tensor], Tensor]
     """f(n) / n, from n and n²."""
-    slope: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """Its derivative, from n, n² and the factor; any number at 0."""
+    slope: Callable[[Tensor, Tensor], Tensor]
+    """Its derivative, from n and the factor; any number at 0."""
 
 
 def _rational_in_squares(constant: float) -> Kind:
     """n² / (c + n²)."""
 
-    def slope(n: Tensor, squared: Tensor, factor: Tensor) -> Tensor:
-        part = 1 / (constant + squared)
-        return part * (2 * constant * part - 1)
+    def slope(n: Tensor, factor: Tensor) -> Tensor:
+        part = factor / n  # 1 / (c + n²)
+        return torch.addcmul(-part, part, part, value=2 * constant)
 
     return Kind(lambda n, squared: n / (constant + squared), slope)
 
@@ -90,10 +90,10 @@ def _rational_in_squares(constant: float) -> Kind:
 SQUASHES: dict[str, Kind] = {
     "sabour": _rational_in_squares(1.0),
     "half": _rational_in_squares(0.5),
-    "tanh": Kind(lambda n, _: _unit(n, n.tanh()), lambda n, _, factor: (1 - n.tanh().square() - factor) / n),
-    "exponential": Kind(lambda n, _: _unit(n, -torch.expm1(-n)), lambda n, _, factor: ((-n).exp() - factor) / n),
-    "rational": Kind(lambda n, _: 1 / (1 + n), lambda n, _, factor: -factor.square()),
-    "none": Kind(lambda n, _: torch.ones_like(n), lambda n, *_: torch.zeros_like(n)),
+    "tanh": Kind(lambda n, _: _unit(n, n.tanh()), lambda n, factor: (1 - n.tanh().square() - factor) / n),
+    "exponential": Kind(lambda n, _: _unit(n, -torch.expm1(-n)), lambda n, factor: ((-n).exp() - factor) / n),
+    "rational": Kind(lambda n, _: 1 / (1 + n), lambda n, factor: -factor.square()),
+    "none": Kind(lambda n, _: torch.ones_like(n), lambda n, _: torch.zeros_like(n)),
 }
 
 
@@ -104,10 +104,11 @@ def _squash(pose: Tensor, kind: Kind, dim: Dims) -> Tensor:
 
 
 def _squashed(pose: Tensor, kind: Kind, dim: Dims) -> tuple[Tensor, Tensor, Tensor]:
-    """The same numbers without care for gradients; and the squared length, and the factor."""
+    """The same numbers without care for gradients; and the length, and the factor."""
     squared = _squared_length(pose, dim)
-    factor = kind.factor(squared.sqrt(), squared)
-    return pose * factor, squared, factor
+    n = squared.sqrt()
+    factor = kind.factor(n, squared)
+    return pose * factor, n, factor
 
 
 class _Squash(torch.autograd.Function):
@@ -115,20 +116,19 @@ class _Squash(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, pose: Tensor, kind: Kind, dim: Dims) -> Tensor:
-        squashed, squared, factor = _squashed(pose, kind, dim)
+        squashed, n, factor = _squashed(pose, kind, dim)
         ctx.kind, ctx.dim = kind, dim
-        ctx.save_for_backward(pose, squared, factor)
+        ctx.save_for_backward(pose, n, factor)
         return squashed
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        pose, squared, factor = ctx.saved_tensors
+        pose, n, factor = ctx.saved_tensors
         if torch.is_grad_enabled():  # it may be differentiated again
             found = torch.autograd.grad(_squash(pose, ctx.kind, ctx.dim), pose, upstream, create_graph=True)
             return *found, None, None
-        n = squared.sqrt()
         along = (pose * upstream).sum(ctx.dim, keepdim=True)
-        along = (along * ctx.kind.slope(n, squared, factor) / n).masked_fill_(squared == 0, 0.0)
+        along = along.mul_(ctx.kind.slope(n, factor)).div_(n).masked_fill_(n == 0, 0.0)
         return torch.addcmul(upstream * factor, pose, along), None, None
 
 
