@@ -72,20 +72,30 @@ class _Scored(NamedTuple):
         return same and self.versions == _versions(call)
 
 
+class _Written(NamedTuple):
+    """Numbers that a forward pass wrote down for the backward pass, if it did.
+
+    Args:
+        logits: of the step.
+        votes: where there are few.
+    """
+
+    logits: Tensor | None = None
+    votes: Tensor | None = None
+
+
 class _Step(NamedTuple):
     """What a step does beside its tensors.
 
     Args:
         entries: of the ledger.
         parts: among how many tasks the rows of windows are shared out.
-        kept: the votes, where there are few.
         options: of the function.
         scores: the name of the scores of the same logits, if there are any.
     """
 
     entries: dict[int, _Entry]
     parts: int
-    kept: native.Kept
     options: tuple[bool, ...]
     scores: object = None
 
@@ -115,7 +125,8 @@ class Ledger:
         name = token = logits = None
         if scored is not None and scored.have(call):
             name, token, logits = scored.name, scored.token, scored.logits
-        return _Moments.apply(self._step(call, options, name), self._token(), token, logits, call.sites, *call.listed)
+        step = self._step(call, options, name)
+        return _Moments.apply(step, self._kept, self._token(), token, logits, call.sites, *call.listed)
 
     def scores(self, call: Call, *options: bool) -> Tensor:
         """The logits, or their normaliser; the options are orphan, reduced."""
@@ -132,7 +143,7 @@ class Ledger:
     def _step(self, call: Call, options: tuple[bool, ...], scores: object) -> _Step:
         if self._parts is None:  # the coefficients of all steps lie alike, however many threads there are later
             self._parts = native.row_parts(call)
-        return _Step(self.entries, self._parts, self._kept, options, scores)
+        return _Step(self.entries, self._parts, options, scores)
 
     def _token(self) -> Tensor:
         """Whatever depends on it is differentiated before the votes are."""
@@ -177,10 +188,10 @@ class _Token(torch.autograd.Function):
         return None, *native.pass_on(entry.call, entry.terms, entry.parts, ctx.needs_input_grad[1:])
 
 
-def _save(ctx: Any, step: _Step, logits: Tensor | None, arguments: Sequence[Tensor | None], *results: Tensor) -> None:
-    """Keeps the sites and tensors of a call, its results, and its logits where they were written down."""
+def _save(ctx: Any, step: _Step, written: _Written, arguments: Sequence[Tensor | None], *results: Tensor) -> None:
+    """Keeps the sites and tensors of a call, its results, and what was written down."""
     ctx.step = step
-    ctx.save_for_backward(*arguments, *results, logits)
+    ctx.save_for_backward(*arguments, *results, *written)
     ctx.results = len(results)
 
 
@@ -199,13 +210,13 @@ def _gradients(
 
     Args:
         ctx: of the function.
-        flow: what the upstream gradients come to but for the votes, of a call, its results and logits, and the entry of
-            this pass.
+        flow: what the upstream gradients come to but for the votes, of a call, its results, what was written down, and
+            the entry of this pass.
         work: all gradients at once, of a call, its results and the upstream gradients.
         function: what was done, in plain PyTorch, of a call and its options.
         upstream: the gradients of the results.
     """
-    sites, *saved, logits = ctx.saved_tensors  # once: a checkpoint gives them out once
+    sites, *saved, logits, votes = ctx.saved_tensors  # once: a checkpoint gives them out once
     tensors, results = saved[: len(saved) - ctx.results], saved[len(saved) - ctx.results :]
     beside = [None] * (len(ctx.needs_input_grad) - len(tensors))  # the arguments that come first
 
@@ -219,7 +230,7 @@ def _gradients(
         return *beside, *found
     call = Call.of(tensors, sites).readable()
     entry = _entry(ctx, call)
-    flowing = flow(call, results, _logits(ctx.step, logits), entry)
+    flowing = flow(call, results, _Written(logits, votes), entry)
     if entry is not None:
         entry.terms += [term for term in (flowing.shares, flowing.logits) if term is not None]
     return *beside, *flowing.gradients
@@ -243,10 +254,10 @@ class _Moments(torch.autograd.Function):
     """Mass, sum and scatter of the votes."""
 
     @staticmethod
-    def forward(ctx: Any, step: _Step, *arguments: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    def forward(ctx: Any, step: _Step, kept: native.Kept, *arguments: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         _, _, logits, sites, *tensors = arguments
-        mass, total, second = _moments(Call.of(tensors, sites), _logits(step, logits), step.kept, *step.options)
-        _save(ctx, step, logits, (sites, *tensors), mass, total)
+        mass, total, second = _moments(Call.of(tensors, sites), _logits(step, logits), kept, *step.options)
+        _save(ctx, step, _Written(logits, kept.votes), (sites, *tensors), mass, total)
         return mass, total, second
 
     @staticmethod
@@ -259,14 +270,13 @@ class _Moments(torch.autograd.Function):
             mass, total = results
             return total / positive(mass)[..., None]
 
-        def flow(
-            call: Call, results: Sequence[Tensor], logits: native.Logits | None, entry: _Entry | None
-        ) -> native.Flow:
-            parts = None if entry is None else entry.parts
+        def flow(call: Call, results: Sequence[Tensor], written: _Written, entry: _Entry | None) -> native.Flow:
+            parts, logits = None if entry is None else entry.parts, _logits(step, written.logits)
             middle = mean(results) if scatter else None
             defers = entry is not None and step.scores is not None and not hard and _comes_later(ctx, 1)
-            wanted = (*ctx.needs_input_grad[8:10], any(ctx.needs_input_grad[10:]) and not defers)
-            found = native.moments_flow(call, middle, grads, parts, wanted, logits, step.kept, orphan=orphan, hard=hard)
+            wanted = (*ctx.needs_input_grad[9:11], any(ctx.needs_input_grad[11:]) and not defers)
+            options = {"orphan": orphan, "hard": hard}
+            found = native.moments_flow(call, middle, grads, parts, wanted, logits, written.votes, **options)
             if entry is not None and defers and found.logits is not None:
                 entry.left[step.scores] = found.logits.coefficient
             return found
@@ -284,7 +294,7 @@ class _Scores(torch.autograd.Function):
     def forward(ctx: Any, step: _Step, *arguments: Any) -> tuple[Tensor, Tensor]:
         _, logits, sites, *tensors = arguments
         scores = _scores(Call.of(tensors, sites), _logits(step, logits), *step.options)
-        _save(ctx, step, logits, (sites, *tensors), scores)
+        _save(ctx, step, _Written(logits), (sites, *tensors), scores)
         return scores, scores.new_empty(())
 
     @staticmethod
@@ -292,9 +302,8 @@ class _Scores(torch.autograd.Function):
         step = ctx.step
         orphan, reduced = step.options
 
-        def flow(
-            call: Call, results: Sequence[Tensor], logits: native.Logits | None, entry: _Entry | None
-        ) -> native.Flow:
+        def flow(call: Call, results: Sequence[Tensor], written: _Written, entry: _Entry | None) -> native.Flow:
+            logits = _logits(step, written.logits)
             (scores,), compared = results, any(ctx.needs_input_grad[9:])
             parts, into = (None, None) if entry is None else (entry.parts, entry.left.pop(step.scores, None))
             options = {"orphan": orphan, "reduced": reduced}

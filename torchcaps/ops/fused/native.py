@@ -85,13 +85,9 @@ class Kept:
 
     def __init__(self, children: Tensor, transforms: Tensor) -> None:
         rows, _, M, P = children.shape
-        self._sources = children, transforms
-        self._wanted = (
-            M == 1
-            and rows < P
-            and rows <= _few(children)
-            and not any(source.is_inference() for source in self._sources)
-        )
+        few = M == 1 and rows < P and rows <= _few(children)
+        self._wanted = few and not children.is_inference() and not transforms.is_inference()
+        self._sources: tuple[Tensor, ...] = (children, transforms) if self._wanted else ()
         self._votes: Tensor | None = None
         self._formed: list[int] | None = None
 
@@ -105,17 +101,17 @@ class Kept:
             self._votes = children.new_empty(I, rows, transforms.shape[1], transforms.shape[-1])
         return {"votes": self._votes, "formed": self._formed == self._versions()}
 
-    def read(self) -> dict[str, Any]:
-        """Of a pass that does not: where they are, if they are there."""
-        there = self._formed is not None and self._formed == self._versions()
-        return {"votes": self._votes, "formed": True} if there else {}
+    @property
+    def votes(self) -> Tensor | None:
+        """The votes, [I, B, J, D], if they are there."""
+        return self._votes if self._formed is not None and self._formed == self._versions() else None
 
     def note(self, outcome: int) -> None:
         """What became of a pass with :meth:`fields`."""
         if outcome == _KEPT:
             self._formed = self._versions()
         elif self._formed is None:  # these kernels keep none
-            self._wanted, self._votes = False, None
+            self._wanted, self._sources, self._votes = False, (), None
 
     def _versions(self) -> list[int]:
         """Whoever writes to the children or transforms changes them."""
@@ -204,7 +200,7 @@ def moments_flow(
     parts: int | None,
     wanted: Sequence[bool] = (True, True, True),
     logits: Logits | None = None,
-    kept: Kept | None = None,
+    votes: Tensor | None = None,
     *,
     orphan: bool,
     hard: bool,
@@ -218,7 +214,7 @@ def moments_flow(
         parts: :func:`row_parts`; None where no terms are wanted.
         wanted: the gradients of weights, of log_partition, and of the similarity, or not.
         logits: what :func:`scores` wrote down.
-        kept: the votes, if :func:`moments` kept them.
+        votes: those that :func:`moments` kept, if it did.
         orphan: as in :func:`moments`.
         hard: as in :func:`moments`.
     """
@@ -233,7 +229,8 @@ def moments_flow(
         **{"mass": grad_mass, "sum": grad_sum, "scatter": grad_scatter, "mean": mean, "shares": shares, "flow": flow},
         **_gradients_of(gradients),
         **_read(call, logits, parts),
-        **({} if kept is None else kept.read()),
+        votes=votes,
+        formed=votes is not None,
         orphan=orphan,
         hard=hard,
     )
