@@ -1,6 +1,9 @@
 """Gradients of the votes are passed on once for all steps, whoever asks for them."""
 
+import platform
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import torchcaps as tc
 from torchcaps.ops import Gaussian, InnerProduct, Votes
 from torchcaps.ops.fused import native
+from torchcaps.ops.fused.compiling import FLAGS, SOURCE, find_compiler
 from torchcaps.ops.windows import in_windows
 
 pytestmark = pytest.mark.skipif(bool(tc.ops.fused.why_not("native")), reason="no C++ kernels here")
@@ -371,6 +375,29 @@ def test_votes_of_few_rows_are_formed_once(rows: int, dtype: torch.dtype, monkey
     few = rows <= native._few(inputs[0])
     # in the first step; read in two more, and in three backward; not needed where they are passed on
     assert formed == ([False, *[True] * 5, False] if few else [False] * 7)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="levels of x86-64")
+@pytest.mark.parametrize(("level", "size"), [("x86-64-v2", 16), ("x86-64-v3", 32), ("x86-64-v4", 64)])
+def test_vectors_of_every_size(level: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    able = {"DEFAULT": 16, "AVX2": 32, "AVX512": 64}.get(torch.backends.cpu.get_cpu_capability(), 0)
+    if able < size:
+        pytest.skip(f"this processor does not run {level}")
+    compiler, made = find_compiler(), tmp_path / "native.so"
+    assert compiler is not None
+    subprocess.run([*compiler, *FLAGS, f"-march={level}", "-shared", str(SOURCE), "-o", str(made)], check=True)
+    library = native._loaded(made)
+    monkeypatch.setattr(native, "library", lambda: library)
+    assert native._lanes(torch.empty(0)) * 4 == size
+    for routing, pose in ((dynamic, 1), (dynamic, 3), (gaussian, 1), (gaussian, 4)):
+        for rows in (1, 2, 3, 4, 7, 16, 37):
+            wide = tensors(rows, pose=pose)
+            narrow = tuple(tensor.detach().float().requires_grad_() for tensor in wide)
+            expected = gradients("naive", routing, wide)
+            for inputs, bound in ((wide, 1e-11), (narrow, 5e-6)):
+                for one, other in zip(gradients("native", routing, inputs), expected, strict=True):
+                    assert (one - other).abs().max() <= bound * other.abs().max()
 
 
 def test_kept_votes_are_those_of_the_numbers_that_are_there() -> None:
