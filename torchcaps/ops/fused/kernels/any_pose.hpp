@@ -16,10 +16,11 @@ class AnyPose : Rows<T> {
   using Base::blocks, Base::call, Base::I, Base::J, Base::kLanes, Base::readable, Base::rows, Base::writable;
   static constexpr bool kKnown = M_ > 0;
   static constexpr int kPose = kKnown ? M_ * D_ : 1;
-  static constexpr int kRows = kKnown ? std::clamp(kRegisters / 2 / std::max(D_, 1), 1, std::max(M_, 1)) : 1;
-  static_assert(!kKnown || M_ % kRows == 0);         // rows of a vote that are in registers at once
   static constexpr int kChildren = Base::kTogether;  // whose votes are held at once
   static constexpr int kBlocks = 2;                  // of rows, over which a transform's gradient is added up
+  // Rows of a vote that are formed at once: they take half of the registers.
+  static constexpr int kRows = kKnown ? std::clamp(kRegisters / 2 / std::max(D_, 1), 1, std::max(M_, 1)) : 1;
+  static_assert(!kKnown || M_ % kRows == 0);
 
  public:
   explicit AnyPose(const Call& call) : Base(call), M(call.M), P(call.P), D(call.D), H(M * D) {}

@@ -393,19 +393,20 @@ struct ManyRows : VectorCall<T, P_, D_> {
 
   // The gradients of the votes, from what all steps have to do with them, and what they pass on.
   struct PassOn {
+    struct Coefficients {
+      const T* from;
+      int64_t child, parent, block;  // how far the next ones lie
+    };
+
     const ManyRows& k;
     T *grad_transforms, *grad_coordinates;
     std::vector<V> constants;  // of each block, [J, terms, D]
     std::vector<V> field, du, d_offset, factors;
     V gradients[kSide * kSide * kLanes];
-    struct Coefficients {
-      const T* from;
-      int64_t child, parent, block;  // how far the next ones lie
-    };
     std::vector<Coefficients> coefficients;  // of each term, for some blocks
     std::vector<T> poses;                    // of some children, [child, row]; 0 for a row that is not there
-    bool first_rows = true;  // that reach a transform: its gradient is not there yet
-    int64_t next = 0;        // how many children further the coefficients lie that are called for meanwhile
+    bool first_rows = true;                  // that reach a transform: its gradient is not there yet
+    int64_t next = 0;                        // how many children further the coefficients lie that are called for meanwhile
 
     PassOn(const ManyRows& k, T* grad_transforms, T* grad_coordinates)
         : k(k), grad_transforms(grad_transforms), grad_coordinates(grad_coordinates),
