@@ -429,6 +429,6 @@ def test_votes_are_kept_where_kernels_read_them(more: int, width: int, kept: boo
         source = Votes(children, transforms).source
         for _ in range(2):
             source.moments(None, None, tc.ops.Rule(), False)
-        room = source._ledger._kept._votes  # type: ignore[attr-defined]
+        room = source._ledger._kept._votes
     assert (room is not None) == kept
     assert room is None or room.nbytes < transforms.nbytes

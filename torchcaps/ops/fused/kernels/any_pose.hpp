@@ -315,7 +315,8 @@ class AnyPose : Rows<T> {
       const size_t field = size_t(k.J) * k.H;
       if (k.call.similarity != kUniform) centre.resize(field);
       if (k.call.similarity == kGaussian) precision.resize(field), log_weight.resize(k.J);
-      if (k.call.grad_parents) mass.resize(k.J), first.resize(field), second.resize(field);
+      if (k.call.grad_parents) first.resize(field);
+      if (k.call.grad_precision) mass.resize(k.J), second.resize(field);
       if (moments) up_mass.resize(k.J), up_sum.resize(field);
       if (k.call.scatter) mean.resize(field), up_scatter.resize(field);
       u.resize(kChildren * k.M * k.P), votes.resize(kChildren * k.H);
