@@ -145,6 +145,7 @@ class AnyPose : Rows<T> {
   struct Forward {
     const AnyPose& k;
     const int64_t end;  // of the rows
+    typename Base::Own own;
     std::vector<V> centre, precision, log_weight, u, logits, votes, mass, shift, first, second, scratch;
 
     Forward(const AnyPose& k, int64_t end) : k(k), end(end) {
@@ -194,21 +195,15 @@ class AnyPose : Rows<T> {
 
     void scores(int64_t row, int64_t block) {
       load_parents(row);
-      const int lanes = static_cast<int>(std::min<int64_t>(end - row, kLanes));
-      T* out = writable(k.call.scores);
+      const int64_t numbers = k.call.reduced ? 1 : k.J;
       for (int start = 0; start < k.I; start += kChildren) {
         const int count = std::min(kChildren, k.I - start);
         load_children(row, start, count);
         compare(start, count);
         k.put_coefficients(logits.data(), block, start, count, k.J, k.call.logits);
-        for (int i = 0; i < count; ++i) {
-          const int64_t numbers = k.call.reduced ? 1 : k.J;
-          V* values = logits.data() + i * k.J;
-          if (k.call.reduced) values[0] = k.partition(values);
-          for (int lane = 0; lane < lanes; ++lane)
-            for (int64_t n = 0; n < numbers; ++n)
-              out[((row + lane) * k.I + start + i) * numbers + n] = values[n][lane];
-        }
+        for (int i = 0; i < count && k.call.reduced; ++i) logits[i] = k.partition(logits.data() + i * k.J);
+        k.template scatter<false>(logits.data(), row, end, count * numbers, k.call.scores,
+                                  [&](int64_t r) { return (r * k.I + start) * numbers; });
       }
     }
 
@@ -226,7 +221,8 @@ class AnyPose : Rows<T> {
         } else {
           compare(start, count);
         }
-        k.share_out(logits.data(), row, end, start, count);
+        k.load_own(row, end, start, count, own);
+        k.share_out(logits.data(), own, 0, count);
         add(start, count);
       }
       if (k.call.scatter) {  // first is the mean, less the shift
@@ -309,6 +305,7 @@ class AnyPose : Rows<T> {
     std::vector<V> centre, precision, log_weight, mean, up_mass, up_sum, up_scatter;  // of the parents
     std::vector<V> mass, first, second;                                               // of the gradients of the logits
     std::vector<V> u, votes, share, gradient, scratch;                                // of some children
+    typename Base::Own own;
 
     explicit Flow(const AnyPose& k)
         : k(k), moments(k.call.grad_scores == nullptr), compares(k.call.grad_parents && !k.call.hard) {
@@ -333,7 +330,7 @@ class AnyPose : Rows<T> {
           k.load_child(k.call.children, row, end, start + i, k.M * k.P, u.data() + i * k.M * k.P);
         if (k.call.logits) k.load_coefficients(k.call.logits, block, start, count, share.data());
         compare(start, count);
-        for (int i = 0; i < count; ++i) moments ? flow_of_moments(row, end, start + i, i) : flow_of_scores(row, end, start + i, i);
+        moments ? flow_of_moments(row, end, start, count) : flow_of_scores(row, end, start, count);
         if (k.call.adds) k.template load_coefficients<true>(k.call.flow, block, start, count, gradient.data());
         k.put_flow(share.data(), gradient.data(), block, start, count);
         if (compares) add(start, count);
@@ -407,22 +404,26 @@ class AnyPose : Rows<T> {
     }
 
     // Logits and worth to a_i R_ij and the gradient of the logits.
-    void flow_of_moments(int64_t row, int64_t end, int child, int i) {
-      k.flow_of_moments(share.data() + i * k.J, gradient.data() + i * k.J, row, end, child);
+    void flow_of_moments(int64_t row, int64_t end, int start, int count) {
+      V worth[kChildren];
+      k.load_own(row, end, start, count, own);
+      k.flow_of_moments(share.data(), gradient.data(), own, 0, count, worth);
+      k.add_own(worth, own, row, end, start, count);
     }
 
-    // The gradient of the logits, from that of the logits or of their normaliser.
-    void flow_of_scores(int64_t row, int64_t end, int child, int i) {
-      V *logits = share.data() + i * k.J, *g = gradient.data() + i * k.J;
+    // The gradient of the logits, from that of the logits or of their normaliser; the logits are in `share`.
+    void flow_of_scores(int64_t row, int64_t end, int start, int count) {
       const int64_t numbers = k.call.reduced ? 1 : k.J;
       const auto load = [&](const void* scores, V* out) {
-        k.gather(scores, row, end, numbers, out, [&](int64_t r) { return (r * k.I + child) * numbers; });
+        k.gather(scores, row, end, count * numbers, out, [&](int64_t r) { return (r * k.I + start) * numbers; });
       };
-      if (!k.call.reduced) return load(k.call.grad_scores, g);
-      V grad, log_partition;
-      load(k.call.grad_scores, &grad);
-      load(k.call.scores, &log_partition);
-      for (int j = 0; j < k.J; ++j) g[j] = grad * exponential(logits[j] - log_partition);
+      if (!k.call.reduced) return load(k.call.grad_scores, gradient.data());
+      V grad[kChildren], log_partition[kChildren];
+      load(k.call.grad_scores, grad);
+      load(k.call.scores, log_partition);
+      for (int i = 0; i < count; ++i)
+        for (int j = 0; j < k.J; ++j)
+          gradient[i * k.J + j] = grad[i] * exponential_below(share[i * k.J + j] - log_partition[i]);
     }
 
     // Adds up the votes of some children, or their deviations from the centres, times the gradients of their logits.

@@ -28,12 +28,15 @@ template <typename T>
 struct Lanes {
   static constexpr int count = kVectorBytes / sizeof(T);
   typedef T Vec __attribute__((vector_size(kVectorBytes)));
+  typedef T Half __attribute__((vector_size(kVectorBytes / 2)));
   typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> Int;
   typedef Int Mask __attribute__((vector_size(kVectorBytes)));
 };
 
 template <typename T>
 using Vec = typename Lanes<T>::Vec;
+template <typename T>
+using Half = typename Lanes<T>::Half;
 
 template <typename T>
 inline Vec<T> splat(T value) {
@@ -57,21 +60,29 @@ inline Vec<float> polynomial(Vec<float> x) {
   return y * x * x + x + 1.0f;
 }
 
-// exp with a relative error of 2e-7: exact 0 for -inf, inf where it overflows, NaN for NaN.
-__attribute__((always_inline)) inline Vec<float> exponential(Vec<float> x) {
+// exp with a relative error of 2e-7, exact 0 for -inf, NaN for NaN; `below` says that nothing is above 88.
+template <bool below>
+__attribute__((always_inline)) inline Vec<float> exponential_of(Vec<float> x) {
   using V = Vec<float>;
-  V clamped = x < -87.0f ? splat(-87.0f) : x;
-  clamped = clamped > 89.0f ? splat(89.0f) : clamped;
-  const V shifted = clamped * 1.44269504088896341f + 12582912.0f;  // rounds to the nearest integer
+  const V shifted = x * 1.44269504088896341f + 12582912.0f;  // rounds to the nearest integer
   const V whole = shifted - 12582912.0f;
-  const V rest = (clamped - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  const V rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
   V y = polynomial(rest);
+#ifdef __AVX512F__
+  const __mmask16 there = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+  return (V)_mm512_maskz_scalef_ps(there, (__m512)y, (__m512)whole);
+#else
   typedef Lanes<float>::Mask Mask;
-  const Mask power = __builtin_convertvector(whole, Mask), half = power >> 1;  // 2^128 is no float, its root is
-  y *= (V)((half + 127) << 23);
+  const Mask power = __builtin_convertvector(whole, Mask), half = below ? Mask{} : power >> 1;  // 2^128 is no float
+  if constexpr (!below) y *= (V)((half + 127) << 23);
   y *= (V)((power - half + 127) << 23);
-  y = x < -87.0f ? V{} : y;
-  return x == x ? y : x;
+  return x < -87.0f ? V{} : y;
+#endif
+}
+
+// inf where it overflows.
+__attribute__((always_inline)) inline Vec<float> exponential(Vec<float> x) {
+  return exponential_of<false>(x > 89.0f ? splat(89.0f) : x);
 }
 
 inline Vec<double> exponential(Vec<double> x) {
@@ -79,16 +90,8 @@ inline Vec<double> exponential(Vec<double> x) {
   return x;
 }
 
-// The same where nothing is above 0, as in a softmax.
-__attribute__((always_inline)) inline Vec<float> exponential_below(Vec<float> x) {
-  using V = Vec<float>;
-  const V clamped = x < -87.0f ? splat(-87.0f) : x;
-  const V shifted = clamped * 1.44269504088896341f + 12582912.0f;
-  const V whole = shifted - 12582912.0f;
-  const V rest = (clamped - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  const V y = polynomial(rest) * (V)((__builtin_convertvector(whole, Lanes<float>::Mask) + 127) << 23);
-  return x < -87.0f ? V{} : y;
-}
+// The same where nothing is above 0, as in a softmax, or hardly.
+__attribute__((always_inline)) inline Vec<float> exponential_below(Vec<float> x) { return exponential_of<true>(x); }
 
 inline Vec<double> exponential_below(Vec<double> x) { return exponential(x); }
 
@@ -126,18 +129,19 @@ inline V interleaved(V a, V b, std::index_sequence<lane...>) {
   return __builtin_shufflevector(a, b, ((lane & 1 ? sizeof...(lane) : 0) + from(lane))...);
 }
 
-// As many vectors as they have lanes: lane l of vector k changes places with lane k of vector l.
-template <typename T, int width = Lanes<T>::count / 2>
+// Some vectors, as many as they have lanes or a part of that: in each stretch of as many lanes, lane l of vector k changes
+// places with lane k of vector l.
+template <typename T, int count = Lanes<T>::count, int width = count / 2>
 __attribute__((always_inline)) inline void transpose(Vec<T>* v) {
   constexpr auto lanes = std::make_index_sequence<Lanes<T>::count>{};
   constexpr int within = 16 / sizeof(T);
-  if constexpr (kVectorBytes <= 32 && width == within / 2) {  // what is one instruction each
+  if constexpr (kVectorBytes <= 32 && count >= within && width == within / 2) {  // what is one instruction each
     for (int step = 1; step < within; step *= 2) {
-      Vec<T> old[Lanes<T>::count];
+      Vec<T> old[count];
 #pragma GCC unroll 16
-      for (int k = 0; k < Lanes<T>::count; ++k) old[k] = v[k];
+      for (int k = 0; k < count; ++k) old[k] = v[k];
 #pragma GCC unroll 16
-      for (int k = 0; k < Lanes<T>::count; k += 2) {
+      for (int k = 0; k < count; k += 2) {
         const int from = k / within * within + k % within / 2;
         v[k] = interleaved<Vec<T>, 0, within>(old[from], old[from + within / 2], lanes);
         v[k + 1] = interleaved<Vec<T>, 1, within>(old[from], old[from + within / 2], lanes);
@@ -146,13 +150,13 @@ __attribute__((always_inline)) inline void transpose(Vec<T>* v) {
     return;
   }
 #pragma GCC unroll 16
-  for (int k = 0; k < Lanes<T>::count; ++k) {
+  for (int k = 0; k < count; ++k) {
     if (k & width) continue;
     const Vec<T> a = v[k], b = v[k + width];
     v[k] = lower_halves<Vec<T>, width>(a, b, lanes);
     v[k + width] = upper_halves<Vec<T>, width>(a, b, lanes);
   }
-  if constexpr (width > 1) transpose<T, width / 2>(v);
+  if constexpr (width > 1) transpose<T, count, width / 2>(v);
 }
 
 template <typename T>
@@ -160,6 +164,18 @@ inline Vec<T> load_vector(const T* from) {
   Vec<T> value;
   std::memcpy(&value, from, sizeof value);
   return value;
+}
+
+template <typename T>
+inline Half<T> load_half(const T* from) {
+  Half<T> value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+template <typename T, size_t... lane>
+inline Vec<T> joined(Half<T> lower, Half<T> upper, std::index_sequence<lane...>) {
+  return __builtin_shufflevector(lower, upper, (int)lane...);
 }
 
 // What is loaded from memory once: GCC would load it again wherever it is used, if registers are few.

@@ -172,11 +172,11 @@ struct ManyRows : VectorCall<T, P_, D_> {
   }
 
   // R_ij of some children that are shared out evenly, and a_i times that.
-  void even_shares(int64_t row, int64_t end, int start, int count, V* probability, V* share) const {
-    if (call.log_partition) this->load_each(call.log_partition, row, end, start, count, probability);
-    for (int i = 0; i < count; ++i) probability[i] = this->even_share(probability[i]);
-    if (call.weights) this->load_each(call.weights, row, end, start, count, share);
-    for (int i = 0; i < count; ++i) share[i] = call.weights ? share[i] * probability[i] : probability[i];
+  void even_shares(const typename Base::Own& own, int count, V* probability, V* share) const {
+    for (int i = 0; i < count; ++i) {
+      probability[i] = this->even_share(own.log_partition[i]);
+      share[i] = call.weights ? own.weight[i] * probability[i] : probability[i];
+    }
   }
 
   struct Forward {
@@ -187,7 +187,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
       const size_t field = size_t(kBlocks) * k.J * k.D;
       if (k.compares) centre.resize(field);
       mass.resize(kBlocks * k.J), sum.resize(field);
-      u.resize(kSide * k.poses()), votes.resize(kSide * k.votes()), share.resize(kSide * k.pairs());
+      u.resize(2 * k.poses()), votes.resize(kSide * k.votes()), share.resize(kSide * k.pairs());
     }
 
     // Mass and sum over the children of a part, for its rows.
@@ -199,10 +199,17 @@ struct ManyRows : VectorCall<T, P_, D_> {
           k.load(k.call.parents, row + b * kLanes, part.end, field, centre.data() + b * field);
         std::fill(mass.begin(), mass.end(), V{});
         std::fill(sum.begin(), sum.end(), V{});
-        k.template each_children<kSide>(part, row, count, [&](int start, int children, int64_t row, int b) {
-          if (b + kSide <= count) return some_children<kSide>(start, children, row, part.end, b);
-          some_children<1>(start, children, row, part.end, b);
-        });
+        if (k.uniform) {
+          k.template each_children<2>(part, row, count, [&](int start, int children, int64_t row, int b) {
+            if (b + 2 <= count) return share_evenly<2>(start, children, row, part.end, b);
+            share_evenly<1>(start, children, row, part.end, b);
+          });
+        } else {
+          k.template each_children<kSide>(part, row, count, [&](int start, int children, int64_t row, int b) {
+            if (b + kSide <= count) return some_children<kSide>(start, children, row, part.end, b);
+            some_children<1>(start, children, row, part.end, b);
+          });
+        }
         for (int b = 0; b < count; ++b) {
           k.store(mass.data() + b * k.J, row + b * kLanes, part.end, k.J, mass_out);
           k.store(sum.data() + b * field, row + b * kLanes, part.end, field, sum_out);
@@ -214,7 +221,8 @@ struct ManyRows : VectorCall<T, P_, D_> {
     void some_children(int start, int count, int64_t row, int64_t end, int b) {
       for (int one = 0; one < blocks; ++one)
         k.load_children(row + one * kLanes, end, start, count, u.data() + one * k.poses());
-      if (k.uniform) return share_evenly<blocks>(start, count, row, end, b);
+      typename Base::Own own[blocks];
+      for (int one = 0; one < blocks; ++one) k.load_own(row + one * kLanes, end, start, count, own[one]);
       const int64_t field = int64_t{k.J} * k.D;
       for (int i = 0; i < count; i += kPair) {
         const int both = std::min(kPair, count - i);
@@ -222,7 +230,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
         for (int one = 0; one < both; ++one) compare<blocks>(start + i + one, one, u.data() + (i + one) * k.P, b);
         for (int block = 0; block < blocks; ++block) {
           V *shares = share.data() + block * k.pairs(), *masses = mass.data() + (b + block) * k.J;
-          k.share_out(shares, row + block * kLanes, end, start + i, both);
+          k.share_out(shares, own[block], i, both);
           for (int one = 0; one < both; ++one)
             for (int j = 0; j < k.J; ++j) masses[j] += shares[one * k.J + j];
           k.add_pair(both, votes.data() + block * k.votes(), shares, sum.data() + (b + block) * field);
@@ -234,7 +242,10 @@ struct ManyRows : VectorCall<T, P_, D_> {
     void share_evenly(int start, int count, int64_t row, int64_t end, int b) {
       for (int one = 0; one < blocks; ++one) {
         V probability[kChildren], even[kChildren], total{}, *pose = u.data() + one * k.poses();
-        k.even_shares(row + one * kLanes, end, start, count, probability, even);
+        typename Base::Own own;
+        k.load_children(row + one * kLanes, end, start, count, pose);
+        k.load_own(row + one * kLanes, end, start, count, own);
+        k.even_shares(own, count, probability, even);
         for (int i = 0; i < count; ++i) {
           total += even[i];
           for (int p = 0; p < k.P; ++p) pose[i * k.P + p] *= even[i];
@@ -243,9 +254,9 @@ struct ManyRows : VectorCall<T, P_, D_> {
       }
       V* sums = sum.data() + int64_t{b} * k.J * k.D;
       int at = 0;
-      if constexpr (kManyRegisters)
+      if constexpr (kManyRegisters && blocks == 1)
         for (; at + 16 <= k.D; at += 16) add_transformed<blocks, 16>(start, count, at, sums);
-      if constexpr (blocks == 1)
+      if constexpr (kManyRegisters || blocks == 1)
         for (; at + 8 <= k.D; at += 8) add_transformed<blocks, 8>(start, count, at, sums);
       for (; at + 4 <= k.D; at += 4) add_transformed<blocks, 4>(start, count, at, sums);
     }
@@ -255,6 +266,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
     __attribute__((noinline)) void add_transformed(int start, int count, int at, V* sums) {
       const int64_t child = int64_t{k.J} * k.P * k.D, field = int64_t{k.J} * k.D;
       const bool line = at % (64 / sizeof(T)) == 0;
+      const int64_t ahead = (kManyRegisters ? 1 : kChildren) * child;  // is called for meanwhile
       for (int j = 0; j < k.J; ++j) {
         V total[blocks][tile];
         V* s = sums + j * k.D + at;
@@ -264,15 +276,14 @@ struct ManyRows : VectorCall<T, P_, D_> {
           for (int d = 0; d < tile; ++d) total[b][d] = s[b * field + d];
         const T* w = k.transform(start, j) + at;
         for (int i = 0; i < count; ++i, w += k.call.shared ? 0 : child) {
-          if (!kManyRegisters && line)
-            for (int p = 0; p < k.P; ++p) __builtin_prefetch(w + kChildren * child + p * k.D);
+          if (line)
+            for (int p = 0; p < k.P; ++p) __builtin_prefetch(w + ahead + p * k.D);
 #pragma GCC unroll 8
           for (int p = 0; p < k.P; ++p) {
             V pose[blocks];
 #pragma GCC unroll 2
             for (int b = 0; b < blocks; ++b) pose[b] = in_register<T>(u[b * k.poses() + i * k.P + p]);
             const T* row = w + p * k.D;
-            if (kManyRegisters) __builtin_prefetch(row + kChildren * child);
 #pragma GCC unroll 16
             for (int d = 0; d < tile; ++d)
 #pragma GCC unroll 2
@@ -339,41 +350,43 @@ struct ManyRows : VectorCall<T, P_, D_> {
     void some_children(int start, int count, int64_t row, int64_t end, int b, int64_t block) {
       for (int one = 0; one < blocks; ++one)
         k.load_children(row + one * kLanes, end, start, count, u.data() + one * k.poses());
-      if (k.uniform) return share_evenly<blocks>(start, count, row, end, b, block);
+      typename Base::Own own[blocks];
+      for (int n = 0; n < blocks; ++n) k.load_own(row + n * kLanes, end, start, count, own[n]);
+      if (k.uniform) return share_evenly<blocks>(start, count, own, row, end, b, block);
+      V worth[blocks][kChildren];
       for (int i = 0; i < count; i += kPair) {
         const int both = std::min(kPair, count - i);
         std::fill(share.begin(), share.end(), V{});
         for (int one = 0; one < both; ++one) compare<blocks>(start + i + one, one, u.data() + (i + one) * k.P, b);
         for (int n = 0; n < blocks; ++n) {
           V *shares = share.data() + n * k.pairs(), *gradients = gradient.data() + n * k.pairs();
-          for (int one = 0; one < both; ++one)
-            k.flow_of_moments(shares + one * k.J, gradients + one * k.J, row + n * kLanes, end, start + i + one);
+          k.flow_of_moments(shares, gradients, own[n], i, both, worth[n] + i);
           k.put_flow(shares, gradients, block + n, start + i, both);
           V* d_centres = d_centre.data() + (b + n) * int64_t{k.J} * k.D;
           if (compares) k.add_pair(both, votes.data() + n * k.votes(), gradients, d_centres);
         }
       }
+      for (int n = 0; n < blocks; ++n) k.add_own(worth[n], own[n], row + n * kLanes, end, start, count);
     }
 
     template <int blocks>
-    void share_evenly(int start, int count, int64_t row, int64_t end, int b, int64_t block) {
+    void share_evenly(int start, int count, const typename Base::Own (&own)[blocks], int64_t row, int64_t end, int b,
+                      int64_t block) {
       V probability[blocks][kChildren], even[blocks][kChildren];
       for (int n = 0; n < blocks; ++n) {
-        k.even_shares(row + n * kLanes, end, start, count, probability[n], even[n]);
+        k.even_shares(own[n], count, probability[n], even[n]);
         for (int i = 0; i < count; ++i) k.put_coefficients(even[n] + i, block + n, start + i, 1, 1, k.call.shares);
       }
       if (!k.call.grad_weights && !k.call.grad_log_partition) return;
+      V worth[blocks][kChildren] = {};
       for (int i = 0; i < count; ++i) {
         compare<blocks>(start + i, 0, u.data() + i * k.P, b);
         for (int n = 0; n < blocks; ++n) {
-          V worth{};
-          for (int j = 0; j < k.J; ++j) worth += gradient[n * k.pairs() + j];
-          const V inflow = probability[n][i] * worth, outflow = -even[n][i] * worth;
-          const int64_t first = row + n * kLanes;
-          if (k.call.grad_weights) k.add_child(&inflow, first, end, start + i, 1, k.call.grad_weights);
-          if (k.call.grad_log_partition) k.add_child(&outflow, first, end, start + i, 1, k.call.grad_log_partition);
+          for (int j = 0; j < k.J; ++j) worth[n][i] += gradient[n * k.pairs() + j];
+          worth[n][i] *= probability[n][i];
         }
       }
+      for (int n = 0; n < blocks; ++n) k.add_own(worth[n], own[n], row + n * kLanes, end, start, count);
     }
 
     // Logits of child i, and what its shares are worth to the loss.

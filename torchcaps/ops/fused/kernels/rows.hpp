@@ -82,14 +82,16 @@ template <typename T>
 struct Rows {
   using V = Vec<T>;
   static constexpr int kLanes = Lanes<T>::count;
+  static constexpr int kHalf = kLanes / 2;
   static constexpr int kTogether = 8;  // children at most whose logits are held at once
   static constexpr int kFew = kLanes / 4;  // rows, which leave most lanes empty; mirrored in native.py
 
-  explicit Rows(const Call& call) : call(call), I(call.I), J(call.J), rows(call.images * call.windows) {}
+  explicit Rows(const Call& call) : call(call), I(call.I), J(call.J), rows(call.images * call.windows), follows(followers(call)) {}
 
   const Call& call;
   const int I, J;
   const int64_t rows;
+  const std::vector<bool> follows;  // whether a child lies behind the one before in all windows; empty without windows
 
   static int64_t blocks(int64_t count) { return (count + kLanes - 1) / kLanes; }
   static T* writable(void* tensor) { return static_cast<T*>(tensor); }
@@ -229,13 +231,18 @@ struct Rows {
     add(call.grad_coordinates, transforms(), coordinates());
   }
 
+  static std::vector<bool> followers(const Call& call) {
+    std::vector<bool> follows(call.sites ? call.I : 0, true);
+    for (int64_t window = 0; window < call.windows && call.sites; ++window)
+      for (int64_t i = 1; i < call.I; ++i)
+        if (call.sites[window * call.I + i] != call.sites[window * call.I + i - 1] + 1) follows[i] = false;
+    return follows;
+  }
+
   // Whether these children of a row lie one after the other.
   bool adjacent(int start, int count) const {
     if (!call.sites) return true;
-    for (int64_t window = 0; window < call.windows; ++window)
-      for (int i = start + 1; i < start + count; ++i)
-        if (call.sites[window * I + i] != call.sites[window * I + i - 1] + 1) return false;
-    return true;
+    return std::all_of(follows.begin() + start + 1, follows.begin() + start + count, [](bool next) { return next; });
   }
 
   // Numbers that lie together in memory, `count` for each row from `row` on, to count vectors with a row in each lane;
@@ -249,6 +256,12 @@ struct Rows {
     for (; at + kLanes <= count; at += kLanes) {
       for (int lane = 0; lane < kLanes; ++lane) out[at + lane] = lane < lanes ? load_vector(from[lane] + at) : V{};
       transpose<T>(out + at);
+    }
+    if (lanes == kLanes && at + kHalf <= count) {
+      for (int k = 0; k < kHalf; ++k)
+        out[at + k] = joined<T>(load_half(from[k] + at), load_half(from[k + kHalf] + at), std::make_index_sequence<kLanes>{});
+      transpose<T, kHalf>(out + at);
+      at += kHalf;
     }
     for (; at < count; ++at) {
       out[at] = V{};
@@ -269,6 +282,17 @@ struct Rows {
       transpose<T>(square);
       for (int lane = 0; lane < lanes; ++lane)
         store_vector<T>(add ? load_vector(to[lane] + at) + square[lane] : square[lane], to[lane] + at);
+    }
+    if (lanes == kLanes && at + kHalf <= count) {
+      V square[kHalf];
+      for (int k = 0; k < kHalf; ++k) square[k] = in[at + k];
+      transpose<T, kHalf>(square);
+      for (int lane = 0; lane < kLanes; ++lane) {
+        Half<T> value = load_half(reinterpret_cast<const T*>(square + lane % kHalf) + lane / kHalf * kHalf);
+        if (add) value += load_half(to[lane] + at);
+        std::memcpy(to[lane] + at, &value, sizeof value);
+      }
+      at += kHalf;
     }
     for (; at < count; ++at)
       for (int lane = 0; lane < lanes; ++lane) {
@@ -301,9 +325,19 @@ struct Rows {
     V peak = logits[0];
     for (int j = 1; j < J; ++j) peak = larger<T>(logits[j], peak);
     if (call.orphan) peak = larger<T>(peak, V{});
-    V total = call.orphan ? exponential(-peak) : V{};
-    for (int j = 0; j < J; ++j) total += exponential(logits[j] - peak);
+    V total = call.orphan ? exponential_below(-peak) : V{};
+    for (int j = 0; j < J; ++j) total += exponential_below(logits[j] - peak);
     return peak + logarithm<T>(total);
+  }
+
+  // What some children have of their own.
+  struct Own {
+    V weight[kTogether], log_partition[kTogether];
+  };
+
+  void load_own(int64_t row, int64_t end, int start, int count, Own& own) const {
+    if (call.weights) load_each(call.weights, row, end, start, count, own.weight);
+    if (call.log_partition) load_each(call.log_partition, row, end, start, count, own.log_partition);
   }
 
   // Logits [count, J] of some children to assignment probabilities, in place.
@@ -336,7 +370,7 @@ struct Rows {
       for (int i = 0; i < count; ++i) peak[i] = larger<T>(logits[i * J + j], peak[i]);
     for (int i = 0; i < count; ++i) {
       if (call.orphan) peak[i] = larger<T>(peak[i], V{});
-      total[i] = call.orphan ? exponential(-peak[i]) : V{};
+      total[i] = call.orphan ? exponential_below(-peak[i]) : V{};
     }
     for (int j = 0; j < J; ++j)
       for (int i = 0; i < count; ++i) total[i] += logits[i * J + j] = exponential_below(logits[i * J + j] - peak[i]);
@@ -345,39 +379,57 @@ struct Rows {
       for (int i = 0; i < count; ++i) logits[i * J + j] *= total[i];
   }
 
-  // a_i R_ij of some children, from their logits [count, J], in place.
-  void share_out(V* logits, int64_t row, int64_t end, int start, int count) const {
-    V field[kTogether];
-    if (call.log_partition) load_each(call.log_partition, row, end, start, count, field);
-    assign(logits, count, field);
+  // a_i R_ij of some children, from their logits [count, J], in place; `first` of those whose own fields these are.
+  void share_out(V* logits, const Own& own, int first, int count) const {
+    assign(logits, count, own.log_partition + first);
     if (!call.weights) return;
-    load_each(call.weights, row, end, start, count, field);
     for (int i = 0; i < count; ++i)
-      for (int j = 0; j < J; ++j) logits[i * J + j] *= field[i];
+      for (int j = 0; j < J; ++j) logits[i * J + j] *= own.weight[first + i];
   }
 
   // One number of each of some children.
   void load_each(const void* tensor, int64_t row, int64_t end, int start, int count, V* out) const {
+    if (adjacent(start, count)) return load_child(tensor, row, end, start, 1, out, count);
     for (int i = 0; i < count; ++i) load_child(tensor, row, end, start + i, 1, out + i);
   }
 
-  // Logits R and what a share is worth to the loss, g, to a_i R_ij and the gradient of the logits, in place.
-  void flow_of_moments(V* R, V* g, int64_t row, int64_t end, int child) const {
-    V log_partition{}, weight = splat(T(1));
-    if (call.log_partition) load_child(call.log_partition, row, end, child, 1, &log_partition);
-    if (call.weights) load_child(call.weights, row, end, child, 1, &weight);
-    assign(R, 1, &log_partition);
-    V inflow{};
-    for (int j = 0; j < J; ++j) inflow += R[j] * g[j];
-    if (call.grad_weights) add_child(&inflow, row, end, child, 1, call.grad_weights);
-    inflow *= weight;
-    for (int j = 0; j < J; ++j) {
-      const V gradient = R[j] * (weight * g[j]);
-      g[j] = call.log_partition ? gradient : gradient - R[j] * inflow;
-      R[j] *= weight;
-    }
-    const V outflow = -inflow;
-    if (call.grad_log_partition) add_child(&outflow, row, end, child, 1, call.grad_log_partition);
+  void add_each(const V* in, int64_t row, int64_t end, int start, int count, void* tensor) const {
+    if (adjacent(start, count)) return add_child(in, row, end, start, 1, tensor, count);
+    for (int i = 0; i < count; ++i) add_child(in + i, row, end, start + i, 1, tensor);
+  }
+
+  // Logits R [count, J] and what a share is worth to the loss, g, to a_i R_ij and the gradient of the logits, in place, and
+  // sum_j R_ij g_ij to `worth`.
+  void flow_of_moments(V* R, V* g, const Own& own, int first, int count, V* worth) const {
+    assign(R, count, own.log_partition + first);
+    int i = 0;
+    for (; i + 2 <= count; i += 2) flow_together<2>(R + i * J, g + i * J, own.weight + first + i, worth + i);
+    for (; i < count; ++i) flow_together<1>(R + i * J, g + i * J, own.weight + first + i, worth + i);
+  }
+
+  template <int count>
+  void flow_together(V* R, V* g, const V* weights, V* worth) const {
+    V weight[count], total[count] = {};
+    for (int i = 0; i < count; ++i) weight[i] = call.weights ? weights[i] : splat(T(1));
+    for (int j = 0; j < J; ++j)
+      for (int i = 0; i < count; ++i) total[i] += R[i * J + j] * g[i * J + j];
+    for (int i = 0; i < count; ++i) worth[i] = total[i], total[i] *= weight[i];
+    for (int j = 0; j < J; ++j)
+      for (int i = 0; i < count; ++i) {
+        V &share = R[i * J + j], &flow = g[i * J + j];
+        const V gradient = share * (weight[i] * flow);
+        flow = call.log_partition ? gradient : gradient - share * total[i];
+        share *= weight[i];
+      }
+  }
+
+  // The gradients of what some children have of their own, from sum_j R_ij g_ij.
+  void add_own(const V* worth, const Own& own, int64_t row, int64_t end, int start, int count) const {
+    if (call.grad_weights) add_each(worth, row, end, start, count, call.grad_weights);
+    if (!call.grad_log_partition) return;
+    V outflow[kTogether];
+    for (int i = 0; i < count; ++i) outflow[i] = call.weights ? -worth[i] * own.weight[i] : -worth[i];
+    add_each(outflow, row, end, start, count, call.grad_log_partition);
   }
 
   void assign_hard(V* logits) const {
