@@ -2,6 +2,7 @@
 
 import platform
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torchcaps as tc
 from torchcaps.ops import Gaussian, InnerProduct, Votes
 from torchcaps.ops.fused import native
 from torchcaps.ops.fused.compiling import FLAGS, SOURCE, find_compiler
+from torchcaps.ops.fused.rooms import Rooms
 from torchcaps.ops.windows import in_windows
 
 pytestmark = pytest.mark.skipif(bool(tc.ops.fused.why_not("native")), reason="no C++ kernels here")
@@ -342,18 +344,30 @@ def test_views_that_only_stand_for_other_numbers() -> None:
         torch.testing.assert_close(actual, Votes(-children, transforms).moments().sum, rtol=0, atol=0)
 
 
-def test_memory_of_coefficients_is_used_again_and_no_more_is_kept() -> None:
-    shelf = native._Shelf()
-    terms = [native.Term(shelf.take((2, 3, 4, 16), torch.float32), torch.empty(0), None) for _ in range(3)]
-    places = {term.coefficient.data_ptr() for term in terms}
-    shelf.give_back(terms)
-    again = [
-        shelf.take(shape, dtype) for shape, dtype in (((1, 3, 4, 8), torch.float64), ((2, 3, 4, 16), torch.float32))
-    ]
-    assert {tensor.data_ptr() for tensor in again} <= places
-    larger = [shelf.take((9, 3, 4, 16), torch.float32) for _ in range(2)]
-    shelf.give_back([native.Term(tensor, tensor, None) for tensor in (*again, *larger)])
-    assert len(shelf._left) == 4  # a room that was too small made place for one of the larger ones
+def test_memory_is_used_again_when_nobody_holds_it_and_no_more_is_kept() -> None:
+    rooms = Rooms()
+    held = [rooms.take((2, 3, 4, 16), torch.float32) for _ in range(3)]
+    places = {tensor.data_ptr() for tensor in held}
+    assert len(places) == 3
+    view = held.pop()[1]  # holds the memory of all
+    del held
+    again = [rooms.take((1, 3, 4, 8), torch.float64), rooms.take((2, 3, 4, 16), torch.float32)]
+    assert {tensor.data_ptr() for tensor in again} == places - {view.data_ptr() - view.nbytes}
+    larger = [rooms.take((9, 3, 4, 16), torch.float32) for _ in range(2)]
+    assert all(tensor.shape == (9, 3, 4, 16) and not tensor.requires_grad for tensor in larger)
+    del view, again, larger
+    rooms.take((1,), torch.float32)
+    assert len(rooms._free) == 4 and len(rooms._left) == 1  # as many as were held at once
+
+
+def test_memory_may_be_given_back_by_another_thread() -> None:
+    rooms = Rooms()
+    held = [rooms.take((1000,), torch.float64)]
+    place = held[0].data_ptr()
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert rooms.take((1000,), torch.float64).data_ptr() == place
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

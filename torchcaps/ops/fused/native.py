@@ -16,8 +16,6 @@ import platform
 import shutil
 import struct
 import tempfile
-import threading
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -29,6 +27,7 @@ from torch import Tensor
 
 from torchcaps.ops.fused.call import Call
 from torchcaps.ops.fused.compiling import BUILT, FLAGS, LEVELS, SOURCES, compile_library, find_compiler
+from torchcaps.ops.fused.rooms import Rooms
 
 _MOMENTS, _SCORES, _FLOW, _PASS_ON = range(4)
 _SIZES = ("images", "grid", "windows", "I", "J", "M", "P", "D", "shared", "similarity")
@@ -136,33 +135,7 @@ class Flow(NamedTuple):
     logits: Term | None
 
 
-class _Shelf(threading.local):
-    """Memory of coefficients for the next backward pass of this thread.
-
-    What the system gives out anew, it clears first, page by page, which takes longer than the kernels take to fill it.
-    There is as much here as the largest backward pass of a layer needed at once.
-    """
-
-    def __init__(self) -> None:
-        self._left: list[torch.UntypedStorage] = []
-
-    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor with any numbers in it: in the least room that is large enough, or in a new one."""
-        place = bisect_left(self._left, math.prod(shape) * dtype.itemsize, key=torch.UntypedStorage.nbytes)
-        if place < len(self._left):
-            strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-            return torch.empty(0, dtype=dtype).set_(self._left.pop(place), 0, shape, strides)
-        if self._left:
-            self._left.pop()  # the new one is larger
-        return torch.empty(shape, dtype=dtype)
-
-    def give_back(self, terms: Sequence[Term]) -> None:
-        """The coefficients of these terms are not needed any more."""
-        for term in terms:
-            insort(self._left, term.coefficient.untyped_storage(), key=torch.UntypedStorage.nbytes)
-
-
-_shelf = _Shelf()
+_rooms = Rooms()
 
 
 def moments(
@@ -281,10 +254,7 @@ def scores_flow(
 
 
 def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool] = (True, True, True)) -> Gradients:
-    """The gradients of children, transforms and coordinates, those that are wanted, from the terms of all steps.
-
-    The coefficients of the terms are lost: other calls will write there.
-    """
+    """The gradients of children, transforms and coordinates, those that are wanted, from the terms of all steps."""
     made = torch.zeros_like if 0 in call.sizes else torch.empty_like
     gradients: Gradients = [
         made(field) if want and field is not None else None for want, field in zip(wanted, call[:3], strict=True)
@@ -297,7 +267,6 @@ def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool
     call = Call(*call[:3], None, None, call.sites, ())
     numbers = {"parts": parts, "terms": ctypes.addressof(kept), "count": len(terms)}
     _run(_PASS_ON, call, **numbers, **_gradients_of(gradients))
-    _shelf.give_back(terms)
     return gradients
 
 
@@ -339,7 +308,7 @@ def row_parts(call: Call) -> int:
 
 def room_for_logits(call: Call, parts: int) -> Logits:
     """Room for the logits of a step, for :func:`scores` to fill."""
-    return Logits(call.children.new_empty(_layout(call, parts)), parts)
+    return Logits(_rooms.take(_layout(call, parts), call.children.dtype), parts)
 
 
 def _read(call: Call, logits: Logits | None, parts: int | None = None) -> dict[str, Any]:
@@ -368,7 +337,7 @@ def _few(tensor: Tensor) -> int:
 
 def _coefficients(call: Call, parts: int | None, even: bool = False) -> Tensor | None:
     """Room for a number of each child and each parent, or of each child, if it is wanted."""
-    return None if parts is None else _shelf.take(_layout(call, parts, even), call.children.dtype)
+    return None if parts is None else _rooms.take(_layout(call, parts, even), call.children.dtype)
 
 
 def _flowing(call: Call, wanted: Sequence[bool] = (True, True, True)) -> Gradients:
