@@ -357,7 +357,8 @@ def test_memory_is_used_again_when_nobody_holds_it_and_no_more_is_kept() -> None
     assert all(tensor.shape == (9, 3, 4, 16) and not tensor.requires_grad for tensor in larger)
     del view, again, larger
     rooms.take((1,), torch.float32)
-    assert len(rooms._free) == 4 and len(rooms._left) == 1  # as many as were held at once
+    assert len(rooms._free) == 4  # as many as were held at once
+    assert len(rooms._left) == 1
 
 
 def test_memory_may_be_given_back_by_another_thread() -> None:
