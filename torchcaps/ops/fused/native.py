@@ -10,7 +10,6 @@ import ctypes
 import fcntl
 import hashlib
 import logging
-import math
 import os
 import platform
 import shutil
