@@ -182,6 +182,22 @@ def test_writes_over_a_file_only_when_told_to(
     assert file.read_text() == "torch-export"
 
 
+def test_the_name_of_a_file_says_its_format(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An ONNX file had the name of an exported program."""
+    monkeypatch.setattr("torchcaps.cli.export.export", lambda classifier, path, form: float(path.write_text(form)))
+    command = ["export", "mnist/efficient_capsnet", "--to"]
+    for name, form in (("a.pt2", "torch-export"), ("a.onnx", "onnx"), ("a", "onnx")):
+        assert main([*command, str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_text() == form
+
+
+def test_a_name_of_another_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.pt2"
+    assert main(["export", "mnist/efficient_capsnet", "--format", "onnx", "--to", str(file)]) == 1
+    assert f"--to {file} is the name of a torch-export file, and --format is onnx" in capsys.readouterr().err
+    assert not file.exists()
+
+
 @pytest.mark.parametrize("arguments", [[], ["digits.onnx"]])
 def test_the_example_says_what_it_takes(arguments: list[str], onnxruntime: object) -> None:
     example = [sys.executable, str(ROOT / "examples" / "run_onnx.py"), *arguments]

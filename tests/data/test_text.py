@@ -58,7 +58,8 @@ class TestForms:
         assert len(data.train) == 10
         told = "\n".join(data.notes())
         assert "left out 1 text: it has no words: all.csv, row 11" in told
-        assert "left out 2 texts: it has no label: all.csv, row 12, all.csv, row 13" in told
+        assert "left out 1 text: it has no label: all.csv, row 12" in told
+        assert "left out 1 text: it has not as many cells as there are columns, 2: all.csv, row 13" in told
         with pytest.raises(ValueError, match=r"text must be a column of .*all.csv, got 'text'; there are \['review'"):
             Text(str(tmp_path / "all.csv"))
 
@@ -67,6 +68,22 @@ class TestForms:
         write(tmp_path, {"train.tsv": rows, "test.tsv": "text\tlabel\ne\tx\n"})
         data = Text(str(tmp_path), validation=0.0)
         assert (data.train.texts, data.test.texts) == (("a", "b", "c", "d"), ("e",))
+
+    def test_a_comma_without_quotes(self, tmp_path: Path) -> None:
+        """What came behind it was the label."""
+        rows = {"train.csv": "text,label\na,x\nb,y\nlong, dull,y\n", "test.csv": "text,label\na,x\n"}
+        data = Text(str(write(tmp_path, rows)), validation=0.0)
+        assert data.classes == ("x", "y")
+        assert "it has not as many cells as there are columns, 2: train.csv, row 3" in "\n".join(data.notes())
+
+    def test_a_quote_without_its_second(self, tmp_path: Path) -> None:
+        """All rows up to the next quote were one text."""
+        rows = 'text{0}label\n"a{0}x\nb{0}y\nsay "c"{0}x\nd{0}y\n'
+        write(tmp_path, {"all.csv": rows.format(","), "all.tsv": rows.format("\t")})
+        with pytest.raises(ValueError, match=r"all\.csv, row 1: .*its own quotes are doubled"):
+            Text(str(tmp_path / "all.csv"))
+        data = Text(str(tmp_path / "all.tsv"), validation=0.0, test=0.0)
+        assert texts_of(data.train) == {'"a': "x", "b": "y", 'say "c"': "x", "d": "y"}
 
     def test_how_often_a_word_must_be_there_says_nothing_of_other_sizes(self, tmp_path: Path) -> None:
         rows = "".join(f"often {place},x\nthen {place},y\n" for place in range(5))

@@ -96,6 +96,19 @@ def digit(folder: Path) -> Path:
     return file
 
 
+def hold(page: Any, start: str) -> None:
+    """The next request that begins so waits until ``answer()`` is called."""
+    hold = """start => {
+        const own = window.fetch;
+        window.fetch = async (path, ...more) => {
+            if (path.startsWith(start)) await new Promise((done) => { window.answer = done; });
+            window.fetch = own;
+            return own(path, ...more);
+        };
+    }"""
+    page.evaluate(hold, start)
+
+
 def said(page: Any) -> Any:
     return page.locator("#bars .said .name")
 
@@ -172,14 +185,7 @@ def test_another_network_is_chosen_before_the_answer(page: Any, tmp_path: Path) 
     """The picture that then comes is not for the page any more, and there is none to be drawn on."""
     page.select_option("#network", "trained")
     settle(page)
-    page.evaluate("""() => {
-        const own = window.fetch;
-        window.fetch = async (path, ...more) => {
-            if (path.startsWith("api/look")) await new Promise((done) => { window.answer = done; });
-            window.fetch = own;
-            return own(path, ...more);
-        };
-    }""")
+    hold(page, "api/look")
     page.set_input_files("#upload", digit(tmp_path))
     page.select_option("#network", QUESTIONS)
     expect(page.locator("#sample")).to_have_text("another question")
@@ -207,6 +213,22 @@ def test_asks_a_question(page: Any) -> None:
     settle(page)
     expect(page.locator("#truth")).to_contain_text("its class is")
     assert page.input_value("#text") not in ("", "how far is the moon ?")
+    assert not page.trouble
+
+
+def test_the_last_question_counts(page: Any) -> None:
+    """An answer that came late was shown for what was asked after it."""
+    page.select_option("#network", QUESTIONS)
+    expect(page.locator("#sample")).to_have_text("another question")
+    settle(page)
+    hold(page, "api/sample")
+    page.click("#sample")
+    page.fill("#text", "who wrote Hamlet ?")
+    expect(said(page)).to_have_text("HUM")
+    page.evaluate("answer()")
+    settle(page)
+    assert page.input_value("#text") == "who wrote Hamlet ?"
+    expect(page.locator("#coloured span")).to_have_text(["who", "wrote", "Hamlet", "?"])
     assert not page.trouble
 
 

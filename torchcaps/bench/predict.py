@@ -61,14 +61,15 @@ class Layer:
 
     def call(self, training: bool) -> Callable[[], object]:
         """Runs it forward, or forward and backward."""
+        leaves = [one for one in (*self.module.parameters(), *_tensors((self.given, self.named))) if one.requires_grad]
 
         def run() -> object:
-            self.module.zero_grad()
             with torch.set_grad_enabled(training):
                 output = self.module(*self.given, **self.named)
             if training:
-                wanted = [one for one in _tensors(output) if one.requires_grad]
-                torch.autograd.backward(wanted, [torch.ones_like(one) for one in wanted])
+                results = [one for one in _tensors(output) if one.requires_grad]
+                upstream = [torch.ones_like(one) for one in results]
+                torch.autograd.grad(results, leaves, upstream, allow_unused=True)
             return None
 
         return run

@@ -69,15 +69,16 @@ def command(arguments: list[str]) -> None:
     parser = OptionParser(prog="torchcaps export", description="Write a network for use without this package.")
     add = parser.add_argument
     add("run", type=str, help="folder of a run, or of a saved network, or name of a trained one in the package")
-    add("--format", type=str, choices=tuple(SUFFIXES), default="onnx", help="what to write")
+    add("--format", type=str, choices=tuple(SUFFIXES), help="what to write; default: as --to ends, else onnx")
     add("--to", type=str, help="file; default: named after the network, in the current folder")
     add("--overwrite", action="store_true", help="write over a file that is there")
     add_import(parser)
     options = parser.parse_args(arguments)
+    form = _format(options.format, options.to)
     classifier = open_classifier(options.run)
-    path = Path(options.to or f"{type(classifier.network).__name__.lower()}{SUFFIXES[options.format]}")
+    path = Path(options.to or f"{type(classifier.network).__name__.lower()}{SUFFIXES[form]}")
     _check_free(path, options.overwrite)
-    off = export(classifier, path, options.format)
+    off = export(classifier, path, form)
     size = path.stat().st_size / 2**20
     print(f"{path}: {size:.1f} MiB, checked: its answers differ from the network's by at most {off:.1g}")
     if classifier.words is not None:
@@ -85,6 +86,15 @@ def command(arguments: list[str]) -> None:
     else:
         shape = str(classifier.image_shape)[1:-1]
         print(f"it takes images (batch, {shape}), float32 in [0, 1]; preparing them is in it")
+
+
+def _format(asked: str | None, path: str | None) -> str:
+    """The format that was asked for, or else the one whose files end so."""
+    suffix = Path(path).suffix.lower() if path else ""
+    meant = next((form for form, known in SUFFIXES.items() if known == suffix), None)
+    if asked and meant and asked != meant:
+        raise ValueError(f"--to {path} is the name of a {meant} file, and --format is {asked}")
+    return asked or meant or "onnx"
 
 
 def _check_free(path: Path, overwrite: bool) -> None:

@@ -159,26 +159,40 @@ def _sst(folder: Path, kind: str) -> Listed:
 
 def _table(path: Path, left_out: dict[str, str], columns: tuple[str, str]) -> list[TextItem]:
     """The rows of a table; why some are left out is noted."""
-    limit = csv.field_size_limit(2**31 - 1)  # a text may be longer than csv expects
-    try:
-        reader = csv.DictReader(StringIO(decoded(path), newline=""), delimiter=_TABLES[path.suffix.lower()])
-        rows, found = list(reader), reader.fieldnames or []
-    except csv.Error as error:
-        raise ValueError(f"{path} is no table: {error}") from error
-    finally:
-        csv.field_size_limit(limit)
+    found, *rows = _cells(path) or [[]]
     for argument, column in zip(("text", "label"), columns, strict=True):
         if column not in found:
             raise ValueError(f"{argument} must be a column of {path}, got {column!r}; there are {found}")
+    text, label = map(found.index, columns)
     items = []
     for number, row in enumerate(rows, 1):
-        text, label = (row[column] for column in columns)
         name = f"{path.name}, row {number}"
-        if label and label.strip():
-            items.append(TextItem(name, label.strip(), text or ""))
-        else:
+        if len(row) != len(found):
+            left_out[name] = f"it has not as many cells as there are columns, {len(found)}"
+        elif not row[label].strip():
             left_out[name] = "it has no label"
+        else:
+            items.append(TextItem(name, row[label].strip(), row[text]))
     return items
+
+
+def _cells(path: Path) -> list[list[str]]:
+    """The rows of a table, the names of its columns first, without those that are empty."""
+    content, delimiter = decoded(path), _TABLES[path.suffix.lower()]
+    limit = csv.field_size_limit(2**31 - 1)  # a text may be longer than csv expects
+    rows = []
+    try:
+        for row in csv.reader(StringIO(content, newline=""), delimiter=delimiter, strict=True):
+            rows.append(row)
+    except csv.Error as error:
+        if delimiter == ",":
+            hint = "a text with a comma or a quote in it stands between quotes, and its own quotes are doubled"
+            raise ValueError(f"{path}, row {len(rows)}: {error}; {hint}") from error
+        # Many such tables know no quotes: theirs are parts of the texts.
+        rows = list(csv.reader(StringIO(content, newline=""), delimiter=delimiter, quoting=csv.QUOTE_NONE))
+    finally:
+        csv.field_size_limit(limit)
+    return [row for row in rows if row]
 
 
 class NamedText(str):

@@ -309,11 +309,15 @@ function onCanvas() {
 
 // ---- a look at an image
 
-// Whether it is shown: not if another network was chosen in the meantime.
+let looks = 0;
+
+// Whether it is shown: not if something else, or another network, was asked for in the meantime.
 async function see(path, query, body) {
   const network = state.network.name;
+  const asked = ++looks;
+  const overtaken = () => asked !== looks || network !== state.network.name;
   const answer = await ask(path, { network, ...query, ...(state.fixed === null ? {} : { target: state.fixed }) }, body);
-  if (network !== state.network.name) return false;
+  if (overtaken()) return false;
   $("message").hidden = true;
   const { activations } = answer;
   state.look = answer.look;
@@ -335,6 +339,7 @@ async function see(path, query, body) {
   }
   state.picture = element("img", { src: activations.picture });
   await state.picture.decode();
+  if (overtaken()) return false;
   $("seen").src = activations.picture;
   says("classes", activations);
   showClasses();
