@@ -103,6 +103,7 @@ class TestMeasure:
         assert peaks[1] is not None
         assert peaks[0] > case.votes * 4 > peaks[1]
 
+    @pytest.mark.slow
     def test_a_killed_process_has_no_peak(self) -> None:
         assert measure.in_new_process(_end, Measured(CASES["digitcaps"], "naive", False, 1)) is None
 
@@ -268,6 +269,7 @@ def test_crossover_is_the_largest_size_where_storing_wins() -> None:
     assert small.crossover(sizes, "dynamic") is None
 
 
+@pytest.mark.slow
 def test_compare_times_both_versions_as_often() -> None:
     options = suite.Options(runs=3, threads=1, batch=1)
     (pair,) = compare.compare(["sharedcapsnet"], ROOT, "chunked", options, lambda line: None)
@@ -277,6 +279,7 @@ def test_compare_times_both_versions_as_often() -> None:
     assert "other / this" in compare.compare_table([pair])
 
 
+@pytest.mark.slow
 def test_compare_runs_the_other_version_from_its_own_tree(tmp_path: Path) -> None:
     """A copy of this version whose CapsLinear sleeps."""
     shutil.copytree(ROOT / "torchcaps", tmp_path / "torchcaps", ignore=shutil.ignore_patterns("__pycache__", "bench"))

@@ -20,6 +20,7 @@ def answers(classes: int, labels: torch.Tensor, said: torch.Tensor) -> Findings:
 
 
 class TestItem8ManyClasses:
+    @pytest.mark.slow
     def test_item8_a_report_of_300_classes_is_bounded(self, tmp_path):
         torch.manual_seed(0)
         small = {"channels": 4, "types": 1, "decoder_hidden": (4,), "pose_dim": 4}

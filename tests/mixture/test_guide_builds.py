@@ -60,6 +60,7 @@ def test_every_picture_is_made_and_shown(built: Path) -> None:
             assert len(colours) > 10, f"{name} is empty"
 
 
+@pytest.mark.slow
 def test_the_animation_moves(built: Path) -> None:
     with Image.open(built / "routing.gif") as image:
         frames = image.n_frames

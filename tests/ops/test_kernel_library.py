@@ -138,7 +138,9 @@ def test_item16_two_processes_at_once_compile_once(cache: Path) -> None:
     assert len(calls(cache)) == 1
 
 
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "sign", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT], ids=["SIGKILL", "Ctrl-C"]
+)
 def test_item16_an_interruption_leaves_nothing(sign: signal.Signals, cache: Path) -> None:
     process = started(SLOW="60")
     deadline = time.monotonic() + 120

@@ -426,7 +426,9 @@ def test_compiles_for_a_gpu_without_spilling_registers() -> None:
         assert line.endswith("LOCAL:0"), line
 
 
-@pytest.mark.parametrize("routing", ["dynamic", "kmeans", "euclidean", "em"])
+@pytest.mark.parametrize(
+    "routing", ["dynamic", "em", *(pytest.param(name, marks=pytest.mark.slow) for name in ("kmeans", "euclidean"))]
+)
 def test_layers(routing: str, device: str) -> None:
     """A convolutional and a class layer on this backend, values and gradients, through the operators."""
     torch.manual_seed(0)

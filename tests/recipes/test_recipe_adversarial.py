@@ -49,6 +49,7 @@ def smoke(tmp_path_factory):
     return folder, run(), run
 
 
+@pytest.mark.slow
 def test_smoke_measures_every_line(smoke):
     folder, result, _ = smoke
     written = json.loads((folder / "results" / "adversarial-smoke.json").read_text())
@@ -71,6 +72,7 @@ def test_smoke_measures_every_line(smoke):
             assert min(curve["accuracy"]) < curve["accuracy"][0]
 
 
+@pytest.mark.slow
 def test_smoke_trains_the_cnn_to_the_capsules_accuracy(smoke):
     folder, result, _ = smoke
     facts = result["facts"][0]
@@ -85,6 +87,7 @@ def test_smoke_trains_the_cnn_to_the_capsules_accuracy(smoke):
     assert accuracy[-1] >= stop_at or len(accuracy) == Adversarial.presets["smoke"].epochs
 
 
+@pytest.mark.slow
 def test_a_second_run_trains_nothing(smoke):
     folder, result, run = smoke
     summaries = list(folder.glob("runs/smoke/*/summary.json"))

@@ -122,6 +122,7 @@ def test_larger_canvases():
         on_larger_canvases(digits)
 
 
+@pytest.mark.slow
 def test_smoke(tmp_path):
     where = {"runs": tmp_path / "runs", "results": tmp_path / "results", "trainer": {"accelerator": "cpu"}}
     result = run_recipe("scenes", "smoke", **where)

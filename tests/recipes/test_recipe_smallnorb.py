@@ -52,6 +52,7 @@ def _summaries(folder: Path, name: str) -> dict[Path, int]:
 
 
 class TestEM:
+    @pytest.mark.slow
     def test_smoke_measures_its_rows_and_trains_nothing_twice(self, em: dict[str, Any], folder: Path) -> None:
         rows = SmallNORBEM.presets["smoke"].rows
         ours = _ours(em)
@@ -63,6 +64,7 @@ class TestEM:
         assert _ours(_run("smallnorb-em", folder)) == ours
         assert _summaries(folder, "smallnorb-") == before
 
+    @pytest.mark.slow
     def test_thirteen_crops_are_averaged(self, em: dict[str, Any], folder: Path) -> None:
         settings = SmallNORBEM.presets["smoke"]
         run = folder / "runs" / "smoke" / f"{job(settings, '1 step')[0]}-seed0"
@@ -169,6 +171,7 @@ class TestViewpoints:
         assert _ours(_run("smallnorb-viewpoints", folder)) == ours
         assert _summaries(folder, "smallnorb-viewpoints") == before
 
+    @pytest.mark.slow
     def test_the_second_network_ends_at_the_accuracy_of_the_first(self, viewpoints: dict[str, Any]) -> None:
         settings, facts = SmallNORBViewpoints.presets["smoke"], viewpoints["facts"][0]
         for kind in ("azimuth", "elevation"):

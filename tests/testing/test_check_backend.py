@@ -16,8 +16,10 @@ ON_THIS_MACHINE = sorted(set(BACKENDS) - {"triton"})  # whose tests of its own r
 ALL = len(PROBLEMS) * len(SIMILARITIES) * len(RULES)
 
 
-@pytest.mark.parametrize("name", ON_THIS_MACHINE)
-@pytest.mark.parametrize("tile", [400, 2**19], ids=["tiles", "one-tile"])
+@pytest.mark.parametrize(
+    ("name", "tile"),
+    [*((name, 2**19) for name in ON_THIS_MACHINE), pytest.param("chunked", 400, marks=pytest.mark.slow)],
+)
 def test_every_backend(name: str, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", tile)
     compared = check_backend(BACKENDS[name])
