@@ -33,7 +33,7 @@ class MaxMin(AssignmentMap):
 
     def assignment(self, logits: Tensor) -> Tensor:
         """The assignments (B, I, J) of logits (B, I, J)."""
-        least, most = logits.aminmax(dim=-1, keepdim=True)
+        least, most = logits.amin(-1, keepdim=True), logits.amax(-1, keepdim=True)
         spread = most - least
         none = spread == 0  # and not where it is NaN
         height = torch.where(none, 1.0, (logits - least) / torch.where(none, 1.0, spread))
