@@ -162,7 +162,8 @@ def test_compiled_training_is_the_same(tmp_path: Path) -> None:
     assert losses["default"] == pytest.approx(losses[None], rel=1e-5)
     assert_same(*found, tolerance=1e-4)
     assert any(name.startswith("assignment_entropy") for name in found[1][0][-1])
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    if torch.__version__ >= (2, 12):  # older PyTorch breaks it at properties of named tuples
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 def test_a_process_may_compile_any_number_of_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,10 @@ BACKENDS = {"self_routing_resnet20": "chunked"}
 """Where native has no kernel."""
 
 SLOW = pytest.mark.slow
+TRACES_PROPERTIES = pytest.mark.skipif(
+    torch.__version__ < (2, 12),
+    reason="torch.compile breaks the graph at properties of named tuples before PyTorch 2.12",
+)
 TWICE = ("byerly_maps", "capsnet_small", "capsnet_small_cnn", "efficient_capsnet_multimnist")
 TWICE += ("matrixcapsnet_cifar10", "matrixcapsnet_paper", "matrixcapsnet_small")
 """Networks of whose layers all are among those of another name."""
@@ -67,6 +71,7 @@ def gradients(model: ImageClassifier, activation: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(activation.square().sum(), parameters, materialize_grads=True))
 
 
+@TRACES_PROPERTIES
 @models(lambda name: name not in COMPILED)
 def test_compiles_in_one_piece(name: str) -> None:
     model, images, labels = network(name)
@@ -77,6 +82,7 @@ def test_compiles_in_one_piece(name: str) -> None:
     torch.testing.assert_close(gradients(model, compiled), gradients(model, expected), rtol=1e-7, atol=1e-10)
 
 
+@TRACES_PROPERTIES
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on its way to the code generator
 def test_inductor() -> None:
     model, images, labels = network("capsnet_digits")
