@@ -75,6 +75,8 @@ class Kind(NamedTuple):
     """f(n) / n, from n and n²."""
     slope: Callable[[Tensor, Tensor], Tensor]
     """Its derivative, from n and the factor; any number at 0."""
+    constant: float | None = None
+    """c, where f(n) is n² / (c + n²)."""
 
 
 def _rational_in_squares(constant: float) -> Kind:
@@ -84,7 +86,7 @@ def _rational_in_squares(constant: float) -> Kind:
         part = factor / n  # 1 / (c + n²)
         return torch.addcmul(-part, part, part, value=2 * constant)
 
-    return Kind(lambda n, squared: n / (constant + squared), slope)
+    return Kind(lambda n, squared: n / (constant + squared), slope, constant)
 
 
 SQUASHES: dict[str, Kind] = {

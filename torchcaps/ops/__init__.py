@@ -1,6 +1,6 @@
 """The one primitive under every routing algorithm: similarity, assignment and moments of votes that are not stored."""
 
-from torchcaps.ops.backend import AssignmentMap, Moments, Rule, VoteSource
+from torchcaps.ops.backend import Agreement, AssignmentMap, Moments, Rule, VoteSource
 from torchcaps.ops.competition import GridWide, Normaliser, PositionWide
 from torchcaps.ops.dispatch import BACKENDS, choose_backend, use_backend
 from torchcaps.ops.fields import Fields, axes
@@ -11,6 +11,7 @@ from torchcaps.ops.windows import Windows
 __all__ = [
     "BACKENDS",
     "Adjusted",
+    "Agreement",
     "AssignmentMap",
     "Fields",
     "Gaussian",

@@ -121,6 +121,27 @@ class Moments(NamedTuple):
         return self.scatter / positive(self.mass)[..., None]
 
 
+class Agreement(NamedTuple):
+    """Routing by agreement, as a backend may do it in one go: :func:`~torchcaps.routing.dynamic_routing`.
+
+    Args:
+        steps: how many times the assignment is made, the uniform first one included.
+        squash: a row of the table in :func:`~torchcaps.squash.squash`.
+        accumulate: add the agreement up over the steps, or keep the last.
+        orphan: one more candidate with logit 0, "none of these parents".
+
+    Example:
+        >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5), backend="naive")
+        >>> votes.agree(tc.ops.Agreement(steps=3)) is None  # this backend makes one step at a time
+        True
+    """
+
+    steps: int
+    squash: str = "sabour"
+    accumulate: bool = True
+    orphan: bool = False
+
+
 class VoteSource(ABC):
     """The votes of one layer call, and what routing asks of them: the contract of a backend.
 
@@ -175,6 +196,19 @@ class VoteSource(ABC):
             rule: from similarities to assignment probabilities.
             scatter: whether the second moment is wanted too.
         """
+
+    def agree(self, agreement: Agreement, bias: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
+        """All steps of routing by agreement, where the backend has them in one: less work than step by step.
+
+        Args:
+            agreement: what is to be done.
+            bias: added before each squash, (J, H), or None.
+
+        Returns:
+            The poses (B, J, H), and what the last step compared the votes with, None if it was the first; or None,
+            where it is to be done step by step.
+        """
+        return None
 
     @abstractmethod
     def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:

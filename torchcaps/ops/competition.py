@@ -52,6 +52,13 @@ class Normaliser:
         if self.mapping is not None and (self.hard or self.orphan):
             raise ValueError("a mapping takes the place of the softmax: it cannot be hard or have an orphan")
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is a softmax over the parents of the votes, with an orphan or without."""
+        others = (self.prior, self.scale, self.offset, self.mapping)
+        softmax = not self.hard and all(other is None for other in others)
+        return softmax and type(self) is Normaliser and not isinstance(self.sharpness, Tensor) and self.sharpness == 1
+
     def adjusted(self, similarity: Similarity | None) -> Similarity | None:
         """The similarity that the parents compete with: sharpened, and with the prior."""
         if similarity is not None and (isinstance(self.sharpness, Tensor) or self.sharpness != 1.0):

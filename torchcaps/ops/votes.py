@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.numerics import compute_dtype, full_precision
-from torchcaps.ops.backend import Moments, Rule, VoteSource
+from torchcaps.ops.backend import Agreement, Moments, Rule, VoteSource
 from torchcaps.ops.checks import check_field, check_mask, check_votes
 from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.tiles import tile_numbers
@@ -185,6 +185,22 @@ class Votes:
             if weights is not None:
                 weights = self._for_source(source, weights.to(source.children.dtype))
             return source.moments(similarity, weights, rule, scatter)
+
+    def agree(self, agreement: Agreement, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None] | None:
+        """All steps of routing by agreement at once, where the backend can: :meth:`VoteSource.agree`.
+
+        Args:
+            agreement: what is to be done, but for the orphan, which the normaliser has.
+            bias: added before each squash, (J, H), or None.
+
+        Returns:
+            The poses (B, J, H), float32 at least, and what the last step compared the votes with; or None.
+        """
+        if self.mask is not None or not self.normaliser.plain or (bias is not None and bias.shape != self.shape[2:]):
+            return None
+        with full_precision(self.children):
+            bias = None if bias is None else bias.to(self.source.children.dtype)
+            return self.source.agree(agreement._replace(orphan=self.normaliser.orphan), bias)
 
     def total(self) -> Tensor:
         """The sum of all votes for each parent, whoever competes for whom, (B, J, H); without votes being formed."""

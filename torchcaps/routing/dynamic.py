@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from torchcaps.ops import InnerProduct, Votes
+from torchcaps.ops import Agreement, InnerProduct, Votes
 from torchcaps.routing.base import (
     About,
     Gradient,
@@ -61,6 +61,11 @@ def dynamic_routing(
     if orphan:
         votes = votes.restricted(orphan=True)
     similarity: InnerProduct | None = None
+    if weights is None and initial is None and gradient == "all":
+        found = votes.agree(Agreement(steps, squash_kind, accumulate), bias)
+        if found is not None:
+            pose, alpha = found
+            return Routed(pose, length(pose), votes, None if alpha is None else InnerProduct(alpha))
     alpha = None if initial is None else _alpha_after(initial, accumulate)
     for step in range(steps):
         last = step == steps - 1

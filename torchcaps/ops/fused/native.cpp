@@ -3,59 +3,31 @@
 // The formulas are those of torchcaps/ops/chunked/moments.py. Symbols: rows B (images x windows), children I, parents J, pose
 // rows M, child dimension P, parent dimension D, H = M * D.
 
-#include "kernels/any_pose.hpp"
-#include "kernels/few_rows.hpp"
-#include "kernels/many_rows.hpp"
+#include "kernels/agreement.hpp"
 
 namespace {
 
-enum Pass { kMoments, kScores, kFlow, kPassOn };
-
-template <typename Kernel>
-void run_kernel(const Call& call, Pass pass) {
-  const Kernel kernel(call);
-  if (pass == kMoments) return kernel.moments();
-  if (pass == kFlow) return kernel.flow();
-  if (pass == kPassOn) return kernel.pass_on();
-  if constexpr (requires { kernel.scores(); }) kernel.scores();
+bool within(const Call& call) {
+  const auto outside = [&](int32_t site) { return site < 0 || site >= call.grid; };
+  return !call.sites || std::none_of(call.sites, call.sites + call.windows * call.I, outside);
 }
 
-// What came of it: sites that are no places among the children; it is done; and the votes are kept.
-enum Outcome : int64_t { kOutside, kDone, kKept };
-
-template <typename T, int P, int D>
-Outcome run_vectors(const Call& call, Pass pass) {
-  if (!FewRows<T, P, D>::suits(call)) return run_kernel<ManyRows<T, P, D>>(call, pass), kDone;
-  run_kernel<FewRows<T, P, D>>(call, pass);
-  return call.votes && pass == kMoments ? kKept : kDone;
-}
-
-template <typename T>
-Outcome run(const Call& call, Pass pass) {
-  const bool scores = pass == kScores || call.grad_scores;
-  constexpr bool single = std::is_same_v<T, float>;
-  if (!scores && VectorCall<T, 0, 0>::suits(call)) {
-    if constexpr (single) {
-      if (call.P == 8 && call.D == 16) return run_vectors<T, 8, 16>(call, pass);
-      if (call.P == 16 && call.D == 16) return run_vectors<T, 16, 16>(call, pass);
-    }
-    return run_vectors<T, 0, 0>(call, pass);
-  }
-  if constexpr (single) {
-    if (call.M == 4 && call.P == 4 && call.D == 4) return run_kernel<AnyPose<float, 4, 4, 4>>(call, pass), kDone;
-  }
-  return run_kernel<AnyPose<T, 0, 0, 0>>(call, pass), kDone;
-}
+bool empty(const Call& call) { return call.J == 0 || call.images == 0 || call.windows == 0; }
 
 }  // namespace
 
 // Where a site is no place among the children, nothing is done.
 extern "C" int64_t torchcaps_run(const TorchcapsCall* call, int64_t pass_number, int64_t is_double) {
-  const auto outside = [&](int32_t site) { return site < 0 || site >= call->grid; };
-  if (call->sites && std::any_of(call->sites, call->sites + call->windows * call->I, outside)) return kOutside;
-  if (call->J == 0 || call->images == 0 || call->windows == 0) return kDone;
+  if (!within(*call)) return kOutside;
+  if (empty(*call)) return kDone;
   const Pass pass = static_cast<Pass>(pass_number);
   return is_double ? run<double>(*call, pass) : run<float>(*call, pass);
+}
+
+extern "C" int64_t torchcaps_agree(const TorchcapsCall* call, const TorchcapsAgreement* agreement, int64_t back, int64_t is_double) {
+  if (!within(*call)) return kOutside;
+  if (empty(*call)) return kDone;
+  return is_double ? Agreement<double>(*call, *agreement).run(back) : Agreement<float>(*call, *agreement).run(back);
 }
 
 extern "C" int64_t torchcaps_vector_bytes() { return kVectorBytes; }

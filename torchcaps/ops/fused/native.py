@@ -10,6 +10,7 @@ import ctypes
 import fcntl
 import hashlib
 import logging
+import math
 import os
 import platform
 import shutil
@@ -24,9 +25,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchcaps.ops.backend import Agreement
+from torchcaps.ops.derivatives import Tensors
 from torchcaps.ops.fused.call import Call
 from torchcaps.ops.fused.compiling import BUILT, FLAGS, LEVELS, SOURCES, compile_library, find_compiler
 from torchcaps.ops.fused.rooms import Rooms
+from torchcaps.squash import SQUASHES
 
 _MOMENTS, _SCORES, _FLOW, _PASS_ON = range(4)
 _SIZES = ("images", "grid", "windows", "I", "J", "M", "P", "D", "shared", "similarity")
@@ -43,6 +47,8 @@ _FIELDS = (
 _OUTSIDE, _, _KEPT = range(3)
 _PLACES = {name: place for place, name in enumerate(_FIELDS)}
 _CALL = struct.Struct(f"={len(_FIELDS)}q")
+_AGREEMENT = struct.Struct("=2qd11q")
+"""``TorchcapsAgreement`` in the C++ source."""
 
 
 class Logits(NamedTuple):
@@ -269,6 +275,76 @@ def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool
     return gradients
 
 
+def agreement(
+    call: Call, bias: Tensor | None, settings: Agreement, kept: Kept
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """All steps of :func:`~torchcaps.routing.dynamic_routing`.
+
+    Args:
+        call: of the votes, without a similarity.
+        bias: (J, H), or None.
+        settings: of the algorithm.
+        kept: the votes, if they are few.
+
+    Returns:
+        The poses, and what the last step compared with (None in the first one); the sums of all steps before the
+        squash, and what the steps between compared with.
+    """
+    B, _, J, M, _, D = call.sizes
+    fields = kept.fields(call)
+    sums, pose = call.children.new_empty(settings.steps, B, J, M * D), call.children.new_empty(B, J, M * D)
+    alphas = call.children.new_empty(max(settings.steps - 2, 0), B, J, M * D)
+    alpha = torch.empty_like(pose) if settings.steps > 1 else None
+    packed = _packed_agreement(settings, bias, sums, alphas, alpha, pose)
+    outcome = _agree(packed, False, call, orphan=settings.orphan, **_read(call, None), **fields)
+    if fields:
+        kept.note(outcome)
+    return pose, alpha, sums, alphas
+
+
+def agreement_backward(
+    call: Call,
+    bias: Tensor | None,
+    settings: Agreement,
+    steps: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+    upstream: Tensors,
+    wanted: Sequence[bool],
+) -> Gradients:
+    """The gradients of children, transforms, coordinates and the bias, those that are wanted.
+
+    Args:
+        call: as in :func:`agreement`.
+        bias: likewise.
+        settings: likewise.
+        steps: sums and what the steps between and the last one compared with, from there; and the votes, if they were
+            kept.
+        upstream: the gradients of the poses, and of what the last step compared with; None where none flows.
+        wanted: which gradients are.
+    """
+    (sums, alphas, alpha, votes), parts = steps, row_parts(call)
+    made = [
+        torch.empty_like(field) if want and field is not None else None
+        for want, field in zip(wanted, (*call[:3], bias), strict=True)
+    ]
+    *gradients, grad_bias = made
+    room = math.prod(_layout(call, parts))
+    passing = any(gradient is not None for gradient in gradients)
+    count = 2 * (settings.steps - 1) * room + room // call.sizes[2]
+    coefficients = _rooms.take((count,), sums.dtype) if passing else None
+    pose, last = (None if one is None else one.contiguous() for one in upstream)
+    back = (last, pose, torch.empty_like(sums), grad_bias, coefficients)
+    packed = _packed_agreement(settings, bias, sums, alphas, alpha, None, *back, room)
+    fields = {"parts": parts, "votes": votes, "formed": votes is not None}
+    _agree(packed, True, call, orphan=settings.orphan, **fields, **_gradients_of(gradients))
+    return made
+
+
+def _packed_agreement(settings: Agreement, *fields: Tensor | int | None) -> bytes:
+    values = [field.data_ptr() if isinstance(field, Tensor) else field or 0 for field in fields]
+    none = [0] * (11 - len(values))
+    return _AGREEMENT.pack(settings.steps, settings.accumulate, SQUASHES[settings.squash].constant, *values, *none)
+
+
 def moments_backward(
     call: Call,
     mean: Tensor,
@@ -363,7 +439,19 @@ def _gradients_of(gradients: Gradients) -> dict[str, Tensor | None]:
 
 
 def _run(which: int, call: Call, **fields: Tensor | int | None) -> int:
-    """Runs one pass on a call, with what it has beside, and says what came of it; fields that are not named are 0."""
+    """Runs one pass on a call, with what it has beside, and says what came of it."""
+    packed = _packed(call, **fields)
+    return _checked(call, library().torchcaps_run(packed, which, call.children.dtype == torch.float64))
+
+
+def _agree(agreement: bytes, back: bool, call: Call, **fields: Tensor | int | None) -> int:
+    """Runs all steps, forward or back, and says what came of it."""
+    packed = _packed(call, **fields)
+    return _checked(call, library().torchcaps_agree(packed, agreement, back, call.children.dtype == torch.float64))
+
+
+def _packed(call: Call, **fields: Tensor | int | None) -> bytes:
+    """A call and what it has beside, as the C++ source has them; fields that are not named are 0."""
     children, transforms, _, _, _, sites, similarity = call
     if not children.is_cpu:
         raise ValueError(f"the native kernels are for tensors on a CPU, got children on {children.device}")
@@ -379,9 +467,12 @@ def _run(which: int, call: Call, **fields: Tensor | int | None) -> int:
     for name, field in (("sites", sites), *fields.items()):
         if field is not None:
             values[_PLACES[name]] = field.data_ptr() if isinstance(field, Tensor) else field
-    outcome: int = library().torchcaps_run(_CALL.pack(*values), which, children.dtype == torch.float64)
+    return _CALL.pack(*values)
+
+
+def _checked(call: Call, outcome: int) -> int:
     if outcome == _OUTSIDE:
-        raise IndexError(f"sites must be from 0 to {grid - 1}, got {sites}")
+        raise IndexError(f"sites must be from 0 to {call.children.shape[1] - 1}, got {call.sites}")
     return outcome
 
 
@@ -408,7 +499,9 @@ def library() -> ctypes.CDLL:
 def _loaded(path: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     loaded.torchcaps_run.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
-    loaded.torchcaps_run.restype = loaded.torchcaps_vector_bytes.restype = ctypes.c_int64
+    loaded.torchcaps_agree.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
+    for function in (loaded.torchcaps_run, loaded.torchcaps_agree, loaded.torchcaps_vector_bytes):
+        function.restype = ctypes.c_int64
     loaded.torchcaps_vector_bytes.argtypes = ()
     return loaded
 

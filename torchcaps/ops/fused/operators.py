@@ -17,13 +17,15 @@ from torch import Tensor
 
 from torchcaps.numerics import positive
 from torchcaps.ops import naive
-from torchcaps.ops.backend import Moments, Rule, VoteSource
+from torchcaps.ops.backend import Agreement, Moments, Rule, VoteSource
 from torchcaps.ops.closed_forms import attention_moments, uniform_moments
 from torchcaps.ops.derivatives import STORED, Tensors, check_forward_mode, gradients, only_stored
+from torchcaps.ops.fused.agreement import agree
 from torchcaps.ops.fused.call import Call, readable, stored_moments, stored_scores
 from torchcaps.ops.fused.deferred import Ledger
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 from torchcaps.ops.windows import in_windows
+from torchcaps.squash import SQUASHES
 
 
 class Kernels(Protocol):
@@ -325,11 +327,12 @@ class FusedVotes(VoteSource):
         return Call(*fields, () if similarity is None else similarity.tensors)
 
 
-def _plain(call: Call) -> bool:
+def _plain(*tensors: Tensor | None) -> bool:
     """Whether these are tensors with numbers in memory, and nobody looks on who must see an operator."""
     watched = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack()
     return not watched and all(
-        type(tensor) in (Tensor, torch.nn.Parameter) and tensor.is_cpu and not tensor.is_neg() for tensor in call.flat()
+        tensor is None or (type(tensor) in (Tensor, torch.nn.Parameter) and tensor.is_cpu and not tensor.is_neg())
+        for tensor in tensors
     )
 
 
@@ -349,12 +352,21 @@ class NativeVotes(FusedVotes):
         return Ledger(self.children, self.transforms, self.coordinates)
 
     def _moments(self, call: Call, orphan: bool, hard: bool, scatter: bool) -> Moments:
-        if not _plain(call):
+        if not _plain(*call.listed):
             return super()._moments(call, orphan, hard, scatter)
         return Moments(*self._ledger.moments(call, orphan, hard, scatter))
 
     def _scores(self, call: Call, orphan: bool, reduced: bool) -> Tensor:
-        return self._ledger.scores(call, orphan, reduced) if _plain(call) else super()._scores(call, orphan, reduced)
+        if not _plain(*call.listed):
+            return super()._scores(call, orphan, reduced)
+        return self._ledger.scores(call, orphan, reduced)
+
+    def agree(self, agreement: Agreement, bias: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
+        """All steps of routing by agreement, of vectors whose transforms are not shared."""
+        call, squashes = self._call(None), SQUASHES[agreement.squash].constant is not None
+        if self.empty or not (self.adds_vectors and squashes) or only_stored() or not _plain(*call.listed, bias):
+            return None
+        return agree(call, bias, agreement)
 
     @property
     def adds_vectors(self) -> bool:

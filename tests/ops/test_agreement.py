@@ -1,0 +1,227 @@
+"""Routing by agreement in one call of the kernels, against the same step by step."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import torchcaps as tc
+from torchcaps.ops import Votes
+from torchcaps.routing import Routed, dynamic_routing
+
+pytestmark = pytest.mark.skipif(bool(tc.ops.fused.why_not("native")), reason="the native kernels cannot run here")
+
+SIZES = [
+    (1, 40, 10, 8, 16),
+    (3, 37, 5, 8, 16),
+    (4, 33, 10, 8, 32),
+    (20, 37, 5, 16, 16),
+    (33, 20, 3, 4, 12),
+    (5, 9, 2, 3, 5),
+]
+"""Rows, children, parents, numbers of their poses: few and many rows, and what no kernel is made for."""
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def tensors(size: tuple[int, ...], dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """Children, transforms and a bias."""
+    B, I, J, P, D = size
+    found = numbers(B, I, P), numbers(I, J, P, D, seed=1), numbers(J, D, seed=2) / 10
+    return tuple(one.to(dtype).requires_grad_() for one in found)
+
+
+def routing(*votes: Tensor, sites: Tensor | None = None, **options: Any) -> Callable[[], Routed]:
+    """Votes are formed anew each time."""
+    return lambda: dynamic_routing(Votes(*votes, backend="native", sites=sites), **options)
+
+
+@contextmanager
+def step_by_step() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Votes, "agree", lambda *arguments: None)
+        yield
+
+
+def in_one(routed: Routed) -> bool:
+    return type(routed.pose.grad_fn).__name__ == "_AgreeBackward"
+
+
+def loss_of(routed: Routed) -> Tensor:
+    """Of the poses, their lengths, and the last assignment."""
+    fields = (routed.pose, routed.activation, routed.assignment)
+    return sum((field * numbers(*field.shape).to(field.dtype)).sum() for field in fields)
+
+
+def outcome(work: Callable[[], Routed], leaves: tuple[Tensor, ...]) -> list[Tensor]:
+    routed = work()
+    return [routed.pose, routed.activation, *torch.autograd.grad(loss_of(routed), leaves)]
+
+
+def assert_same(work: Callable[[], Routed], leaves: tuple[Tensor, ...], rtol: float = 1e-10) -> None:
+    assert in_one(work())
+    found = outcome(work, leaves)
+    with step_by_step():
+        assert not in_one(work())
+        expected = outcome(work, leaves)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.linalg.vector_norm(one - other) <= rtol * torch.linalg.vector_norm(other)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"accumulate": False},
+        {"orphan": True},
+        {"squash_kind": "half"},
+        {"bias": True},
+        {"bias": True, "orphan": True},
+    ],
+    ids=str,
+)
+def test_is_the_same_step_by_step(size: tuple[int, ...], steps: int, options: dict[str, Any]) -> None:
+    *votes, bias = tensors(size)
+    given = {**options, "bias": bias} if "bias" in options else options
+    leaves = (*votes, bias) if "bias" in options else tuple(votes)
+    assert_same(routing(*votes, steps=steps, **given), leaves)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_in_float32(size: tuple[int, ...]) -> None:
+    children, transforms, bias = tensors(size, torch.float32)
+    with torch.no_grad():
+        children /= 10  # logits that do not amplify the last digits
+    assert_same(routing(children, transforms, bias=bias), (children, transforms, bias), rtol=2e-6)
+
+
+@pytest.mark.parametrize("coordinates", [False, True])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_windows_share_children(threads: int, coordinates: bool) -> None:
+    children, transforms = numbers(5, 12, 4).requires_grad_(), numbers(4, 3, 4, 8, seed=1).requires_grad_()
+    sites = torch.tensor([[0, 1, 2, 3], [2, 3, 4, 5], [11, 7, 7, 0]], dtype=torch.int32)
+    more = (numbers(4, 8, seed=3).requires_grad_(),) if coordinates else ()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        work = routing(children, transforms, *more, sites=sites)
+        assert_same(work, (children, transforms, *more))
+        first, second = (outcome(work, (children, transforms)) for _ in range(2))
+        assert all(map(torch.equal, first, second))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("frozen", range(3))
+@pytest.mark.parametrize("rows", [2, 20])
+def test_gradients_of_some(frozen: int, rows: int) -> None:
+    leaves = tensors((rows, 37, 5, 8, 16))
+    leaves[frozen].requires_grad_(False)
+    children, transforms, bias = leaves
+    assert_same(routing(children, transforms, bias=bias), tuple(leaf for leaf in leaves if leaf.requires_grad))
+
+
+def test_the_bias_alone() -> None:
+    children, transforms, bias = tensors((3, 9, 4, 8, 16))
+    assert_same(routing(children.detach(), transforms.detach(), bias=bias), (bias,))
+
+
+@pytest.mark.parametrize("squash_kind", ["sabour", "half"])
+@pytest.mark.parametrize("accumulate", [True, False])
+def test_gradients_of_gradients(accumulate: bool, squash_kind: str) -> None:
+    leaves = tensors((2, 3, 2, 3, 4))
+
+    def poses(children: Tensor, transforms: Tensor, bias: Tensor) -> Tensor:
+        routed = routing(children, transforms, bias=bias, accumulate=accumulate, squash_kind=squash_kind)()
+        assert in_one(routed)
+        return routed.pose
+
+    assert torch.autograd.gradcheck(poses, leaves)
+    assert torch.autograd.gradgradcheck(poses, leaves)
+
+
+def test_nothing_is_read_that_nobody_wrote() -> None:
+    *votes, bias = tensors((20, 9, 4, 8, 16))
+    work = routing(*votes, bias=bias)
+    expected = outcome(work, (*votes, bias))
+    torch.use_deterministic_algorithms(True)  # which fills new memory with NaN
+    try:
+        found = outcome(work, (*votes, bias))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_children_without_a_pose() -> None:
+    children, transforms, _ = tensors((20, 9, 4, 8, 16))
+    nothing = torch.zeros_like(children).requires_grad_()
+    routed = routing(nothing, transforms)()
+    routed.pose.sum().backward()
+    assert in_one(routed)
+    assert (routed.pose == 0).all()
+    assert (nothing.grad == 0).all()
+
+
+@pytest.mark.parametrize("rows", [3, 20])
+def test_nan_comes_through(rows: int) -> None:
+    children, transforms, _ = tensors((rows, 9, 4, 8, 16))
+    with torch.no_grad():
+        children[1, 2, 3] = torch.nan
+    pose = routing(children, transforms)().pose
+    assert pose[1].isnan().all()
+    assert pose[[0, 2]].isfinite().all()
+
+
+def test_a_checkpoint_and_a_second_backward_pass() -> None:
+    leaves = tensors((3, 9, 4, 8, 16))[:2]
+    expected = torch.autograd.grad(routing(*leaves)().pose.sum(), leaves)
+    again = checkpoint(lambda *votes: routing(*votes)().pose, *leaves, use_reentrant=False).sum()
+    for _ in range(2):
+        found = torch.autograd.grad(again, leaves, retain_graph=True)
+        assert all(map(torch.equal, found, expected))
+
+
+def test_children_that_were_written_to() -> None:
+    children, transforms, _ = tensors((3, 9, 4, 8, 16))
+    pose = routing(children, transforms)().pose
+    with torch.no_grad():
+        children += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        pose.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("votes", "options"),
+    [
+        ({}, {"squash_kind": "tanh"}),
+        ({}, {"gradient": "last"}),
+        ({}, {"weights": True}),
+        ({}, {"bias": torch.zeros(1, 16, dtype=torch.float64)}),
+        ({"mask": torch.ones(3, 9, dtype=torch.bool)}, {}),
+        ({"normaliser": tc.ops.Normaliser(sharpness=2.0)}, {}),
+        ({"normaliser": tc.ops.Normaliser(hard=True)}, {}),
+    ],
+    ids=str,
+)
+def test_what_is_done_step_by_step(votes: dict[str, Any], options: dict[str, Any]) -> None:
+    children, transforms, _ = tensors((3, 9, 4, 8, 16))
+    if "weights" in options:
+        options = {"weights": torch.ones(3, 9, dtype=torch.float64)}
+    assert not in_one(dynamic_routing(Votes(children, transforms, backend="native", **votes), **options))
+
+
+def test_going_on_from_there() -> None:
+    """What the last step compared with is handed on."""
+    children, transforms, _ = tensors((3, 9, 4, 8, 16))
+    votes = Votes(children, transforms, backend="native")
+    whole = dynamic_routing(votes, steps=4)
+    halves = dynamic_routing(votes, steps=2, initial=dynamic_routing(votes, steps=2))
+    torch.testing.assert_close(halves.pose, whole.pose)

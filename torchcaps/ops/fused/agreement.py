@@ -1,0 +1,95 @@
+"""All steps of routing by agreement in one call of the kernels, where nothing comes between the steps.
+
+A step of its own takes longer in Python than in the kernels where images are few.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.ops.backend import Agreement, Rule
+from torchcaps.ops.derivatives import Tensors, gradients
+from torchcaps.ops.fused import native
+from torchcaps.ops.fused.call import Call
+from torchcaps.ops.naive import NaiveVotes
+from torchcaps.ops.similarity import InnerProduct
+from torchcaps.ops.windows import in_windows
+from torchcaps.squash import squash
+
+
+def agree(call: Call, bias: Tensor | None, settings: Agreement) -> tuple[Tensor, Tensor | None]:
+    """The poses (B, J, H) after all steps, and what the last step compared the votes with; None if it was the first.
+
+    Args:
+        call: of the votes, without a similarity, weights or a normaliser.
+        bias: added before each squash, (J, H), or None.
+        settings: of the algorithm.
+    """
+    tensors = (*call[:3], bias)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        found: tuple[Tensor, Tensor | None] = _Agree.apply(settings, call.sites, *tensors)
+        return found
+    readable = call.readable()
+    pose, alpha, *_ = native.agreement(readable, _whole(bias), settings, native.Kept(*readable[:2]))
+    return pose, alpha
+
+
+def _whole(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.contiguous()
+
+
+def _call(sites: Tensor | None, children: Any, transforms: Any, coordinates: Tensor | None) -> Call:
+    return Call(children, transforms, coordinates, None, None, sites, ()).readable()
+
+
+class _Agree(torch.autograd.Function):
+    """The poses, and what the last step compared with."""
+
+    @staticmethod
+    def forward(ctx: Any, settings: Agreement, sites: Tensor | None, *tensors: Tensor | None) -> Any:
+        *votes, bias = tensors
+        call = _call(sites, *votes)
+        kept = native.Kept(call.children, call.transforms)
+        pose, alpha, sums, alphas = native.agreement(call, _whole(bias), settings, kept)
+        ctx.settings = settings
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(sites, *tensors, sums, alphas, alpha, kept.votes)
+        return pose, alpha
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
+        settings = ctx.settings
+        sites, *tensors, sums, alphas, alpha, votes = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[2:]
+
+        def work(tensors: Tensors, upstream: Tensors) -> Tensors:
+            *fields, bias = tensors
+            call, steps = _call(sites, *fields), (sums, alphas, alpha, votes)
+            return native.agreement_backward(call, _whole(bias), settings, steps, upstream, wanted)
+
+        def function(*tensors: Tensor | None) -> Tensors:
+            return _formula(settings, sites, *tensors)
+
+        return None, None, *gradients(work, function, tensors, upstream)
+
+
+def _formula(
+    settings: Agreement,
+    sites: Tensor | None,
+    children: Any,
+    transforms: Any,
+    coordinates: Tensor | None,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """The same from stored votes: differentiable to any order."""
+    votes = NaiveVotes(in_windows(children, sites), transforms, coordinates)
+    pose = alpha = None
+    for _ in range(settings.steps):
+        if pose is not None:
+            alpha = pose if alpha is None or not settings.accumulate else alpha + pose
+        similarity = None if alpha is None else InnerProduct(alpha)
+        total = votes.moments(similarity, None, Rule(settings.orphan), False).sum
+        pose = squash(total if bias is None else total + bias, settings.squash)
+    assert pose is not None
+    return pose, alpha
