@@ -165,6 +165,12 @@ Operation = Callable[[Any, Tensor, Tensor], Tensor]
 """Changes images (B, C, H, W) by strengths (B,) in [-1, 1], with kornia."""
 
 
+def _contrasted(kornia: Any, images: Tensor, strength: Tensor) -> Tensor:
+    """About the mean of each image; kornia before 0.9 takes that of all of them, if they have not three channels."""
+    grey = kornia.color.rgb_to_grayscale(images) if images.shape[1] == 3 else images
+    return torch.lerp(grey.mean((1, 2, 3), keepdim=True), images, (1 + 0.9 * strength)[:, None, None, None])
+
+
 def _rotated(kornia: Any, images: Tensor, strength: Tensor) -> Tensor:
     return kornia.geometry.transform.rotate(images, 30 * strength)
 
@@ -193,9 +199,7 @@ OPERATIONS: dict[str, Operation] = {
     "identity": lambda kornia, images, strength: images,
     "autocontrast": lambda kornia, images, strength: kornia.enhance.normalize_min_max(images),
     "brightness": lambda kornia, images, strength: images * (1 + 0.9 * strength)[:, None, None, None],
-    "contrast": lambda kornia, images, strength: kornia.enhance.adjust_contrast_with_mean_subtraction(
-        images, 1 + 0.9 * strength
-    ),
+    "contrast": _contrasted,
     "sharpness": lambda kornia, images, strength: kornia.enhance.sharpness(images, 1 + 0.9 * strength),
     "colour": lambda kornia, images, strength: kornia.enhance.adjust_saturation_with_gray_subtraction(
         images, 1 + 0.9 * strength
