@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps.ops import BACKENDS, Moments, Rule, Similarity, VoteSource
+from torchcaps.ops import BACKENDS, Agreement, Moments, Rule, Similarity, VoteSource
 from torchcaps.ops.chunked import ChunkedVotes
+from torchcaps.ops.fused.agreement import step_by_step
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.testing import check_backend
 from torchcaps.testing.backends import PROBLEMS, RULES, SIMILARITIES
@@ -76,6 +77,14 @@ class TestBroken:
 
         with pytest.raises(AssertionError, match=r"Polite fails for .*sum hides NaN of a child's pose in"):
             check_backend(Polite)
+
+    def test_a_step_of_agreement_is_left_out(self) -> None:
+        class Hasty(NaiveVotes):
+            def agree(self, agreement: Agreement, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+                return step_by_step(self, agreement._replace(steps=2), bias)
+
+        with pytest.raises(AssertionError, match=r"Hasty fails for Agreement\(steps=3.*poses is off"):
+            check_backend(Hasty)
 
     def test_says_yes_to_everything(self) -> None:
         """The defect that this contract is there for: a backend that takes every similarity for one that it knows."""

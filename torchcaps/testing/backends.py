@@ -7,7 +7,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from torchcaps.ops import AssignmentMap, Gaussian, Given, InnerProduct, Rule, Similarity, VoteSource, axes
+from torchcaps.ops import Agreement, AssignmentMap, Gaussian, Given, InnerProduct, Rule, Similarity, VoteSource, axes
+from torchcaps.ops.fused.agreement import step_by_step
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.ops.votes import in_windows
 from torchcaps.testing.compare import TOLERANCE, assert_same
@@ -127,6 +128,9 @@ RULES: dict[str, Callable[[Tensors], Rule]] = {
 }
 
 
+AGREEMENTS = (Agreement(3), Agreement(2, "half", accumulate=False, orphan=True))
+
+
 def check_backend(
     backend: type[VoteSource],
     *,
@@ -137,7 +141,8 @@ def check_backend(
     """Asserts that a backend gives what ``naive`` gives, forward and backward, for all that it says it supports.
 
     Similarities, rules, odd sizes, shared transforms, coordinates, weights and windows; moments with and without the
-    scatter, assignments and normalisers. Under a softmax also empty axes, and a child whose pose is NaN.
+    scatter, assignments and normalisers. Under a softmax also empty axes, and a child whose pose is NaN; and routing by
+    agreement, if the backend has all its steps in one.
 
     Args:
         backend: a :class:`~torchcaps.ops.VoteSource`.
@@ -175,7 +180,30 @@ def check_backend(
         raise AssertionError(f"{backend.__name__} supports nothing: its answers to supports(...) are never empty")
     for name, similarity in SIMILARITIES.items():
         _check_edges(backend, name, similarity, dtype, torch.device(device))
+    _check_agreement(backend, dtype, torch.device(device), allowed)
     return compared
+
+
+def _check_agreement(backend: type[VoteSource], dtype: torch.dtype, device: torch.device, allowed: float) -> None:
+    """Asserts that routing by agreement, where a backend does it in one, is what ``naive`` does step by step."""
+    for problem, agreement in product(PROBLEMS, AGREEMENTS):
+        tensors, reference = problem.tensors(dtype, device), problem.tensors(torch.float64, torch.device("cpu"))
+        found = _source(backend, problem, tensors).agree(agreement, tensors["parents"][0])
+        if found is None:
+            continue
+        expected = step_by_step(_source(NaiveVotes, problem, reference), agreement, reference["parents"][0])
+        try:
+            assert_same(
+                _with_gradients(_named(*found), tensors), _with_gradients(_named(*expected), reference), allowed
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{backend.__name__} fails for {agreement}, {problem}: {error}") from None
+
+
+def _named(poses: Tensor, compared: Tensor | None) -> dict[str, Tensor]:
+    if compared is None:
+        raise AssertionError("it must say what the last of several steps compared the votes with, and said None")
+    return {"poses": poses, "what the last step compares with": compared}
 
 
 def _check_edges(
@@ -211,7 +239,10 @@ def _results(
     backend: type[VoteSource], problem: Problem, tensors: Tensors, similarity: Similarity | None, rule: Rule
 ) -> dict[str, Tensor]:
     """All that a backend says in one call, and the gradients of all that went in, on the CPU."""
-    outputs = _outputs(backend, problem, tensors, similarity, rule)
+    return _with_gradients(_outputs(backend, problem, tensors, similarity, rule), tensors)
+
+
+def _with_gradients(outputs: dict[str, Tensor], tensors: Tensors) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     objective = torch.zeros((), dtype=torch.float64)
     for output in outputs.values():
@@ -222,20 +253,25 @@ def _results(
     return {name: tensor.detach().cpu() for name, tensor in {**outputs, **named}.items()}
 
 
+def _source(backend: type[VoteSource], problem: Problem, tensors: Tensors) -> VoteSource:
+    children, sites = tensors["children"], problem.sites(tensors["children"].device)
+    coordinates = tensors["coordinates"] if problem.coordinates else None
+    if backend.indexed:
+        return backend(children, tensors["transforms"], coordinates, sites)
+    return backend(in_windows(children, sites), tensors["transforms"], coordinates)
+
+
 def _outputs(
     backend: type[VoteSource], problem: Problem, tensors: Tensors, similarity: Similarity | None, rule: Rule
 ) -> dict[str, Tensor]:
     """Moments with and without the scatter, assignments, and normalisers."""
-    children, sites = tensors["children"], problem.sites(tensors["children"].device)
+    sites = problem.sites(tensors["children"].device)
     weights = tensors["weights"] if problem.weights else None
     if not backend.indexed:
-        children = in_windows(children, sites)
         weights = None if weights is None else in_windows(weights, sites)
         if rule.log_partition is not None and rule.log_partition.ndim == 2:
             rule = Rule(log_partition=in_windows(rule.log_partition, sites))
-    coordinates = tensors["coordinates"] if problem.coordinates else None
-    places = (sites,) if backend.indexed else ()
-    source = backend(children, tensors["transforms"], coordinates, *places)
+    source = _source(backend, problem, tensors)
     moments, with_scatter = (source.moments(similarity, weights, rule, scatter) for scatter in (False, True))
     assert with_scatter.scatter is not None
     return {

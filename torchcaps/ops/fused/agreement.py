@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.ops.backend import Agreement, Rule
+from torchcaps.ops.backend import Agreement, Rule, VoteSource
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fused import native
 from torchcaps.ops.fused.call import Call
@@ -68,22 +68,15 @@ class _Agree(torch.autograd.Function):
             call, steps = _call(sites, *fields), (sums, alphas, alpha, votes)
             return native.agreement_backward(call, _whole(bias), settings, steps, upstream, wanted)
 
-        def function(*tensors: Tensor | None) -> Tensors:
-            return _formula(settings, sites, *tensors)
+        def function(children: Any, *others: Any) -> Tensors:
+            *fields, bias = others
+            return step_by_step(NaiveVotes(in_windows(children, sites), *fields), settings, bias)
 
         return None, None, *gradients(work, function, tensors, upstream)
 
 
-def _formula(
-    settings: Agreement,
-    sites: Tensor | None,
-    children: Any,
-    transforms: Any,
-    coordinates: Tensor | None,
-    bias: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
-    """The same from stored votes: differentiable to any order."""
-    votes = NaiveVotes(in_windows(children, sites), transforms, coordinates)
+def step_by_step(votes: VoteSource, settings: Agreement, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The same, one step after the other."""
     pose = alpha = None
     for _ in range(settings.steps):
         if pose is not None:
