@@ -89,9 +89,8 @@ def unbroken(folder: Path) -> Path:
 
 
 class TestInterruption:
-    @pytest.mark.parametrize(
-        "sign", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["SIGKILL", "Ctrl-C"]
-    )
+    @pytest.mark.slow
+    @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "Ctrl-C"])
     def test_resumed_training_ends_like_an_unbroken_one(self, folder, unbroken, sign):
         run = folder / f"broken-{sign}"
         with train_process(folder / "config.yaml", run) as process:

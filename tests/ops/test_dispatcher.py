@@ -5,7 +5,7 @@ import torch
 
 from torchcaps.ops import BACKENDS, Votes, choose_backend, use_backend
 from torchcaps.ops.chunked import ChunkedVotes
-from torchcaps.ops.dispatch import FEW
+from torchcaps.ops.dispatch import FEW, FEW_TILES
 from torchcaps.ops.fused import NativeVotes, native, why_not
 from torchcaps.ops.naive import NaiveVotes
 
@@ -36,8 +36,8 @@ def test_small_votes_are_stored_and_large_ones_are_not() -> None:
 
 def test_the_choice_says_why() -> None:
     most = FEW["cpu"] // (2 * 8)
-    assert "at most 8,192 numbers are stored on cpu" in choose_backend(votes(most)).reason
-    assert "more than 8,192 numbers are not stored on cpu" in choose_backend(votes(most + 1)).reason
+    assert f"at most {FEW['cpu']} numbers are stored on cpu" in choose_backend(votes(most)).reason
+    assert f"more than {FEW['cpu']} numbers are not stored on cpu" in choose_backend(votes(most + 1)).reason
     with use_backend("chunked"):
         assert choose_backend(votes()) == ("chunked", "asked for by use_backend, backend= or TORCHCAPS_BACKEND")
 
@@ -47,13 +47,14 @@ def test_without_a_compiler_votes_go_tile_by_tile_with_a_warning(monkeypatch: py
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     why_not.cache_clear()
     native.library.cache_clear()
-    large = votes(FEW["cpu"])
+    large = votes(FEW_TILES)
     try:
         with pytest.warns(RuntimeWarning, match="slower routing.*no/such/compiler"):
             choice = choose_backend(large)
         assert choice.backend == "chunked"
         assert "/no/such/compiler" in choice.reason
         assert isinstance(large.source, ChunkedVotes)
+        assert choose_backend(votes(FEW["cpu"])).backend == "naive"  # few for tiles
         with pytest.raises(RuntimeError, match="/no/such/compiler"), use_backend("native"):
             votes().moments(scatter=True)
     finally:
@@ -68,7 +69,7 @@ def test_a_cache_that_cannot_be_written_is_no_end(monkeypatch: pytest.MonkeyPatc
     native.library.cache_clear()
     try:
         with pytest.warns(RuntimeWarning, match="slower routing.*could not be compiled with"):
-            assert choose_backend(votes(FEW["cpu"])).backend == "chunked"
+            assert choose_backend(votes(FEW_TILES)).backend == "chunked"
     finally:
         why_not.cache_clear()
         native.library.cache_clear()

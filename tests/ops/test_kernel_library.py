@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from torchcaps.ops import Votes, choose_backend
-from torchcaps.ops.dispatch import FEW
+from torchcaps.ops.dispatch import FEW_TILES
 from torchcaps.ops.fused import native, why_not
 from torchcaps.ops.fused.compiling import LEVELS
 
@@ -57,8 +57,8 @@ def calls(cache: Path) -> list[str]:
 
 def chosen() -> str:
     """The backend of many votes, at work."""
-    votes = Votes(torch.ones(1, FEW["cpu"], 4), torch.ones(1, 2, 4, 8))
-    assert votes.moments(scatter=True).mass.sum() == pytest.approx(FEW["cpu"], rel=1e-4)
+    votes = Votes(torch.ones(1, FEW_TILES, 4), torch.ones(1, 2, 4, 8))
+    assert votes.moments(scatter=True).mass.sum() == pytest.approx(FEW_TILES, rel=1e-4)
     return choose_backend(votes).backend
 
 

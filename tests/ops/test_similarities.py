@@ -11,7 +11,7 @@ from ops_cases import close
 from torch import Tensor
 
 from torchcaps.ops import Adjusted, Gaussian, Given, InnerProduct, Rule, Similarity, Votes, axes, choose_backend
-from torchcaps.ops.dispatch import BACKENDS, FEW
+from torchcaps.ops.dispatch import BACKENDS, FEW_TILES
 
 B, I, J, P, D = 3, 7, 4, 2, 3
 OPEN = pytest.mark.parametrize("backend", ["naive", "chunked"])
@@ -147,7 +147,7 @@ class TestWhatIsNone:
     @pytest.mark.parametrize("large", [False, True])
     @pytest.mark.parametrize("call", ["moments", "assignment"])
     def test_is_refused_by_all(self, backend: str | None, large: bool, call: str) -> None:
-        votes = Votes(torch.ones(FEW["cpu"] if large else 2, I, P), torch.ones(I, J, P, D), backend=backend)
+        votes = Votes(torch.ones(FEW_TILES if large else 2, I, P), torch.ones(I, J, P, D), backend=backend)
         unknown = Lookalike(torch.ones(votes.shape[0], J, D))
         with pytest.raises(TypeError, match=r"must be None or a torchcaps\.ops\.Similarity, got Lookalike"):
             getattr(votes, call)(unknown)
@@ -216,7 +216,7 @@ class TestPrecision:
 
 
 class TestWhoDoesIt:
-    large = Votes(torch.zeros(FEW["cpu"], I, P), torch.zeros(I, J, P, D))
+    large = Votes(torch.zeros(FEW_TILES, I, P), torch.zeros(I, J, P, D))
     rows = large.shape[0]
 
     def own(self) -> Similarity:

@@ -182,6 +182,7 @@ class TestViewpoints:
             reached = second["validation_accuracy"] >= second["stop_at"]
             assert reached or second["epochs"] == settings.cnn_epochs
 
+    @pytest.mark.slow
     def test_novel_error_is_that_of_turned_digits(self, viewpoints: dict[str, Any], folder: Path) -> None:
         settings = SmallNORBViewpoints.presets["smoke"]
         name, config = viewpoints_job(settings, "azimuth, convolutional")

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,8 +34,13 @@ FUSED = {"cpu": "native", "cuda": "triton"}
 """The fused backend of each device."""
 
 
-FEW = {"cpu": 2**13, "cuda": 2**20}
-"""Votes of at most so many numbers are stored: what ``torchcaps bench small`` found on a CPU; a guess for a GPU."""
+FEW = {"cpu": 2**8, "cuda": 2**20}
+"""Votes of at most so many numbers are stored. On a CPU the kernels are quicker at any size (``torchcaps bench
+small``), but so few votes shall not wait for a compiler; a guess for a GPU."""
+
+
+FEW_TILES = 2**13
+"""Where there are no kernels for what is asked, votes of at most so many numbers are stored: quicker than by tiles."""
 
 
 _forced: ContextVar[str | None] = ContextVar("torchcaps_backend", default=None)
@@ -77,9 +82,9 @@ class Choice(NamedTuple):
 def choose_backend(votes: "Votes", similarity: Similarity | None = None) -> Choice:
     """The backend for one call on these votes, ``votes.moments(similarity)``, and why.
 
-    A name given to :func:`use_backend`, or else in the environment variable ``TORCHCAPS_BACKEND``, comes first. Few
-    votes are stored: that is quickest. Many are formed in fused kernels, and where these cannot run, or have not got
-    the similarity or the rule, tile by tile. ``torch.compile`` keeps the choice that it met.
+    A name given to :func:`use_backend`, or else in the environment variable ``TORCHCAPS_BACKEND``, comes first. The
+    fewest votes are stored; others are formed in fused kernels, and where these cannot run, or have not got the
+    similarity or the rule, tile by tile, or stored if they are few. ``torch.compile`` keeps the choice that it met.
 
     Raises:
         ValueError: if a backend that was asked for by name cannot do the call.
@@ -100,17 +105,24 @@ def preferred_backend(votes: "Votes") -> Choice:
     few = FEW.get(device, FEW["cpu"])
     if _at_most(math.prod(votes.shape), few):
         return Choice("naive", f"votes of at most {few:,} numbers are stored on {device}")
-    fused = FUSED.get(device)
+    fused, plain = FUSED.get(device), without_kernels(votes)[0]
     if fused is None:
-        return Choice("chunked", f"there are no fused kernels for {device}")
+        return Choice(plain, f"there are no fused kernels for {device}")
     trouble = _trouble(fused)
     if trouble:
-        return Choice("chunked", f"the {fused} kernels cannot run: {trouble}")
+        return Choice(plain, f"the {fused} kernels cannot run: {trouble}")
     return Choice(fused, f"votes of more than {few:,} numbers are not stored on {device}")
 
 
-def able_backend(preferred: Choice, similarity: Similarity | None, rule: Rule) -> Choice:
-    """The preferred backend, or the next that can do that similarity under that rule.
+def without_kernels(votes: "Votes") -> tuple[str, str]:
+    """The backends in plain PyTorch, the quicker one for these votes first."""
+    return ("naive", "chunked") if _at_most(math.prod(votes.shape), FEW_TILES) else ("chunked", "naive")
+
+
+def able_backend(
+    preferred: Choice, similarity: Similarity | None, rule: Rule, others: Sequence[str] = ("chunked", "naive")
+) -> Choice:
+    """The preferred backend, or the first of the others that can do that similarity under that rule.
 
     Raises:
         ValueError: if the preferred one cannot, and was asked for by name.
@@ -121,7 +133,7 @@ def able_backend(preferred: Choice, similarity: Similarity | None, rule: Rule) -
     if preferred.reason == ASKED_FOR:
         name = "uniform logits" if similarity is None else type(similarity).__name__
         raise ValueError(f"backend {preferred.backend!r} cannot do {name}: {trouble}")
-    able = next(name for name in ("chunked", "naive") if not BACKENDS[name].supports(similarity, rule))
+    able = next(name for name in others if not BACKENDS[name].supports(similarity, rule))
     return Choice(able, f"{preferred.backend} is not for this call: {trouble}")
 
 

@@ -15,7 +15,7 @@ from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import offset_moments
 from torchcaps.ops.competition import Normaliser
-from torchcaps.ops.dispatch import BACKENDS, Choice, able_backend, preferred_backend
+from torchcaps.ops.dispatch import BACKENDS, Choice, able_backend, preferred_backend, without_kernels
 from torchcaps.ops.fields import FieldsType, Shapes
 from torchcaps.ops.naive import NaiveVotes, dense_votes
 from torchcaps.ops.similarity import Similarity
@@ -120,7 +120,7 @@ class Votes:
         with full_precision(self.children):
             similarity, rule, _ = self._competition(similarity)
         assert self._preferred is not None
-        return able_backend(self._preferred, similarity, rule)
+        return able_backend(self._preferred, similarity, rule, without_kernels(self))
 
     def restricted(self, **changes: Any) -> "Votes":
         """The same votes under a normaliser with these changes, and no others: ``restricted(orphan=True)``.
@@ -299,7 +299,7 @@ class Votes:
         if not source.supports(similarity, rule):
             return source
         assert self._preferred is not None
-        return self._source_of(able_backend(self._preferred, similarity, rule))
+        return self._source_of(able_backend(self._preferred, similarity, rule, without_kernels(self)))
 
     def _fitting(self, fields: FieldsType) -> FieldsType:
         """A similarity or rule whose tensors fit the votes, in the dtype of the votes."""

@@ -101,7 +101,7 @@ def why_not(backend: str) -> str:
     try:
         _kernels(backend).prepare()
     except (ImportError, RuntimeError) as error:
-        warnings.warn(f"slower routing, tile by tile in PyTorch, because: {error}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"slower routing, in plain PyTorch, because: {error}", RuntimeWarning, stacklevel=2)
         return str(error)
     return ""
 
