@@ -110,6 +110,7 @@ class TestInterruption:
         resumed, expected = (load_file(r / "model" / "model.safetensors") for r in (run, unbroken))
         assert all(torch.equal(resumed[name], expected[name]) for name in expected)
 
+    @pytest.mark.slow
     def test_resuming_a_finished_run_changes_nothing(self, folder, unbroken):
         before = rows(unbroken)
         finish(train_process(folder / "config.yaml", unbroken, "--resume"))

@@ -104,9 +104,10 @@ def test_colour_images_and_names_that_are_markup(tmp_path: Path) -> None:
     [
         ("sharedcapsnet", {*ALWAYS, "assignments.png", "layer_activations.png", "layer_poses.png"}),
         ("sharedcapsnet_cnn", ALWAYS),
-        (
+        pytest.param(
             "matrixcapsnet",
             {*ALWAYS, "assignments.png", "layer_activations.png", "layer_types.png", "layer_poses.png"},
+            marks=pytest.mark.slow,
         ),
     ],
 )

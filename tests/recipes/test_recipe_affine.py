@@ -40,6 +40,7 @@ def test_both_networks_have_as_many_parameters(preset):
     assert abs(counts[1] / counts[0] - 1) < 0.03
 
 
+@pytest.mark.slow
 def test_smoke_preset_measures_every_line_and_trains_once(tmp_path):
     def once():
         folders = {"runs": tmp_path / "runs", "results": tmp_path / "results"}

@@ -93,7 +93,7 @@ def test_published_figures_have_sources(recipe: type[OtherData]) -> None:
     assert trained <= {line.row for line in recipe.lines}
 
 
-@pytest.mark.parametrize("recipe", ALL)
+@pytest.mark.parametrize("recipe", [ALL[0], *(pytest.param(other, marks=pytest.mark.slow) for other in ALL[1:])])
 def test_smoke(recipe: type[OtherData], tmp_path: Path) -> None:
     def run() -> dict[str, Any]:
         folders = {"runs": tmp_path / "runs", "results": tmp_path / "results"}

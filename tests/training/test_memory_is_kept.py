@@ -21,7 +21,10 @@ from torchcaps.data import Batch, Digits
 from torchcaps.training import Learner, Optimisation, Schedule, Speed, TrainerOptions, fit
 from torchcaps.training.memory import kept_memory
 
-pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="an allocator that is not glibc's")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="an allocator that is not glibc's"),
+]
 
 NUMBERS = 10 * 2**20
 """40 MiB: glibc takes blocks above 32 MiB from the system one by one, whatever it was asked for before."""
