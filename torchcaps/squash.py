@@ -21,6 +21,14 @@ def _safe_length(squared: Tensor) -> Tensor:
     return torch.where(none, 0.0, torch.where(none, 1.0, squared).sqrt())
 
 
+def _found_length(pose: Tensor, dim: Dims) -> Tensor:
+    """The length without care for gradients."""
+    axes = (dim,) if isinstance(dim, int) else dim
+    if all(axis % pose.ndim >= pose.ndim - len(axes) for axis in axes):
+        return torch.linalg.vector_norm(pose, dim=dim, keepdim=True)
+    return _squared_length(pose, dim).sqrt_()  # along other axes the norm takes a hundred times as long
+
+
 def _length(pose: Tensor, dim: Dims) -> Tensor:
     """The length as a formula, to be differentiated to any order."""
     return _safe_length(_squared_length(pose, dim))
@@ -36,7 +44,7 @@ def length(pose: Tensor, dim: Dims = -1) -> Tensor:
     if only_formulas():
         found = _length(wide, dim)
     else:
-        found = _Length.apply(wide, dim) if _needs_gradient(wide) else _squared_length(wide, dim).sqrt_()
+        found = _Length.apply(wide, dim) if _needs_gradient(wide) else _found_length(wide, dim)
     return found.squeeze(dim).to(pose.dtype)
 
 
@@ -49,7 +57,7 @@ class _Length(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, pose: Tensor, dim: Dims) -> Tensor:
-        found = _squared_length(pose, dim).sqrt_()
+        found = _found_length(pose, dim)
         ctx.dim = dim
         ctx.save_for_backward(pose, found)
         return found
