@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_origin
 
 import torchcaps
 
@@ -55,9 +55,12 @@ def lines_of(name: str, thing: Any) -> Iterator[str]:
 
 
 def parameters(thing: Any) -> str:
-    """The names of the parameters in parentheses; nothing for what has none to tell."""
+    """The names of the parameters in parentheses; nothing for what has none to tell, in every version of Python."""
+    if get_origin(thing) or getattr(thing, "_is_protocol", False):
+        return ""
+    made = inspect.isclass(thing) and inspect.isfunction(thing.__init__)
     try:
-        signature = inspect.signature(thing)
+        signature = inspect.signature(thing.__init__ if made else thing)
     except (TypeError, ValueError):  # not to be called, or written in C
         return ""
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}

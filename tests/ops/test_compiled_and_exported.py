@@ -199,6 +199,7 @@ def call(similarity: str, sites: bool) -> list[Any]:
         ),
     ],
 )
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of PyTorch's own check, from 2.14 on
 def test_operators_keep_the_rules_of_torch_library(similarity: str, sites: bool) -> None:
     arguments = call(similarity, sites)
     for scatter in (False, True):
