@@ -71,9 +71,10 @@ class TestForms:
 
     def test_a_comma_without_quotes(self, tmp_path: Path) -> None:
         """What came behind it was the label."""
-        rows = {"train.csv": "text,label\na,x\nb,y\nlong, dull,y\n", "test.csv": "text,label\na,x\n"}
+        rows = {"train.csv": "text,label\na,x,\nb,y\nlong, dull,y\n", "test.csv": "text,label,note\na,x\n"}
         data = Text(str(write(tmp_path, rows)), validation=0.0)
         assert data.classes == ("x", "y")
+        assert (data.train.texts, data.test.texts) == (("a", "b"), ("a",))
         assert "it has not as many cells as there are columns, 2: train.csv, row 3" in "\n".join(data.notes())
 
     def test_a_quote_without_its_second(self, tmp_path: Path) -> None:

@@ -218,6 +218,16 @@ def test_what_is_done_step_by_step(votes: dict[str, Any], options: dict[str, Any
     assert not in_one(dynamic_routing(Votes(children, transforms, backend="native", **votes), **options))
 
 
+@pytest.mark.parametrize("backend", ["naive", "native"])
+def test_what_is_no_agreement(backend: str) -> None:
+    children, transforms, _ = tensors((3, 9, 4, 8, 16))
+    votes = Votes(children, transforms, backend=backend)
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+        votes.agree(tc.ops.Agreement(0))
+    with pytest.raises(ValueError, match=r"squash must be one of \['exponential', .*, got 'hard'"):
+        votes.agree(tc.ops.Agreement(2, "hard"))
+
+
 def test_going_on_from_there() -> None:
     """What the last step compared with is handed on."""
     children, transforms, _ = tensors((3, 9, 4, 8, 16))

@@ -167,7 +167,7 @@ def _table(path: Path, left_out: dict[str, str], columns: tuple[str, str]) -> li
     items = []
     for number, row in enumerate(rows, 1):
         name = f"{path.name}, row {number}"
-        if len(row) != len(found):
+        if len(row) <= max(text, label) or any(row[len(found) :]):  # empty ones at the end are no matter
             left_out[name] = f"it has not as many cells as there are columns, {len(found)}"
         elif not row[label].strip():
             left_out[name] = "it has no label"

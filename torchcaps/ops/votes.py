@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import compute_dtype, full_precision
+from torchcaps.numerics import check_sizes, compute_dtype, full_precision
 from torchcaps.ops.backend import Agreement, Moments, Rule, VoteSource
 from torchcaps.ops.checks import check_field, check_mask, check_votes
 from torchcaps.ops.chunked import any_similarity
@@ -20,6 +20,7 @@ from torchcaps.ops.fields import FieldsType, Shapes
 from torchcaps.ops.naive import NaiveVotes, dense_votes
 from torchcaps.ops.similarity import Similarity
 from torchcaps.ops.windows import in_windows
+from torchcaps.squash import SQUASHES
 
 SOFTMAX = Rule()
 
@@ -195,7 +196,13 @@ class Votes:
 
         Returns:
             The poses (B, J, H), float32 at least, and what the last step compared the votes with; or None.
+
+        Raises:
+            ValueError: if there is no step, or no such squash.
         """
+        check_sizes(steps=agreement.steps)
+        if agreement.squash not in SQUASHES:
+            raise ValueError(f"squash must be one of {sorted(SQUASHES)}, got {agreement.squash!r}")
         if self.mask is not None or not self.normaliser.plain or (bias is not None and bias.shape != self.shape[2:]):
             return None
         with full_precision(self.children):
