@@ -107,6 +107,18 @@ SQUASHES: dict[str, Kind] = {
 }
 
 
+def kind_of(name: str) -> Kind:
+    """The row of :data:`SQUASHES`.
+
+    Raises:
+        ValueError: if there is none of that name.
+    """
+    found = SQUASHES.get(name)
+    if found is None:
+        raise ValueError(f"squash must be one of {sorted(SQUASHES)}, got {name!r}")
+    return found
+
+
 def _squash(pose: Tensor, kind: Kind, dim: Dims) -> Tensor:
     """The squash as a formula, to be differentiated to any order."""
     squared = _squared_length(pose, dim)
@@ -168,9 +180,7 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
     Raises:
         ValueError: if ``kind`` is not in the table.
     """
-    found = SQUASHES.get(kind)
-    if found is None:
-        raise ValueError(f"squash must be one of {sorted(SQUASHES)}, got {kind!r}")
+    found = kind_of(kind)
     if kind == "none":
         return pose
     wide = pose.to(compute_dtype(pose))

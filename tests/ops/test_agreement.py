@@ -218,6 +218,14 @@ def test_what_is_done_step_by_step(votes: dict[str, Any], options: dict[str, Any
     assert not in_one(dynamic_routing(Votes(children, transforms, backend="native", **votes), **options))
 
 
+def test_a_bias_wider_than_the_votes() -> None:
+    """It was rounded."""
+    children, transforms, bias = tensors((3, 9, 4, 8, 16), torch.float32)
+    routed = routing(children, transforms, bias=bias.double())()
+    assert not in_one(routed)
+    assert routed.pose.dtype == torch.float64
+
+
 @pytest.mark.parametrize("backend", ["naive", "native"])
 def test_what_is_no_agreement(backend: str) -> None:
     children, transforms, _ = tensors((3, 9, 4, 8, 16))

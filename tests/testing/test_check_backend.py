@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops import BACKENDS, Agreement, Moments, Rule, Similarity, VoteSource
+from torchcaps.ops.agreement import step_by_step
 from torchcaps.ops.chunked import ChunkedVotes
-from torchcaps.ops.fused.agreement import step_by_step
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.testing import check_backend
 from torchcaps.testing.backends import PROBLEMS, RULES, SIMILARITIES
@@ -81,7 +81,10 @@ class TestBroken:
     def test_a_step_of_agreement_is_left_out(self) -> None:
         class Hasty(NaiveVotes):
             def agree(self, agreement: Agreement, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-                return step_by_step(self, agreement._replace(steps=2), bias)
+                rule = Rule(agreement.orphan)
+                return step_by_step(
+                    lambda one: self.moments(one, None, rule, False).sum, agreement._replace(steps=2), bias
+                )
 
         with pytest.raises(AssertionError, match=r"Hasty fails for Agreement\(steps=3.*poses is off"):
             check_backend(Hasty)

@@ -66,8 +66,8 @@ class Layer:
         def run() -> object:
             with torch.set_grad_enabled(training):
                 output = self.module(*self.given, **self.named)
-            if training:
-                results = [one for one in _tensors(output) if one.requires_grad]
+            results = [one for one in _tensors(output) if one.requires_grad]
+            if results:
                 upstream = [torch.ones_like(one) for one in results]
                 torch.autograd.grad(results, leaves, upstream, allow_unused=True)
             return None

@@ -20,7 +20,7 @@ from torchcaps.ops.fields import FieldsType, Shapes
 from torchcaps.ops.naive import NaiveVotes, dense_votes
 from torchcaps.ops.similarity import Similarity
 from torchcaps.ops.windows import in_windows
-from torchcaps.squash import SQUASHES
+from torchcaps.squash import kind_of
 
 SOFTMAX = Rule()
 
@@ -201,12 +201,14 @@ class Votes:
             ValueError: if there is no step, or no such squash.
         """
         check_sizes(steps=agreement.steps)
-        if agreement.squash not in SQUASHES:
-            raise ValueError(f"squash must be one of {sorted(SQUASHES)}, got {agreement.squash!r}")
-        if self.mask is not None or not self.normaliser.plain or (bias is not None and bias.shape != self.shape[2:]):
+        kind_of(agreement.squash)
+        if self.mask is not None or not self.normaliser.plain:
             return None
         with full_precision(self.children):
-            bias = None if bias is None else bias.to(self.source.children.dtype)
+            dtype = self.source.children.dtype
+            if bias is not None and (bias.shape != self.shape[2:] or torch.promote_types(bias.dtype, dtype) != dtype):
+                return None
+            bias = None if bias is None else bias.to(dtype)
             return self.source.agree(agreement._replace(orphan=self.normaliser.orphan), bias)
 
     def total(self) -> Tensor:

@@ -1,11 +1,10 @@
 """Dynamic routing (Sabour, Frosst & Hinton 2017)."""
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor, nn
 
 from torchcaps.ops import Agreement, InnerProduct, Votes
+from torchcaps.ops.agreement import after, step_by_step
 from torchcaps.routing.base import (
     About,
     Gradient,
@@ -16,7 +15,7 @@ from torchcaps.routing.base import (
     check_steps,
     register_routing,
 )
-from torchcaps.squash import length, squash
+from torchcaps.squash import length
 
 
 def dynamic_routing(
@@ -60,22 +59,13 @@ def dynamic_routing(
     check_choice("gradient", gradient, ("all", "last"))
     if orphan:
         votes = votes.restricted(orphan=True)
-    similarity: InnerProduct | None = None
-    if weights is None and initial is None and gradient == "all":
-        found = votes.agree(Agreement(steps, squash_kind, accumulate), bias)
-        if found is not None:
-            pose, alpha = found
-            return Routed(pose, length(pose), votes, None if alpha is None else InnerProduct(alpha))
+    agreement = Agreement(steps, squash_kind, accumulate)
     alpha = None if initial is None else _alpha_after(initial, accumulate)
-    for step in range(steps):
-        last = step == steps - 1
-        with torch.no_grad() if gradient == "last" and not last else nullcontext():
-            if alpha is not None:
-                similarity = InnerProduct(alpha if gradient == "all" else alpha.detach())
-            total = votes.moments(similarity, weights).sum
-            pose = squash(total if bias is None else total + bias, squash_kind)
-            alpha = pose if alpha is None or not accumulate else alpha + pose
-    return Routed(pose, length(pose), votes, similarity)
+    found = votes.agree(agreement, bias) if weights is None and alpha is None and gradient == "all" else None
+    if found is None:
+        found = step_by_step(lambda one: votes.moments(one, weights).sum, agreement, bias, alpha, gradient == "last")
+    pose, alpha = found
+    return Routed(pose, length(pose), votes, None if alpha is None else InnerProduct(alpha))
 
 
 def _alpha_after(routed: Routed, accumulate: bool) -> Tensor:
@@ -84,7 +74,7 @@ def _alpha_after(routed: Routed, accumulate: bool) -> Tensor:
         return routed.pose
     if not isinstance(routed.similarity, InnerProduct):
         raise ValueError(f"initial must come from inner products, got {type(routed.similarity).__name__}")
-    return routed.similarity.alpha + routed.pose
+    return after(routed.pose, routed.similarity.alpha, accumulate)
 
 
 @register_routing("dynamic")

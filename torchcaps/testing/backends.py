@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import torch
 from torch import Tensor
 
 from torchcaps.ops import Agreement, AssignmentMap, Gaussian, Given, InnerProduct, Rule, Similarity, VoteSource, axes
-from torchcaps.ops.fused.agreement import step_by_step
+from torchcaps.ops.agreement import step_by_step
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.ops.votes import in_windows
 from torchcaps.testing.compare import TOLERANCE, assert_same
@@ -191,13 +192,18 @@ def _check_agreement(backend: type[VoteSource], dtype: torch.dtype, device: torc
         found = _source(backend, problem, tensors).agree(agreement, tensors["parents"][0])
         if found is None:
             continue
-        expected = step_by_step(_source(NaiveVotes, problem, reference), agreement, reference["parents"][0])
+        total = partial(_total, _source(NaiveVotes, problem, reference), agreement)
+        expected = step_by_step(total, agreement, reference["parents"][0])
         try:
             assert_same(
                 _with_gradients(_named(*found), tensors), _with_gradients(_named(*expected), reference), allowed
             )
         except AssertionError as error:
             raise AssertionError(f"{backend.__name__} fails for {agreement}, {problem}: {error}") from None
+
+
+def _total(votes: VoteSource, agreement: Agreement, similarity: InnerProduct | None) -> Tensor:
+    return votes.moments(similarity, None, Rule(agreement.orphan), False).sum
 
 
 def _named(poses: Tensor, compared: Tensor | None) -> dict[str, Tensor]:

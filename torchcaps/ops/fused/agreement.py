@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.ops.backend import Agreement, Rule, VoteSource
+from torchcaps.ops.agreement import step_by_step
+from torchcaps.ops.backend import Agreement, Rule
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fused import native
 from torchcaps.ops.fused.call import Call
 from torchcaps.ops.naive import NaiveVotes
-from torchcaps.ops.similarity import InnerProduct
 from torchcaps.ops.windows import in_windows
-from torchcaps.squash import squash
 
 
 def agree(call: Call, bias: Tensor | None, settings: Agreement) -> tuple[Tensor, Tensor | None]:
@@ -70,19 +69,7 @@ class _Agree(torch.autograd.Function):
 
         def function(children: Any, *others: Any) -> Tensors:
             *fields, bias = others
-            return step_by_step(NaiveVotes(in_windows(children, sites), *fields), settings, bias)
+            votes = NaiveVotes(in_windows(children, sites), *fields)
+            return step_by_step(lambda one: votes.moments(one, None, Rule(settings.orphan), False).sum, settings, bias)
 
         return None, None, *gradients(work, function, tensors, upstream)
-
-
-def step_by_step(votes: VoteSource, settings: Agreement, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The same, one step after the other."""
-    pose = alpha = None
-    for _ in range(settings.steps):
-        if pose is not None:
-            alpha = pose if alpha is None or not settings.accumulate else alpha + pose
-        similarity = None if alpha is None else InnerProduct(alpha)
-        total = votes.moments(similarity, None, Rule(settings.orphan), False).sum
-        pose = squash(total if bias is None else total + bias, settings.squash)
-    assert pose is not None
-    return pose, alpha

@@ -30,7 +30,7 @@ from torchcaps.ops.derivatives import Tensors
 from torchcaps.ops.fused.call import Call
 from torchcaps.ops.fused.compiling import BUILT, FLAGS, LEVELS, SOURCES, compile_library, find_compiler
 from torchcaps.ops.fused.rooms import Rooms
-from torchcaps.squash import SQUASHES
+from torchcaps.squash import kind_of
 
 _MOMENTS, _SCORES, _FLOW, _PASS_ON = range(4)
 _SIZES = ("images", "grid", "windows", "I", "J", "M", "P", "D", "shared", "similarity")
@@ -342,7 +342,7 @@ def agreement_backward(
 def _packed_agreement(settings: Agreement, *fields: Tensor | int | None) -> bytes:
     values = [field.data_ptr() if isinstance(field, Tensor) else field or 0 for field in fields]
     none = [0] * (11 - len(values))
-    return _AGREEMENT.pack(settings.steps, settings.accumulate, SQUASHES[settings.squash].constant, *values, *none)
+    return _AGREEMENT.pack(settings.steps, settings.accumulate, kind_of(settings.squash).constant, *values, *none)
 
 
 def moments_backward(

@@ -25,7 +25,7 @@ from torchcaps.ops.fused.call import Call, readable, stored_moments, stored_scor
 from torchcaps.ops.fused.deferred import Ledger
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 from torchcaps.ops.windows import in_windows
-from torchcaps.squash import SQUASHES
+from torchcaps.squash import kind_of
 
 
 class Kernels(Protocol):
@@ -363,7 +363,7 @@ class NativeVotes(FusedVotes):
 
     def agree(self, agreement: Agreement, bias: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
         """All steps of routing by agreement, of vectors whose transforms are not shared."""
-        call, squashes = self._call(None), SQUASHES[agreement.squash].constant is not None
+        call, squashes = self._call(None), kind_of(agreement.squash).constant is not None
         if self.empty or not (self.adds_vectors and squashes) or only_stored() or not _plain(*call.listed, bias):
             return None
         return agree(call, bias, agreement)
