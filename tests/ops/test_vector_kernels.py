@@ -119,3 +119,10 @@ def test_windows_share_children(pose: int) -> None:
         return {"pose": out.pose.detach(), **{f"gradient {n}": grad for n, grad in enumerate(grads)}}
 
     close(results("native"), results("naive"), 1e-9)
+
+
+def test_numbers_below_the_normal_ones_are_0_in_the_kernels_alone() -> None:
+    votes = Votes(torch.randn(64, 40, 4, 4), torch.randn(40, 8, 4, 4), backend="native")
+    assert (votes.moments(weights=torch.full((64, 40), 1e-40), scatter=True).mass == 0).all()
+    everywhere = torch.full((2**20,), 1e-40)  # work for all threads
+    assert (everywhere * 0.5 > 0).all()

@@ -118,16 +118,18 @@ class AnyPose : Rows<T> {
   };
 
   // What some numbers of a vote, from `first` on, add to its logit for parent j. Two sums, so that no addition waits for the
-  // one before.
+  // one before; a loop that is not unrolled keeps them in memory.
   template <Similarity similarity>
   inline void compare(const V* v, int first, int count, const Parents& parents, int j, V (&sums)[2]) const {
     if constexpr (similarity == kUniform) return;
     const V* centre = parents.centre + int64_t{j} * pose() + first;
     if constexpr (similarity == kInnerProduct) {
+#pragma GCC unroll 16
       for (int h = 0; h < count; ++h) sums[h & 1] += v[h] * centre[h];
       return;
     }
     const V* precision = parents.precision + int64_t{j} * pose() + first;
+#pragma GCC unroll 16
     for (int h = 0; h < count; ++h) {
       const V deviation = v[h] - centre[h];
       sums[h & 1] += deviation * deviation * precision[h];
@@ -394,9 +396,11 @@ class AnyPose : Rows<T> {
       const int64_t at = int64_t{j} * k.pose() + first;
       const V *s = up_sum.data() + at, *q = up_scatter.data() + at, *m = mean.data() + at;
       if constexpr (worth == kOfSum) {
+#pragma GCC unroll 16
         for (int h = 0; h < count; ++h) sums[h & 1] += v[h] * s[h];
         return;
       }
+#pragma GCC unroll 16
       for (int h = 0; h < count; ++h) {
         const V deviation = v[h] - m[h];
         sums[h & 1] += deviation * (deviation * q[h] + s[h]);

@@ -53,11 +53,13 @@ template <typename Work>
 void parallel_for(int64_t threads, int64_t count, int64_t grain, const Work& work) {
   const int64_t parts = omp_in_parallel() ? 1 : std::min(threads, (count + grain - 1) / grain);
   if (parts <= 1) {
+    const WithoutSubnormals here;
     work(int64_t{0}, count);
     return streams_end();
   }
 #pragma omp parallel num_threads(static_cast<int>(parts))
   {
+    const WithoutSubnormals here;
     const int64_t part = omp_get_thread_num(), all = omp_get_num_threads();  // fewer than asked for, maybe
     work(count * part / all, count * (part + 1) / all);
     streams_end();
@@ -150,10 +152,13 @@ struct Rows {
   // Where the coefficients of child i lie, for a block of rows.
   int64_t coefficient(int64_t block, int i, int64_t parents) const { return (block * I + i) * parents * width(); }
 
-  V load_coefficient(const T* from) const {
-    if (width() == kLanes) return load_vector(from);
+  __attribute__((always_inline)) V load_coefficient(const T* from) const {
+    return rows > kFew ? load_vector(from) : load_few(from);
+  }
+
+  __attribute__((noinline)) V load_few(const T* from) const {
     V value{};
-    std::memcpy(&value, from, width() * sizeof(T));
+    std::memcpy(&value, from, rows * sizeof(T));
     return value;
   }
 
