@@ -124,7 +124,9 @@ class Ledger:
         scored, self._scored = self._scored, None  # one step alone has these logits
         name = token = logits = None
         if scored is not None and scored.have(call):
-            name, token, logits = scored.name, scored.token, scored.logits
+            name, token, (_, hard, _) = scored.name, scored.token, options
+            # A pass that reads logits takes them one by one.
+            logits = scored.logits if call.log_partition is not None and not hard else None
         step = self._step(call, options, name)
         return _Moments.apply(step, self._kept, self._token(), token, logits, call.sites, *call.listed)
 

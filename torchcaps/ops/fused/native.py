@@ -45,6 +45,8 @@ _FIELDS = (
 """Of ``TorchcapsCall`` in the C++ source: a number or a pointer each, 8 bytes."""
 
 _OUTSIDE, _, _KEPT = range(3)
+_TOGETHER = 8
+"""Children that are at work together, ``kTogether`` of the C++ source."""
 _PLACES = {name: place for place, name in enumerate(_FIELDS)}
 _CALL = struct.Struct(f"={len(_FIELDS)}q")
 _AGREEMENT = struct.Struct("=2qd11q")
@@ -55,7 +57,7 @@ class Logits(NamedTuple):
     """The logits of a step, which one pass writes down and others read.
 
     Args:
-        values: as the kernels have them, a row of the batch in each lane, [blocks, I, J, lanes].
+        values: as the kernels have them, [blocks, I / 8, J, 8, lanes]: a row of the batch in each lane, 8 children.
         parts: :func:`row_parts`, which says where the blocks of each task begin.
     """
 
@@ -67,7 +69,7 @@ class Term(NamedTuple):
     """What a step has to do with the gradients of the votes: ``dV_ij += coefficient_ij (constant_j + slope_j V_ij)``.
 
     Args:
-        coefficient: laid out as :class:`Logits`, [blocks, I, J or 1, lanes].
+        coefficient: laid out as :class:`Logits`, [blocks, I / 8, J or 1, 8, lanes].
         constant: [B, J, H].
         slope: [B, J, H], or None for 0.
     """
@@ -397,7 +399,8 @@ def _layout(call: Call, parts: int, even: bool = False) -> tuple[int, ...]:
     """The shape of a number of each child and each parent, or of each child."""
     B, I, J, *_ = call.sizes
     lanes = _lanes(call.children)
-    return -(-B // lanes) + parts, I, 1 if even else J, B if B <= _few(call.children) else lanes
+    width = B if B <= _few(call.children) else lanes
+    return -(-B // lanes) + parts, -(-I // _TOGETHER), 1 if even else J, _TOGETHER, width
 
 
 def _lanes(tensor: Tensor) -> int:

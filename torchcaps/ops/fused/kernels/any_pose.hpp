@@ -20,6 +20,7 @@ class AnyPose : Rows<T> {
   static constexpr int kBlocks = 2;                  // of rows, over which a transform's gradient is added up
   // Rows of a vote that are formed at once: they take half of the registers.
   static constexpr int kRows = kKnown ? std::clamp(kRegisters / 2 / std::max(D_, 1), 1, std::max(M_, 1)) : 1;
+  static constexpr int kSums = 4;
   static_assert(!kKnown || M_ % kRows == 0);
 
  public:
@@ -70,7 +71,7 @@ class AnyPose : Rows<T> {
   }
 
   // Some rows of V_ij = u_i W_ij + c_i, from row m on.
-  inline void form(const V* u, const T* w, const T* c, int m, int rows, V* v) const {
+  __attribute__((always_inline)) inline void form(const V* u, const T* w, const T* c, int m, int rows, V* v) const {
     for (int h = 0; h < rows * D; ++h) v[h] = c ? splat(c[m * D + h]) : V{};
     for (int p = 0; p < P; ++p)
       for (int r = 0; r < rows; ++r)
@@ -93,7 +94,7 @@ class AnyPose : Rows<T> {
     }
   }
 
-  inline void store_vote(const V* u, const T* w, const T* c, V* out) const {
+  __attribute__((always_inline)) inline void store_vote(const V* u, const T* w, const T* c, V* out) const {
     if constexpr (!kKnown) return form(u, w, c, 0, M, out);
     each_rows(u, w, c, out, [&](const V* v, int first, int count) {
       for (int h = 0; h < count; ++h) out[first + h] = v[h];
@@ -101,7 +102,7 @@ class AnyPose : Rows<T> {
   }
 
   // What the vote passes on to the pose of its child: du_i += W_ij dV_ij.
-  inline void vote_backward(const V* g, const T* w, V* du) const {
+  __attribute__((always_inline)) inline void vote_backward(const V* g, const T* w, V* du) const {
     for (int m = 0; m < M; m += kRows)
       for (int p = 0; p < P; ++p) {
         V total[kRows];
@@ -117,30 +118,46 @@ class AnyPose : Rows<T> {
     const V *centre, *precision, *log_weight;  // [J, H], [J, H], [J]
   };
 
-  // What some numbers of a vote, from `first` on, add to its logit for parent j. Two sums, so that no addition waits for the
-  // one before; a loop that is not unrolled keeps them in memory.
+  using Sums = V[kSums];
+
+  static V total(const Sums& sums) {
+    V total = sums[0];
+    for (int n = 1; n < kSums; ++n) total += sums[n];
+    return total;
+  }
+
+  // What some numbers of a vote, from `first` on, add to its logit for parent j. Several sums, so that no addition waits for
+  // the one before; a loop that is not unrolled keeps them in memory.
   template <Similarity similarity>
-  inline void compare(const V* v, int first, int count, const Parents& parents, int j, V (&sums)[2]) const {
+  __attribute__((always_inline)) inline void compare(const V* v, int first, int count, const Parents& parents, int j, Sums& sums) const {
     if constexpr (similarity == kUniform) return;
     const V* centre = parents.centre + int64_t{j} * pose() + first;
     if constexpr (similarity == kInnerProduct) {
 #pragma GCC unroll 16
-      for (int h = 0; h < count; ++h) sums[h & 1] += v[h] * centre[h];
+      for (int h = 0; h < count; ++h) sums[h % kSums] += v[h] * centre[h];
       return;
     }
     const V* precision = parents.precision + int64_t{j} * pose() + first;
 #pragma GCC unroll 16
     for (int h = 0; h < count; ++h) {
       const V deviation = v[h] - centre[h];
-      sums[h & 1] += deviation * deviation * precision[h];
+      sums[h % kSums] += deviation * deviation * precision[h];
     }
   }
 
   template <Similarity similarity>
-  inline V logit(const V (&sums)[2], const Parents& parents, int j) const {
-    const V both = sums[0] + sums[1];
+  __attribute__((always_inline)) inline V logit(const Sums& sums, const Parents& parents, int j) const {
+    const V both = total(sums);
     if constexpr (similarity == kGaussian) return parents.log_weight[j] - both * T(0.5);
     return both;
+  }
+
+  // R_ij = exp(l_ij - Z_i) of logits that were written down, for one parent, and 0 for children that are not there.
+  __attribute__((always_inline)) inline void probabilities(const T* logits, int j, int count, const V* log_partition, V* R) const {
+    for (int i = 0; i < kChildren; ++i)
+      R[i] = i < count ? this->coefficient_of(logits, i, j) - log_partition[i] : splat(-std::numeric_limits<T>::infinity());
+#pragma GCC unroll 8
+    for (int i = 0; i < kChildren; ++i) R[i] = exponential(R[i]);  // side by side, so that none waits for another
   }
 
   // One block of rows, forward.
@@ -175,36 +192,38 @@ class AnyPose : Rows<T> {
         k.load_child(k.call.children, row, end, start + i, k.M * k.P, u.data() + i * k.M * k.P);
     }
 
-    // Logits [count, J] of some children.
-    void compare(int start, int count) {
-      if (k.call.similarity == kGaussian) return compare_by<kGaussian>(start, count);
-      if (k.call.similarity == kInnerProduct) return compare_by<kInnerProduct>(start, count);
+    // Logits [count, J] of some children, written down or not.
+    void compare(int start, int count, T* to = nullptr) {
+      if (k.call.similarity == kGaussian) return compare_by<kGaussian>(start, count, to);
+      if (k.call.similarity == kInnerProduct) return compare_by<kInnerProduct>(start, count, to);
       std::fill(logits.begin(), logits.begin() + count * k.J, V{});
     }
 
     template <Similarity similarity>
-    __attribute__((noinline)) void compare_by(int start, int count) {
+    __attribute__((noinline)) void compare_by(int start, int count, T* to) {
       for (int j = 0; j < k.J; ++j)
         for (int i = 0; i < count; ++i) {
-          V sums[2] = {};
+          Sums sums = {};
           const V* pose = u.data() + i * k.M * k.P;
           k.each_rows(pose, k.transform(start + i, j), k.offset(start + i), scratch.data(), [&](const V* v, int first, int n) {
             k.template compare<similarity>(v, first, n, parents(), j, sums);
           });
-          logits[i * k.J + j] = k.template logit<similarity>(sums, parents(), j);
+          const V logit = k.template logit<similarity>(sums, parents(), j);
+          k.put_coefficient(logit, to, i, j);
+          logits[i * k.J + j] = logit;
         }
     }
 
     void scores(int64_t row, int64_t block) {
       load_parents(row);
+      V partition[kChildren];
       const int64_t numbers = k.call.reduced ? 1 : k.J;
       for (int start = 0; start < k.I; start += kChildren) {
         const int count = std::min(kChildren, k.I - start);
         load_children(row, start, count);
-        compare(start, count);
-        k.put_coefficients(logits.data(), block, start, count, k.J, k.call.logits);
-        for (int i = 0; i < count && k.call.reduced; ++i) logits[i] = k.partition(logits.data() + i * k.J);
-        k.template scatter<false>(logits.data(), row, end, count * numbers, k.call.scores,
+        compare(start, count, k.call.logits ? writable(k.call.logits) + k.coefficient(block, start, 0, k.J) : nullptr);
+        if (k.call.reduced) k.partitions(logits.data(), count, partition);
+        k.template scatter<false>(k.call.reduced ? partition : logits.data(), row, end, count * numbers, k.call.scores,
                                   [&](int64_t r) { return (r * k.I + start) * numbers; });
       }
     }
@@ -218,14 +237,20 @@ class AnyPose : Rows<T> {
         const int count = std::min(kChildren, k.I - start);
         load_children(row, start, count);
         if (start == 0 && k.call.scatter) place_shift();
+        k.load_own(row, end, start, count, own);
         if (k.call.logits) {
-          k.load_coefficients(k.call.logits, block, start, count, logits.data());
+          const T* from = readable(k.call.logits) + k.coefficient(block, start, 0, k.J);
+          add(start, count, [&](int j, V* shares) {
+            k.probabilities(from, j, count, own.log_partition, shares);
+            for (int i = 0; i < count; ++i) shares[i] *= own.weight[i];
+          });
         } else {
           compare(start, count);
+          k.share_out(logits.data(), own, 0, count);
+          add(start, count, [&](int j, V* shares) {
+            for (int i = 0; i < count; ++i) shares[i] = logits[i * k.J + j];
+          });
         }
-        k.load_own(row, end, start, count, own);
-        k.share_out(logits.data(), own, 0, count);
-        add(start, count);
       }
       if (k.call.scatter) {  // first is the mean, less the shift
         for (int j = 0; j < k.J; ++j)
@@ -244,16 +269,16 @@ class AnyPose : Rows<T> {
       for (int j = 0; j < k.J; ++j) k.store_vote(u.data(), k.transform(0, j), k.offset(0), shift.data() + j * k.H);
     }
 
-    void add(int start, int count) {
+    // Adds up the votes of some children times their shares, `find(j, shares)`.
+    template <typename Find>
+    __attribute__((noinline)) void add(int start, int count, const Find& find) {
       for (int j = 0; j < k.J; ++j) {
+        V r[kChildren] = {}, total{};
+        find(j, r);
         for (int i = 0; i < count; ++i)
           k.store_vote(u.data() + i * k.M * k.P, k.transform(start + i, j), k.offset(start + i), votes.data() + i * k.H);
         for (int i = count; i < kChildren; ++i) std::fill_n(votes.data() + i * k.H, k.H, V{});
-        V r[kChildren], total{};
-        for (int i = 0; i < kChildren; ++i) {
-          r[i] = i < count ? logits[i * k.J + j] : V{};
-          total += r[i];
-        }
+        for (int i = 0; i < kChildren; ++i) total += r[i];
         k.call.scatter ? add_moments(j, r, total) : add_sum(j, r);
         mass[j] += total;
       }
@@ -330,12 +355,16 @@ class AnyPose : Rows<T> {
         const int count = std::min(kChildren, k.I - start);
         for (int i = 0; i < count; ++i)
           k.load_child(k.call.children, row, end, start + i, k.M * k.P, u.data() + i * k.M * k.P);
-        if (k.call.logits) k.load_coefficients(k.call.logits, block, start, count, share.data());
+        if (k.call.logits || (moments && k.even())) {
+          moments ? flow_apart(row, end, block, start, count) : written_scores(row, end, block, start, count);
+          continue;
+        }
         compare(start, count);
         moments ? flow_of_moments(row, end, start, count) : flow_of_scores(row, end, start, count);
-        if (k.call.adds) k.template load_coefficients<true>(k.call.flow, block, start, count, gradient.data());
-        k.put_flow(share.data(), gradient.data(), block, start, count);
-        if (compares) add(start, count);
+        k.put_coefficients(share.data(), block, start, count, k.J, k.call.shares);
+        pass_on(block, start, count, [&](int j, V* flow) {
+          for (int i = 0; i < count; ++i) flow[i] = gradient[i * k.J + j];
+        });
       }
       if (k.call.grad_parents) store_similarity(row, end);
     }
@@ -358,9 +387,8 @@ class AnyPose : Rows<T> {
         for (int h = 0; h < k.H; ++h) up_mass[j] += mean[j * k.H + h] * up_sum[j * k.H + h];
     }
 
-    // Logits into `share`, unless they are there, and what a share is worth to the loss into `gradient`.
+    // Logits into `share`, and what a share is worth to the loss into `gradient`.
     void compare(int start, int count) {
-      if (k.call.logits) return compare_by<kUniform>(start, count);
       if (k.call.similarity == kGaussian) return compare_by<kGaussian>(start, count);
       if (k.call.similarity == kInnerProduct) return compare_by<kInnerProduct>(start, count);
       std::fill(share.begin(), share.end(), V{});
@@ -379,31 +407,31 @@ class AnyPose : Rows<T> {
       const Parents parents = {centre.data(), precision.data(), log_weight.data()};
       for (int j = 0; j < k.J; ++j)
         for (int i = 0; i < count; ++i) {
-          V sums[2] = {}, worths[2] = {};
+          Sums sums = {}, worths = {};
           const V* pose = u.data() + i * k.M * k.P;
           k.each_rows(pose, k.transform(start + i, j), k.offset(start + i), scratch.data(), [&](const V* v, int first, int n) {
             k.template compare<similarity>(v, first, n, parents, j, sums);
             add_worth<worth>(v, first, n, j, worths);
           });
           if constexpr (similarity != kUniform) share[i * k.J + j] = k.template logit<similarity>(sums, parents, j);
-          if constexpr (worth != kOfNothing) gradient[i * k.J + j] = up_mass[j] + worths[0] + worths[1];
+          if constexpr (worth != kOfNothing) gradient[i * k.J + j] = up_mass[j] + k.total(worths);
         }
     }
 
     template <Worth worth>
-    inline void add_worth(const V* v, int first, int count, int j, V (&sums)[2]) const {
+    __attribute__((always_inline)) inline void add_worth(const V* v, int first, int count, int j, Sums& sums) const {
       if constexpr (worth == kOfNothing) return;
       const int64_t at = int64_t{j} * k.pose() + first;
       const V *s = up_sum.data() + at, *q = up_scatter.data() + at, *m = mean.data() + at;
       if constexpr (worth == kOfSum) {
 #pragma GCC unroll 16
-        for (int h = 0; h < count; ++h) sums[h & 1] += v[h] * s[h];
+        for (int h = 0; h < count; ++h) sums[h % kSums] += v[h] * s[h];
         return;
       }
 #pragma GCC unroll 16
       for (int h = 0; h < count; ++h) {
         const V deviation = v[h] - m[h];
-        sums[h & 1] += deviation * (deviation * q[h] + s[h]);
+        sums[h % kSums] += deviation * (deviation * q[h] + s[h]);
       }
     }
 
@@ -417,45 +445,113 @@ class AnyPose : Rows<T> {
 
     // The gradient of the logits, from that of the logits or of their normaliser; the logits are in `share`.
     void flow_of_scores(int64_t row, int64_t end, int start, int count) {
-      const int64_t numbers = k.call.reduced ? 1 : k.J;
-      const auto load = [&](const void* scores, V* out) {
-        k.gather(scores, row, end, count * numbers, out, [&](int64_t r) { return (r * k.I + start) * numbers; });
-      };
-      if (!k.call.reduced) return load(k.call.grad_scores, gradient.data());
+      if (!k.call.reduced) return load_scores(k.call.grad_scores, row, end, start, count, k.J, gradient.data());
       V grad[kChildren], log_partition[kChildren];
-      load(k.call.grad_scores, grad);
-      load(k.call.scores, log_partition);
+      load_scores(k.call.grad_scores, row, end, start, count, 1, grad);
+      load_scores(k.call.scores, row, end, start, count, 1, log_partition);
       for (int i = 0; i < count; ++i)
         for (int j = 0; j < k.J; ++j)
           gradient[i * k.J + j] = grad[i] * exponential_below(share[i * k.J + j] - log_partition[i]);
     }
 
-    // Adds up the votes of some children, or their deviations from the centres, times the gradients of their logits.
-    void add(int start, int count) {
-      std::fill(gradient.begin() + count * k.J, gradient.end(), V{});
-      std::fill(votes.begin() + count * k.H, votes.end(), V{});
-      for (int j = 0; j < k.J; ++j) {
-        for (int i = 0; i < count; ++i)
-          k.store_vote(u.data() + i * k.M * k.P, k.transform(start + i, j), k.offset(start + i), votes.data() + i * k.H);
-        k.call.similarity == kGaussian ? add_deviations(j) : add_votes(j);
+    void load_scores(const void* scores, int64_t row, int64_t end, int start, int count, int64_t numbers, V* out) const {
+      k.gather(scores, row, end, count * numbers, out, [&](int64_t r) { return (r * k.I + start) * numbers; });
+    }
+
+    // Shares that no other parent has a part in: even ones, and those of logits that were written down.
+    void flow_apart(int64_t row, int64_t end, int64_t block, int start, int count) {
+      V worth[kChildren] = {};
+      k.load_own(row, end, start, count, own);
+      if (up_scatter.empty()) {
+        k.even() ? even_by<kOfSum>(block, start, count, worth) : written_by<kOfSum>(block, start, count, worth);
+      } else {
+        k.even() ? even_by<kOfScatter>(block, start, count, worth) : written_by<kOfScatter>(block, start, count, worth);
+      }
+      k.add_own(worth, own, row, end, start, count);
+    }
+
+    // What a share is worth to the loss.
+    template <Worth worth>
+    __attribute__((always_inline)) inline V worth_of(int start, int i, int j) {
+      Sums worths = {};
+      k.each_rows(u.data() + i * k.M * k.P, k.transform(start + i, j), k.offset(start + i), scratch.data(),
+                  [&](const V* v, int first, int n) { add_worth<worth>(v, first, n, j, worths); });
+      return up_mass[j] + k.total(worths);
+    }
+
+    template <Worth worth>
+    __attribute__((noinline)) void even_by(int64_t block, int start, int count, V* total) {
+      for (int j = 0; j < k.J && (k.call.grad_weights || k.call.grad_log_partition); ++j)
+        for (int i = 0; i < count; ++i) total[i] += worth_of<worth>(start, i, j);
+      for (int i = 0; i < count; ++i) {
+        const V R = k.even_share(own.log_partition[i]), share = R * own.weight[i];
+        total[i] *= R;
+        k.put_coefficients(&share, block, start + i, 1, 1, k.call.shares);
       }
     }
 
-    __attribute__((noinline)) void add_votes(int j) {
+    template <Worth worth>
+    __attribute__((noinline)) void written_by(int64_t block, int start, int count, V* total) {
+      const int64_t at = k.coefficient(block, start, 0, k.J);
+      const T* logits = readable(k.call.logits) + at;
+      T* shares = k.call.shares ? writable(k.call.shares) + at : nullptr;
+      pass_on(block, start, count, [&](int j, V* flow) {
+        V R[kChildren];
+        k.probabilities(logits, j, count, own.log_partition, R);
+        for (int i = 0; i < count; ++i) {
+          const V g = worth_of<worth>(start, i, j);
+          total[i] += R[i] * g;
+          k.put_coefficient(R[i] * own.weight[i], shares, i, j);
+          flow[i] = R[i] * (own.weight[i] * g);
+        }
+      });
+    }
+
+    void written_scores(int64_t row, int64_t end, int64_t block, int start, int count) {
+      const T* logits = readable(k.call.logits) + k.coefficient(block, start, 0, k.J);
+      V grad[kChildren], log_partition[kChildren];
+      load_scores(k.call.grad_scores, row, end, start, count, 1, grad);
+      load_scores(k.call.scores, row, end, start, count, 1, log_partition);
+      pass_on(block, start, count, [&](int j, V* flow) {
+        k.probabilities(logits, j, count, log_partition, flow);
+        for (int i = 0; i < count; ++i) flow[i] *= grad[i];
+      });
+    }
+
+    // Puts down the gradients of the logits of some children, `find(j, flow)` and maybe what is there, and adds up the votes,
+    // or their deviations from the centres, times these.
+    template <typename Find>
+    __attribute__((noinline)) void pass_on(int64_t block, int start, int count, const Find& find) {
+      T* to = k.call.flow ? writable(k.call.flow) + k.coefficient(block, start, 0, k.J) : nullptr;
+      if (compares) std::fill(votes.begin() + count * k.H, votes.end(), V{});
+      for (int j = 0; j < k.J; ++j) {
+        V f[kChildren] = {};
+        find(j, f);
+        for (int i = 0; i < count; ++i) {
+          if (k.call.adds) f[i] += k.coefficient_of(to, i, j);
+          k.put_coefficient(f[i], to, i, j);
+        }
+        if (!compares) continue;
+        for (int i = 0; i < count; ++i)
+          k.store_vote(u.data() + i * k.M * k.P, k.transform(start + i, j), k.offset(start + i), votes.data() + i * k.H);
+        k.call.similarity == kGaussian ? add_deviations(j, f) : add_votes(j, f);
+      }
+    }
+
+    __attribute__((noinline)) void add_votes(int j, const V* f) {
       V* sum = first.data() + int64_t{j} * k.H;
       for (int h = 0; h < k.pose(); ++h) {
         V total = sum[h];
 #pragma GCC unroll 8
-        for (int i = 0; i < kChildren; ++i) total += gradient[i * k.J + j] * votes[i * k.H + h];
+        for (int i = 0; i < kChildren; ++i) total += f[i] * votes[i * k.H + h];
         sum[h] = total;
       }
     }
 
-    __attribute__((noinline)) void add_deviations(int j) {
+    __attribute__((noinline)) void add_deviations(int j, const V* f) {
       V *once = first.data() + int64_t{j} * k.H, *twice = second.data() + int64_t{j} * k.H;
       const V* from = centre.data() + int64_t{j} * k.H;
-      V f[kChildren];
-      for (int i = 0; i < kChildren; ++i) mass[j] += f[i] = gradient[i * k.J + j];
+      for (int i = 0; i < kChildren; ++i) mass[j] += f[i];
       const int size = k.pose();
       for (int h = 0; h < size; ++h) {
         V sum = once[h], square = twice[h];
@@ -485,10 +581,10 @@ class AnyPose : Rows<T> {
     static constexpr int kTerms = 6;  // at once
     static constexpr int kPair = 2;   // children at once, which share what the parents have
 
-    // Where the coefficients of a term lie, and how far apart those of two children and of two parents are.
+    // Where the coefficients of a term lie, and how far it is to those of the next parent and of the next children.
     struct Source {
       const T* first;
-      int64_t child, parent;
+      int64_t parent, children;
     };
 
     const AnyPose& k;
@@ -539,8 +635,8 @@ class AnyPose : Rows<T> {
       for (int b = 0; b < count; ++b)
         for (int64_t t = 0; t < k.call.count; ++t) {
           const auto& term = k.call.terms[t];
-          const T* first = readable(term.coefficient) + k.coefficient(block + b, start, term.parents);
-          sources[b * k.call.count + t] = {first, term.parents * k.width(), term.parents > 1 ? k.width() : 0};
+          const T* first = readable(term.coefficient) + k.coefficient(block + b, start, 0, term.parents);
+          sources[b * k.call.count + t] = {first, term.parents > 1 ? k.next_parent() : 0, term.parents * k.next_parent()};
         }
       std::fill(du.begin(), du.end(), V{});
       if (grad_coordinates) std::fill(d_offset.begin(), d_offset.end(), V{});
@@ -593,8 +689,8 @@ class AnyPose : Rows<T> {
       for (int one = 0; one < children; ++one) {
         for (int t = 0; t < terms; ++t) {
           const Source& from = sources[b * k.call.count + first + t];
-          const T* coefficient = from.first + (i + one) * from.child + j * from.parent;
-          __builtin_prefetch(coefficient + kChildren * from.child);  // of the children that come next
+          const T* coefficient = from.first + (i + one) * k.width() + j * from.parent;
+          __builtin_prefetch(coefficient + from.children);
           r[one][t] = k.load_coefficient(coefficient);
         }
         g[one] = d_votes.data() + pair(i + one, b) * k.H;
@@ -637,7 +733,7 @@ class AnyPose : Rows<T> {
       }
     }
 
-    inline void outer(const V* pose, const V* g, int start, V* sums) const {
+    __attribute__((always_inline)) inline void outer(const V* pose, const V* g, int start, V* sums) const {
       if constexpr (kKnown && kLanes % D_ == 0) {
         for (int p = 0; p < kLanes / D_; ++p)
           for (int d = 0; d < D_; ++d) sums[p * D_ + d] += pose[start / D_ + p] * g[d];

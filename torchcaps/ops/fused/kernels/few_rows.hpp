@@ -202,9 +202,10 @@ struct FewRows : VectorCall<T, P_, D_> {
     // The coefficients of some children for parent j, a pair in each lane.
     void put(int start, int count, int j, int64_t parents, V values, void* tensor) const {
       if (!tensor) return;
-      T* to = k.writable(tensor) + k.coefficient(0, start, parents) + j * k.rows;
-      for (int i = 0; i < count; ++i, to += parents * k.rows)
+      for (int i = 0; i < count; ++i) {
+        T* to = k.writable(tensor) + k.coefficient(0, start + i, j, parents);
         for (int64_t b = 0; b < k.rows; ++b) to[b] = values[i * k.rows + b];
+      }
     }
 
     void put_weights(int start, int count, V gradient) const {
@@ -237,11 +238,11 @@ struct FewRows : VectorCall<T, P_, D_> {
       std::fill(gradients.begin(), gradients.end(), V{});
       for (int64_t t = 0; t < k.call.count; ++t) {
         const auto& term = k.call.terms[t];
-        const T* from = k.readable(term.coefficient) + k.coefficient(0, i, term.parents);
+        const T* from = k.readable(term.coefficient) + k.coefficient(0, i, 0, term.parents);
         const V* constant = constants[t].data();
         for (int64_t b = 0; b < k.rows; ++b)
           for (int j = 0; j < k.J; ++j) {
-            const T r = from[(term.parents > 1 ? j : 0) * k.rows + b];
+            const T r = from[(term.parents > 1 ? j : 0) * k.next_parent() + b];
             for (int64_t n = k.pose(b, j); n < k.pose(b, j + 1); ++n) gradients[n] += r * constant[n];
           }
       }

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -95,9 +96,31 @@ __attribute__((always_inline)) inline Vec<float> exponential_below(Vec<float> x)
 
 inline Vec<double> exponential_below(Vec<double> x) { return exponential(x); }
 
-template <typename T>
-inline Vec<T> logarithm(Vec<T> x) {
-  for (int lane = 0; lane < Lanes<T>::count; ++lane) x[lane] = std::log(x[lane]);
+// log of what is 1 at least, with a relative error of 2e-7 (Cephes); inf and NaN come through.
+inline Vec<float> logarithm(Vec<float> x) {
+  using V = Vec<float>;
+  typedef Lanes<float>::Mask Mask;
+  const Mask bits = (Mask)x;
+  V power = __builtin_convertvector((bits >> 23) - 127, V), part = (V)((bits & 0x7fffff) | 0x3f800000);
+  const Mask upper = part > 1.41421356f;
+  part = upper ? part * 0.5f : part;
+  power = upper ? power + 1.0f : power;
+  const V rest = part - 1.0f, square = rest * rest;
+  V y = splat(7.0376836292e-2f);
+  y = y * rest - 1.1514610310e-1f;
+  y = y * rest + 1.1676998740e-1f;
+  y = y * rest - 1.2420140846e-1f;
+  y = y * rest + 1.4249322787e-1f;
+  y = y * rest - 1.6668057665e-1f;
+  y = y * rest + 2.0000714765e-1f;
+  y = y * rest - 2.4999993993e-1f;
+  y = y * rest + 3.3333331174e-1f;
+  y = y * rest * square - power * 2.12194440e-4f - square * 0.5f;
+  return x <= std::numeric_limits<float>::max() ? rest + y + power * 0.693359375f : x;
+}
+
+inline Vec<double> logarithm(Vec<double> x) {
+  for (int lane = 0; lane < Lanes<double>::count; ++lane) x[lane] = std::log(x[lane]);
   return x;
 }
 

@@ -175,7 +175,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
   void even_shares(const typename Base::Own& own, int count, V* probability, V* share) const {
     for (int i = 0; i < count; ++i) {
       probability[i] = this->even_share(own.log_partition[i]);
-      share[i] = call.weights ? own.weight[i] * probability[i] : probability[i];
+      share[i] = own.weight[i] * probability[i];
     }
   }
 
@@ -408,7 +408,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
   struct PassOn {
     struct Coefficients {
       const T* from;
-      int64_t child, parent, block;  // how far the next ones lie
+      int64_t parent, block, children;  // how far it is to those of the next one, and to those that are called for meanwhile
     };
 
     const ManyRows& k;
@@ -419,7 +419,6 @@ struct ManyRows : VectorCall<T, P_, D_> {
     std::vector<Coefficients> coefficients;  // of each term, for some blocks
     std::vector<T> poses;                    // of some children, [child, row]; 0 for a row that is not there
     bool first_rows = true;                  // that reach a transform: its gradient is not there yet
-    int64_t next = 0;                        // how many children further the coefficients lie that are called for meanwhile
 
     PassOn(const ManyRows& k, T* grad_transforms, T* grad_coordinates)
         : k(k), grad_transforms(grad_transforms), grad_coordinates(grad_coordinates),
@@ -433,9 +432,9 @@ struct ManyRows : VectorCall<T, P_, D_> {
         for (int b = 0; b < count; ++b) load_constants(row + b * kLanes, part.end, b);
         k.template each_children<kSide>(part, row, count, [&](int start, int children, int64_t row, int b) {
           first_rows = row == part.row && !k.call.shared;
-          next = b + kSide < count ? kSide * k.I : kChildren - int64_t{b} * k.I;
-          if (b + kSide <= count) return some_children<kSide>(start, children, row, part.end, b, block + b);
-          some_children<1>(start, children, row, part.end, b, block + b);
+          const int ahead = b + kSide < count ? kSide : -b;  // to the blocks that come next
+          if (b + kSide <= count) return some_children<kSide>(start, children, row, part.end, b, block + b, ahead);
+          some_children<1>(start, children, row, part.end, b, block + b, ahead);
         });
       }
     }
@@ -450,13 +449,13 @@ struct ManyRows : VectorCall<T, P_, D_> {
     }
 
     template <int blocks>
-    void some_children(int start, int count, int64_t row, int64_t end, int b, int64_t block) {
+    void some_children(int start, int count, int64_t row, int64_t end, int b, int64_t block, int ahead) {
       std::fill(du.begin(), du.end(), V{});
       if (grad_coordinates) std::fill(d_offset.begin(), d_offset.end(), V{});
       for (int64_t t = 0; t < k.call.count; ++t) {
-        const int64_t parents = k.call.terms[t].parents, width = k.width();
-        const T* from = k.readable(k.call.terms[t].coefficient) + k.coefficient(block, start, parents);
-        coefficients[t] = {from, parents * width, parents > 1 ? width : 0, k.I * parents * width};
+        const int64_t parents = k.call.terms[t].parents, next = parents * k.next_parent(), apart = k.groups() * next;
+        const T* from = k.readable(k.call.terms[t].coefficient) + k.coefficient(block, start, 0, parents);
+        coefficients[t] = {from, parents > 1 ? k.next_parent() : 0, apart, ahead > 0 ? ahead * apart : next + ahead * apart};
       }
       load_poses(start, count, row, end, blocks * kLanes);
       int at = 0;
@@ -523,11 +522,10 @@ struct ManyRows : VectorCall<T, P_, D_> {
     template <int blocks>
     inline void load_factors(int i, int j) {
       for (int64_t t = 0; t < k.call.count; ++t) {
-        const auto& [first, child, parent, block] = coefficients[t];
-        const T* from = first + i * child + j * parent;
+        const auto& [first, parent, block, children] = coefficients[t];
+        const T* from = first + i * k.width() + j * parent;
         for (int one = 0; one < blocks; ++one, from += block) {
-          __builtin_prefetch(from + next * child);
-          if (!kManyRegisters) __builtin_prefetch(from + child);  // is far for the nearest cache
+          __builtin_prefetch(from + children);
           factors[one * k.call.count + t] = k.load_coefficient(from);
         }
       }

@@ -53,13 +53,13 @@ template <typename Work>
 void parallel_for(int64_t threads, int64_t count, int64_t grain, const Work& work) {
   const int64_t parts = omp_in_parallel() ? 1 : std::min(threads, (count + grain - 1) / grain);
   if (parts <= 1) {
-    const WithoutSubnormals here;
+    [[maybe_unused]] const WithoutSubnormals here{};
     work(int64_t{0}, count);
     return streams_end();
   }
 #pragma omp parallel num_threads(static_cast<int>(parts))
   {
-    const WithoutSubnormals here;
+    [[maybe_unused]] const WithoutSubnormals here{};
     const int64_t part = omp_get_thread_num(), all = omp_get_num_threads();  // fewer than asked for, maybe
     work(count * part / all, count * (part + 1) / all);
     streams_end();
@@ -149,8 +149,14 @@ struct Rows {
   // Numbers of a coefficient: a row in each lane, unless there are but few.
   int width() const { return rows > kFew ? kLanes : static_cast<int>(rows); }
 
-  // Where the coefficients of child i lie, for a block of rows.
-  int64_t coefficient(int64_t block, int i, int64_t parents) const { return (block * I + i) * parents * width(); }
+  // Where the coefficient of a pair lies, for a block of rows: children that are at work together lie side by side, one parent
+  // after the other.
+  int64_t coefficient(int64_t block, int i, int j, int64_t parents) const {
+    return ((block * groups() + i / kTogether) * parents + j) * next_parent() + i % kTogether * width();
+  }
+
+  int64_t groups() const { return (I + kTogether - 1) / kTogether; }
+  int64_t next_parent() const { return kTogether * width(); }
 
   __attribute__((always_inline)) V load_coefficient(const T* from) const {
     return rows > kFew ? load_vector(from) : load_few(from);
@@ -167,22 +173,23 @@ struct Rows {
     std::memcpy(to, &value, width() * sizeof(T));
   }
 
-  // The coefficients of some children, [count, parents], from those of all parents [count, J].
+  // The coefficients of some children that are at work together, from those of all parents [count, J].
   void put_coefficients(const V* from, int64_t block, int start, int count, int64_t parents, void* tensor) const {
     if (!tensor) return;
-    T* to = writable(tensor) + coefficient(block, start, parents);
-    for (int i = 0; i < count; ++i)
-      for (int j = 0; j < parents; ++j, to += width()) store_coefficient(from[i * J + j], to);
+    T* to = writable(tensor) + coefficient(block, start, 0, parents);
+    for (int j = 0; j < parents; ++j, to += next_parent())
+      for (int i = 0; i < count; ++i) store_coefficient(from[i * J + j], to + i * width());
   }
 
-  // The way back, [count, J], in place of what is there or added to it.
-  template <bool add = false>
-  void load_coefficients(const void* tensor, int64_t block, int start, int count, V* out) const {
-    const T* from = readable(tensor) + coefficient(block, start, J);
-    for (int n = 0; n < count * J; ++n, from += width()) {
-      __builtin_prefetch(from + kTogether * J * width());  // of the children that come next
-      out[n] = add ? out[n] + load_coefficient(from) : load_coefficient(from);
-    }
+  // One of these coefficients, for each of J parents; the same of the children that come next is called for.
+  __attribute__((always_inline)) V coefficient_of(const T* first, int i, int j) const {
+    const T* from = first + j * next_parent() + i * width();
+    __builtin_prefetch(from + J * next_parent());
+    return load_coefficient(from);
+  }
+
+  __attribute__((always_inline)) void put_coefficient(V value, T* first, int i, int j) const {
+    if (first) store_coefficient(value, first + j * next_parent() + i * width());
   }
 
   // Shares do not depend on the parent.
@@ -325,14 +332,30 @@ struct Rows {
     scatter<add>(in, row, end, children * size, tensor, [=, this](int64_t r) { return site(r, i) * size; });
   }
 
-  // log sum_j exp l_j, over the orphan too
-  V partition(const V* logits) const {
-    V peak = logits[0];
-    for (int j = 1; j < J; ++j) peak = larger<T>(logits[j], peak);
-    if (call.orphan) peak = larger<T>(peak, V{});
-    V total = call.orphan ? exponential_below(-peak) : V{};
-    for (int j = 0; j < J; ++j) total += exponential_below(logits[j] - peak);
-    return peak + logarithm<T>(total);
+  // log sum_j exp l_j of some children, over the orphan too, from their logits [count, J].
+  void partitions(const V* logits, int count, V* out) const {
+    int i = 0;
+    for (; i + 4 <= count; i += 4) partition_together<4>(logits + i * J, out + i);
+    for (; i < count; ++i) partition_together<1>(logits + i * J, out + i);
+  }
+
+  template <int count>
+  void partition_together(const V* logits, V* out) const {
+    V peak[count], total[count];
+    peaks(logits, peak);
+    for (int i = 0; i < count; ++i) total[i] = call.orphan ? exponential_below(-peak[i]) : V{};
+    for (int j = 0; j < J; ++j)
+      for (int i = 0; i < count; ++i) total[i] += exponential_below(logits[i * J + j] - peak[i]);
+    for (int i = 0; i < count; ++i) out[i] = peak[i] + logarithm(total[i]);
+  }
+
+  // The largest logits of some children, or that of the orphan.
+  template <int count>
+  void peaks(const V* logits, V (&peak)[count]) const {
+    for (int i = 0; i < count; ++i) peak[i] = logits[i * J];
+    for (int j = 1; j < J; ++j)
+      for (int i = 0; i < count; ++i) peak[i] = larger<T>(logits[i * J + j], peak[i]);
+    for (int i = 0; i < count && call.orphan; ++i) peak[i] = larger<T>(peak[i], V{});
   }
 
   // What some children have of their own.
@@ -342,6 +365,7 @@ struct Rows {
 
   void load_own(int64_t row, int64_t end, int start, int count, Own& own) const {
     if (call.weights) load_each(call.weights, row, end, start, count, own.weight);
+    if (!call.weights) std::fill_n(own.weight, kTogether, splat(T(1)));
     if (call.log_partition) load_each(call.log_partition, row, end, start, count, own.log_partition);
   }
 
@@ -370,13 +394,8 @@ struct Rows {
       return;
     }
     V peak[count], total[count];
-    for (int i = 0; i < count; ++i) peak[i] = logits[i * J];
-    for (int j = 1; j < J; ++j)
-      for (int i = 0; i < count; ++i) peak[i] = larger<T>(logits[i * J + j], peak[i]);
-    for (int i = 0; i < count; ++i) {
-      if (call.orphan) peak[i] = larger<T>(peak[i], V{});
-      total[i] = call.orphan ? exponential_below(-peak[i]) : V{};
-    }
+    peaks(logits, peak);
+    for (int i = 0; i < count; ++i) total[i] = call.orphan ? exponential_below(-peak[i]) : V{};
     for (int j = 0; j < J; ++j)
       for (int i = 0; i < count; ++i) total[i] += logits[i * J + j] = exponential_below(logits[i * J + j] - peak[i]);
     for (int i = 0; i < count; ++i) total[i] = T(1) / total[i];
@@ -415,7 +434,7 @@ struct Rows {
   template <int count>
   void flow_together(V* R, V* g, const V* weights, V* worth) const {
     V weight[count], total[count] = {};
-    for (int i = 0; i < count; ++i) weight[i] = call.weights ? weights[i] : splat(T(1));
+    for (int i = 0; i < count; ++i) weight[i] = weights[i];
     for (int j = 0; j < J; ++j)
       for (int i = 0; i < count; ++i) total[i] += R[i * J + j] * g[i * J + j];
     for (int i = 0; i < count; ++i) worth[i] = total[i], total[i] *= weight[i];
@@ -433,7 +452,7 @@ struct Rows {
     if (call.grad_weights) add_each(worth, row, end, start, count, call.grad_weights);
     if (!call.grad_log_partition) return;
     V outflow[kTogether];
-    for (int i = 0; i < count; ++i) outflow[i] = call.weights ? -worth[i] * own.weight[i] : -worth[i];
+    for (int i = 0; i < count; ++i) outflow[i] = -worth[i] * own.weight[i];
     add_each(outflow, row, end, start, count, call.grad_log_partition);
   }
 

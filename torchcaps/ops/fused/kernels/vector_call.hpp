@@ -104,7 +104,10 @@ struct VectorCall : Rows<T> {
   int64_t child_parts() const { return call.sites ? 1 : std::clamp<int64_t>(I / 16, 1, call.threads); }
 
   Part children_part(int64_t part, int64_t parts) const {
-    return {0, rows, 0, static_cast<int>(I * part / parts), static_cast<int>(I * (part + 1) / parts)};
+    const auto first = [&](int64_t part) {
+      return static_cast<int>(std::min<int64_t>(I, this->groups() * part / parts * Base::kTogether));
+    };
+    return {0, rows, 0, first(part), first(part + 1)};
   }
 
   Part rows_part(int64_t part) const {
