@@ -20,7 +20,7 @@ class AnyPose : Rows<T> {
   static constexpr int kBlocks = 2;                  // of rows, over which a transform's gradient is added up
   // Rows of a vote that are formed at once: they take half of the registers.
   static constexpr int kRows = kKnown ? std::clamp(kRegisters / 2 / std::max(D_, 1), 1, std::max(M_, 1)) : 1;
-  static constexpr int kSums = 4;
+  static constexpr int kSums = kRegisters >= 32 ? 4 : 2;
   static_assert(!kKnown || M_ % kRows == 0);
 
  public:
@@ -71,7 +71,10 @@ class AnyPose : Rows<T> {
   }
 
   // Some rows of V_ij = u_i W_ij + c_i, from row m on.
-  __attribute__((always_inline)) inline void form(const V* u, const T* w, const T* c, int m, int rows, V* v) const {
+#ifdef __AVX512F__  // with fewer registers, the compiler knows better where to have it inline
+  __attribute__((always_inline))
+#endif
+  inline void form(const V* u, const T* w, const T* c, int m, int rows, V* v) const {
     for (int h = 0; h < rows * D; ++h) v[h] = c ? splat(c[m * D + h]) : V{};
     for (int p = 0; p < P; ++p)
       for (int r = 0; r < rows; ++r)
@@ -273,11 +276,11 @@ class AnyPose : Rows<T> {
     template <typename Find>
     __attribute__((noinline)) void add(int start, int count, const Find& find) {
       for (int j = 0; j < k.J; ++j) {
-        V r[kChildren] = {}, total{};
-        find(j, r);
         for (int i = 0; i < count; ++i)
           k.store_vote(u.data() + i * k.M * k.P, k.transform(start + i, j), k.offset(start + i), votes.data() + i * k.H);
         for (int i = count; i < kChildren; ++i) std::fill_n(votes.data() + i * k.H, k.H, V{});
+        V r[kChildren] = {}, total{};
+        find(j, r);
         for (int i = 0; i < kChildren; ++i) total += r[i];
         k.call.scatter ? add_moments(j, r, total) : add_sum(j, r);
         mass[j] += total;
