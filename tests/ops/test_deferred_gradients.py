@@ -4,6 +4,7 @@ import platform
 import subprocess
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torchcaps as tc
 from torchcaps.ops import Gaussian, InnerProduct, Votes
-from torchcaps.ops.fused import native
+from torchcaps.ops.fused import deferred, native
 from torchcaps.ops.fused.compiling import FLAGS, SOURCE, find_compiler
 from torchcaps.ops.fused.rooms import Rooms
 from torchcaps.ops.windows import in_windows
@@ -168,18 +169,34 @@ def test_logits_are_written_down_once_and_parents_get_gradients_once(
     assert passes == [*forward, *backward, *backward]
 
 
-def test_logits_of_other_numbers_are_not_taken_for_these() -> None:
+@pytest.mark.parametrize(("most", "written"), [(20 * 40 * 5, True), (20 * 40 * 5 - 1, False)])
+def test_logits_are_written_down_without_gradients_too_unless_they_are_many(
+    most: int, written: bool, passes: list[tuple[bool, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deferred, "_LOGITS", most)
     inputs, parents = competing()
-    with tc.use_backend("native"):
+    found = []
+    for backend in ("naive", "native"):
+        with tc.use_backend(backend), torch.no_grad():
+            found.append(normalised(Votes(inputs[0], inputs[1]), Gaussian(*parents), inputs[2]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
+    assert passes == [(written, False)] * 2
+
+
+@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_logits_of_other_numbers_are_not_taken_for_these(context: Callable[[], AbstractContextManager[None]]) -> None:
+    inputs, parents = competing()
+    rule = tc.ops.Rule(log_partition=torch.full((20, 40), 2.0, dtype=torch.float64))
+    with tc.use_backend("native"), context():
         votes = Votes(inputs[0], inputs[1])
         changed = Gaussian(*(one.detach().clone() for one in parents))
-        expected = votes.source.moments(Gaussian(changed.mean + 1, *changed.tensors[1:]), None, tc.ops.Rule(), True)
+        expected = votes.source.moments(Gaussian(changed.mean + 1, *changed.tensors[1:]), None, rule, True)
         votes.source.log_partition(changed, False)
         changed.mean.add_(1)
-        actual = votes.source.moments(changed, None, tc.ops.Rule(), True)
+        actual = votes.source.moments(changed, None, rule, True)
         torch.testing.assert_close(actual.sum, expected.sum, rtol=0, atol=0)
         votes.source.log_partition(Gaussian(*(one.detach() for one in parents)), False)
-        actual = votes.source.moments(changed, None, tc.ops.Rule(), True)  # of their own
+        actual = votes.source.moments(changed, None, rule, True)  # of their own
         torch.testing.assert_close(actual.sum, expected.sum, rtol=0, atol=0)
 
 

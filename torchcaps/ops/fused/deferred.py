@@ -9,14 +9,15 @@ times what the votes were compared with. So the backward pass of a step finds it
 writes them into a ledger; what they come to for children and transforms is found once, after the last step. Autograd
 knows when that is: every step depends on a token that the votes gave out.
 
-A step whose normaliser was found first has the same logits twice. Where gradients will flow, they are written down
-when the normaliser is found, and read in the step and in both backward passes. What the gradients of the logits come
-to for the parents is found once as well, with those of the normaliser, which come last: the step depends on a token of
-theirs.
+A step whose normaliser was found first has the same logits twice. They are written down when the normaliser is found,
+unless they are many and no gradients will flow, and read in the step and in both backward passes. What the gradients of
+the logits come to for the parents is found once as well, with those of the normaliser, which come last: the step
+depends on a token of theirs.
 
 That is for plain eager mode; where a program is traced or captured, operators do the same step by step.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import is_
@@ -29,6 +30,9 @@ from torchcaps.numerics import positive
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fused import native
 from torchcaps.ops.fused.call import Call, stored_moments, stored_scores
+
+_LOGITS = 2**24
+"""Numbers at most that are written down where there is nothing to differentiate, and memory is to be small."""
 
 
 @dataclass
@@ -50,21 +54,21 @@ class _Entry:
 
 
 class _Scored(NamedTuple):
-    """Scores that will be differentiated, and what a step with the same logits needs of them.
+    """Scores, and what a step with the same logits needs of them.
 
     Args:
         name: of these scores, like no other.
         similarity: what the votes were compared with.
         versions: of these tensors, then.
         logits: the numbers, if they were written down.
-        token: whatever depends on it is differentiated before the scores are.
+        token: whatever depends on it is differentiated before the scores are; None if these will not be differentiated.
     """
 
     name: object
     similarity: tuple[Tensor, ...]
     versions: list[int]
     logits: Tensor | None
-    token: Tensor
+    token: Tensor | None
 
     def have(self, call: Call) -> bool:
         """Whether this call compares with the same tensors, and nobody wrote to them since."""
@@ -119,8 +123,6 @@ class Ledger:
 
     def moments(self, call: Call, *options: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         """Mass, sum and scatter; the options are orphan, hard, scatter."""
-        if not _differentiated(call):
-            return _moments(call, None, self._kept, *options)
         scored, self._scored = self._scored, None  # one step alone has these logits
         name = token = logits = None
         if scored is not None and scored.have(call):
@@ -128,17 +130,23 @@ class Ledger:
             # A pass that reads logits takes them one by one.
             logits = scored.logits if call.log_partition is not None and not hard else None
         step = self._step(call, options, name)
+        if not _differentiated(call):
+            return _moments(call, _logits(step, logits), self._kept, *options)
         return _Moments.apply(step, self._kept, self._token(), token, logits, call.sites, *call.listed)
 
     def scores(self, call: Call, *options: bool) -> Tensor:
         """The logits, or their normaliser; the options are orphan, reduced."""
-        if not _differentiated(call):
-            return _scores(call, None, *options)
         name, (_, reduced) = object(), options
-        step = self._step(call, options, name)
-        written = reduced and len(call.similarity) == 3
-        logits = native.room_for_logits(call, step.parts).values if written else None
-        scores, token = _Scores.apply(step, self._token(), logits, call.sites, *call.listed)
+        step, differentiated = self._step(call, options, name), _differentiated(call)
+        token = logits = None
+        if any(tensor.is_inference() for tensor in call.similarity):  # nobody knows when they are written to
+            return _scores(call, None, *options)
+        if reduced and len(call.similarity) == 3 and (differentiated or math.prod(call.sizes[:3]) <= _LOGITS):
+            logits = native.room_for_logits(call, step.parts).values
+        if differentiated:
+            scores, token = _Scores.apply(step, self._token(), logits, call.sites, *call.listed)
+        else:
+            scores = _scores(call, _logits(step, logits), *options)
         self._scored = _Scored(name, call.similarity, _versions(call), logits, token)
         return scores
 

@@ -106,14 +106,19 @@ class AnyPose : Rows<T> {
 
   // What the vote passes on to the pose of its child: du_i += W_ij dV_ij.
   __attribute__((always_inline)) inline void vote_backward(const V* g, const T* w, V* du) const {
-    for (int m = 0; m < M; m += kRows)
+    for (int m = 0; m < M; m += kRows) {
+      V held[kKnown ? kRows * D_ : 1];  // in registers
+      const V* own = kKnown ? held : g + m * D;
+      for (int n = 0; n < kRows * D_; ++n) held[n] = g[m * D + n];
       for (int p = 0; p < P; ++p) {
         V total[kRows];
         for (int r = 0; r < kRows; ++r) total[r] = du[(m + r) * P + p];
+#pragma GCC unroll 4
         for (int d = 0; d < D; ++d)
-          for (int r = 0; r < kRows; ++r) total[r] += g[(m + r) * D + d] * w[p * D + d];
+          for (int r = 0; r < kRows; ++r) total[r] += own[r * D + d] * w[p * D + d];
         for (int r = 0; r < kRows; ++r) du[(m + r) * P + p] = total[r];
       }
+    }
   }
 
   // The similarity of votes and parents, with the tensors of one block of rows.
