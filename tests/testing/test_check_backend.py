@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps.ops import BACKENDS, Agreement, Moments, Rule, Similarity, VoteSource
+from torchcaps.ops import BACKENDS, Agreement, Gaussians, Moments, Rule, Similarity, VoteSource
 from torchcaps.ops.agreement import step_by_step
 from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.ops.naive import NaiveVotes
@@ -55,6 +55,14 @@ class TestBroken:
 
         with pytest.raises(AssertionError, match="the gradient of weights is off"):
             check_backend(Still)
+
+    def test_gaussians_are_off(self) -> None:
+        class Low(NaiveVotes):
+            def gaussians(self, moments: Moments, floor: float) -> Gaussians:
+                return super().gaussians(moments, floor * 1.01)
+
+        with pytest.raises(AssertionError, match=r"Low fails for the Gaussians of moments.*variance is off"):
+            check_backend(Low)
 
     def test_item14_memory_that_nobody_wrote_to(self) -> None:
         class Careless(NaiveVotes):

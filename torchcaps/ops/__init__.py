@@ -4,6 +4,7 @@ from torchcaps.ops.backend import Agreement, AssignmentMap, Moments, Rule, VoteS
 from torchcaps.ops.competition import GridWide, Normaliser, PositionWide
 from torchcaps.ops.dispatch import BACKENDS, choose_backend, use_backend
 from torchcaps.ops.fields import Fields, axes
+from torchcaps.ops.gaussians import Gaussians
 from torchcaps.ops.similarity import Adjusted, Gaussian, Given, InnerProduct, Similarity
 from torchcaps.ops.votes import Votes
 from torchcaps.ops.windows import Windows
@@ -15,6 +16,7 @@ __all__ = [
     "AssignmentMap",
     "Fields",
     "Gaussian",
+    "Gaussians",
     "Given",
     "GridWide",
     "InnerProduct",

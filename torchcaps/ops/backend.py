@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchcaps.numerics import positive
 from torchcaps.ops.fields import Fields, axes
+from torchcaps.ops.gaussians import Gaussians, fitted
 from torchcaps.ops.similarity import Similarity
 
 
@@ -196,6 +197,16 @@ class VoteSource(ABC):
             rule: from similarities to assignment probabilities.
             scatter: whether the second moment is wanted too.
         """
+
+    def gaussians(self, moments: Moments, floor: float) -> Gaussians:
+        r"""The most likely Gaussians of moments with a scatter: :math:`\mu_j = S_j / N_j, \sigma_j^2 = Q_j / N_j + f`.
+
+        Args:
+            moments: as :meth:`moments` gave them.
+            floor: f.
+        """
+        assert moments.scatter is not None
+        return fitted(moments.mass, moments.sum, moments.scatter, floor)
 
     def agree(self, agreement: Agreement, bias: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
         """All steps of routing by agreement, where the backend has them in one: less work than step by step.

@@ -17,6 +17,7 @@ from torchcaps.ops.closed_forms import offset_moments
 from torchcaps.ops.competition import Normaliser
 from torchcaps.ops.dispatch import BACKENDS, Choice, able_backend, preferred_backend, without_kernels
 from torchcaps.ops.fields import FieldsType, Shapes
+from torchcaps.ops.gaussians import Gaussians
 from torchcaps.ops.naive import NaiveVotes, dense_votes
 from torchcaps.ops.similarity import Similarity
 from torchcaps.ops.windows import in_windows
@@ -210,6 +211,20 @@ class Votes:
                 return None
             bias = None if bias is None else bias.to(dtype)
             return self.source.agree(agreement._replace(orphan=self.normaliser.orphan), bias)
+
+    def gaussians(self, moments: Moments, floor: float) -> Gaussians:
+        r"""The Gaussians of the M-step: :math:`\mu_j = S_j / N_j` and :math:`\sigma_j^2 = Q_j / N_j + \text{floor}`.
+
+        Args:
+            moments: of these votes, with the scatter.
+            floor: under the variances.
+
+        Raises:
+            ValueError: if the moments hold no scatter.
+        """
+        if moments.scatter is None:
+            raise ValueError("these moments hold no scatter: ask for it with moments(..., scatter=True)")
+        return self.source.gaussians(moments, floor)
 
     def total(self) -> Tensor:
         """The sum of all votes for each parent, whoever competes for whom, (B, J, H); without votes being formed."""

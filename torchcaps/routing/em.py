@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import layer_norm, logsigmoid
 
-from torchcaps.ops import Gaussian, Moments, Votes
+from torchcaps.ops import Gaussian, Gaussians, Moments, Votes
 from torchcaps.routing.base import (
     About,
     Gradient,
@@ -31,13 +31,11 @@ class EMState(NamedTuple):
     """The parents after an M-step.
 
     Args:
-        mean: (B, J, H).
-        variance: (B, J, H), floor included.
+        gaussians: with the floor in the variances.
         logit: of the activation, (B, J).
     """
 
-    mean: Tensor
-    variance: Tensor
+    gaussians: Gaussians
     logit: Tensor
 
 
@@ -104,6 +102,7 @@ def votes_variance(moments: Moments, windows: int = 1) -> Tensor:
 
 
 def em_m_step(
+    votes: Votes,
     moments: Moments,
     beta_u: Tensor,
     beta_a: Tensor,
@@ -111,7 +110,6 @@ def em_m_step(
     settings: EMSettings = EMSettings(),
     *,
     previous: EMState | None = None,
-    children: int | Tensor = 1,
     unit: Tensor | None = None,
 ) -> EMState:
     r"""The M-step of Procedure 1.
@@ -122,32 +120,40 @@ def em_m_step(
         a_j = \operatorname{sigmoid}\Big(\lambda \big(\beta_a - \sum_h \text{cost}_{jh}\big)\Big)
 
     Args:
-        moments: with the scatter.
+        votes: of I children for J parents.
+        moments: of the votes, with the scatter.
         beta_u: cost of describing one unit of data without this parent, (J,).
         beta_a: cost of switching the parent on, (J,).
         inverse_temperature: lambda.
         settings: where implementations differ.
         previous: the parents before, for ``mean_smoothing``; None before the first step.
-        children: I, or (B, 1), for ``mass_scale``.
         unit: of variances, (B, 1, 1), for ``relative_floor``; None: they are counted as they are.
     """
+    gaussians = _gaussians(votes, moments, settings, previous, unit)
+    parents, size = gaussians.mean.shape[1:]
+    mass, log_determinant, scale = moments.mass, gaussians.log_determinant, settings.cost_scale
+    if unit is not None:
+        log_determinant = log_determinant - size * unit.log().squeeze(-1)
+    if settings.mass_scale is not None:
+        mass = mass * (settings.mass_scale * parents / votes.count)
+    cost = scale * (size * beta_u + log_determinant / 2) * mass
+    if settings.standardise:
+        cost = layer_norm(cost, (parents,), eps=1e-8)
+    return EMState(gaussians, inverse_temperature * (settings.activation_scale * beta_a - cost))
+
+
+def _gaussians(
+    votes: Votes, moments: Moments, settings: EMSettings, previous: EMState | None, unit: Tensor | None
+) -> Gaussians:
+    """Means, smoothed or not, and variances about them with their floor."""
+    if unit is None and not settings.mean_smoothing:
+        return votes.gaussians(moments, settings.variance_floor)
     mean, variance = moments.mean, moments.variance
     if settings.mean_smoothing:
-        old = torch.zeros_like(mean) if previous is None else previous.mean
+        old = torch.zeros_like(mean) if previous is None else previous.gaussians.mean
         smooth = mean + settings.mean_smoothing * (old - mean)
         mean, variance = smooth, variance + (mean - smooth).square()
-    variance = variance + (settings.variance_floor if unit is None else settings.relative_floor * unit)
-    mass, parents, size = moments.mass, *variance.shape[1:]
-    log_variance = variance.log().sum(-1)
-    if unit is not None:
-        log_variance = log_variance - size * unit.log().squeeze(-1)
-    if settings.mass_scale is not None:
-        mass = mass * (settings.mass_scale * parents / children)
-    cost = settings.cost_scale * (size * beta_u + log_variance / 2) * mass
-    if settings.standardise:
-        centred = cost - cost.mean(-1, keepdim=True)
-        cost = centred / (centred.square().mean(-1, keepdim=True) + 1e-8).sqrt()
-    return EMState(mean, variance, inverse_temperature * (settings.activation_scale * beta_a - cost))
+    return Gaussians.of(mean, variance + (settings.variance_floor if unit is None else settings.relative_floor * unit))
 
 
 def em_similarity(state: EMState, sharpness: float | Tensor = 1.0) -> Gaussian:
@@ -161,9 +167,11 @@ def em_similarity(state: EMState, sharpness: float | Tensor = 1.0) -> Gaussian:
         state: the parents.
         sharpness: s, an inverse temperature of the likelihood alone: a number, or one a parent, (J,).
     """
-    log_weight = logsigmoid(state.logit) - sharpness * state.variance.log().sum(-1) / 2
-    scale = sharpness[:, None] if isinstance(sharpness, Tensor) and sharpness.ndim else sharpness
-    return Gaussian(state.mean, scale / state.variance, log_weight)
+    mean, _, precision, log_determinant = state.gaussians
+    likelihood = Gaussian(mean, precision, log_determinant / -2)
+    if isinstance(sharpness, Tensor) or sharpness != 1:
+        likelihood = likelihood.sharpened(sharpness)
+    return replace(likelihood, log_weight=likelihood.log_weight + logsigmoid(state.logit))
 
 
 def inverse_temperatures(schedule: Schedule | Callable[[int, int], float], steps: int, final: float) -> list[float]:
@@ -226,11 +234,9 @@ def em_routing(
             moments = votes.moments(similarity, weights, scatter=True)
             if settings.relative_floor and state is None:
                 unit = votes_variance(moments, 1 if votes.sites is None else len(votes.sites))
-            state = em_m_step(
-                moments, beta_u, beta_a, inverse_temperature, settings, previous=state, children=votes.count, unit=unit
-            )
+            state = em_m_step(votes, moments, beta_u, beta_a, inverse_temperature, settings, previous=state, unit=unit)
     assert state is not None
-    return Routed(state.mean, state.logit.sigmoid(), votes, similarity, state.logit)
+    return Routed(state.gaussians.mean, state.logit.sigmoid(), votes, similarity, state.logit)
 
 
 def _of_each(sharpness: Sharpness, count: int) -> Sequence[float | Tensor]:

@@ -142,8 +142,8 @@ def check_backend(
     """Asserts that a backend gives what ``naive`` gives, forward and backward, for all that it says it supports.
 
     Similarities, rules, odd sizes, shared transforms, coordinates, weights and windows; moments with and without the
-    scatter, assignments and normalisers. Under a softmax also empty axes, and a child whose pose is NaN; and routing by
-    agreement, if the backend has all its steps in one.
+    scatter, assignments and normalisers. Under a softmax also empty axes, and a child whose pose is NaN; the Gaussians
+    of moments; and routing by agreement, if the backend has all its steps in one.
 
     Args:
         backend: a :class:`~torchcaps.ops.VoteSource`.
@@ -181,8 +181,27 @@ def check_backend(
         raise AssertionError(f"{backend.__name__} supports nothing: its answers to supports(...) are never empty")
     for name, similarity in SIMILARITIES.items():
         _check_edges(backend, name, similarity, dtype, torch.device(device))
+    _check_gaussians(backend, dtype, torch.device(device), allowed)
     _check_agreement(backend, dtype, torch.device(device), allowed)
     return compared
+
+
+def _check_gaussians(backend: type[VoteSource], dtype: torch.dtype, device: torch.device, allowed: float) -> None:
+    """Asserts that the Gaussians of the first moments are what ``naive`` finds."""
+    for problem in PROBLEMS:
+        tensors, reference = problem.tensors(dtype, device), problem.tensors(torch.float64, torch.device("cpu"))
+        try:
+            assert_same(
+                _with_gradients(_gaussians(_source(backend, problem, tensors)), tensors),
+                _with_gradients(_gaussians(_source(NaiveVotes, problem, reference)), reference),
+                allowed,
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{backend.__name__} fails for the Gaussians of moments, {problem}: {error}") from None
+
+
+def _gaussians(votes: VoteSource) -> dict[str, Tensor]:
+    return votes.gaussians(votes.moments(None, None, Rule(), True), 0.1)._asdict()
 
 
 def _check_agreement(backend: type[VoteSource], dtype: torch.dtype, device: torch.device, allowed: float) -> None:

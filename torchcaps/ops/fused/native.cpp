@@ -4,6 +4,7 @@
 // rows M, child dimension P, parent dimension D, H = M * D.
 
 #include "kernels/agreement.hpp"
+#include "kernels/gaussians.hpp"
 
 namespace {
 
@@ -28,6 +29,10 @@ extern "C" int64_t torchcaps_agree(const TorchcapsCall* call, const TorchcapsAgr
   if (!within(*call)) return kOutside;
   if (empty(*call)) return kDone;
   return is_double ? Agreement<double>(*call, *agreement).run(back) : Agreement<float>(*call, *agreement).run(back);
+}
+
+extern "C" void torchcaps_gaussians(const TorchcapsGaussians* gaussians, int64_t back, int64_t is_double) {
+  is_double ? Gaussians<double>{*gaussians}.run(back) : Gaussians<float>{*gaussians}.run(back);
 }
 
 extern "C" int64_t torchcaps_vector_bytes() { return kVectorBytes; }

@@ -30,6 +30,7 @@ from torchcaps.ops.derivatives import Tensors
 from torchcaps.ops.fused.call import Call
 from torchcaps.ops.fused.compiling import BUILT, FLAGS, LEVELS, SOURCES, compile_library, find_compiler
 from torchcaps.ops.fused.rooms import Rooms
+from torchcaps.ops.gaussians import Gaussians
 from torchcaps.squash import kind_of
 
 _MOMENTS, _SCORES, _FLOW, _PASS_ON = range(4)
@@ -51,6 +52,8 @@ _PLACES = {name: place for place, name in enumerate(_FIELDS)}
 _CALL = struct.Struct(f"={len(_FIELDS)}q")
 _AGREEMENT = struct.Struct("=2qd11q")
 """``TorchcapsAgreement`` in the C++ source."""
+_GAUSSIANS = struct.Struct("=3qd14q")
+"""``TorchcapsGaussians`` in the C++ source."""
 
 
 class Logits(NamedTuple):
@@ -347,6 +350,36 @@ def _packed_agreement(settings: Agreement, *fields: Tensor | int | None) -> byte
     return _AGREEMENT.pack(settings.steps, settings.accumulate, kind_of(settings.squash).constant, *values, *none)
 
 
+def gaussians(mass: Tensor, total: Tensor, scatter: Tensor, floor: float) -> Gaussians:
+    """:func:`~torchcaps.ops.gaussians.fitted`, of tensors in one piece."""
+    found = Gaussians(torch.empty_like(total), torch.empty_like(total), torch.empty_like(total), torch.empty_like(mass))
+    _fit(False, floor, mass, total, scatter, *found)
+    return found
+
+
+def gaussians_backward(moments: Sequence[Tensor], mean: Tensor, precision: Tensor, upstream: Tensors) -> Gradients:
+    """The gradients of mass, sum and scatter.
+
+    Args:
+        moments: mass, sum and scatter.
+        mean: of the Gaussians.
+        precision: likewise.
+        upstream: the gradients of mean, variance, precision and the logarithm of the determinant; None for 0.
+    """
+    found = [torch.empty_like(tensor) for tensor in moments]
+    flowing = (None if one is None else one.contiguous() for one in upstream)
+    _fit(True, 0.0, *moments, mean, None, precision, None, *flowing, *found)
+    return [*found]
+
+
+def _fit(back: bool, floor: float, mass: Tensor, total: Tensor, *fields: Tensor | None) -> None:
+    """One pass over the fields of all parents: those of ``TorchcapsGaussians``; the last ones may be left out."""
+    pointers = [0 if field is None else field.data_ptr() for field in (mass, total, *fields)]
+    pointers += [0] * (14 - len(pointers))
+    packed = _GAUSSIANS.pack(mass.numel(), total.shape[-1], torch.get_num_threads(), floor, *pointers)
+    library().torchcaps_gaussians(packed, back, mass.dtype == torch.float64)
+
+
 def moments_backward(
     call: Call,
     mean: Tensor,
@@ -503,8 +536,10 @@ def _loaded(path: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     loaded.torchcaps_run.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
     loaded.torchcaps_agree.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
+    loaded.torchcaps_gaussians.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
     for function in (loaded.torchcaps_run, loaded.torchcaps_agree, loaded.torchcaps_vector_bytes):
         function.restype = ctypes.c_int64
+    loaded.torchcaps_gaussians.restype = None
     loaded.torchcaps_vector_bytes.argtypes = ()
     return loaded
 

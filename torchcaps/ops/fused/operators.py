@@ -23,6 +23,8 @@ from torchcaps.ops.derivatives import STORED, Tensors, check_forward_mode, gradi
 from torchcaps.ops.fused.agreement import agree
 from torchcaps.ops.fused.call import Call, readable, stored_moments, stored_scores
 from torchcaps.ops.fused.deferred import Ledger
+from torchcaps.ops.fused.gaussians import fit
+from torchcaps.ops.gaussians import Gaussians
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 from torchcaps.ops.windows import in_windows
 from torchcaps.squash import kind_of
@@ -367,6 +369,18 @@ class NativeVotes(FusedVotes):
         if self.empty or not (self.adds_vectors and squashes) or only_stored() or not _plain(*call.listed, bias):
             return None
         return agree(call, bias, agreement)
+
+    def gaussians(self, moments: Moments, floor: float) -> Gaussians:
+        """In one pass over the moments."""
+        if (
+            self.empty
+            or only_stored()
+            or moments.mass.dtype not in (torch.float32, torch.float64)
+            or not _plain(*moments)
+        ):
+            return super().gaussians(moments, floor)
+        assert moments.scatter is not None
+        return fit(moments.mass, moments.sum, moments.scatter, floor)
 
     @property
     def adds_vectors(self) -> bool:

@@ -96,7 +96,7 @@ __attribute__((always_inline)) inline Vec<float> exponential_below(Vec<float> x)
 
 inline Vec<double> exponential_below(Vec<double> x) { return exponential(x); }
 
-// log of what is 1 at least, with a relative error of 2e-7 (Cephes); inf and NaN come through.
+// log with an error of 1e-7, relative or absolute (Cephes); -inf for 0, NaN for less, inf and NaN come through.
 inline Vec<float> logarithm(Vec<float> x) {
   using V = Vec<float>;
   typedef Lanes<float>::Mask Mask;
@@ -116,7 +116,9 @@ inline Vec<float> logarithm(Vec<float> x) {
   y = y * rest - 2.4999993993e-1f;
   y = y * rest + 3.3333331174e-1f;
   y = y * rest * square - power * 2.12194440e-4f - square * 0.5f;
-  return x <= std::numeric_limits<float>::max() ? rest + y + power * 0.693359375f : x;
+  using Limits = std::numeric_limits<float>;
+  y = x <= Limits::max() ? rest + y + power * 0.693359375f : x;
+  return x < Limits::min() ? (x < 0.0f ? splat(Limits::quiet_NaN()) : splat(-Limits::infinity())) : y;
 }
 
 inline Vec<double> logarithm(Vec<double> x) {
