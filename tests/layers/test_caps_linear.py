@@ -1,12 +1,14 @@
 """Fully connected capsules."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import torchcaps as tc
 from torchcaps import CapsLinear, Capsules, create_routing, length, list_routings, squash, use_backend
 from torchcaps.routing import DynamicRouting, EMRouting
 
@@ -290,3 +292,19 @@ def test_repr_tells_shapes() -> None:
     text = repr(layer("factored", routing=EMRouting()))
     assert "in_capsules=7, out_capsules=5, in_pose=(4,), out_pose=(3,), transforms='factored'" in text
     assert "EMRouting(steps=3" in text
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda routing: tc.CapsLinear(4, 2, 8, 16, routing=routing),
+        lambda routing: tc.CapsConv2d(4, 2, (4, 4), (4, 4), 3, routing=routing),
+        lambda routing: tc.ClassCaps(4, 2, (4, 4), (4, 4), routing=routing),
+        lambda routing: tc.create_model("capsnet", image_shape=(1, 28, 28), classes=10, routing=routing),
+    ],
+    ids=["linear", "convolution", "classes", "network"],
+)
+@pytest.mark.parametrize("routing", ["em", tc.routing.EMRouting, 3], ids=["name", "class", "number"])
+def test_what_is_no_routing(make: Callable[..., object], routing: object) -> None:
+    with pytest.raises(TypeError, match=r"routing must be a Routing, such as \w+\(\), or create_routing\(name\), got"):
+        make(routing)

@@ -12,6 +12,7 @@ from torchcaps.layers.pose_norm import PoseMagnitude
 from torchcaps.numerics import check_finite, check_sizes, compute_dtype
 from torchcaps.ops import Votes
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
+from torchcaps.routing.base import routing_of
 
 Coordinates = bool | Literal["scaled"]
 
@@ -116,7 +117,7 @@ class ClassCaps(nn.Module):
                 *[1] * axes, math.prod(self.out_pose)
             )  # so that a vote too small for it is told at once
         self.weight = nn.Parameter(torch.empty(in_types, classes, self.in_pose[-1], self.out_pose[-1]))
-        self.routing = (routing or EMRouting()).bind(LayerShape(None, classes, self.in_pose, self.out_pose))
+        self.routing = routing_of(LayerShape(None, classes, self.in_pose, self.out_pose), routing, EMRouting())
         self.magnitude = PoseMagnitude() if coordinates == "scaled" else None
         nn.init.normal_(self.weight, std=init_std)
         without_own_transforms(self, self.routing)

@@ -22,6 +22,7 @@ from torchcaps.layers.pose_norm import PoseNorm, PoseScale
 from torchcaps.numerics import check_finite, check_sizes
 from torchcaps.ops import GridWide, Normaliser, PositionWide, Votes, Windows
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
+from torchcaps.routing.base import routing_of
 
 Competition = Literal["image", "grid", "position", "window"]
 COMPETITIONS: dict[str, type[GridWide] | None] = {
@@ -118,9 +119,8 @@ class CapsConvNd(nn.Module):
         self.weight = nn.Parameter(
             torch.empty(places, in_types, out_types // groups, self.in_pose[-1], self.out_pose[-1])
         )
-        template = routing or EMRouting()
         shape = LayerShape(places * in_types // groups, out_types // groups, self.in_pose, self.out_pose)
-        self.routings = nn.ModuleList(template.bind(shape) for _ in range(groups))
+        self.routings = nn.ModuleList(routing_of(shape, routing, EMRouting()) for _ in range(groups))
         if residual and self.in_pose != self.out_pose:
             raise ValueError(f"residual needs poses of one shape: in_pose is {in_pose}, out_pose is {out_pose}")
         self.identity_path = IdentityPath(in_types, out_types, groups) if residual else None

@@ -11,6 +11,7 @@ from torchcaps.layers.pose import Pose, check_rows, pose_shape, present
 from torchcaps.numerics import check_finite, check_sizes
 from torchcaps.ops import Votes
 from torchcaps.routing import DynamicRouting, LayerShape, Routed, Routing, as_capsules
+from torchcaps.routing.base import routing_of
 from torchcaps.squash import length
 
 Transforms = Literal["full", "shared", "factored", "orthogonal", "subspace"]
@@ -108,7 +109,7 @@ class CapsLinear(nn.Module):
         if transforms == "orthogonal" and P != D:
             raise ValueError(f"orthogonal transforms keep the dimension: in_pose is {in_pose}, out_pose is {out_pose}")
         shape = LayerShape(in_capsules, out_capsules, self.in_pose, self.out_pose)
-        bound = (routing or DynamicRouting()).bind(shape)
+        bound = routing_of(shape, routing, DynamicRouting())
         if bound.own_transforms:  # the votes, which nobody forms, are as if all children shared one transform of zeros
             self.register_buffer("weight", torch.zeros(1, 1, P, D), persistent=False)
         else:

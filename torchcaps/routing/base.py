@@ -248,6 +248,18 @@ def create_routing(name: str, **arguments: Any) -> Routing:
     return ROUTINGS[name](**arguments)
 
 
+def routing_of(shape: LayerShape, routing: Any, default: Routing) -> Routing:
+    """The routing of a layer, with parameters for it: the one that was given, or the default for None.
+
+    Raises:
+        TypeError: if what was given is no routing.
+    """
+    if routing is not None and not isinstance(routing, Routing):
+        example = f"{type(default).__name__}(), or create_routing(name)"
+        raise TypeError(f"routing must be a Routing, such as {example}, got {routing!r}")
+    return (routing or default).bind(shape)
+
+
 MOST_STEPS = 10_000
 """More steps are a slip of the pen: a few are what is learned through, and hundreds settle."""
 

@@ -134,23 +134,29 @@ class AnyPose : Rows<T> {
     return total;
   }
 
-  // What some numbers of a vote, from `first` on, add to its logit for parent j. Several sums, so that no addition waits for
-  // the one before; a loop that is not unrolled keeps them in memory.
+  // Adds up `term(h)` of some numbers of a vote, in several sums, so that no addition waits for the one before; a loop that is
+  // not unrolled would keep them in memory.
+  template <typename Term>
+  __attribute__((always_inline)) static inline void add_up(int count, Sums& sums, const Term& term) {
+    int h = 0;
+#pragma GCC unroll 8
+    for (; h + kSums <= count; h += kSums)
+#pragma GCC unroll 4
+      for (int n = 0; n < kSums; ++n) sums[n] += term(h + n);
+    for (; h < count; ++h) sums[0] += term(h);
+  }
+
+  // What some numbers of a vote, from `first` on, add to its logit for parent j.
   template <Similarity similarity>
   __attribute__((always_inline)) inline void compare(const V* v, int first, int count, const Parents& parents, int j, Sums& sums) const {
     if constexpr (similarity == kUniform) return;
     const V* centre = parents.centre + int64_t{j} * pose() + first;
-    if constexpr (similarity == kInnerProduct) {
-#pragma GCC unroll 16
-      for (int h = 0; h < count; ++h) sums[h % kSums] += v[h] * centre[h];
-      return;
-    }
+    if constexpr (similarity == kInnerProduct) return add_up(count, sums, [&](int h) { return v[h] * centre[h]; });
     const V* precision = parents.precision + int64_t{j} * pose() + first;
-#pragma GCC unroll 16
-    for (int h = 0; h < count; ++h) {
+    add_up(count, sums, [&](int h) {
       const V deviation = v[h] - centre[h];
-      sums[h % kSums] += deviation * deviation * precision[h];
-    }
+      return deviation * deviation * precision[h];
+    });
   }
 
   template <Similarity similarity>
@@ -431,16 +437,11 @@ class AnyPose : Rows<T> {
       if constexpr (worth == kOfNothing) return;
       const int64_t at = int64_t{j} * k.pose() + first;
       const V *s = up_sum.data() + at, *q = up_scatter.data() + at, *m = mean.data() + at;
-      if constexpr (worth == kOfSum) {
-#pragma GCC unroll 16
-        for (int h = 0; h < count; ++h) sums[h % kSums] += v[h] * s[h];
-        return;
-      }
-#pragma GCC unroll 16
-      for (int h = 0; h < count; ++h) {
+      if constexpr (worth == kOfSum) return add_up(count, sums, [&](int h) { return v[h] * s[h]; });
+      add_up(count, sums, [&](int h) {
         const V deviation = v[h] - m[h];
-        sums[h % kSums] += deviation * (deviation * q[h] + s[h]);
-      }
+        return deviation * (deviation * q[h] + s[h]);
+      });
     }
 
     // Logits and worth to a_i R_ij and the gradient of the logits.
