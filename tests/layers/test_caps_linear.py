@@ -308,3 +308,13 @@ def test_repr_tells_shapes() -> None:
 def test_what_is_no_routing(make: Callable[..., object], routing: object) -> None:
     with pytest.raises(TypeError, match=r"routing must be a Routing, such as \w+\(\), or create_routing\(name\), got"):
         make(routing)
+
+
+@pytest.mark.parametrize(
+    "children", [[1.0, 2.0], torch.zeros(2, I, P).numpy(), (torch.zeros(2, I, P), torch.ones(2, I))]
+)
+def test_what_are_no_children(children: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"children must be Capsules, or a tensor of their poses, got (list|ndarray|tuple)"
+    ):
+        layer()(children)

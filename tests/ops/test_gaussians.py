@@ -1,6 +1,7 @@
 """Gaussians that are fitted to the votes of each parent: by the kernels as by the formula."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -102,6 +103,12 @@ def test_logarithms(exponent: float) -> None:
     torch.testing.assert_close(
         found.log_determinant.double(), found.variance.double().log().sum(-1), rtol=3e-7, atol=3e-6
     )
+
+
+@pytest.mark.parametrize("floor", [-1.0, math.nan, math.inf, "0.1", torch.tensor(0.1)])
+def test_floors_that_are_none(floor: Any) -> None:
+    with pytest.raises(ValueError, match="floor must be a finite number of at least 0, got"):
+        votes().gaussians(moments(16, 3, 5, torch.float64), floor)
 
 
 def test_moments_without_scatter_and_of_other_shapes() -> None:

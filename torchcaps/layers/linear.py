@@ -186,6 +186,8 @@ class CapsLinear(nn.Module):
             if mask is not None:  # before the length, whose gradient they could spoil
                 children = present(Capsules(children, children.detach().sum(pose_axes)), mask).pose
             children = Capsules(children, length(children, pose_axes))
+        if not isinstance(children, Capsules):
+            raise TypeError(f"children must be Capsules, or a tensor of their poses, got {type(children).__name__}")
         sites = children.activation.shape
         if len(sites) < 2 or children.pose.shape != (*sites, *self.in_pose):
             raise ValueError(

@@ -3,6 +3,7 @@
 import math
 from copy import copy
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import torch
@@ -217,11 +218,13 @@ class Votes:
 
         Args:
             moments: of these votes, with the scatter.
-            floor: under the variances.
+            floor: under the variances, a number.
 
         Raises:
-            ValueError: if the moments hold no scatter.
+            ValueError: if the moments hold no scatter, or the floor is no finite number of at least 0.
         """
+        if not isinstance(floor, Real) or not 0 <= floor < math.inf:
+            raise ValueError(f"floor must be a finite number of at least 0, got {floor!r}")
         if moments.scatter is None:
             raise ValueError("these moments hold no scatter: ask for it with moments(..., scatter=True)")
         return self.source.gaussians(moments, floor)
