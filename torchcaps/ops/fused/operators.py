@@ -372,15 +372,11 @@ class NativeVotes(FusedVotes):
 
     def gaussians(self, moments: Moments, floor: float) -> Gaussians:
         """In one pass over the moments."""
-        if (
-            self.empty
-            or only_stored()
-            or moments.mass.dtype not in (torch.float32, torch.float64)
-            or not _plain(*moments)
-        ):
+        mass, total, scatter = moments
+        known = total.dtype in (torch.float32, torch.float64)
+        if scatter is None or self.empty or not known or only_stored() or not _plain(*moments):
             return super().gaussians(moments, floor)
-        assert moments.scatter is not None
-        return fit(moments.mass, moments.sum, moments.scatter, floor)
+        return fit(mass, total, scatter, floor)
 
     @property
     def adds_vectors(self) -> bool:

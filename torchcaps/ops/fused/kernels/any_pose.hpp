@@ -148,7 +148,8 @@ class AnyPose : Rows<T> {
 
   // What some numbers of a vote, from `first` on, add to its logit for parent j.
   template <Similarity similarity>
-  __attribute__((always_inline)) inline void compare(const V* v, int first, int count, const Parents& parents, int j, Sums& sums) const {
+  __attribute__((always_inline)) inline void compare(const V* v, int first, int count, const Parents& parents, int j,
+                                                     Sums& sums) const {
     if constexpr (similarity == kUniform) return;
     const V* centre = parents.centre + int64_t{j} * pose() + first;
     if constexpr (similarity == kInnerProduct) return add_up(count, sums, [&](int h) { return v[h] * centre[h]; });
@@ -167,7 +168,8 @@ class AnyPose : Rows<T> {
   }
 
   // R_ij = exp(l_ij - Z_i) of logits that were written down, for one parent, and 0 for children that are not there.
-  __attribute__((always_inline)) inline void probabilities(const T* logits, int j, int count, const V* log_partition, V* R) const {
+  __attribute__((always_inline)) inline void probabilities(const T* logits, int j, int count, const V* log_partition,
+                                                           V* R) const {
     for (int i = 0; i < kChildren; ++i)
       R[i] = i < count ? this->coefficient_of(logits, i, j) - log_partition[i] : splat(-std::numeric_limits<T>::infinity());
 #pragma GCC unroll 8
@@ -376,7 +378,7 @@ class AnyPose : Rows<T> {
         compare(start, count);
         moments ? flow_of_moments(row, end, start, count) : flow_of_scores(row, end, start, count);
         k.put_coefficients(share.data(), block, start, count, k.J, k.call.shares);
-        pass_on(block, start, count, [&](int j, V* flow) {
+        put_gradients(block, start, count, [&](int j, V* flow) {
           for (int i = 0; i < count; ++i) flow[i] = gradient[i * k.J + j];
         });
       }
@@ -504,7 +506,7 @@ class AnyPose : Rows<T> {
       const int64_t at = k.coefficient(block, start, 0, k.J);
       const T* logits = readable(k.call.logits) + at;
       T* shares = k.call.shares ? writable(k.call.shares) + at : nullptr;
-      pass_on(block, start, count, [&](int j, V* flow) {
+      put_gradients(block, start, count, [&](int j, V* flow) {
         V R[kChildren];
         k.probabilities(logits, j, count, own.log_partition, R);
         for (int i = 0; i < count; ++i) {
@@ -521,7 +523,7 @@ class AnyPose : Rows<T> {
       V grad[kChildren], log_partition[kChildren];
       load_scores(k.call.grad_scores, row, end, start, count, 1, grad);
       load_scores(k.call.scores, row, end, start, count, 1, log_partition);
-      pass_on(block, start, count, [&](int j, V* flow) {
+      put_gradients(block, start, count, [&](int j, V* flow) {
         k.probabilities(logits, j, count, log_partition, flow);
         for (int i = 0; i < count; ++i) flow[i] *= grad[i];
       });
@@ -530,7 +532,7 @@ class AnyPose : Rows<T> {
     // Puts down the gradients of the logits of some children, `find(j, flow)` and maybe what is there, and adds up the votes,
     // or their deviations from the centres, times these.
     template <typename Find>
-    __attribute__((noinline)) void pass_on(int64_t block, int start, int count, const Find& find) {
+    __attribute__((noinline)) void put_gradients(int64_t block, int start, int count, const Find& find) {
       T* to = k.call.flow ? writable(k.call.flow) + k.coefficient(block, start, 0, k.J) : nullptr;
       if (compares) std::fill(votes.begin() + count * k.H, votes.end(), V{});
       for (int j = 0; j < k.J; ++j) {

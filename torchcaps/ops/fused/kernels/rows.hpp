@@ -33,7 +33,7 @@ struct TorchcapsCall {
   int64_t reduced;
   void *grad_children, *grad_transforms, *grad_coordinates, *grad_weights, *grad_log_partition, *grad_parents,
       *grad_precision, *grad_log_weight, *grad_scores;
-  // Coefficients [blocks, I, parents, width]: the logits, which the scores write and other passes read; a_i R_ij; and the
+  // Coefficients [blocks, I / 8, parents, 8, width]: the logits, which the scores write and other passes read; a_i R_ij; and the
   // gradients of the logits, added to what is there or not.
   void *logits, *shares, *flow;
   int64_t adds;
