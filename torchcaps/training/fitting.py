@@ -120,6 +120,7 @@ class Fitting:
                 enable_progress_bar=self.caller.progress_bar,
                 enable_model_summary=False,
                 num_sanity_val_steps=0,
+                inference_mode=False,  # whose tensors do not say when they are written to: kernels keep nothing of them
                 limit_val_batches=1.0 if validate else 0,
                 use_distributed_sampler=False,
             )
