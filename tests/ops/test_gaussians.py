@@ -9,7 +9,6 @@ from torch import Tensor
 
 import torchcaps as tc
 from torchcaps.ops import Gaussians, InnerProduct, Moments, Votes
-from torchcaps.ops.gaussians import fitted
 
 pytestmark = pytest.mark.skipif(bool(tc.ops.fused.why_not("native")), reason="no C++ kernels here")
 
@@ -18,6 +17,11 @@ def votes(size: int = 16, rows: int = 3, parents: int = 5, dtype: torch.dtype = 
     generator = torch.Generator().manual_seed(size)
     children = torch.randn(rows, 7, 1, 4, generator=generator, dtype=dtype)
     return Votes(children, torch.randn(7, parents, 4, size, generator=generator, dtype=dtype), backend="native")
+
+
+def fitted(moments: Moments, floor: float) -> Gaussians:
+    """The formula."""
+    return Gaussians.of(moments.mean, moments.variance + floor)
 
 
 def moments(size: int, rows: int, parents: int, dtype: torch.dtype) -> Moments:
@@ -37,7 +41,7 @@ def test_numbers_and_gradients(size: int, rows: int, parents: int, dtype: torch.
     found = votes(size, rows, parents, dtype).gaussians(given, 1e-3)
     assert "Fitted" in type(found.mean.grad_fn).__name__  # by the kernels
     wide = Moments(*(one.detach().double().requires_grad_() for one in given))
-    expected = fitted(*wide, 1e-3)
+    expected = fitted(wide, 1e-3)
     upstream = [torch.randn(one.shape, dtype=torch.float64) for one in expected]
     loss, reference = (
         sum((one * weight.to(one.dtype)).sum() for one, weight in zip(gaussians, upstream, strict=True))
@@ -56,7 +60,7 @@ def test_numbers_and_gradients(size: int, rows: int, parents: int, dtype: torch.
 def test_gradients_of_one_result(asked: int) -> None:
     given = moments(16, 3, 5, torch.float64)
     found = torch.autograd.grad(votes().gaussians(given, 0.1)[asked].sin().sum(), given, allow_unused=True)
-    expected = torch.autograd.grad(fitted(*given, 0.1)[asked].sin().sum(), given, materialize_grads=True)
+    expected = torch.autograd.grad(fitted(given, 0.1)[asked].sin().sum(), given, materialize_grads=True)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
 
@@ -90,7 +94,7 @@ def test_what_has_no_logarithm() -> None:
     scatter = torch.tensor([0.0, 0.0, -3.0, math.nan, math.inf, 1e-40]).expand(2, 1, 6).mT
     given = Moments(torch.ones(2, 6), torch.zeros(2, 6, 1), scatter)
     found = votes(1, 2, 6, torch.float32).gaussians(given, 1.0)
-    expected = fitted(*given, 1.0)
+    expected = fitted(given, 1.0)
     torch.testing.assert_close(found.log_determinant, expected.log_determinant, rtol=1e-6, atol=1e-6, equal_nan=True)
     assert found.log_determinant[0].isnan().tolist() == [False, False, True, True, False, False]
 
@@ -124,7 +128,7 @@ def test_moments_without_scatter_and_of_other_shapes() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_moments_of_few_digits_are_left_to_the_formula(dtype: torch.dtype) -> None:
     given = Moments(*(one.detach().to(dtype) for one in moments(16, 3, 5, torch.float32)))
-    for one, other in zip(votes(dtype=torch.float32).gaussians(given, 0.1), fitted(*given, 0.1), strict=True):
+    for one, other in zip(votes(dtype=torch.float32).gaussians(given, 0.1), fitted(given, 0.1), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 

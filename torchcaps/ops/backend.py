@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchcaps.numerics import positive
 from torchcaps.ops.fields import Fields, axes
-from torchcaps.ops.gaussians import Gaussians, fitted
+from torchcaps.ops.gaussians import Gaussians
 from torchcaps.ops.similarity import Similarity
 
 
@@ -204,9 +204,11 @@ class VoteSource(ABC):
         Args:
             moments: as :meth:`moments` gave them.
             floor: f.
+
+        Raises:
+            ValueError: if the moments hold no scatter.
         """
-        assert moments.scatter is not None
-        return fitted(moments.mass, moments.sum, moments.scatter, floor)
+        return Gaussians.of(moments.mean, moments.variance + floor)
 
     def agree(self, agreement: Agreement, bias: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
         """All steps of routing by agreement, where the backend has them in one: less work than step by step.

@@ -4,8 +4,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchcaps.numerics import positive
-
 
 class Gaussians(NamedTuple):
     """Gaussians of the parents, whose dimensions are independent.
@@ -31,18 +29,3 @@ class Gaussians(NamedTuple):
     def of(cls, mean: Tensor, variance: Tensor) -> "Gaussians":
         """With these means and variances."""
         return cls(mean, variance, variance.reciprocal(), variance.log().sum(-1))
-
-
-def fitted(mass: Tensor, total: Tensor, scatter: Tensor, floor: float) -> Gaussians:
-    r"""The most likely Gaussians, but for a floor under the variances.
-
-    .. math:: \mu_j = S_j / N_j, \quad \sigma_j^2 = Q_j / N_j + \text{floor}
-
-    Args:
-        mass: (B, J).
-        total: the sum, (B, J, H).
-        scatter: (B, J, H).
-        floor: added to the variances.
-    """
-    mass = positive(mass)[..., None]
-    return Gaussians.of(total / mass, scatter / mass + floor)

@@ -225,8 +225,6 @@ class Votes:
         """
         if not isinstance(floor, Real) or not 0 <= floor < math.inf:
             raise ValueError(f"floor must be a finite number of at least 0, got {floor!r}")
-        if moments.scatter is None:
-            raise ValueError("these moments hold no scatter: ask for it with moments(..., scatter=True)")
         return self.source.gaussians(moments, floor)
 
     def total(self) -> Tensor:

@@ -6,14 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcaps.ops.backend import Moments
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fused import native
 from torchcaps.ops.fused.call import readable
-from torchcaps.ops.gaussians import Gaussians, fitted
+from torchcaps.ops.gaussians import Gaussians
 
 
 def fit(mass: Tensor, total: Tensor, scatter: Tensor, floor: float) -> Gaussians:
-    """:func:`~torchcaps.ops.gaussians.fitted` by the kernels.
+    """:meth:`~torchcaps.ops.VoteSource.gaussians` by the kernels.
 
     Raises:
         ValueError: if the moments do not fit each other.
@@ -45,6 +46,7 @@ class _Fitted(torch.autograd.Function):
             return native.gaussians_backward(moments, mean, precision, upstream)
 
         def formula(mass: Tensor, total: Tensor, scatter: Tensor) -> Gaussians:
-            return fitted(mass, total, scatter, ctx.floor)
+            stored = Moments(mass, total, scatter)
+            return Gaussians.of(stored.mean, stored.variance + ctx.floor)
 
         return *gradients(work, formula, moments, upstream), None

@@ -351,7 +351,7 @@ def _packed_agreement(settings: Agreement, *fields: Tensor | int | None) -> byte
 
 
 def gaussians(mass: Tensor, total: Tensor, scatter: Tensor, floor: float) -> Gaussians:
-    """:func:`~torchcaps.ops.gaussians.fitted`, of tensors in one piece."""
+    """Those of :meth:`~torchcaps.ops.VoteSource.gaussians`, from tensors in one piece."""
     found = Gaussians(torch.empty_like(total), torch.empty_like(total), torch.empty_like(total), torch.empty_like(mass))
     _fit(False, floor, mass, total, scatter, *found)
     return found

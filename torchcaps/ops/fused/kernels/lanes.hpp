@@ -235,7 +235,7 @@ inline void streams_end() {
 }
 
 // Numbers nearer to 0 than any normal one are 0 in this thread, for as long as this lives: shares that all but vanish make
-// many of them, and some processors take a hundred cycles for each.
+// many of them, and some processors take far longer for each.
 class WithoutSubnormals {
 #if defined(__x86_64__)
   const unsigned before = _mm_getcsr();
