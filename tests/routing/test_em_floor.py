@@ -153,6 +153,23 @@ def test_votes_that_do_not_spread(layer: str, active: int) -> None:
     assert all(tensor.isfinite().all() for tensor in (*parents, *gradients))
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-2), (torch.float64, 1e-9)])
+def test_rounding_is_no_spread(dtype: torch.dtype, tolerance: float) -> None:
+    """The votes of the only child that is there are their own means, to the last bit or nearly so."""
+    found = []
+    for backend in ("naive", "chunked", "native"):
+        children, transforms = normal(2, 20, 4, 4).to(dtype), normal(20, 4, 4, 4, seed=1).to(dtype).requires_grad_()
+        activation = torch.zeros(2, 20, dtype=dtype)
+        activation[:, 7] = 0.9
+        routing = EMRouting.preset("standardised", relative_floor=0.01).bind(4, 16).to(dtype)
+        routed = routing(Votes(children, transforms, backend=backend), activation)
+        gradient = torch.autograd.grad(routed.activation.sum() + routed.pose.square().sum(), transforms)[0]
+        found.append((routed.activation, gradient))
+    for activation, gradient in found[1:]:
+        torch.testing.assert_close(activation, found[0][0])
+        assert (gradient - found[0][1]).norm() < tolerance * gradient.norm()  # three sharp steps: rounding grows
+
+
 def test_gradcheck() -> None:
     routing = bound("soft", relative_floor=0.2)
     names = [name for name, _ in routing.named_parameters()]

@@ -7,9 +7,9 @@ import pytest
 import textbook
 import torch
 
-from torchcaps.ops import Votes
+from torchcaps.ops import Moments, Votes
 from torchcaps.routing import EM_PRESETS, EMRouting, EMSettings, Routed, em_routing
-from torchcaps.routing.em import inverse_temperatures
+from torchcaps.routing.em import em_m_step, inverse_temperatures
 
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 STEPS = pytest.mark.parametrize("steps", [1, 2, 3, 5])
@@ -220,6 +220,16 @@ class TestSettings:
         torch.testing.assert_close(routed.activation, problem.beta_a.sigmoid().expand(2, parents))
         (gradient,) = torch.autograd.grad(routed.activation.sum() + routed.pose.sum(), activation)
         assert gradient.isfinite().all()
+
+    def test_standardised_costs_that_are_nearly_the_same(self) -> None:
+        """As those of parents to which children are shared out evenly: what scales them all has no gradient."""
+        mass = torch.full((3, 8), 50.0, requires_grad=True)
+        variance = 5e-3 + 1e-7 * torch.rand(3, 8, 16, generator=torch.Generator().manual_seed(0))
+        moments = Moments(mass, torch.zeros(3, 8, 16), 50 * variance)
+        votes, beta = Votes(torch.zeros(3, 2, 4, 4), torch.zeros(2, 8, 4, 4)), torch.zeros(8)
+        logit = em_m_step(votes, moments, beta, beta, 1.0, EMSettings(standardise=True)).logit
+        (gradient,) = torch.autograd.grad(logit[:, 0].sum(), mass)
+        assert (gradient.sum(1).abs() < 1e-4 * gradient.abs().sum(1)).all()
 
 
 class TestPresets:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, logsigmoid
 
+from torchcaps.numerics import positive
 from torchcaps.ops import Gaussian, Gaussians, Moments, Votes
 from torchcaps.routing.base import (
     About,
@@ -87,16 +88,17 @@ def votes_variance(moments: Moments, windows: int = 1) -> Tensor:
 
     One number for all windows, parents and dimensions of an example, whatever else is in the batch: a window of few
     active children has hardly a variance of its own, and different floors would have parents of different places
-    compete by different rules. An example whose votes all agree gets 1.
+    compete by different rules. An example whose votes all agree, but for rounding, gets 1.
 
     Args:
         moments: of the first step, with the scatter.
         windows: W, rows of the batch that belong to one example, in a row.
     """
     assert moments.scatter is not None
-    both = torch.stack([moments.scatter.sum((1, 2)), moments.mass.sum(1) * moments.sum.shape[-1]])  # [2, B]
-    scatter, count = both.unflatten(1, (-1, windows)).sum(-1)  # [N] each
-    agree = scatter <= 0  # NaN is not: it comes through
+    rounding = (16 * torch.finfo(moments.sum.dtype).eps * moments.sum).square() / positive(moments.mass)[..., None]
+    fields = moments.scatter.sum((1, 2)), moments.mass.sum(1) * moments.sum.shape[-1], rounding.detach().sum((1, 2))
+    scatter, count, least = torch.stack(fields).unflatten(1, (-1, windows)).sum(-1)  # [N] each
+    agree = scatter <= least  # NaN is not: it comes through
     variance = torch.where(agree, 1.0, scatter / torch.where(agree, 1.0, count))
     return variance.repeat_interleave(windows)[:, None, None]
 
@@ -137,8 +139,8 @@ def em_m_step(
     if settings.mass_scale is not None:
         mass = mass * (settings.mass_scale * parents / votes.count)
     cost = scale * (size * beta_u + log_determinant / 2) * mass
-    if settings.standardise:
-        cost = layer_norm(cost, (parents,), eps=1e-8)
+    if settings.standardise:  # about their mean first: of costs that differ little, layer_norm's gradients are rounding
+        cost = layer_norm(cost - cost.mean(-1, keepdim=True), (parents,), eps=1e-8)
     return EMState(gaussians, inverse_temperature * (settings.activation_scale * beta_a - cost))
 
 
