@@ -127,6 +127,18 @@ class TestCapsNet:
         assert parameters(released) == 6_804_224 + 10 * 16
         assert released.routing.config()["bias"]
 
+    def test_children_of_the_released_code_differ_from_image_to_image(self) -> None:
+        """From the start: with other weights the bias is nearly all that there is of them."""
+        torch.manual_seed(0)
+        network = create_model("capsnet_released", channels=32, types=8, decoder_hidden=(64,))
+        with torch.no_grad():
+            pose = network.children_of((images(8, 1, 28, 28) > 0.8).float()).pose
+        assert pose.std(0).mean() > 0.3 * pose.abs().mean()
+        assert network.conv.weight.std().item() == pytest.approx(0.88 * 0.05, rel=0.1)
+        assert network.primary_caps.conv.weight.std().item() == pytest.approx(0.88 * 0.1, rel=0.1)
+        assert (network.conv.bias == 0.1).all()
+        assert (network.decoder.layers[0].bias == 0.1).all()
+
     def test_encode_decode_and_route_are_the_forward_pass(self) -> None:
         model = create_model("capsnet_digits").eval()
         pictures = images(3, 1, 8, 8)

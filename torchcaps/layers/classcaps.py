@@ -26,7 +26,8 @@ def coordinate_addition(
     r"""What coordinate addition adds to the votes of each position, a tensor of shape ``sizes``, (\*grid, H).
 
     The first elements of a vote, one for each axis of the grid, get the position along that axis, in (0, 1] times the
-    scale: on an image :math:`((y + \frac12) / H, (x + \frac12) / W)`; the others get 0.
+    scale: on an image :math:`((y + \frac12) / H, (x + \frac12) / W)`; the others get 0. First are those of a matrix's
+    first row, as in the released code; the paper's text names those of its right-hand column.
 
     Args:
         sizes: of the grid, (L,), (H, W) or (D, H, W); and last that of a vote, at least as many as the grid has axes.
@@ -37,7 +38,8 @@ def coordinate_addition(
     Raises:
         ValueError: if a vote has too few elements.
 
-    Source: Hinton, Sabour & Frosst 2018, section 4.
+    Source: Hinton, Sabour & Frosst 2018, section 4; which elements: the code released with it, whose coordinates are
+    pixels from the middle of the image, divided by 100.
     """
     *grid, size = sizes
     if size < len(grid):
@@ -61,10 +63,10 @@ class ClassCaps(nn.Module):
         in_pose: child pose: P for vectors, (M, P) for matrices.
         out_pose: class pose: D for vectors, (M, D) for matrices.
         routing: any routing; the layer keeps a copy of its own. Default: EM routing.
-        coordinates: whether to add the positions to the votes: True, as published; or ``"scaled"`` to the children's
-            poses, that is multiplied by how large these are (:class:`~torchcaps.layers.PoseMagnitude`: of the batch in
-            training, a running one in evaluation, no gradient). As published they drown poses that have faded from
-            layer to layer, and are drowned by large ones.
+        coordinates: whether to add the positions to the votes: True, as :func:`coordinate_addition` has them; or
+            ``"scaled"`` to the children's poses, that is multiplied by how large these are
+            (:class:`~torchcaps.layers.PoseMagnitude`: of the batch in training, a running one in evaluation, no
+            gradient). Unscaled they drown poses that have faded from layer to layer, and are drowned by large ones.
         coordinate_scale: of the positions; a further factor of scaled ones.
         axes: of the grid: 1, 2 or 3.
         init_std: deviation of the transforms' normal initialisation.

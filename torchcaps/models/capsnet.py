@@ -18,9 +18,10 @@ from torchcaps.routing import DynamicRouting, Routing
 @register_model("capsnet", "Sabour et al. 2017, the paper: 6.80 M parameters, 8.22 M with the decoder")
 @register_model(
     "capsnet_released",
-    "Sabour et al. 2017, the released code: biases in the routing, primary capsules routed once",
+    "Sabour et al. 2017, the released code: biases in the routing, primary capsules routed once, its initial weights",
     routing={"name": "dynamic", "bias": True},
     routed_primary=True,
+    released_start=True,
 )
 @register_model(
     "capsnet_small",
@@ -71,8 +72,11 @@ class CapsNet(CapsuleClassifier):
         decoder_input: what the decoder is told of the class that it draws: ``masked``, ``pose`` or ``pose_and_class``,
             see :class:`~torchcaps.layers.PoseInput`.
         pose_noise: deviation of the noise on the pose that the decoder is given in training.
+        released_start: initial weights and biases as in the released code: normal, cut at two deviations, of 0.05 in
+            the convolutions in front and 0.1 in that of the primary capsules and in the decoder; biases 0.1. With
+            PyTorch's own, the bias of routed primary capsules is nearly all that there is of them.
 
-    Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", section 4.
+    Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", section 4; the code released with it.
 
     Example:
         >>> network = tc.create_model("capsnet_digits")
@@ -103,6 +107,7 @@ class CapsNet(CapsuleClassifier):
         stem: Sequence[int] = (),
         decoder_input: DecoderInput = "masked",
         pose_noise: float = 0.0,
+        released_start: bool = False,
     ) -> None:
         super().__init__(image_shape, classes)
         check_sizes(channels=channels, kernel_size=kernel_size, stride=stride, stem=stem)
@@ -124,6 +129,7 @@ class CapsNet(CapsuleClassifier):
         self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
         self.init_std = init_std
         self.decoder_input, self.pose_noise = decoder_input, pose_noise
+        self.released_start = released_start
 
         self.features = _stem(self.image_shape[0], self.stem, kernel_size)
         self.conv = nn.Conv2d((self.image_shape[0], *self.stem)[-1], channels, kernel_size, stride)
@@ -142,6 +148,16 @@ class CapsNet(CapsuleClassifier):
             init_std=init_std,
         )
         self.decoder = self._decoder()
+        if released_start:
+            self._start_as_released()
+
+    def _start_as_released(self) -> None:
+        for layer in self.modules():
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                deviation = 0.05 if layer is self.conv or layer in self.features else 0.1
+                nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+                if layer.bias is not None:
+                    nn.init.constant_(layer.bias, 0.1)
 
     def _decoder(self) -> nn.Module | None:
         hidden = self.decoder_hidden

@@ -27,6 +27,8 @@ class VBCapsNet(CapsuleClassifier):
 
     Their code multiplies the sums over the rows of a pose with the transforms ("matmul equiv."), and lets the parents
     of one window compete; here a vote is the matrix product, and all parents that see a child compete, as in the paper.
+    It adds coordinates, :math:`(i + 1) / (10 F)`, to the last elements of the first two rows of a vote; here they are
+    those of :func:`~torchcaps.layers.coordinate_addition`, divided by 10.
 
     Args:
         image_shape: (C, H, W) of the images; other heights and widths work too.

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torchcaps.recipes.kit.base import lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison, Study
-from torchcaps.recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, adam, cycle, one_cycle, option, pace
+from torchcaps.recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, adam, cycle, falling, one_cycle, option, pace
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 1"
 
@@ -135,7 +135,7 @@ PAPER = SmallNORBSettings(
     cnn_epochs=200,
     batch_size=64,
     optimizer=adam(3e-3, weight_decay=2e-7),
-    scheduler=option("torch.optim.lr_scheduler.StepLR", step_size=20000, gamma=0.96),
+    scheduler=falling(0.96 ** (1 / 20000)),
     scheduler_interval="step",
     model_args={"pose_norm": None},
     spread={"schedule": "sigmoid"},

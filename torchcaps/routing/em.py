@@ -277,7 +277,8 @@ EM_PRESETS: dict[str, dict[str, Any]] = {
 """Arguments of :class:`EMRouting` by name.
 
 ``paper``: Procedure 1 with the inverse temperature that its authors gave; ``released``: the released code, in its
-convolutional layers and (``released_class``) in its class layer; ``standardised``: the cost standardised over the
+convolutional layers (where parents of different types do not compete: ``competition="position"`` of the layer, but for
+the first step) and (``released_class``) in its class layer; ``standardised``: the cost standardised over the
 parents, for any layer size; ``soft``: the same, with the likelihood in the E-step a mean over the dimensions of a pose
 and not a sum, so that it can be learned through several steps; ``mass_scaled``: Gritzman 2019.
 """

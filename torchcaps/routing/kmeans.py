@@ -154,7 +154,7 @@ class InnerProductKMeansRouting(Routing):
         cost="(2 r - 1) V",
         memory="none",
         source="Su 2018",
-        reported="two digits side by side after training on single ones: above 95 % right",
+        reported="two digits, one above the other, after training on single ones: above 95 % right",
     )
 
     resumable = True
