@@ -6,7 +6,17 @@ from typing import Any, ClassVar
 
 from torchcaps.recipes.kit.base import lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison, Study
-from torchcaps.recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, adam, cycle, falling, one_cycle, option, pace
+from torchcaps.recipes.kit.options import (
+    ENTROPY,
+    MARGIN,
+    TrainingOptions,
+    adam,
+    cycle,
+    falling,
+    one_cycle,
+    option,
+    pace,
+)
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 1"
 
