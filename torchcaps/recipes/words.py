@@ -110,8 +110,8 @@ class WordsRecipe(Comparison[WordsSettings]):
         "and no other, are told. No network saw two questions at once in training.",
         "The published figure of form B is of windows of 3, 4 and 5 words; the released code has 3 and 4. In that code "
         "all children of a window of convolutional capsules share their transforms, and absent classes weigh 0.25 in "
-        "the loss; here each child has its own, and they weigh 0.5. The batches of 25, the 16 types of primary capsules "
-        "and the missing dropout of the paper preset are those of the code.",
+        "the loss; here each child has its own, and they weigh 0.5. Batches of 25, 16 types of primary capsules and no "
+        "dropout, as the paper preset has them, are those of the code.",
         "MR and SUBJ have no test texts of their own: a fifth of each is put aside, where the papers have ten folds.",
     )
     caption: ClassVar[str] = (
