@@ -104,6 +104,7 @@ class TestInterruption:
         assert not (run / "summary.json").exists()
         if sign == signal.SIGINT:
             assert f"--resume {run}" in output
+            assert process.returncode == 128 + signal.SIGINT
         assert 1 <= len(rows(run)) < 3
         finish(train_process(folder / "config.yaml", run, "--resume"))
         assert rows(run) == rows(unbroken)

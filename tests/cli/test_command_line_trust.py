@@ -339,12 +339,27 @@ class TestTrainInPython:
         weights = tc.load_pretrained("command/model").state_dict()
         assert all(torch.equal(weights[name], value) for name, value in found.network.state_dict().items())
 
+    @pytest.mark.parametrize("routing", ["kmeans", tc.create_routing("kmeans", steps=2)], ids=["name", "object"])
+    def test_a_routing_as_create_routing_has_it(self, routing, tmp_path):
+        """The folder of the run has all options, to go on with."""
+        small = {"channels": 4, "types": 2, "decoder_hidden": None}
+        options = {"model": "capsnet_digits", "model_args": small, "epochs": 1, "report": False, "routing": routing}
+        found = tc.train("Digits", run=tmp_path / "run", trainer={"accelerator": "cpu"}, **options)
+        assert main(["train", "--resume", str(found.run), "--epochs", "2"]) == 0
+        steps = tc.load_pretrained(found.run / "model").routing.config()["steps"]
+        assert steps == (3 if routing == "kmeans" else 2)
+
     @pytest.mark.parametrize(
         ("data", "options", "message"),
         [
             ("nowhere", {}, "data must be a folder or the name of a data set, got 'nowhere'"),
             ("Digits", {"sise": 8}, "unknown options sise: a training takes .*epochs.* and Digits validation, seed"),
             ("Digits", {"epochs": "many"}, "epochs"),
+            (
+                "Digits",
+                {"loss": tc.MarginLoss()},
+                r"loss must be a name, .*a file of options can hold, got Margin",
+            ),
         ],
     )
     def test_train_names_what_does_not_fit(self, data, options, message, tmp_path, monkeypatch):

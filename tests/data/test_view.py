@@ -150,6 +150,8 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
 
 def test_crops_must_fit_the_images() -> None:
     assert Preprocess(crop=12).image_shape(SHAPE) == (2, 12, 12)
+    with pytest.raises(ValueError, match="shift must be less than 12 for images of 12 x 14, got 12"):
+        Preprocess(shift=12).image_shape((1, 12, 14))
     with pytest.raises(ValueError, match="crop must be at most 12 for images of 12 x 14, got 13"):
         Preprocess(crop=13).image_shape(SHAPE)
     assert Preprocess(crop=6, crops=13).image_shape(SHAPE) == (2, 6, 6)

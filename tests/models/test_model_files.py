@@ -108,3 +108,22 @@ def test_item18_whole_files_still_load(name: str, tmp_path: Path) -> None:
     loaded = load_pretrained(tmp_path)
     assert all(tensor.device.type == "cpu" for tensor in loaded.state_dict().values())
     assert all(torch.equal(tensor, loaded.state_dict()[key]) for key, tensor in network.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_network_in_half_precision_is_stored_as_it_is(dtype: torch.dtype, tmp_path: Path) -> None:
+    network = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None).to(dtype)
+    network.save_pretrained(tmp_path)
+    loaded = load_pretrained(tmp_path).state_dict()
+    for name, tensor in network.state_dict().items():
+        assert loaded[name].dtype == torch.float32
+        assert torch.equal(loaded[name], tensor.float())
+
+
+def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    network = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None)
+    network.conv.half()
+    for wrong in (network, network.double()):
+        with pytest.raises(ValueError, match=r"weights must be torch\.float32 to be saved, got torch\.float"):
+            wrong.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+import torchcaps as tc
 from torchcaps.cli import main
 from torchcaps.data import Digits, ImageSet
 from torchcaps.losses import MarginLoss
@@ -68,6 +70,11 @@ class TestItem17:
         with pytest.warns(UserWarning, match="goes on with changes: seed was 0, is 1"):
             assert len(trained(tmp_path, caller=Caller(allow_changes=True), seed=1, epochs=2)) == 2
 
+    def test_item17_fewer_epochs_than_are_done_are_told(self, tmp_path: Path) -> None:
+        trained(tmp_path, epochs=2)
+        with pytest.raises(ValueError, match="epochs must be 2 or more, as many as are done already, got 1"):
+            trained(tmp_path, epochs=1)
+
     def test_item17_more_epochs_need_no_word(self, tmp_path: Path) -> None:
         trained(tmp_path)
         assert len(trained(tmp_path, epochs=2)) == 2
@@ -115,6 +122,62 @@ class TestItem17:
     def test_item17_comparison(self, was: dict, now: dict, expected: list[str]) -> None:
         rest = {"classes": [], "images": {}, "data": "x"}
         assert differences({"options": was, **rest}, {"options": now, **rest}) == expected
+
+
+class TestOptions:
+    """What the help offers: it works, or is told before anything is written."""
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--optimizer", "SparseAdam"], "SparseAdam does not support dense gradients"),
+            (["--reconstruction", "-1"], "reconstruction must be 0 or more, got -1.0"),
+            (["--trainer.gradient_clip_val", "-1"], "gradient_clip_val must be 0 or more, got -1.0"),
+            (["--speed.resident", "-1"], "resident must be 0 GiB or more, got -1.0"),
+        ],
+    )
+    def test_told_at_the_start(self, options: list[str], message: str, tmp_path: Path, capsys) -> None:
+        assert main([*TRAIN, "--run", str(tmp_path / "run"), *options]) == 1
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            ["--optimizer", "LBFGS", "--routing", "mean"],  # makes its steps itself
+            ["--scheduler", "ReduceLROnPlateau"],
+            ["--scheduler", "ReduceLROnPlateau", "--data.validation", "0", "--scheduler_interval", "step"],
+            ["--trainer.precision", "64-true"],
+            ["--trainer.precision", "bf16-true"],
+        ],
+        ids=lambda options: "-".join(options[1::2]),
+    )
+    def test_works(self, options: list[str], tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        assert main([*TRAIN, "--run", str(run), "--batch_size", "700", *options]) == 0
+        assert 0 <= json.loads((run / "summary.json").read_text())["test_accuracy"] <= 1
+
+    def test_a_scheduler_that_watches_lowers_the_rate(self, tmp_path: Path) -> None:
+        one = learner()
+        one.optimisation.scheduler = partial(
+            torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0, threshold=1e9, threshold_mode="abs"
+        )
+        trainer, _ = fit(one, FEW, FEW, tmp_path, Schedule(epochs=4, batch_size=16), CPU)
+        assert trainer.optimizers[0].param_groups[0]["lr"] < 1e-3
+
+    def test_without_test_images_nothing_is_tested(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+        for number in range(8):
+            (tmp_path / "data" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+            image = Image.fromarray(Digits().test.images[number, 0].numpy())
+            image.save(tmp_path / "data" / "ab"[number % 2] / f"{number}.png")
+        options = ["--data", "ImageFolder", "--data.root", str(tmp_path / "data"), "--data.test", "0"]
+        assert (
+            main([*TRAIN, *options, "--data.validation", "0", "--run", str(tmp_path / "run"), "--report", "true"]) == 0
+        )
+        assert "note: there are no test images: nothing is tested" in capsys.readouterr().out
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        assert "test_accuracy" not in summary
+        assert tc.load_pretrained(tmp_path / "run" / "model").image_shape == (1, 8, 8)
 
 
 class SickAfter(MarginLoss):

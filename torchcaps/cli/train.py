@@ -1,6 +1,7 @@
 """``torchcaps train``."""
 
 import shlex
+import signal
 import sys
 from functools import partial
 from itertools import pairwise
@@ -46,14 +47,19 @@ def command(arguments: list[str]) -> None:
             allow_changes=allow_changes,
             show=None if terminal else partial(print, flush=True),
         )
-    except SystemExit:  # Lightning's answer to Ctrl-C
-        print(f"stopped; continue with: torchcaps train --resume {folder.path}", file=sys.stderr)
-        raise
+    except (SystemExit, KeyboardInterrupt) as stop:
+        if folder.config.exists():
+            print(f"stopped; continue with: torchcaps train --resume {folder.path}", file=sys.stderr)
+        if isinstance(stop, SystemExit) and stop.code != 1:
+            raise
+        raise SystemExit(128 + signal.SIGINT) from None  # Lightning answers Ctrl-C with 1
     if summary is not None:
         from torchcaps.tasks import as_task
 
         main = as_task(summary["task"]).main
-        print(f"test {main.name} {main.text(summary[f'test_{main.name}'])} after {summary['epochs']} epochs")
+        tested = summary.get(f"test_{main.name}")
+        found = "" if tested is None else f"test {main.name} {main.text(tested)} "
+        print(f"{found}after {summary['epochs']} epochs")
         if "test_balanced_accuracy" in summary:
             balanced = summary["test_balanced_accuracy"]
             print(f"balanced accuracy {100 * balanced:.2f} % (the mean over the classes, each counting alike)")
@@ -75,7 +81,10 @@ def _resumed_run(arguments: list[str]) -> "tuple[RunFolder, list[str]] | None":
             path = value if equals else "".join(arguments[place + 1 : place + 2])
             if not path:
                 raise ValueError("--resume needs the folder of a run")
-            return RunFolder(Path(path)).existing(), arguments[:place] + arguments[place + (1 if equals else 2) :]
+            others = arguments[:place] + arguments[place + (1 if equals else 2) :]
+            if elsewhere := _values(others, "--run"):
+                raise ValueError(f"--resume goes on in {path} itself and takes no --run, got {elsewhere[0]}")
+            return RunFolder(Path(path)).existing(), others
     return None
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torchcaps.data.base import TEST_SEED, ImageData, ImageSet, Resize, check_share, stable_split, stratified_split
 from torchcaps.data.manifest import PARTS, Changes, Entry, Manifest, copies_lines, count_of, readable, some
 from torchcaps.data.picture import BrokenImage, check_resize, load_handwriting, naming, open_image, to_tensor
+from torchcaps.data.preprocess import MOST_PIXELS
 from torchcaps.data.store import GIB, ImageStore, threaded
 from torchcaps.data.streams import digest_of
 
@@ -126,6 +127,8 @@ class ListedImages(ImageData):
         self.size = (size, size) if isinstance(size, int) else size
         if self.size is not None and min(self.size) < 1:
             raise ValueError(f"size must be at least 1 x 1 pixel, got {size}")
+        if self.size is not None and max(self.size) > MOST_PIXELS:
+            raise ValueError(f"size must be at most {MOST_PIXELS} pixels a side, got {size}")
         if not memory >= 0:
             raise ValueError(f"memory must be 0 GiB or more, got {memory}")
         self.channels = channels

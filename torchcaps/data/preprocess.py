@@ -17,6 +17,9 @@ from torchcaps.data.augment import mix, random_integers
 # One stream of random numbers for each class below; RandomShift has the unnumbered one.
 _CROP, _BRIGHTNESS, _CONTRAST, _FLIP = 1, 2, 3, 4
 
+MOST_PIXELS = 2**14
+"""On a side of an image: one that is larger would fill the memory."""
+
 
 def standardise(images: Tensor) -> Tensor:
     """Give each image the mean zero and the variance one.

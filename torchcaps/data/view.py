@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchcaps.data.augment import RandomShift
 from torchcaps.data.preprocess import (
+    MOST_PIXELS,
     RandomBrightness,
     RandomContrast,
     RandomCrop,
@@ -125,8 +126,8 @@ class Preprocess:
             raise ValueError(f"erase must be a probability, 0 to 1, got {self.erase}")
         if self.rescale is not None and self.rescale < 1:
             raise ValueError(f"rescale must be 1 or more, got {self.rescale}")
-        if self.rescale is not None and self.rescale > 2**14:
-            raise ValueError(f"rescale must be at most {2**14}, got {self.rescale}")
+        if self.rescale is not None and self.rescale > MOST_PIXELS:
+            raise ValueError(f"rescale must be at most {MOST_PIXELS}, got {self.rescale}")
         self._check_statistics()
         if self.crops not in (1, 13):
             raise ValueError(f"crops must be 1 or 13, got {self.crops}")
@@ -148,14 +149,18 @@ class Preprocess:
         """The shape that images of the shape `raw`, (C, H, W), have for the network.
 
         Raises:
-            ValueError: `crop` is larger than the images, or leaves no margin for thirteen crops; or `mean` is for
-                another number of channels.
+            ValueError: `crop` is larger than the images, or leaves no margin for thirteen crops; `shift` can leave
+                nothing of them; or `mean` is for another number of channels.
         """
         channels, height, width = raw
         if self.mean is not None and len(self.mean) != channels:
             raise ValueError(f"mean and deviation must be for {channels} channels, got {self.mean}")
         if self.rescale is not None:
             height = width = self.rescale
+        if self.shift >= min(height, width):
+            raise ValueError(
+                f"shift must be less than {min(height, width)} for images of {height} x {width}, got {self.shift}"
+            )
         if self.crop is None:
             return channels, height, width
         margin, why = (0, "") if self.crops == 1 else (6, ", 3 pixels less on every side for 13 crops")

@@ -124,13 +124,14 @@ class Network(nn.Module, ABC):
         Args:
             folder: made if it is missing.
             stored: ``float16`` or ``bfloat16`` stores the weights rounded to that type, in half the room; loaded, they
-                have the type again that they have in the network. Default: as they are.
+                have torch's default type again. Default: as they are, which is one of these types or the default one.
             extra: anything JSON can hold, kept in ``config.json`` and given back as the attribute ``extra``; the
                 command line keeps the names of the classes and how images are prepared here.
 
         Raises:
             ModuleNotFoundError: if safetensors is not installed; it names the extra.
-            ValueError: if there is no such type, or it does not reach as far as a weight.
+            ValueError: if there is no such type, or it does not reach as far as a weight; or if the weights are of
+                another one, as those of a network that computes in float64.
         """
         with _needing_extra():
             from safetensors.torch import save_file
@@ -140,10 +141,11 @@ class Network(nn.Module, ABC):
         imports = _imports(self)
         if imports:
             config["imports"] = imports
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        stored = stored or _half(self)
         if stored is not None:
             config["stored"] = stored
         text = json.dumps(config, indent=2) + "\n"
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         if stored is not None:
             state = {name: _rounded(name, tensor, stored) for name, tensor in state.items()}
         folder.mkdir(parents=True, exist_ok=True)
@@ -167,6 +169,19 @@ class Network(nn.Module, ABC):
         if not isinstance(network, cls):
             raise ValueError(f"{source} holds a {type(network).__name__}, not a {cls.__name__}")
         return network
+
+
+def _half(network: nn.Module) -> str | None:
+    """The type of 16 bits that a network's weights have; None where they have torch's default type."""
+    default = torch.get_default_dtype()
+    kinds = {weight.dtype for weight in network.parameters() if weight.is_floating_point()}
+    if kinds <= {default}:
+        return None
+    for name, kind in STORED.items():
+        if kinds == {kind}:
+            return name
+    found = ", ".join(sorted(map(str, kinds)))
+    raise ValueError(f"the weights must be {default} to be saved, got {found}: call .to({default}) first")
 
 
 def _positions(cls: type) -> int:

@@ -1,5 +1,6 @@
 """A training that can be killed and resumed."""
 
+import copy
 import logging
 import warnings
 from collections.abc import Iterator
@@ -134,7 +135,11 @@ class Fitting:
         """Trains from the start, or from the newest checkpoint that is whole; see :func:`fit`."""
         newest = checkpoint_to_resume(self.checkpoints) if is_first_process() else newest_checkpoint(self.checkpoints)
         if newest is not None:
-            self.fingerprint.check(read_checkpoint(newest, self.learner), self.caller.allow_changes)
+            checkpoint = read_checkpoint(newest, self.learner)
+            self.fingerprint.check(checkpoint, self.caller.allow_changes)
+            done, wanted = checkpoint["epoch"] + 1, self.trainer.max_epochs or 0
+            if done > wanted:
+                raise ValueError(f"epochs must be {done} or more, as many as are done already, got {wanted}")
         with _expected_warnings(), kept_memory(self.learner.speed.keep_memory):
             self.trainer.fit(self.learner, datamodule=self.loaders, ckpt_path=newest, weights_only=True)
         if is_first_process():
@@ -153,25 +158,34 @@ class Fitting:
 
 
 def rehearse(learner: Learner, images: ImageSet) -> None:
-    """Makes one step with two images and changes nothing: whether network, task, loss and optimizer fit each other.
+    """Makes one step with two images, of a copy: whether network, task, loss and optimizer fit each other.
 
     Raises:
         ValueError: if they do not.
     """
     batch = images.prepared(learner.preprocess).__getitems__(list(range(min(2, len(images)))))
-    criteria = Criteria(learner.loss, learner.reconstruction)
-    learner.eval()  # running statistics stay as they are
+    how = learner.optimisation
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            learner.task.loss(learner.model, learner.model, batch, criteria)
-        how = learner.optimisation
-        optimizer = how.optimizer(learner.model.parameters())
+        network = copy.deepcopy(learner.model).eval()  # batch normalisation of two images may fail
+        criteria = copy.deepcopy(Criteria(learner.loss, learner.reconstruction))
+    except RuntimeError:  # weights that are computed from others cannot be copied: nothing is tried then
+        return
+
+    def loss() -> Any:  # torch's types want a number, its optimizers take a tensor
+        parts = learner.task.loss(network, network, batch, criteria)[1]
+        total = torch.stack(list(parts.values())).sum()
+        network.zero_grad()
+        total.backward()
+        return total
+
+    try:
+        with torch.random.fork_rng(devices=[]):
+            optimizer = how.optimizer(network.parameters())
+            optimizer.step(loss)
         if how.scheduler is not None and not how.spans_all_steps:
             how.scheduler(optimizer)
     except (RuntimeError, TypeError, IndexError, AttributeError, ZeroDivisionError) as error:
         raise ValueError(f"network, task, losses and optimizer do not fit the images or each other: {error}") from error
-    finally:
-        learner.train()
 
 
 def _keep_last(folder: Path) -> ModelCheckpoint:

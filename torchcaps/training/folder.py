@@ -100,10 +100,9 @@ class RunFolder:
             FileExistsError: if there is something in it.
         """
         if self.path.exists() and (not self.path.is_dir() or any(map(_counts, self.path.iterdir()))):
-            raise FileExistsError(
-                f"{self.path} exists already and is not empty: choose another --run, or continue it with "
-                f"--resume {self.path}"
-            )
+            going_on = f", or continue it with --resume {self.path}" if self.config.is_file() else ""
+            state = "exists already and is not empty" if self.path.is_dir() else "is no folder"
+            raise FileExistsError(f"{self.path} {state}: choose another --run{going_on}")
         return self
 
     def existing(self) -> "RunFolder":

@@ -107,6 +107,9 @@ class Learner(L.LightningModule):
             scheduler = {"scheduler": cast(Any, how.scheduler)(optimizer, total_steps=steps), "interval": "step"}
         else:
             scheduler = {"scheduler": how.scheduler(optimizer), "interval": how.scheduler_interval}
+            if isinstance(scheduler["scheduler"], torch.optim.lr_scheduler.ReduceLROnPlateau):
+                stage = "val" if self.trainer.limit_val_batches else "train"
+                scheduler |= {"interval": "epoch", "monitor": f"{stage}_loss"}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def _optimizer(self) -> torch.optim.Optimizer:

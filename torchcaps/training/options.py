@@ -1,6 +1,7 @@
 """What is trained, how it is optimised, for how long, and where: the options of ``torchcaps train``."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -105,11 +106,15 @@ class Optimisation:
         optimizer: from the parameters.
         scheduler: of the learning rate; one that takes ``total_steps`` and was not told them, as OneCycleLR with
             ``max_lr`` alone, spans all steps of the training.
-        scheduler_interval: whether the scheduler steps each epoch or each step.
+        scheduler_interval: whether the scheduler steps each epoch or each step; ReduceLROnPlateau looks at the loss on
+            the validation images after each epoch, or at that of the training where there are none.
         class_weights: 'balanced' counts each image in the loss by how rare its class is: N / (E N_c), of N training
             images of E classes, N_c of its own; None counts all alike.
         shard_optimizer: each of several processes keeps what the optimizer remembers of a share of the weights, instead
             of all of it; the steps are the same (ZeRO, stage 1: Rajbhandari et al. 2020).
+
+    Raises:
+        ValueError: if ``reconstruction`` is negative or not finite.
 
     Example:
         >>> from torchcaps.training import Optimisation
@@ -124,6 +129,10 @@ class Optimisation:
     scheduler_interval: Literal["epoch", "step"] = "epoch"
     class_weights: Literal["balanced"] | None = None
     shard_optimizer: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.reconstruction < math.inf:
+            raise ValueError(f"reconstruction must be 0 or more, got {self.reconstruction}")
 
     def weigh(self, images: ImageSet) -> None:
         """Gives the loss the weights of the classes in the training images, if it shall have some.
@@ -203,7 +212,8 @@ class TrainerOptions:
         extra: other arguments of the Trainer.
 
     Raises:
-        ValueError: if ``average`` is no such share, or ``extra`` holds what the Trainer does not take, or gets already.
+        ValueError: if ``average`` is no such share, ``gradient_clip_val`` is negative, or ``extra`` holds what the
+            Trainer does not take, or gets already.
 
     Example:
         >>> from torchcaps.training import TrainerOptions
@@ -225,6 +235,8 @@ class TrainerOptions:
     def __post_init__(self) -> None:
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average must be a share between 0 and 1, got {self.average}")
+        if self.gradient_clip_val is not None and not self.gradient_clip_val >= 0:
+            raise ValueError(f"gradient_clip_val must be 0 or more, got {self.gradient_clip_val}")
         taken = {*inspect.signature(Trainer).parameters} - {*OURS, *vars(self)}
         if wrong := sorted(map(str, self.extra.keys() - taken)):
             raise ValueError(f"extra takes other arguments of Lightning's Trainer, not {', '.join(wrong)}")

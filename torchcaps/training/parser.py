@@ -11,6 +11,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser
 from torchcaps.data import ImageData
 from torchcaps.losses import ActivationLoss
 from torchcaps.routing import Routing
+from torchcaps.routing.base import ROUTINGS
 from torchcaps.tasks import Task
 from torchcaps.training.trust import check_options, read_options, subclasses
 
@@ -31,6 +32,12 @@ class OptionParser(ArgumentParser):
 
     allowed: Mapping[str, Any]
     imported: Sequence[str] = ()
+
+    def parse_args(self, args: Sequence[str], *rest: Any, **named: Any) -> Any:  # type: ignore[override]
+        """The options on a command line, where a routing may go by either of its names."""
+        behind = [None, *args]
+        args = [routing_path(one) if before == "--routing" else one for before, one in zip(behind, args, strict=False)]
+        return super().parse_args(args, *rest, **named)
 
     def instantiate(self, *arguments: Any, **named: Any) -> Any:
         """The objects that options describe; a `ValueError` says what is wrong and no more."""
@@ -67,6 +74,12 @@ class TrustedConfigFile(ActionConfigFile):
         else:
             check_options(value, f"--{dest}", parser.allowed, parser.imported)
         ActionConfigFile.apply_config(parser, cfg, dest, value)
+
+
+def routing_path(name: str) -> str:
+    """Where the routing is imported from that :func:`~torchcaps.create_routing` makes; another name as it is."""
+    kind = ROUTINGS.get(name)
+    return name if kind is None else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def told(message: str) -> str:

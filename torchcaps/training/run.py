@@ -58,7 +58,8 @@ def train(
     schedule, running, caller = schedule or Schedule(), running or Running(), caller or Caller()
     changes = follow_record(folder, subject.data)
     task, data = subject.purpose(), subject.data
-    notes = list(dict.fromkeys([*changes, *data.notes()]))
+    untested = [] if len(data.test) else ["there are no test images: nothing is tested, and there is no report"]
+    notes = list(dict.fromkeys([*changes, *data.notes(), *untested]))
     network = subject.network(schedule.seed)
     learner = Learner(network, optimisation, task, subject.preprocess, schedule.seed, running.speed)
     validation = data.validation.prepared(subject.preprocess)
@@ -76,6 +77,7 @@ def train(
         if caller.allow_changes:
             write_whole(folder.config, caller.config)
         used = fitting.take_best()
+        network.float()  # in whatever precision it was trained
         save(network, folder, subject, task)
         network = load_pretrained(folder.model)  # what the summary speaks of is what was saved
         test = data.test.prepared(subject.preprocess)
@@ -84,7 +86,7 @@ def train(
             "epochs": len(metrics),
             "used_epoch": used,
             "seed": schedule.seed,
-            **_findings(task.examine(network, test, schedule.batch_size)),
+            **(_findings(task.examine(network, test, schedule.batch_size)) if len(test) else {}),
             **({"notes": notes} if notes else {}),
             "last_epoch": metrics[-1] if metrics else {},
             **circumstances(runner, metrics),
@@ -92,7 +94,7 @@ def train(
             "command": caller.command,
         }
         folder.write_summary(summary)
-        if running.report:
+        if running.report and len(test):
             task.report(folder.path, network, test, summary, metrics)
     return summary
 

@@ -47,6 +47,9 @@ class Speed:
         keep_memory: memory of the processor that a step frees stays with the process for the next one, as long as the
             training lasts (with the allocator of glibc). Nothing else changes.
 
+    Raises:
+        ValueError: if ``resident`` is negative.
+
     Example:
         >>> from torchcaps.training import Speed
         >>> Speed(channels_last=True).compile is None
@@ -59,6 +62,10 @@ class Speed:
     fused: bool = True
     auto: bool = False
     keep_memory: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.resident >= 0:
+            raise ValueError(f"resident must be 0 GiB or more, got {self.resident}")
 
     def lay_out(self, model: nn.Module) -> None:
         """Puts the weights of the model's convolutions in the order of ``channels_last``, in place."""
