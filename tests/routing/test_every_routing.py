@@ -393,3 +393,20 @@ class TestGoingOn:
         gaussian = create_routing("euclidean")(Votes(children, transforms), activation)
         with pytest.raises(ValueError, match="initial must come from inner products, got Gaussian"):
             routing(Votes(children, transforms), activation, initial=gaussian)
+
+
+@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+@pytest.mark.parametrize("changed", ["transforms", "children"])
+def test_assignment_is_that_of_the_votes_or_none(backend: str, changed: str) -> None:
+    """After a step of the optimizer the votes are others: without stored ones, nobody knows what the assignment was."""
+    torch.manual_seed(0)
+    layer, children = CapsLinear(9, 3, 4, 4, backend=backend), torch.randn(2, 9, 4)
+    routed = layer.route(children)
+    before = routed.assignment.detach().clone()
+    with torch.no_grad():
+        (layer.weight if changed == "transforms" else children).mul_(2)
+    if backend == "naive":
+        assert torch.equal(routed.assignment, before)
+    else:
+        with pytest.raises(RuntimeError, match="children or transforms were changed in place since they voted"):
+            _ = routed.assignment

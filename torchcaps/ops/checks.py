@@ -94,6 +94,13 @@ def _check_sites(sites: Tensor, children: Tensor) -> None:
         raise ValueError(f"sites must be from 0 to {children.shape[1] - 1}, got {least} to {largest}")
 
 
+def versions(*tensors: Tensor) -> tuple[int, ...] | None:
+    """How often each tensor was written to; None where nobody counts that."""
+    if torch.compiler.is_compiling() or any(tensor.is_inference() for tensor in tensors):
+        return None
+    return tuple(tensor._version for tensor in tensors)
+
+
 def _range(sites: Tensor) -> tuple[int, int]:
     """The least and the largest site, looked up where nobody wrote to the tensor since."""
     version = None if sites.is_inference() else sites._version

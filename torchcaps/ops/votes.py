@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchcaps.numerics import check_sizes, compute_dtype, full_precision
 from torchcaps.ops.backend import Agreement, Moments, Rule, VoteSource
-from torchcaps.ops.checks import check_field, check_mask, check_votes
+from torchcaps.ops.checks import check_field, check_mask, check_votes, versions
 from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import offset_moments
@@ -80,6 +80,7 @@ class Votes:
         if mask is not None:
             check_mask(mask, self.children)
             self.children = torch.where(mask[..., None, None], self.children, 0.0)
+        self._versions = versions(self.children, transforms)
 
     @property
     def parents(self) -> int:
@@ -269,11 +270,20 @@ class Votes:
         """The assignment probabilities (coupling coefficients) ``R_ij``, (B, I, J); 0 for children that are not there.
 
         Without the weights of pairs behind the softmax, where the normaliser has some.
+
+        Raises:
+            RuntimeError: if children or transforms were changed in place since, as by a step of an optimizer, and the
+                votes would have to be formed of what they are now.
         """
         if self.normaliser.scale is not None or self.normaliser.offset is not None:
             return self.restricted(scale=None, offset=None).assignment(similarity)
         with full_precision(self.children):
             similarity, rule, source = self._competition(similarity)
+            if self._versions != versions(self.children, self.transforms) and not isinstance(source, NaiveVotes):
+                raise RuntimeError(
+                    "children or transforms were changed in place since they voted: read the assignment before that, as "
+                    "before a step of the optimizer"
+                )
             assignment = source.assignment(similarity, rule)
             return assignment if self.mask is None else assignment * self.gather(self.mask)[..., None]
 
