@@ -281,8 +281,8 @@ class Votes:
             similarity, rule, source = self._competition(similarity)
             if self._versions != versions(self.children, self.transforms) and not isinstance(source, NaiveVotes):
                 raise RuntimeError(
-                    "children or transforms were changed in place since they voted: read the assignment before that, as "
-                    "before a step of the optimizer"
+                    "children or transforms were changed in place since they voted: read the assignment before that, "
+                    "as before a step of the optimizer"
                 )
             assignment = source.assignment(similarity, rule)
             return assignment if self.mask is None else assignment * self.gather(self.mask)[..., None]
