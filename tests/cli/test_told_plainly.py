@@ -56,6 +56,10 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["transfer", "one.png", "one.png", "--run", "digits", "--out", "x"], "--out must be the name of a picture"),
         (["transfer", "one.png", "one.png", "--run", "digits", "--out", "no/x.png"], "--out: there is no folder no"),
         (["transfer", "one.png", "one.png", "--run", "digits", "--out", "./one.png"], "--out must be another file"),
+        (["train", "--data", "Digits", "--routing.steps", "2"], "--routing must name a class before its arguments\n"),
+        (["train", "--data", "Digits", "--optimizer", "Adm"], "  There are ASGD, Adadelta, .*, SGD, "),
+        (["train", "--data", "Digits", "--stop_at", "x"], "Expected a <class 'float'>\n.*. Got value: x\n"),
+        (["train", "--data", "Digits", "--optimizer.lr", "x"], '"lr":\n.*<class \'float\'>. Got value: x\n'),
         (["train", "--resume", "r", "--run", "s"], "--resume goes on in r itself and takes no --run, got s"),
         (["train", "--data", "Digits", "--run", "one.png"], "one.png is no folder: choose another --run\n"),
         (["train", "--data", "Digits", "--run", "digits"], "exists already and is not empty: choose another --run\n"),
@@ -107,7 +111,7 @@ def test_nothing_of_types_that_were_not_meant(
 def test_an_option_of_no_class_at_all() -> None:
     message = "Does not validate against any of the Union subtypes\nSubtypes: x\nErrors:\n  - Expected a <class 'int'>"
     assert told(f"{message}\n  - Expected a <class 'NoneType'>\nGiven value type: y\nGiven value: z") == (
-        "Expected a <class 'int'>\n  Expected a <class 'NoneType'>"
+        "Expected a <class 'int'>\n  Expected a <class 'NoneType'>. Got value: z"
     )
     assert told("steps must be at least 1\n- or so") == "steps must be at least 1\n- or so"
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jsonargparse import ActionConfigFile, ArgumentParser
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from torchcaps.data import ImageData
 from torchcaps.losses import ActivationLoss
@@ -15,10 +17,20 @@ from torchcaps.routing.base import ROUTINGS
 from torchcaps.tasks import Task
 from torchcaps.training.trust import check_options, read_options, subclasses
 
-KINDS: dict[str, type] = {"data": ImageData, "routing": Routing, "loss": ActivationLoss, "task": Task}
+KINDS: dict[str, type] = {
+    "data": ImageData,
+    "routing": Routing,
+    "loss": ActivationLoss,
+    "task": Task,
+    "optimizer": Optimizer,
+    "scheduler": LRScheduler,
+}
 """What an option of this name takes a class of."""
 
 _UNION = "Does not validate against any of the Union subtypes"
+_FACTORY = re.compile(
+    r"Type collections\.abc\.Callable\[.*?expects a function or a callable class: |\. Got value: Namespace\(.*\)$"
+)
 _AROUND = (_UNION, "Subtypes:", "Errors:", "Given value type:", "Given value:")
 
 
@@ -53,7 +65,9 @@ class OptionParser(ArgumentParser):
         message = told(message)
         option = re.search(r'Parser key "(\w+)"', message)
         kind = KINDS.get(option[1]) if option else None
-        if kind is not None and "import path" in message:
+        if option and "is abstract" in message:
+            message = f"--{option[1]} must name a class before its arguments"
+        if kind is not None and ("import path" in message or "before its arguments" in message):
             message += f"\n  There are {', '.join(_names(kind))}; those of your own once --import names their module"
         if not self.exit_on_error:
             raise ArgumentError(None, message) from ex
@@ -84,15 +98,21 @@ def routing_path(name: str) -> str:
 
 def told(message: str) -> str:
     """What jsonargparse says is wrong, without what it says of other types that the option could have had."""
+    message = _FACTORY.sub("", message)
     if _UNION not in message:
         return message
+    given = re.search(r"Given value: ((?!NestedArg).*)", message)
     lines = [line for line in message.splitlines() if not line.lstrip().startswith(_AROUND)]
     apart = [line for line in lines if not line.lstrip().startswith("- Expected a <class")]
+    if "Subtypes: [<class 'float'>" in message:  # a tensor, by its import path, is not what people mean
+        lines = [line for line in lines if "import path" not in line]
+        apart = []
     chosen = apart if any(line.lstrip().startswith("- ") for line in apart) else lines
-    return "\n".join(re.sub(r"^(\s*)- ", r"\1", line) for line in chosen).strip()
+    text = "\n".join(re.sub(r"^(\s*)- ", r"\1", line) for line in chosen).strip()
+    return text if given is None or text.endswith(given[1]) else f"{text}. Got value: {given[1]}"
 
 
 def _names(kind: type) -> list[str]:
     """The classes of a kind that can be made, by name."""
-    made = (cls for cls in subclasses(kind) if not getattr(cls, "__abstractmethods__", None))
+    made = (cls for cls in subclasses(kind) if cls is not kind and not getattr(cls, "__abstractmethods__", None))
     return sorted({cls.__name__ for cls in made if not cls.__name__.startswith("_")})
