@@ -103,9 +103,9 @@ def _parser(program: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("part", nargs="?", type=_shared_part, metavar=f"{{{','.join(PARTS)}}}", default="suite", help="layers and "
-        "networks (default); growth with one factor at a time; where storing the votes stops being quickest; two "
-        "versions of the code")  # fmt: skip
+    add("part", nargs="?", type=_shared_part, metavar="PART", default="suite", help="suite: layers and networks "
+        "(default); sweep: growth with one factor at a time; small: where storing the votes stops being quickest; "
+        "compare: two versions of the code; or the name of a case of the suite")  # fmt: skip
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     add("--cases", nargs="+", choices=CASES, default=list(CASES), help="of suite and compare; default: all")
     add("--backends", nargs="+", choices=("auto", *BACKENDS), help="default: all that run on the device")
