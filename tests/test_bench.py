@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -333,6 +334,64 @@ class TestTraining:
         with pytest.raises(SystemExit):
             main(["bench", "training", "--batch", "100", "--images", "300"])
         assert "--images must be 4 batches or more" in capsys.readouterr().err
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["digitcaps", "--runs", "0"], "--runs: must be 1 or more, got 0"),
+            (["sweep", "--runs", "0"], "--runs: must be 1 or more, got 0"),
+            (["digitcaps", "--batch", "0"], "--batch: must be 1 or more, got 0"),
+            (["digitcaps", "--threads", "-3"], "--threads: must be 1 or more, got -3"),
+            (["digitcaps", "--seconds", "nan"], "--seconds: must be a finite number, 0 or more, got nan"),
+            (["digitcaps", "--seconds", "-1"], "--seconds: must be a finite number, 0 or more, got -1"),
+            (["training", "--runs", "-1"], "--runs: must be 0 or more, got -1"),
+            (["routings", "--runs", "-2"], "--runs: must be 1 or more, got -2"),
+            (["processes", "--steps", "0"], "--steps: must be 1 or more, got 0"),
+            (["predict", "--tflops", "0"], "--tflops: must be a finite number above 0, got 0"),
+            (["folder", "nowhere", "--gigabytes", "-1"], "--gigabytes: must be a finite number above 0, got -1"),
+            (["stability", "--every", "0"], "--every: must be 1 or more, got 0"),
+            (["em_learning", "--steps", "0"], "--steps: must be 1 or more, got 0"),
+            (["nosuch"], "there is no 'nosuch'; parts are suite, sweep, .*, training, .*; cases are digitcaps"),
+            (["--runs", "2", "training"], "training must come before the options"),
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_numbers_and_names_that_cannot_be(
+        self, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as end:
+            main(["bench", *arguments])
+        assert end.value.code == 2
+        assert re.search(message, capsys.readouterr().err)
+
+    @pytest.mark.parametrize("part", ["digitcaps", "sweep", "training", "processes", "predict", "stability"])
+    def test_a_file_as_folder_is_told_before_anything_is_measured(
+        self, part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "file").touch()
+        for out in (tmp_path / "file", tmp_path / "file" / "deeper"):
+            with pytest.raises(SystemExit):
+                main(["bench", part, "--out", str(out)])
+            told = capsys.readouterr()
+            assert f"--out: must be a folder, and {tmp_path / 'file'} is a file" in told.err
+            assert not told.out
+
+    def test_a_file_of_results_that_cannot_be_written(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["bench", "folder", str(tmp_path / "photos"), "--out", str(tmp_path / "nowhere" / "x.json")]) == 1
+        assert "--out must be the name of a file in a folder that is there" in capsys.readouterr().err
+        assert not (tmp_path / "photos").exists()
+
+    def test_a_backend_that_does_not_run_there(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        pytest.importorskip("triton")
+        monkeypatch.setattr("torchcaps.ops.fused.triton_launch.interpreted", lambda: False)
+        assert main(["bench", "digitcaps", "--backends", "triton"]) == 1
+        told = capsys.readouterr()
+        assert "error: --backends triton on cpu: torchcaps' Triton kernels run on a GPU" in told.err
+        assert not told.out
 
 
 class TestNames:

@@ -145,7 +145,7 @@ class TestPredict:
     def test_numbers_out_of_range(self, option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             main([*PREDICT, option, value])
-        assert f"{option} must be 1 or more, got" in capsys.readouterr().err
+        assert f"argument {option}: must be 1 or more, got {value}" in capsys.readouterr().err
 
     @pytest.mark.parametrize("wrong", [["--tflops", "60"], ["--check", "--rates", "predict.json"]])
     def test_options_that_do_not_fit(self, wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,6 +120,13 @@ class TestKindsOfImages:
         with pytest.raises(FileNotFoundError, match=r"none\.png"):
             grey(tmp_path / "none.png")
 
+    @pytest.mark.parametrize("batch_size", [0, -1])
+    def test_a_batch_of_no_images(self, grey, batch_size):
+        with pytest.raises(ValueError, match=f"batch_size must be at least 1, got {batch_size}"):
+            grey.predict(torch.rand(1, 8, 8), batch_size=batch_size)
+        with pytest.raises(ValueError, match=f"batch_size must be at least 1, got {batch_size}"):
+            grey.activations(torch.rand(1, 1, 8, 8), batch_size=batch_size)
+
 
 class TestWhatIsSavedWithIt:
     PREPROCESS = Preprocess(crop=6, standardise=True)
@@ -169,6 +176,9 @@ class TestWhatIsSavedWithIt:
             Classifier(network, task="guessing")
         with pytest.raises(FileNotFoundError):
             Classifier.open(tmp_path / "nothing")
+        for opening in (Classifier.open, tc.load_pretrained):
+            with pytest.raises(TypeError, match="source must be the path or the name of a network, got None"):
+                opening(None)
 
     def test_any_device_and_mode(self, folder):
         classifier = Classifier(tc.load_pretrained(folder / "model").train())

@@ -1,6 +1,7 @@
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -309,7 +310,41 @@ class TestLooking:
         assert sorted(rows) == list_models()
         assert rows["sharedcapsnet"] == sum(p.numel() for p in create_model("sharedcapsnet").parameters())
 
-    @pytest.mark.parametrize("arguments", [[], ["dance"]])
-    def test_usage(self, arguments, capsys):
-        assert main(arguments) == 2
+    def test_usage(self, capsys):
+        assert main([]) == 2
         assert "usage: torchcaps" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("name", "meant"),
+        [("trian", "; did you mean train?"), ("version", "; did you mean --version?"), ("xyzzy", "")],
+    )
+    def test_a_command_that_is_none(self, name, meant, capsys):
+        assert main([name]) == 2
+        assert capsys.readouterr().err.startswith(f"torchcaps: error: unknown command {name!r}{meant}\n")
+
+    def test_closed_outputs_are_no_error(self, monkeypatch):
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, name, None)
+        assert main(["models", "nope"]) == 1
+        assert main(["models", "capsnet"]) == 0
+        for stream in (sys.stdout, sys.stderr):
+            stream.close()
+
+    @pytest.mark.parametrize("command", ["evaluate", "predict", "explain", "transfer", "run", "export"])
+    def test_help_shows_nothing_of_the_inside(self, command, capsys):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        out = capsys.readouterr().out
+        assert " at 0x" not in out
+        assert "lambda" not in out
+
+    def test_a_run_that_has_not_ended(self, run, tmp_path, capsys):
+        shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("model", "summary.json"))
+        told = f"{tmp_path / 'run'} holds no network yet, its training has not ended: torchcaps train --resume "
+        for command in (["evaluate"], ["predict", "x.png"], ["explain"], ["export"]):
+            assert main([command[0], str(tmp_path / "run"), *command[1:]]) == 1
+            assert told in capsys.readouterr().err
+
+    def test_a_run_is_loaded_as_its_network(self, run):
+        weights = load_pretrained(run / "model").state_dict()
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in load_pretrained(run).state_dict().items())

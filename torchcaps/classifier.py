@@ -21,6 +21,8 @@ from torchcaps.data.text_set import TextSet
 from torchcaps.data.words import Reading, Words, together
 from torchcaps.explain.calibration import Calibration
 from torchcaps.models import ImageClassifier, Prediction, load_pretrained
+from torchcaps.models.network import network_folder
+from torchcaps.numerics import check_sizes
 from torchcaps.tasks import Answer, Examination, Task, as_task
 
 if TYPE_CHECKING:
@@ -125,17 +127,17 @@ class Classifier:
             device: where it shall compute.
 
         Raises:
-            FileNotFoundError: if there is no network.
+            FileNotFoundError: if there is no network, or the run has not ended.
+            TypeError: if the source is no path.
             ValueError: if it is damaged, or needs a module that was not imported.
         """
-        folder = Path(source)
-        in_run = (folder / "model").is_dir()
-        network = load_pretrained(folder / "model" if in_run else folder)
+        network = load_pretrained(source)
         try:
             classifier = cls(network).to(device)
         except (TypeError, LookupError, AttributeError) as error:
             raise ValueError(f"what was saved with the network in {source} is damaged: {error!r}") from error
-        classifier.run = folder if in_run else None
+        folder = Path(source)
+        classifier.run = folder if network_folder(folder) != folder else None
         return classifier
 
     @property
@@ -189,7 +191,7 @@ class Classifier:
         Raises:
             FileNotFoundError: if there is no such file.
             ValueError: if an image cannot be read, or cannot be made into what the network takes, or a text has no
-                words.
+                words; or ``batch_size`` is no whole number, 1 or more.
             UserWarning: as a warning, if the network knows none of the words of a text.
         """
         several = _is_several(images)
@@ -215,7 +217,7 @@ class Classifier:
         Yields:
             Each image with its answer, in their order.
         """
-        size = max(1, batch_size // self.preprocess.crops)
+        size = self._at_once(batch_size)
         batch: list[tuple[Any, Handwriting]] = []
         for image in images:
             try:
@@ -235,6 +237,11 @@ class Classifier:
                 batch = []
         if batch:
             yield from self._answered(batch)
+
+    def _at_once(self, batch_size: int) -> int:
+        """Of how many images a batch of so many crops is."""
+        check_sizes(batch_size=batch_size)
+        return max(1, batch_size // self.preprocess.crops)
 
     def _answered(self, batch: list[tuple[Any, Handwriting]]) -> Iterator[tuple[Any, Answer]]:
         rows = [looked.pixels for _, looked in batch]
@@ -311,11 +318,11 @@ class Classifier:
             batch_size: how many crops of images at a time.
 
         Raises:
-            ValueError: if the images have another shape.
+            ValueError: if the images have another shape, or ``batch_size`` is no whole number, 1 or more.
         """
         if images.shape[1:] != self.image_shape:
             raise ValueError(f"images must be (B, {str(self.image_shape)[1:-1]}), got {tuple(images.shape)}")
-        parts = images.split(max(1, batch_size // self.preprocess.crops))
+        parts = images.split(self._at_once(batch_size))
         found = [self._predict(_as_numbers(part)).activation.float().cpu() for part in parts]
         return torch.cat(found) if found else torch.empty(0, len(self.classes))
 

@@ -1,9 +1,11 @@
 """Exported files: the same answers as the network's, for any batch, without this package."""
 
 import json
+import logging
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from PIL import Image
 from tests.ops.test_compiled_and_exported import SMALLER
 from torchcaps.classifier import Classifier
 from torchcaps.cli import main
-from torchcaps.cli.export import CLOSE, NOTES, _digamma, export
+from torchcaps.cli.export import CLOSE, NOTES, _digamma, _without_own_noise, export
 from torchcaps.data import Preprocess, Words
 from torchcaps.models import ImageClassifier, Prediction, create_model, list_models
 
@@ -134,8 +136,13 @@ def test_digamma_by_what_onnx_has(onnxruntime: object) -> None:
 @pytest.mark.parametrize(
     ("form", "told"),
     [
-        ("torch-export", "a Decides cannot be written as torch-export: Could not guard on data-dependent expression"),
-        pytest.param("onnx", "a Decides cannot be written as onnx: Could not guard on data-dependent", marks=SLOW),
+        (
+            "torch-export",
+            "a Decides cannot be written as an exported program: Could not guard on data-dependent expression",
+        ),
+        pytest.param(
+            "onnx", "a Decides cannot be written as an ONNX file: Could not guard on data-dependent", marks=SLOW
+        ),
     ],
 )
 def test_networks_that_cannot_be_traced_are_told_in_a_line(
@@ -194,8 +201,22 @@ def test_the_name_of_a_file_says_its_format(monkeypatch: pytest.MonkeyPatch, tmp
 def test_a_name_of_another_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "a.pt2"
     assert main(["export", "mnist/efficient_capsnet", "--format", "onnx", "--to", str(file)]) == 1
-    assert f"--to {file} is the name of a torch-export file, and --format is onnx" in capsys.readouterr().err
+    assert f"--to {file} is the name of an exported program, and --format is onnx" in capsys.readouterr().err
     assert not file.exists()
+
+
+def test_the_exporter_speaks_of_nothing_but_the_network(
+    caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    with _without_own_noise():
+        log.warning("torchvision is not installed. Skipping %s", "torchvision::nms")
+        log.warning("something else")
+        warnings.warn("`isinstance(treespec, LeafSpec)` is deprecated, use", FutureWarning, stacklevel=1)
+        warnings.warn("a class is deprecated", FutureWarning, stacklevel=1)
+    log.warning("torchvision is not installed, again")
+    assert caplog.messages == ["something else", "torchvision is not installed, again"]
+    assert [str(one.message) for one in recwarn] == ["a class is deprecated"]
 
 
 @pytest.mark.parametrize("arguments", [[], ["digits.onnx"]])

@@ -22,6 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = create_model("text_capsnet", vocabulary=len(words), classes=2, word_dim=4, types=2, parts=2, pose_dim=2)
     text.save_pretrained(folder / "texts", words=words.config())
     Image.fromarray(Digits().test.images[0, 0].numpy()).save(folder / "one.png")
+    (folder / "one.onnx").touch()
     return folder
 
 
@@ -65,10 +66,13 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["train", "--data", "Digits", "--run", "digits"], "exists already and is not empty: choose another --run\n"),
         (["train", "--config", "nowhere.yaml", "--run", "r"], "--config: there is no file nowhere.yaml"),
         (["run", "two-digits", "--preset", "smoke", "--trainer.foo", "3"], "trainer takes accelerator, .*, got foo"),
-        (["evaluate", "digits"], "digits is not the folder of a run"),
+        (["evaluate", "digits"], "digits is not the folder of a run, .* a saved network needs --data"),
+        (["predict", "texts", "who", "--boxes", "bx"], "--boxes: a TextCapsNet does not say where classes are"),
+        (["export", "digits", "--to", "y.txt"], "--to must end in .onnx (an ONNX file) or .pt2 (an exported "),
+        (["export", "digits", "--to", "y.txt", "--format", "onnx"], "--to must end in .onnx (an ONNX file) or .pt2"),
         (["explain", "digits", "--data", "Digits"], "--out must name a folder for the report: digits is not"),
         (["explain", "digits", "--out", "one.png"], "--out must be a folder, and one.png is a file"),
-        (["export", "digits", "--to", "one.png"], "one.png exists already: choose another file with --to, or add --ov"),
+        (["export", "digits", "--to", "one.onnx"], "one.onnx exists already: choose another file with --to, or add"),
         (["export", "digits", "--to", "."], "--to must be a file, and . is a folder"),
         (["export", "digits", "--to", ".", "--overwrite"], "--to must be a file, and . is a folder"),
         (["explain", "digits", "--batch_size", "3"], "batch_size"),  # it had no effect

@@ -250,6 +250,36 @@ class TestItem7:
         assert "a: 4 (57.1%)" in output
         assert "1 image there more than once: a/000.png = a/copy.png" in output
 
+    def test_check_tells_what_is_wrong_with_folders_beside_the_rest(self, tmp_path, capsys):
+        """An empty folder hid the broken file."""
+        make_root(tmp_path, 4)
+        for category in ("empty", "single"):
+            (tmp_path / category).mkdir()
+        save(tmp_path / "single" / "0.png", 77)
+        (tmp_path / "a" / "broken.png").write_text("hello")
+        assert main(["check", str(tmp_path)]) == 1
+        told = capsys.readouterr()
+        assert f"PROBLEM: class folder {tmp_path / 'empty'} holds no images" in told.out
+        assert "PROBLEM: 1 file cannot be read: a/broken.png" in told.out
+        assert "too few images of a class to put some aside for validation and test: single (1)\n" in told.out
+        assert "2 problems in" in told.err
+
+    def test_check_of_parts_with_other_classes(self, tmp_path):
+        for place, number in (("train/a", 0), ("train/b", 1), ("train/b", 2), ("test/a", 3), ("test/c", 4)):
+            save(tmp_path / place / f"{number}.png", number)
+        found = check_folder(tmp_path)
+        assert found.folders == (
+            f"{tmp_path / 'test'} must hold the class folders of train, ('a', 'b'), got ('a', 'c')",
+        )
+        assert found.classes == {"train": {"a": 1, "b": 2, "c": 0}, "test": {"a": 1, "b": 0, "c": 1}}
+        assert found.notes == ("too few images of a class to put some aside for validation: a (1)",)
+
+    def test_check_of_broken_files_alone(self, tmp_path):
+        for category in "ab":
+            (tmp_path / category).mkdir()
+            (tmp_path / category / "0.png").write_text("hello")
+        assert "all: 0 images of 2 classes" in check_folder(tmp_path).lines()
+
     def test_copies_in_other_parts_and_classes_are_named(self, tmp_path, capsys):
         make_root(tmp_path / "train", 3)
         make_root(tmp_path / "test", 3, start=5000)

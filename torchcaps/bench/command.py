@@ -4,8 +4,7 @@ import argparse
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 import torch
 
 from torchcaps.bench import bars, compare, measure, report, small, suite, sweep
-from torchcaps.bench.cases import CASES
+from torchcaps.bench.cases import CASES, LinearCase, call_of
+from torchcaps.bench.options import amount, folder, new_folder, positive
 from torchcaps.bench.suite import Show
 from torchcaps.ops.dispatch import BACKENDS, FUSED
 
@@ -53,7 +53,8 @@ def main(arguments: list[str], show: Show, program: str = "torchcaps bench") -> 
     options = _parser(program).parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda needs a GPU that torch can use")
-    out = Path(options.out or f"runs/bench-{options.part}-{time.strftime('%Y%m%d-%H%M%S')}")
+    out = options.out or new_folder(options.part)
+    _check_backends(options.backends or (), options.device)
     if options.huge_pages is not None:
         _with_huge_pages(arguments, options.huge_pages, out, show)
         return
@@ -73,6 +74,25 @@ def _part(name: str) -> Callable[[list[str], Show, str], None]:
     return main
 
 
+def _check_backends(names: Iterable[str], device: str) -> None:
+    """Raises a `ValueError` unless each of the backends works there, of the smallest layer."""
+    for name in names:
+        try:
+            call_of(LinearCase("two", 1, children=2, parents=2), name, False, device)()
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"--backends {name} on {device}: {error}") from error
+
+
+def _shared_part(name: str) -> str:
+    """The name of a part with the options of all: others stand first, or are none."""
+    if name in OWN_OPTIONS or name in CASES:
+        raise argparse.ArgumentTypeError(f"{name} must come before the options")
+    if name not in PARTS:
+        parts = ", ".join((*PARTS, *OWN_OPTIONS))
+        raise argparse.ArgumentTypeError(f"there is no {name!r}; parts are {parts}; cases are {', '.join(CASES)}")
+    return name
+
+
 def _parser(program: str) -> argparse.ArgumentParser:
     own = [f"  {program} {name} --help: {what}" for name, what in OWN_OPTIONS.items()]
     parser = argparse.ArgumentParser(
@@ -83,21 +103,22 @@ def _parser(program: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("part", nargs="?", choices=PARTS, default="suite", help="layers and networks (default); growth with one factor "
-        "at a time; where storing the votes stops being quickest; two versions of the code")  # fmt: skip
+    add("part", nargs="?", type=_shared_part, metavar="PART", default="suite", help="suite: layers and networks "
+        "(default); sweep: growth with one factor at a time; small: where storing the votes stops being quickest; "
+        "compare: two versions of the code; or the name of a case of the suite")  # fmt: skip
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     add("--cases", nargs="+", choices=CASES, default=list(CASES), help="of suite and compare; default: all")
     add("--backends", nargs="+", choices=("auto", *BACKENDS), help="default: all that run on the device")
-    add("--runs", type=int, help="counted runs of each call; default: 7, or 3 in a sweep")
-    add("--seconds", type=float, default=30.0, help="time for the runs of one comparison; 3 are made in any case")
-    add("--threads", type=int, default=torch.get_num_threads(), help="of torch on a CPU")
-    add("--batch", type=int, help="of every case; default: their own, which the bars are for")
+    add("--runs", type=positive, help="counted runs of each call; default: 7, or 3 in a sweep")
+    add("--seconds", type=amount, default=30.0, help="time for the runs of one comparison; 3 are made in any case")
+    add("--threads", type=positive, default=torch.get_num_threads(), help="of torch on a CPU")
+    add("--batch", type=positive, help="of every case; default: their own, which the bars are for")
     add("--no-memory", action="store_true", help="measure times only")
     add("--routing", nargs="+", choices=("dynamic", "em"), default=["dynamic", "em"], help="of a sweep")
     add("--factors", nargs="+", choices=sweep.FACTORS, default=list(sweep.FACTORS), help="of a sweep")
     add("--against", type=Path, help="for compare: the root of a checkout of the other version")
     add("--huge-pages", choices=("0", "1", "both"), help=f"run in a process with {report.HUGE_PAGES} so set")
-    add("--out", type=str, help="folder for results; default: a new one in runs/")
+    add("--out", type=folder, help="folder for results; default: a new one in runs/")
     return parser
 
 
@@ -110,9 +131,9 @@ def _with_huge_pages(arguments: list[str], setting: str, out: Path, show: Show) 
             rest.append(argument)
         skip = not skip and argument in ("--huge-pages", "--out")
     for value in ("0", "1") if setting == "both" else (setting,):
-        folder = out / f"huge-pages-{value}" if setting == "both" else out
+        place = out / f"huge-pages-{value}" if setting == "both" else out
         show(f"\n{report.HUGE_PAGES}={value}")
-        command = [sys.executable, "-m", "torchcaps", "bench", *rest, "--out", str(folder)]
+        command = [sys.executable, "-m", "torchcaps", "bench", *rest, "--out", str(place)]
         done = subprocess.run(command, env={**os.environ, report.HUGE_PAGES: value}, stdout=subprocess.PIPE, text=True)
         show(done.stdout.rstrip())
         if done.returncode:
@@ -122,7 +143,7 @@ def _with_huge_pages(arguments: list[str], setting: str, out: Path, show: Show) 
 def _options(options: argparse.Namespace, runs: int) -> suite.Options:
     return suite.Options(
         options.device,
-        options.runs or runs,
+        runs if options.runs is None else options.runs,
         options.seconds,
         options.threads,
         options.batch,

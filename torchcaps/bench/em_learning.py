@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from torchcaps import SpreadLoss, create_model
+from torchcaps.bench.options import positive
 from torchcaps.bench.suite import Show
 from torchcaps.data import ImageSet, Preprocess, SmallNORB
 from torchcaps.explain import examine, layer_entropy, observe_layers
@@ -167,7 +168,7 @@ def line(variant: Variant, rows: list[Row]) -> str:
 def main(arguments: list[str], show: Show, program: str) -> None:
     """Trains each of the networks with each seed and shows the table; see :func:`torchcaps.bench.command.main`."""
     parser = argparse.ArgumentParser(prog=program, description=__doc__)
-    parser.add_argument("--steps", type=int, default=600, help="of training")
+    parser.add_argument("--steps", type=positive, default=600, help="of training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", default=[""], help="variants with one of these in their names")
     options = parser.parse_args(arguments)

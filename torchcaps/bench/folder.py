@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from torchcaps.bench.options import amount, positive, rate
 from torchcaps.bench.suite import Show
 from torchcaps.data import ImageFolder
 
@@ -20,6 +21,8 @@ _STATUS = Path("/proc/self/status")
 def main(arguments: list[str], show: Show, program: str) -> None:
     """Makes a folder of photos, reads it as a training does, and tells seconds and memory of each step."""
     options = _parser(program).parse_args(arguments)
+    if options.out and (Path(options.out).is_dir() or not Path(options.out).parent.is_dir()):
+        raise ValueError(f"--out must be the name of a file in a folder that is there, got {options.out}")
     folder = Path(options.folder)
     count = max(20, round(options.gigabytes * GB / (3 * options.size**2)))
     watch = _Watch(show)
@@ -87,9 +90,9 @@ class _Watch:
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=program, description=main.__doc__, allow_abbrev=False)
     parser.add_argument("folder", help="where the photos are made; kept, and used again. Decoded, they go to the cache")
-    parser.add_argument("--gigabytes", type=float, default=20, help="of decoded pixels")
-    parser.add_argument("--size", type=int, default=256, help="height and width of a photo")
-    parser.add_argument("--memory", type=float, default=4, help="GiB of images that are kept in memory")
-    parser.add_argument("--batch", type=int, default=128, help="images of a batch")
+    parser.add_argument("--gigabytes", type=rate, default=20, help="of decoded pixels")
+    parser.add_argument("--size", type=positive, default=256, help="height and width of a photo")
+    parser.add_argument("--memory", type=amount, default=4, help="GiB of images that are kept in memory")
+    parser.add_argument("--batch", type=positive, default=128, help="images of a batch")
     parser.add_argument("--out", help="JSON file to write")
     return parser

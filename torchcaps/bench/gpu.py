@@ -17,6 +17,7 @@ import torch
 
 from torchcaps.bench import command, measure, report, suite
 from torchcaps.bench.cases import CASES
+from torchcaps.bench.options import amount, folder, positive
 from torchcaps.bench.suite import Show
 
 ROOT = Path(__file__).parent.parent.parent
@@ -35,15 +36,17 @@ def main(arguments: list[str], show: Show, program: str) -> None:
         SystemExit: with status 1 if a part failed.
     """
     parser = argparse.ArgumentParser(prog=program, description=__doc__)
-    parser.add_argument("--out", default=os.environ.get("OUT") or "runs/bench-gpu", help="folder for results")
-    parser.add_argument("--runs", type=int, default=20, help="counted runs of each call")
-    parser.add_argument("--seconds", type=float, default=20.0, help="time for the runs of one comparison")
+    parser.add_argument(
+        "--out", type=folder, default=os.environ.get("OUT") or "runs/bench-gpu", help="folder for results"
+    )
+    parser.add_argument("--runs", type=positive, default=20, help="counted runs of each call")
+    parser.add_argument("--seconds", type=amount, default=20.0, help="time for the runs of one comparison")
     parser.add_argument("--no-tests", action="store_true", help="measure only")
-    parser.add_argument("--large", type=int, default=512, help="batch of the large MatrixCapsNet")
+    parser.add_argument("--large", type=positive, default=512, help="batch of the large MatrixCapsNet")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("this needs a GPU that torch can use")
-    out = Path(options.out)
+    out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
     parts = [] if options.no_tests else [("tests", lambda: run_tests(out, show))]
     parts += [

@@ -29,6 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import torchcaps as tc
 from torchcaps.bench import measure, report
 from torchcaps.bench.cases import NetworkCase, call_of
+from torchcaps.bench.options import folder, new_folder, positive, rate
 from torchcaps.bench.suite import Show
 from torchcaps.routing import Routing
 
@@ -262,18 +263,18 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--model", nargs="+", default=["capsnet_small"], help="names of networks; default: capsnet_small")
-    add("--shape", type=int, nargs=3, default=(1, 28, 28), metavar=("C", "H", "W"), help="default: 1 28 28")
-    add("--classes", type=int, default=10, help="default: 10")
-    add("--batch", type=int, nargs="+", default=[128], help="images in a step; default: 128")
-    add("--runs", type=int, default=5, help="counted rounds; default: 5")
-    add("--threads", type=int, default=torch.get_num_threads(), help="of torch")
+    add("--shape", type=positive, nargs=3, default=(1, 28, 28), metavar=("C", "H", "W"), help="default: 1 28 28")
+    add("--classes", type=positive, default=10, help="default: 10")
+    add("--batch", type=positive, nargs="+", default=[128], help="images in a step; default: 128")
+    add("--runs", type=positive, default=5, help="counted rounds; default: 5")
+    add("--threads", type=positive, default=torch.get_num_threads(), help="of torch")
     add("--check", action="store_true", help="measure the whole step and its memory, too")
     add("--rates", type=Path, help="predict.json of an earlier run: takes its rates instead of measuring")
     add("--no-memory", dest="memory", action="store_false", help="predict times only")
-    add("--tflops", type=float, help="of another device, at the precision of the training")
-    add("--gbs", type=float, help="its memory's GB a second")
-    add("--devices", type=int, default=1, help="how many of those share the batch; default: 1")
-    add("--out", help="folder for results; default: a new one in runs/")
+    add("--tflops", type=rate, help="of another device, at the precision of the training")
+    add("--gbs", type=rate, help="its memory's GB a second")
+    add("--devices", type=positive, default=1, help="how many of those share the batch; default: 1")
+    add("--out", type=folder, help="folder for results; default: a new one in runs/")
     return parser
 
 
@@ -300,21 +301,15 @@ def main(arguments: list[str], show: Show, program: str) -> None:
     show("\n" + table_of(rows))
     if options.tflops is not None:
         show(f"\non paper: an estimate for {options.devices} x {options.tflops:g} TFLOP/s, {options.gbs:g} GB/s")
-    out = Path(options.out or f"runs/bench-predict-{time.strftime('%Y%m%d-%H%M%S')}")
+    out = options.out or new_folder("predict")
     report.write_json(out / "predict.json", **about, rows=rows, rates={key: vars(one) for key, one in rates.items()})
     show(f"\nresults: {out}")
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Ends the program unless the options fit each other."""
-    for name in ("batch", "runs", "threads", "devices", "classes", "shape"):
-        value = getattr(options, name)
-        if min(value if isinstance(value, Sequence) else [value]) < 1:
-            parser.error(f"--{name} must be 1 or more, got {value}")
     if (options.tflops is None) != (options.gbs is None):
         parser.error("--tflops and --gbs belong together")
-    if options.tflops is not None and not min(options.tflops, options.gbs) > 0:
-        parser.error(f"--tflops and --gbs must be above 0, got {options.tflops:g} and {options.gbs:g}")
     if options.check and options.rates:
         parser.error("--check measures the rates beside the whole: leave --rates out")
 

@@ -12,7 +12,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +21,7 @@ import torch
 
 from torchcaps.bench import report
 from torchcaps.bench.measure import Spread
+from torchcaps.bench.options import folder, new_folder, positive
 from torchcaps.bench.suite import Show
 from torchcaps.bench.training import WARM, task_of
 from torchcaps.data import ImageSet
@@ -153,14 +153,12 @@ def main(arguments: list[str], show: Show, program: str) -> None:
     parser = argparse.ArgumentParser(prog=program, description=__doc__)
     parser.add_argument("--model", default="capsnet_small", help="name of a network; default: capsnet_small")
     parser.add_argument("--batch", type=int, default=128, help="of all processes together; default: 128")
-    parser.add_argument("--steps", type=int, default=20, help="that are timed in each round; default: 20")
-    parser.add_argument("--runs", type=int, default=5, help="counted rounds; default: 5")
-    parser.add_argument("--out", help="folder for results; default: a new one in runs/")
+    parser.add_argument("--steps", type=positive, default=20, help="that are timed in each round; default: 20")
+    parser.add_argument("--runs", type=positive, default=5, help="counted rounds; default: 5")
+    parser.add_argument("--out", type=folder, help="folder for results; default: a new one in runs/")
     options = parser.parse_args(arguments)
     if options.batch < 2 or options.batch % 2:
         parser.error(f"--batch must be shared by two processes, got {options.batch}")
-    if min(options.steps, options.runs) < 1:
-        parser.error("--steps and --runs must be 1 or more")
     about = report.environment("cpu", 1, report.command_line())
     about["settings"]["pinned"] = CAN_PIN and len(os.sched_getaffinity(0)) > 1
     show(report.heading(about))
@@ -177,8 +175,8 @@ def main(arguments: list[str], show: Show, program: str) -> None:
         show(f"{row['processes']:31} {spread.median:.1f} ms a step ({spread.low:.1f}-{spread.high:.1f})")
     show(f"two processes train {faster.median:.2f} times as fast as one ({faster.low:.2f}-{faster.high:.2f})")
     show(f"the cores allow {limit.median:.2f} times ({limit.low:.2f}-{limit.high:.2f})")
-    out = Path(options.out or f"runs/bench-processes-{time.strftime('%Y%m%d-%H%M%S')}")
     found_out = {"faster": faster._asdict(), "limit": limit._asdict(), "rows": rows}
+    out = options.out or new_folder("processes")
     report.write_json(out / "processes.json", **about, model=options.model, **found_out)
     show(f"\nresults: {out}")
 

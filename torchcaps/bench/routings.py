@@ -16,6 +16,7 @@ from torch import nn
 import torchcaps as tc
 from torchcaps.bench import measure, report
 from torchcaps.bench.cases import ConvCase, LayerCase, LinearCase, call_of
+from torchcaps.bench.options import positive
 from torchcaps.bench.suite import Show
 from torchcaps.routing.base import ROUTINGS, About
 
@@ -145,9 +146,9 @@ def main(arguments: list[str], show: Show, program: str) -> None:
         prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=sorted(ROUTINGS), default=sorted(ROUTINGS), help="default: all")
-    parser.add_argument("--batch", type=int, default=16, help="images")
-    parser.add_argument("--runs", type=int, default=5, help="rounds that count")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
+    parser.add_argument("--batch", type=positive, default=16, help="images")
+    parser.add_argument("--runs", type=positive, default=5, help="rounds that count")
+    parser.add_argument("--threads", type=positive, default=torch.get_num_threads(), help="of torch")
     parser.add_argument("--no-memory", action="store_true", help="measure times only")
     parser.add_argument("--words", action="store_true", help="measure nothing")
     parser.add_argument("--note", default="", help="a sentence about the machine, put below the figures")

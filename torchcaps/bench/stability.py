@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from torchcaps import SpreadLoss, create_model
+from torchcaps.bench.options import folder, positive
 from torchcaps.bench.suite import Show
 from torchcaps.data import Batch, ImageData, Preprocess, create_dataset
 from torchcaps.models.whole import write_whole
@@ -145,10 +146,10 @@ def main(arguments: list[str], show: Show, program: str) -> None:
     parser.add_argument("--data", nargs="+", choices=PREPARED, default=list(PREPARED))
     parser.add_argument("--precision", nargs="+", choices=("float32", "bf16"), default=["float32", "bf16"])
     parser.add_argument("--model", default="matrixcapsnet_small")
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--batch_size", type=int, default=8)
-    parser.add_argument("--every", type=int, default=1000, help="steps of a stretch")
-    parser.add_argument("--out", type=Path, help="folder to go on from; default: nothing is kept")
+    parser.add_argument("--steps", type=positive, default=2000)
+    parser.add_argument("--batch_size", type=positive, default=8)
+    parser.add_argument("--every", type=positive, default=1000, help="steps of a stretch")
+    parser.add_argument("--out", type=folder, help="folder to go on from; default: nothing is kept")
     options = parser.parse_args(arguments)
     for name, precision in itertools.product(options.data, options.precision):
         training = Long(name, precision, options.model, options.steps, options.batch_size)

@@ -121,7 +121,8 @@ class Options:
 
     def case(self, case: Case) -> Case:
         """The case with the batch to measure."""
-        return with_batch(case, self.batch or (GPU_BATCH if self.device == "cuda" else None))
+        own = GPU_BATCH if self.device == "cuda" else None
+        return with_batch(case, own if self.batch is None else self.batch)
 
 
 def run(names: Iterable[str], options: Options, show: Show) -> list[Row]:

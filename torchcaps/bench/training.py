@@ -22,6 +22,7 @@ from torch import Tensor
 from torchcaps import create_model
 from torchcaps.bench import measure, report
 from torchcaps.bench.measure import Spread
+from torchcaps.bench.options import amount, folder, natural, new_folder, positive
 from torchcaps.bench.stages import CONVOLUTIONS, ROUTING, Stages
 from torchcaps.bench.suite import Show
 from torchcaps.data import Batch, ImageSet
@@ -191,18 +192,18 @@ def main(arguments: list[str], show: Show, program: str) -> None:
     parser.add_argument("--device", choices=MODELS, default="cpu", help="default: cpu")
     parser.add_argument("--model", nargs="+", help="names; default: a few that suit the device")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="beside the default")
-    parser.add_argument("--batch", type=int, default=128, help="images in a step; default: 128")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each run of each variant; default: 2")
-    parser.add_argument("--runs", type=int, default=5, help="counted rounds; default: 5; 0: parts of a step alone")
-    parser.add_argument("--steps", type=int, default=10, help="whose parts are timed, on a CPU; default: 10")
-    parser.add_argument("--images", type=int, default=60_000, help="of the set; default: 60000")
-    parser.add_argument("--out", help="folder for results; default: a new one in runs/")
+    parser.add_argument("--batch", type=positive, default=128, help="images in a step; default: 128")
+    parser.add_argument("--seconds", type=amount, default=2.0, help="of each run of each variant; default: 2")
+    parser.add_argument("--runs", type=natural, default=5, help="counted rounds; default: 5; 0: parts of a step alone")
+    parser.add_argument("--steps", type=positive, default=10, help="whose parts are timed, on a CPU; default: 10")
+    parser.add_argument("--images", type=positive, default=60_000, help="of the set; default: 60000")
+    parser.add_argument("--out", type=folder, help="folder for results; default: a new one in runs/")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda needs a GPU that torch can use")
     if options.images < (WARM[options.device] + 1) * options.batch:
         parser.error(f"--images must be {WARM[options.device] + 1} batches or more")
-    options.steps = min(max(options.steps, 1), options.images // options.batch - WARM["cpu"])
+    options.steps = min(options.steps, options.images // options.batch - WARM["cpu"])
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = True
     quiet_lightning()
@@ -222,6 +223,6 @@ def main(arguments: list[str], show: Show, program: str) -> None:
         show("\n" + table_of(rows))
     if parts:
         show("\n" + shares_table(parts))
-    out = Path(options.out or f"runs/bench-training-{time.strftime('%Y%m%d-%H%M%S')}")
+    out = options.out or new_folder("training")
     report.write_json(out / "training.json", **about, rows=rows, parts=parts)
     show(f"\nresults: {out}")

@@ -1,5 +1,6 @@
 """The command line of torchcaps, one file a command."""
 
+import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     It is 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C, 141 for a broken pipe.
     """
+    _open_closed_streams()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments == ["--version"]:
         print(torchcaps.__version__)
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_usage())
         return 0
     if not arguments or arguments[0] not in COMMANDS:
-        print(_usage(), file=sys.stderr)
+        print(_unknown(arguments[0]) if arguments else _usage(), file=sys.stderr)
         return 2
     name, *rest = arguments
     try:
@@ -76,11 +78,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _open_closed_streams() -> None:
+    """What is written to an output that was closed before the start, as daemons do, goes nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+
+
 def _quietly() -> int:
     """Ends a command whose output nobody reads any more, as ``| head`` does: with the status of a broken pipe."""
     # What is still buffered would fail again when Python ends.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + 13
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name, [*COMMANDS, "--version", "--help"], 1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    return f"torchcaps: error: unknown command {name!r}{meant}\n'torchcaps --help' lists the commands."
 
 
 def _usage() -> str:

@@ -1,7 +1,10 @@
 """``torchcaps export``."""
 
 import json
-from collections.abc import Iterable
+import logging
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from torchcaps.classifier import Classifier
 
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
+KINDS = {"onnx": "an ONNX file", "torch-export": "an exported program"}
 CLOSE = 1e-4
 """How far the answers of a file may be from those of the network; of numbers beyond 1, as boxes have them in pixels, in
 shares of the largest."""
@@ -69,7 +73,7 @@ def command(arguments: list[str]) -> None:
     parser = OptionParser(prog="torchcaps export", description="Write a network for use without this package.")
     add = parser.add_argument
     add("run", type=str, help="folder of a run, or of a saved network, or name of a trained one in the package")
-    add("--format", type=str, choices=tuple(SUFFIXES), help="what to write; default: as --to ends, else onnx")
+    add("--format", choices=tuple(SUFFIXES), help="what to write; default: as --to ends, else onnx")
     add("--to", type=str, help="file; default: named after the network, in the current folder")
     add("--overwrite", action="store_true", help="write over a file that is there")
     add_import(parser)
@@ -89,11 +93,14 @@ def command(arguments: list[str]) -> None:
 
 
 def _format(asked: str | None, path: str | None) -> str:
-    """The format that was asked for, or else the one whose files end so."""
+    """The format that was asked for, or else the one whose files end so; a name without a suffix fits each."""
     suffix = Path(path).suffix.lower() if path else ""
     meant = next((form for form, known in SUFFIXES.items() if known == suffix), None)
+    if suffix and meant is None:
+        ends = " or ".join(f"{known} ({KINDS[form]})" for form, known in SUFFIXES.items())
+        raise ValueError(f"--to must end in {ends}, got {path}")
     if asked and meant and asked != meant:
-        raise ValueError(f"--to {path} is the name of a {meant} file, and --format is {asked}")
+        raise ValueError(f"--to {path} is the name of {KINDS[meant]}, and --format is {asked}")
     return asked or meant or "onnx"
 
 
@@ -132,13 +139,14 @@ def export(classifier: "Classifier", path: Path, form: str) -> float:
             found = write(model, images, part, _notes(classifier, model.names(images[:2])))
         except RuntimeError as error:
             why = str(error.__cause__ or error).partition("\n")[0]
-            raise ValueError(f"a {type(classifier.network).__name__} cannot be written as {form}: {why}") from error
+            name = type(classifier.network).__name__
+            raise ValueError(f"a {name} cannot be written as {KINDS[form]}: {why}") from error
         off = _off(found, expected)
         if not off <= CLOSE:
             own = _off(model.double()(images.double() if images.is_floating_point() else images), expected)
             model.float()
             more = f"the network's own rounding errors make {own:g}: was it trained?" if own > CLOSE else ""
-            raise ValueError(f"the answers of the {form} file are off by {off:g}, allowed is {CLOSE:g} {more}".rstrip())
+            raise ValueError(f"the answers of {KINDS[form]} are off by {off:g}, allowed is {CLOSE:g} {more}".rstrip())
     return off
 
 
@@ -183,22 +191,40 @@ def _free(model: Exported) -> tuple[dict[int, Any]]:
 def _write_onnx(model: Exported, images: Tensor, path: Path, notes: dict[str, Any]) -> list[Tensor]:
     import onnxruntime
 
-    program = torch.onnx.export(
-        model,
-        (images[:2],),
-        dynamo=True,
-        dynamic_shapes=_free(model),
-        input_names=[model.network.takes],
-        output_names=notes["outputs"],
-        custom_translation_table={torch.ops.aten.digamma.default: _digamma},
-        verbose=False,
-    )
+    with _without_own_noise():
+        program = torch.onnx.export(
+            model,
+            (images[:2],),
+            dynamo=True,
+            dynamic_shapes=_free(model),
+            input_names=[model.network.takes],
+            output_names=notes["outputs"],
+            custom_translation_table={torch.ops.aten.digamma.default: _digamma},
+            verbose=False,
+        )
     if program is None:
         raise ValueError("the network could not be made into an ONNX file")
     program.model.metadata_props["torchcaps"] = json.dumps(notes)
     program.save(str(path))
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return [torch.from_numpy(one) for one in session.run(None, {model.network.takes: images.numpy()})]
+
+
+@contextmanager
+def _without_own_noise() -> Iterator[None]:
+    """Silences what torch's exporter says of itself: operators of torchvision that it skips, a class it uses."""
+
+    def of_networks(record: logging.LogRecord) -> bool:
+        return "torchvision is not installed" not in record.getMessage()
+
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    log.addFilter(of_networks)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            yield
+    finally:
+        log.removeFilter(of_networks)
 
 
 def _digamma(x: Any) -> Any:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torchcaps.cli.plugins import add_import
 from torchcaps.cli.runs import open_classifier
 
@@ -34,7 +36,7 @@ def command(arguments: list[str]) -> None:
     add("run", type=str, help="folder of a run, or of a saved network, or name of a trained one in the package")
     add("images", type=str, nargs="+", help="image files, folders (all images in them, however deep) or patterns; for "
         "a network that takes words: texts, files with a text in each line, folders of .txt files")  # fmt: skip
-    add("--resize", type=str, choices=("pad", "crop", "stretch", "handwriting", "keep"), help=_FIT)
+    add("--resize", choices=("pad", "crop", "stretch", "handwriting", "keep"), help=_FIT)
     add("--top", type=int, help="say so many classes, the most active first; default: what the network says")
     add("--device", type=str, default="cpu", help="where to compute: cpu, cuda, cuda:1, ...")
     add("--batch_size", type=int, default=64, help="images at a time")
@@ -46,6 +48,8 @@ def command(arguments: list[str]) -> None:
     _check(options)
     classifier = open_classifier(options.run, options.device)
     _check_resize(classifier, options.resize)
+    if options.boxes is not None:
+        _check_boxes(classifier)
     files: list[Any] = list((_files if classifier.words is None else named_texts)(options.images))
     bad: list[str] = []
 
@@ -98,6 +102,15 @@ def _check_resize(classifier: "Classifier", resize: str | None) -> None:
         raise ValueError(f"--resize keep is for networks of any size, a {type(classifier.network).__name__} has one")
 
 
+def _check_boxes(classifier: "Classifier") -> None:
+    """Raises a `ValueError` unless the network says where classes are: a black image is shown to it."""
+    if classifier.words is None:
+        ((_, answer),) = classifier.stream([torch.zeros(*classifier.image_shape)], "pad")
+        if answer.boxes is not None:
+            return
+    raise ValueError(f"--boxes: a {type(classifier.network).__name__} does not say where classes are")
+
+
 def _files(named: Sequence[str]) -> Iterator[Path]:
     """What is named, folders and patterns opened up; what is not there is left to be spoken of when it is read.
 
@@ -130,8 +143,7 @@ def _pictures(classifier: "Classifier", folder: Path, resize: Any) -> Show:
     written: Counter[str] = Counter()
 
     def draw(file: str, answer: "Answer") -> None:
-        if answer.boxes is None:
-            raise ValueError(f"--boxes: a {type(classifier.network).__name__} does not say where classes are")
+        assert answer.boxes is not None
         name = Path(file).stem
         written[name] += 1
         boxed = Boxed(classifier.pixels(file, resize), answer.boxes)

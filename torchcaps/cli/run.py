@@ -17,8 +17,8 @@ def command(arguments: list[str]) -> None:
 
     parser = OptionParser(prog="torchcaps run", description="Run a recipe; 'torchcaps recipes' lists them.")
     add = parser.add_argument
-    add("recipe", type=str, choices=list(recipes.RECIPES), help="its name")
-    add("--preset", type=str, choices=recipes.PRESETS, default="quick", help="paper: as published, for a GPU; quick: "
+    add("recipe", choices=list(recipes.RECIPES), help="its name")
+    add("--preset", choices=recipes.PRESETS, default="quick", help="paper: as published, for a GPU; quick: "
         "two cores of a CPU, an hour at most; smoke: seconds")  # fmt: skip
     add("--seeds", type=int, nargs="+", default=[0], help="one run for each")
     add("--runs", type=str, default=str(recipes.RUNS), help="folder for the trained networks; run again to go on")

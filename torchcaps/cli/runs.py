@@ -51,7 +51,7 @@ def look_parser(command: str, description: str, arguments: list[str]) -> "Option
     parser.imported = named_imports(arguments)
     parser.add_argument("run", type=str, help="folder of a run; with --data also of a saved network, or its name")
     parser.add_argument("--data", type=ImageData, help="other images than those of the run")
-    parser.add_argument("--split", type=str, choices=SPLITS, default="test", help="which images")
+    parser.add_argument("--split", choices=SPLITS, default="test", help="which images")
     add_import(parser)
     return parser
 
@@ -69,7 +69,10 @@ def open_run(parser: "OptionParser", options: Any) -> "tuple[Classifier, ImageSe
     folder = RunFolder(Path(options.run))
     own = options.data is None
     if own:
-        folder.existing()
+        if not folder.config.is_file():
+            raise FileNotFoundError(
+                f"{options.run} is not the folder of a run, which names its images: a saved network needs --data"
+            )
         recorded = read_options(folder.config, {"data": ImageData}, parser.imported, only="data")["data"]
         options = parser.parse_object({"run": options.run, "split": options.split, "data": recorded})
     classifier = open_classifier(options.run)

@@ -35,7 +35,6 @@ def command(arguments: list[str]) -> None:
     add("--out", type=str, default="transfer.png", help="file of the picture")
     add(
         "--resize",
-        type=str,
         choices=("pad", "crop", "stretch", "handwriting"),
         help="to fit; default: as the network was trained",
     )

@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchcaps.data.files import ImageFile, list_folder
-from torchcaps.data.manifest import Entry, Manifest, copies_lines, count_of, readable, some
+from torchcaps.data.files import ImageFile, Listing, list_folder
+from torchcaps.data.manifest import PARTS, Entry, Manifest, copies_lines, count_of, readable, some
 from torchcaps.data.picture import BrokenImage, check_format, in_mode, naming
 from torchcaps.data.store import threaded
 from torchcaps.data.streams import digest_of
@@ -29,6 +29,7 @@ class FolderReport:
         broken: why files cannot be read, by name.
         left_out: why files are not taken for images of a class, by name.
         copies: for people: which images have the same content.
+        folders: for people: what is wrong with the folders of the classes.
         contradictions: for people: which images of the same content are in several parts or classes.
         notes: what else a reader of results should know.
     """
@@ -42,15 +43,16 @@ class FolderReport:
     broken: dict[str, str]
     left_out: dict[str, str]
     copies: tuple[str, ...]
+    folders: tuple[str, ...]
     contradictions: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What should be mended, for people: broken files, and copies of images in several parts or classes."""
+        """What should be mended, for people: folders, broken files, copies of images in several parts or classes."""
         broken = [f"{name} ({why})" for name, why in self.broken.items()]
         found = [f"{count_of(broken, 'file')} cannot be read: {some(broken)}"] if broken else []
-        return (*found, *self.contradictions)
+        return (*self.folders, *found, *self.contradictions)
 
     def json(self) -> dict[str, Any]:
         """All of it, ready for JSON."""
@@ -62,7 +64,7 @@ class FolderReport:
         for part, classes in self.classes.items():
             total = sum(classes.values())
             lines.append(f"{part}: {total:,} images of {len(classes)} classes")
-            lines += [f"  {readable(name)}: {count:,} ({count / total:.1%})" for name, count in classes.items()]
+            lines += [f"  {readable(name)}: {count:,} ({count / max(total, 1):.1%})" for name, count in classes.items()]
         for what, counts in (("formats", self.formats), ("pixels", self.modes), ("sizes", self.sizes)):
             frequent = [f"{name} {count:,}" for name, count in list(counts.items())[:_FREQUENT]]
             more = len(counts) - len(frequent)
@@ -79,6 +81,16 @@ class FolderReport:
         lines += [f"left out {count_of(names, 'file')}: {why}: {some(names)}" for why, names in reasons.items()]
         lines += [*self.copies, *self.notes]
         return lines + [f"PROBLEM: {problem}" for problem in self.problems]
+
+
+@dataclass
+class _Lenient(Listing):
+    """A listing that goes on where it cannot be trained on, and keeps why."""
+
+    refused: list[str] = field(default_factory=list)
+
+    def refuse(self, why: str) -> None:
+        self.refused.append(why)
 
 
 class _Look(NamedTuple):
@@ -100,10 +112,14 @@ def check_folder(root: str | Path) -> FolderReport:
         root: as of :class:`~torchcaps.data.ImageFolder`.
 
     Raises:
-        ValueError: it cannot be told which folders are classes, and what else :class:`~torchcaps.data.ImageFolder`
-            raises before it reads images.
+        FileNotFoundError: there is no `root`.
+        NotADirectoryError: `root` is not a folder.
+        ValueError: it cannot be told which folders are classes, or there is no image in them.
     """
-    listing = list_folder(Path(root).expanduser())
+    listing = list_folder(Path(root).expanduser(), _Lenient)
+    assert isinstance(listing, _Lenient)
+    if not listing.items:
+        raise ValueError("; ".join(listing.refused))
     files = [file for part in listing.parts.values() for file in part]
     looks = dict(zip(files, threaded(lambda index: _look(files[index].path), range(len(files))), strict=True))
     whole = {file: look for file, look in looks.items() if not look.broken}
@@ -112,9 +128,9 @@ def check_folder(root: str | Path) -> FolderReport:
         for part, rows in listing.parts.items()
     }
     manifest = Manifest(listing.classes, parts)
-    contradictions = tuple(copies_lines(manifest))
+    counts = {part: _counts(listing.classes, rows) for part, rows in parts.items()}
     return FolderReport(
-        classes={part: _counts(listing.classes, rows) for part, rows in parts.items()},
+        classes=counts,
         formats=_ranked([look.format for look in whole.values()]),
         modes=_ranked([look.mode for look in whole.values()]),
         sizes=_ranked([look.size for look in whole.values()]),
@@ -123,8 +139,9 @@ def check_folder(root: str | Path) -> FolderReport:
         broken={file.name: look.broken for file, look in looks.items() if look.broken},
         left_out=listing.left_out,
         copies=tuple(_copies(whole)),
-        contradictions=contradictions,
-        notes=listing.notes,
+        folders=tuple(listing.refused),
+        contradictions=tuple(copies_lines(manifest)),
+        notes=(*listing.notes, *_too_few(counts)),
     )
 
 
@@ -148,6 +165,14 @@ def _look(path: Path) -> _Look:
 def _counts(classes: Sequence[str], rows: Sequence[Entry]) -> dict[str, int]:
     found = Counter(entry.category for entry in rows)
     return {name: found[name] for name in classes}
+
+
+def _too_few(counts: dict[str, dict[str, int]]) -> list[str]:
+    """For people: classes of which no image is left for a part that is put aside from others."""
+    aside = [part for part in PARTS if part not in counts and not (part == "train" and "all" in counts)]
+    shared = counts.get("all") or counts["train"]
+    few = [f"{name} ({count})" for name, count in shared.items() if 0 < count <= len(aside)]
+    return [f"too few images of a class to put some aside for {' and '.join(aside)}: {some(few)}"] if few else []
 
 
 def _ranked(names: Sequence[str]) -> dict[str, int]:

@@ -61,18 +61,22 @@ class Listing(Listed):
         found = _folders(folder)
         classes = tuple(path.name for path in found)
         if self.parts and classes != self.classes:
-            raise ValueError(f"{folder} must hold the class folders of train, {self.classes}, got {classes}")
+            self.refuse(f"{folder} must hold the class folders of train, {self.classes}, got {classes}")
         if len(classes) < 2:
-            raise ValueError(f"{folder} must hold a folder for each of two or more classes, got {classes}")
-        self.classes = classes
+            self.refuse(f"{folder} must hold a folder for each of two or more classes, got {classes}")
+        self.classes += tuple(name for name in classes if name not in self.classes)
         files = self.parts.setdefault(part, [])
         seen: set[Path] = {folder.resolve()}
         for path in found:
             images = sorted(self._images(path, seen))
             if not images:
-                raise ValueError(f"class folder {path} holds no {self.what}{self._reasons(path)}")
+                self.refuse(f"class folder {path} holds no {self.what}{self._reasons(path)}")
             files += [ImageFile(self._name(image), path.name, image) for image in images]
         self._leave_out_loose(folder)
+
+    def refuse(self, why: str) -> None:
+        """Raises a `ValueError`: what cannot be trained on is told at once."""
+        raise ValueError(why)
 
     def _images(self, folder: Path, seen: set[Path]) -> Iterator[Path]:
         """The image files in a folder, however deep; links are followed, each folder is read once."""

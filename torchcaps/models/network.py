@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,8 @@ from torchcaps.routing.base import ROUTINGS, same_class
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+RUN_FILE = "config.yaml"
+"""What the folder of a run holds from its beginning; its network is put into ``model`` at the end."""
 
 NETWORKS: dict[str, type["Network"]] = {}
 """The networks that :func:`load_pretrained` knows, by the names of their classes."""
@@ -298,9 +301,11 @@ def _rounded(name: str, tensor: torch.Tensor, stored: str) -> torch.Tensor:
 
 
 def _locate(source: str | Path) -> Path:
+    if not isinstance(source, str | os.PathLike):
+        raise TypeError(f"source must be the path or the name of a network, got {source!r}")
     folder = Path(source)
     if folder.is_dir():
-        return folder
+        return network_folder(folder)
     if folder.as_posix() in list_pretrained():
         return pretrained_folder(folder.as_posix())
     if folder.exists() or len(folder.parts) != 2 or folder.is_absolute():  # a Hub repository reads owner/name
@@ -316,6 +321,23 @@ def _locate(source: str | Path) -> Path:
         raise FileNotFoundError(
             f"{source} is neither a folder, nor in the package, which has {known}, nor a repository that can be reached"
         ) from error
+
+
+def network_folder(folder: Path) -> Path:
+    """Where the files of a network are: ``model`` in the folder of a run, else the folder itself.
+
+    Raises:
+        FileNotFoundError: if it is that of a run that has not ended.
+    """
+    if (folder / CONFIG_FILE).is_file():
+        return folder
+    if (folder / "model").is_dir():
+        return folder / "model"
+    if (folder / RUN_FILE).is_file():
+        raise FileNotFoundError(
+            f"{folder} holds no network yet, its training has not ended: torchcaps train --resume {folder}"
+        )
+    return folder
 
 
 LARGEST_NUMBER = 10**6
@@ -421,11 +443,13 @@ def load_pretrained(source: str | Path) -> Any:
     ``CapsNet.from_pretrained(source)`` says besides which class it has to be.
 
     Args:
-        source: the folder, or else the name of a network that comes with the package, ``mnist/efficient_capsnet``
-            (:func:`~torchcaps.models.pretrained.list_pretrained`), or else a repository on the Hugging Face Hub.
+        source: the folder, or that of a run, or else the name of a network that comes with the package,
+            ``mnist/efficient_capsnet`` (:func:`~torchcaps.models.pretrained.list_pretrained`), or else a repository on
+            the Hugging Face Hub.
 
     Raises:
-        FileNotFoundError: if a file is missing.
+        FileNotFoundError: if a file is missing, or the run has not ended.
+        TypeError: if the source is no path.
         ValueError: if the files are damaged or do not belong together, hold numbers that are not finite or weights of
             another type; or if the module that defines the network, or its routing, was not imported: then it says
             which.

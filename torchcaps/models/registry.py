@@ -1,14 +1,12 @@
 """Published configurations by name."""
 
-import inspect
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
-from torchcaps.routing import constructor_arguments
-from torchcaps.routing.base import same_class
+from torchcaps.routing.base import refused, same_class
 
 
 class Configuration(NamedTuple):
@@ -76,12 +74,8 @@ def create_model(name: str, pretrained: str | None = None, **arguments: Any) -> 
     if pretrained is not None:
         return _trained(name, pretrained, arguments)
     configuration = MODELS[name]
-    known = constructor_arguments(configuration.network)
-    parameters = inspect.signature(configuration.network).parameters.values()
-    any_name = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-    for argument in arguments:
-        if argument not in known and not any_name:
-            raise ValueError(f"{name} takes no argument {argument!r}; it takes {', '.join(known)}")
+    if why := refused(name, configuration.network, arguments):
+        raise ValueError(why)
     return configuration.network.from_config({**configuration.arguments, **arguments})
 
 

@@ -5,6 +5,7 @@ import inspect
 import math
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -212,6 +213,15 @@ def constructor_arguments(cls: type) -> list[str]:
     return [name for name, parameter in inspect.signature(cls).parameters.items() if parameter.kind not in gathered]
 
 
+def refused(name: str, cls: type, arguments: Iterable[str]) -> str:
+    """Why a class's constructor, known by a name, does not take these arguments; empty if it does."""
+    known = constructor_arguments(cls)
+    parameters = inspect.signature(cls).parameters.values()
+    any_name = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    wrong = None if any_name else next((argument for argument in arguments if argument not in known), None)
+    return "" if wrong is None else f"{name} takes no argument {wrong!r}; it takes {', '.join(known) or 'none'}"
+
+
 def same_class(one: type, other: type) -> bool:
     """Whether two classes are the same one, defined again: by reloading its module, or running its cell once more."""
     files = {getattr(sys.modules.get(cls.__module__), "__file__", None) for cls in (one, other)}
@@ -245,6 +255,8 @@ def create_routing(name: str, **arguments: Any) -> Routing:
     """
     if name not in ROUTINGS:
         raise ValueError(f"routing must be one of {list_routings()}, got {name!r}")
+    if why := refused(name, ROUTINGS[name], arguments):
+        raise TypeError(why)
     return ROUTINGS[name](**arguments)
 
 
