@@ -114,14 +114,9 @@ class CapsNet(CapsuleClassifier):
         check_sizes(primary_dim=primary_dim, primary_kernel_size=primary_kernel_size, primary_stride=primary_stride)
         check_sizes(types=types, pose_dim=pose_dim, decoder_hidden=decoder_hidden)
         self.stem = tuple(stem)
-        self.channels = channels
-        self.kernel_size = kernel_size
-        self.stride = stride
-        self.types = types
-        self.primary_dim = primary_dim
-        self.primary_kernel_size = primary_kernel_size
-        self.primary_stride = primary_stride
-        self.pose_dim = pose_dim
+        self.channels, self.kernel_size, self.stride = channels, kernel_size, stride
+        self.types, self.primary_dim, self.pose_dim = types, primary_dim, pose_dim
+        self.primary_kernel_size, self.primary_stride = primary_kernel_size, primary_stride
         self.transforms = transforms
         self.squash = squash
         self.batch_norm = batch_norm
