@@ -19,7 +19,7 @@ from torchcaps.ops.competition import Normaliser
 from torchcaps.ops.dispatch import BACKENDS, Choice, able_backend, preferred_backend, without_kernels
 from torchcaps.ops.fields import FieldsType, Shapes
 from torchcaps.ops.gaussians import Gaussians
-from torchcaps.ops.naive import NaiveVotes, dense_votes
+from torchcaps.ops.naive import NaiveVotes, dense_votes, gram
 from torchcaps.ops.similarity import Similarity
 from torchcaps.ops.windows import in_windows
 from torchcaps.squash import kind_of
@@ -244,15 +244,16 @@ class Votes:
         Args:
             weights: the child activations ``a``, (N, G); None for ones.
         """
-        source = self.source
+        source = self._able(None, SOFTMAX)
         with full_precision(self.children):
             weights = self.present(weights)
             if weights is not None:
                 weights = self.gather(weights.to(source.children.dtype))
+            if isinstance(source, NaiveVotes):
+                return gram(source.votes, weights)
             children = in_windows(source.children, source.sites)
             tile = any_similarity.Tile(None, SOFTMAX, children, source.transforms, source.coordinates, weights)
-            whole = math.prod(self.shape) if isinstance(source, NaiveVotes) else 0
-            return any_similarity.gram(tile, max(whole, tile_numbers(children.device)))
+            return any_similarity.gram(tile, tile_numbers(children.device))
 
     def _with_offset(self, moments: Moments, weights: Tensor | None, offset: Tensor) -> Moments:
         """The moments with what an offset of each pair, (I, J), adds to them: sums that need no vote."""
