@@ -203,7 +203,7 @@ def test_item3_meta_tensors_have_the_right_shapes(backend: str) -> None:
         assert (parents.pose.shape, parents.activation.shape) == (expected.pose.shape, expected.activation.shape)
         parents.pose.sum().backward()
         assert all(parameter.grad is not None for parameter in layer.parameters() if parameter.ndim == 4)
-    convolution = tc.CapsConv2d(2, 3, (2, 2), (2, 2), 3, padding=1).to("meta")
+    convolution = tc.CapsConv2d(2, 3, (2, 2), (2, 2), 3, padding=1, residual=True).to("meta")
     children = tc.Capsules(torch.empty(2, 4, 4, 2, 2, 2, device="meta"), torch.empty(2, 4, 4, 2, device="meta"))
     with use_backend(backend):
         assert convolution(children).pose.shape == (2, 4, 4, 3, 2, 2)

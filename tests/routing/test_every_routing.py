@@ -197,6 +197,15 @@ def test_second_derivatives(name: str, backend: str, monkeypatch: pytest.MonkeyP
     assert torch.autograd.gradgradcheck(call, tuple(tensors), fast_mode=True)
 
 
+@pytest.mark.parametrize("name", list_routings())
+def test_meta_tensors(name: str) -> None:
+    routing = create_routing(name, **({"readout": True} if name == "attention" else {}))
+    with torch.device("meta"):
+        parents = CapsLinear(5, 3, 4, 4, routing=routing).eval()(torch.empty(2, 5, 4))
+    assert parents.pose.is_meta
+    assert parents.pose.shape == (2, 3, 4)
+
+
 @every
 def test_rows_of_matrix_poses_turn_together(routing: Function) -> None:
     """M -> T M moves the parents by T, activations stay; for the diagonal Gaussians of EM, T permutes."""
