@@ -1,5 +1,6 @@
 """Poses that keep their scale from layer to layer."""
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -97,6 +98,14 @@ def test_a_single_place_has_no_statistics_of_its_own(kind: Any) -> None:
         torch.testing.assert_close(
             found.square().mean((0, 2, 3)), torch.ones(2, dtype=torch.float64), rtol=1e-3, atol=0
         )
+
+
+@KINDS
+def test_an_empty_batch_leaves_the_statistics(kind: Any) -> None:
+    norm = PoseNorm(2, (4, 3), kind)
+    before = copy.deepcopy(norm.state_dict())
+    assert norm(torch.empty(0, 5, 2, 4, 3)).shape == (0, 5, 2, 4, 3)
+    torch.testing.assert_close(norm.state_dict(), before, rtol=0, atol=0)
 
 
 def test_wrong() -> None:

@@ -50,6 +50,15 @@ def test_in_training_they_are_multiplied_by_the_magnitude_of_the_batch(grid: tup
     torch.testing.assert_close(offsets(halved, children), expected / 2, rtol=1e-9, atol=1e-9 * scale)
 
 
+def test_an_empty_batch_leaves_the_magnitude() -> None:
+    layer = make_layer()
+    layer(capsules(4, 3))
+    before = layer.magnitude.mean_square.clone()
+    assert layer(capsules(4, 3, batch=0)).pose.shape == (0, E, 2, 3)
+    assert layer.magnitude.mean_square == before
+    assert layer.magnitude.batches == 1
+
+
 def test_poses_a_hundred_times_as_large_change_nothing_else() -> None:
     """With a relative floor; published coordinates are lost among them."""
     ones, hundreds = capsules(4, 3), capsules(4, 3, scale=100.0)

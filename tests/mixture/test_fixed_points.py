@@ -91,9 +91,13 @@ class TestSelfWeightedPooling:
         x = sequences()
         pooled = self_weighted_pooling(x)
         torch.testing.assert_close(self_weighted_pooling(x.flip(1)), pooled)
-        padded = torch.cat([x, torch.full((3, 2, 4), 50.0, dtype=x.dtype)], dim=1)
         mask = torch.arange(9).expand(3, 9) < 7
-        torch.testing.assert_close(SelfWeightedPooling()(padded, mask), pooled)
+        for filling in (50.0, torch.nan):
+            padded = torch.cat([x, torch.full((3, 2, 4), filling, dtype=x.dtype)], dim=1).requires_grad_()
+            found = SelfWeightedPooling()(padded, mask)
+            torch.testing.assert_close(found, pooled)
+            (gradient,) = torch.autograd.grad(found.sum(), padded)
+            assert gradient.isfinite().all()
 
     def test_gradcheck(self) -> None:
         x = sequences().requires_grad_()

@@ -119,6 +119,10 @@ class TestNetwork:
     def test_small(self) -> None:
         check_model(DeepCaps((2, 13, 16), 3, **SMALL), skip=("export",))
 
+    def test_no_images(self) -> None:
+        prediction = DeepCaps((1, 12, 12), 3, **SMALL).eval()(torch.rand(0, 1, 12, 12))
+        assert prediction.activation.shape == (0, 3)
+
     def test_decoder_is_independent_of_the_class(self) -> None:
         model = DeepCaps((1, 12, 12), 3, **SMALL).eval()
         assert model.told == "pose"

@@ -113,6 +113,17 @@ def test_images_that_are_too_small() -> None:
             create_model(name, image_shape=(1, smallest, smallest - 1))
 
 
+def test_instance_normalisation_needs_two_places() -> None:
+    """Of one it makes 0, whatever the image shows."""
+    for shape in ((2, 19, 19), (2, 22, 22)):
+        with pytest.raises(ValueError, match=r"more than one place under norm='instance'.*got \(2, "):
+            create_model("efficient_capsnet_smallnorb", image_shape=shape)
+    model = create_model("efficient_capsnet_smallnorb", image_shape=(2, 19, 23), decoder_channels=None)
+    one, other = model.children_of(images(2, 2, 19, 23)).pose
+    assert not torch.equal(one, other)
+    create_model("efficient_capsnet", image_shape=(2, 11, 11), decoder_hidden=None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -61,6 +61,15 @@ def test_a_whole_network_in_half_precision(name: str) -> None:
     assert prediction.activation.isfinite().all()
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_meta_tensors(name: str) -> None:
+    with torch.device("meta"):
+        network = create_model(name).eval()
+        activation = network(network.examples(2)).activation
+    assert activation.is_meta
+    assert len(activation) == 2
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

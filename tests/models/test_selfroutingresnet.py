@@ -1,5 +1,7 @@
 """The residual network with self-routed classes."""
 
+import copy
+
 import pytest
 import torch
 
@@ -48,3 +50,26 @@ def test_all_that_holds_for_networks(depth: int) -> None:
 def test_wrong_depth() -> None:
     with pytest.raises(ValueError, match="depth must be at least 1, got 0"):
         create_model("self_routing_resnet20", depth=0)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_built_without_memory(assign: bool) -> None:
+    """The transforms of the classes are no part of the file, and stand nowhere before it is loaded."""
+    torch.manual_seed(0)
+    model = create_model("self_routing_resnet20", image_shape=(1, 8, 8), **SMALL).eval()
+    with torch.device("meta"):
+        again = create_model("self_routing_resnet20", image_shape=(1, 8, 8), **SMALL).eval()
+    if not assign:
+        again.to_empty(device="cpu")
+        for buffer in again.buffers():
+            buffer.fill_(7)
+    again.load_state_dict(model.state_dict(), assign=assign)
+    images = torch.rand(2, 1, 8, 8)
+    for one in (again, copy.deepcopy(again).to("cpu")):
+        assert torch.equal(one(images).capsules.pose, model(images).capsules.pose)
+
+
+def test_classes_have_nothing_to_draw() -> None:
+    model = create_model("self_routing_resnet20", image_shape=(1, 8, 8), **SMALL)
+    model.class_caps.reset_parameters()
+    assert torch.equal(model.class_caps.weight, torch.eye(4).expand(1, 3, 4, 4))

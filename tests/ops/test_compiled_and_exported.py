@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import torchcaps as tc
-from torchcaps import create_model, list_models
+from torchcaps import create_model, list_models, list_routings
 from torchcaps.losses import SpreadLoss
 from torchcaps.models import ImageClassifier
 from torchcaps.ops import use_backend
@@ -105,6 +105,27 @@ def test_item10_exports_with_any_batch_and_saves(name: str) -> None:
             found = again.module()(batch)
             assert type(found) is type(expected)
             torch.testing.assert_close(found.activation, expected.activation, rtol=1e-9, atol=1e-12)
+
+
+WITHOUT_KERNELS = ("degree_centrality", "self_routing", "sparse_attention", "spectral")
+"""Routings with a similarity, given logits, a map and second moments that the kernels have not got."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in WITHOUT_KERNELS else pytest.param(name, marks=SLOW) for name in list_routings()]
+)
+def test_every_routing_exports_with_any_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there are no kernels, and too many votes to store them otherwise."""
+    monkeypatch.setattr("torchcaps.ops.dispatch.FEW", {"cpu": 0})
+    monkeypatch.setattr("torchcaps.ops.dispatch.FEW_TILES", 0)
+    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 100)
+    torch.manual_seed(0)
+    layer = tc.CapsLinear(5, 3, 4, 4, routing=tc.create_routing(name)).double().eval()
+    batch = {0: torch.export.Dim("batch")}
+    children = torch.randn(3, 5, 4, dtype=torch.float64)
+    program = torch.export.export(layer, (children,), dynamic_shapes=(batch,), strict=False)
+    other = torch.randn(7, 5, 4, dtype=torch.float64)
+    torch.testing.assert_close(program.module()(other), layer(other))
 
 
 def saved(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

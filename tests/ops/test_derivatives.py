@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import torchcaps as tc
-from torchcaps.ops import BACKENDS, Gaussian, InnerProduct, Similarity, Votes, choose_backend, use_backend
+from torchcaps.ops import BACKENDS, Gaussian, Given, InnerProduct, Similarity, Votes, choose_backend, use_backend
 from torchcaps.testing.backends import Cauchy
 
 N, G, J, M, P, D = 2, 4, 3, 2, 2, 2
@@ -19,13 +19,14 @@ SIMILARITIES: dict[str, Callable[[Tensor], Similarity | None]] = {
     "uniform": lambda parents: None,
     "inner": InnerProduct,
     "gaussian": lambda parents: Gaussian(parents, parents.exp(), parents.sum(-1)),
+    "given": lambda parents: Given(parents.mT),
     "own": lambda parents: Cauchy(parents, parents[0, :, 0].expand(G, J), parents[0, :, 0]),
 }
 CALLS = [
     (backend, similarity)
     for backend in ("chunked", "native")  # triton shares all of it with native
     for similarity in SIMILARITIES
-    if similarity != "own" or backend == "chunked"
+    if similarity not in ("own", "given") or backend == "chunked"
 ]
 every_backend = pytest.mark.parametrize("backend", sorted(BACKENDS))
 without_votes = pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"naive"}))
@@ -202,7 +203,7 @@ def test_item3_meta_tensors_have_the_right_shapes(backend: str) -> None:
         assert (parents.pose.shape, parents.activation.shape) == (expected.pose.shape, expected.activation.shape)
         parents.pose.sum().backward()
         assert all(parameter.grad is not None for parameter in layer.parameters() if parameter.ndim == 4)
-    convolution = tc.CapsConv2d(2, 3, (2, 2), (2, 2), 3, padding=1).to("meta")
+    convolution = tc.CapsConv2d(2, 3, (2, 2), (2, 2), 3, padding=1, residual=True).to("meta")
     children = tc.Capsules(torch.empty(2, 4, 4, 2, 2, 2, device="meta"), torch.empty(2, 4, 4, 2, device="meta"))
     with use_backend(backend):
         assert convolution(children).pose.shape == (2, 4, 4, 3, 2, 2)

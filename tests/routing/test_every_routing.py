@@ -178,6 +178,34 @@ def test_gradcheck(routing: Function, backend: str, monkeypatch: pytest.MonkeyPa
     assert torch.autograd.gradcheck(call, tuple(random((1, 3, 2), (3, 2, 2, 2), (1, 3))))
 
 
+@backends
+@pytest.mark.parametrize("name", [name for name in list_routings() if ROUTINGS[name].trainable])
+def test_second_derivatives(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 10)
+    torch.manual_seed(0)
+    routing = create_routing(name).bind(LayerShape(3, 2, (2,), (2,))).double().eval()
+    parameters = list(routing.parameters())
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+
+    def call(children: Tensor, transforms: Tensor, logits: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+        routed = routing(Votes(children, transforms, backend=backend), logits.sigmoid())
+        return routed.pose, routed.activation
+
+    tensors = random((1, 3, 2), (3, 2, 2, 2), (1, 3)) + parameters
+    assert torch.autograd.gradgradcheck(call, tuple(tensors), fast_mode=True)
+
+
+@pytest.mark.parametrize("name", list_routings())
+def test_meta_tensors(name: str) -> None:
+    routing = create_routing(name, **({"readout": True} if name == "attention" else {}))
+    with torch.device("meta"):
+        parents = CapsLinear(5, 3, 4, 4, routing=routing).eval()(torch.empty(2, 5, 4))
+    assert parents.pose.is_meta
+    assert parents.pose.shape == (2, 3, 4)
+
+
 @every
 def test_rows_of_matrix_poses_turn_together(routing: Function) -> None:
     """M -> T M moves the parents by T, activations stay; for the diagonal Gaussians of EM, T permutes."""

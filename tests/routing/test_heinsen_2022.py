@@ -1,10 +1,13 @@
 """Heinsen's routing of 2022 against the equations of its paper."""
 
+import pickle
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from by_the_book import Array, normal
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchcaps import CapsConv2d, CapsLinear, Capsules, ClassCaps
@@ -140,6 +143,25 @@ def test_the_layer_has_no_transforms_of_its_own() -> None:
         layer(children).pose.sum().backward()
         layer.half().float()
         assert layer(children).pose.shape[-2:] == (J, D)
+
+
+@pytest.mark.parametrize(
+    ("layer", "sites"),
+    [
+        (lambda: CapsLinear(I, J, d, D, routing=Heinsen2022Routing()), (I,)),
+        (lambda: CapsConv2d(I, J, d, D, 1, routing=Heinsen2022Routing()), (2, 2, I)),
+        (lambda: ClassCaps(I, J, d, D, routing=Heinsen2022Routing()), (2, 2, I)),
+    ],
+    ids=["linear", "conv", "class"],
+)
+def test_built_without_memory(layer: Callable[[], nn.Module], sites: tuple[int, ...]) -> None:
+    full = layer()
+    with torch.device("meta"):
+        empty = layer()
+    empty.load_state_dict(full.state_dict(), assign=True)
+    children = Capsules(normal(B, *sites, d).float(), torch.ones(B, *sites))
+    for one in (empty, pickle.loads(pickle.dumps(empty)).to("cpu")):
+        assert torch.equal(one(children).pose, full(children).pose)
 
 
 def test_a_class_has_a_score() -> None:

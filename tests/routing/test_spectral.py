@@ -1,10 +1,14 @@
 """Spectral routing against the singular value decomposition that Bahadori 2018 takes."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from by_the_book import Array, D, H, I, J, KernelEquations, M, P, normal, problem
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, Routed, SpectralRouting, spectral_routing
@@ -57,6 +61,56 @@ def test_equal_singular_values_have_a_finite_gradient() -> None:
     routed = spectral_routing(votes)
     (gradient,) = torch.autograd.grad(routed.pose.sum() + routed.activation.sum(), children)
     assert gradient.isfinite().all()
+
+
+TRANSFORMS = normal(H + 2, 2, P, H, seed=1)
+
+
+def objective(children: Tensor) -> Tensor:
+    """A number; where there are fewer children than numbers of a vote, some singular values are 0."""
+    routed = spectral_routing(Votes(children, TRANSFORMS[: children.shape[1]]))
+    return routed.pose.pow(3).sum() + routed.activation.sin().sum()
+
+
+def dual(children: Tensor, direction: Tensor) -> Tensor:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(objective(forward_ad.make_dual(children, direction))).tangent
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of the way that it loads formulas
+@pytest.mark.parametrize("I", [H - 2, H + 2])
+class TestTransforms:
+    def test_first_derivatives(self, I: int) -> None:
+        children, direction = normal(2, I, P).requires_grad_(), normal(2, I, P, seed=5)
+        (expected,) = torch.autograd.grad(objective(children), children)
+        children = children.detach()
+        both = torch.stack([direction, children])
+        torch.testing.assert_close(vmap(grad(objective))(both)[1], expected)
+        along = (expected * direction).sum()
+        torch.testing.assert_close(jvp(objective, (children,), (direction,))[1], along)
+        torch.testing.assert_close(dual(children, direction), along)
+
+    @pytest.mark.parametrize(
+        "second", [hessian, lambda f: jacrev(jacfwd(f)), lambda f: jacfwd(jacfwd(f))], ids=["hessian", "rf", "ff"]
+    )
+    def test_second_derivatives(self, I: int, second: Callable[..., Callable[..., Tensor]]) -> None:
+        children = normal(1, I, P)
+        expected = torch.autograd.functional.hessian(objective, children)
+        torch.testing.assert_close(second(objective)(children), expected)
+
+    def test_third_derivatives(self, I: int) -> None:
+        children, direction = normal(1, I, P), normal(1, I, P, seed=5)
+
+        def along(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+            return lambda children: jvp(function, (children,), (direction,))[1]
+
+        def again(value: Tensor) -> Tensor:
+            (gradient,) = torch.autograd.grad(value, given, create_graph=True)
+            return (gradient * direction).sum()
+
+        given = children.clone().requires_grad_()
+        found = along(along(along(objective)))(children)
+        torch.testing.assert_close(found, again(again(again(objective(given)))))
 
 
 def test_no_votes() -> None:

@@ -74,7 +74,8 @@ def self_weighted_pooling(
 
     Args:
         sequence: (B, n, D).
-        mask: True where there is a member, (B, n); None if there is one everywhere.
+        mask: True where there is a member, (B, n); what stands elsewhere does not matter, and may be NaN. None if there
+            is one everywhere.
         steps: how often the weights are made, at least 0; 0 gives the mean.
         sharpness: K.
 
@@ -97,6 +98,7 @@ def self_weighted_pooling(
         if not mask.any(-1).all():
             raise ValueError("mask leaves a sequence without members")
         logits = logits.masked_fill(~mask, -torch.inf)
+        sequence = torch.where(mask[..., None], sequence, 0.0)
     start = logits
     pooled = torch.einsum("bn,bnd->bd", start.softmax(-1), sequence)
     for _ in range(steps):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.numerics import compute_dtype
+from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Windows
 
 
@@ -57,7 +57,7 @@ class IdentityPath(nn.Module):
             windows: of the convolution.
         """
         dtype = compute_dtype(children.pose, self.mix)
-        with torch.autocast(children.pose.device.type, enabled=False):
+        with full_precision(children.pose):
             pose = children.pose.to(dtype).flatten(2 + windows.axes)  # [B, *grid, in_types, H]
             if windows.out != windows.size or max(windows.stride) > 1:
                 pose = self._means(pose, children.activation.to(dtype), windows)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers.pose import Pose, check_rows, pose_shape, present
+from torchcaps.layers.pose import Pose, check_rows, pose_shape, present, without_own_transforms
 from torchcaps.numerics import check_finite, check_sizes
 from torchcaps.ops import Votes
 from torchcaps.routing import DynamicRouting, LayerShape, Routed, Routing, as_capsules
@@ -110,11 +110,12 @@ class CapsLinear(nn.Module):
             raise ValueError(f"orthogonal transforms keep the dimension: in_pose is {in_pose}, out_pose is {out_pose}")
         shape = LayerShape(in_capsules, out_capsules, self.in_pose, self.out_pose)
         bound = routing_of(shape, routing, DynamicRouting())
-        if bound.own_transforms:  # the votes, which nobody forms, are as if all children shared one transform of zeros
-            self.register_buffer("weight", torch.zeros(1, 1, P, D), persistent=False)
-        else:
-            own = in_capsules if in_capsules and transforms in ("full", "orthogonal") else 1
-            self.weight = nn.Parameter(torch.empty(own, 1 if transforms == "subspace" else out_capsules, P, D))
+        own = in_capsules if in_capsules and transforms in ("full", "orthogonal") else 1
+        pairs = (own, 1 if transforms == "subspace" else out_capsules)
+        if bound.own_transforms:  # the votes, which nobody forms, are as if all pairs shared one transform of zeros
+            pairs = (1, 1)
+        self.weight = nn.Parameter(torch.empty(*pairs, P, D))
+        without_own_transforms(self, bound)
         self.child_weight = (
             nn.Parameter(torch.empty(in_capsules, P, P)) if in_capsules and transforms == "factored" else None
         )
@@ -122,14 +123,14 @@ class CapsLinear(nn.Module):
         self.reset_parameters(init_std)
 
     def reset_parameters(self, init_std: float | None = None) -> None:
-        """Draws the transforms anew, if the routing has none of its own; ``init_std`` as in the constructor."""
+        """Draws the transforms anew, if they are learned; ``init_std`` as in the constructor."""
         J, P, D = 1 if self.transforms == "subspace" else self.out_capsules, self.in_pose[-1], self.out_pose[-1]
         if init_std is None:
             if self.in_capsules is None or self.transforms in ("shared", "subspace"):
                 init_std = math.sqrt(2 / (P + J * D))
             else:
                 init_std = J / math.sqrt(self.in_capsules * D)
-        if not self.routing.own_transforms:
+        if isinstance(self.weight, nn.Parameter):
             nn.init.trunc_normal_(self.weight, std=init_std, a=-2 * init_std, b=2 * init_std)
         if self.child_weight is not None:
             nn.init.normal_(self.child_weight, std=1 / math.sqrt(P))  # keeps the length of a pose on average

@@ -1,5 +1,9 @@
 """Shapes of poses and of grids of capsules, as layers take them."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -74,9 +78,29 @@ def check_map(children: Capsules, types: int, pose: tuple[int, ...], axes: int) 
 def without_own_transforms(layer: nn.Module, routing: Routing) -> None:
     """Takes the transforms, ``weight``, of a layer whose routing has its own: zeros that are not learned stay."""
     if routing.own_transforms:
-        weight = layer.get_parameter("weight").detach()
-        del layer.weight
-        layer.register_buffer("weight", torch.zeros_like(weight), persistent=False)
+        fix_weight(layer, torch.zeros_like)
+
+
+def fix_weight(layer: nn.Module, values: Callable[..., Tensor]) -> None:
+    """Makes the parameter ``weight`` of a layer a buffer that is neither learned nor saved.
+
+    Args:
+        layer: any with that parameter.
+        values: of the buffer, from a tensor of its shape and dtype, and a ``device``. They are made anew wherever a
+            state is loaded: in a network that was built without memory, the buffer holds whatever stood there.
+    """
+    weight = layer.get_parameter("weight").detach()
+    del layer.weight
+    layer.register_buffer("weight", values(weight, device=weight.device), persistent=False)
+    layer.register_load_state_dict_pre_hook(partial(_make_anew, values))
+
+
+def _make_anew(
+    values: Callable[..., Tensor], layer: nn.Module, state: dict[str, Tensor], prefix: str, metadata: Any, *_: Any
+) -> None:
+    weight = layer.get_buffer("weight")
+    assigned = metadata.get("assign_to_params_buffers", False) and state
+    layer.weight = values(weight, device=next(iter(state.values())).device if assigned else weight.device)
 
 
 def present(children: Capsules, mask: Tensor | None) -> Capsules:

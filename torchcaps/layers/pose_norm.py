@@ -84,7 +84,7 @@ class PoseNorm(nn.Module):
         return normal.view(pose.shape).to(pose.dtype)
 
     def _mean_square(self, flat: Tensor) -> Tensor:
-        if not self.training:
+        if not self.training or not flat.numel():  # an empty batch has no mean
             return self.mean_square
         found = flat.square().mean((0, 2))
         with torch.no_grad():
@@ -128,7 +128,7 @@ class PoseMagnitude(nn.Module):
             pose: (B, *sites, *pose), 0 for capsules that are not there.
             mask: bool (B, *sites), False for these.
         """
-        if not self.training:
+        if not self.training or not pose.numel():
             return self.mean_square.to(compute_dtype(pose)).sqrt()
         square = pose.to(compute_dtype(pose)).square()
         numbers = square.numel() if mask is None else mask.sum().clamp(min=1) * (square.numel() // mask.numel())

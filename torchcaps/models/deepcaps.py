@@ -216,13 +216,13 @@ class CapsConvShared(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Routes the map of each child's type to those of the parents' types."""
-        B, _, H, W = features.shape
+        H, W = features.shape[2:]
         windows = F.unfold(_same(features, self.kernel_size, 1), self.kernel_size)  # [B, I P k k, H W]
         children = windows.unflatten(1, (self.in_types, -1)).permute(0, 3, 1, 2).flatten(0, 1)  # [B H W, I, P k k]
         transforms = self.weight.movedim(0, 1)[None]  # [1, J, P k k, D]
         pose = field_routing(children, transforms, H * W, self.bias, self.steps)
         dtype = torch.promote_types(features.dtype, self.weight.dtype)
-        return pose.permute(0, 2, 3, 1).reshape(B, -1, H, W).to(dtype)
+        return pose.permute(0, 2, 3, 1).flatten(1, 2).unflatten(-1, (H, W)).to(dtype)
 
 
 def field_routing(children: Tensor, transforms: Tensor, positions: int, bias: Tensor, steps: int = 3) -> Tensor:

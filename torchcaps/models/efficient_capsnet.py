@@ -170,6 +170,11 @@ class EfficientCapsNet(CapsuleClassifier):
             )
         for kernel, stride in zip(self.kernel_sizes, self.strides, strict=True):
             height, width = ((extent - kernel) // stride + 1 for extent in (height, width))
+        if self.norm == "instance" and height * width == 1:
+            raise ValueError(
+                "image_shape must leave the last convolution more than one place under norm='instance', which makes "
+                f"a single one 0, got {self.image_shape}"
+            )
         return height, width
 
     def _features(self) -> nn.Sequential:

@@ -13,7 +13,7 @@ from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
-from torchcaps.numerics import check_series, check_sizes, compute_dtype
+from torchcaps.numerics import check_series, check_sizes, compute_dtype, full_precision
 from torchcaps.routing import DynamicRouting, Routed, Routing
 from torchcaps.squash import length
 
@@ -108,7 +108,7 @@ class _PlacedCaps(CapsLinear):
             return super().forward(children, mask, initial=initial)
         routed = self.route(children, mask, initial=initial)
         capsules = self.parents(routed, children)
-        with torch.autocast(capsules.pose.device.type, enabled=False):
+        with full_precision(capsules.pose):
             box = locate(routed)
         return capsules._replace(pose=torch.cat([capsules.pose, box.to(capsules.pose.dtype)], -1))
 

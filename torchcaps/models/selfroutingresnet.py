@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsConv2d, CapsLinear
+from torchcaps.layers.pose import fix_weight
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
@@ -83,9 +84,7 @@ class SelfRoutingResNet(CapsuleClassifier):
         self.conv_norms = nn.ModuleList(nn.BatchNorm2d(types * pose_dim) for _ in self.conv_caps)
         places = math.prod(_halved(extent, 2 if depth == 1 else 3) for extent in self.image_shape[1:])
         self.class_caps = CapsLinear(places * types, classes, pose_dim, pose_dim, transforms="shared", routing=routing)
-        del self.class_caps.weight
-        same = torch.eye(pose_dim).expand(1, classes, pose_dim, pose_dim).clone()
-        self.class_caps.register_buffer("weight", same, persistent=False)
+        fix_weight(self.class_caps, _identities)
         self.decoder = None
         self._start_as_published()
 
@@ -112,6 +111,11 @@ class SelfRoutingResNet(CapsuleClassifier):
 
     def _as_poses(self, channels: Tensor) -> Tensor:
         return channels.movedim(1, -1).unflatten(-1, (self.types, self.pose_dim))
+
+
+def _identities(transforms: Tensor, device: torch.device) -> Tensor:
+    same = torch.eye(transforms.shape[-1], dtype=transforms.dtype, device=device)
+    return same.expand_as(transforms).clone()
 
 
 def _halved(extent: int, times: int) -> int:

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from torchcaps.ops import naive
 from torchcaps.ops.backend import Moments, Rule
+from torchcaps.ops.derivatives import Tensors, gradients
 
 
 def uniform_moments(children: Tensor, transforms: Tensor, weights: Tensor | None, rule: Rule) -> Moments:
@@ -92,21 +92,30 @@ class _GivenSum(torch.autograd.Function):
         return total.flatten(2)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> Tensors:
         """The gradients of the tensors."""
-        children, transforms, shares = ctx.saved_tensors
-        B, I, M, P = children.shape
-        _, J, _, D = transforms.shape
-        grads = torch.zeros_like(children), torch.empty_like(transforms), torch.empty_like(shares)
-        for j in range(J):
-            share = shares[:, :, j, None, None]
-            upstream = grad[:, j].reshape(B * M, D)
-            back = (upstream @ transforms[:, j].reshape(I * P, D).T).view(B, M, I, P).transpose(1, 2)
-            grads[0].addcmul_(back, share)
-            grads[1][:, j] = (_rows(children * share).T @ upstream).view(I, P, D)
-            grads[2][:, :, j] = (back * children).sum((2, 3))
-        return grads
+        return gradients(_given_backward, _given_stored, ctx.saved_tensors, (grad,))
+
+
+def _given_backward(tensors: Any, upstream: Any) -> Tensors:
+    """The gradients of the tensors, from that of the sums."""
+    (children, transforms, shares), (grad,) = tensors, upstream
+    B, I, M, P = children.shape
+    _, J, _, D = transforms.shape
+    grads = torch.zeros_like(children), torch.empty_like(transforms), torch.empty_like(shares)
+    for j in range(J):
+        share = shares[:, :, j, None, None]
+        flow = grad[:, j].reshape(B * M, D)
+        back = (flow @ transforms[:, j].reshape(I * P, D).T).view(B, M, I, P).transpose(1, 2)
+        grads[0].addcmul_(back, share)
+        grads[1][:, j] = (_rows(children * share).T @ flow).view(I, P, D)
+        grads[2][:, :, j] = (back * children).sum((2, 3))
+    return grads
+
+
+def _given_stored(children: Any, transforms: Any, shares: Any) -> Tensors:
+    """The sums of stored votes."""
+    return (torch.einsum("bij,bijh->bjh", shares, naive.dense_votes(children, transforms)),)
 
 
 def _rows(children: Tensor) -> Tensor:

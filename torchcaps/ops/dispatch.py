@@ -14,7 +14,7 @@ from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.ops.derivatives import constant, only_stored
 from torchcaps.ops.fused import NativeVotes, TritonVotes, why_not
 from torchcaps.ops.naive import NaiveVotes
-from torchcaps.ops.similarity import Similarity
+from torchcaps.ops.similarity import Given, Similarity
 
 if TYPE_CHECKING:
     from torchcaps.ops.votes import Votes
@@ -84,7 +84,8 @@ def choose_backend(votes: "Votes", similarity: Similarity | None = None) -> Choi
 
     A name given to :func:`use_backend`, or else in the environment variable ``TORCHCAPS_BACKEND``, comes first. The
     fewest votes are stored; others are formed in fused kernels, and where these cannot run, or have not got the
-    similarity or the rule, tile by tile, or stored if they are few. ``torch.compile`` keeps the choice that it met.
+    similarity or the rule, tile by tile, or stored if they are few, or if an exported program leaves a size open: it
+    cannot hold a loop over tiles. ``torch.compile`` keeps the choice that it met.
 
     Raises:
         ValueError: if a backend that was asked for by name cannot do the call.
@@ -114,9 +115,18 @@ def preferred_backend(votes: "Votes") -> Choice:
     return Choice(fused, f"votes of more than {few:,} numbers are not stored on {device}")
 
 
-def without_kernels(votes: "Votes") -> tuple[str, str]:
+def without_kernels(votes: "Votes", similarity: Similarity | None = None) -> tuple[str, str]:
     """The backends in plain PyTorch, the quicker one for these votes first."""
-    return ("naive", "chunked") if _at_most(math.prod(votes.shape), FEW_TILES) else ("chunked", "naive")
+    if left_open(votes):
+        stored = not isinstance(similarity, Given)  # which need no tiles
+    else:
+        stored = math.prod(votes.shape) <= FEW_TILES
+    return ("naive", "chunked") if stored else ("chunked", "naive")
+
+
+def left_open(votes: "Votes") -> bool:
+    """Whether an exported program leaves a size open, so that it cannot hold a loop over tiles."""
+    return isinstance(math.prod(votes.shape), torch.SymInt)
 
 
 def able_backend(

@@ -59,6 +59,13 @@ def weighted_moments(votes: Tensor, assignment: Tensor, weights: Tensor | None, 
     return Moments(mass, mass[..., None] * shift + rest, second - rest.square() / positive(mass)[..., None])
 
 
+def gram(votes: Tensor, weights: Tensor | None) -> Tensor:
+    """``sum_i a_i V_ij V_ij^T`` of the votes (B, I, J, H) and child activations (B, I), (B, J, H, H)."""
+    votes = votes.transpose(1, 2)
+    weighted = votes if weights is None else votes * weights[:, None, :, None]
+    return weighted.mT @ votes
+
+
 def uniform_logits(children: Tensor, transforms: Tensor) -> Tensor:
     """The logits before the first step, all zero, (B, I, J)."""
     return children.new_zeros(*children.shape[:2], transforms.shape[1])

@@ -16,10 +16,10 @@ from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import offset_moments
 from torchcaps.ops.competition import Normaliser
-from torchcaps.ops.dispatch import BACKENDS, Choice, able_backend, preferred_backend, without_kernels
+from torchcaps.ops.dispatch import BACKENDS, Choice, able_backend, left_open, preferred_backend, without_kernels
 from torchcaps.ops.fields import FieldsType, Shapes
 from torchcaps.ops.gaussians import Gaussians
-from torchcaps.ops.naive import NaiveVotes, dense_votes
+from torchcaps.ops.naive import NaiveVotes, dense_votes, gram
 from torchcaps.ops.similarity import Similarity
 from torchcaps.ops.windows import in_windows
 from torchcaps.squash import kind_of
@@ -124,7 +124,7 @@ class Votes:
         with full_precision(self.children):
             similarity, rule, _ = self._competition(similarity)
         assert self._preferred is not None
-        return able_backend(self._preferred, similarity, rule, without_kernels(self))
+        return able_backend(self._preferred, similarity, rule, without_kernels(self, similarity))
 
     def restricted(self, **changes: Any) -> "Votes":
         """The same votes under a normaliser with these changes, and no others: ``restricted(orphan=True)``.
@@ -245,15 +245,18 @@ class Votes:
         Args:
             weights: the child activations ``a``, (N, G); None for ones.
         """
-        source = self.source
+        source = self._able(None, SOFTMAX)
         with full_precision(self.children):
             weights = self.present(weights)
             if weights is not None:
                 weights = self.gather(weights.to(source.children.dtype))
+            if isinstance(source, NaiveVotes):
+                return gram(source.votes, weights)
+            if left_open(self):
+                return gram(self.dense(), weights)
             children = in_windows(source.children, source.sites)
             tile = any_similarity.Tile(None, SOFTMAX, children, source.transforms, source.coordinates, weights)
-            whole = math.prod(self.shape) if isinstance(source, NaiveVotes) else 0
-            return any_similarity.gram(tile, max(whole, tile_numbers(children.device)))
+            return any_similarity.gram(tile, tile_numbers(children.device))
 
     def _with_offset(self, moments: Moments, weights: Tensor | None, offset: Tensor) -> Moments:
         """The moments with what an offset of each pair, (I, J), adds to them: sums that need no vote."""
@@ -334,7 +337,7 @@ class Votes:
         if not source.supports(similarity, rule):
             return source
         assert self._preferred is not None
-        return self._source_of(able_backend(self._preferred, similarity, rule, without_kernels(self)))
+        return self._source_of(able_backend(self._preferred, similarity, rule, without_kernels(self, similarity)))
 
     def _fitting(self, fields: FieldsType) -> FieldsType:
         """A similarity or rule whose tensors fit the votes, in the dtype of the votes."""

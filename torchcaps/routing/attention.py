@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from torchcaps.numerics import full_precision
 from torchcaps.ops import InnerProduct, Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_steps, register_routing
 from torchcaps.squash import length
@@ -126,6 +127,6 @@ class AttentionRouting(Routing):
         )
         if self.score is None:
             return routed
-        with torch.autocast(routed.pose.device.type, enabled=False):
+        with full_precision(routed.pose):
             weight, bias = self.score.weight.to(routed.pose.dtype), self.score.bias.to(routed.pose.dtype)
             return routed._replace(activation=functional.linear(routed.pose, weight, bias).squeeze(-1))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from torchcaps.numerics import compute_dtype
+from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Gaussian, Moments, Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_choice, check_steps, register_routing
 
@@ -94,7 +94,7 @@ def _score(
     if present is None:
         return (used * (benefit + cost)).sum(1) - cost.sum(0)
     there = votes.gather(present).to(mass.dtype)
-    with torch.autocast(mass.device.type, enabled=False):
+    with full_precision(mass):
         return torch.einsum("bij,ij->bj", there[..., None] * used, benefit + cost) - there @ cost
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchcaps.numerics import compute_dtype
+from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Given, Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_steps, register_routing
 from torchcaps.squash import length
@@ -106,7 +106,7 @@ def heinsen_2022_routing(
     """
     check_steps(steps)
     dtype = compute_dtype(children, *weights)
-    with torch.autocast(children.device.type, enabled=False):
+    with full_precision(children):
         children, weights = children.to(dtype), weights.to(dtype)
         B, I, _ = children.shape
         J, D = weights.vote_bias.shape
@@ -230,7 +230,7 @@ class Heinsen2022Routing(Routing):
             raise RuntimeError("this Heinsen2022Routing has no parameters yet: give it to a layer or call bind(...)")
         fields = {name: getattr(self, name) for name in VectorWeights._fields}
         if self.benefit_of is not None and self.cost_of is not None:
-            with torch.autocast(children.device.type, enabled=False):
+            with full_precision(children):
                 children = children.to(self.benefit_of.weight.dtype)
                 fields |= {"benefit": self.benefit_of(children), "cost": self.cost_of(children)}
         return VectorWeights(**fields)

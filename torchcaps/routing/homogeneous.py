@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import compute_dtype
+from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Votes
 from torchcaps.routing.base import About, BatchStandard, LayerShape, Routed, Routing, register_routing
 from torchcaps.squash import length
@@ -36,7 +36,7 @@ def homogeneous_routing(
     Source: Byerly, Kalganova & Dear 2021, "No Routing Needed Between Capsules", section 3; the code released with it.
     """
     dtype = compute_dtype(children, weight)
-    with torch.autocast(children.device.type, enabled=False):
+    with full_precision(children):
         children, weight = children.to(dtype), weight.to(dtype)
         if len(weight) == 1:
             total = children.sum(1, keepdim=True) * weight

@@ -69,9 +69,7 @@ def _scattered_stored(tile: Tile) -> tuple[Tensor, ...]:
 
 
 def _squared(tile: Tile) -> tuple[Tensor, ...]:
-    votes = tile.votes().transpose(1, 2)  # [B, J, I, H]
-    weighted = votes if tile.weights is None else votes * tile.weights[:, None, :, None]
-    return (weighted.mT @ votes,)
+    return (naive.gram(tile.votes(), tile.weights),)
 
 
 def _scored(tile: Tile) -> tuple[Tensor, ...]:
