@@ -94,11 +94,11 @@ def _check_sites(sites: Tensor, children: Tensor) -> None:
         raise ValueError(f"sites must be from 0 to {children.shape[1] - 1}, got {least} to {largest}")
 
 
-def versions(*tensors: Tensor) -> tuple[int, ...] | None:
-    """How often each tensor was written to; None where nobody counts that."""
-    if torch.compiler.is_compiling() or any(tensor.is_inference() for tensor in tensors):
+def versions(children: Tensor, transforms: Tensor) -> tuple[int, int] | None:
+    """How often each was written to; None where nobody counts that."""
+    if children.is_inference() or transforms.is_inference() or torch.compiler.is_compiling():
         return None
-    return tuple(tensor._version for tensor in tensors)
+    return children._version, transforms._version
 
 
 def _range(sites: Tensor) -> tuple[int, int]:
