@@ -17,12 +17,33 @@ def positive(mass: Tensor) -> Tensor:
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """The dtype that routing computes in: the widest of the inputs, and float32 at least."""
-    dtype = torch.float32
+    """The dtype that routing computes in: the widest of the inputs, and float32 at least.
+
+    Whole numbers alone are computed in the default dtype, as ``torch.sqrt`` does.
+    """
+    dtype = torch.bool
     for tensor in tensors:
         if tensor is not None:
             dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
+    if not dtype.is_floating_point and not dtype.is_complex:
+        dtype = torch.get_default_dtype()
+    return torch.promote_types(dtype, torch.float32)
+
+
+def real_dtype(name: str, tensor: Tensor) -> torch.dtype:
+    """The dtype of what is found from a tensor: its own, or of whole numbers the default one, as for ``torch.sqrt``.
+
+    Raises:
+        TypeError: if it is no tensor.
+        ValueError: if it is complex; names the argument.
+    """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if tensor.is_floating_point():
+        return tensor.dtype
+    if tensor.is_complex():
+        raise ValueError(f"{name} must be real, got {tensor.dtype}")
+    return torch.get_default_dtype()
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:

@@ -154,3 +154,9 @@ def test_running_statistics_in_half_precision(kind: str) -> None:
     for buffer, wanted in zip(half.buffers(), full.buffers(), strict=True):
         torch.testing.assert_close(buffer, wanted.to(buffer.dtype), rtol=0.02, atol=0.02)
     torch.testing.assert_close(half.eval()(poses), full.eval()(poses.float()).bfloat16(), rtol=0.05, atol=0.05)
+
+
+@KINDS
+def test_whole_numbers_are_normalised(kind: str) -> None:
+    pose = torch.arange(2 * 5 * 2 * 4).view(2, 5, 2, 4)
+    assert torch.equal(PoseNorm(2, 4, kind)(pose), PoseNorm(2, 4, kind)(pose.float()))

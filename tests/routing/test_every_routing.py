@@ -202,6 +202,15 @@ def test_examples_of_a_batch_do_not_see_each_other(routing: Function) -> None:
         torch.testing.assert_close(alone.pose[0], both.pose[b], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", list_routings())
+def test_poses_in_whole_numbers_are_numbers(name: str) -> None:
+    """Their lengths, which are the activations of poses alone, were cut to whole numbers too."""
+    layer = CapsLinear(6, 3, 3, 3, routing=create_routing(name)).eval()
+    poses = torch.arange(2 * 6 * 3).view(2, 6, 3) % 5
+    for found, expected in zip(layer(poses), layer(poses.float()), strict=True):
+        assert torch.equal(found, expected)
+
+
 class TestRegistry:
     def test_names(self) -> None:
         known = {"dynamic", "em", "euclidean", "hard_kmeans", "kmeans", "max_min", "mean", "self_routing"}

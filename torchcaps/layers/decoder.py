@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.numerics import check_finite, check_sizes, class_mask, compute_dtype
+from torchcaps.numerics import check_finite, check_sizes, class_mask, compute_dtype, real_dtype
 
 DecoderInput = Literal["masked", "pose", "pose_and_class"]
 
@@ -156,7 +156,7 @@ class PoseInput(nn.Module):
             chosen: which of them were kept, a mask (B, J); None: those that are not zero. A capsule may be kept whose
                 pose is zero, and is of its class all the same.
         """
-        dtype, poses = poses.dtype, poses.flatten(2)
+        dtype, poses = real_dtype("poses", poses), poses.flatten(2)
         alive = (poses != 0).any(2, keepdim=True)
         chosen = alive if chosen is None else (chosen != 0)[..., None]
         if self.kind == "pose_and_class":
@@ -198,7 +198,7 @@ class PoseInput(nn.Module):
         if self.kind != "pose_and_class":
             return poses
         moved = self.mean[target] + self.shared(poses, source) * self.deviation[target]
-        return moved.to(poses).reshape(poses.shape)
+        return moved.to(real_dtype("poses", poses)).reshape(poses.shape)
 
     def extra_repr(self) -> str:
         """Kind and noise."""

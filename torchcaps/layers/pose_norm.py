@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.layers.pose import Pose, pose_shape
-from torchcaps.numerics import check_finite, check_sizes, compute_dtype, full_precision
+from torchcaps.numerics import check_finite, check_sizes, compute_dtype, full_precision, real_dtype
 from torchcaps.routing.base import BatchStandard
 
 PoseScale = Literal["element", "type"]
@@ -38,7 +38,7 @@ class PoseNorm(nn.Module):
         eps: added to the variance, or the mean square.
 
     Shape:
-        Poses (B, *sites, types, *pose) to the same; computed in float32 at least.
+        Poses (B, *sites, types, *pose) to the same, whole numbers to the default dtype; computed in float32 at least.
 
     Raises:
         ValueError: if there is no such kind, or the poses do not fit.
@@ -75,13 +75,14 @@ class PoseNorm(nn.Module):
         if pose.ndim < 2 + len(self.pose) or pose.shape[-1 - len(self.pose) :] != (self.types, *self.pose):
             expected = ", ".join(map(str, (self.types, *self.pose)))
             raise ValueError(f"poses must be (B, *sites, {expected}), got shape {tuple(pose.shape)}")
+        dtype = real_dtype("poses", pose)
         flat = pose.to(compute_dtype(pose)).flatten(-len(self.pose)).flatten(0, -3)  # [all sites, types, H]
         with full_precision(pose):
             if self.norm is not None:
                 normal = self.norm(flat.flatten(1)).view_as(flat)
             else:
                 normal = flat * (self._mean_square(flat).to(flat) + self.eps).rsqrt()[:, None]
-        return normal.view(pose.shape).to(pose.dtype)
+        return normal.view(pose.shape).to(dtype)
 
     def _mean_square(self, flat: Tensor) -> Tensor:
         if not self.training:
