@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -68,42 +68,98 @@ def only_formulas() -> bool:
     return recorded or transformed()
 
 
-def check_sizes(least: int = 1, /, **sizes: Any) -> None:
-    """Sees that arguments are sizes: whole numbers, or sequences of them; None is left alone.
+def given(**arguments: Any) -> dict[str, Any]:
+    """Those of the arguments that are not None, to be checked: ``check_size(**given(in_capsules=in_capsules))``."""
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def check_size(least: int = 1, /, **sizes: Any) -> None:
+    """Sees that arguments are sizes: one whole number each.
 
     Raises:
         ValueError: if one is no whole number, or smaller than ``least``; names the argument.
     """
     for name, size in sizes.items():
-        numbers = size if isinstance(size, Sequence) and not isinstance(size, str) else [size]
+        if not _is_whole(size):
+            raise ValueError(f"{name} must be a whole number, got {size!r}")
+        if size < least:
+            raise ValueError(f"{name} must be at least {least}, got {size}")
+
+
+def check_sizes(least: int = 1, /, **sizes: Any) -> None:
+    """Sees that arguments which may be one size, or several, are: whole numbers, or sequences; None is left alone.
+
+    Raises:
+        ValueError: if one is no whole number, or smaller than ``least``; names the argument.
+    """
+    for name, size in sizes.items():
+        numbers = size if _is_sequence(size) else [size]
         for number in numbers if size is not None else ():
-            if not isinstance(number, Integral) or isinstance(number, bool):
+            if not _is_whole(number):
                 raise ValueError(f"{name} must be in whole numbers, got {size!r}")
             if number < least:
                 raise ValueError(f"{name} must be at least {least}, got {size!r}")
 
 
-def check_series(count: int | None = None, **series: Any) -> None:
-    """Sees that arguments are sequences of sizes, of ``count`` of them, or else of one at least.
+def check_series(count: int | None = None, /, **series: Any) -> None:
+    """Sees that arguments are sequences of sizes, of ``count`` of them, or else of one at least; 0 is any number.
 
     Raises:
         ValueError: if one is not; names the argument.
     """
     for name, sizes in series.items():
-        if not isinstance(sizes, Sequence) or isinstance(sizes, str) or len(sizes) != (count or max(1, len(sizes))):
-            raise ValueError(f"{name} must be {count or 'one or more'} whole numbers, got {sizes!r}")
+        if not _is_sequence(sizes) or (count is None and not sizes) or (count and len(sizes) != count):
+            expected = {None: "one or more", 0: "a sequence of"}.get(count, count)
+            raise ValueError(f"{name} must be {expected} whole numbers, got {sizes!r}")
     check_sizes(**series)
 
 
-def check_finite(**numbers: float | None) -> None:
-    """Sees that arguments are finite numbers; None is left alone.
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, Integral) and not isinstance(number, bool)
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def is_finite(number: Any) -> bool:
+    """Whether it is a number at all, and neither infinite nor NaN."""
+    return isinstance(number, Real) and not isinstance(number, bool) and math.isfinite(number)
+
+
+def check_finite(least: float = -math.inf, /, **numbers: Any) -> None:
+    """Sees that arguments are finite numbers.
 
     Raises:
-        ValueError: if one is infinite or NaN; names the argument.
+        ValueError: if one is no number, infinite, NaN, or smaller than ``least``; names the argument.
     """
     for name, number in numbers.items():
-        if number is not None and not math.isfinite(number):
-            raise ValueError(f"{name} must be finite, got {number}")
+        if not is_finite(number):
+            raise ValueError(f"{name} must be finite, got {number!r}")
+        if number < least:
+            raise ValueError(f"{name} must be at least {least:g}, got {number}")
+
+
+def check_positive(**numbers: Any) -> None:
+    """Sees that arguments are finite numbers above 0.
+
+    Raises:
+        ValueError: if one is not; names the argument.
+    """
+    for name, number in numbers.items():
+        if not is_finite(number) or number <= 0:
+            raise ValueError(f"{name} must be above 0 and finite, got {number!r}")
+
+
+def check_share(**shares: Any) -> None:
+    """Sees that arguments are shares of a whole.
+
+    Raises:
+        ValueError: if one is not from 0 to 1; names the argument.
+    """
+    for name, share in shares.items():
+        if not is_finite(share) or not 0 <= share <= 1:
+            raise ValueError(f"{name} must be a share in [0, 1], got {share!r}")
 
 
 def class_mask(activation: Tensor, target: Tensor) -> Tensor:

@@ -189,10 +189,14 @@ class TestPoseInput:
         assert torch.equal(told(poses), told(poses.float()))
 
     def test_errors(self) -> None:
-        with pytest.raises(ValueError, match="decoder_input must be one of masked, pose, pose_and_class, got 'class'"):
+        with pytest.raises(ValueError, match=r"decoder_input must be one of \['masked', .*\], got 'class'"):
             create_model("capsnet_digits", decoder_input="class")
-        with pytest.raises(ValueError, match=r"pose_noise must not be negative, got -0\.1"):
+        with pytest.raises(ValueError, match=r"pose_noise must be at least 0, got -0\.1"):
             create_model("capsnet_digits", pose_noise=-0.1)
+        with pytest.raises(ValueError, match=r"^kind must be one of .* got 'class'"):
+            PoseInput(3, 4, "class")
+        with pytest.raises(ValueError, match=r"^noise must be finite, got None"):
+            PoseInput(3, 4, noise=None)
 
     @pytest.mark.parametrize(
         ("name", "arguments"),

@@ -9,7 +9,7 @@ import torch
 
 from torchcaps import CapsConv2d, Capsules, create_model
 from torchcaps.explain import class_shares, observe_layers
-from torchcaps.layers import PoseNorm
+from torchcaps.layers import PoseMagnitude, PoseNorm, PrimaryCaps
 from torchcaps.routing import EMRouting
 from torchcaps.testing import assert_equivariant, orthogonal
 
@@ -100,8 +100,15 @@ def test_a_single_place_has_no_statistics_of_its_own(kind: Any) -> None:
 
 
 def test_wrong() -> None:
-    with pytest.raises(ValueError, match="kind must be 'element' or 'type', got 'layer'"):
+    with pytest.raises(ValueError, match=r"^kind must be one of \['element', 'type'\], got 'layer'"):
         PoseNorm(2, 4, "layer")
+    for make in (lambda: CapsConv2d(2, 2, 4, 4, 1, pose_norm="layer"), lambda: PrimaryCaps(2, 2, 4, pose_norm="layer")):
+        with pytest.raises(ValueError, match=r"^pose_norm must be one of \['element', 'type'\], got 'layer'"):
+            make()
+    for momentum in (-0.1, 1.5, math.nan, "0.1"):
+        for module in (PoseMagnitude, lambda momentum: PoseNorm(2, 4, "type", momentum)):
+            with pytest.raises(ValueError, match=r"^momentum must be a share"):
+                module(momentum)
     with pytest.raises(ValueError, match=r"poses must be \(B, \*sites, 3, 4, 3\), got shape \(1, 2, 4, 3\)"):
         PoseNorm(3, (4, 3))(torch.zeros(1, 2, 4, 3))
 

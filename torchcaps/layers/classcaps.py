@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import Pose, check_axes, check_map, check_rows, pose_shape, present, without_own_transforms
 from torchcaps.layers.pose_norm import PoseMagnitude
-from torchcaps.numerics import check_finite, check_sizes, compute_dtype
+from torchcaps.numerics import check_finite, check_size, compute_dtype
 from torchcaps.ops import Votes
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.routing.base import routing_of
@@ -101,10 +101,11 @@ class ClassCaps(nn.Module):
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(in_types=in_types, classes=classes, in_pose=in_pose, out_pose=out_pose)
-        check_finite(coordinate_scale=coordinate_scale, init_std=init_std)
+        check_size(in_types=in_types, classes=classes)
+        check_finite(coordinate_scale=coordinate_scale)
+        check_finite(0, init_std=init_std)
         self.in_types = in_types
-        self.in_pose, self.out_pose = pose_shape(in_pose), pose_shape(out_pose)
+        self.in_pose, self.out_pose = pose_shape("in_pose", in_pose), pose_shape("out_pose", out_pose)
         check_rows(self.in_pose, self.out_pose)
         if coordinates not in (True, False, "scaled"):
             raise ValueError(f"coordinates must be True, False or 'scaled', got {coordinates!r}")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import Pose, check_rows, pose_shape, present
-from torchcaps.numerics import check_finite, check_sizes
+from torchcaps.numerics import check_positive, check_size, given
 from torchcaps.ops import Votes
 from torchcaps.routing import DynamicRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.routing.base import routing_of
@@ -96,12 +96,12 @@ class CapsLinear(nn.Module):
             )
         if in_capsules is None and transforms not in ("shared", "subspace"):
             raise ValueError(f"{transforms} transforms need the number of children: in_capsules is None")
-        check_sizes(in_capsules=in_capsules, out_capsules=out_capsules, in_pose=in_pose, out_pose=out_pose)
-        check_finite(init_std=init_std)
+        check_size(out_capsules=out_capsules, **given(in_capsules=in_capsules))
+        check_positive(**given(init_std=init_std))
         self.in_capsules = in_capsules
         self.out_capsules = out_capsules
-        self.in_pose = pose_shape(in_pose)
-        self.out_pose = pose_shape(out_pose)
+        self.in_pose = pose_shape("in_pose", in_pose)
+        self.out_pose = pose_shape("out_pose", out_pose)
         check_rows(self.in_pose, self.out_pose)
         self.transforms = transforms
         self.backend = backend

@@ -1,14 +1,14 @@
 """Poses that keep their scale from layer to layer."""
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.layers.pose import Pose, pose_shape
-from torchcaps.numerics import check_finite, check_sizes, compute_dtype, full_precision, real_dtype
-from torchcaps.routing.base import BatchStandard
+from torchcaps.numerics import check_finite, check_share, check_size, compute_dtype, full_precision, real_dtype
+from torchcaps.routing.base import BatchStandard, check_choice
 
 PoseScale = Literal["element", "type"]
 
@@ -41,7 +41,7 @@ class PoseNorm(nn.Module):
         Poses (B, *sites, types, *pose) to the same, whole numbers to the default dtype; computed in float32 at least.
 
     Raises:
-        ValueError: if there is no such kind, or the poses do not fit.
+        ValueError: if there is no such kind, the momentum is no share, or the poses do not fit.
 
     Source: ``element``: Ioffe & Szegedy 2015, for poses as in Ribeiro et al. 2020 ("Capsule routing via variational
     Bayes"), which has one mean and scale a type.
@@ -58,11 +58,11 @@ class PoseNorm(nn.Module):
         self, types: int, pose: Pose, kind: PoseScale = "element", momentum: float = 0.1, eps: float = 1e-5
     ) -> None:
         super().__init__()
-        if kind not in ("element", "type"):
-            raise ValueError(f"kind must be 'element' or 'type', got {kind!r}")
-        check_sizes(types=types, pose=pose)
-        check_finite(momentum=momentum, eps=eps)
-        self.types, self.pose, self.kind = types, pose_shape(pose), kind
+        check_choice("kind", kind, get_args(PoseScale))
+        check_size(types=types)
+        check_share(momentum=momentum)
+        check_finite(0, eps=eps)
+        self.types, self.pose, self.kind = types, pose_shape("pose", pose), kind
         self.momentum, self.eps = momentum, eps
         self.norm: nn.modules.batchnorm._BatchNorm | None = None  # or what sync_batchnorm makes of it
         if kind == "element":
@@ -97,6 +97,18 @@ class PoseNorm(nn.Module):
         return f"{self.types}, {self.pose}, kind={self.kind!r}"
 
 
+def norm_of(types: int, pose: Pose, pose_norm: PoseScale | None) -> PoseNorm | None:
+    """The normalisation of a layer that was given this ``pose_norm``.
+
+    Raises:
+        ValueError: if there is none of that kind.
+    """
+    if pose_norm is None:
+        return None
+    check_choice("pose_norm", pose_norm, get_args(PoseScale))
+    return PoseNorm(types, pose, pose_norm)
+
+
 class PoseMagnitude(nn.Module):
     r"""How large poses are, :math:`\sqrt{\overline{M^2}}` over all of their numbers: one number, and no gradient.
 
@@ -105,6 +117,9 @@ class PoseMagnitude(nn.Module):
 
     Args:
         momentum: least share of a batch in the running square.
+
+    Raises:
+        ValueError: if the momentum is no share.
 
     Example:
         >>> magnitude = tc.layers.PoseMagnitude()
@@ -117,6 +132,7 @@ class PoseMagnitude(nn.Module):
 
     def __init__(self, momentum: float = 0.1) -> None:
         super().__init__()
+        check_share(momentum=momentum)
         self.momentum = momentum
         self.register_buffer("mean_square", torch.ones(()))
         self.register_buffer("batches", torch.zeros(()))

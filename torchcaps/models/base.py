@@ -11,7 +11,7 @@ from torchcaps.capsules import Capsules, exportable
 from torchcaps.layers import CapsLinear, ClassCaps, FullyConnectedDecoder, PoseInput, mask_capsules
 from torchcaps.layers.decoder import DecoderInput, ToldDecoder, chosen_classes
 from torchcaps.models.network import Network
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_series, check_size
 from torchcaps.routing import Routed, Routing
 
 
@@ -62,7 +62,8 @@ class ImageClassifier(Network):
         super().__init__()
         if not isinstance(image_shape, Sequence) or len(image_shape) != 3:
             raise ValueError(f"image_shape must be (channels, height, width), got {image_shape!r}")
-        check_sizes(image_shape=image_shape, classes=classes)
+        check_series(3, image_shape=image_shape)
+        check_size(classes=classes)
         self.image_shape = (int(image_shape[0]), int(image_shape[1]), int(image_shape[2]))
         self.classes = classes
 

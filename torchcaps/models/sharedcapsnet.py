@@ -8,7 +8,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_series, check_size
 from torchcaps.routing import InnerProductKMeansRouting, Routing
 from torchcaps.squash import length
 
@@ -87,7 +87,8 @@ class SharedCapsNet(CapsuleClassifier):
         routing: Routing | None = None,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels, pose_dim=pose_dim)
+        check_series(channels=channels)
+        check_size(pose_dim=pose_dim)
         self.channels = tuple(channels)
         self.pose_dim = pose_dim
         self.features = _features(self.image_shape[0], channels)
@@ -137,7 +138,8 @@ class SharedCapsNetTwin(ImageClassifier):
         hidden: int = 128,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels, hidden=hidden)
+        check_series(channels=channels)
+        check_size(hidden=hidden)
         self.channels = tuple(channels)
         self.hidden = hidden
         self.features = _features(self.image_shape[0], channels)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import check_sizes, compute_dtype, full_precision
+from torchcaps.numerics import check_size, compute_dtype, full_precision
 from torchcaps.ops.backend import Agreement, Moments, Rule, VoteSource
 from torchcaps.ops.checks import check_field, check_mask, check_votes
 from torchcaps.ops.chunked import any_similarity
@@ -202,7 +202,7 @@ class Votes:
         Raises:
             ValueError: if there is no step, or no such squash.
         """
-        check_sizes(steps=agreement.steps)
+        check_size(steps=agreement.steps)
         kind_of(agreement.squash)
         if self.mask is not None or not self.normaliser.plain:
             return None

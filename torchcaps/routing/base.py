@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.capsules import Capsules
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_size
 from torchcaps.ops import Similarity, Votes
 
 ROUTINGS: dict[str, type["Routing"]] = {}
@@ -270,7 +270,7 @@ def check_steps(steps: int, least: int = 1) -> int:
     Raises:
         ValueError: if it is no whole number, less than ``least``, or more than :data:`MOST_STEPS`.
     """
-    check_sizes(least, steps=steps)
+    check_size(least, steps=steps)
     if steps > MOST_STEPS:
         raise ValueError(f"steps must be at most {MOST_STEPS}, got {steps}")
     return steps
