@@ -158,6 +158,8 @@ class TestSpread:
         assert margins == pytest.approx([0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
         loss.advance(0, 1, 0)  # one epoch in all
         assert loss.margin == pytest.approx(0.2)
+        loss.advance(50, 10, 0)  # training that goes on
+        assert loss.margin == pytest.approx(0.9)
 
     def test_stepped(self) -> None:
         loss = SpreadLoss(schedule="stepped")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import torchcaps as tc
-from torchcaps.layers import FullyConnectedDecoder, ImplicitActivation, PoseNorm, SelfWeightedPooling
+from torchcaps.layers import FullyConnectedDecoder, ImplicitActivation, PoseMagnitude, PoseNorm, SelfWeightedPooling
 from torchcaps.numerics import check_finite, check_positive, check_series, check_share, check_size, check_sizes
-from torchcaps.routing import EMRouting, EMSettings, constructor_arguments
+from torchcaps.routing import EMRouting, EMSettings, SpectralRouting, constructor_arguments
 from torchcaps.routing.base import MOST_STEPS
 
 NO_SIZES = (0, -1, math.inf, math.nan, 1.5, True)
@@ -92,6 +92,31 @@ def test_item18_steps(steps: Any) -> None:
         if steps != 0:
             with pytest.raises(ValueError, match=r"^steps must be"):
                 module(steps=steps)
+
+
+WITH_NUMBERS = [
+    *(type(tc.create_routing(name)) for name in tc.list_routings()),
+    *(EMSettings, PoseMagnitude, SelfWeightedPooling),
+    *(tc.MarginLoss, tc.SpreadLoss, tc.LengthCrossEntropy, tc.ReconstructionLoss),
+]
+
+
+@pytest.mark.parametrize("cls", WITH_NUMBERS, ids=lambda cls: cls.__name__)
+def test_numbers_that_are_none_and_unknown_names_are_told_at_once(cls: type) -> None:
+    for name, parameter in inspect.signature(cls).parameters.items():
+        wrong: tuple[Any, ...] = ()
+        if isinstance(parameter.default, float) or name in ("mass_scale", "settled", "sharpness"):
+            wrong = (math.nan, math.inf, "x", True)
+        elif isinstance(parameter.default, str):
+            wrong = ("x", None, 3)
+        for other in wrong:
+            with pytest.raises(ValueError, match=rf"^{name} must be"):
+                cls(**{name: other})
+
+
+def test_what_starts_at_a_whole_number_is_learned() -> None:
+    for routing, name in ((EMRouting(beta_u=1), "unit_cost"), (SpectralRouting(bias=1), "threshold")):
+        assert routing.bind(3, 4).get_parameter(name).eq(1.0).all()
 
 
 @pytest.mark.parametrize("floor", [0.0, -1e-3, math.inf, math.nan])

@@ -2,13 +2,13 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.numerics import class_mask, compute_dtype
+from torchcaps.numerics import check_finite, check_positive, class_mask, compute_dtype
 
 Weighting = Literal["paper", "released"]
 
@@ -29,6 +29,11 @@ def _mean(losses: Tensor, mask: Tensor, weight: Tensor | None) -> Tensor:
     count = mask.sum(1)
     mean = (mask @ weight.to(mask)) / count.clamp_min(torch.finfo(mask.dtype).tiny)
     return (losses * torch.where(count > 0, mean, 1)).mean()
+
+
+def _check_weighting(weighting: Weighting) -> None:
+    if weighting not in get_args(Weighting):
+        raise ValueError(f"weighting must be 'paper' or 'released', got {weighting!r}")
 
 
 def margin_loss(
@@ -62,8 +67,7 @@ def margin_loss(
 
     Source: Sabour, Frosst & Hinton 2017, equation 4; the code released with it.
     """
-    if weighting not in ("paper", "released"):
-        raise ValueError(f"weighting must be 'paper' or 'released', got {weighting!r}")
+    _check_weighting(weighting)
     activation = activation.to(compute_dtype(activation))
     mask = _as_mask(activation, target)
     missed = mask * (present - activation).relu().square()
@@ -123,6 +127,9 @@ class MarginLoss(ActivationLoss):
         down_weight: weight of the absent classes.
         weighting: ``paper``, or ``released`` for that of the code, where reconstruction weighs 2 E times more.
 
+    Raises:
+        ValueError: if a number is not finite, or there is no such weighting.
+
     Example:
         >>> loss = tc.MarginLoss()
         >>> loss(torch.tensor([[0.9, 0.1, 0.4]]), torch.tensor([0]))  # half the square of 0.4 - 0.1
@@ -139,6 +146,8 @@ class MarginLoss(ActivationLoss):
         weighting: Weighting = "paper",
     ) -> None:
         super().__init__()
+        check_finite(present=present, absent=absent, down_weight=down_weight)
+        _check_weighting(weighting)
         self.present = present
         self.absent = absent
         self.down_weight = down_weight
@@ -186,6 +195,7 @@ class LengthCrossEntropy(ActivationLoss):
 
     def __init__(self, inverse_temperature: float = 10.0) -> None:
         super().__init__()
+        check_finite(inverse_temperature=inverse_temperature)
         self.inverse_temperature = inverse_temperature
 
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
@@ -267,6 +277,7 @@ class ReconstructionLoss(nn.Module):
 
     def __init__(self, weight: float = 0.0005) -> None:
         super().__init__()
+        check_finite(weight=weight)
         self.weight = weight
 
     def forward(self, reconstruction: Tensor, images: Tensor) -> Tensor:
@@ -306,7 +317,7 @@ class SpreadLoss(ActivationLoss):
     ============ ===============================================================
     schedule     margin
     ============ ===============================================================
-    ``linear``   from ``start`` to ``end`` over the epochs
+    ``linear``   from ``start`` to ``end`` over the epochs, and ``end`` after them
     ``stepped``  ``start``, and 0.1 more each epoch, up to ``end``
     ``sigmoid``  ``start + (end + 0.09 - start) sigmoid(min(10, step / period - 4))``, the released code's
     ``constant`` ``end``
@@ -317,6 +328,9 @@ class SpreadLoss(ActivationLoss):
         end: last margin.
         schedule: a row of the table.
         period: of the sigmoid, in steps.
+
+    Raises:
+        ValueError: if a number is not finite, the period not above 0, or there is no such schedule.
 
     Source: Hinton, Sabour & Frosst 2018, section 4.2; the code released with it.
 
@@ -339,6 +353,8 @@ class SpreadLoss(ActivationLoss):
         super().__init__()
         if schedule not in ("linear", "stepped", "sigmoid", "constant"):
             raise ValueError(f"schedule must be 'linear', 'stepped', 'sigmoid' or 'constant', got {schedule!r}")
+        check_finite(start=start, end=end)
+        check_positive(period=period)
         self.start = start
         self.end = end
         self.schedule = schedule
@@ -349,7 +365,7 @@ class SpreadLoss(ActivationLoss):
     def advance(self, epoch: int, epochs: int, step: int) -> None:
         """Sets the margin for the next step."""
         if self.schedule == "linear":
-            self.margin = self.start + (self.end - self.start) * epoch / max(epochs - 1, 1)
+            self.margin = self.start + (self.end - self.start) * min(epoch / max(epochs - 1, 1), 1.0)
         elif self.schedule == "stepped":
             self.margin = min(self.start + 0.1 * epoch, self.end)
         elif self.schedule == "sigmoid":

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -122,7 +122,7 @@ def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def is_finite(number: Any) -> bool:
+def is_finite(number: Any) -> TypeGuard[float]:
     """Whether it is a number at all, and neither infinite nor NaN."""
     return isinstance(number, Real) and not isinstance(number, bool) and math.isfinite(number)
 

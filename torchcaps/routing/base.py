@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.capsules import Capsules
-from torchcaps.numerics import check_size
+from torchcaps.numerics import check_finite, check_share, check_size
 from torchcaps.ops import Similarity, Votes
 
 ROUTINGS: dict[str, type["Routing"]] = {}
@@ -305,15 +305,15 @@ class BatchStandard(nn.BatchNorm1d):
         momentum: share of a batch in the new running values.
 
     Raises:
-        ValueError: if the momentum is no share.
+        ValueError: if the momentum is no share, or epsilon is negative.
     """
 
     running_mean: Tensor
     running_var: Tensor
 
     def __init__(self, features: int, axis: int = 1, epsilon: float = 1e-5, momentum: float = 0.1) -> None:
-        if not 0 <= momentum <= 1:
-            raise ValueError(f"momentum must be a share in [0, 1], got {momentum}")
+        check_share(momentum=momentum)
+        check_finite(0, epsilon=epsilon)
         super().__init__(features, eps=epsilon, momentum=momentum, affine=False)
         self.axis = axis
 

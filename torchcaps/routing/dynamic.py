@@ -15,7 +15,7 @@ from torchcaps.routing.base import (
     check_steps,
     register_routing,
 )
-from torchcaps.squash import length
+from torchcaps.squash import kind_of, length
 
 
 def dynamic_routing(
@@ -123,7 +123,9 @@ class DynamicRouting(Routing):
         self.bias = bias
         self.accumulate = accumulate
         self.orphan = orphan
+        kind_of(squash)
         self.squash = squash
+        check_choice("gradient", gradient, ("all", "last"))
         self.gradient = gradient
         self.register_parameter("offset", None)
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import positive
+from torchcaps.numerics import check_finite, given, positive
 from torchcaps.ops import Gaussian, Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, register_routing
 
@@ -74,6 +74,7 @@ class PrototypeRouting(Routing):
 
     def __init__(self, sharpness: float | None = None) -> None:
         super().__init__()
+        check_finite(**given(sharpness=sharpness))
         self.sharpness = sharpness
         self.register_parameter("prototypes", None)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchcaps.ops import AssignmentMap, InnerProduct, Votes
 from torchcaps.routing.base import About, Routed, Routing, register_routing
-from torchcaps.squash import length, squash
+from torchcaps.squash import kind_of, length, squash
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ class SparseAttentionRouting(Routing):
 
     def __init__(self, squash: str = "sabour") -> None:
         super().__init__()
+        kind_of(squash)
         self.squash = squash
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from torchcaps.numerics import compute_dtype, positive
+from torchcaps.numerics import check_finite, compute_dtype, positive
 from torchcaps.ops import Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, register_routing
 
@@ -107,13 +107,14 @@ class SpectralRouting(Routing):
 
     def __init__(self, sharpness: float = 1.0, bias: float = 0.1) -> None:
         super().__init__()
+        check_finite(sharpness=sharpness, bias=bias)
         self.sharpness = sharpness
         self.bias = bias
         self.register_parameter("threshold", None)
 
     def make_parameters(self, shape: LayerShape) -> None:
         """The bias of each parent."""
-        self.threshold = nn.Parameter(torch.full((shape.parents,), self.bias))
+        self.threshold = nn.Parameter(torch.full((shape.parents,), float(self.bias)))
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
