@@ -8,9 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.numerics import check_finite, check_positive, class_mask, compute_dtype
+from torchcaps.numerics import check_finite, check_positive, class_mask, compute_dtype, real_dtype
 
 Weighting = Literal["paper", "released"]
+
+
+def _wide(activation: Tensor) -> Tensor:
+    """The activations in float32 at least."""
+    real_dtype("activation", activation)
+    return activation.to(compute_dtype(activation))
 
 
 def _as_mask(activation: Tensor, target: Tensor) -> Tensor:
@@ -63,12 +69,13 @@ def margin_loss(
         weight: of the classes, (E,): each image counts as much as its classes do in the mean; default: all alike.
 
     Raises:
-        ValueError: if shapes do not fit or there is no such weighting.
+        ValueError: if shapes do not fit, a target is impossible, or there is no such weighting. The numbers of a mask
+            are looked at on a CPU only.
 
     Source: Sabour, Frosst & Hinton 2017, equation 4; the code released with it.
     """
     _check_weighting(weighting)
-    activation = activation.to(compute_dtype(activation))
+    activation = _wide(activation)
     mask = _as_mask(activation, target)
     missed = mask * (present - activation).relu().square()
     invented = (1 - mask) * (activation - absent).relu().square()
@@ -171,9 +178,9 @@ def length_cross_entropy(
         weight: see :func:`margin_loss`.
 
     Raises:
-        ValueError: if shapes do not fit.
+        ValueError: if shapes do not fit, or a target is impossible, as in :func:`margin_loss`.
     """
-    activation = activation.to(compute_dtype(activation))
+    activation = _wide(activation)
     mask = _as_mask(activation, target)
     return _mean(F.cross_entropy(inverse_temperature * activation, mask, reduction="none"), mask, weight)
 
@@ -214,9 +221,9 @@ def negative_log_likelihood(activation: Tensor, target: Tensor, weight: Tensor |
         weight: see :func:`margin_loss`.
 
     Raises:
-        ValueError: if shapes do not fit.
+        ValueError: if shapes do not fit, or a target is impossible, as in :func:`margin_loss`.
     """
-    activation = activation.to(compute_dtype(activation))
+    activation = _wide(activation)
     logs = activation.clamp_min(torch.finfo(activation.dtype).tiny).log()
     mask = _as_mask(activation, target)
     return _mean(F.cross_entropy(logs, mask, reduction="none"), mask, weight)
@@ -254,6 +261,8 @@ def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
 
     Source: Sabour, Frosst & Hinton 2017, section 4.1.
     """
+    real_dtype("reconstruction", reconstruction)
+    real_dtype("images", images)
     if reconstruction.shape != images.shape:
         raise ValueError(
             f"reconstruction and images must have one shape, got {tuple(reconstruction.shape)} and "
@@ -299,11 +308,11 @@ def spread_loss(activation: Tensor, target: Tensor, margin: float = 0.9, weight:
         weight: see :func:`margin_loss`.
 
     Raises:
-        ValueError: if shapes do not fit.
+        ValueError: if shapes do not fit, or a target is impossible, as in :func:`margin_loss`.
 
     Source: Hinton, Sabour & Frosst 2018, equation 3.
     """
-    activation = activation.to(compute_dtype(activation))
+    activation = _wide(activation)
     mask = _as_mask(activation, target)
     if mask.shape == target.shape:
         raise ValueError("target must be labels (B,): spread loss has one true class for each image")

@@ -59,6 +59,14 @@ def transformed() -> bool:
     return forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
 
 
+def at_hand(tensor: Tensor) -> bool:
+    """Whether numbers of a tensor may be looked at: on a CPU, where nothing is recorded or transformed.
+
+    On a GPU it would wait for all that was asked of it before.
+    """
+    return tensor.device.type == "cpu" and not only_formulas() and not torch._C._len_torch_dispatch_stack()
+
+
 def only_formulas() -> bool:
     """Whether derivatives must come from formulas: in forward mode, in ``torch.func``, and where a graph is recorded.
 
@@ -166,20 +174,38 @@ def class_mask(activation: Tensor, target: Tensor) -> Tensor:
     """Labels (B,), or a mask (B, E), as a mask (B, E) in the dtype of the activations (B, E).
 
     Raises:
-        ValueError: if shapes do not fit, or a label is none of 0..E - 1 (on a GPU that stops the device's own check).
+        TypeError: if one is no tensor.
+        ValueError: if shapes do not fit, a label is none of 0..E - 1 (on a GPU that stops the device's own check), or
+            on a CPU a mask has numbers outside of [0, 1].
     """
+    dtype = real_dtype("activation", activation)
+    real_dtype("target", target)
     shape = tuple(activation.shape)
     if target.shape == shape:
-        return target.to(activation.dtype)
+        _check_mask(target)
+        return target.to(dtype)
     if target.shape != shape[:1] or target.is_floating_point():
         raise ValueError(
             f"target must be integer labels {shape[:1]} or a mask {shape}, got {target.dtype} of shape "
             f"{tuple(target.shape)}"
         )
     try:
-        return torch.zeros_like(activation).scatter(1, target.long()[:, None], 1.0)
+        return torch.zeros_like(activation, dtype=dtype).scatter(1, target.long()[:, None], 1.0)
     except RuntimeError as error:
         low, high = int(target.min()), int(target.max())
         if 0 <= low <= high < shape[1]:
             raise
         raise ValueError(f"target must be labels in 0..{shape[1] - 1}, got {low} to {high}") from error
+
+
+_ROUNDING = 0.01
+"""Of shares that were added up in bfloat16."""
+
+
+def _check_mask(mask: Tensor) -> None:
+    """Sees that a mask (B, E) is of shares, rounded or not, where that can be seen at once."""
+    if mask.dtype == torch.bool or not mask.numel() or not at_hand(mask):
+        return
+    low, high = (float(one) for one in mask.detach().aminmax())
+    if not (low >= -_ROUNDING and high <= 1 + _ROUNDING):
+        raise ValueError(f"target must be a mask of numbers in [0, 1], got {low:g} to {high:g}")
