@@ -11,6 +11,7 @@ from torchcaps.layers.pose import Pose, check_axes, check_map, check_rows, pose_
 from torchcaps.layers.pose_norm import PoseMagnitude
 from torchcaps.numerics import check_finite, check_size, compute_dtype
 from torchcaps.ops import Votes
+from torchcaps.ops.dispatch import known_backend
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.routing.base import routing_of
 
@@ -68,7 +69,8 @@ class ClassCaps(nn.Module):
         coordinate_scale: of the positions; a further factor of scaled ones.
         axes: of the grid: 1, 2 or 3.
         init_std: deviation of the transforms' normal initialisation.
-        backend: ``"naive"``, ``"chunked"``, or None for the dispatcher's choice.
+        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the dispatcher's choice, which
+            :func:`~torchcaps.ops.use_backend` can force.
 
     Shape:
         Capsules with poses (B, *grid, in_types, *in_pose), the grid (L,), (H, W) or (D, H, W), to poses (B, classes,
@@ -112,7 +114,7 @@ class ClassCaps(nn.Module):
         self.coordinates = coordinates
         self.coordinate_scale = coordinate_scale
         self.axes = check_axes(axes)
-        self.backend = backend
+        self.backend = known_backend(backend)
         if coordinates:
             coordinate_addition(
                 *[1] * axes, math.prod(self.out_pose)

@@ -140,6 +140,9 @@ class Routing(nn.Module, ABC):
     resumable: ClassVar[bool] = False
     """Whether :meth:`route` takes the parents of an earlier call, ``initial``, and goes on from them."""
 
+    within_window: ClassVar[bool] = False
+    """Whether parents can compete within one window of a convolution only, as under hard assignments and maps."""
+
     def bind(self, shape: LayerShape | int, size: int | None = None) -> "Routing":
         """A copy of this routing with fresh parameters.
 

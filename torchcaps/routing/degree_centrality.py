@@ -87,6 +87,8 @@ class DegreeCentralityRouting(Routing):
         reported="none at hand",
     )
 
+    within_window = True
+
     def __init__(self, squash: str = "sabour", epsilon: float = 1e-8) -> None:
         super().__init__()
         kind_of(squash)

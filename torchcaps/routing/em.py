@@ -371,7 +371,7 @@ class EMRouting(Routing):
         self.learn_sharpness = learn_sharpness
         self.relative_floor = relative_floor
         self._known: tuple[tuple[Any, ...], EMSettings] | None = None
-        _ = self.settings  # so that wrong ones are told at once
+        _ = self._settings  # so that wrong ones are told at once
         self._size = 1
         self.register_parameter("unit_cost", None)
         self.register_parameter("activation_cost", None)
@@ -406,13 +406,13 @@ class EMRouting(Routing):
             self.unit_cost,
             self.activation_cost,
             temperatures,
-            self.settings,
+            self._settings,
             self.gradient,
             self.sharpnesses(),
         )
 
     @property
-    def settings(self) -> EMSettings:
+    def _settings(self) -> EMSettings:
         """Those of the M-step, as they are now; made, and checked, anew where one has changed."""
         now = (
             self.variance_floor,

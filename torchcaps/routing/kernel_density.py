@@ -308,6 +308,8 @@ class FastKernelDensityRouting(Routing):
         reported="nearly 40 % less time than routing before",
     )
 
+    within_window = True
+
     def __init__(self, steps: int = 3, method: Method = "shift", width: float = 2.0, rate: float = 1.0) -> None:
         super().__init__()
         self.steps = check_steps(steps)

@@ -241,6 +241,7 @@ class HardKMeansRouting(Routing):
     )
 
     trainable = False
+    within_window = True
 
     def __init__(
         self, steps: int = 3, metric: Literal["euclidean", "inner"] = "euclidean", squash: str = "half"

@@ -95,6 +95,8 @@ class MaxMinRouting(Routing):
         reported="MNIST 0.20 %",
     )
 
+    within_window = True
+
     def __init__(self, steps: int = 3, lower: float = 0.0, upper: float = 1.0, squash: str = "sabour") -> None:
         super().__init__()
         self.steps = check_steps(steps)

@@ -98,6 +98,8 @@ class SparseAttentionRouting(Routing):
         reported="a network of 110,000 parameters",
     )
 
+    within_window = True
+
     def __init__(self, squash: str = "sabour") -> None:
         super().__init__()
         kind_of(squash)
