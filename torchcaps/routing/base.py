@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.capsules import Capsules
-from torchcaps.numerics import check_finite, check_share, check_size
+from torchcaps.numerics import check_finite, check_series, check_share, check_size, given
 from torchcaps.ops import Similarity, Votes
 
 ROUTINGS: dict[str, type["Routing"]] = {}
@@ -64,6 +64,9 @@ class LayerShape:
         in_pose: child pose, (M, P); (P,) of vector capsules is kept as (1, P).
         out_pose: parent pose, (M, D); (D,) of vector capsules is kept as (1, D).
 
+    Raises:
+        ValueError: if these are no sizes; names the argument.
+
     Example:
         >>> shape = tc.routing.LayerShape(children=32, parents=10, in_pose=(8,), out_pose=(16,))
         >>> shape.size  # numbers of a parent's pose
@@ -76,8 +79,13 @@ class LayerShape:
     out_pose: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        check_size(parents=self.parents, **given(children=self.children))
         for name in ("in_pose", "out_pose"):
-            object.__setattr__(self, name, (1, *getattr(self, name))[-2:])
+            pose = getattr(self, name)
+            check_series(**{name: pose})
+            if len(pose) > 2:
+                raise ValueError(f"{name} must be one size, of vectors, or two, of matrices, got {pose!r}")
+            object.__setattr__(self, name, (1, *pose)[-2:])
 
     @property
     def size(self) -> int:
@@ -201,12 +209,24 @@ class Routing(nn.Module, ABC):
         return route(votes, activation, initial)
 
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {name: getattr(self, name) for name in constructor_arguments(type(self))}
+        """The constructor's arguments.
+
+        Raises:
+            AttributeError: if one is not kept as an attribute of the same name.
+        """
+        arguments = constructor_arguments(type(self))
+        lost = [name for name in arguments if not hasattr(self, name)]
+        if lost:
+            raise AttributeError(
+                f"{type(self).__name__} must keep the arguments of its constructor as attributes of the same names, "
+                f"to be saved and made again, but has no {', '.join(lost)}"
+            )
+        return {name: getattr(self, name) for name in arguments}
 
     def extra_repr(self) -> str:
-        """The constructor's arguments."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.config().items())
+        """The constructor's arguments, as far as they are kept."""
+        kept = [name for name in constructor_arguments(type(self)) if hasattr(self, name)]
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in kept)
 
 
 def constructor_arguments(cls: type) -> list[str]:
@@ -279,6 +299,18 @@ def check_steps(steps: int, least: int = 1) -> int:
     return steps
 
 
+def check_parents(routing: Routing, parents: int, votes: Votes) -> None:
+    """Sees that a routing with parameters for so many parents gets votes for as many.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    if votes.parents != parents:
+        raise ValueError(
+            f"this {type(routing).__name__} has parameters for {parents} parents, got votes for {votes.parents}"
+        )
+
+
 def check_choice(argument: str, value: str, choices: tuple[str, ...]) -> str:
     """The value, if it is one of the choices.
 
@@ -291,9 +323,22 @@ def check_choice(argument: str, value: str, choices: tuple[str, ...]) -> str:
 
 
 def as_capsules(routed: Routed, pose_shape: tuple[int, ...], dtype: Any) -> Capsules:
-    """The parents as capsules with poses of that shape, in that dtype."""
-    pose = routed.pose.unflatten(-1, pose_shape) if len(pose_shape) > 1 else routed.pose
-    return Capsules(pose.to(dtype), routed.activation.to(dtype))
+    """The parents as capsules with poses of that shape, in that dtype.
+
+    Raises:
+        TypeError: if they are not what a routing returns.
+        ValueError: if poses have another size, or activations are not one a parent.
+    """
+    if not isinstance(routed, Routed):
+        raise TypeError(f"a routing must return a Routed, got {type(routed).__name__}")
+    pose, activation = routed.pose, routed.activation
+    if pose.shape != (*activation.shape, math.prod(pose_shape)):
+        raise ValueError(
+            f"a routing must return poses (B, J, {math.prod(pose_shape)}) and activations (B, J), got "
+            f"{tuple(pose.shape)} and {tuple(activation.shape)}"
+        )
+    pose = pose.unflatten(-1, pose_shape) if len(pose_shape) > 1 else pose
+    return Capsules(pose.to(dtype), activation.to(dtype))
 
 
 class BatchStandard(nn.BatchNorm1d):

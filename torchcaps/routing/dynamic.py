@@ -12,6 +12,7 @@ from torchcaps.routing.base import (
     Routed,
     Routing,
     check_choice,
+    check_parents,
     check_steps,
     register_routing,
 )
@@ -136,6 +137,8 @@ class DynamicRouting(Routing):
 
     def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""
+        if self.offset is not None:
+            check_parents(self, len(self.offset), votes)
         return dynamic_routing(
             votes,
             steps=self.steps,

@@ -19,6 +19,7 @@ from torchcaps.routing.base import (
     Routed,
     Routing,
     check_choice,
+    check_parents,
     check_steps,
     register_routing,
 )
@@ -399,6 +400,7 @@ class EMRouting(Routing):
         """Routes; children are weighted by their activations."""
         if self.unit_cost is None or self.activation_cost is None:
             raise RuntimeError("this EMRouting has no parameters yet: give it to a layer or call bind(parents, size)")
+        check_parents(self, len(self.unit_cost), votes)
         temperatures = inverse_temperatures(self.schedule, self.steps, self.inverse_temperature)
         return em_routing(
             votes,

@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from torchcaps.numerics import check_finite, compute_dtype, positive
 from torchcaps.ops import Votes
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, register_routing
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
 
 
 def spectral_routing(
@@ -118,5 +118,7 @@ class SpectralRouting(Routing):
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
+        if self.threshold is not None:
+            check_parents(self, len(self.threshold), votes)
         bias = self.bias if self.threshold is None else self.threshold
         return spectral_routing(votes, activation, bias, sharpness=self.sharpness)
