@@ -93,6 +93,19 @@ class TestImagesThatDoNotFit:
                 model(broken)
         with pytest.raises(ValueError, match=r"floating point .*torch\.uint8"):
             model(torch.zeros(1, 2, 30, 28, dtype=torch.uint8))
+        with pytest.raises(ValueError, match=r"images must be torch\.float32, as .* got torch.float64"):
+            model(images(1, 2, 30, 28).double())
+        assert model.double()(images(1, 2, 30, 28).double()).activation.dtype == torch.float64
+        with pytest.raises(TypeError, match="images must be a tensor, got ndarray"):
+            model(images(1, 2, 30, 28).numpy())
+
+    @pytest.mark.parametrize("name", ["sharedcapsnet", "sharedcapsnet_cnn"])
+    def test_too_small_for_the_convolutions(self, name: str) -> None:
+        with pytest.raises(ValueError, match=r"image_shape must be at least 14x14 .* got shape \(1, 20, 13\)"):
+            create_model(name, image_shape=(1, 20, 13))
+        model = create_model(name, image_shape=(1, 20, 14), channels=(2, 2, 2, 2))
+        with pytest.raises(ValueError, match=r"images must be at least 14x14 .* got shape \(1, 1, 13, 20\)"):
+            model(images(1, 1, 13, 20))
 
     def test_another_size(self) -> None:
         model = create_model("capsnet_small", image_shape=(2, 30, 28), classes=3)

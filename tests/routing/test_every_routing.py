@@ -286,7 +286,7 @@ class TestConstructors:
                 self.steps = steps
 
         assert "Forgetful(steps=2)" in repr(CapsLinear(5, 3, 4, 6, routing=Forgetful()))
-        with pytest.raises(AttributeError, match=r"Forgetful must keep the arguments .* but has no temperature"):
+        with pytest.raises(ValueError, match="Forgetful must keep its argument 'temperature' as an attribute"):
             Forgetful().config()
 
     def test_is_saved_with_its_network(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,10 +105,13 @@ def present(children: Capsules, mask: Tensor | None) -> Capsules:
     """The children with poses and activations 0 where the mask, bool (B, *sites), is False, whatever stood there.
 
     Raises:
-        ValueError: if the mask is not of that kind.
+        TypeError: if the mask is no tensor.
+        ValueError: if it is not of that kind.
     """
     if mask is None:
         return children
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask must be a tensor, got {type(mask).__name__}")
     if mask.dtype != torch.bool or mask.shape != children.activation.shape:
         raise ValueError(
             f"mask must be bool {tuple(children.activation.shape)}, one value for each child, got {mask.dtype} "

@@ -138,8 +138,11 @@ class PrimaryCapsNd(nn.Module):
         """Convolves, cuts into capsules, squashes.
 
         Raises:
-            ValueError: if ``features`` has the wrong number of axes or channels, or is smaller than the kernel.
+            TypeError: if ``features`` is no tensor.
+            ValueError: if it has the wrong number of axes or channels, or is smaller than the kernel.
         """
+        if not isinstance(features, Tensor):
+            raise TypeError(f"features must be a tensor, got {type(features).__name__}")
         if features.ndim != 2 + self.axes or features.shape[1] != self.conv.in_channels:
             raise ValueError(
                 f"features must be (B, {self.conv.in_channels}, {AXES[self.axes]}), got shape {tuple(features.shape)}"

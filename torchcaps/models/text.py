@@ -78,6 +78,8 @@ class TextClassifier(ImageClassifier):
         return (self.embedding(words) * there[..., None]).movedim(-1, 1), there
 
     def _check(self, images: Tensor) -> None:
+        if not isinstance(images, Tensor):
+            raise TypeError(f"words must be a tensor, got {type(images).__name__}")
         if images.ndim != 2 or not images.shape[1]:
             raise ValueError(f"words must be (B, L), with L at least 1, got shape {tuple(images.shape)}")
         if images.dtype != torch.int64:

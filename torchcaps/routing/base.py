@@ -212,27 +212,35 @@ class Routing(nn.Module, ABC):
         """The constructor's arguments.
 
         Raises:
-            AttributeError: if one is not kept as an attribute of the same name.
+            ValueError: if one is not kept as an attribute of the same name.
         """
-        arguments = constructor_arguments(type(self))
-        lost = [name for name in arguments if not hasattr(self, name)]
-        if lost:
-            raise AttributeError(
-                f"{type(self).__name__} must keep the arguments of its constructor as attributes of the same names, "
-                f"to be saved and made again, but has no {', '.join(lost)}"
-            )
-        return {name: getattr(self, name) for name in arguments}
+        return {name: kept(self, name) for name in constructor_arguments(type(self))}
 
     def extra_repr(self) -> str:
         """The constructor's arguments, as far as they are kept."""
-        kept = [name for name in constructor_arguments(type(self)) if hasattr(self, name)]
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in kept)
+        names = [name for name in constructor_arguments(type(self)) if hasattr(self, name)]
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
 def constructor_arguments(cls: type) -> list[str]:
     """The names of what a class's constructor takes, without ``*args`` and ``**kwargs``."""
     gathered = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [name for name, parameter in inspect.signature(cls).parameters.items() if parameter.kind not in gathered]
+
+
+def kept(owner: nn.Module, argument: str) -> Any:
+    """The attribute that holds an argument of the constructor.
+
+    Raises:
+        ValueError: if there is none of that name.
+    """
+    try:
+        return getattr(owner, argument)
+    except AttributeError as error:
+        kind = type(owner).__name__
+        raise ValueError(
+            f"{kind} must keep its argument {argument!r} as an attribute of that name, to be saved with it ({error})"
+        ) from error
 
 
 def same_class(one: type, other: type) -> bool:
