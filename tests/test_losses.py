@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps import (
+    Capsules,
     LengthCrossEntropy,
     MarginLoss,
     NegativeLogLikelihood,
@@ -78,6 +79,12 @@ class TestMargin:
         module = MarginLoss(0.8, 0.2, 0.25, "released")
         assert module(ACTIVATION, LABELS) == margin_loss(ACTIVATION, LABELS, 0.8, 0.2, 0.25, "released")
         assert MarginLoss()(ACTIVATION, LABELS) == margin_loss(ACTIVATION, LABELS)
+
+    def test_of_each_example_of_a_batch(self) -> None:
+        """Nobody can look at the numbers of a mask there."""
+        mask = F.one_hot(LABELS, 3)[:, None].double()
+        each = torch.func.vmap(margin_loss)(ACTIVATION[:, None], mask)
+        torch.testing.assert_close(each.mean(), margin_loss(ACTIVATION, LABELS))
 
     def test_wrong_arguments(self) -> None:
         with pytest.raises(ValueError, match="weighting must be 'paper' or 'released', got 'sum'"):
@@ -158,6 +165,8 @@ class TestSpread:
         assert margins == pytest.approx([0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
         loss.advance(0, 1, 0)  # one epoch in all
         assert loss.margin == pytest.approx(0.2)
+        loss.advance(50, 10, 0)  # training that goes on
+        assert loss.margin == pytest.approx(0.9)
 
     def test_stepped(self) -> None:
         loss = SpreadLoss(schedule="stepped")
@@ -234,6 +243,23 @@ class TestTargets:
     def test_a_label_that_there_is_not(self, loss: object, labels: list[int]) -> None:
         with pytest.raises(ValueError, match=rf"target must be labels in 0\.\.2, got {labels[0]} to {labels[1]}"):
             loss(ACTIVATION, torch.tensor(labels))
+
+    @pytest.mark.parametrize("number", [7, -1, math.nan])
+    def test_a_mask_that_cannot_be(self, loss: object, number: float) -> None:
+        mask = torch.zeros(2, 3)
+        mask[1, 2] = number
+        with pytest.raises(ValueError, match=r"target must be a mask of numbers in \[0, 1\], got"):
+            loss(ACTIVATION, mask)
+
+    def test_what_is_no_real_tensor(self, loss: object) -> None:
+        for target in (LABELS.to(torch.complex64), torch.zeros(2, 3, dtype=torch.complex64)):
+            with pytest.raises(ValueError, match="target must be real"):
+                loss(ACTIVATION, target)
+        for target in ([0, 2], None):
+            with pytest.raises(TypeError, match=f"target must be a tensor, got {type(target).__name__}"):
+                loss(ACTIVATION, target)
+        with pytest.raises(TypeError, match="activation must be a tensor, got Capsules"):
+            loss(Capsules(ACTIVATION[..., None], ACTIVATION), LABELS)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_half_precision(self, loss: object, dtype: torch.dtype) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import torchcaps as tc
-from torchcaps.layers import FullyConnectedDecoder, ImplicitActivation, PoseNorm, SelfWeightedPooling
-from torchcaps.numerics import check_finite, check_sizes
-from torchcaps.routing import EMRouting, EMSettings, constructor_arguments
+from torchcaps.layers import FullyConnectedDecoder, ImplicitActivation, PoseMagnitude, PoseNorm, SelfWeightedPooling
+from torchcaps.numerics import check_finite, check_positive, check_series, check_share, check_size, check_sizes
+from torchcaps.routing import EMRouting, EMSettings, SpectralRouting, constructor_arguments
 from torchcaps.routing.base import MOST_STEPS
 
 NO_SIZES = (0, -1, math.inf, math.nan, 1.5, True)
@@ -44,9 +44,29 @@ def test_item18_layers(layer: type) -> None:
             with pytest.raises(ValueError, match=rf"^{name} must be"):
                 layer(**{**LAYERS[layer], name: other})
     if "init_std" in constructor_arguments(layer):
-        for other in (math.inf, math.nan):
-            with pytest.raises(ValueError, match=r"^init_std must be finite"):
+        for other in (math.inf, math.nan, "0.1", True, -1.0):
+            with pytest.raises(ValueError, match=r"^init_std must be"):
                 layer(**LAYERS[layer], init_std=other)
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.__name__)
+def test_layers_name_what_is_missing(layer: type) -> None:
+    for name in LAYERS[layer].keys() - {"in_capsules"}:
+        with pytest.raises(ValueError, match=rf"^{name} must be"):
+            layer(**{**LAYERS[layer], name: None})
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.__name__)
+def test_layers_take_one_number_where_there_is_one(layer: type) -> None:
+    names = LAYERS[layer].keys() & {"in_capsules", "out_capsules", "in_types", "out_types", "groups", "classes"}
+    for name in names | (LAYERS[layer].keys() & {"in_channels", "types", "in_features"}):
+        with pytest.raises(ValueError, match=rf"^{name} must be a whole number, got \(2,\)"):
+            layer(**{**LAYERS[layer], name: (2,)})
+
+
+def test_poses_have_one_axis_or_two() -> None:
+    with pytest.raises(ValueError, match=r"in_pose must be D for vectors or \(M, D\) for matrices, got \(2, 2, 2\)"):
+        tc.CapsLinear(6, 3, (2, 2, 2), (2, 2, 2))
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
@@ -62,7 +82,7 @@ def test_item18_networks(network: type) -> None:
     assert seen >= 3
 
 
-@pytest.mark.parametrize("steps", [0, -1, 10**9, MOST_STEPS + 1, math.inf, math.nan, 1.5])
+@pytest.mark.parametrize("steps", [0, -1, 10**9, MOST_STEPS + 1, math.inf, math.nan, 1.5, None, (2,)])
 def test_item18_steps(steps: Any) -> None:
     for name in tc.list_routings():
         if "steps" in constructor_arguments(type(tc.create_routing(name))):
@@ -72,6 +92,31 @@ def test_item18_steps(steps: Any) -> None:
         if steps != 0:
             with pytest.raises(ValueError, match=r"^steps must be"):
                 module(steps=steps)
+
+
+WITH_NUMBERS = [
+    *(type(tc.create_routing(name)) for name in tc.list_routings()),
+    *(EMSettings, PoseMagnitude, SelfWeightedPooling),
+    *(tc.MarginLoss, tc.SpreadLoss, tc.LengthCrossEntropy, tc.ReconstructionLoss),
+]
+
+
+@pytest.mark.parametrize("cls", WITH_NUMBERS, ids=lambda cls: cls.__name__)
+def test_numbers_that_are_none_and_unknown_names_are_told_at_once(cls: type) -> None:
+    for name, parameter in inspect.signature(cls).parameters.items():
+        wrong: tuple[Any, ...] = ()
+        if isinstance(parameter.default, float) or name in ("mass_scale", "settled", "sharpness"):
+            wrong = (math.nan, math.inf, "x", True)
+        elif isinstance(parameter.default, str):
+            wrong = ("x", None, 3)
+        for other in wrong:
+            with pytest.raises(ValueError, match=rf"^{name} must be"):
+                cls(**{name: other})
+
+
+def test_what_starts_at_a_whole_number_is_learned() -> None:
+    for routing, name in ((EMRouting(beta_u=1), "unit_cost"), (SpectralRouting(bias=1), "threshold")):
+        assert routing.bind(3, 4).get_parameter(name).eq(1.0).all()
 
 
 @pytest.mark.parametrize("floor", [0.0, -1e-3, math.inf, math.nan])
@@ -85,11 +130,28 @@ def test_item18_variance_floor(floor: float) -> None:
 def test_item18_sizes_and_finite_numbers() -> None:
     check_sizes(width=3, widths=[1, 2], none=None, nothing=())
     check_sizes(0, padding=0)
-    check_finite(scale=-1.0, none=None)
+    check_size(0, padding=0)
+    check_series(0, hidden=())
+    check_finite(scale=-1.0, weight=2)
+    check_share(none=0, all=1.0)
     with pytest.raises(ValueError, match=r"widths must be at least 1, got \(3, 0\)"):
         check_sizes(widths=(3, 0))
     with pytest.raises(ValueError, match="width must be in whole numbers, got '3'"):
         check_sizes(width="3")
+    with pytest.raises(ValueError, match="hidden must be a sequence of whole numbers, got 5"):
+        check_series(0, hidden=5)
+    for other in (None, "x", True, math.nan, math.inf):
+        for check in (check_finite, check_positive, check_share):
+            with pytest.raises(ValueError, match="scale must be"):
+                check(scale=other)
+    with pytest.raises(ValueError, match="scale must be at least 0, got -1"):
+        check_finite(0, scale=-1)
+    for other in (0, -1.0):
+        with pytest.raises(ValueError, match="scale must be above 0"):
+            check_positive(scale=other)
+    for other in (-0.1, 1.1):
+        with pytest.raises(ValueError, match=r"scale must be a share in \[0, 1\]"):
+            check_share(scale=other)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +169,13 @@ def test_item18_sizes_and_finite_numbers() -> None:
         ("capsnet", {"image_shape": 28}, r"image_shape must be \(channels, height, width\), got 28"),
         ("efficient_capsnet", {"slope": math.nan}, "slope must be finite"),
         ("capsnet", {"pose_noise": math.inf}, "pose_noise must be finite"),
+        ("capsnet", {"classes": None}, "classes must be a whole number, got None"),
+        ("capsnet", {"types": None}, "types must be a whole number, got None"),
+        ("matrixcapsnet_small", {"decoder_hidden": 5}, "decoder_hidden must be a sequence of whole numbers, got 5"),
+        ("efficient_capsnet", {"primary_stride": None}, "primary_stride must be a whole number, got None"),
+        ("efficient_capsnet", {"channels": 8}, "channels must be one or more whole numbers, got 8"),
+        ("deepcaps", {"decoder_channels": 8}, "decoder_channels must be a sequence of whole numbers, got 8"),
+        ("deepcaps", {"types": (4, 4)}, r"types must be a whole number, got \(4, 4\)"),
     ],
 )
 def test_arguments_of_networks_are_named(name: str, arguments: dict[str, object], message: str) -> None:

@@ -132,7 +132,7 @@ class TestModule:
 
 
 def test_unknown_kind() -> None:
-    message = r"squash must be one of \['exponential', 'half'.*got 'relu'"
+    message = r"kind must be one of \['exponential', 'half'.*got 'relu'"
     with pytest.raises(ValueError, match=message):
         squash(poses(3), "relu")
     with pytest.raises(ValueError, match=message):
@@ -256,3 +256,21 @@ def test_the_same_without_gradients(kind: str) -> None:
         plain = squash(pose, kind), length(pose)
     for found, expected in zip(plain, (squash(pose.requires_grad_(), kind), length(pose)), strict=True):
         assert torch.equal(found, expected)
+
+
+@kinds
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+def test_whole_numbers_are_no_less_precise(kind: str, dtype: torch.dtype) -> None:
+    pose = torch.tensor([[3, 5], [0, 0]], dtype=dtype)
+    for function in (length, lambda pose: squash(pose, kind)):
+        found = function(pose)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, function(pose.float()))
+
+
+def test_complex_poses_are_refused() -> None:
+    for function in (length, squash, lambda pose: squash(pose, "none")):
+        with pytest.raises(ValueError, match="pose must be real"):
+            function(torch.ones(2, 3, dtype=torch.complex64))
+    with pytest.raises(TypeError, match="pose must be a tensor, got list"):
+        length([3.0, 4.0])

@@ -167,7 +167,8 @@ class TestFit:
 
     def test_says_when_the_loss_is_no_number(self, few, tmp_path):
         sick = task()
-        sick.loss = MarginLoss(present=torch.nan)
+        sick.loss = MarginLoss()
+        sick.loss.present = torch.nan
         with pytest.raises(TrainingDiverged, match="not finite since epoch 1, step 1: class_loss is nan"):
             fit(sick, few, few, tmp_path, Schedule(epochs=1, batch_size=16), CPU)
 

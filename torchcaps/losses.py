@@ -2,15 +2,21 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.numerics import class_mask, compute_dtype
+from torchcaps.numerics import check_finite, check_positive, class_mask, compute_dtype, real_dtype
 
 Weighting = Literal["paper", "released"]
+
+
+def _wide(activation: Tensor) -> Tensor:
+    """The activations in float32 at least."""
+    real_dtype("activation", activation)
+    return activation.to(compute_dtype(activation))
 
 
 def _as_mask(activation: Tensor, target: Tensor) -> Tensor:
@@ -29,6 +35,11 @@ def _mean(losses: Tensor, mask: Tensor, weight: Tensor | None) -> Tensor:
     count = mask.sum(1)
     mean = (mask @ weight.to(mask)) / count.clamp_min(torch.finfo(mask.dtype).tiny)
     return (losses * torch.where(count > 0, mean, 1)).mean()
+
+
+def _check_weighting(weighting: Weighting) -> None:
+    if weighting not in get_args(Weighting):
+        raise ValueError(f"weighting must be 'paper' or 'released', got {weighting!r}")
 
 
 def margin_loss(
@@ -58,13 +69,13 @@ def margin_loss(
         weight: of the classes, (E,): each image counts as much as its classes do in the mean; default: all alike.
 
     Raises:
-        ValueError: if shapes do not fit or there is no such weighting.
+        ValueError: if shapes do not fit, a target is impossible, or there is no such weighting. The numbers of a mask
+            are looked at on a CPU only.
 
     Source: Sabour, Frosst & Hinton 2017, equation 4; the code released with it.
     """
-    if weighting not in ("paper", "released"):
-        raise ValueError(f"weighting must be 'paper' or 'released', got {weighting!r}")
-    activation = activation.to(compute_dtype(activation))
+    _check_weighting(weighting)
+    activation = _wide(activation)
     mask = _as_mask(activation, target)
     missed = mask * (present - activation).relu().square()
     invented = (1 - mask) * (activation - absent).relu().square()
@@ -123,6 +134,9 @@ class MarginLoss(ActivationLoss):
         down_weight: weight of the absent classes.
         weighting: ``paper``, or ``released`` for that of the code, where reconstruction weighs 2 E times more.
 
+    Raises:
+        ValueError: if a number is not finite, or there is no such weighting.
+
     Example:
         >>> loss = tc.MarginLoss()
         >>> loss(torch.tensor([[0.9, 0.1, 0.4]]), torch.tensor([0]))  # half the square of 0.4 - 0.1
@@ -139,6 +153,8 @@ class MarginLoss(ActivationLoss):
         weighting: Weighting = "paper",
     ) -> None:
         super().__init__()
+        check_finite(present=present, absent=absent, down_weight=down_weight)
+        _check_weighting(weighting)
         self.present = present
         self.absent = absent
         self.down_weight = down_weight
@@ -162,9 +178,9 @@ def length_cross_entropy(
         weight: see :func:`margin_loss`.
 
     Raises:
-        ValueError: if shapes do not fit.
+        ValueError: if shapes do not fit, or a target is impossible, as in :func:`margin_loss`.
     """
-    activation = activation.to(compute_dtype(activation))
+    activation = _wide(activation)
     mask = _as_mask(activation, target)
     return _mean(F.cross_entropy(inverse_temperature * activation, mask, reduction="none"), mask, weight)
 
@@ -186,6 +202,7 @@ class LengthCrossEntropy(ActivationLoss):
 
     def __init__(self, inverse_temperature: float = 10.0) -> None:
         super().__init__()
+        check_finite(inverse_temperature=inverse_temperature)
         self.inverse_temperature = inverse_temperature
 
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
@@ -204,9 +221,9 @@ def negative_log_likelihood(activation: Tensor, target: Tensor, weight: Tensor |
         weight: see :func:`margin_loss`.
 
     Raises:
-        ValueError: if shapes do not fit.
+        ValueError: if shapes do not fit, or a target is impossible, as in :func:`margin_loss`.
     """
-    activation = activation.to(compute_dtype(activation))
+    activation = _wide(activation)
     logs = activation.clamp_min(torch.finfo(activation.dtype).tiny).log()
     mask = _as_mask(activation, target)
     return _mean(F.cross_entropy(logs, mask, reduction="none"), mask, weight)
@@ -244,6 +261,8 @@ def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
 
     Source: Sabour, Frosst & Hinton 2017, section 4.1.
     """
+    real_dtype("reconstruction", reconstruction)
+    real_dtype("images", images)
     if reconstruction.shape != images.shape:
         raise ValueError(
             f"reconstruction and images must have one shape, got {tuple(reconstruction.shape)} and "
@@ -267,6 +286,7 @@ class ReconstructionLoss(nn.Module):
 
     def __init__(self, weight: float = 0.0005) -> None:
         super().__init__()
+        check_finite(weight=weight)
         self.weight = weight
 
     def forward(self, reconstruction: Tensor, images: Tensor) -> Tensor:
@@ -288,11 +308,11 @@ def spread_loss(activation: Tensor, target: Tensor, margin: float = 0.9, weight:
         weight: see :func:`margin_loss`.
 
     Raises:
-        ValueError: if shapes do not fit.
+        ValueError: if shapes do not fit, or a target is impossible, as in :func:`margin_loss`.
 
     Source: Hinton, Sabour & Frosst 2018, equation 3.
     """
-    activation = activation.to(compute_dtype(activation))
+    activation = _wide(activation)
     mask = _as_mask(activation, target)
     if mask.shape == target.shape:
         raise ValueError("target must be labels (B,): spread loss has one true class for each image")
@@ -306,7 +326,7 @@ class SpreadLoss(ActivationLoss):
     ============ ===============================================================
     schedule     margin
     ============ ===============================================================
-    ``linear``   from ``start`` to ``end`` over the epochs
+    ``linear``   from ``start`` to ``end`` over the epochs, and ``end`` after them
     ``stepped``  ``start``, and 0.1 more each epoch, up to ``end``
     ``sigmoid``  ``start + (end + 0.09 - start) sigmoid(min(10, step / period - 4))``, the released code's
     ``constant`` ``end``
@@ -317,6 +337,9 @@ class SpreadLoss(ActivationLoss):
         end: last margin.
         schedule: a row of the table.
         period: of the sigmoid, in steps.
+
+    Raises:
+        ValueError: if a number is not finite, the period not above 0, or there is no such schedule.
 
     Source: Hinton, Sabour & Frosst 2018, section 4.2; the code released with it.
 
@@ -339,6 +362,8 @@ class SpreadLoss(ActivationLoss):
         super().__init__()
         if schedule not in ("linear", "stepped", "sigmoid", "constant"):
             raise ValueError(f"schedule must be 'linear', 'stepped', 'sigmoid' or 'constant', got {schedule!r}")
+        check_finite(start=start, end=end)
+        check_positive(period=period)
         self.start = start
         self.end = end
         self.schedule = schedule
@@ -349,7 +374,7 @@ class SpreadLoss(ActivationLoss):
     def advance(self, epoch: int, epochs: int, step: int) -> None:
         """Sets the margin for the next step."""
         if self.schedule == "linear":
-            self.margin = self.start + (self.end - self.start) * epoch / max(epochs - 1, 1)
+            self.margin = self.start + (self.end - self.start) * min(epoch / max(epochs - 1, 1), 1.0)
         elif self.schedule == "stepped":
             self.margin = min(self.start + 0.1 * epoch, self.end)
         elif self.schedule == "sigmoid":

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from numbers import Integral
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,12 +17,33 @@ def positive(mass: Tensor) -> Tensor:
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """The dtype that routing computes in: the widest of the inputs, and float32 at least."""
-    dtype = torch.float32
+    """The dtype that routing computes in: the widest of the inputs, and float32 at least.
+
+    Whole numbers alone are computed in the default dtype, as ``torch.sqrt`` does.
+    """
+    dtype = torch.bool
     for tensor in tensors:
         if tensor is not None:
             dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
+    if not dtype.is_floating_point and not dtype.is_complex:
+        dtype = torch.get_default_dtype()
+    return torch.promote_types(dtype, torch.float32)
+
+
+def real_dtype(name: str, tensor: Tensor) -> torch.dtype:
+    """The dtype of what is found from a tensor: its own, or of whole numbers the default one, as for ``torch.sqrt``.
+
+    Raises:
+        TypeError: if it is no tensor.
+        ValueError: if it is complex; names the argument.
+    """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if tensor.is_floating_point():
+        return tensor.dtype
+    if tensor.is_complex():
+        raise ValueError(f"{name} must be real, got {tensor.dtype}")
+    return torch.get_default_dtype()
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
@@ -38,6 +59,14 @@ def transformed() -> bool:
     return forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
 
 
+def at_hand(tensor: Tensor) -> bool:
+    """Whether numbers of a tensor may be looked at: on a CPU, where nothing is recorded or transformed.
+
+    On a GPU it would wait for all that was asked of it before.
+    """
+    return tensor.device.type == "cpu" and not only_formulas() and not torch._C._len_torch_dispatch_stack()
+
+
 def only_formulas() -> bool:
     """Whether derivatives must come from formulas: in forward mode, in ``torch.func``, and where a graph is recorded.
 
@@ -47,62 +76,136 @@ def only_formulas() -> bool:
     return recorded or transformed()
 
 
-def check_sizes(least: int = 1, /, **sizes: Any) -> None:
-    """Sees that arguments are sizes: whole numbers, or sequences of them; None is left alone.
+def given(**arguments: Any) -> dict[str, Any]:
+    """Those of the arguments that are not None, to be checked: ``check_size(**given(in_capsules=in_capsules))``."""
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def check_size(least: int = 1, /, **sizes: Any) -> None:
+    """Sees that arguments are sizes: one whole number each.
 
     Raises:
         ValueError: if one is no whole number, or smaller than ``least``; names the argument.
     """
     for name, size in sizes.items():
-        numbers = size if isinstance(size, Sequence) and not isinstance(size, str) else [size]
+        if not _is_whole(size):
+            raise ValueError(f"{name} must be a whole number, got {size!r}")
+        if size < least:
+            raise ValueError(f"{name} must be at least {least}, got {size}")
+
+
+def check_sizes(least: int = 1, /, **sizes: Any) -> None:
+    """Sees that arguments which may be one size, or several, are: whole numbers, or sequences; None is left alone.
+
+    Raises:
+        ValueError: if one is no whole number, or smaller than ``least``; names the argument.
+    """
+    for name, size in sizes.items():
+        numbers = size if _is_sequence(size) else [size]
         for number in numbers if size is not None else ():
-            if not isinstance(number, Integral) or isinstance(number, bool):
+            if not _is_whole(number):
                 raise ValueError(f"{name} must be in whole numbers, got {size!r}")
             if number < least:
                 raise ValueError(f"{name} must be at least {least}, got {size!r}")
 
 
-def check_series(count: int | None = None, **series: Any) -> None:
-    """Sees that arguments are sequences of sizes, of ``count`` of them, or else of one at least.
+def check_series(count: int | None = None, /, **series: Any) -> None:
+    """Sees that arguments are sequences of sizes, of ``count`` of them, or else of one at least; 0 is any number.
 
     Raises:
         ValueError: if one is not; names the argument.
     """
     for name, sizes in series.items():
-        if not isinstance(sizes, Sequence) or isinstance(sizes, str) or len(sizes) != (count or max(1, len(sizes))):
-            raise ValueError(f"{name} must be {count or 'one or more'} whole numbers, got {sizes!r}")
+        if not _is_sequence(sizes) or (count is None and not sizes) or (count and len(sizes) != count):
+            expected = {None: "one or more", 0: "a sequence of"}.get(count, count)
+            raise ValueError(f"{name} must be {expected} whole numbers, got {sizes!r}")
     check_sizes(**series)
 
 
-def check_finite(**numbers: float | None) -> None:
-    """Sees that arguments are finite numbers; None is left alone.
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, Integral) and not isinstance(number, bool)
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def is_finite(number: Any) -> TypeGuard[float]:
+    """Whether it is a number at all, and neither infinite nor NaN."""
+    return isinstance(number, Real) and not isinstance(number, bool) and math.isfinite(number)
+
+
+def check_finite(least: float = -math.inf, /, **numbers: Any) -> None:
+    """Sees that arguments are finite numbers.
 
     Raises:
-        ValueError: if one is infinite or NaN; names the argument.
+        ValueError: if one is no number, infinite, NaN, or smaller than ``least``; names the argument.
     """
     for name, number in numbers.items():
-        if number is not None and not math.isfinite(number):
-            raise ValueError(f"{name} must be finite, got {number}")
+        if not is_finite(number):
+            raise ValueError(f"{name} must be finite, got {number!r}")
+        if number < least:
+            raise ValueError(f"{name} must be at least {least:g}, got {number}")
+
+
+def check_positive(**numbers: Any) -> None:
+    """Sees that arguments are finite numbers above 0.
+
+    Raises:
+        ValueError: if one is not; names the argument.
+    """
+    for name, number in numbers.items():
+        if not is_finite(number) or number <= 0:
+            raise ValueError(f"{name} must be above 0 and finite, got {number!r}")
+
+
+def check_share(**shares: Any) -> None:
+    """Sees that arguments are shares of a whole.
+
+    Raises:
+        ValueError: if one is not from 0 to 1; names the argument.
+    """
+    for name, share in shares.items():
+        if not is_finite(share) or not 0 <= share <= 1:
+            raise ValueError(f"{name} must be a share in [0, 1], got {share!r}")
 
 
 def class_mask(activation: Tensor, target: Tensor) -> Tensor:
     """Labels (B,), or a mask (B, E), as a mask (B, E) in the dtype of the activations (B, E).
 
     Raises:
-        ValueError: if shapes do not fit, or a label is none of 0..E - 1 (on a GPU that stops the device's own check).
+        TypeError: if one is no tensor.
+        ValueError: if shapes do not fit, a label is none of 0..E - 1 (on a GPU that stops the device's own check), or
+            on a CPU a mask has numbers outside of [0, 1].
     """
+    dtype = real_dtype("activation", activation)
+    real_dtype("target", target)
     shape = tuple(activation.shape)
     if target.shape == shape:
-        return target.to(activation.dtype)
+        _check_mask(target)
+        return target.to(dtype)
     if target.shape != shape[:1] or target.is_floating_point():
         raise ValueError(
             f"target must be integer labels {shape[:1]} or a mask {shape}, got {target.dtype} of shape "
             f"{tuple(target.shape)}"
         )
     try:
-        return torch.zeros_like(activation).scatter(1, target.long()[:, None], 1.0)
+        return torch.zeros_like(activation, dtype=dtype).scatter(1, target.long()[:, None], 1.0)
     except RuntimeError as error:
         low, high = int(target.min()), int(target.max())
         if 0 <= low <= high < shape[1]:
             raise
         raise ValueError(f"target must be labels in 0..{shape[1] - 1}, got {low} to {high}") from error
+
+
+_ROUNDING = 0.01
+"""Of shares that were added up in bfloat16."""
+
+
+def _check_mask(mask: Tensor) -> None:
+    """Sees that a mask (B, E) is of shares, rounded or not, where that can be seen at once."""
+    if mask.dtype == torch.bool or not mask.numel() or not at_hand(mask):
+        return
+    low, high = (float(one) for one in mask.detach().aminmax())
+    if not (low >= -_ROUNDING and high <= 1 + _ROUNDING):
+        raise ValueError(f"target must be a mask of numbers in [0, 1], got {low:g} to {high:g}")

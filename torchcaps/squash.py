@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import compute_dtype, only_formulas
+from torchcaps.numerics import compute_dtype, only_formulas, real_dtype
 
 Dims = int | tuple[int, ...]
 
@@ -37,15 +37,19 @@ def _length(pose: Tensor, dim: Dims) -> Tensor:
 def length(pose: Tensor, dim: Dims = -1) -> Tensor:
     r"""Euclidean length :math:`n = \sqrt{\langle s, s \rangle}` along ``dim``, which is dropped; gradient 0 at 0.
 
-    Computed in float32 at least and returned in the dtype of ``pose``. NaN gives NaN, in value and gradient; a pose
-    whose square overflows (1.8e19 in float32) has length inf.
+    Computed in float32 at least and returned in the dtype of ``pose``, for whole numbers in the default one. NaN gives
+    NaN, in value and gradient; a pose whose square overflows (1.8e19 in float32) has length inf.
+
+    Raises:
+        ValueError: if the pose is complex.
     """
+    dtype = real_dtype("pose", pose)
     wide = pose.to(compute_dtype(pose))
     if only_formulas():
         found = _length(wide, dim)
     else:
         found = _Length.apply(wide, dim) if _needs_gradient(wide) else _found_length(wide, dim)
-    return found.squeeze(dim).to(pose.dtype)
+    return found.squeeze(dim).to(dtype)
 
 
 def _needs_gradient(pose: Tensor) -> bool:
@@ -107,15 +111,15 @@ SQUASHES: dict[str, Kind] = {
 }
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str, argument: str = "squash") -> Kind:
     """The row of :data:`SQUASHES`.
 
     Raises:
-        ValueError: if there is none of that name.
+        ValueError: if there is none of that name; names the argument.
     """
     found = SQUASHES.get(name)
     if found is None:
-        raise ValueError(f"squash must be one of {sorted(SQUASHES)}, got {name!r}")
+        raise ValueError(f"{argument} must be one of {sorted(SQUASHES)}, got {name!r}")
     return found
 
 
@@ -170,7 +174,8 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
 
     Zero in gives zero out with a finite gradient; NaN gives NaN, in value and gradient, and so does an infinite number,
     but for ``none``. A pose whose square overflows (1.8e19 in float32) is infinitely long: NaN, or 0 under ``tanh``,
-    ``exponential`` and ``rational``. Computed in float32 at least and returned in the dtype of ``pose``.
+    ``exponential`` and ``rational``. Computed in float32 at least and returned in the dtype of ``pose``, for whole
+    numbers in the default one.
 
     Args:
         pose: any shape.
@@ -178,17 +183,18 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
         dim: the axis, or axes for matrix capsules, that one pose spans.
 
     Raises:
-        ValueError: if ``kind`` is not in the table.
+        ValueError: if ``kind`` is not in the table, or the pose is complex.
     """
-    found = kind_of(kind)
+    found = kind_of(kind, "kind")
+    dtype = real_dtype("pose", pose)
     if kind == "none":
-        return pose
+        return pose.to(dtype)
     wide = pose.to(compute_dtype(pose))
     if only_formulas():
         squashed = _squash(wide, found, dim)
     else:
         squashed = _Squash.apply(wide, found, dim) if _needs_gradient(wide) else _squashed(wide, found, dim)[0]
-    return squashed.to(pose.dtype)
+    return squashed.to(dtype)
 
 
 class Squash(nn.Module):
@@ -202,8 +208,7 @@ class Squash(nn.Module):
 
     def __init__(self, kind: str = "sabour", dim: Dims = -1) -> None:
         super().__init__()
-        if kind not in SQUASHES:
-            raise ValueError(f"squash must be one of {sorted(SQUASHES)}, got {kind!r}")
+        kind_of(kind, "kind")
         self.kind = kind
         self.dim = dim
 

@@ -138,7 +138,7 @@ class TestScenery:
             ({"largest": 47.0}, "largest <= 46 for a canvas of 48 x 56"),
             ({"clutter": -1}, "clutter must be 0 or more, got -1"),
             ({"clutter": 1.5}, "clutter must be 0 or more, got 1.5"),
-            ({"most": 2.5}, "most must be in whole numbers, got 2.5"),
+            ({"most": 2.5}, "most must be a whole number, got 2.5"),
             ({"canvas": 48}, "canvas must be 2 whole numbers, got 48"),
         ],
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchcaps import CapsConv2d, Capsules, create_routing, list_routings, squash
+from torchcaps import CapsConv2d, CapsLinear, Capsules, ClassCaps, create_routing, list_routings, squash
 from torchcaps.ops import Gaussian, InnerProduct, Votes
 from torchcaps.ops.competition import GridWide
 from torchcaps.ops.votes import in_windows
@@ -629,21 +629,22 @@ class TestArguments:
         with pytest.raises(ValueError, match=r"fewer than a window .*dilation \(2, 2\)"):
             layer(Capsules(torch.zeros(1, 4, 5, 2, 3), torch.zeros(1, 4, 5, 2)))
 
-    def test_hard_assignments_over_the_image(self) -> None:
-        layer = CapsConv2d(2, 3, 3, 3, 3, routing=create_routing("hard_kmeans")).eval()
-        with pytest.raises(ValueError, match=r"hard assignments compete inside one window only: .*'window'"):
-            layer(Capsules(torch.zeros(1, 4, 5, 2, 3), torch.zeros(1, 4, 5, 2)))
-
     @pytest.mark.parametrize("competition", ["image", "position"])
     @pytest.mark.parametrize("routing", ONE_WINDOW)
     def test_routings_of_one_window(self, routing: str, competition: Any) -> None:
-        layer = CapsConv2d(2, 3, 3, 3, 3, routing=create_routing(routing), competition=competition).eval()
+        name = type(create_routing(routing)).__name__
+        with pytest.raises(ValueError, match=rf"competition must be 'window' with {name}, .* got '{competition}'"):
+            CapsConv2d(2, 3, 3, 3, 3, routing=create_routing(routing), competition=competition)
+        layer = CapsConv2d(2, 3, 3, 3, 3, routing=create_routing(routing), competition="window").eval()
+        layer.competition = competition  # behind its back
         with pytest.raises(ValueError, match=r"(hard assignments compete inside|is of) one window only: .*'window'"):
             layer(Capsules(torch.zeros(1, 4, 5, 2, 3), torch.zeros(1, 4, 5, 2)))
 
     def test_backend(self) -> None:
-        with pytest.raises(ValueError, match="backend must be one of"):
-            make_layer(2, 3, 3, 3, 3, backend="fast")(make_children(1, 3, 3, 2, 3))
+        for make in (CapsConv2d, ClassCaps, CapsLinear):
+            sizes = (2, 3, 3, 3, 3) if make is CapsConv2d else (2, 3, 3, 3)
+            with pytest.raises(ValueError, match=r"backend must be one of .* got 'fast'"):
+                make(*sizes, backend="fast")
 
     def test_repr(self) -> None:
         text = repr(CapsConv2d(2, 4, 3, 3, 3, 2, groups=2))

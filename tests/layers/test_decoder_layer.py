@@ -182,11 +182,21 @@ class TestPoseInput:
         torch.testing.assert_close(images, torch.cat(drawn))
         assert torch.equal(given.mean, before)
 
+    def test_whole_numbers_are_standardised(self) -> None:
+        poses = torch.arange(2 * 3 * 4).view(2, 3, 4)
+        told = PoseInput(3, 4, "pose_and_class").eval()
+        assert told.deviation.fill_(2).eq(2).all()
+        assert torch.equal(told(poses), told(poses.float()))
+
     def test_errors(self) -> None:
-        with pytest.raises(ValueError, match="decoder_input must be one of masked, pose, pose_and_class, got 'class'"):
+        with pytest.raises(ValueError, match=r"decoder_input must be one of \['masked', .*\], got 'class'"):
             create_model("capsnet_digits", decoder_input="class")
-        with pytest.raises(ValueError, match=r"pose_noise must not be negative, got -0\.1"):
+        with pytest.raises(ValueError, match=r"pose_noise must be at least 0, got -0\.1"):
             create_model("capsnet_digits", pose_noise=-0.1)
+        with pytest.raises(ValueError, match=r"^kind must be one of .* got 'class'"):
+            PoseInput(3, 4, "class")
+        with pytest.raises(ValueError, match=r"^noise must be finite, got None"):
+            PoseInput(3, 4, noise=None)
 
     @pytest.mark.parametrize(
         ("name", "arguments"),

@@ -105,6 +105,26 @@ class TestWindows:
             with pytest.raises(ValueError, match="one number for each axis of the grid"):
                 Windows(*arguments)
 
+    @pytest.mark.parametrize(
+        ("place", "wrong", "message"),
+        [
+            (0, (1.5, 4), r"size must be in whole numbers, got \(1.5, 4\)"),
+            (1, (0, 0), r"kernel must be at least 1, got \(0, 0\)"),
+            (1, (1.5, 1.5), "kernel must be in whole numbers"),
+            (1, 2, "kernel must be a sequence of whole numbers, got 2"),
+            (2, (0, 0), "stride must be at least 1"),
+            (2, None, "stride must be a sequence of whole numbers, got None"),
+            (3, (-1, -1), "padding must be at least 0"),
+            (3, (1.5, 1.5), "padding must be in whole numbers"),
+            (4, (-1, -1), "dilation must be at least 1"),
+        ],
+    )
+    def test_what_is_no_size(self, place: int, wrong: Any, message: str) -> None:
+        arguments: list[Any] = [(5, 5), (2, 2), (1, 1), (0, 0), (1, 1)]
+        arguments[place] = wrong
+        with pytest.raises(ValueError, match=f"^{message}"):
+            Windows(*arguments)
+
     def test_too_few_children(self) -> None:
         with pytest.raises(ValueError, match=r"grid of 4 are fewer than a window of 5 spans"):
             Windows((4,), (5,), (1,), (0,), (1,))

@@ -173,3 +173,17 @@ def test_wrong() -> None:
         ValueError, match=r"residual needs poses of one shape: in_pose is \(3, 2\), out_pose is \(3, 4\)"
     ):
         CapsConv2d(2, 2, (3, 2), (3, 4), 3, residual=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 4), "in_types must be at least 1, got 0"),
+        ((2, None), "out_types must be a whole number, got None"),
+        ((2, 4, 0), "groups must be at least 1, got 0"),
+        ((2, 3, 2), "groups must divide in_types and out_types, got 2 for 2 and 3"),
+    ],
+)
+def test_wrong_types(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        IdentityPath(*arguments)

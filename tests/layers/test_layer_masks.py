@@ -94,6 +94,8 @@ class TestLinear:
         ):
             with pytest.raises(ValueError, match=r"mask must be bool \(1, 4.*one value for each child, got torch"):
                 layer(children, mask)
+            with pytest.raises(TypeError, match="mask must be a tensor, got list"):
+                layer(children, mask.tolist())
 
 
 class TestClassCapsules:

@@ -10,7 +10,7 @@ import torch
 
 from torchcaps import CapsConv2d, Capsules, create_model
 from torchcaps.explain import class_shares, observe_layers
-from torchcaps.layers import PoseNorm
+from torchcaps.layers import PoseMagnitude, PoseNorm, PrimaryCaps
 from torchcaps.routing import EMRouting
 from torchcaps.testing import assert_equivariant, orthogonal
 
@@ -109,8 +109,15 @@ def test_an_empty_batch_leaves_the_statistics(kind: Any) -> None:
 
 
 def test_wrong() -> None:
-    with pytest.raises(ValueError, match="kind must be 'element' or 'type', got 'layer'"):
+    with pytest.raises(ValueError, match=r"^kind must be one of \['element', 'type'\], got 'layer'"):
         PoseNorm(2, 4, "layer")
+    for make in (lambda: CapsConv2d(2, 2, 4, 4, 1, pose_norm="layer"), lambda: PrimaryCaps(2, 2, 4, pose_norm="layer")):
+        with pytest.raises(ValueError, match=r"^pose_norm must be one of \['element', 'type'\], got 'layer'"):
+            make()
+    for momentum in (-0.1, 1.5, math.nan, "0.1"):
+        for module in (PoseMagnitude, lambda momentum: PoseNorm(2, 4, "type", momentum)):
+            with pytest.raises(ValueError, match=r"^momentum must be a share"):
+                module(momentum)
     with pytest.raises(ValueError, match=r"poses must be \(B, \*sites, 3, 4, 3\), got shape \(1, 2, 4, 3\)"):
         PoseNorm(3, (4, 3))(torch.zeros(1, 2, 4, 3))
 
@@ -163,3 +170,9 @@ def test_running_statistics_in_half_precision(kind: str) -> None:
     for buffer, wanted in zip(half.buffers(), full.buffers(), strict=True):
         torch.testing.assert_close(buffer, wanted.to(buffer.dtype), rtol=0.02, atol=0.02)
     torch.testing.assert_close(half.eval()(poses), full.eval()(poses.float()).bfloat16(), rtol=0.05, atol=0.05)
+
+
+@KINDS
+def test_whole_numbers_are_normalised(kind: str) -> None:
+    pose = torch.arange(2 * 5 * 2 * 4).view(2, 5, 2, 4)
+    assert torch.equal(PoseNorm(2, 4, kind)(pose), PoseNorm(2, 4, kind)(pose.float()))

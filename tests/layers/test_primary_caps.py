@@ -172,6 +172,11 @@ class TestExceptions:
         with pytest.raises(ValueError, match=r"features must be \(B, 2, H, W\), got shape \(2, "):
             PrimaryCaps(2, 3, 4)(features(*shape))
 
+    def test_capsules(self) -> None:
+        layer = PrimaryCaps(2, 3, 4, kernel_size=3)
+        with pytest.raises(TypeError, match="features must be a tensor, got Capsules"):
+            layer(layer(features(1, 2, 9, 9)))
+
     def test_map_smaller_than_the_kernel(self) -> None:
         layer = PrimaryCaps(2, 3, 4, kernel_size=9)
         for call in (lambda: layer(features(1, 2, 20, 8)), lambda: layer.sites(20, 8)):

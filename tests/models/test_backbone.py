@@ -64,7 +64,7 @@ def test_a_head_of_capsules_on_the_features_of_the_twin(tmp_path) -> None:
     [
         ({"backbone": "vgg"}, "backbone must be 'residual' or 'timm/' and the name .* got 'vgg'"),
         ({"blocks": 0}, "^blocks must be at least 1, got 0"),
-        ({"widths": ()}, "^widths must be those of one stage at least, got none"),
+        ({"widths": ()}, r"^widths must be one or more whole numbers, got \(\)"),
     ],
 )
 def test_what_does_not_fit_is_named(kind, arguments, message) -> None:

@@ -102,6 +102,19 @@ class TestImagesThatDoNotFit:
                 model(broken)
         with pytest.raises(ValueError, match=r"floating point .*torch\.uint8"):
             model(torch.zeros(1, 2, 30, 28, dtype=torch.uint8))
+        with pytest.raises(ValueError, match=r"images must be torch\.float32, as .* got torch.float64"):
+            model(images(1, 2, 30, 28).double())
+        assert model.double()(images(1, 2, 30, 28).double()).activation.dtype == torch.float64
+        with pytest.raises(TypeError, match="images must be a tensor, got ndarray"):
+            model(images(1, 2, 30, 28).numpy())
+
+    @pytest.mark.parametrize("name", ["sharedcapsnet", "sharedcapsnet_cnn"])
+    def test_too_small_for_the_convolutions(self, name: str) -> None:
+        with pytest.raises(ValueError, match=r"image_shape must be at least 14x14 .* got shape \(1, 20, 13\)"):
+            create_model(name, image_shape=(1, 20, 13))
+        model = create_model(name, image_shape=(1, 20, 14), channels=(2, 2, 2, 2))
+        with pytest.raises(ValueError, match=r"images must be at least 14x14 .* got shape \(1, 1, 13, 20\)"):
+            model(images(1, 1, 13, 20))
 
     def test_another_size(self) -> None:
         model = create_model("capsnet_small", image_shape=(2, 30, 28), classes=3)
@@ -373,23 +386,17 @@ class TestMatrixCapsNet:
     @pytest.mark.parametrize("name", [name for name in list_routings() if name != "hard_kmeans"])
     @pytest.mark.parametrize("competition", ["image", "position", "window"])
     def test_any_routing(self, name: str, competition: str, tmp_path: Path) -> None:
-        model = create_model(
-            "matrixcapsnet_small",
-            image_shape=(1, 19, 21),
-            channels=3,
-            types=(2, 3, 2),
-            routing={"name": name, **two_steps(name)},
-            class_routing={"name": "euclidean"},
-            competition=competition,
-        )
+        options = {"image_shape": (1, 19, 21), "channels": 3, "types": (2, 3, 2), "competition": competition}
+        options |= {"routing": {"name": name, **two_steps(name)}, "class_routing": {"name": "euclidean"}}
+        if name in MAPPED and competition != "window":
+            with pytest.raises(ValueError, match="competition must be 'window' with"):
+                create_model("matrixcapsnet_small", **options)
+            return
+        model = create_model("matrixcapsnet_small", **options)
         assert model.routing.config() == create_routing(name, **two_steps(name)).config()
         assert model.class_routing.config() == create_routing("euclidean").config()
         assert model.conv_caps1.competition == model.conv_caps2.competition == competition
         pictures = images(2, 1, 19, 21)
-        if name in MAPPED and competition != "window":
-            with pytest.raises(ValueError, match=r"the assignment map .* is of one window only"):
-                model(pictures)
-            return
         prediction = model(pictures)
         (prediction.activation.sum() + prediction.capsules.pose.square().sum()).backward()
         assert model.conv.weight.grad.isfinite().all()

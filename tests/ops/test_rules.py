@@ -275,6 +275,10 @@ class TestMapping:
 
         assert torch.autograd.gradcheck(objective, normal(J).exp().requires_grad_())
 
+    def test_no_map(self) -> None:
+        with pytest.raises(TypeError, match="mapping must be None or an AssignmentMap, got 3"):
+            Normaliser(mapping=3)
+
     @pytest.mark.parametrize("other", [{"hard": True}, {"orphan": True}])
     def test_alone(self, other: dict[str, bool]) -> None:
         with pytest.raises(ValueError, match="a mapping takes the place of the softmax"):
@@ -314,3 +318,15 @@ class TestOverTheImage:
         torch.testing.assert_close(made.assignment(similarity), expected, rtol=1e-10, atol=1e-12)
         mass = (scale * expected + offset).sum(1)
         torch.testing.assert_close(made.moments(similarity).mass, mass, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["prior", "scale", "offset"])
+def test_weights_of_pairs_are_tensors(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be None or a tensor, got 'none'"):
+        Normaliser(**{name: "none"})
+
+
+@pytest.mark.parametrize("sharpness", ["x", None, float("nan")])
+def test_sharpness_is_a_number(sharpness: object) -> None:
+    with pytest.raises(ValueError, match="sharpness must be finite"):
+        Normaliser(sharpness=sharpness)

@@ -208,5 +208,5 @@ def test_precision(dtype: torch.dtype) -> None:
 def test_config_and_errors() -> None:
     assert EMRouting(relative_floor=0.1).config()["relative_floor"] == 0.1
     for wrong in (-0.1, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="relative_floor must be at least 0, got"):
+        with pytest.raises(ValueError, match="relative_floor must be"):
             EMRouting(relative_floor=wrong)

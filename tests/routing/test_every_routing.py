@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -230,6 +231,15 @@ def test_examples_of_a_batch_do_not_see_each_other(routing: Function) -> None:
         torch.testing.assert_close(alone.pose[0], both.pose[b], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", list_routings())
+def test_poses_in_whole_numbers_are_numbers(name: str) -> None:
+    """Their lengths, which are the activations of poses alone, were cut to whole numbers too."""
+    layer = CapsLinear(6, 3, 3, 3, routing=create_routing(name)).eval()
+    poses = torch.arange(2 * 6 * 3).view(2, 6, 3) % 5
+    for found, expected in zip(layer(poses), layer(poses.float()), strict=True):
+        assert torch.equal(found, expected)
+
+
 class TestRegistry:
     def test_names(self) -> None:
         known = {"dynamic", "em", "euclidean", "hard_kmeans", "kmeans", "max_min", "mean", "self_routing"}
@@ -297,6 +307,16 @@ class TestConstructors:
         assert Gathering(3).config() == {"steps": 3}
         assert repr(Gathering()) == "Gathering(steps=2)"
 
+    def test_an_argument_that_is_not_kept_is_told_when_it_is_asked_for(self) -> None:
+        class Forgetful(Plain):
+            def __init__(self, steps: int = 2, temperature: float = 1.0) -> None:
+                super().__init__()
+                self.steps = steps
+
+        assert "Forgetful(steps=2)" in repr(CapsLinear(5, 3, 4, 6, routing=Forgetful()))
+        with pytest.raises(ValueError, match="Forgetful must keep its argument 'temperature' as an attribute"):
+            Forgetful().config()
+
     def test_is_saved_with_its_network(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(ROUTINGS, "plain", Plain)
         model = create_model("capsnet_digits", routing=Plain()).eval()
@@ -308,7 +328,59 @@ class TestConstructors:
         assert torch.equal(again(images).activation, model(images).activation)
 
 
+class TestWhatARoutingReturns:
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda routed: routed._replace(pose=routed.pose[..., :5]), r"poses \(B, J, 6\) .* got \(2, 3, 5\)"),
+            (lambda routed: routed._replace(activation=routed.activation[:, :1]), r"got \(2, 3, 6\) and \(2, 1\)"),
+            (lambda routed: routed._replace(activation=routed.activation[..., None]), r"and \(2, 3, 1\)"),
+        ],
+    )
+    def test_shapes(self, change: Callable[[Routed], Routed], message: str) -> None:
+        class Changed(Plain):
+            def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+                return change(super().route(votes, activation))
+
+        with pytest.raises(ValueError, match=f"a routing must return .*{message}"):
+            CapsLinear(5, 3, 4, 6, routing=Changed())(torch.zeros(2, 5, 4))
+
+    def test_a_tensor(self) -> None:
+        class Bare(Plain):
+            def route(self, votes: Votes, activation: Tensor | None) -> Tensor:
+                return super().route(votes, activation).pose
+
+        with pytest.raises(TypeError, match="a routing must return a Routed, got Tensor"):
+            CapsLinear(5, 3, 4, 6, routing=Bare())(torch.zeros(2, 5, 4))
+
+
+@pytest.mark.parametrize(
+    "routing",
+    [create_routing(name) for name in ("em", "self_routing", "variational_bayes", "prototypes", "spectral")]
+    + [create_routing("self_attention"), create_routing("dynamic", bias=True)],
+    ids=lambda routing: type(routing).__name__,
+)
+def test_votes_for_other_parents_than_there_are_parameters_for(routing: Routing) -> None:
+    bound = routing.bind(LayerShape(5, 4, (3,), (6,)))
+    with pytest.raises(ValueError, match=rf"{type(routing).__name__} has parameters for 4 parents, got votes for 3"):
+        bound(Votes(torch.zeros(2, 5, 3), torch.zeros(5, 3, 3, 6)))
+
+
 class TestLayerShape:
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ((-1, 3, (4,), (4,)), "children must be at least 1, got -1"),
+            (("3", 3, (4,), (4,)), "children must be a whole number, got '3'"),
+            ((5, None, (4,), (4,)), "parents must be a whole number, got None"),
+            ((5, 3, 8, (4,)), "in_pose must be one or more whole numbers, got 8"),
+            ((5, 3, (4,), (2, 4, 4)), r"out_pose must be one size, of vectors, or two, of matrices, got \(2, 4, 4\)"),
+        ],
+    )
+    def test_what_is_none(self, arguments: tuple[Any, ...], message: str) -> None:
+        with pytest.raises(ValueError, match=rf"^{message}"):
+            LayerShape(*arguments)
+
     def test_vectors_are_matrices_of_one_row(self) -> None:
         shape = LayerShape(5, 3, (4,), (2, 6))
         assert shape.in_pose == (1, 4)

@@ -186,9 +186,9 @@ def test_the_density_grows() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: KernelDensityRouting(settled=0.0), "settled must be above 0, or None, got 0"),
+        (lambda: KernelDensityRouting(settled=0.0), "settled must be above 0 and finite, got 0"),
         (lambda: FastKernelDensityRouting(method="mean"), r"method must be one of \['shift', 'em'\], got 'mean'"),
-        (lambda: FastKernelDensityRouting(width=0.0), "width and rate must be above 0, got 0.0 and 1.0"),
+        (lambda: FastKernelDensityRouting(width=0.0), "width must be above 0 and finite, got 0.0"),
     ],
 )
 def test_wrong_settings(make: partial[object], message: str) -> None:

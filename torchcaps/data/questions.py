@@ -5,7 +5,7 @@ from itertools import chain, islice, permutations
 from torchcaps.data.listed import Listed
 from torchcaps.data.text import Text
 from torchcaps.data.text_files import TextItem
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_size
 
 
 class MadeQuestions(Text):
@@ -26,7 +26,7 @@ class MadeQuestions(Text):
     """
 
     def __init__(self, count: int = 60, validation: float = 0.1, seed: int = 0) -> None:
-        check_sizes(count=count)
+        check_size(count=count)
         self.count = count
         super().__init__("", validation=validation, seed=seed)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchcaps.data.augment import random_integers
 from torchcaps.data.base import Batch, Composition, Fit, ImageData, ImageSet, Parts
 from torchcaps.data.made import _MadeOf, check_single
-from torchcaps.numerics import check_series, check_sizes
+from torchcaps.numerics import check_series, check_size
 
 INK = 0.25
 """What is at least as bright is a digit's own."""
@@ -186,8 +186,8 @@ class Scenery(Composition):
 def _check_numbers(scenes: "Scenery | DigitScenes") -> None:
     """Raises a `ValueError` if a number is out of range, whatever the digits are."""
     check_series(2, canvas=scenes.canvas)
-    check_sizes(most=scenes.most)
-    check_sizes(0, least=scenes.least)
+    check_size(most=scenes.most)
+    check_size(0, least=scenes.least)
     if scenes.least > scenes.most:
         raise ValueError(f"least and most must be 0 <= least <= most, got {scenes.least} and {scenes.most}")
     room = min(scenes.canvas) - 2

@@ -15,7 +15,7 @@ from torchcaps.data.text_files import TextItem, list_texts
 from torchcaps.data.text_set import TextSet
 from torchcaps.data.view import Preprocess
 from torchcaps.data.words import Words
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_size
 
 
 @register_dataset("text")
@@ -81,7 +81,7 @@ class Text(ListedImages):
         seed: int = 0,
     ) -> None:
         super().__init__(test=test, validation=validation, seed=seed)
-        check_sizes(longest=longest, most=most, least=least)
+        check_size(longest=longest, most=most, least=least)
         self.root = _found(Path(root).expanduser())
         self.text, self.label = text, label
         self.longest, self.most, self.least, self.lower = longest, most, least, lower

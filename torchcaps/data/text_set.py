@@ -9,7 +9,7 @@ from torch import Tensor
 from torchcaps.data.base import Batch, ImageSet
 from torchcaps.data.view import Preprocess
 from torchcaps.data.words import PADDING, Words, together
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_size
 
 _NO_WORDS = Words()
 
@@ -108,7 +108,7 @@ def joined(texts: TextSet, count: int, parts: int = 2, seed: int = 0) -> TextSet
     Raises:
         ValueError: there are fewer classes than ``parts``, or the texts have masks already.
     """
-    check_sizes(count=count, parts=parts)
+    check_size(count=count, parts=parts)
     if texts.labels.ndim != 1 or len(texts.labels.unique()) < parts:
         raise ValueError(f"texts must be of one class each, and of {parts} classes at least")
     generator = torch.Generator().manual_seed(seed)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from torchcaps.data.manifest import some
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_size
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -76,7 +76,7 @@ class Words:
     longest: int = 512
 
     def __post_init__(self) -> None:
-        check_sizes(longest=self.longest)
+        check_size(longest=self.longest)
         if len(set(self.vocabulary)) < len(self.vocabulary):
             twice = [word for word, count in Counter(self.vocabulary).items() if count > 1]
             raise ValueError(f"vocabulary must hold each word once, got {some(twice)} more often")

@@ -10,7 +10,7 @@ from torchcaps.explain.findings import evaluating
 from torchcaps.explain.poses import check_target
 from torchcaps.layers import PoseInput
 from torchcaps.models.base import CapsuleClassifier
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_size
 
 
 def poses_of(capsules: Capsules, target: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def transfer(
     Source: a decoder that classes share: Rajasegaran et al. 2019, "DeepCaps", section 3.3; drawn analogies: Kingma et
     al. 2014, "Semi-supervised learning with deep generative models", figure 1.
     """
-    check_sizes(steps=steps)
+    check_size(steps=steps)
     own, other = poses_of(content, target), poses_of(style, style_target)
     if own.shape != other.shape:
         raise ValueError(

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import Pose, check_axes, check_map, check_rows, pose_shape, present, without_own_transforms
 from torchcaps.layers.pose_norm import PoseMagnitude
-from torchcaps.numerics import check_finite, check_sizes, compute_dtype
+from torchcaps.numerics import check_finite, check_size, compute_dtype
 from torchcaps.ops import Votes
+from torchcaps.ops.dispatch import known_backend
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.routing.base import routing_of
 
@@ -70,7 +71,8 @@ class ClassCaps(nn.Module):
         coordinate_scale: of the positions; a further factor of scaled ones.
         axes: of the grid: 1, 2 or 3.
         init_std: deviation of the transforms' normal initialisation.
-        backend: ``"naive"``, ``"chunked"``, or None for the dispatcher's choice.
+        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the dispatcher's choice, which
+            :func:`~torchcaps.ops.use_backend` can force.
 
     Shape:
         Capsules with poses (B, *grid, in_types, *in_pose), the grid (L,), (H, W) or (D, H, W), to poses (B, classes,
@@ -103,17 +105,18 @@ class ClassCaps(nn.Module):
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(in_types=in_types, classes=classes, in_pose=in_pose, out_pose=out_pose)
-        check_finite(coordinate_scale=coordinate_scale, init_std=init_std)
+        check_size(in_types=in_types, classes=classes)
+        check_finite(coordinate_scale=coordinate_scale)
+        check_finite(0, init_std=init_std)
         self.in_types = in_types
-        self.in_pose, self.out_pose = pose_shape(in_pose), pose_shape(out_pose)
+        self.in_pose, self.out_pose = pose_shape("in_pose", in_pose), pose_shape("out_pose", out_pose)
         check_rows(self.in_pose, self.out_pose)
         if coordinates not in (True, False, "scaled"):
             raise ValueError(f"coordinates must be True, False or 'scaled', got {coordinates!r}")
         self.coordinates = coordinates
         self.coordinate_scale = coordinate_scale
         self.axes = check_axes(axes)
-        self.backend = backend
+        self.backend = known_backend(backend)
         if coordinates:
             coordinate_addition(
                 *[1] * axes, math.prod(self.out_pose)

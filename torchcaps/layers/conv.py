@@ -11,6 +11,7 @@ from torchcaps.layers.identity_path import IdentityPath
 from torchcaps.layers.pose import (
     PerAxis,
     Pose,
+    check_groups,
     check_map,
     check_rows,
     per_axis,
@@ -18,9 +19,10 @@ from torchcaps.layers.pose import (
     present,
     without_own_transforms,
 )
-from torchcaps.layers.pose_norm import PoseNorm, PoseScale
-from torchcaps.numerics import check_finite, check_sizes
+from torchcaps.layers.pose_norm import PoseScale, norm_of
+from torchcaps.numerics import check_finite, given
 from torchcaps.ops import GridWide, Normaliser, PositionWide, Votes, Windows
+from torchcaps.ops.dispatch import known_backend
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.routing.base import routing_of
 
@@ -60,7 +62,8 @@ class CapsConvNd(nn.Module):
         init_std: deviation of the transforms' normal initialisation; None for sqrt(I / P), with I children in a window
             (of a group): the mean vote of equally active children that agree on nothing then has their deviation, where
             none of them are padding. :func:`~torchcaps.layers.preserve_deviation` scales to that of any.
-        backend: ``"naive"``, ``"chunked"``, or None for the dispatcher's choice.
+        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the dispatcher's choice, which
+            :func:`~torchcaps.ops.use_backend` can force.
 
     Shape:
         Capsules with poses (B, *grid, in_types, *in_pose) and activations (B, *grid, in_types) to poses (B, *grid',
@@ -104,27 +107,28 @@ class CapsConvNd(nn.Module):
         self.stride = per_axis("stride", stride, self.axes, 1)
         self.padding = per_axis("padding", padding, self.axes, 0)
         self.dilation = per_axis("dilation", dilation, self.axes, 1)
-        check_sizes(in_types=in_types, out_types=out_types, groups=groups, in_pose=in_pose, out_pose=out_pose)
-        check_finite(init_std=init_std)
-        if in_types % groups or out_types % groups:
-            raise ValueError(f"groups must divide in_types and out_types, got {groups} for {in_types} and {out_types}")
+        check_groups(groups, in_types, out_types)
+        check_finite(0, **given(init_std=init_std))
         if competition not in COMPETITIONS:
             raise ValueError(f"competition must be one of {list(COMPETITIONS)}, got {competition!r}")
         self.in_types, self.out_types, self.groups = in_types, out_types, groups
-        self.in_pose, self.out_pose = pose_shape(in_pose), pose_shape(out_pose)
+        self.in_pose, self.out_pose = pose_shape("in_pose", in_pose), pose_shape("out_pose", out_pose)
         check_rows(self.in_pose, self.out_pose)
         self.competition = competition
-        self.backend = backend
+        self.backend = known_backend(backend)
         places = math.prod(self.kernel_size)
         self.weight = nn.Parameter(
             torch.empty(places, in_types, out_types // groups, self.in_pose[-1], self.out_pose[-1])
         )
         shape = LayerShape(places * in_types // groups, out_types // groups, self.in_pose, self.out_pose)
         self.routings = nn.ModuleList(routing_of(shape, routing, EMRouting()) for _ in range(groups))
+        if self.routing.within_window and competition != "window":
+            name = type(self.routing).__name__
+            raise ValueError(f"competition must be 'window' with {name}, which knows no other, got {competition!r}")
         if residual and self.in_pose != self.out_pose:
             raise ValueError(f"residual needs poses of one shape: in_pose is {in_pose}, out_pose is {out_pose}")
         self.identity_path = IdentityPath(in_types, out_types, groups) if residual else None
-        self.pose_norm = None if pose_norm is None else PoseNorm(out_types, out_pose, pose_norm)
+        self.pose_norm = norm_of(out_types, out_pose, pose_norm)
         if init_std is None:
             init_std = math.sqrt(places * in_types // groups / self.in_pose[-1])
         nn.init.normal_(self.weight, std=init_std)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.numerics import check_finite, check_sizes, class_mask, compute_dtype
+from torchcaps.numerics import check_finite, check_series, check_size, class_mask, compute_dtype, real_dtype
+from torchcaps.routing.base import check_choice
 
 DecoderInput = Literal["masked", "pose", "pose_and_class"]
 
@@ -68,7 +69,9 @@ class FullyConnectedDecoder(nn.Module):
         by_class: bool = True,
     ) -> None:
         super().__init__()
-        check_sizes(in_features=in_features, image_shape=image_shape, hidden=hidden)
+        check_size(in_features=in_features)
+        check_series(image_shape=image_shape)
+        check_series(0, hidden=hidden)
         self.by_class = by_class
         self.image_shape = tuple(image_shape)
         layers: list[nn.Module] = []
@@ -134,12 +137,9 @@ class PoseInput(nn.Module):
 
     def __init__(self, classes: int, size: int, kind: DecoderInput = "masked", noise: float = 0.0) -> None:
         super().__init__()
-        check_sizes(classes=classes, size=size)
-        check_finite(pose_noise=noise)
-        if kind not in get_args(DecoderInput):
-            raise ValueError(f"decoder_input must be one of {', '.join(get_args(DecoderInput))}, got {kind!r}")
-        if noise < 0:
-            raise ValueError(f"pose_noise must not be negative, got {noise}")
+        check_size(classes=classes, size=size)
+        check_choice("kind", kind, get_args(DecoderInput))
+        check_finite(0, noise=noise)
         self.kind = kind
         self.noise = noise
         self.out_features = {"masked": classes * size, "pose": size, "pose_and_class": size + classes}[kind]
@@ -156,7 +156,7 @@ class PoseInput(nn.Module):
             chosen: which of them were kept, a mask (B, J); None: those that are not zero. A capsule may be kept whose
                 pose is zero, and is of its class all the same.
         """
-        dtype, poses = poses.dtype, poses.flatten(2)
+        dtype, poses = real_dtype("poses", poses), poses.flatten(2)
         alive = (poses != 0).any(2, keepdim=True)
         chosen = alive if chosen is None else (chosen != 0)[..., None]
         if self.kind == "pose_and_class":
@@ -198,7 +198,7 @@ class PoseInput(nn.Module):
         if self.kind != "pose_and_class":
             return poses
         moved = self.mean[target] + self.shared(poses, source) * self.deviation[target]
-        return moved.to(poses).reshape(poses.shape)
+        return moved.to(real_dtype("poses", poses)).reshape(poses.shape)
 
     def extra_repr(self) -> str:
         """Kind and noise."""
@@ -218,12 +218,17 @@ def told(kind: DecoderInput, noise: float, classes: int, size: int, make: Callab
     """The decoder that ``make`` makes for so many numbers, behind a :class:`PoseInput` where there is a need of one.
 
     Args:
-        kind: of :class:`PoseInput`.
-        noise: likewise.
+        kind: of :class:`PoseInput`; what networks call ``decoder_input``.
+        noise: likewise; ``pose_noise``.
         classes: J.
         size: H, the numbers of one pose.
         make: from ``in_features`` to a decoder.
+
+    Raises:
+        ValueError: if there is no such kind, or the noise is negative; names the arguments as networks do.
     """
+    check_choice("decoder_input", kind, get_args(DecoderInput))
+    check_finite(0, pose_noise=noise)
     given = PoseInput(classes, size, kind, noise)
     decoder = make(given.out_features)
     return decoder if kind == "masked" and not noise else ToldDecoder(given, decoder)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from torchcaps.numerics import check_finite
 from torchcaps.routing.base import check_steps
 
 
@@ -119,6 +120,7 @@ class SelfWeightedPooling(nn.Module):
     def __init__(self, steps: int = 3, sharpness: float = 1.0) -> None:
         super().__init__()
         check_steps(steps, 0)
+        check_finite(sharpness=sharpness)
         self.steps = steps
         self.sharpness = sharpness
 

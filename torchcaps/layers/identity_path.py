@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.layers.pose import check_groups
 from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Windows
 
@@ -26,6 +27,9 @@ class IdentityPath(nn.Module):
         out_types: types of parents.
         groups: of types that do not see each other.
 
+    Raises:
+        ValueError: if these are no sizes, or types cannot be cut into so many groups.
+
     Source: Liu et al. 2025, "Capsule networks with residual pose routing" (ResCaps), by its abstract and its released
     code. There the identity replaces the routing: each child has one vote, :math:`M W + M`, and no parents to choose
     from (in the code 1 is added to every number of W, and a 1x1 convolution then mixes all numbers of the poses, which
@@ -42,6 +46,7 @@ class IdentityPath(nn.Module):
 
     def __init__(self, in_types: int, out_types: int, groups: int = 1) -> None:
         super().__init__()
+        check_groups(groups, in_types, out_types)
         self.in_types, self.out_types, self.groups = in_types, out_types, groups
         share = in_types // groups
         self.mix = None

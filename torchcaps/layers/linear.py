@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import Pose, check_rows, pose_shape, present, without_own_transforms
-from torchcaps.numerics import check_finite, check_sizes
+from torchcaps.numerics import check_positive, check_size, given
 from torchcaps.ops import Votes
+from torchcaps.ops.dispatch import known_backend
 from torchcaps.routing import DynamicRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.routing.base import routing_of
 from torchcaps.squash import length
@@ -55,7 +56,8 @@ class CapsLinear(nn.Module):
             length 1 that agree on nothing give parents of length about 1 before the squash, at any depth:
             J / sqrt(I D) (0.07 for CapsNet's 1152 children, where the released code has 0.1); sqrt(2 / (P + J D)) for
             shared transforms, and sqrt(2 / (P + D)) for one. Of reflections it changes nothing.
-        backend: ``"naive"``, ``"chunked"``, or None for the dispatcher's choice.
+        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the dispatcher's choice, which
+            :func:`~torchcaps.ops.use_backend` can force.
 
     Shape:
         Capsules with poses (B, *sites, P) or (B, *sites, M, P), or those poses alone, to :class:`Capsules` with poses
@@ -96,15 +98,15 @@ class CapsLinear(nn.Module):
             )
         if in_capsules is None and transforms not in ("shared", "subspace"):
             raise ValueError(f"{transforms} transforms need the number of children: in_capsules is None")
-        check_sizes(in_capsules=in_capsules, out_capsules=out_capsules, in_pose=in_pose, out_pose=out_pose)
-        check_finite(init_std=init_std)
+        check_size(out_capsules=out_capsules, **given(in_capsules=in_capsules))
+        check_positive(**given(init_std=init_std))
         self.in_capsules = in_capsules
         self.out_capsules = out_capsules
-        self.in_pose = pose_shape(in_pose)
-        self.out_pose = pose_shape(out_pose)
+        self.in_pose = pose_shape("in_pose", in_pose)
+        self.out_pose = pose_shape("out_pose", out_pose)
         check_rows(self.in_pose, self.out_pose)
         self.transforms = transforms
-        self.backend = backend
+        self.backend = known_backend(backend)
         P, D = self.in_pose[-1], self.out_pose[-1]
         if transforms == "orthogonal" and P != D:
             raise ValueError(f"orthogonal transforms keep the dimension: in_pose is {in_pose}, out_pose is {out_pose}")

@@ -1,6 +1,6 @@
 """Shapes of poses and of grids of capsules, as layers take them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_series, check_size, check_sizes
 from torchcaps.routing import Routing
 
 Pose = int | tuple[int, int]
@@ -21,15 +21,32 @@ AXES = {1: "L", 2: "H, W", 3: "D, H, W"}
 """The axes of a grid by their number: a sequence, an image, a volume."""
 
 
-def pose_shape(pose: Pose) -> tuple[int, ...]:
-    """(D,) or (M, D)."""
-    return (pose,) if isinstance(pose, int) else tuple(pose)
+def pose_shape(argument: str, pose: Pose | tuple[int, ...]) -> tuple[int, ...]:
+    """(D,) or (M, D).
+
+    Raises:
+        ValueError: if it is neither; names the argument.
+    """
+    if not isinstance(pose, Sequence):
+        check_size(**{argument: pose})
+        return (int(pose),)
+    check_series(**{argument: pose})
+    if len(pose) > 2:
+        raise ValueError(f"{argument} must be D for vectors or (M, D) for matrices, got {pose!r}")
+    return tuple(pose)
 
 
 def check_rows(in_pose: tuple[int, ...], out_pose: tuple[int, ...]) -> None:
     """Raises a ValueError unless child and parent poses have the same rows: a transform acts on the columns."""
     if len(in_pose) != len(out_pose) or in_pose[:-1] != out_pose[:-1]:
         raise ValueError(f"poses must have the same rows: in_pose is {in_pose}, out_pose is {out_pose}")
+
+
+def check_groups(groups: int, in_types: int, out_types: int) -> None:
+    """Raises a ValueError unless the types of children and of parents can be cut into so many groups."""
+    check_size(in_types=in_types, out_types=out_types, groups=groups)
+    if in_types % groups or out_types % groups:
+        raise ValueError(f"groups must divide in_types and out_types, got {groups} for {in_types} and {out_types}")
 
 
 def check_axes(axes: int) -> int:
@@ -49,8 +66,11 @@ def per_axis(argument: str, value: PerAxis, axes: int, least: int) -> tuple[int,
     Raises:
         ValueError: if they are not as many, or too small; names the argument.
     """
+    if not isinstance(value, Sequence):
+        check_size(least, **{argument: value})
+        return (value,) * axes
     check_sizes(least, **{argument: value})
-    numbers = (value,) * axes if isinstance(value, int) else tuple(value)
+    numbers = tuple(value)
     if len(numbers) != axes:
         raise ValueError(f"{argument} must be one number, or {axes}, one for each axis, got {value}")
     return numbers
@@ -107,10 +127,13 @@ def present(children: Capsules, mask: Tensor | None) -> Capsules:
     """The children with poses and activations 0 where the mask, bool (B, *sites), is False, whatever stood there.
 
     Raises:
-        ValueError: if the mask is not of that kind.
+        TypeError: if the mask is no tensor.
+        ValueError: if it is not of that kind.
     """
     if mask is None:
         return children
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask must be a tensor, got {type(mask).__name__}")
     if mask.dtype != torch.bool or mask.shape != children.activation.shape:
         raise ValueError(
             f"mask must be bool {tuple(children.activation.shape)}, one value for each child, got {mask.dtype} "

@@ -1,14 +1,14 @@
 """Poses that keep their scale from layer to layer."""
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.layers.pose import Pose, pose_shape
-from torchcaps.numerics import check_finite, check_sizes, compute_dtype, full_precision
-from torchcaps.routing.base import BatchStandard
+from torchcaps.numerics import check_finite, check_share, check_size, compute_dtype, full_precision, real_dtype
+from torchcaps.routing.base import BatchStandard, check_choice
 
 PoseScale = Literal["element", "type"]
 
@@ -38,10 +38,10 @@ class PoseNorm(nn.Module):
         eps: added to the variance, or the mean square.
 
     Shape:
-        Poses (B, *sites, types, *pose) to the same; computed in float32 at least.
+        Poses (B, *sites, types, *pose) to the same, whole numbers to the default dtype; computed in float32 at least.
 
     Raises:
-        ValueError: if there is no such kind, or the poses do not fit.
+        ValueError: if there is no such kind, the momentum is no share, or the poses do not fit.
 
     Source: ``element``: Ioffe & Szegedy 2015, for poses as in Ribeiro et al. 2020 ("Capsule routing via variational
     Bayes"), which has one mean and scale a type.
@@ -58,11 +58,11 @@ class PoseNorm(nn.Module):
         self, types: int, pose: Pose, kind: PoseScale = "element", momentum: float = 0.1, eps: float = 1e-5
     ) -> None:
         super().__init__()
-        if kind not in ("element", "type"):
-            raise ValueError(f"kind must be 'element' or 'type', got {kind!r}")
-        check_sizes(types=types, pose=pose)
-        check_finite(momentum=momentum, eps=eps)
-        self.types, self.pose, self.kind = types, pose_shape(pose), kind
+        check_choice("kind", kind, get_args(PoseScale))
+        check_size(types=types)
+        check_share(momentum=momentum)
+        check_finite(0, eps=eps)
+        self.types, self.pose, self.kind = types, pose_shape("pose", pose), kind
         self.momentum, self.eps = momentum, eps
         self.norm: nn.modules.batchnorm._BatchNorm | None = None  # or what sync_batchnorm makes of it
         if kind == "element":
@@ -75,13 +75,14 @@ class PoseNorm(nn.Module):
         if pose.ndim < 2 + len(self.pose) or pose.shape[-1 - len(self.pose) :] != (self.types, *self.pose):
             expected = ", ".join(map(str, (self.types, *self.pose)))
             raise ValueError(f"poses must be (B, *sites, {expected}), got shape {tuple(pose.shape)}")
+        dtype = real_dtype("poses", pose)
         flat = pose.to(compute_dtype(pose)).flatten(-len(self.pose)).flatten(0, -3)  # [all sites, types, H]
         with full_precision(pose):
             if self.norm is not None:
                 normal = self.norm(flat.flatten(1)).view_as(flat)
             else:
                 normal = flat * (self._mean_square(flat).to(flat) + self.eps).rsqrt()[:, None]
-        return normal.view(pose.shape).to(pose.dtype)
+        return normal.view(pose.shape).to(dtype)
 
     def _mean_square(self, flat: Tensor) -> Tensor:
         if not self.training or not flat.numel():  # an empty batch has no mean
@@ -96,6 +97,18 @@ class PoseNorm(nn.Module):
         return f"{self.types}, {self.pose}, kind={self.kind!r}"
 
 
+def norm_of(types: int, pose: Pose, pose_norm: PoseScale | None) -> PoseNorm | None:
+    """The normalisation of a layer that was given this ``pose_norm``.
+
+    Raises:
+        ValueError: if there is none of that kind.
+    """
+    if pose_norm is None:
+        return None
+    check_choice("pose_norm", pose_norm, get_args(PoseScale))
+    return PoseNorm(types, pose, pose_norm)
+
+
 class PoseMagnitude(nn.Module):
     r"""How large poses are, :math:`\sqrt{\overline{M^2}}` over all of their numbers: one number, and no gradient.
 
@@ -104,6 +117,9 @@ class PoseMagnitude(nn.Module):
 
     Args:
         momentum: least share of a batch in the running square.
+
+    Raises:
+        ValueError: if the momentum is no share.
 
     Example:
         >>> magnitude = tc.layers.PoseMagnitude()
@@ -116,6 +132,7 @@ class PoseMagnitude(nn.Module):
 
     def __init__(self, momentum: float = 0.1) -> None:
         super().__init__()
+        check_share(momentum=momentum)
         self.momentum = momentum
         self.register_buffer("mean_square", torch.ones(()))
         self.register_buffer("batches", torch.zeros(()))

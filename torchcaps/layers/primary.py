@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import AXES, PerAxis, Pose, per_axis, pose_shape
-from torchcaps.layers.pose_norm import PoseNorm, PoseScale
-from torchcaps.numerics import check_sizes
-from torchcaps.squash import SQUASHES, length, squash
+from torchcaps.layers.pose_norm import PoseScale, norm_of
+from torchcaps.numerics import check_size
+from torchcaps.squash import kind_of, length, squash
 
 _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -80,11 +80,10 @@ class PrimaryCapsNd(nn.Module):
         super().__init__()
         if activation not in ("length", "learned"):
             raise ValueError(f"activation must be 'length' or 'learned', got {activation!r}")
-        if squash not in SQUASHES:
-            raise ValueError(f"squash must be one of {sorted(SQUASHES)}, got {squash!r}")
-        check_sizes(in_channels=in_channels, types=types, dim=dim)
+        kind_of(squash)
+        check_size(in_channels=in_channels, types=types, groups=groups)
         self.types = types
-        self.dim = pose_shape(dim)
+        self.dim = pose_shape("dim", dim)
         self.squash = squash
         channels = types * math.prod(self.dim)
         needs_bias = bias and not (routed or batch_norm)
@@ -96,7 +95,7 @@ class PrimaryCapsNd(nn.Module):
         convolution: Any = _CONVOLUTIONS[self.axes]
         self.conv = convolution(in_channels, channels, *options, groups=groups, bias=needs_bias)
         self.norm = _NORMS[self.axes](channels) if batch_norm else nn.Identity()
-        self.pose_norm = None if pose_norm is None else PoseNorm(types, dim, pose_norm)
+        self.pose_norm = norm_of(types, dim, pose_norm)
         self.bias = nn.Parameter(torch.full((types, *self.dim), 0.1)) if routed else None
         self.activation_conv = convolution(in_channels, types, *options, bias=bias) if activation == "learned" else None
 
@@ -139,8 +138,11 @@ class PrimaryCapsNd(nn.Module):
         """Convolves, cuts into capsules, squashes.
 
         Raises:
-            ValueError: if ``features`` has the wrong number of axes or channels, or is smaller than the kernel.
+            TypeError: if ``features`` is no tensor.
+            ValueError: if it has the wrong number of axes or channels, or is smaller than the kernel.
         """
+        if not isinstance(features, Tensor):
+            raise TypeError(f"features must be a tensor, got {type(features).__name__}")
         if features.ndim != 2 + self.axes or features.shape[1] != self.conv.in_channels:
             raise ValueError(
                 f"features must be (B, {self.conv.in_channels}, {AXES[self.axes]}), got shape {tuple(features.shape)}"

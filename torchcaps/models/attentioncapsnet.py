@@ -12,7 +12,7 @@ from torchcaps.layers.concurrent import concurrent_routing
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
-from torchcaps.numerics import check_series, check_sizes, compute_dtype
+from torchcaps.numerics import check_series, check_size, compute_dtype
 from torchcaps.routing import AttentionRouting, Routed, Routing
 from torchcaps.squash import length
 
@@ -67,7 +67,7 @@ class AttentionCapsNet(CapsuleClassifier):
     ) -> None:
         super().__init__(image_shape, classes)
         check_series(2, channels=channels, blocks=blocks, pose=pose)
-        check_sizes(types=types, rounds=rounds)
+        check_size(types=types, rounds=rounds)
         if min(self.image_shape[1:]) < _SMALLEST:
             raise ValueError(f"image_shape must be at least {_SMALLEST} x {_SMALLEST}, got {self.image_shape}")
         rows, columns = pose

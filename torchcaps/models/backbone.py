@@ -16,7 +16,7 @@ from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, Pr
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.network import WEIGHTS_FILE
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_series, check_size, given
 from torchcaps.routing import DynamicRouting, Routing
 
 TIMM = "timm/"
@@ -156,9 +156,8 @@ def make_backbone(
     name: str, in_channels: int, widths: Sequence[int], blocks: int, stride: int, weights: str | None
 ) -> Backbone:
     """A backbone by name; arguments and errors as in :class:`CapsNetOnBackbone`."""
-    check_sizes(widths=widths, blocks=blocks, stride=stride)
-    if not widths:
-        raise ValueError("widths must be those of one stage at least, got none")
+    check_series(widths=widths)
+    check_size(blocks=blocks, stride=stride)
     if name.startswith(TIMM):
         return TimmBackbone(name.removeprefix(TIMM), in_channels, weights)
     if name != "residual":
@@ -286,7 +285,8 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
         pose_noise: float = 0.0,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(types=types, primary_dim=primary_dim, pose_dim=pose_dim, decoder_hidden=decoder_hidden)
+        check_size(types=types, primary_dim=primary_dim, pose_dim=pose_dim)
+        check_series(0, **given(decoder_hidden=decoder_hidden))
         self._stand_on(backbone, widths, blocks, stride, weights, frozen)
         self.types = types
         self.primary_dim = primary_dim

@@ -11,7 +11,7 @@ from torchcaps.capsules import Capsules, exportable
 from torchcaps.layers import CapsLinear, ClassCaps, FullyConnectedDecoder, PoseInput, mask_capsules
 from torchcaps.layers.decoder import DecoderInput, ToldDecoder, chosen_classes
 from torchcaps.models.network import Network
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_series, check_size
 from torchcaps.routing import Routed, Routing
 
 
@@ -62,7 +62,8 @@ class ImageClassifier(Network):
         super().__init__()
         if not isinstance(image_shape, Sequence) or len(image_shape) != 3:
             raise ValueError(f"image_shape must be (channels, height, width), got {image_shape!r}")
-        check_sizes(image_shape=image_shape, classes=classes)
+        check_series(3, image_shape=image_shape)
+        check_size(classes=classes)
         self.image_shape = (int(image_shape[0]), int(image_shape[1]), int(image_shape[2]))
         self.classes = classes
 
@@ -81,7 +82,8 @@ class ImageClassifier(Network):
             target: labels (B,) or a mask (B, E): what to reconstruct; None for the most active class.
 
         Raises:
-            ValueError: if the images do not fit the network, or are not finite.
+            TypeError: if the images are no tensor.
+            ValueError: if they do not fit the network, or are not finite.
         """
 
     def examples(self, batch: int) -> Tensor:
@@ -89,6 +91,8 @@ class ImageClassifier(Network):
         return torch.rand(batch, *self.image_shape, generator=torch.Generator().manual_seed(0))
 
     def _check(self, images: Tensor) -> None:
+        if not isinstance(images, Tensor):
+            raise TypeError(f"images must be a tensor, got {type(images).__name__}")
         fits = images.shape[1:2] == self.image_shape[:1] if self.any_size else images.shape[1:] == self.image_shape
         if images.ndim != 4 or not fits:
             size = ("H", "W") if self.any_size else self.image_shape[1:]
@@ -97,6 +101,8 @@ class ImageClassifier(Network):
             )
         if not images.is_floating_point():
             raise ValueError(f"images must be floating point with values in [0, 1], got {images.dtype}")
+        if images.dtype == torch.float64 != (own := next(self.parameters(), images).dtype):  # autocast leaves it, too
+            raise ValueError(f"images must be {own}, as the parameters are, got {images.dtype}")
         # Where looking would stall the device or break a compiled graph, the loss tells later.
         if images.device.type == "cpu" and not torch.compiler.is_compiling() and not _all_finite(images):
             raise ValueError("images hold NaN or infinite values")

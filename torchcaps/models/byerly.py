@@ -10,7 +10,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_series, check_sizes, compute_dtype
+from torchcaps.numerics import check_series, check_size, compute_dtype
 from torchcaps.routing import HomogeneousRouting, Routed, Routing
 from torchcaps.routing.base import BatchStandard, check_choice
 from torchcaps.squash import length
@@ -85,7 +85,7 @@ class ByerlyCapsNet(CapsuleClassifier):
         routing: Routing | None = None,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels, growth=growth)
+        check_size(channels=channels, growth=growth)
         check_series(stages=stages)
         check_choice("capsules_from", capsules_from, get_args(CapsulesFrom))
         check_choice("merge", merge, get_args(Merge))

@@ -11,7 +11,7 @@ from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, Pr
 from torchcaps.layers.linear import Transforms
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_finite, check_sizes
+from torchcaps.numerics import check_finite, check_series, check_size, given
 from torchcaps.routing import DynamicRouting, Routing
 
 
@@ -110,9 +110,9 @@ class CapsNet(CapsuleClassifier):
         released_start: bool = False,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels, kernel_size=kernel_size, stride=stride, stem=stem)
-        check_sizes(primary_dim=primary_dim, primary_kernel_size=primary_kernel_size, primary_stride=primary_stride)
-        check_sizes(types=types, pose_dim=pose_dim, decoder_hidden=decoder_hidden)
+        check_size(channels=channels, kernel_size=kernel_size, stride=stride, types=types, pose_dim=pose_dim)
+        check_size(primary_dim=primary_dim, primary_kernel_size=primary_kernel_size, primary_stride=primary_stride)
+        check_series(0, stem=stem, **given(decoder_hidden=decoder_hidden))
         self.stem = tuple(stem)
         self.channels, self.kernel_size, self.stride = channels, kernel_size, stride
         self.types, self.primary_dim, self.pose_dim = types, primary_dim, pose_dim
@@ -225,7 +225,8 @@ class CapsNetTwin(ImageClassifier):
         dropout: float = 0.5,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels, stride=stride, hidden=hidden)
+        check_size(stride=stride)
+        check_series(channels=channels, hidden=hidden)
         check_finite(dropout=dropout)
         for name, widths, number in (("channels", channels, 3), ("hidden", hidden, 2)):
             if len(widths) != number:

@@ -13,7 +13,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, DecoderInput, told
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_series, check_size, given
 from torchcaps.ops import InnerProduct, Normaliser, Votes
 from torchcaps.ops.backend import Rule, VoteSource
 from torchcaps.ops.similarity import Similarity
@@ -71,7 +71,9 @@ class DeepCaps(CapsuleClassifier):
         pose_noise: float = 0.0,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels, types=types, dims=dims, pose_dim=pose_dim, decoder_channels=decoder_channels)
+        check_size(channels=channels, types=types, pose_dim=pose_dim)
+        check_series(dims=dims)
+        check_series(0, **given(decoder_channels=decoder_channels))
         if len(dims) < 2:
             raise ValueError(f"dims must be of at least two cells, got {tuple(dims)}")
         self.channels = channels
@@ -304,7 +306,9 @@ class TransposedDecoder(nn.Module):
 
     def __init__(self, in_features: int, image_shape: Sequence[int], channels: Sequence[int] = (64, 32, 16)) -> None:
         super().__init__()
-        check_sizes(in_features=in_features, image_shape=image_shape, channels=channels)
+        check_size(in_features=in_features)
+        check_series(3, image_shape=image_shape)
+        check_series(0, channels=channels)
         self.image_shape = tuple(image_shape)
         scale = 2 ** (len(channels) - 1) if channels else 1
         self.first = tuple(math.ceil(extent / scale) for extent in self.image_shape[1:])

@@ -13,7 +13,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps, told
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_finite, check_sizes
+from torchcaps.numerics import check_finite, check_series, check_size, given
 from torchcaps.routing import Routing, SelfAttentionRouting
 
 Norm = Literal["batch", "instance"]
@@ -97,9 +97,9 @@ class EfficientCapsNet(CapsuleClassifier):
         pose_noise: float = 0.0,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels, kernel_sizes=kernel_sizes, strides=strides, primary_dim=primary_dim)
-        check_sizes(primary_kernel_size=primary_kernel_size, primary_stride=primary_stride, pose_dim=pose_dim)
-        check_sizes(decoder_hidden=decoder_hidden, decoder_channels=decoder_channels)
+        check_series(channels=channels, kernel_sizes=kernel_sizes, strides=strides)
+        check_size(primary_dim=primary_dim, primary_stride=primary_stride, pose_dim=pose_dim)
+        check_series(0, **given(decoder_hidden=decoder_hidden, decoder_channels=decoder_channels))
         check_finite(slope=slope)
         self.channels = tuple(channels)
         self.kernel_sizes = tuple(kernel_sizes)
@@ -140,6 +140,7 @@ class EfficientCapsNet(CapsuleClassifier):
         self._start_as_published()
 
     def _check_arguments(self) -> None:
+        check_size(**given(primary_kernel_size=self.primary_kernel_size))
         if not 0 < len(self.channels) == len(self.kernel_sizes) == len(self.strides):
             raise ValueError(
                 "channels, kernel_sizes and strides must be one for each convolution, got "

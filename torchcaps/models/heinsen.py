@@ -10,7 +10,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_series, check_sizes, compute_dtype
+from torchcaps.numerics import check_series, check_size, compute_dtype
 from torchcaps.routing import Heinsen2019Routing, Routed, Routing
 
 
@@ -73,7 +73,7 @@ class HeinsenCapsNet(CapsuleClassifier):
         routing: Routing | None = None,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels, parts=parts)
+        check_size(channels=channels, parts=parts)
         check_series(strides=strides)
         check_series(2, pose=pose)
         self.channels = channels

@@ -14,7 +14,7 @@ from torchcaps.layers.conv import Competition
 from torchcaps.layers.pose_norm import PoseScale
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_finite, check_series, check_sizes
+from torchcaps.numerics import check_finite, check_series, check_size, given
 from torchcaps.routing import EMRouting, Routing
 
 _SMALLEST = 17  # pixels on a side that leave one position in the last convolutional layer
@@ -95,13 +95,13 @@ class MatrixCapsNet(CapsuleClassifier):
         residual: bool = False,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels, types=types, decoder_hidden=decoder_hidden)
+        check_size(channels=channels)
+        check_series(types=types)
         check_series(2, pose=pose)
+        check_series(0, **given(decoder_hidden=decoder_hidden))
         if len(types) != 3:
             raise ValueError(f"types must be those of three layers, B, C and D, got {tuple(types)}")
-        self.channels = channels
-        self.types = tuple(types)
-        self.pose = (pose[0], pose[1])
+        self.channels, self.types, self.pose = channels, tuple(types), (pose[0], pose[1])
         self.competition, self.coordinates = competition, coordinates
         self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
         self.decoder_by_class = decoder_by_class
@@ -194,7 +194,7 @@ class MatrixCapsNetTwin(ImageClassifier):
     ) -> None:
         super().__init__(image_shape, classes)
         check_series(2, channels=channels)
-        check_sizes(hidden=hidden)
+        check_size(hidden=hidden)
         check_finite(dropout=dropout)
         self.channels = (channels[0], channels[1])
         self.hidden = hidden

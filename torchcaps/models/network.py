@@ -16,7 +16,7 @@ from torch import nn
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.models.whole import sweep, write_whole, written_whole
 from torchcaps.routing import Routing, constructor_arguments, create_routing
-from torchcaps.routing.base import ROUTINGS, same_class
+from torchcaps.routing.base import ROUTINGS, kept, same_class
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -105,7 +105,7 @@ class Network(nn.Module, ABC):
         kind = type(self).__name__
         if self._unnamed:
             raise ValueError(f"{kind} took arguments without names, {self._unnamed}, which no configuration can hold")
-        arguments = {name: _kept(self, name) for name in constructor_arguments(type(self))}
+        arguments = {name: kept(self, name) for name in constructor_arguments(type(self))}
         arguments |= {name: getattr(self, name, value) for name, value in self._passed_on.items()}
         return {name: plain(value, kind, name) for name, value in arguments.items()}
 
@@ -118,7 +118,7 @@ class Network(nn.Module, ABC):
         """
         network = cls(**{name: rich(value, name) for name, value in config.items()})
         for name in constructor_arguments(cls):
-            _kept(network, name)
+            kept(network, name)
         return network
 
     def save_pretrained(self, folder: str | Path, *, stored: str | None = None, **extra: Any) -> None:
@@ -191,17 +191,6 @@ def _positions(cls: type) -> int:
     """How many arguments a constructor takes by position and name."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(parameter.kind in kinds for parameter in inspect.signature(cls).parameters.values())
-
-
-def _kept(network: Network, argument: str) -> Any:
-    """The attribute that holds an argument of the constructor."""
-    try:
-        return getattr(network, argument)
-    except AttributeError as error:
-        kind = type(network).__name__
-        raise ValueError(
-            f"{kind} must keep its argument {argument!r} as an attribute of that name, to be saved with it ({error})"
-        ) from error
 
 
 def plain(value: Any, owner: str, argument: str) -> Any:

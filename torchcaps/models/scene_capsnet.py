@@ -13,7 +13,7 @@ from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
-from torchcaps.numerics import check_series, check_sizes, compute_dtype, full_precision
+from torchcaps.numerics import check_series, check_size, compute_dtype, full_precision
 from torchcaps.routing import DynamicRouting, Routed, Routing
 from torchcaps.squash import length
 
@@ -168,7 +168,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         routing: Routing | None = None,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(child_dim=child_dim, pose_dim=pose_dim)
+        check_size(child_dim=child_dim, pose_dim=pose_dim)
         self.child_dim = child_dim
         self.pose_dim = pose_dim
         self.boxes = boxes

@@ -12,7 +12,7 @@ from torchcaps.layers.pose import fix_weight
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_size
 from torchcaps.routing import Routing, SelfRouting
 
 
@@ -57,7 +57,7 @@ class SelfRoutingResNet(CapsuleClassifier):
         routing: Routing | None = None,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels, blocks=blocks, types=types, pose_dim=pose_dim, depth=depth)
+        check_size(channels=channels, blocks=blocks, types=types, pose_dim=pose_dim, depth=depth)
         self.channels, self.blocks, self.types = channels, blocks, types
         self.pose_dim, self.depth = pose_dim, depth
         routing = routing or SelfRouting()

@@ -8,7 +8,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_series, check_size
 from torchcaps.routing import InnerProductKMeansRouting, Routing
 from torchcaps.squash import length
 
@@ -50,10 +50,10 @@ def _start_as_published(layers: nn.Sequential) -> nn.Sequential:
 _SMALLEST = 14  # pixels on a side that leave one position behind the convolutions
 
 
-def _check_size(images: Tensor) -> None:
-    if min(images.shape[2:]) < _SMALLEST:
+def _check_size(argument: str, shape: Sequence[int]) -> None:
+    if min(shape[-2:]) < _SMALLEST:
         raise ValueError(
-            f"images must be at least {_SMALLEST}x{_SMALLEST} for these convolutions, got shape {tuple(images.shape)}"
+            f"{argument} must be at least {_SMALLEST}x{_SMALLEST} for these convolutions, got shape {tuple(shape)}"
         )
 
 
@@ -87,7 +87,9 @@ class SharedCapsNet(CapsuleClassifier):
         routing: Routing | None = None,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels, pose_dim=pose_dim)
+        _check_size("image_shape", self.image_shape)
+        check_series(channels=channels)
+        check_size(pose_dim=pose_dim)
         self.channels = tuple(channels)
         self.pose_dim = pose_dim
         self.features = _features(self.image_shape[0], channels)
@@ -104,7 +106,7 @@ class SharedCapsNet(CapsuleClassifier):
     def children_of(self, images: Tensor) -> Capsules:
         """The last feature map, a child at each position: poses (B, H', W', channels)."""
         self._check(images)
-        _check_size(images)
+        _check_size("images", images.shape)
         pose = self.features(images).permute(0, 2, 3, 1)
         return Capsules(pose, length(pose))
 
@@ -137,7 +139,9 @@ class SharedCapsNetTwin(ImageClassifier):
         hidden: int = 128,
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels, hidden=hidden)
+        _check_size("image_shape", self.image_shape)
+        check_series(channels=channels)
+        check_size(hidden=hidden)
         self.channels = tuple(channels)
         self.hidden = hidden
         self.features = _features(self.image_shape[0], channels)
@@ -148,5 +152,5 @@ class SharedCapsNetTwin(ImageClassifier):
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The probability of each class."""
         self._check(images)
-        _check_size(images)
+        _check_size("images", images.shape)
         return Prediction(self.head(self.features(images).mean((2, 3))), None, None)

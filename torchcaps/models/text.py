@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from torchcaps.layers import PrimaryCaps1d
 from torchcaps.models.base import ImageClassifier
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_size
 
 PADDING, UNKNOWN, RESERVED = 0, 1, 2
 """As in :mod:`torchcaps.data.words`: padding, unknown words, and the first word of the vocabulary."""
@@ -46,7 +46,7 @@ class TextClassifier(ImageClassifier):
 
     def __init__(self, vocabulary: int, classes: int, word_dim: int, dropout: float, hidden_words: float) -> None:
         super().__init__((1, 1, 1), classes)
-        check_sizes(vocabulary=vocabulary, word_dim=word_dim)
+        check_size(vocabulary=vocabulary, word_dim=word_dim)
         for name, share in (("dropout", dropout), ("hidden_words", hidden_words)):
             if not 0 <= share < 1:
                 raise ValueError(f"{name} must be a share in [0, 1), got {share}")
@@ -78,6 +78,8 @@ class TextClassifier(ImageClassifier):
         return (self.embedding(words) * there[..., None]).movedim(-1, 1), there
 
     def _check(self, images: Tensor) -> None:
+        if not isinstance(images, Tensor):
+            raise TypeError(f"words must be a tensor, got {type(images).__name__}")
         if images.ndim != 2 or not images.shape[1]:
             raise ValueError(f"words must be (B, L), with L at least 1, got shape {tuple(images.shape)}")
         if images.dtype != torch.int64:

@@ -12,7 +12,7 @@ from torchcaps.layers import CapsConv1d, CapsLinear, PrimaryCaps1d
 from torchcaps.models.base import Prediction
 from torchcaps.models.registry import register_model
 from torchcaps.models.text import TextClassifier, ahead, start_apart
-from torchcaps.numerics import check_series, check_sizes
+from torchcaps.numerics import check_series, check_size
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.squash import length
 
@@ -146,7 +146,7 @@ class TextCapsNet(TextClassifier):
         sizes = {"channels": channels, "types": types, "parts": parts, "pose_dim": pose_dim}
         sizes |= {"window": window, "stride": stride}
         check_series(widths=widths)
-        check_sizes(**sizes)
+        check_size(**sizes)
         self.widths = tuple(widths)
         self.channels, self.types, self.parts, self.pose_dim = channels, types, parts, pose_dim
         self.window, self.stride = window, stride

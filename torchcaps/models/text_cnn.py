@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchcaps.models.base import Prediction
 from torchcaps.models.registry import register_model
 from torchcaps.models.text import TextClassifier, ahead
-from torchcaps.numerics import check_series, check_sizes
+from torchcaps.numerics import check_series, check_size
 from torchcaps.routing.base import check_choice
 
 
@@ -54,7 +54,7 @@ class TextCNN(TextClassifier):
     ) -> None:
         super().__init__(vocabulary, classes, word_dim, dropout, hidden_words)
         check_series(widths=widths)
-        check_sizes(channels=channels)
+        check_size(channels=channels)
         self.widths = tuple(widths)
         self.channels = channels
         self.output = check_choice("output", output, ("softmax", "sigmoid"))

@@ -7,7 +7,7 @@ from torchcaps.layers import CapsLinear, PrimaryCaps1d
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.models.text import TextClassifier, ahead, start_apart
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_size
 from torchcaps.routing import DynamicRouting, Routing
 
 
@@ -53,7 +53,7 @@ class TextEncoder(TextClassifier, CapsuleClassifier):
         routing: Routing | None = None,
     ) -> None:
         super().__init__(vocabulary, classes, word_dim, dropout, hidden_words)
-        check_sizes(width=width, types=types, parts=parts, pose_dim=pose_dim)
+        check_size(width=width, types=types, parts=parts, pose_dim=pose_dim)
         self.width, self.types, self.parts, self.pose_dim = width, types, parts, pose_dim
         routing = routing or DynamicRouting(orphan=True, squash="half")
         self.primary_caps = PrimaryCaps1d(word_dim, types, pose_dim, width, 1, squash="half")

@@ -10,7 +10,7 @@ from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.models.text import TextClassifier, ahead
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_series, check_size
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.squash import length
 
@@ -64,7 +64,8 @@ class TextPooled(TextClassifier, CapsuleClassifier):
         routing: Routing | None = None,
     ) -> None:
         super().__init__(vocabulary, classes, word_dim, dropout, hidden_words)
-        check_sizes(widths=widths, types=types, dim=dim, pose_dim=pose_dim)
+        check_series(widths=widths)
+        check_size(types=types, dim=dim, pose_dim=pose_dim)
         self.widths = tuple(widths)
         self.types, self.dim, self.pose_dim = types, dim, pose_dim
         self.convolutions = nn.ModuleList(nn.Conv1d(word_dim, types * dim, width) for width in self.widths)

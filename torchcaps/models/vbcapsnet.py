@@ -12,7 +12,7 @@ from torchcaps.layers import CapsConv2d, ClassCaps
 from torchcaps.layers.conv import Competition
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_series, check_sizes
+from torchcaps.numerics import check_series, check_size
 from torchcaps.routing import Routing, VariationalBayesRouting
 
 _SMALLEST = 17  # pixels on a side that leave one position in the last convolutional layer
@@ -64,7 +64,7 @@ class VBCapsNet(CapsuleClassifier):
         competition: Competition = "image",
     ) -> None:
         super().__init__(image_shape, classes)
-        check_sizes(channels=channels)
+        check_size(channels=channels)
         check_series(types=types)
         check_series(2, pose=pose)
         if len(types) != 3:

@@ -96,7 +96,7 @@ def _check_sites(sites: Tensor, children: Tensor) -> None:
 
 def versions(children: Tensor, transforms: Tensor) -> tuple[int, int] | None:
     """How often each was written to; None where nobody counts that."""
-    if children.is_inference() or transforms.is_inference() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or children.is_inference() or transforms.is_inference():
         return None
     return children._version, transforms._version
 

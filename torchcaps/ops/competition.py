@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchcaps.numerics import check_finite
 from torchcaps.ops.backend import AssignmentMap, Rule, VoteSource
 from torchcaps.ops.similarity import Adjusted, Given, Similarity
 from torchcaps.ops.windows import Windows
@@ -30,7 +31,8 @@ class Normaliser:
         mapping: in place of the softmax over the parents.
 
     Raises:
-        ValueError: if a mapping is to be hard too, or to leave a share to an orphan.
+        TypeError: if a prior, scale or offset is no tensor, or a mapping none.
+        ValueError: if the sharpness is no number, or a mapping is to be hard too, or to leave a share to an orphan.
 
     Example:
         >>> from torchcaps.ops import Given, Normaliser
@@ -49,8 +51,21 @@ class Normaliser:
     mapping: AssignmentMap | None = None
 
     def __post_init__(self) -> None:
-        if self.mapping is not None and (self.hard or self.orphan):
+        if not isinstance(self.sharpness, Tensor) and self.sharpness != 1.0:
+            check_finite(sharpness=self.sharpness)
+        if self.prior is not None or self.scale is not None or self.offset is not None:
+            self._check_tensors()
+        if self.mapping is None:
+            return
+        if not isinstance(self.mapping, AssignmentMap):
+            raise TypeError(f"mapping must be None or an AssignmentMap, got {self.mapping!r}")
+        if self.hard or self.orphan:
             raise ValueError("a mapping takes the place of the softmax: it cannot be hard or have an orphan")
+
+    def _check_tensors(self) -> None:
+        for name in ("prior", "scale", "offset"):
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), Tensor):
+                raise TypeError(f"{name} must be None or a tensor, got {getattr(self, name)!r}")
 
     @property
     def plain(self) -> bool:

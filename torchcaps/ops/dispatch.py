@@ -50,21 +50,32 @@ _forced: ContextVar[str | None] = ContextVar("torchcaps_backend", default=None)
 def use_backend(name: str | None) -> Iterator[None]:
     """Forces a backend inside the ``with`` block, for all votes and layers that were not given one of their own.
 
+    It holds in this thread alone, as long as the block: not in other threads of Python, those of ``nn.DataParallel``
+    among them, and not where ``torch.utils.checkpoint`` computes anew in a backward pass outside of the block or, for a
+    GPU, in a thread of autograd's own. There a layer's argument ``backend`` counts, or the environment variable
+    ``TORCHCAPS_BACKEND``.
+
     Args:
-        name: ``"naive"``, ``"chunked"``, or ``"auto"``; None changes nothing.
+        name: one of :data:`BACKENDS` (``"naive"``, ``"chunked"``, ``"native"`` on a CPU, ``"triton"`` on a GPU), or
+            ``"auto"``; None changes nothing.
 
     Raises:
         ValueError: if there is no such backend.
     """
-    token = _forced.set(_checked(name) if name is not None else _forced.get())
+    token = _forced.set(known_backend(name) or _forced.get())
     try:
         yield
     finally:
         _forced.reset(token)
 
 
-def _checked(name: str) -> str:
-    if name != "auto" and name not in BACKENDS:
+def known_backend(name: str | None) -> str | None:
+    """The name of a backend, ``"auto"``, or None.
+
+    Raises:
+        ValueError: if there is no such backend.
+    """
+    if name is not None and name != "auto" and name not in BACKENDS:
         raise ValueError(f"backend must be one of {['auto', *BACKENDS]}, got {name!r}")
     return name
 
@@ -95,7 +106,7 @@ def choose_backend(votes: "Votes", similarity: Similarity | None = None) -> Choi
 
 def preferred_backend(votes: "Votes") -> Choice:
     """The backend for these votes, as long as it can do what is asked."""
-    forced = _checked(votes.backend) if votes.backend else _forced_backend()
+    forced = known_backend(votes.backend) or _forced_backend()
     stored = only_stored()
     if forced != "auto":
         choice = Choice(forced, ASKED_FOR)
@@ -158,7 +169,7 @@ def _at_most(numbers: int | torch.SymInt, most: int) -> bool:
 
 @constant
 def _forced_backend() -> str:
-    return _forced.get() or _checked(os.environ.get(BACKEND_VARIABLE) or "auto")
+    return _forced.get() or known_backend(os.environ.get(BACKEND_VARIABLE) or None) or "auto"
 
 
 @constant

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import check_sizes, compute_dtype, full_precision
+from torchcaps.numerics import check_size, compute_dtype, full_precision
 from torchcaps.ops.backend import Agreement, Moments, Rule, VoteSource
 from torchcaps.ops.checks import check_field, check_mask, check_votes, versions
 from torchcaps.ops.chunked import any_similarity
@@ -35,7 +35,7 @@ class Votes:
         transforms: ``W``, (I, J, P, D), or (1, J, P, D) when all children share them.
         coordinates: added to each vote of a child, (I, H) with H = M * D, or None.
         normaliser: which parents compete for a child.
-        backend: one of ``BACKENDS``, or None to let :func:`choose_backend` decide.
+        backend: one of :data:`BACKENDS`, ``"auto"``, or None to let :func:`choose_backend` decide.
         sites: int32 (W, I): the children of each of W windows, as places among the G; the rows of the batch are then
             B = N * W. None: one window with all children, B = N and I = G.
         mask: bool (N, G), False for children that are not there. Their poses and activations do not matter, and may be
@@ -203,7 +203,7 @@ class Votes:
         Raises:
             ValueError: if there is no step, or no such squash.
         """
-        check_sizes(steps=agreement.steps)
+        check_size(steps=agreement.steps)
         kind_of(agreement.squash)
         if self.mask is not None or not self.normaliser.plain:
             return None

@@ -7,6 +7,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from torchcaps.numerics import check_series, check_sizes
+
 
 @dataclass(frozen=True)
 class Windows:
@@ -20,7 +22,7 @@ class Windows:
         dilation: between the positions of a window.
 
     Raises:
-        ValueError: if the arguments speak of different numbers of axes, or no window fits on the grid.
+        ValueError: if these are no sizes, speak of different numbers of axes, or no window fits on the grid.
 
     Example:
         >>> windows = tc.ops.Windows(size=(7, 7), kernel=(3, 3), stride=(2, 2), padding=(0, 0), dilation=(1, 1))
@@ -35,14 +37,25 @@ class Windows:
     dilation: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        lengths = {len(field) for field in (self.size, self.kernel, self.stride, self.padding, self.dilation)}
-        if len(lengths) > 1 or 0 in lengths:
-            raise ValueError(f"windows need one number for each axis of the grid in every argument, got {self}")
-        if min(self.out) < 1:
+        try:
+            fields = {len(self.size), len(self.kernel), len(self.stride), len(self.padding), len(self.dilation)}
+            out = self.out
+            least = min(*self.kernel, *self.stride, *self.dilation, 1 + min(self.padding))
+        except (TypeError, ValueError, ZeroDivisionError):
+            fields, out, least = set(), (0,), 0
+        if len(fields) != 1 or least < 1 or isinstance(sum(out), float):  # at a glance, for layers ask in every call
+            self._tell()
+        if min(out) < 1:
             raise ValueError(
                 f"children on a grid of {_times(self.size)} are fewer than a window of {_times(self.kernel)} spans "
                 f"(padding {self.padding}, dilation {self.dilation})"
             )
+
+    def _tell(self) -> None:
+        """Raises a ValueError that says which argument is none."""
+        check_series(0, size=self.size, kernel=self.kernel, stride=self.stride, dilation=self.dilation)
+        check_sizes(0, padding=self.padding)
+        raise ValueError(f"windows need one number for each axis of the grid in every argument, got {self}")
 
     @property
     def axes(self) -> int:

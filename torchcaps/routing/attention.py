@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchcaps.numerics import full_precision
+from torchcaps.numerics import full_precision, is_finite
 from torchcaps.ops import InnerProduct, Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_steps, register_routing
 from torchcaps.squash import length
@@ -103,8 +103,8 @@ class AttentionRouting(Routing):
     def __init__(self, steps: int = 2, dropout: float = 0.0, readout: bool = False) -> None:
         super().__init__()
         self.steps = check_steps(steps)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        if not is_finite(dropout) or not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout!r}")
         self.dropout = dropout
         self.readout = readout
         self.score: nn.Linear | None = None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.capsules import Capsules
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_finite, check_series, check_share, check_size, given
 from torchcaps.ops import Similarity, Votes
 
 ROUTINGS: dict[str, type["Routing"]] = {}
@@ -65,6 +65,9 @@ class LayerShape:
         in_pose: child pose, (M, P); (P,) of vector capsules is kept as (1, P).
         out_pose: parent pose, (M, D); (D,) of vector capsules is kept as (1, D).
 
+    Raises:
+        ValueError: if these are no sizes; names the argument.
+
     Example:
         >>> shape = tc.routing.LayerShape(children=32, parents=10, in_pose=(8,), out_pose=(16,))
         >>> shape.size  # numbers of a parent's pose
@@ -77,8 +80,13 @@ class LayerShape:
     out_pose: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        check_size(parents=self.parents, **given(children=self.children))
         for name in ("in_pose", "out_pose"):
-            object.__setattr__(self, name, (1, *getattr(self, name))[-2:])
+            pose = getattr(self, name)
+            check_series(**{name: pose})
+            if len(pose) > 2:
+                raise ValueError(f"{name} must be one size, of vectors, or two, of matrices, got {pose!r}")
+            object.__setattr__(self, name, (1, *pose)[-2:])
 
     @property
     def size(self) -> int:
@@ -141,6 +149,9 @@ class Routing(nn.Module, ABC):
     resumable: ClassVar[bool] = False
     """Whether :meth:`route` takes the parents of an earlier call, ``initial``, and goes on from them."""
 
+    within_window: ClassVar[bool] = False
+    """Whether parents can compete within one window of a convolution only, as under hard assignments and maps."""
+
     def bind(self, shape: LayerShape | int, size: int | None = None) -> "Routing":
         """A copy of this routing with fresh parameters.
 
@@ -199,12 +210,17 @@ class Routing(nn.Module, ABC):
         return route(votes, activation, initial)
 
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {name: getattr(self, name) for name in constructor_arguments(type(self))}
+        """The constructor's arguments.
+
+        Raises:
+            ValueError: if one is not kept as an attribute of the same name.
+        """
+        return {name: kept(self, name) for name in constructor_arguments(type(self))}
 
     def extra_repr(self) -> str:
-        """The constructor's arguments."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.config().items())
+        """The constructor's arguments, as far as they are kept."""
+        names = [name for name in constructor_arguments(type(self)) if hasattr(self, name)]
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
 def constructor_arguments(cls: type) -> list[str]:
@@ -220,6 +236,21 @@ def refused(name: str, cls: type, arguments: Iterable[str]) -> str:
     any_name = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
     wrong = None if any_name else next((argument for argument in arguments if argument not in known), None)
     return "" if wrong is None else f"{name} takes no argument {wrong!r}; it takes {', '.join(known) or 'none'}"
+
+
+def kept(owner: nn.Module, argument: str) -> Any:
+    """The attribute that holds an argument of the constructor.
+
+    Raises:
+        ValueError: if there is none of that name.
+    """
+    try:
+        return getattr(owner, argument)
+    except AttributeError as error:
+        kind = type(owner).__name__
+        raise ValueError(
+            f"{kind} must keep its argument {argument!r} as an attribute of that name, to be saved with it ({error})"
+        ) from error
 
 
 def same_class(one: type, other: type) -> bool:
@@ -282,10 +313,22 @@ def check_steps(steps: int, least: int = 1) -> int:
     Raises:
         ValueError: if it is no whole number, less than ``least``, or more than :data:`MOST_STEPS`.
     """
-    check_sizes(least, steps=steps)
+    check_size(least, steps=steps)
     if steps > MOST_STEPS:
         raise ValueError(f"steps must be at most {MOST_STEPS}, got {steps}")
     return steps
+
+
+def check_parents(routing: Routing, parents: int, votes: Votes) -> None:
+    """Sees that a routing with parameters for so many parents gets votes for as many.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    if votes.parents != parents:
+        raise ValueError(
+            f"this {type(routing).__name__} has parameters for {parents} parents, got votes for {votes.parents}"
+        )
 
 
 def check_choice(argument: str, value: str, choices: tuple[str, ...]) -> str:
@@ -300,9 +343,22 @@ def check_choice(argument: str, value: str, choices: tuple[str, ...]) -> str:
 
 
 def as_capsules(routed: Routed, pose_shape: tuple[int, ...], dtype: Any) -> Capsules:
-    """The parents as capsules with poses of that shape, in that dtype."""
-    pose = routed.pose.unflatten(-1, pose_shape) if len(pose_shape) > 1 else routed.pose
-    return Capsules(pose.to(dtype), routed.activation.to(dtype))
+    """The parents as capsules with poses of that shape, in that dtype.
+
+    Raises:
+        TypeError: if they are not what a routing returns.
+        ValueError: if poses have another size, or activations are not one a parent.
+    """
+    if not isinstance(routed, Routed):
+        raise TypeError(f"a routing must return a Routed, got {type(routed).__name__}")
+    pose, activation = routed.pose, routed.activation
+    if pose.shape != (*activation.shape, math.prod(pose_shape)):
+        raise ValueError(
+            f"a routing must return poses (B, J, {math.prod(pose_shape)}) and activations (B, J), got "
+            f"{tuple(pose.shape)} and {tuple(activation.shape)}"
+        )
+    pose = pose.unflatten(-1, pose_shape) if len(pose_shape) > 1 else pose
+    return Capsules(pose.to(dtype), activation.to(dtype))
 
 
 class BatchStandard(nn.BatchNorm1d):
@@ -317,15 +373,15 @@ class BatchStandard(nn.BatchNorm1d):
         momentum: share of a batch in the new running values.
 
     Raises:
-        ValueError: if the momentum is no share.
+        ValueError: if the momentum is no share, or epsilon is negative.
     """
 
     running_mean: Tensor
     running_var: Tensor
 
     def __init__(self, features: int, axis: int = 1, epsilon: float = 1e-5, momentum: float = 0.1) -> None:
-        if not 0 <= momentum <= 1:
-            raise ValueError(f"momentum must be a share in [0, 1], got {momentum}")
+        check_share(momentum=momentum)
+        check_finite(0, epsilon=epsilon)
         super().__init__(features, eps=epsilon, momentum=momentum, affine=False)
         self.axis = axis
 

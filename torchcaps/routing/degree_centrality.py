@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchcaps.numerics import check_positive
 from torchcaps.ops import Given, Similarity, Votes, axes
 from torchcaps.routing.base import About, Routed, Routing, register_routing
 from torchcaps.routing.maps import Exponential
-from torchcaps.squash import length, squash
+from torchcaps.squash import kind_of, length, squash
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,9 +87,13 @@ class DegreeCentralityRouting(Routing):
         reported="none at hand",
     )
 
+    within_window = True
+
     def __init__(self, squash: str = "sabour", epsilon: float = 1e-8) -> None:
         super().__init__()
+        kind_of(squash)
         self.squash = squash
+        check_positive(epsilon=epsilon)
         self.epsilon = epsilon
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:

@@ -12,10 +12,11 @@ from torchcaps.routing.base import (
     Routed,
     Routing,
     check_choice,
+    check_parents,
     check_steps,
     register_routing,
 )
-from torchcaps.squash import length
+from torchcaps.squash import kind_of, length
 
 
 def dynamic_routing(
@@ -123,7 +124,9 @@ class DynamicRouting(Routing):
         self.bias = bias
         self.accumulate = accumulate
         self.orphan = orphan
+        kind_of(squash)
         self.squash = squash
+        check_choice("gradient", gradient, ("all", "last"))
         self.gradient = gradient
         self.register_parameter("offset", None)
 
@@ -134,6 +137,8 @@ class DynamicRouting(Routing):
 
     def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""
+        if self.offset is not None:
+            check_parents(self, len(self.offset), votes)
         return dynamic_routing(
             votes,
             steps=self.steps,

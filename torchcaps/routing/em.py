@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, logsigmoid
 
-from torchcaps.numerics import positive
+from torchcaps.numerics import check_finite, check_positive, check_share, given, is_finite, positive
 from torchcaps.ops import Gaussian, Gaussians, Moments, Votes
 from torchcaps.routing.base import (
     About,
@@ -19,6 +19,7 @@ from torchcaps.routing.base import (
     Routed,
     Routing,
     check_choice,
+    check_parents,
     check_steps,
     register_routing,
 )
@@ -60,6 +61,9 @@ class EMSettings:
             costs count variances in that unit, as if the votes of each example had variance 1. No scale of the votes
             then changes assignments and activations.
 
+    Raises:
+        ValueError: if one is no finite number, or outside of these bounds.
+
     Example:
         >>> tc.routing.EMSettings(standardise=True).variance_floor
         0.0005
@@ -74,11 +78,15 @@ class EMSettings:
     relative_floor: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.variance_floor < math.inf:
+        if not is_finite(self.variance_floor) or self.variance_floor <= 0:
             raise ValueError(
-                f"variance_floor must be above 0 and finite, got {self.variance_floor}: one child's variance is 0, and "
-                "that has no logarithm; 1e-12 is next to nothing"
+                f"variance_floor must be above 0 and finite, got {self.variance_floor!r}: one child's variance is 0, "
+                "and that has no logarithm; 1e-12 is next to nothing"
             )
+        check_share(mean_smoothing=self.mean_smoothing)
+        check_finite(cost_scale=self.cost_scale, activation_scale=self.activation_scale)
+        check_positive(**given(mass_scale=self.mass_scale))
+        check_finite(0, relative_floor=self.relative_floor)
 
 
 def votes_variance(moments: Moments, windows: int = 1) -> Tensor:
@@ -346,8 +354,8 @@ class EMRouting(Routing):
     ) -> None:
         super().__init__()
         self.steps = check_steps(steps)
+        check_finite(inverse_temperature=inverse_temperature, beta_u=beta_u, beta_a=beta_a)
         inverse_temperatures(schedule, steps, inverse_temperature)  # so that a wrong schedule is told at once
-        EMSettings(variance_floor)
         self.schedule = schedule
         self.inverse_temperature = inverse_temperature
         self.variance_floor = variance_floor
@@ -364,9 +372,9 @@ class EMRouting(Routing):
         if learn_sharpness is not None:
             check_choice("learn_sharpness", learn_sharpness, ("layer", "parent"))
         self.learn_sharpness = learn_sharpness
-        if not 0 <= relative_floor < math.inf:
-            raise ValueError(f"relative_floor must be at least 0, got {relative_floor}")
         self.relative_floor = relative_floor
+        self._known: tuple[tuple[Any, ...], EMSettings] | None = None
+        _ = self._settings  # so that wrong ones are told at once
         self._size = 1
         self.register_parameter("unit_cost", None)
         self.register_parameter("activation_cost", None)
@@ -387,14 +395,30 @@ class EMRouting(Routing):
         self._size = shape.size
         if self.learn_sharpness is not None:
             self.log_sharpness = nn.Parameter(torch.zeros(shape.parents if self.learn_sharpness == "parent" else ()))
-        self.unit_cost = nn.Parameter(torch.full((shape.parents,), self.beta_u))
-        self.activation_cost = nn.Parameter(torch.full((shape.parents,), self.beta_a))
+        self.unit_cost = nn.Parameter(torch.full((shape.parents,), float(self.beta_u)))
+        self.activation_cost = nn.Parameter(torch.full((shape.parents,), float(self.beta_a)))
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
         if self.unit_cost is None or self.activation_cost is None:
             raise RuntimeError("this EMRouting has no parameters yet: give it to a layer or call bind(parents, size)")
-        settings = EMSettings(
+        check_parents(self, len(self.unit_cost), votes)
+        temperatures = inverse_temperatures(self.schedule, self.steps, self.inverse_temperature)
+        return em_routing(
+            votes,
+            activation,
+            self.unit_cost,
+            self.activation_cost,
+            temperatures,
+            self._settings,
+            self.gradient,
+            self.sharpnesses(),
+        )
+
+    @property
+    def _settings(self) -> EMSettings:
+        """Those of the M-step, as they are now; made, and checked, anew where one has changed."""
+        now = (
             self.variance_floor,
             self.mean_smoothing,
             self.cost_scale,
@@ -403,22 +427,14 @@ class EMRouting(Routing):
             self.standardise,
             self.relative_floor,
         )
-        temperatures = inverse_temperatures(self.schedule, self.steps, self.inverse_temperature)
-        return em_routing(
-            votes,
-            activation,
-            self.unit_cost,
-            self.activation_cost,
-            temperatures,
-            settings,
-            self.gradient,
-            self.sharpnesses(),
-        )
+        if self._known is None or self._known[0] != now:
+            self._known = now, EMSettings(*now)
+        return self._known[1]
 
     def sharpnesses(self) -> list[float | Tensor]:
         """The sharpness of each E-step, as it is now; one a parent, (J,), where each learns its own."""
-        given = 1 / self._size if self.sharpness == "mean" else self.sharpness
-        start = given if isinstance(given, list) else [given] * (self.steps - 1)
+        chosen = 1 / self._size if self.sharpness == "mean" else self.sharpness
+        start = chosen if isinstance(chosen, list) else [chosen] * (self.steps - 1)
         factor = 1.0 if self.log_sharpness is None else self.log_sharpness.exp()
         return [one * factor for one in start]
 
@@ -431,9 +447,8 @@ def _checked_sharpness(sharpness: float | str | Sequence[float], count: int) -> 
     """
     if sharpness == "mean":
         return sharpness
-    one = isinstance(sharpness, int | float)
-    numbers = [sharpness] if isinstance(sharpness, int | float) else list(sharpness)
-    fits = (one or len(numbers) == count) and all(isinstance(n, int | float) and 0 < n < math.inf for n in numbers)
-    if not fits:
+    one = not isinstance(sharpness, Sequence)
+    numbers = list(sharpness) if isinstance(sharpness, Sequence) else [sharpness]
+    if not (one or len(numbers) == count) or not all(is_finite(number) and number > 0 for number in numbers):
         raise ValueError(f"sharpness must be above 0, 'mean', or {count} numbers, one an E-step, got {sharpness!r}")
     return sharpness if one else numbers

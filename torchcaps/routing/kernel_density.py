@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import positive
+from torchcaps.numerics import check_positive, given, positive
 from torchcaps.ops import Similarity, Votes, axes
 from torchcaps.routing.base import About, Routed, Routing, check_choice, check_steps, register_routing
 from torchcaps.routing.maps import Direct
-from torchcaps.squash import length, squash
+from torchcaps.squash import kind_of, length, squash
 
 Method = Literal["shift", "em"]
 
@@ -271,9 +271,9 @@ class KernelDensityRouting(Routing):
     def __init__(self, steps: int = 3, settled: float | None = None, squash: str = "half") -> None:
         super().__init__()
         self.steps = check_steps(steps)
-        if settled is not None and not settled > 0:
-            raise ValueError(f"settled must be above 0, or None, got {settled}")
+        check_positive(**given(settled=settled))
         self.settled = settled
+        kind_of(squash)
         self.squash = squash
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
@@ -308,13 +308,14 @@ class FastKernelDensityRouting(Routing):
         reported="nearly 40 % less time than routing before",
     )
 
+    within_window = True
+
     def __init__(self, steps: int = 3, method: Method = "shift", width: float = 2.0, rate: float = 1.0) -> None:
         super().__init__()
         self.steps = check_steps(steps)
         check_choice("method", method, ("shift", "em"))
         self.method = method
-        if not (width > 0 and rate > 0):
-            raise ValueError(f"width and rate must be above 0, got {width} and {rate}")
+        check_positive(width=width, rate=rate)
         self.width, self.rate = width, rate
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:

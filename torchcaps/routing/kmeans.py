@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from torchcaps.numerics import check_finite
 from torchcaps.ops import Gaussian, InnerProduct, Similarity, Votes
 from torchcaps.routing.base import About, Routed, Routing, check_choice, check_steps, register_routing
-from torchcaps.squash import length, squash
+from torchcaps.squash import kind_of, length, squash
 
 
 def _spheres(mean: Tensor, sharpness: float) -> Gaussian:
@@ -162,7 +163,9 @@ class InnerProductKMeansRouting(Routing):
     def __init__(self, steps: int = 3, sharpness: float = 1.0, squash: str = "half") -> None:
         super().__init__()
         self.steps = check_steps(steps)
+        check_finite(sharpness=sharpness)
         self.sharpness = sharpness
+        kind_of(squash)
         self.squash = squash
 
     def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
@@ -202,6 +205,7 @@ class EuclideanKMeansRouting(Routing):
     def __init__(self, steps: int = 3, sharpness: float = 1.0) -> None:
         super().__init__()
         self.steps = check_steps(steps)
+        check_finite(sharpness=sharpness)
         self.sharpness = sharpness
 
     def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
@@ -237,13 +241,16 @@ class HardKMeansRouting(Routing):
     )
 
     trainable = False
+    within_window = True
 
     def __init__(
         self, steps: int = 3, metric: Literal["euclidean", "inner"] = "euclidean", squash: str = "half"
     ) -> None:
         super().__init__()
         self.steps = check_steps(steps)
+        check_choice("metric", metric, ("euclidean", "inner"))
         self.metric = metric
+        kind_of(squash)
         self.squash = squash
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:

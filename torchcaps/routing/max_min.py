@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchcaps.numerics import check_finite
 from torchcaps.ops import AssignmentMap, Votes
 from torchcaps.routing.base import About, Routed, Routing, check_steps, register_routing
 from torchcaps.routing.dynamic import dynamic_routing
+from torchcaps.squash import kind_of
 
 
 @dataclass(frozen=True)
@@ -93,10 +95,14 @@ class MaxMinRouting(Routing):
         reported="MNIST 0.20 %",
     )
 
+    within_window = True
+
     def __init__(self, steps: int = 3, lower: float = 0.0, upper: float = 1.0, squash: str = "sabour") -> None:
         super().__init__()
         self.steps = check_steps(steps)
+        check_finite(lower=lower, upper=upper)
         self.lower, self.upper = lower, upper
+        kind_of(squash)
         self.squash = squash
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:

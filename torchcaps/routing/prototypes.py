@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import positive
+from torchcaps.numerics import check_finite, given, positive
 from torchcaps.ops import Gaussian, Votes
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, register_routing
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
 
 
 def prototype_routing(
@@ -74,6 +74,7 @@ class PrototypeRouting(Routing):
 
     def __init__(self, sharpness: float | None = None) -> None:
         super().__init__()
+        check_finite(**given(sharpness=sharpness))
         self.sharpness = sharpness
         self.register_parameter("prototypes", None)
 
@@ -85,4 +86,5 @@ class PrototypeRouting(Routing):
         """Routes; children are weighted by their activations."""
         if self.prototypes is None:
             raise RuntimeError("this PrototypeRouting has no parameters yet: give it to a layer or call bind(...)")
+        check_parents(self, len(self.prototypes), votes)
         return prototype_routing(votes, activation, self.prototypes, sharpness=self.sharpness)

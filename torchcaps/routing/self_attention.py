@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.ops import InnerProduct, Votes
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, register_routing
-from torchcaps.squash import length, squash
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
+from torchcaps.squash import kind_of, length, squash
 
 
 def self_attention_routing(
@@ -78,6 +78,7 @@ class SelfAttentionRouting(Routing):
     def __init__(self, prior: bool = True, squash: str = "exponential") -> None:
         super().__init__()
         self.prior = prior
+        kind_of(squash)
         self.squash = squash
         self.register_parameter("offset", None)
 
@@ -88,4 +89,6 @@ class SelfAttentionRouting(Routing):
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""
+        if self.offset is not None:
+            check_parents(self, self.offset.shape[1], votes)
         return self_attention_routing(votes, prior=self.offset, squash_kind=self.squash)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps.numerics import compute_dtype, full_precision, positive
 from torchcaps.ops import Given, Votes
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, register_routing
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
 
 
 def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Tensor) -> Routed:
@@ -79,4 +79,5 @@ class SelfRouting(Routing):
             raise RuntimeError(
                 "this SelfRouting has no parameters yet: give it to a layer or call bind(LayerShape(...))"
             )
+        check_parents(self, len(self.bias[0]), votes)
         return self_routing(votes, activation, self.weight, self.bias)

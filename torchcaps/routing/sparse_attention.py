@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchcaps.ops import AssignmentMap, InnerProduct, Votes
 from torchcaps.routing.base import About, Routed, Routing, register_routing
-from torchcaps.squash import length, squash
+from torchcaps.squash import kind_of, length, squash
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,11 @@ class SparseAttentionRouting(Routing):
         reported="a network of 110,000 parameters",
     )
 
+    within_window = True
+
     def __init__(self, squash: str = "sabour") -> None:
         super().__init__()
+        kind_of(squash)
         self.squash = squash
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:

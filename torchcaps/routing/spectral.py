@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import compute_dtype, positive, transformed
+from torchcaps.numerics import check_finite, compute_dtype, positive, transformed
 from torchcaps.ops import Votes
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, register_routing
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
 
 
 def spectral_routing(
@@ -139,15 +139,18 @@ class SpectralRouting(Routing):
 
     def __init__(self, sharpness: float = 1.0, bias: float = 0.1) -> None:
         super().__init__()
+        check_finite(sharpness=sharpness, bias=bias)
         self.sharpness = sharpness
         self.bias = bias
         self.register_parameter("threshold", None)
 
     def make_parameters(self, shape: LayerShape) -> None:
         """The bias of each parent."""
-        self.threshold = nn.Parameter(torch.full((shape.parents,), self.bias))
+        self.threshold = nn.Parameter(torch.full((shape.parents,), float(self.bias)))
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
+        if self.threshold is not None:
+            check_parents(self, len(self.threshold), votes)
         bias = self.bias if self.threshold is None else self.threshold
         return spectral_routing(votes, activation, bias, sharpness=self.sharpness)

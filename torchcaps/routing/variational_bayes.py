@@ -7,7 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.ops import Gaussian, Moments, Normaliser, Votes
-from torchcaps.routing.base import About, BatchStandard, LayerShape, Routed, Routing, check_steps, register_routing
+from torchcaps.routing.base import (
+    About,
+    BatchStandard,
+    LayerShape,
+    Routed,
+    Routing,
+    check_parents,
+    check_steps,
+    register_routing,
+)
 
 
 def variational_bayes_routing(
@@ -145,6 +154,7 @@ class VariationalBayesRouting(Routing):
             raise RuntimeError(
                 "this VariationalBayesRouting has no parameters yet: give it to a layer or call bind(...)"
             )
+        check_parents(self, len(self.unit_cost), votes)
         return variational_bayes_routing(
             votes,
             activation,
