@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 from numbers import Integral, Real
 from typing import Any, TypeGuard
 
@@ -21,10 +22,10 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
 
     Whole numbers alone are computed in the default dtype, as ``torch.sqrt`` does.
     """
-    dtype = torch.bool
-    for tensor in tensors:
-        if tensor is not None:
-            dtype = torch.promote_types(dtype, tensor.dtype)
+    dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
+    if dtypes == {torch.float32}:  # nearly always
+        return torch.float32
+    dtype = reduce(torch.promote_types, dtypes, torch.bool)
     if not dtype.is_floating_point and not dtype.is_complex:
         dtype = torch.get_default_dtype()
     return torch.promote_types(dtype, torch.float32)

@@ -128,10 +128,9 @@ def preferred_backend(votes: "Votes") -> Choice:
 
 def without_kernels(votes: "Votes", similarity: Similarity | None = None) -> tuple[str, str]:
     """The backends in plain PyTorch, the quicker one for these votes first."""
-    if left_open(votes):
-        stored = not isinstance(similarity, Given)  # which need no tiles
-    else:
-        stored = math.prod(votes.shape) <= FEW_TILES
+    numbers = math.prod(votes.shape)
+    # Given logits need no tiles, which an exported program with a size left open could not hold.
+    stored = not isinstance(similarity, Given) if isinstance(numbers, torch.SymInt) else numbers <= FEW_TILES
     return ("naive", "chunked") if stored else ("chunked", "naive")
 
 
