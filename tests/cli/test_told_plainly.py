@@ -1,5 +1,7 @@
 """What the commands say of options that cannot be, and that they write over nothing."""
 
+import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -52,7 +54,7 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["predict", "texts", "one.png"], "one.png is no text in UTF-8 or Latin-1"),
         (["predict", "texts", "who", "--resize", "crop"], "--resize is for images: a TextCapsNet takes words"),
         (["predict", "digits", "one.png", "--boxes", "."], "--boxes . exists already and is not empty"),
-        (["predict", "digits", "one.png", "--boxes", "one.png"], "--boxes one.png exists already"),
+        (["predict", "digits", "one.png", "--boxes", "one.png"], "--boxes one.png exists already, and is a file: ch"),
         (["transfer", "one.png", "one.png", "--run", "texts"], "a TextCapsNet takes words and draws no images"),
         (["transfer", "one.png", "one.png", "--run", "digits", "--out", "x"], "--out must be the name of a picture"),
         (["transfer", "one.png", "one.png", "--run", "digits", "--out", "no/x.png"], "--out: there is no folder no"),
@@ -137,3 +139,26 @@ def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 def test_check_imports_as_all_commands_do(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "told_module.py").write_text("")
     assert "must hold a folder for each" in told_by(capsys, "check", "digits", "--import", "told_module.py")
+
+
+def test_texts_are_told_by_where_they_are_and_how_they_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("lines.txt").write_text(f"who wrote it\n\n{'a long text ' * 40}\n")
+    try:
+        assert main(["predict", "texts", "lines.txt"]) == 0
+        first, second = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+        assert first.startswith("lines.txt:1: who wrote it: ")
+        assert second.startswith("lines.txt:3: a long text a long")
+        assert "…: " in second
+        assert len(second) < 200
+        assert main(["predict", "texts", "lines.txt", "where is it", "--json"]) == 0
+        places = [json.loads(line).get("place") for line in capsys.readouterr().out.splitlines()]
+        assert places == ["lines.txt:1", "lines.txt:3", None]
+    finally:
+        Path("lines.txt").unlink()
+
+
+def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        error = told_by(capsys, "explore", "digits", "--port", str(port), "--open", "false")
+    assert error == f"torchcaps explore: error: port {port} of 127.0.0.1 is taken: --port 0 takes a free one\n"

@@ -197,6 +197,11 @@ def test_a_run_keeps_to_its_texts(tmp_path: Path) -> None:
     assert again.fingerprint() == data.fingerprint() != Text(str(tmp_path / "films"), longest=3).fingerprint()
 
 
+def test_no_word_is_frequent_enough(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no word is there 99 times in the training texts: least must be less"):
+        _ = Text(str(reviews(tmp_path)), least=99).words
+
+
 def test_no_text_at_all_is_not_the_folder_that_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {"a.txt": "not asked for"})
     monkeypatch.chdir(tmp_path)
@@ -206,10 +211,13 @@ def test_no_text_at_all_is_not_the_folder_that_one_is_in(tmp_path: Path, monkeyp
 def test_texts_named_on_a_command_line(tmp_path: Path) -> None:
     write(tmp_path, {"lines": "one film\n\nanother", "folder/a.txt": "two\nlines", "folder/b.dat": "x"})
     found = list(named_texts([str(tmp_path / "lines"), str(tmp_path / "folder"), "just this"]))
-    assert found == ["one film", "", "another", "two\nlines", "just this"]
+    assert found == ["one film", "another", "two\nlines", "just this"]
     assert [text.place.removeprefix(f"{tmp_path}/") for text in found] == [
-        *(f"lines:{number}: " for number in (1, 2, 3)), "folder/a.txt: ", "",
+        *(f"lines:{number}: " for number in (1, 3)), "folder/a.txt: ", "",
     ]  # fmt: skip
+    write(tmp_path, {"table.csv": "text,label\na film,good"})
+    with pytest.warns(UserWarning, match=r"table\.csv is read line by line: all columns are parts of the texts"):
+        assert list(named_texts([str(tmp_path / "table.csv")])) == ["text,label", "a film,good"]
     long = "a long film " * 40  # no name of a file is that long
     assert list(named_texts([long, long * 10])) == [long, long * 10]
     with pytest.raises(FileNotFoundError, match=r"there is no file new\.txt"):

@@ -1,5 +1,6 @@
 """``torchcaps explore``."""
 
+import errno
 import os
 import sys
 import webbrowser
@@ -43,7 +44,12 @@ def command(arguments: list[str]) -> None:
         if options.open and _has_screen():
             webbrowser.open(address)
 
-    serve(explorer, options.host, options.port, ready)
+    try:
+        serve(explorer, options.host, options.port, ready)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise OSError(f"port {options.port} of {options.host} is taken: --port 0 takes a free one") from error
 
 
 def _with_capsules(classifiers: "dict[str, Classifier]") -> "list[tuple[str, Classifier]]":

@@ -50,7 +50,8 @@ def command(arguments: list[str]) -> None:
     _check_resize(classifier, options.resize)
     if options.boxes is not None:
         _check_boxes(classifier)
-    files: list[Any] = list((_files if classifier.words is None else named_texts)(options.images))
+    with said_plainly():
+        files: list[Any] = list((_files if classifier.words is None else named_texts)(options.images))
     bad: list[str] = []
 
     def skip(file: Any, error: Exception) -> None:
@@ -61,7 +62,7 @@ def command(arguments: list[str]) -> None:
     draw = None if options.boxes is None else _pictures(classifier, Path(options.boxes), options.resize)
     with said_plainly():
         for file, answer in classifier.stream(files, options.resize, options.batch_size, skip):
-            show(str(file), answer)
+            show(file if isinstance(file, str) else str(file), answer)
             if draw is not None:
                 draw(str(file), answer)
     if bad:
@@ -92,7 +93,8 @@ def _check(options: Any) -> None:
     if not all(options.images):
         raise ValueError("images must be names of files or folders, or texts, got an empty one")
     if options.boxes is not None and (path := Path(options.boxes)).exists() and (path.is_file() or any(path.iterdir())):
-        raise ValueError(f"--boxes {path} exists already and is not empty: choose another folder")
+        state = "exists already and is not empty" if path.is_dir() else "exists already, and is a file"
+        raise ValueError(f"--boxes {path} {state}: choose another folder")
 
 
 def _check_resize(classifier: "Classifier", resize: str | None) -> None:
@@ -169,6 +171,19 @@ def _said(answer: "Answer", top: int | None) -> tuple[str, ...]:
     return answer.classes if top is None else answer.top(top)
 
 
+def _place(name: str) -> dict[str, str]:
+    """Where a text was found, if it was."""
+    place = getattr(name, "place", "").removesuffix(": ")
+    return {"place": place} if place else {}
+
+
+def _short(name: str, most: int = 80) -> str:
+    """The name of a file; the beginning of a text, behind where it was found."""
+    if not hasattr(name, "place"):
+        return name
+    return f"{name.place}{name}" if len(name) <= most else f"{name.place}{name[: most - 1]}…"
+
+
 def _text(classifier: "Classifier", top: int | None) -> Show:
     from torchcaps.data.manifest import readable
 
@@ -178,7 +193,8 @@ def _text(classifier: "Classifier", top: int | None) -> Show:
     def show(file: str, answer: "Answer") -> None:
         shares = _probabilities(answer)
         said = [f"{name} ({shares[name]:.1%}, length {answer.lengths[name]:.3f})" for name in _said(answer, top)]
-        print(readable(f"{file}: {', '.join(said) or 'nothing'}") + (f"  # {answer.seen}" if answer.seen else ""))
+        line = readable(f"{_short(file)}: {', '.join(said) or 'nothing'}")
+        print(line + (f"  # {answer.seen}" if answer.seen else ""))
 
     return show
 
@@ -203,7 +219,7 @@ def _json(classifier: "Classifier", top: int | None) -> Show:
     method = None if classifier.calibration is None else str(classifier.calibration)
 
     def show(file: str, answer: "Answer") -> None:
-        row = {"file": file, **answer.json()}
+        row = {"file": file, **_place(file), **answer.json()}
         if top is not None:
             row["top"] = list(answer.top(top))
         print(json.dumps({**row, "calibration": method}))

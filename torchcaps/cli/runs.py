@@ -76,12 +76,17 @@ def open_run(parser: "OptionParser", options: Any) -> "tuple[Classifier, ImageSe
         recorded = read_options(folder.config, {"data": ImageData}, parser.imported, only="data")["data"]
         options = parser.parse_object({"run": options.run, "split": options.split, "data": recorded})
     classifier = open_classifier(options.run)
-    data: ImageData = parser.instantiate(options).data
-    if own:
-        notes = follow_record(folder, data)
-        images: ImageSet = getattr(data, options.split)
-    else:
-        images, notes = images_apart(folder, data, options.split)
+    try:
+        data: ImageData = parser.instantiate(options).data
+        if own:
+            notes = follow_record(folder, data)
+            images: ImageSet = getattr(data, options.split)
+        else:
+            images, notes = images_apart(folder, data, options.split)
+    except FileNotFoundError as error:
+        if not own:
+            raise
+        raise FileNotFoundError(f"{error}; --data with a class and --data.root say where they are now") from error
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if not len(images):

@@ -1,5 +1,6 @@
 """``torchcaps transfer``."""
 
+import inspect
 import json
 import math
 import sys
@@ -89,7 +90,9 @@ def _check(classifier: "Classifier") -> None:
         raise ValueError(f"a {type(network).__name__} takes words and draws no images")
     told = network.told if isinstance(network, CapsuleClassifier) else None
     if told is None:
-        raise ValueError(f"this {type(network).__name__} has no decoder: train one with --model_args.decoder_hidden")
+        takes = "decoder_hidden" in inspect.signature(type(network)).parameters
+        advice = ": train one with --model_args.decoder_hidden" if takes else ", and never has"
+        raise ValueError(f"this {type(network).__name__} has no decoder{advice}")
     if told == "pose":
         raise ValueError(
             "the decoder of this network is told the pose alone, which says the class as well: the style image would "

@@ -121,6 +121,11 @@ class Listing(Listed):
         return path.relative_to(self.root).as_posix()
 
 
+def seen_from(path: Path) -> str:
+    """Where a path that is relative was looked for."""
+    return "" if path.is_absolute() else f" (looked for in {Path.cwd()})"
+
+
 def list_folder(root: Path, kind: type[Listing] = Listing) -> Listing:
     """Lists the images of a folder of classes, or of folders of parts that hold them; or files of another kind.
 
@@ -130,7 +135,7 @@ def list_folder(root: Path, kind: type[Listing] = Listing) -> Listing:
         ValueError: it cannot be told which folders are parts and which are classes; see also :meth:`Listing.add`.
     """
     if not root.exists():
-        raise FileNotFoundError(f"root {root} does not exist")
+        raise FileNotFoundError(f"root {root} does not exist{seen_from(root)}")
     if not root.is_dir():
         raise NotADirectoryError(f"root {root} is not a folder")
     listing = kind(root=root)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torchcaps.data.base import ImageSet, find_data_dir, register_dataset
+from torchcaps.data.files import seen_from
 from torchcaps.data.listed import Item, Listed, ListedImages
 from torchcaps.data.manifest import PARTS, Manifest, count_of
 from torchcaps.data.picture import BrokenImage
@@ -155,6 +156,8 @@ class Text(ListedImages):
         if not any(texts.values()):
             raise ValueError("there is none of the texts that the run was trained and tested on")
         words = Words.of(texts["train"], self.most, self.least, lower=self.lower, longest=self.longest)
+        if not len(words):
+            raise ValueError(f"no word is there {self.least} times in the training texts: least must be less")
         label_of = {name: label for label, name in enumerate(manifest.classes)}
         sets: dict[str, ImageSet] = {}
         for part in PARTS:
@@ -176,5 +179,5 @@ def _found(root: Path) -> Path:
     """The root where it is, or in the folder of the data sets."""
     at_home = find_data_dir(None) / root
     if not root.exists() and not at_home.exists():
-        raise FileNotFoundError(f"root {root} does not exist, and neither does {at_home}")
+        raise FileNotFoundError(f"root {root} does not exist, and neither does {at_home}{seen_from(root)}")
     return root if root.exists() else at_home

@@ -1,6 +1,7 @@
 """The forms that texts come in: folders, tables, lines, four collections as they were published."""
 
 import csv
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from io import BytesIO, StringIO
@@ -208,6 +209,8 @@ class NamedText(str):
 def named_texts(named: Sequence[str]) -> Iterator[NamedText]:
     """Texts that are named on a command line: lines of files, .txt files in folders as a whole, or texts themselves.
 
+    Lines without a word are no texts.
+
     Raises:
         ValueError: a folder holds no texts.
         FileNotFoundError: there is no file of a name that can only be one.
@@ -220,7 +223,9 @@ def named_texts(named: Sequence[str]) -> Iterator[NamedText]:
             if not found:
                 raise ValueError(f"there are no .txt files in {name}")
         elif is_there(path.is_file):
-            found = [(f"{path}:{number}", line) for number, line in enumerate(lines_of(path), 1)]
+            found = [(f"{path}:{number}", line) for number, line in enumerate(lines_of(path), 1) if line.strip()]
+            if path.suffix.lower() in _TABLES:
+                warnings.warn(f"{path} is read line by line: all columns are parts of the texts", stacklevel=2)
         elif path.suffix.lower() in (".txt", *_TABLES) and len(name.split()) == 1:
             raise FileNotFoundError(f"there is no file {name}")
         else:

@@ -63,7 +63,8 @@ def run_recipe(
         The content of the result file.
 
     Raises:
-        ValueError: if there is no such recipe, preset or option of the trainer, or no seed.
+        ValueError: if there is no such recipe, preset or option of the trainer, or no seed; or the file of another
+            result is damaged.
         FileExistsError: if ``runs`` holds a run of the same name with other options.
     """
     recipe = get_recipe(name)
@@ -74,6 +75,8 @@ def run_recipe(
     known = [one.name for one in fields(TrainerOptions)]
     if unknown := sorted(set(trainer or {}) - set(known)):
         raise ValueError(f"trainer takes {', '.join(known)}, got {', '.join(unknown)}")
+    if results is not None:
+        read_results(results)  # which the table needs in the end
     labs: list[Lab] = []
     outcomes: list[Outcome] = []
     for seed in seeds:

@@ -36,7 +36,10 @@ def read_results(folder: Path) -> dict[tuple[str, PresetName], dict[str, Any]]:
             try:
                 results[name, preset] = json.loads(path.read_text(encoding="utf-8"))
             except ValueError as error:
-                raise ValueError(f"result file {path} is damaged: {error}") from error
+                raise ValueError(
+                    f"result file {path} is damaged: {error}; remove it, and torchcaps run {name} --preset {preset} "
+                    "writes it again, from the networks that it trained"
+                ) from error
     return results
 
 
