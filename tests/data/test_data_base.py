@@ -183,6 +183,11 @@ def test_share_zero_puts_nothing_aside() -> None:
     assert held_out.numel() == 0
 
 
+def test_a_subset_is_chosen_by_a_tensor() -> None:
+    with pytest.raises(TypeError, match=r"indices must be a tensor, int64 \(M,\), got list"):
+        make_set().subset([0, 1])
+
+
 @pytest.mark.parametrize("index", [1.5, [0, 1], [True, False], [], slice(2), "0", None])
 def test_an_index_is_one_whole_number(index) -> None:
     with pytest.raises(TypeError, match=r"index must be one whole number, got .*__getitems__.*subset"):

@@ -237,6 +237,8 @@ class ImageSet(Dataset[Batch]):
 
     def _rows(self, indices: Tensor) -> dict[str, Any]:
         """What a subset has at `indices`."""
+        if not isinstance(indices, Tensor):
+            raise TypeError(f"indices must be a tensor, int64 (M,), got {type(indices).__name__}")
         if indices.dtype != torch.int64 or indices.ndim != 1:
             raise ValueError(f"indices must be int64 (M,), got {_describe(indices)}")
         files = None if self.files is None else tuple(self.files[i] for i in indices.tolist())
