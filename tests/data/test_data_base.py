@@ -2,6 +2,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from torchcaps.data import (
+    MNIST,
     Batch,
     Digits,
     ImageData,
@@ -181,7 +183,50 @@ def test_share_zero_puts_nothing_aside() -> None:
     assert held_out.numel() == 0
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.0, 2.0, float("nan")])
+def test_a_subset_is_chosen_by_a_tensor() -> None:
+    with pytest.raises(TypeError, match=r"indices must be a tensor, int64 \(M,\), got list"):
+        make_set().subset([0, 1])
+
+
+@pytest.mark.parametrize("index", [1.5, [0, 1], [True, False], [], slice(2), "0", None])
+def test_an_index_is_one_whole_number(index) -> None:
+    with pytest.raises(TypeError, match=r"index must be one whole number, got .*__getitems__.*subset"):
+        make_set()[index]
+
+
+def test_whole_numbers_of_any_kind_are_indices() -> None:
+    image_set = make_set()
+    for index in (np.int64(3), torch.tensor(3)):
+        batch = image_set[index]
+        assert batch.indices.tolist() == [3]
+        assert batch.images.shape == (1, 1, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seed": "a"}, "seed must be a whole number, got 'a'"),
+        ({"seed": 0.5}, "seed must be a whole number, got 0.5"),
+        ({"size": 1.5}, "size must be a whole number, got 1.5"),
+        ({"size": 0}, "size must be at least 1, got 0"),
+    ],
+)
+def test_numbers_of_a_data_set_are_whole(arguments, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Digits(**arguments)
+
+
+def test_a_negative_seed_is_one() -> None:
+    assert len(Digits(seed=-1).validation) == len(Digits().validation)
+
+
+def test_the_folder_of_data_sets_is_a_path(tmp_path) -> None:
+    assert MNIST(tmp_path).data_dir == tmp_path
+    with pytest.raises(ValueError, match="data_dir must be the path of a folder, or None, got 5"):
+        MNIST(5)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 2.0, float("nan"), "0.1", None])
 def test_share_out_of_range(share: float) -> None:
     with pytest.raises(ValueError, match=r"share must be a share in \[0, 1\), got"):
         stratified_split(torch.tensor([0, 1]), share, seed=0)

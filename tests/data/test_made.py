@@ -401,3 +401,10 @@ def test_few_of_scenes_have_their_task_and_texts_are_refused() -> None:
     assert Few(Digits()).task == "classification"
     with pytest.raises(ValueError, match="data must give images, MadeQuestions gives words"):
         Few(MadeQuestions(8))
+
+
+@pytest.mark.parametrize("made", [DigitScenes, Few, Padded, Pairs])
+@pytest.mark.parametrize("data", ["Digits", None, Digits])
+def test_what_is_no_data_set_is_told(made, data) -> None:
+    with pytest.raises(TypeError, match=r"data must be a data set, such as Digits\(\), got "):
+        made(data)

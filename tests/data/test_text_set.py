@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from torchcaps.data import MadeQuestions, Preprocess, TextSet, Words, joined
+from torchcaps.data import Digits, MadeQuestions, Preprocess, TextSet, Words, joined
 from torchcaps.data.words import PADDING
 from torchcaps.testing import check_dataset
 
@@ -55,3 +55,5 @@ class TestSets:
         assert joined(test, 30).texts == pairs.texts != joined(test, 30, seed=1).texts
         with pytest.raises(ValueError, match="of one class each"):
             joined(pairs, 2)
+        with pytest.raises(TypeError, match="texts must be a TextSet, got ImageSet"):
+            joined(Digits().test, 2)

@@ -191,3 +191,30 @@ def test_the_extra_is_named_where_the_library_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "art.attacks.evasion", None)
     with pytest.raises(ImportError, match=r"torchcaps\[recipes\]"):
         attack_library()
+
+
+@pytest.mark.parametrize("argument", ["classes", "steps", "batch_size"])
+def test_an_attacker_takes_at_least_one_of_everything(argument):
+    with pytest.raises(ValueError, match=f"{argument} must be at least 1, got 0"):
+        Attacker(Linear(), SHAPE, **{"classes": 3, argument: 0})
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_sample_has_images(count):
+    with pytest.raises(ValueError, match=f"count must be at least 1, got {count}"):
+        draw_sample(Digits().test, Preprocess(), count)
+
+
+def test_epsilons_start_at_zero_once_and_are_not_negative():
+    sample = Sample(torch.zeros(2, 3), torch.tensor([0, 0]), torch.tensor([1, 2]))
+    attacker = Marked(1, {0: 0, 1: 1})
+    curves = attack_all({CNN: attacker}, sample, {"FGSM": (0.0, 0.1)})
+    assert [curve.epsilon for curve in curves.values()] == [[0, 0.1]] * 2
+    noise = Marked(0, dict.fromkeys(range(-1, 2), 0))
+    assert random_signs(noise, sample, (0.0, 0.1)).epsilon == [0, 0.1]
+    with pytest.raises(ValueError, match="epsilon must be at least 0, got -1"):
+        random_signs(noise, sample, [-1.0])
+    with pytest.raises(ValueError, match="epsilon must be at least 0, got -1"):
+        attack_all({CNN: attacker}, sample, {"FGSM": (-1.0,)})
+    with pytest.raises(ValueError, match="epsilon must be at least 0, got -1"):
+        Attacker(Linear(), SHAPE, 3).attacked("FGSM", -1.0, torch.rand(1, *SHAPE), torch.tensor([0]), False)

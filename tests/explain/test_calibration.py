@@ -60,6 +60,29 @@ class TestItem11Calibration:
         assert fit_platt(activation, torch.ones(100, 4, dtype=torch.bool)) is None
 
     @pytest.mark.parametrize(
+        ("labels", "message"),
+        [
+            (torch.full((30,), 4), r"labels must lie in 0\.\.3, got labels from 4 to 4"),
+            (torch.full((30,), -1), r"labels must lie in 0\.\.3, got labels from -1 to -1"),
+            (torch.zeros(29).long(), r"labels must be integers \(30,\), got torch.int64 \(29,\)"),
+            (torch.zeros(30), r"labels must be integers \(30,\), got torch.float32 \(30,\)"),
+        ],
+    )
+    def test_item11_wrong_labels_are_told(self, labels, message):
+        activation = torch.rand(30, 4)
+        with pytest.raises(ValueError, match=message):
+            fit_temperature(activation, labels)
+        with pytest.raises(ValueError, match=r"labels must be masks of the classes that are there, bool \(30, 4\)"):
+            fit_platt(activation, labels)
+        with pytest.raises(ValueError, match=r"activation must be floating-point \(N, E\)"):
+            fit_temperature(activation[0], labels)
+
+    def test_item11_labels_are_integers_of_any_size(self):
+        activation, labels = drawn(100, 1.0)
+        assert fit_temperature(activation, labels.int()) == fit_temperature(activation, labels)
+        assert fit_temperature(activation[:0], labels[:0]) is None
+
+    @pytest.mark.parametrize(
         ("arguments", "message"),
         [
             (("guess", (1.0,), 5), "method must be temperature or platt, got 'guess'"),

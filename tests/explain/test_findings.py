@@ -117,3 +117,5 @@ def test_misfits_are_named() -> None:
         examine(tiny(), random_set(classes=2))
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         examine(tiny(), random_set(), 0)
+    with pytest.raises(TypeError, match="model must be an ImageClassifier, got Linear"):
+        examine(nn.Linear(2, 2), random_set())

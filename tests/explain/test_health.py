@@ -87,6 +87,10 @@ class TestSteps:
             pass
         with pytest.raises(ValueError, match="Stepless does not"), routing_steps(nn.Sequential(Stepless()), 2):
             pass
+        with pytest.raises(ValueError, match="Linear has no routing"), routing_steps(nn.Linear(2, 2), 2):
+            pass
+        with pytest.raises(ValueError, match="steps must be a whole number"), routing_steps(matrix_network(), 1.5):
+            pass
 
 
 class TestPolarisation:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import operator
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from torch.utils.data import Dataset
 
 from torchcaps.data.manifest import Changes, Manifest
 from torchcaps.data.view import Preprocess, View
+from torchcaps.numerics import check_size, is_finite
 
 # Test sets that are drawn here (and not given by a source) come from this seed, never from the user's:
 # runs with different seeds are then measured on the same images.
@@ -186,7 +188,14 @@ class ImageSet(Dataset[Batch]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> Batch:
-        return self.__getitems__([index])
+        try:
+            place = operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"index must be one whole number, got {index!r}; __getitems__(indices) fetches several {self.what} as "
+                "a batch, subset(indices) keeps some of them"
+            ) from None
+        return self.__getitems__([place])
 
     def __getitems__(self, indices: list[int]) -> Batch:
         return self._fetch(indices).prepared(self.preprocess.evaluate)
@@ -228,6 +237,8 @@ class ImageSet(Dataset[Batch]):
 
     def _rows(self, indices: Tensor) -> dict[str, Any]:
         """What a subset has at `indices`."""
+        if not isinstance(indices, Tensor):
+            raise TypeError(f"indices must be a tensor, int64 (M,), got {type(indices).__name__}")
         if indices.dtype != torch.int64 or indices.ndim != 1:
             raise ValueError(f"indices must be int64 (M,), got {_describe(indices)}")
         files = None if self.files is None else tuple(self.files[i] for i in indices.tolist())
@@ -263,7 +274,7 @@ class ImageData(ABC):
         seed: chooses which images those are; nothing else does.
 
     Raises:
-        ValueError: `validation` is outside [0, 1).
+        ValueError: `validation` is outside [0, 1), or `seed` is no whole number.
 
     Example:
         >>> from torchcaps.data import Digits, ImageData, ImageSet
@@ -291,6 +302,7 @@ class ImageData(ABC):
 
     def __init__(self, validation: float = 0.1, seed: int = 0) -> None:
         check_share("validation", validation)
+        check_size(-(2**63), seed=seed)  # what torch takes
         self.validation_share = validation
         self.seed = seed
 
@@ -437,8 +449,8 @@ def stable_split(labels: Tensor, digests: Sequence[str], share: float, seed: int
 
 def check_share(name: str, share: float) -> None:
     """Raise a `ValueError` that names the argument unless `share` lies in [0, 1)."""
-    if not 0 <= share < 1:
-        raise ValueError(f"{name} must be a share in [0, 1), got {share}")
+    if not is_finite(share) or not 0 <= share < 1:
+        raise ValueError(f"{name} must be a share in [0, 1), got {share!r}")
 
 
 def mixed_digest(*digests: str) -> str:
@@ -465,7 +477,13 @@ class PublishedData(ImageData):
 
 
 def find_data_dir(data_dir: str | None) -> Path:
-    """The folder of the data sets: the argument, else $TORCHCAPS_DATA, else torchcaps in the user's cache."""
+    """The folder of the data sets: the argument, else $TORCHCAPS_DATA, else torchcaps in the user's cache.
+
+    Raises:
+        ValueError: the argument is no path.
+    """
+    if data_dir is not None and not isinstance(data_dir, str | os.PathLike):
+        raise ValueError(f"data_dir must be the path of a folder, or None, got {data_dir!r}")
     chosen = data_dir or os.environ.get("TORCHCAPS_DATA")
     if chosen:
         return Path(chosen).expanduser()

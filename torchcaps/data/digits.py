@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from torchcaps.data.base import TEST_SEED, ImageData, ImageSet, register_dataset, stratified_split
+from torchcaps.numerics import check_size
 
 
 @register_dataset("digits")
@@ -23,7 +24,7 @@ class Digits(ImageData):
         size: height and width that the images are scaled to, with bilinear interpolation.
 
     Raises:
-        ValueError: `validation` is outside [0, 1), or `size` is less than 1.
+        ValueError: `validation` is outside [0, 1), or `seed` or `size` is no whole number, or `size` less than 1.
 
     Example:
         >>> from torchcaps.data import Digits
@@ -34,8 +35,7 @@ class Digits(ImageData):
 
     def __init__(self, validation: float = 0.1, seed: int = 0, size: int = 8) -> None:
         super().__init__(validation, seed)
-        if size < 1:
-            raise ValueError(f"size must be 1 or more, got {size}")
+        check_size(size=size)
         self.size = size
 
     def load_train(self) -> ImageSet:

@@ -23,6 +23,8 @@ class _MadeOf(ImageData):
     """A data set that is made of another one, whose files and parts are its own; of images alone."""
 
     def __init__(self, data: ImageData) -> None:
+        if not isinstance(data, ImageData):
+            raise TypeError(f"data must be a data set, such as Digits(), got {data!r}")
         if data.gives != "images":
             raise ValueError(f"data must give images, {type(data).__name__} gives {data.gives}")
         super().__init__(data.validation_share, data.seed)

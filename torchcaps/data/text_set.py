@@ -106,8 +106,11 @@ def joined(texts: TextSet, count: int, parts: int = 2, seed: int = 0) -> TextSet
         seed: of the choice.
 
     Raises:
+        TypeError: ``texts`` are none.
         ValueError: there are fewer classes than ``parts``, or the texts have masks already.
     """
+    if not isinstance(texts, TextSet):
+        raise TypeError(f"texts must be a TextSet, got {type(texts).__name__}")
     check_size(count=count, parts=parts)
     if texts.labels.ndim != 1 or len(texts.labels.unique()) < parts:
         raise ValueError(f"texts must be of one class each, and of {parts} classes at least")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchcaps.data import ImageSet, Preprocess
 from torchcaps.models import ImageClassifier
+from torchcaps.numerics import check_finite, check_size
 from torchcaps.routing import DynamicRouting, EMRouting
 
 UNTARGETED, TARGETED = "untargeted", "targeted"
@@ -77,9 +78,13 @@ def draw_sample(test: ImageSet, preprocess: Preprocess, count: int, seed: int = 
     Args:
         test: where they come from.
         preprocess: how they are cropped.
-        count: how many; all if there are fewer.
+        count: how many, at least 1; all if there are fewer.
         seed: of the choice.
+
+    Raises:
+        ValueError: if ``count`` is no whole number, or less than 1.
     """
+    check_size(count=count)
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(test), generator=generator)[:count].sort().values
     batch = test.prepared(preprocess).__getitems__(chosen.tolist())
@@ -143,6 +148,10 @@ class Attacker:
         steps: of BIM, each as large as a ``steps``-th of epsilon.
         batch_size: how many images at a time.
         device: where; one that the toolbox does not know is replaced by the CPU.
+
+    Raises:
+        ValueError: if ``classes``, ``steps`` or ``batch_size`` is no whole number, or less than 1.
+        ImportError: if the toolbox is not installed.
     """
 
     def __init__(
@@ -154,6 +163,7 @@ class Attacker:
         batch_size: int = 100,
         device: torch.device | None = None,
     ) -> None:
+        check_size(classes=classes, steps=steps, batch_size=batch_size)
         self.library = attack_library()
         self.steps = steps
         self.batch_size = batch_size
@@ -171,11 +181,15 @@ class Attacker:
 
         Args:
             attack: FGSM or BIM.
-            epsilon: the largest change of a pixel.
+            epsilon: the largest change of a pixel, 0 or more.
             pixels: (N, C, H, W) in [0, 1].
             labels: (N,), the classes to get away from or, if ``targeted``, to get to.
             targeted: which of them.
+
+        Raises:
+            ValueError: if ``epsilon`` is negative or not finite.
         """
+        check_finite(0, epsilon=epsilon)
         if not epsilon:
             return pixels.clone()
         options: dict[str, Any] = {"eps": epsilon, "targeted": targeted, "batch_size": self.batch_size}
@@ -212,14 +226,18 @@ def attack_all(
         attackers: by network.
         sample: the images.
         epsilons: of each attack; 0, no attack, is put before them.
+
+    Raises:
+        ValueError: if an epsilon is negative or not finite.
     """
+    points = {attack: _from_zero(values) for attack, values in epsilons.items()}
     clean = {network: attacker.answers(sample.pixels) for network, attacker in attackers.items()}
     curves: dict[Key, Curve] = {}
     for source, attacker in attackers.items():
-        for attack, values in epsilons.items():
+        for attack, values in points.items():
             for goal in (UNTARGETED, TARGETED):
                 aim = sample.targets if goal == TARGETED else sample.labels
-                for epsilon in (0.0, *values):
+                for epsilon in values:
                     images = attacker.attacked(attack, epsilon, sample.pixels, aim, goal == TARGETED)
                     for network, judge in attackers.items():
                         said = judge.answers(images) if epsilon else clean[network]
@@ -229,10 +247,28 @@ def attack_all(
 
 
 def random_signs(attacker: Attacker, sample: Sample, epsilons: Sequence[float], seed: int = 0) -> Curve:
-    """What a network says of images whose every pixel went up or down by epsilon at random: no attack, but noise."""
+    """What a network says of images whose every pixel went up or down by epsilon at random: no attack, but noise.
+
+    Args:
+        attacker: of the network.
+        sample: the images.
+        epsilons: 0, no noise, is put before them.
+        seed: of the signs.
+
+    Raises:
+        ValueError: if an epsilon is negative or not finite.
+    """
+    points = _from_zero(epsilons)
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, sample.pixels.shape, generator=generator) * 2.0 - 1
     curve = Curve([], [], [])
-    for epsilon in (0.0, *epsilons):
+    for epsilon in points:
         curve.add(epsilon, attacker.answers((sample.pixels + epsilon * signs).clamp(0, 1)), sample)
     return curve
+
+
+def _from_zero(epsilons: Sequence[float]) -> list[float]:
+    """0, once, and behind it the other epsilons."""
+    for epsilon in epsilons:
+        check_finite(0, epsilon=epsilon)
+    return [0.0, *(epsilon for epsilon in epsilons if epsilon)]

@@ -112,19 +112,23 @@ def fit_temperature(activation: Tensor, labels: Tensor) -> Calibration | None:
 
     Args:
         activation: of the classes, (N, E), of images that the network was not trained on.
-        labels: the true classes, (N,).
+        labels: the true classes, integers (N,).
 
     Returns:
         None for fewer than 20 images, fewer than two classes or what is not finite.
+
+    Raises:
+        ValueError: if shapes do not fit, or labels are no integers in 0..E - 1.
     """
     from scipy.optimize import minimize_scalar
 
+    _check_labels(activation, labels)
     N, E = activation.shape
     if not _enough(activation) or E < 2:
         return None
     log = activation.double().clamp_min(_SMALLEST).log()
     miss = 1 / (N + 2)
-    targets = torch.full_like(log, miss / (E - 1)).scatter_(1, labels[:, None].cpu(), 1 - miss)
+    targets = torch.full_like(log, miss / (E - 1)).scatter_(1, labels[:, None].long().cpu(), 1 - miss)
 
     def cost(sharpness: float) -> float:
         return -(targets * (log / 2.0**sharpness).log_softmax(-1)).sum(1).mean().item()
@@ -142,14 +146,38 @@ def fit_platt(activation: Tensor, labels: Tensor) -> Calibration | None:
 
     Returns:
         None for fewer than 20 images, labels that are all alike, or what is not finite.
+
+    Raises:
+        ValueError: if shapes do not fit, or labels are no masks.
     """
     from sklearn.linear_model import LogisticRegression
 
+    _check_activation(activation)
+    if labels.dtype != torch.bool or labels.shape != activation.shape:
+        raise ValueError(
+            f"labels must be masks of the classes that are there, bool {tuple(activation.shape)}, got {labels.dtype} "
+            f"{tuple(labels.shape)}"
+        )
     if not _enough(activation) or bool(labels.all()) or not bool(labels.any()):
         return None
     model = LogisticRegression()
     model.fit(_logit(activation.double()).reshape(-1, 1).numpy(), labels.cpu().flatten().numpy())
     return Calibration("platt", (float(model.coef_[0, 0]), float(model.intercept_[0])), len(activation))
+
+
+def _check_activation(activation: Tensor) -> None:
+    if activation.ndim != 2 or not activation.is_floating_point():
+        raise ValueError(f"activation must be floating-point (N, E), got {activation.dtype} {tuple(activation.shape)}")
+
+
+def _check_labels(activation: Tensor, labels: Tensor) -> None:
+    _check_activation(activation)
+    N, E = activation.shape
+    integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    if not integers or labels.shape != (N,):
+        raise ValueError(f"labels must be integers ({N},), got {labels.dtype} {tuple(labels.shape)}")
+    if N and not 0 <= int(labels.min()) <= int(labels.max()) < E:
+        raise ValueError(f"labels must lie in 0..{E - 1}, got labels from {int(labels.min())} to {int(labels.max())}")
 
 
 def _enough(activation: Tensor) -> bool:

@@ -222,8 +222,11 @@ def ask(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> A
         batch_size: how many images, or crops of images, at a time.
 
     Raises:
+        TypeError: if the model is no :class:`~torchcaps.models.ImageClassifier`, nor has ``classes`` as one.
         ValueError: if there are no images, or the network has another number of classes.
     """
+    if not hasattr(model, "classes"):  # a compiled one has the attributes, and another type
+        raise TypeError(f"model must be an ImageClassifier, got {type(model).__name__}")
     if not len(image_set):
         raise ValueError("image_set holds no images")
     if len(image_set.classes) != model.classes:

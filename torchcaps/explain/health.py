@@ -13,6 +13,7 @@ from torchcaps.data import ImageSet
 from torchcaps.explain.assignments import dead_capsules
 from torchcaps.explain.findings import evaluating, examine
 from torchcaps.explain.layers import Layer, layer_entropy, observe_layers, peak_activation
+from torchcaps.numerics import check_size
 from torchcaps.routing import EMRouting, Routing
 from torchcaps.routing.em import inverse_temperatures
 
@@ -213,11 +214,13 @@ def routing_steps(network: nn.Module, steps: int) -> Iterator[None]:
         steps: at least 1.
 
     Raises:
-        ValueError: if ``steps`` is less than 1, or a routing has no number of steps.
+        ValueError: if ``steps`` is no whole number, or less than 1, if nothing in the network routes, or a routing has
+            no number of steps.
     """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
+    check_size(steps=steps)
     routings: list[Any] = [module for module in network.modules() if isinstance(module, Routing)]
+    if not routings:
+        raise ValueError(f"network must route, but {type(network).__name__} has no routing")
     without = [type(routing).__name__ for routing in routings if "steps" not in vars(routing)]
     if without:
         raise ValueError(f"network must route in steps, but {', '.join(without)} does not")
