@@ -306,5 +306,5 @@ class TestDigitsOfAnySize:
 
     @pytest.mark.parametrize("size", [0, -8])
     def test_range(self, size: int) -> None:
-        with pytest.raises(ValueError, match=f"size must be 1 or more, got {size}"):
+        with pytest.raises(ValueError, match=f"size must be at least 1, got {size}"):
             Digits(size=size)

@@ -142,17 +142,17 @@ def test_check_imports_as_all_commands_do(folder: Path, capsys: pytest.CaptureFi
 
 
 def test_texts_are_told_by_where_they_are_and_how_they_begin(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("lines.txt").write_text(f"who wrote it\n\n{'a long text ' * 40}\n")
+    Path("lines.txt").write_text(f"who wrote it\n{'a long text ' * 40}\n")
     try:
         assert main(["predict", "texts", "lines.txt"]) == 0
         first, second = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
         assert first.startswith("lines.txt:1: who wrote it: ")
-        assert second.startswith("lines.txt:3: a long text a long")
+        assert second.startswith("lines.txt:2: a long text a long")
         assert "…: " in second
         assert len(second) < 200
         assert main(["predict", "texts", "lines.txt", "where is it", "--json"]) == 0
         places = [json.loads(line).get("place") for line in capsys.readouterr().out.splitlines()]
-        assert places == ["lines.txt:1", "lines.txt:3", None]
+        assert places == ["lines.txt:1", "lines.txt:2", None]
     finally:
         Path("lines.txt").unlink()
 

@@ -211,9 +211,9 @@ def test_no_text_at_all_is_not_the_folder_that_one_is_in(tmp_path: Path, monkeyp
 def test_texts_named_on_a_command_line(tmp_path: Path) -> None:
     write(tmp_path, {"lines": "one film\n\nanother", "folder/a.txt": "two\nlines", "folder/b.dat": "x"})
     found = list(named_texts([str(tmp_path / "lines"), str(tmp_path / "folder"), "just this"]))
-    assert found == ["one film", "another", "two\nlines", "just this"]
+    assert found == ["one film", "", "another", "two\nlines", "just this"]
     assert [text.place.removeprefix(f"{tmp_path}/") for text in found] == [
-        *(f"lines:{number}: " for number in (1, 3)), "folder/a.txt: ", "",
+        *(f"lines:{number}: " for number in (1, 2, 3)), "folder/a.txt: ", "",
     ]  # fmt: skip
     write(tmp_path, {"table.csv": "text,label\na film,good"})
     with pytest.warns(UserWarning, match=r"table\.csv is read line by line: all columns are parts of the texts"):

@@ -209,8 +209,6 @@ class NamedText(str):
 def named_texts(named: Sequence[str]) -> Iterator[NamedText]:
     """Texts that are named on a command line: lines of files, .txt files in folders as a whole, or texts themselves.
 
-    Lines without a word are no texts.
-
     Raises:
         ValueError: a folder holds no texts.
         FileNotFoundError: there is no file of a name that can only be one.
@@ -223,7 +221,7 @@ def named_texts(named: Sequence[str]) -> Iterator[NamedText]:
             if not found:
                 raise ValueError(f"there are no .txt files in {name}")
         elif is_there(path.is_file):
-            found = [(f"{path}:{number}", line) for number, line in enumerate(lines_of(path), 1) if line.strip()]
+            found = [(f"{path}:{number}", line) for number, line in enumerate(lines_of(path), 1)]
             if path.suffix.lower() in _TABLES:
                 warnings.warn(f"{path} is read line by line: all columns are parts of the texts", stacklevel=2)
         elif path.suffix.lower() in (".txt", *_TABLES) and len(name.split()) == 1:
