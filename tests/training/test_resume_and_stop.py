@@ -20,6 +20,7 @@ from torchcaps.training import Caller, Learner, Optimisation, Schedule, TrainerO
 from torchcaps.training.checkpoints import newest_checkpoint
 from torchcaps.training.diverged import first_not_finite
 from torchcaps.training.fingerprint import differences
+from torchcaps.training.fitting import rehearse
 
 CPU = TrainerOptions(accelerator="cpu")
 FEW = Digits().train.subset(torch.arange(64))
@@ -156,6 +157,17 @@ class TestOptions:
         run = tmp_path / "run"
         assert main([*TRAIN, "--run", str(run), "--batch_size", "700", *options]) == 0
         assert 0 <= json.loads((run / "summary.json").read_text())["test_accuracy"] <= 1
+
+    @pytest.mark.parametrize("options", [{}, {"capturable": True}], ids=["step", "only on a GPU"])
+    def test_a_rehearsal_changes_nothing(self, options: dict[str, bool]) -> None:
+        one = learner()
+        one.optimisation.optimizer = partial(torch.optim.Adam, lr=1.0, **options)
+        before = {name: tensor.clone() for name, tensor in one.state_dict().items()}
+        state = torch.get_rng_state()
+        rehearse(one, FEW)
+        assert all(torch.equal(before[name], tensor) for name, tensor in one.state_dict().items())
+        assert all(weight.grad is None for weight in one.parameters())
+        assert torch.equal(state, torch.get_rng_state())
 
     def test_a_scheduler_that_watches_lowers_the_rate(self, tmp_path: Path) -> None:
         one = learner()

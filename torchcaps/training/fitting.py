@@ -181,7 +181,10 @@ def rehearse(learner: Learner, images: ImageSet) -> None:
     try:
         with torch.random.fork_rng(devices=[]):
             optimizer = how.optimizer(network.parameters())
-            optimizer.step(loss)
+            if any(group.get("capturable") for group in optimizer.param_groups):
+                loss()  # and no step, which such an optimizer makes on a GPU alone
+            else:
+                optimizer.step(loss)
         if how.scheduler is not None and not how.spans_all_steps:
             how.scheduler(optimizer)
     except (RuntimeError, TypeError, IndexError, AttributeError, ZeroDivisionError) as error:
