@@ -22,7 +22,7 @@ from torchcaps.data.words import Reading, Words, together
 from torchcaps.explain.calibration import Calibration
 from torchcaps.models import ImageClassifier, Prediction, load_pretrained
 from torchcaps.models.network import network_folder
-from torchcaps.numerics import check_sizes
+from torchcaps.numerics import check_size
 from torchcaps.tasks import Answer, Examination, Task, as_task
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class Classifier:
 
     def _at_once(self, batch_size: int) -> int:
         """Of how many images a batch of so many crops is."""
-        check_sizes(batch_size=batch_size)
+        check_size(batch_size=batch_size)
         return max(1, batch_size // self.preprocess.crops)
 
     def _answered(self, batch: list[tuple[Any, Handwriting]]) -> Iterator[tuple[Any, Answer]]:

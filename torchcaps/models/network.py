@@ -175,10 +175,10 @@ class Network(nn.Module, ABC):
 
 
 def _half(network: nn.Module) -> str | None:
-    """The type of 16 bits that a network's weights have; None where they have torch's default type."""
+    """The type of 16 bits that a network's weights have; None where they have float32 or torch's default type."""
     default = torch.get_default_dtype()
     kinds = {weight.dtype for weight in network.parameters() if weight.is_floating_point()}
-    if kinds <= {default}:
+    if kinds <= {default} or kinds == {torch.float32}:
         return None
     for name, kind in STORED.items():
         if kinds == {kind}:
