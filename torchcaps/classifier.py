@@ -381,7 +381,12 @@ class Classifier:
 
 def shortened(text: str, most: int = 60) -> str:
     """The beginning of a text, in quotation marks."""
-    return repr(text if len(text) <= most else f"{text[: most - 1]}…")
+    return repr(beginning(text, most))
+
+
+def beginning(text: str, most: int) -> str:
+    """All of a text, or so many characters of it."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _is_several(images: Any) -> bool:

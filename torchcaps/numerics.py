@@ -96,14 +96,14 @@ def check_size(least: int = 1, /, **sizes: Any) -> None:
 
 
 def check_sizes(least: int = 1, /, **sizes: Any) -> None:
-    """Sees that arguments which may be one size, or several, are: whole numbers, or sequences; None is left alone.
+    """Sees that arguments which may be one size, or several, are: whole numbers, or sequences of them.
 
     Raises:
         ValueError: if one is no whole number, or smaller than ``least``; names the argument.
     """
     for name, size in sizes.items():
         numbers = size if _is_sequence(size) else [size]
-        for number in numbers if size is not None else ():
+        for number in numbers:
             if not _is_whole(number):
                 raise ValueError(f"{name} must be in whole numbers, got {size!r}")
             if number < least:

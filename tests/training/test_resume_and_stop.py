@@ -132,8 +132,8 @@ class TestOptions:
         ("options", "message"),
         [
             (["--optimizer", "SparseAdam"], "SparseAdam does not support dense gradients"),
-            (["--reconstruction", "-1"], "reconstruction must be 0 or more, got -1.0"),
-            (["--trainer.gradient_clip_val", "-1"], "gradient_clip_val must be 0 or more, got -1.0"),
+            (["--reconstruction", "-1"], "reconstruction must be at least 0, got -1.0"),
+            (["--trainer.gradient_clip_val", "-1"], "gradient_clip_val must be at least 0, got -1.0"),
             (["--speed.resident", "-1"], "resident must be 0 GiB or more, got -1.0"),
         ],
     )

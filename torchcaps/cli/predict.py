@@ -177,11 +177,11 @@ def _place(name: str) -> dict[str, str]:
     return {"place": place} if place else {}
 
 
-def _short(name: str, most: int = 80) -> str:
+def _short(name: str) -> str:
     """The name of a file; the beginning of a text, behind where it was found."""
-    if not hasattr(name, "place"):
-        return name
-    return f"{name.place}{name}" if len(name) <= most else f"{name.place}{name[: most - 1]}…"
+    from torchcaps.classifier import beginning
+
+    return f"{name.place}{beginning(name, 80)}" if hasattr(name, "place") else name
 
 
 def _text(classifier: "Classifier", top: int | None) -> Show:

@@ -1,7 +1,6 @@
 """``torchcaps train``."""
 
 import shlex
-import signal
 import sys
 from functools import partial
 from itertools import pairwise
@@ -50,9 +49,9 @@ def command(arguments: list[str]) -> None:
     except (SystemExit, KeyboardInterrupt) as stop:
         if folder.config.exists():
             print(f"stopped; continue with: torchcaps train --resume {folder.path}", file=sys.stderr)
-        if isinstance(stop, SystemExit) and stop.code != 1:
-            raise
-        raise SystemExit(128 + signal.SIGINT) from None  # Lightning answers Ctrl-C with 1
+        if isinstance(stop, SystemExit) and stop.code == 1:  # Lightning's answer to Ctrl-C
+            raise KeyboardInterrupt from stop
+        raise
     if summary is not None:
         from torchcaps.tasks import as_task
 

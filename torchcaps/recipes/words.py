@@ -82,9 +82,7 @@ class WordsRecipe(Comparison[WordsSettings]):
     rows: ClassVar = tuple(ROWS)
     lines: ClassVar = lines_of(KEYS, PUBLISHED, higher_is_better=True)
     presets: ClassVar = {
-        "paper": WordsSettings(
-            **pace(20, 1e-3, 25), capsules={"dropout": 0.0, "hidden_words": 0.0}, ngrams={"types": 16}
-        ),
+        "paper": WordsSettings(**pace(20, 1e-3, 25), ngrams={"types": 16, "dropout": 0.0, "hidden_words": 0.0}),
         "quick": WordsSettings(
             **pace(8, 4e-3, 50, decay=0.7),
             sizes={"word_dim": 64},
@@ -110,8 +108,8 @@ class WordsRecipe(Comparison[WordsSettings]):
         "and no other, are told. No network saw two questions at once in training.",
         "The published figure of form B is of windows of 3, 4 and 5 words; the released code has 3 and 4. In that code "
         "all children of a window of convolutional capsules share their transforms, and absent classes weigh 0.25 in "
-        "the loss; here each child has its own, and they weigh 0.5. Batches of 25, 16 types of primary capsules and no "
-        "dropout, as the paper preset has them, are those of the code.",
+        "the loss; here each child has its own, and they weigh 0.5. Batches of 25 and, in forms A and B, 16 types of "
+        "primary capsules and no dropout, as the paper preset has them, are those of the code.",
         "MR and SUBJ have no test texts of their own: a fifth of each is put aside, where the papers have ten folds.",
     )
     caption: ClassVar[str] = (

@@ -1,7 +1,6 @@
 """What is trained, how it is optimised, for how long, and where: the options of ``torchcaps train``."""
 
 import inspect
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torchcaps.data import ImageData, ImageSet, Preprocess
 from torchcaps.losses import ActivationLoss, MarginLoss
 from torchcaps.models import ImageClassifier, create_model, list_models
+from torchcaps.numerics import check_finite, given
 from torchcaps.routing import Routing
 from torchcaps.tasks import Task, as_task
 from torchcaps.training.speed import Speed
@@ -131,8 +131,7 @@ class Optimisation:
     shard_optimizer: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.reconstruction < math.inf:
-            raise ValueError(f"reconstruction must be 0 or more, got {self.reconstruction}")
+        check_finite(0, reconstruction=self.reconstruction)
 
     def weigh(self, images: ImageSet) -> None:
         """Gives the loss the weights of the classes in the training images, if it shall have some.
@@ -212,8 +211,8 @@ class TrainerOptions:
         extra: other arguments of the Trainer.
 
     Raises:
-        ValueError: if ``average`` is no such share, ``gradient_clip_val`` is negative, or ``extra`` holds what the
-            Trainer does not take, or gets already.
+        ValueError: if ``average`` is no such share, ``gradient_clip_val`` negative or not finite, or ``extra`` holds
+            what the Trainer does not take, or gets already.
 
     Example:
         >>> from torchcaps.training import TrainerOptions
@@ -235,8 +234,7 @@ class TrainerOptions:
     def __post_init__(self) -> None:
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average must be a share between 0 and 1, got {self.average}")
-        if self.gradient_clip_val is not None and not self.gradient_clip_val >= 0:
-            raise ValueError(f"gradient_clip_val must be 0 or more, got {self.gradient_clip_val}")
+        check_finite(0, **given(gradient_clip_val=self.gradient_clip_val))
         taken = {*inspect.signature(Trainer).parameters} - {*OURS, *vars(self)}
         if wrong := sorted(map(str, self.extra.keys() - taken)):
             raise ValueError(f"extra takes other arguments of Lightning's Trainer, not {', '.join(wrong)}")
