@@ -128,7 +128,7 @@ def test_item18_variance_floor(floor: float) -> None:
 
 
 def test_item18_sizes_and_finite_numbers() -> None:
-    check_sizes(width=3, widths=[1, 2], none=None, nothing=())
+    check_sizes(width=3, widths=[1, 2], nothing=())
     check_sizes(0, padding=0)
     check_size(0, padding=0)
     check_series(0, hidden=())
@@ -136,8 +136,9 @@ def test_item18_sizes_and_finite_numbers() -> None:
     check_share(none=0, all=1.0)
     with pytest.raises(ValueError, match=r"widths must be at least 1, got \(3, 0\)"):
         check_sizes(widths=(3, 0))
-    with pytest.raises(ValueError, match="width must be in whole numbers, got '3'"):
-        check_sizes(width="3")
+    for wrong in ("3", None, 2.5, True):
+        with pytest.raises(ValueError, match=f"width must be in whole numbers, got {wrong!r}"):
+            check_sizes(width=wrong)
     with pytest.raises(ValueError, match="hidden must be a sequence of whole numbers, got 5"):
         check_series(0, hidden=5)
     for other in (None, "x", True, math.nan, math.inf):
