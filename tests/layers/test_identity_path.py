@@ -124,6 +124,13 @@ def test_the_mix_of_types_keeps_the_deviation() -> None:
     assert found.std().item() == pytest.approx(1.0, rel=0.1)
 
 
+@pytest.mark.parametrize("make", [CapsConv1d, CapsConv2d, CapsConv3d])
+def test_an_empty_batch(make: Any) -> None:
+    axes = {CapsConv1d: 1, CapsConv2d: 2, CapsConv3d: 3}[make]
+    layer = make(2, 2, POSE, POSE, 3, residual=True).double()
+    assert layer(capsules(*[5] * axes, 2, batch=0)).pose.shape == (0, *[3] * axes, 2, *POSE)
+
+
 def test_gradcheck() -> None:
     layer = make_layer(1, 2, (2, 1), routing=EMRouting(steps=1))
     names = [name for name, _ in layer.named_parameters()]

@@ -3,11 +3,13 @@
 import pytest
 import torch
 
-from torchcaps.ops import BACKENDS, Votes, choose_backend, use_backend
+from torchcaps import CapsLinear
+from torchcaps.ops import BACKENDS, Gaussian, InnerProduct, Votes, choose_backend, use_backend
 from torchcaps.ops.chunked import ChunkedVotes
-from torchcaps.ops.dispatch import FEW, FEW_TILES
+from torchcaps.ops.dispatch import FEW, FEW_ROWS, FEW_TILES, STORED_ROWS
 from torchcaps.ops.fused import NativeVotes, native, why_not
 from torchcaps.ops.naive import NaiveVotes
+from torchcaps.routing import DynamicRouting
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +42,49 @@ def test_the_choice_says_why() -> None:
     assert f"more than {FEW['cpu']} numbers are not stored on cpu" in choose_backend(votes(most + 1)).reason
     with use_backend("chunked"):
         assert choose_backend(votes()) == ("chunked", "asked for by use_backend, backend= or TORCHCAPS_BACKEND")
+
+
+class TestFewRows:
+    """The lanes of the kernels would be empty for Gaussians."""
+
+    @staticmethod
+    def votes(rows: int = FEW_ROWS, children: int = 128, matrix: tuple[int, ...] = ()) -> Votes:
+        return Votes(torch.randn(rows, children, *matrix, 8), torch.randn(children, 10, 8, 16) / 4)
+
+    @staticmethod
+    def gaussian(votes: Votes) -> Gaussian:
+        mean = torch.zeros(votes.shape[0], 10, votes.shape[-1])
+        return Gaussian(mean, torch.ones_like(mean), torch.zeros(mean.shape[:2]))
+
+    def test_are_stored(self) -> None:
+        few = self.votes()
+        choice = choose_backend(few, self.gaussian(few))
+        assert choice.backend == "naive"
+        assert f"{FEW_ROWS} rows of vectors fill few lanes of the native kernels" in choice.reason
+        assert (
+            choose_backend(few).backend
+            == choose_backend(few, InnerProduct(self.gaussian(few).mean)).backend
+            == "native"
+        )
+        few.moments(scatter=True)  # what the first Gaussians are made of
+        assert set(few._sources) == {"native", "naive"}
+        assert few._sources["native"].__dict__.keys().isdisjoint({"votes", "_ledger"})  # did nothing
+
+    @pytest.mark.parametrize("sizes", [(FEW_ROWS + 1,), (1, STORED_ROWS.stop // 160 + 1), (1, 100), (1, 128, (4,))])
+    def test_others_are_not(self, sizes: tuple) -> None:
+        others = self.votes(*sizes)
+        assert choose_backend(others, self.gaussian(others)).backend == "native"
+
+    def test_a_backend_asked_for_stays(self) -> None:
+        few = self.votes()
+        with use_backend("native"):
+            assert choose_backend(few, self.gaussian(few)).backend == "native"
+
+    def test_give_the_same(self) -> None:
+        few = self.votes()
+        kernels = Votes(few.children, few.transforms, backend="native")
+        found, expected = (votes.moments(self.gaussian(few), scatter=True) for votes in (few, kernels))
+        torch.testing.assert_close(tuple(found), tuple(expected), rtol=1e-4, atol=1e-4)
 
 
 def test_without_a_compiler_votes_go_tile_by_tile_with_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
@@ -155,3 +200,13 @@ def test_empty_batch(backend: str) -> None:
     made = Votes(torch.zeros(0, 3, 4), torch.zeros(3, 2, 4, 5), backend=backend)
     assert made.moments(scatter=True).scatter.shape == (0, 2, 5)
     assert made.assignment().shape == (0, 3, 2)
+
+
+@pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"triton"}))
+@pytest.mark.usefixtures("poisoned")
+def test_all_steps_of_an_empty_batch_pass_nothing_on(backend: str) -> None:
+    layer = CapsLinear(3, 2, 4, 5, routing=DynamicRouting(bias=True), backend=backend)
+    layer(torch.zeros(0, 3, 4)).pose.sum().backward()
+    for parameter in layer.parameters():
+        assert parameter.grad is not None
+        assert not parameter.grad.any()

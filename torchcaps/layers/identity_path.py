@@ -76,7 +76,7 @@ class IdentityPath(nn.Module):
         weight = activation[..., None]
         both = windows.pad(torch.cat([weight * pose, weight], -1))  # [B, children, H + 1]
         sites = windows.children(self.in_types, pose.device)  # [windows, places * in_types]
-        seen = both.index_select(1, sites.flatten()).view(len(both), len(sites), -1, self.in_types, both.shape[-1])
+        seen = both.index_select(1, sites.flatten()).unflatten(1, (len(sites), -1, self.in_types))
         total, mass = seen.sum(2).split([both.shape[-1] - 1, 1], -1)
         return (total / torch.where(mass > 0, mass, 1.0)).unflatten(1, windows.out)
 

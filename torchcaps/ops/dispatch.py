@@ -14,7 +14,7 @@ from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.ops.derivatives import constant, only_stored
 from torchcaps.ops.fused import NativeVotes, TritonVotes, why_not
 from torchcaps.ops.naive import NaiveVotes
-from torchcaps.ops.similarity import Given, Similarity
+from torchcaps.ops.similarity import Gaussian, Given, Similarity
 
 if TYPE_CHECKING:
     from torchcaps.ops.votes import Votes
@@ -36,11 +36,16 @@ FUSED = {"cpu": "native", "cuda": "triton"}
 
 FEW = {"cpu": 2**8, "cuda": 2**20}
 """Votes of at most so many numbers are stored. On a CPU the kernels are quicker at any size (``torchcaps bench
-small``), but so few votes shall not wait for a compiler; a guess for a GPU."""
+small``) but for :data:`FEW_ROWS`; yet so few votes shall not wait for a compiler; a guess for a GPU."""
 
 
 FEW_TILES = 2**13
 """Where there are no kernels for what is asked, votes of at most so many numbers are stored: quicker than by tiles."""
+
+
+FEW_ROWS, STORED_ROWS = 3, range(2**15, 2**20 + 1)
+"""Votes of vectors for Gaussians, of at most so many rows of the batch and about so many numbers, are stored on a CPU:
+the kernels have a row in each lane there, most of them empty."""
 
 
 _forced: ContextVar[str | None] = ContextVar("torchcaps_backend", default=None)
@@ -132,6 +137,25 @@ def without_kernels(votes: "Votes", similarity: Similarity | None = None) -> tup
     # Given logits need no tiles, which an exported program with a size left open could not hold.
     stored = not isinstance(similarity, Given) if isinstance(numbers, torch.SymInt) else numbers <= FEW_TILES
     return ("naive", "chunked") if stored else ("chunked", "naive")
+
+
+def stored_rows(votes: "Votes", preferred: Choice, similarity: Similarity | None, scatter: bool) -> Choice | None:
+    """The choice for votes of few rows and their Gaussians, where the kernels are the slower ones; None elsewhere.
+
+    Args:
+        votes: for whom it is.
+        preferred: the backend for them otherwise.
+        similarity: of one call.
+        scatter: whether the call finds the second moment, which Gaussians are made of.
+    """
+    if preferred.backend != FUSED["cpu"] or preferred.reason == ASKED_FOR:
+        return None
+    if not (isinstance(similarity, Gaussian) or scatter) or votes.children.shape[2] > 1:
+        return None
+    rows, numbers = votes.shape[0], math.prod(votes.shape)
+    if isinstance(numbers, torch.SymInt) or rows > FEW_ROWS or numbers not in STORED_ROWS:
+        return None
+    return Choice("naive", f"for Gaussians, {rows} rows of vectors fill few lanes of the {preferred.backend} kernels")
 
 
 def left_open(votes: "Votes") -> bool:

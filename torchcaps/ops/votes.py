@@ -16,7 +16,15 @@ from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import offset_moments
 from torchcaps.ops.competition import Normaliser
-from torchcaps.ops.dispatch import BACKENDS, Choice, able_backend, left_open, preferred_backend, without_kernels
+from torchcaps.ops.dispatch import (
+    BACKENDS,
+    Choice,
+    able_backend,
+    left_open,
+    preferred_backend,
+    stored_rows,
+    without_kernels,
+)
 from torchcaps.ops.fields import FieldsType, Shapes
 from torchcaps.ops.gaussians import Gaussians
 from torchcaps.ops.naive import NaiveVotes, dense_votes, gram
@@ -123,8 +131,7 @@ class Votes:
             return self.restricted(offset=None).choose(similarity)
         with full_precision(self.children):
             similarity, rule, _ = self._competition(similarity)
-        assert self._preferred is not None
-        return able_backend(self._preferred, similarity, rule, without_kernels(self, similarity))
+        return self._choice(similarity, rule)
 
     def restricted(self, **changes: Any) -> "Votes":
         """The same votes under a normaliser with these changes, and no others: ``restricted(orphan=True)``.
@@ -182,7 +189,7 @@ class Votes:
         if offset is not None:
             return self._with_offset(self.restricted(offset=None).moments(similarity, weights), weights, offset)
         with full_precision(self.children):
-            similarity, rule, source = self._competition(similarity)
+            similarity, rule, source = self._competition(similarity, scatter)
             if weights is not None:
                 check_field("weights", weights, self.children)
             weights = self.present(weights)
@@ -317,13 +324,15 @@ class Votes:
         """What belongs to the children of each window, (N, G, ...) to (B, I, ...)."""
         return in_windows(field, self.sites)
 
-    def _competition(self, similarity: Similarity | None) -> tuple[Similarity | None, Rule, VoteSource]:
+    def _competition(
+        self, similarity: Similarity | None, scatter: bool = False
+    ) -> tuple[Similarity | None, Rule, VoteSource]:
         """What one E-step is made of: similarity, rule, and a backend that can do them."""
         similarity = self.normaliser.adjusted(_checked_similarity(similarity))
         if similarity is not None:
             similarity = self._fitting(similarity)
         rule = self.normaliser.rule(self._able(similarity, SOFTMAX), similarity)
-        source = self._able(similarity, rule)
+        source = self._able(similarity, rule, scatter)
         partition = rule.log_partition
         if rule.scale is not None or rule.offset is not None or rule.mapping is not None:
             rule = self._fitting(replace(rule, log_partition=None))
@@ -332,12 +341,17 @@ class Votes:
             rule = replace(rule, log_partition=self._for_source(source, partition.to(source.children.dtype)))
         return similarity, rule, source
 
-    def _able(self, similarity: Similarity | None, rule: Rule) -> VoteSource:
+    def _able(self, similarity: Similarity | None, rule: Rule, scatter: bool = False) -> VoteSource:
+        return self._source_of(self._choice(similarity, rule, scatter))
+
+    def _choice(self, similarity: Similarity | None, rule: Rule, scatter: bool = False) -> Choice:
+        """The backend of one call and why."""
         source = self.source
-        if not source.supports(similarity, rule):
-            return source
         assert self._preferred is not None
-        return self._source_of(able_backend(self._preferred, similarity, rule, without_kernels(self, similarity)))
+        stored = stored_rows(self, self._preferred, similarity, scatter)
+        if stored or not source.supports(similarity, rule):
+            return stored or self._preferred
+        return able_backend(self._preferred, similarity, rule, without_kernels(self, similarity))
 
     def _fitting(self, fields: FieldsType) -> FieldsType:
         """A similarity or rule whose tensors fit the votes, in the dtype of the votes."""

@@ -265,10 +265,7 @@ def scores_flow(
 
 def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool] = (True, True, True)) -> Gradients:
     """The gradients of children, transforms and coordinates, those that are wanted, from the terms of all steps."""
-    made = torch.zeros_like if 0 in call.sizes else torch.empty_like
-    gradients: Gradients = [
-        made(field) if want and field is not None else None for want, field in zip(wanted, call[:3], strict=True)
-    ]
+    gradients = _room_for(wanted, call[:3], call)
     pieces = []  # TorchcapsTerm of the C++ source, one after the other
     for coefficient, constant, slope in terms:
         pieces += [coefficient.data_ptr(), constant.data_ptr(), 0 if slope is None else slope.data_ptr()]
@@ -327,10 +324,7 @@ def agreement_backward(
         wanted: which gradients are.
     """
     (sums, alphas, alpha, votes), parts = steps, row_parts(call)
-    made = [
-        torch.empty_like(field) if want and field is not None else None
-        for want, field in zip(wanted, (*call[:3], bias), strict=True)
-    ]
+    made = _room_for(wanted, (*call[:3], bias), call)
     *gradients, grad_bias = made
     room = math.prod(_layout(call, parts))
     passing = any(gradient is not None for gradient in gradients)
@@ -457,6 +451,12 @@ def _flowing(call: Call, wanted: Sequence[bool] = (True, True, True)) -> Gradien
     wanted = (*wanted[:2], *(wanted[2] for _ in call.similarity))
     there = (field if want else None for want, field in zip(wanted, fields, strict=True))
     return [None, None, None, *(None if field is None else torch.empty_like(field) for field in there)]
+
+
+def _room_for(wanted: Sequence[bool], fields: Sequence[Tensor | None], call: Call) -> Gradients:
+    """Room for the gradients of the fields that are there, if wanted; 0 where no vote will write to them."""
+    made = torch.zeros_like if 0 in call.sizes else torch.empty_like
+    return [made(field) if want and field is not None else None for want, field in zip(wanted, fields, strict=True)]
 
 
 def _term_of_logits(call: Call, flow: Tensor | None) -> Term | None:
