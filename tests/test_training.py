@@ -151,6 +151,29 @@ class TestFit:
         assert metrics[-1]["val_loss"] < metrics[0]["val_loss"]
         assert [row["epoch"] for row in metrics] == list(range(1, 9))
 
+    @pytest.mark.parametrize(
+        ("batch_size", "group", "like", "sampler"),
+        [(8, 3, 24, "shuffled"), (8, 3, 24, "balanced"), (16, 5, 64, "shuffled")],
+        ids=["some are left over", "balanced", "fewer than a group"],
+    )
+    def test_gradients_of_a_group_of_batches_are_those_of_a_larger_one(
+        self, few, tmp_path, batch_size, group, like, sampler
+    ):
+        def trained(size: int, **extra: int) -> tuple[int, dict[str, torch.Tensor]]:
+            torch.manual_seed(0)
+            learner = task()
+            learner.optimisation.scheduler = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.01, total_steps=None)
+            options = TrainerOptions("cpu", precision="64-true", extra=extra)
+            schedule = Schedule(epochs=2, batch_size=size, sampler=sampler)
+            trainer, _ = fit(learner, few, few, tmp_path / str(size), schedule, options)
+            return trainer.global_step, learner.model.state_dict()
+
+        steps, weights = trained(batch_size, accumulate_grad_batches=group)
+        expected_steps, expected = trained(like)
+        assert steps == expected_steps
+        for name, weight in weights.items():
+            torch.testing.assert_close(weight, expected[name], msg=name, rtol=1e-6, atol=1e-9)
+
     def test_works_without_validation_images(self, few, tmp_path):
         _, metrics = fit(task(), few, few.subset(torch.arange(0)), tmp_path, Schedule(epochs=1, batch_size=16), CPU)
         assert "val_loss" not in metrics[0]
@@ -218,6 +241,15 @@ class TestTrainLoader:
         together = [set().union(*parts) for parts in shards]
         assert together == batches(0, 1)
         assert all(len(batch) == 12 for batch in together)
+
+    @pytest.mark.parametrize(("group", "batches"), [(1, 10), (4, 8), (10, 10), (11, 10)])
+    @pytest.mark.parametrize("processes", [1, 2])
+    def test_groups_are_whole(self, few, processes, group, batches):
+        for rank in range(processes):
+            loader = train_loader(few, 6, seed=0, rank=rank, processes=processes, group=group)
+            assert (
+                [len(batch.labels) for batch in loader] == [6 // processes] * batches == [6 // processes] * len(loader)
+            )
 
     def test_fewer_images_than_a_batch_make_one_batch(self, few):
         assert [len(batch.labels) for batch in train_loader(few, 1000, seed=0)] == [64]

@@ -3,14 +3,15 @@
 import itertools
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from torchcaps.data import mixed_seed
+from torchcaps.data import Digits, mixed_seed
 from torchcaps.models import create_model
-from torchcaps.training import Learner, Optimisation
+from torchcaps.training import Learner, Optimisation, Schedule, TrainerOptions, fit
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,13 +36,16 @@ def test_seeds_of_epochs_and_processes_differ() -> None:
     assert len(set(seeds)) == len(seeds)
 
 
-def test_an_epoch_starts_from_the_mixed_seed() -> None:
+def test_a_batch_starts_from_the_mixed_seed(tmp_path: Path) -> None:
     network = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None)
-    learner = Learner(network, Optimisation(optimizer=torch.optim.SGD), seed=5)
-    learner.on_train_epoch_start()
-    drawn = torch.rand(3)
-    torch.manual_seed(mixed_seed(5, 0, 0))
-    assert torch.equal(drawn, torch.rand(3))
+    drawn = []
+    network.register_forward_pre_hook(lambda model, _: drawn.append(torch.rand(3)) if model.training else None)
+    learner = Learner(network, Optimisation(optimizer=partial(torch.optim.SGD, lr=0.1)), seed=5)
+    images = Digits().train.subset(torch.arange(8))
+    fit(learner, images, images, tmp_path, Schedule(epochs=2, batch_size=4), TrainerOptions("cpu"))
+    seeds = [mixed_seed(5, epoch, 0) + batch for epoch in range(2) for batch in range(2)]
+    expected = [torch.rand(3, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+    assert torch.equal(torch.stack(drawn), torch.stack(expected))
 
 
 def test_nothing_in_the_package_hashes_for_a_seed() -> None:

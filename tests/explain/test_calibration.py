@@ -17,6 +17,12 @@ def drawn(count: int, sharpness: float) -> tuple[torch.Tensor, torch.Tensor]:
     return powers / powers.amax(1, keepdim=True), labels
 
 
+def platt_targets(there: torch.Tensor) -> torch.Tensor:
+    """Platt 1999, section 2.2.1: what is told of a class that is there, and of one that is not."""
+    yes, no = int(there.sum()), int((~there).sum())
+    return torch.where(there, (yes + 1) / (yes + 2), 1 / (no + 2)).double()
+
+
 class TestItem11Calibration:
     @pytest.mark.parametrize("sharpness", [0.3, 1.0, 3.0])
     def test_item11_the_temperature_is_found_again(self, sharpness):
@@ -58,6 +64,39 @@ class TestItem11Calibration:
         assert fit_temperature(activation[:19], labels[:19]) is None
         assert fit_temperature(activation * torch.nan, labels) is None
         assert fit_platt(activation, torch.ones(100, 4, dtype=torch.bool)) is None
+
+    @pytest.mark.parametrize("scale", [1e-3, 1e-2, 0.1])
+    def test_item11_activations_that_are_close_together_say_as_much(self, scale):
+        generator = torch.Generator().manual_seed(0)
+        logits = torch.randn(1000, 4, generator=generator).double()
+        there = torch.rand(1000, 4, generator=generator) < (3 * logits - 1).sigmoid()
+        slope, intercept = fit_platt((scale * logits).sigmoid(), there).parameters
+        assert (slope * scale, intercept) == pytest.approx(fit_platt(logits.sigmoid(), there).parameters, rel=1e-6)
+        labels = torch.multinomial((2 * logits).softmax(1), 1, generator=generator).squeeze(1)
+        temperature = fit_temperature((scale * logits).sigmoid(), labels).parameters[0]
+        assert temperature / scale == pytest.approx(1 / 4, rel=0.1)  # log a = scale / 2 logit + constant
+
+    def test_item11_slope_and_intercept_are_the_likeliest(self):
+        """Where the derivatives of the likelihood of Platt's targets are zero: for few images, too."""
+        generator = torch.Generator().manual_seed(0)
+        logits = torch.randn(20, 2, generator=generator).double()
+        there = torch.rand(20, 2, generator=generator) < (5 * logits - 1).sigmoid()
+        error = fit_platt(logits.sigmoid(), there)(logits.sigmoid()) - platt_targets(there)
+        assert abs(error.sum().item()) < 1e-6
+        assert abs((error * logits).sum().item()) < 1e-6
+
+    def test_item11_told_apart_without_an_error_the_slope_is_finite(self):
+        activation = torch.tensor([[0.3, 0.7]]).repeat(20, 1)
+        there = activation > 0.5
+        torch.testing.assert_close(fit_platt(activation, there)(activation), platt_targets(there), atol=1e-6, rtol=0)
+
+    def test_item11_activations_that_are_all_alike_say_nothing(self):
+        there = torch.arange(80).reshape(20, 4) % 4 == 0
+        alike = torch.full((20, 4), 0.3)
+        slope, intercept = fit_platt(alike, there).parameters
+        assert slope == pytest.approx(0, abs=1e-6)
+        assert torch.tensor(intercept).sigmoid().item() == pytest.approx(platt_targets(there).mean().item())
+        assert fit_temperature(alike, torch.zeros(20).long()).parameters[0] >= 2**-10
 
     @pytest.mark.parametrize(
         ("labels", "message"),

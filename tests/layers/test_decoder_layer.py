@@ -43,6 +43,20 @@ class TestMask:
         assert (pose.grad[1, 0] == 1).all()
         assert pose.grad.sum() == 2 * pose[0, 0].numel()
 
+    @pytest.mark.parametrize("number", [torch.nan, torch.inf])
+    def test_what_is_not_chosen_may_be_anything(self, capsules: Capsules, number: float) -> None:
+        pose = capsules.pose.index_fill(1, torch.tensor(1), number).requires_grad_()
+        masked = mask_capsules(capsules._replace(pose=pose), torch.tensor([2, 0]))
+        masked.square().sum().backward()
+        assert (masked[:, 1] == 0).all()
+        assert (pose.grad[:, 1] == 0).all()
+        assert torch.equal(pose.grad[0, 2], 2 * capsules.pose[0, 2])
+
+    def test_by_a_share(self, capsules: Capsules) -> None:
+        masked = mask_capsules(capsules, torch.tensor([[0.25, 0, 0.75], [0, 0, 1]]))
+        assert torch.equal(masked[0, 0], 0.25 * capsules.pose[0, 0])
+        assert (masked[0, 1] == 0).all()
+
     def test_shape_that_does_not_fit(self, capsules: Capsules) -> None:
         with pytest.raises(ValueError, match=r"labels \(2,\) or a mask \(2, 3\), got torch.float32 of shape \(2, 4\)"):
             mask_capsules(capsules, torch.zeros(2, 4))

@@ -192,6 +192,29 @@ class TestOptions:
         assert tc.load_pretrained(tmp_path / "run" / "model").image_shape == (1, 8, 8)
 
 
+class TestWhatTheNetworkDraws:
+    """Noise, as dropout, is that of the seed, the epoch and the batch, whatever else draws in between."""
+
+    @staticmethod
+    def weights(folder: Path, epochs: int, **extra: object) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        model = create_model("capsnet_digits", channels=4, types=2, decoder_input="pose", pose_noise=1.0)
+        one = Learner(model, Optimisation(optimizer=partial(torch.optim.Adam, lr=1e-2), reconstruction=1.0))
+        fit(one, FEW, FEW, folder, Schedule(epochs=epochs, batch_size=16), TrainerOptions("cpu", extra=extra))
+        return model.state_dict()
+
+    def test_it_is_the_same_after_an_interruption(self, tmp_path: Path) -> None:
+        expected = self.weights(tmp_path / "whole", 2)
+        self.weights(tmp_path / "resumed", 1)
+        resumed = self.weights(tmp_path / "resumed", 2)
+        assert all(torch.equal(expected[name], resumed[name]) for name in expected)
+
+    def test_it_is_the_same_when_validation_is_in_mid_epoch(self, tmp_path: Path) -> None:
+        expected = self.weights(tmp_path / "end", 1)
+        halved = self.weights(tmp_path / "middle", 1, val_check_interval=0.5)
+        assert all(torch.equal(expected[name], halved[name]) for name in expected)
+
+
 class SickAfter(MarginLoss):
     """NaN from a step on."""
 

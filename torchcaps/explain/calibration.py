@@ -108,7 +108,9 @@ def fit_temperature(activation: Tensor, labels: Tensor) -> Calibration | None:
         \min_T -\sum_n \sum_j t_{nj} \log p_{nj}(T), \quad
         t_{nj} = \frac{N + 1}{N + 2} \text{ for the true class, the rest shared by the others}
 
-    The targets are Platt's: a network that is right about all of N images is not sure of everything therefore.
+    The targets are Platt's: a network that is right about all of N images is not sure of everything therefore. T is
+    looked for around how far the log a_nj are spread within an image, from 2^-10 to 2^10 times that: an activation to
+    any power gives the same probabilities.
 
     Args:
         activation: of the classes, (N, E), of images that the network was not trained on.
@@ -127,18 +129,26 @@ def fit_temperature(activation: Tensor, labels: Tensor) -> Calibration | None:
     if not _enough(activation) or E < 2:
         return None
     log = activation.double().clamp_min(_SMALLEST).log()
+    spread = _spread(log - log.mean(1, keepdim=True))
     miss = 1 / (N + 2)
     targets = torch.full_like(log, miss / (E - 1)).scatter_(1, labels[:, None].long().cpu(), 1 - miss)
 
-    def cost(sharpness: float) -> float:
-        return -(targets * (log / 2.0**sharpness).log_softmax(-1)).sum(1).mean().item()
+    def cost(octave: float) -> float:
+        return -(targets * (log / (spread * 2.0**octave)).log_softmax(-1)).sum(1).mean().item()
 
-    found = minimize_scalar(cost, bounds=(-7, 7), method="bounded")
-    return Calibration("temperature", (float(2.0**found.x),), N)
+    found = minimize_scalar(cost, bounds=(-10, 10), method="bounded")
+    return Calibration("temperature", (spread * float(2.0**found.x),), N)
 
 
 def fit_platt(activation: Tensor, labels: Tensor) -> Calibration | None:
-    """Slope and intercept of a logistic regression over all images and classes together.
+    r"""Slope and intercept of the largest likelihood over all images and classes together.
+
+    .. math::
+        \min_{s, b} -\sum_{nj} \big(t_{nj} \log p_{nj} + (1 - t_{nj}) \log(1 - p_{nj})\big), \quad
+        t_{nj} = \frac{N_+ + 1}{N_+ + 2} \text{ where the class is there, else } \frac{1}{N_- + 2}
+
+    The targets, of N_+ classes that are there and N_- that are not, are Platt's: the slope stays finite where
+    activations tell all of them apart.
 
     Args:
         activation: of the classes, (N, E), of images that the network was not trained on.
@@ -160,9 +170,20 @@ def fit_platt(activation: Tensor, labels: Tensor) -> Calibration | None:
         )
     if not _enough(activation) or bool(labels.all()) or not bool(labels.any()):
         return None
-    model = LogisticRegression()
-    model.fit(_logit(activation.double()).reshape(-1, 1).numpy(), labels.cpu().flatten().numpy())
-    return Calibration("platt", (float(model.coef_[0, 0]), float(model.intercept_[0])), len(activation))
+    logit, there = _logit(activation.double()).reshape(-1, 1), labels.cpu().flatten()
+    centre, spread = logit.mean().item(), _spread(logit - logit.mean())
+    yes = int(there.sum())
+    low, high = 1 / (len(there) - yes + 2), (yes + 1) / (yes + 2)
+    target = low + (high - low) * there.double()
+    # Each is there with the weight t and not there with 1 - t; a C so large is no penalty.
+    model = LogisticRegression(C=1e9, solver="newton-cholesky", tol=1e-8)
+    model.fit(
+        ((logit - centre) / spread).repeat(2, 1).numpy(),
+        torch.arange(2).repeat_interleave(len(there)).numpy(),
+        torch.cat([1 - target, target]).numpy(),
+    )
+    slope = float(model.coef_[0, 0]) / spread
+    return Calibration("platt", (slope, float(model.intercept_[0]) - slope * centre), len(activation))
 
 
 def _check_activation(activation: Tensor) -> None:
@@ -182,6 +203,12 @@ def _check_labels(activation: Tensor, labels: Tensor) -> None:
 
 def _enough(activation: Tensor) -> bool:
     return len(activation) >= LEAST_IMAGES and bool(activation.isfinite().all())
+
+
+def _spread(centred: Tensor) -> float:
+    """The standard deviation of numbers with mean 0; 1 if they differ by no more than rounding."""
+    spread = centred.square().mean().sqrt().item()
+    return spread if spread > _SMALLEST else 1.0
 
 
 def _logit(activation: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ DecoderInput = Literal["masked", "pose", "pose_and_class"]
 
 
 def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
-    """The poses with all but the chosen classes set to zero, (B, J, *pose).
+    """The poses with all but the chosen classes set to zero, whatever they were, (B, J, *pose).
 
     Args:
         capsules: class capsules.
@@ -28,7 +28,8 @@ def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
     Source: Sabour, Frosst & Hinton 2017, section 4.1.
     """
     mask = chosen_classes(capsules, target)
-    return capsules.pose * mask.reshape(*mask.shape, *[1] * len(capsules.pose_shape))
+    mask = mask.reshape(*mask.shape, *[1] * len(capsules.pose_shape))
+    return capsules.pose.masked_fill(mask == 0, 0.0) * mask  # NaN times 0 is NaN
 
 
 def chosen_classes(capsules: Capsules, target: Tensor | None = None) -> Tensor:

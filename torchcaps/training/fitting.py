@@ -105,7 +105,8 @@ class Fitting:
         ]  # the last one keeps what all others know
         self.trainer = self._trainer(options or TrainerOptions(), schedule, watching, folder, bool(len(validation)))
         self.loaders = Loaders(train, validation, schedule, learner.speed)
-        train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size)  # if they can be shared out
+        batches = train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size)
+        self.trainer.accumulate_grad_batches = min(self.trainer.accumulate_grad_batches, len(batches))
 
     def _trainer(
         self, options: TrainerOptions, schedule: Schedule, watching: list[Callback], folder: Path, validate: bool

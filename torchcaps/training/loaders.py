@@ -53,11 +53,17 @@ class BalancedSampler(DistributedSampler[int]):
 
 
 def train_loader(
-    images: ImageSet, batch_size: int, seed: int, rank: int = 0, processes: int = 1, sampler: SamplerName = "shuffled"
+    images: ImageSet,
+    batch_size: int,
+    seed: int,
+    rank: int = 0,
+    processes: int = 1,
+    sampler: SamplerName = "shuffled",
+    group: int = 1,
 ) -> DataLoader:
     """Shuffled batches of one process: its shard of batches that are the same for any number of processes.
 
-    Batches are full: the few images that are left over in an epoch come up in others.
+    Batches are full, and so are groups of them: the few images that are left over in an epoch come up in others.
 
     Args:
         images: the training images.
@@ -66,6 +72,7 @@ def train_loader(
         rank: of this process.
         processes: how many there are.
         sampler: ``shuffled``, each image once, or ``balanced``, each class equally often.
+        group: batches whose gradients are added up before each step; all there are if they are fewer.
 
     Raises:
         ValueError: if the batch cannot be shared out evenly, there is not one image for each process, or classes that
@@ -80,7 +87,10 @@ def train_loader(
         order: DistributedSampler[int] = BalancedSampler(images, processes, rank, seed)
     else:
         order = DistributedSampler(images, processes, rank, seed=seed, drop_last=True)
-    return DataLoader(images, share, sampler=order, drop_last=True, collate_fn=_same)
+    batches = len(order) // share
+    order.num_samples = (batches // group * group or batches) * share
+    order.total_size = order.num_samples * processes
+    return DataLoader(images, share, sampler=order, collate_fn=_same)
 
 
 def evaluation_loader(images: ImageSet, batch_size: int) -> DataLoader:
@@ -113,7 +123,8 @@ class Loaders(L.LightningDataModule):
         rank, processes = self.trainer.global_rank, self.trainer.world_size
         images = self._near(self.sets[0])
         how = self.schedule
-        return train_loader(images, how.batch_size, how.seed, rank, processes, how.sampler)
+        group = self.trainer.accumulate_grad_batches
+        return train_loader(images, how.batch_size, how.seed, rank, processes, how.sampler, group)
 
     def val_dataloader(self) -> DataLoader:
         """All validation images."""
