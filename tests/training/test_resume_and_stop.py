@@ -1,6 +1,7 @@
 """Item 17: a run goes on with what it was started with. Item 4: it stops at NaN, with its name. Which epoch is kept."""
 
 import json
+import signal
 from functools import partial
 from pathlib import Path
 
@@ -164,7 +165,7 @@ class TestOptions:
         one.optimisation.optimizer = partial(torch.optim.Adam, lr=1.0, **options)
         before = {name: tensor.clone() for name, tensor in one.state_dict().items()}
         state = torch.get_rng_state()
-        rehearse(one, FEW)
+        rehearse(one, FEW, steps=4, epochs=1)
         assert all(torch.equal(before[name], tensor) for name, tensor in one.state_dict().items())
         assert all(weight.grad is None for weight in one.parameters())
         assert torch.equal(state, torch.get_rng_state())
@@ -204,6 +205,22 @@ class SickAfter(MarginLoss):
 
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
         return super().forward(activation, target) * (torch.nan if self.now >= self.step else 1)
+
+
+class Stopped(MarginLoss):
+    """Somebody presses Ctrl-C."""
+
+    def forward(self, activation: Tensor, target: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_in_a_training_is_ctrl_c(tmp_path: Path) -> None:
+    listening = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fit(learner(Stopped()), FEW, FEW, tmp_path, Schedule(epochs=1, batch_size=16), CPU)
+    finally:
+        signal.signal(signal.SIGINT, listening)  # Lightning listens no more
 
 
 class TestItem4:

@@ -46,11 +46,9 @@ def command(arguments: list[str]) -> None:
             allow_changes=allow_changes,
             show=None if terminal else partial(print, flush=True),
         )
-    except (SystemExit, KeyboardInterrupt) as stop:
+    except (SystemExit, KeyboardInterrupt):
         if folder.config.exists():
             print(f"stopped; continue with: torchcaps train --resume {folder.path}", file=sys.stderr)
-        if isinstance(stop, SystemExit) and stop.code == 1:  # Lightning's answer to Ctrl-C
-            raise KeyboardInterrupt from stop
         raise
     if summary is not None:
         from torchcaps.tasks import as_task

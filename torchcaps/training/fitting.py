@@ -105,7 +105,8 @@ class Fitting:
         ]  # the last one keeps what all others know
         self.trainer = self._trainer(options or TrainerOptions(), schedule, watching, folder, bool(len(validation)))
         self.loaders = Loaders(train, validation, schedule, learner.speed)
-        train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size)  # if they can be shared out
+        batches = len(train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size))
+        self.steps = self._steps(batches)
 
     def _trainer(
         self, options: TrainerOptions, schedule: Schedule, watching: list[Callback], folder: Path, validate: bool
@@ -131,6 +132,13 @@ class Fitting:
                 f"this machine cannot train as asked ({asked}): {error}; --trainer.accelerator auto takes what is there"
             ) from error
 
+    def _steps(self, batches: int) -> int:
+        """How many steps the training has if nothing ends it before, as Lightning finds out once it loads images."""
+        trainer, limit = self.trainer, self.trainer.limit_train_batches or 0
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        steps = -(-batches // trainer.accumulate_grad_batches) * (trainer.max_epochs or 1)
+        return steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)
+
     def run(self) -> tuple[L.Trainer, list[dict[str, float]]]:
         """Trains from the start, or from the newest checkpoint that is whole; see :func:`fit`."""
         newest = checkpoint_to_resume(self.checkpoints) if is_first_process() else newest_checkpoint(self.checkpoints)
@@ -140,7 +148,7 @@ class Fitting:
             done, wanted = checkpoint["epoch"] + 1, self.trainer.max_epochs or 0
             if done > wanted:
                 raise ValueError(f"epochs must be {done} or more, as many as are done already, got {wanted}")
-        with _expected_warnings(), kept_memory(self.learner.speed.keep_memory):
+        with _expected_warnings(), kept_memory(self.learner.speed.keep_memory), _ctrl_c():
             self.trainer.fit(self.learner, datamodule=self.loaders, ckpt_path=newest, weights_only=True)
         if is_first_process():
             checkpoint_to_resume(self.checkpoints)  # Lightning leaves the one that was resumed from
@@ -157,8 +165,14 @@ class Fitting:
         return {"epoch": self.best.epoch + 1, "by": f"the best {main.name} on validation images, {main.text(value)}"}
 
 
-def rehearse(learner: Learner, images: ImageSet) -> None:
+def rehearse(learner: Learner, images: ImageSet, steps: int, epochs: int) -> None:
     """Makes one step with two images, of a copy: whether network, task, loss and optimizer fit each other.
+
+    Args:
+        learner: the network, its task and how it is optimised.
+        images: to train on.
+        steps: of the training, which the scheduler must not end before.
+        epochs: of the training.
 
     Raises:
         ValueError: if they do not.
@@ -185,8 +199,8 @@ def rehearse(learner: Learner, images: ImageSet) -> None:
                 loss()  # and no step, which such an optimizer makes on a GPU alone
             else:
                 optimizer.step(loss)
-        if how.scheduler is not None and not how.spans_all_steps:
-            how.scheduler(optimizer)
+        if how.scheduler is not None:
+            how.scheduled(optimizer, steps, epochs)
     except (RuntimeError, TypeError, IndexError, AttributeError, ZeroDivisionError) as error:
         raise ValueError(f"network, task, losses and optimizer do not fit the images or each other: {error}") from error
 
@@ -200,6 +214,17 @@ def _keep_last(folder: Path) -> ModelCheckpoint:
         save_on_train_epoch_end=True,
         enable_version_counter=False,
     )
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[None]:
+    """Ctrl-C ends a training as it ends all else: Lightning makes exit status 1 of it."""
+    try:
+        yield
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from stop
+        raise
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from lightning import Trainer
@@ -149,6 +149,29 @@ class Optimisation:
         """Whether the scheduler must be told how many steps there are."""
         given = getattr(self.scheduler, "keywords", {})
         return "total_steps" in given and given["total_steps"] is None and given.get("epochs") is None
+
+    def scheduled(self, optimizer: torch.optim.Optimizer, steps: float, epochs: int) -> dict[str, Any]:
+        """The scheduler of a training, and whether it steps each epoch or each step, as Lightning takes them.
+
+        Args:
+            optimizer: whose learning rate it sets.
+            steps: of the training.
+            epochs: of the training.
+
+        Raises:
+            ValueError: if it ends before the training does.
+        """
+        if self.spans_all_steps:
+            return {"scheduler": cast(Any, self.scheduler)(optimizer, total_steps=int(steps)), "interval": "step"}
+        scheduler = cast(SchedulerFactory, self.scheduler)(optimizer)
+        each, wanted = ("", steps) if self.scheduler_interval == "step" else (", one an epoch", epochs)
+        total = getattr(scheduler, "total_steps", None)
+        if total is not None and total < wanted:
+            raise ValueError(
+                f"scheduler {type(scheduler).__name__} ends after {total} steps{each}, and the training has {wanted}: "
+                f"its total_steps must be {wanted} or more; left out, it spans all steps of the training"
+            )
+        return {"scheduler": scheduler, "interval": self.scheduler_interval}
 
 
 @dataclass(kw_only=True)

@@ -65,7 +65,7 @@ def train(
     validation = data.validation.prepared(subject.preprocess)
     resumed = folder.config.exists()
     fitting = Fitting(learner, data.train, validation, folder.path, schedule, running.trainer, caller)
-    rehearse(learner, data.train)
+    rehearse(learner, data.train, fitting.steps, schedule.epochs)
     alone = folder.opened(caller.config, resumed, partial(write_record, folder, data))
     with alone if is_first_process() else nullcontext():
         if is_first_process() and caller.show is not None:
