@@ -193,7 +193,7 @@ class TestLab:
         folder = lab.folder("strange").path
         folder.mkdir(parents=True)
         (folder / "diary.txt").write_text("mine")
-        with pytest.raises(FileExistsError, match="not empty"):
+        with pytest.raises(FileExistsError, match="not empty: choose another --runs"):
             lab.train("strange", TINY)
 
     def test_several_devices_are_refused(self, runs):

@@ -21,7 +21,7 @@ from torchcaps.training import Caller, Learner, Optimisation, Schedule, TrainerO
 from torchcaps.training.checkpoints import newest_checkpoint
 from torchcaps.training.diverged import first_not_finite
 from torchcaps.training.fingerprint import differences
-from torchcaps.training.fitting import rehearse
+from torchcaps.training.fitting import Fitting, rehearse
 
 CPU = TrainerOptions(accelerator="cpu")
 FEW = Digits().train.subset(torch.arange(64))
@@ -178,6 +178,26 @@ class TestOptions:
         trainer, _ = fit(one, FEW, FEW, tmp_path, Schedule(epochs=4, batch_size=16), CPU)
         assert trainer.optimizers[0].param_groups[0]["lr"] < 1e-3
 
+    @pytest.mark.parametrize(
+        ("options", "note"),
+        [
+            ({}, None),
+            ({"max_steps": 3}, "max_steps 3 ends the training in the midst of epoch 1: it has 4 steps"),
+            ({"max_steps": 4}, None),
+            ({"average": 0.9}, "trainer.average 0.9 remembers 10 steps or so, the training has 8: the weights that are "
+             "tested are 48% those after the first step"),
+            ({"average": 0.5}, None),
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_what_makes_a_training_short_is_noted(
+        self, options: dict[str, float], note: str | None, tmp_path: Path
+    ) -> None:
+        average, extra = options.get("average"), {name: one for name, one in options.items() if name != "average"}
+        trainer = TrainerOptions(accelerator="cpu", average=average, extra=extra)
+        fitting = Fitting(learner(), FEW, FEW, tmp_path, Schedule(epochs=2, batch_size=16), trainer)
+        assert fitting.notes() == ([] if note is None else [note])
+
     def test_without_test_images_nothing_is_tested(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         for number in range(8):
             (tmp_path / "data" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
@@ -187,7 +207,9 @@ class TestOptions:
         assert (
             main([*TRAIN, *options, "--data.validation", "0", "--run", str(tmp_path / "run"), "--report", "true"]) == 0
         )
-        assert "note: there are no test images: nothing is tested" in capsys.readouterr().out
+        told = capsys.readouterr().out
+        assert "note: there are no test images: nothing is tested" in told
+        assert "\nafter 1 epoch\n" in told
         summary = json.loads((tmp_path / "run" / "summary.json").read_text())
         assert "test_accuracy" not in summary
         assert tc.load_pretrained(tmp_path / "run" / "model").image_shape == (1, 8, 8)

@@ -56,7 +56,8 @@ def command(arguments: list[str]) -> None:
         main = as_task(summary["task"]).main
         tested = summary.get(f"test_{main.name}")
         found = "" if tested is None else f"test {main.name} {main.text(tested)} "
-        print(f"{found}after {summary['epochs']} epochs")
+        epochs = summary["epochs"]
+        print(f"{found}after {epochs} epoch{'s' if epochs != 1 else ''}")
         if "test_balanced_accuracy" in summary:
             balanced = summary["test_balanced_accuracy"]
             print(f"balanced accuracy {100 * balanced:.2f} % (the mean over the classes, each counting alike)")

@@ -26,6 +26,9 @@ from torchcaps.training.memory import kept_memory
 from torchcaps.training.options import Caller, Schedule, TrainerOptions
 from torchcaps.training.trial import ChooseSpeed
 
+OLD_WEIGHTS = 0.01
+"""Share of the first weights in averaged ones from which on people are told."""
+
 
 def fit(
     learner: Learner,
@@ -106,7 +109,8 @@ class Fitting:
         self.trainer = self._trainer(options or TrainerOptions(), schedule, watching, folder, bool(len(validation)))
         self.loaders = Loaders(train, validation, schedule, learner.speed)
         batches = len(train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size))
-        self.steps = self._steps(batches)
+        self.epoch_steps, self.steps = self._steps(batches)
+        self.average = None if options is None else options.average
 
     def _trainer(
         self, options: TrainerOptions, schedule: Schedule, watching: list[Callback], folder: Path, validate: bool
@@ -132,12 +136,28 @@ class Fitting:
                 f"this machine cannot train as asked ({asked}): {error}; --trainer.accelerator auto takes what is there"
             ) from error
 
-    def _steps(self, batches: int) -> int:
-        """How many steps the training has if nothing ends it before, as Lightning finds out once it loads images."""
+    def _steps(self, batches: int) -> tuple[int, int]:
+        """How many steps a whole epoch has, and the training if nothing ends it before: what Lightning finds later."""
         trainer, limit = self.trainer, self.trainer.limit_train_batches or 0
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-        steps = -(-batches // trainer.accumulate_grad_batches) * (trainer.max_epochs or 1)
-        return steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)
+        each = -(-batches // trainer.accumulate_grad_batches)
+        steps = each * (trainer.max_epochs or 1)
+        return each, steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)
+
+    def notes(self) -> list[str]:
+        """What people should know of the training before they wait for it."""
+        notes, steps = [], self.steps
+        if self.epoch_steps and steps % self.epoch_steps:
+            epoch = steps // self.epoch_steps + 1
+            notes.append(
+                f"max_steps {steps} ends the training in the midst of epoch {epoch}: it has {self.epoch_steps} steps"
+            )
+        if self.average is not None and (share := self.average ** max(steps - 1, 0)) > OLD_WEIGHTS:
+            notes.append(
+                f"trainer.average {self.average} remembers {1 / (1 - self.average):,.0f} steps or so, the training has "
+                f"{steps:,}: the weights that are tested are {share:.0%} those after the first step"
+            )
+        return notes
 
     def run(self) -> tuple[L.Trainer, list[dict[str, float]]]:
         """Trains from the start, or from the newest checkpoint that is whole; see :func:`fit`."""
