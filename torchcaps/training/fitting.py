@@ -256,6 +256,7 @@ def _expected_warnings() -> Iterator[None]:
         warnings.filterwarnings("ignore", ".*number of training batches.*")
         warnings.filterwarnings("ignore", ".*scheduler is using 'interval': 'epoch'.*")  # one cycle, in whole epochs
         warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists.*")
+        warnings.filterwarnings("ignore", "The dirpath has changed.*")  # what is kept is found in the new place
         yield
 
 
