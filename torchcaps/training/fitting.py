@@ -138,7 +138,7 @@ class Fitting:
 
     def _steps(self, batches: int) -> tuple[int, int]:
         """How many steps a whole epoch has, and the training if nothing ends it before: what Lightning finds later."""
-        trainer, limit = self.trainer, self.trainer.limit_train_batches or 0
+        trainer, limit = self.trainer, self.trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
         each = -(-batches // trainer.accumulate_grad_batches)
         steps = each * (trainer.max_epochs or 1)
