@@ -245,6 +245,21 @@ def test_ctrl_c_in_a_training_is_ctrl_c(tmp_path: Path) -> None:
         signal.signal(signal.SIGINT, listening)  # Lightning listens no more
 
 
+def test_a_stopped_run_is_told_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(fitting: Fitting) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Fitting, "run", stopped)
+    run = str(tmp_path / "run")
+    assert main([*TRAIN, "--run", run, "--import", "json"]) == 130
+    assert capsys.readouterr().err.startswith(f"stopped; continue with: torchcaps train --resume {run} --import json\n")
+    again = ["train", "--resume", run, "--import", "json", "--epochs", "2"]  # its config.yaml has 1 epoch
+    assert main(again) == 130
+    assert f"continue with: torchcaps {' '.join(again)}\n" in capsys.readouterr().err
+
+
 class TestItem4:
     def test_item4_the_last_good_checkpoint_stays(self, tmp_path: Path) -> None:
         with pytest.raises(TrainingDiverged, match="since epoch 2, step 3: class_loss is nan"):

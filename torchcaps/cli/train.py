@@ -17,7 +17,7 @@ def command(arguments: list[str]) -> None:
     """Train a network; writes a folder with metrics, checkpoints, the model, a summary and a report."""
     from torchcaps import training
 
-    given = shlex.join(["torchcaps", "train", *sys.argv[2:]])
+    given = again = shlex.join(["torchcaps", "train", *arguments])
     imports, arguments = named_imports(arguments), without_imports(arguments)
     allow_changes, arguments = "--allow_changes" in arguments, [one for one in arguments if one != "--allow_changes"]
     resumed = _resumed_run(arguments)
@@ -30,6 +30,8 @@ def command(arguments: list[str]) -> None:
         folder = training.RunFolder(Path(config.run))
         if training.is_first_process():
             folder.unused()
+        named = [part for module in imports for part in ("--import", module)]
+        again = shlex.join(["torchcaps", "train", "--resume", str(folder.path), *named])
     else:
         folder, arguments = resumed
         config = parser.parse_args(["--config", str(folder.config), *arguments, "--run", str(folder.path)])
@@ -48,7 +50,7 @@ def command(arguments: list[str]) -> None:
         )
     except (SystemExit, KeyboardInterrupt):
         if folder.config.exists():
-            print(f"stopped; continue with: torchcaps train --resume {folder.path}", file=sys.stderr)
+            print(f"stopped; continue with: {again}", file=sys.stderr)
         raise
     if summary is not None:
         from torchcaps.tasks import as_task
