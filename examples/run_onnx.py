@@ -22,7 +22,10 @@ def main(model: str, picture: str) -> None:
     if "image_shape" not in notes:
         raise SystemExit(f"{model} takes texts, this example shows pictures")
     channels, height, width = notes["image_shape"]
-    image = Image.open(picture).convert("L" if channels == 1 else "RGB")
+    try:
+        image = Image.open(picture).convert("L" if channels == 1 else "RGB")
+    except OSError as error:
+        raise SystemExit(f"{picture} cannot be read: {error}") from error
     image = ImageOps.pad(image, (width, height), color=0)
     pixels = np.asarray(image, dtype=np.float32).reshape(height, width, channels) / 255
     activation, *_ = session.run(None, {"images": pixels.transpose(2, 0, 1)[None]})

@@ -25,6 +25,11 @@ DOCUMENTS = sorted(
 )
 
 
+def test_the_torch_that_is_asked_for_is_one() -> None:
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("pyproject.toml", *DOCUMENTS)]
+    assert len({version for text in texts for version in re.findall(r"torch>=([\d.]+)", text)}) == 1
+
+
 def python_blocks(document: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
 

@@ -7,6 +7,10 @@ import pytest
 import torch
 
 from torchcaps.cli import main
+from torchcaps.data import Digits
+from torchcaps.models import create_model
+from torchcaps.training import Learner, Optimisation, Schedule, TrainerOptions
+from torchcaps.training.fitting import Fitting
 
 EPOCHS, STEPS = 3, 10
 TRAIN = ["train", "--data", "Digits", "--model", "capsnet_digits", "--epochs", str(EPOCHS), "--report", "false"]
@@ -18,16 +22,20 @@ CYCLE = ["--scheduler", "OneCycleLR", "--scheduler.max_lr", "0.01"]
 def trained(run: Path, *options: str) -> list[float]:
     """The learning rate after each epoch."""
     assert main([*TRAIN, *SMALL, *FEW, *CYCLE, *options, "--run", str(run)]) == 0
+    return rates_of(run)
+
+
+def rates_of(run: Path) -> list[float]:
     with (run / "metrics.csv").open(newline="") as file:
         return [float(row["learning_rate"]) for row in csv.DictReader(file)]
 
 
-def cycle(total: int) -> list[float]:
+def cycle(total: int, epochs: int = EPOCHS) -> list[float]:
     """The learning rate after each epoch but the last, when the cycle is over."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1e-3)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=total)
     rates = []
-    for _ in range(STEPS * (EPOCHS - 1)):
+    for _ in range(STEPS * (epochs - 1)):
         optimizer.step()
         scheduler.step()
         rates.append(scheduler.get_last_lr()[0])
@@ -43,3 +51,52 @@ def test_one_cycle_spans_all_steps_of_the_training(tmp_path: Path) -> None:
 def test_a_number_of_steps_that_was_given_holds(tmp_path: Path) -> None:
     rates = trained(tmp_path / "run", "--scheduler.total_steps", "1000", "--scheduler_interval", "step")
     assert rates[:-1] == pytest.approx(cycle(1000), rel=1e-12)
+
+
+def test_one_cycle_follows_a_training_that_becomes_longer(tmp_path: Path) -> None:
+    trained(tmp_path / "run")
+    assert main(["train", "--resume", str(tmp_path / "run"), "--epochs", "5"]) == 0
+    rates = rates_of(tmp_path / "run")
+    assert rates[:2] == pytest.approx(cycle(30), rel=1e-12)
+    assert rates[3:-1] == pytest.approx(cycle(50, 5)[3:], rel=1e-12)
+    assert rates[-1] < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--scheduler_interval", "step"], "ends after 2 steps, and the training has 30: its total_steps must"),
+        (["--scheduler_interval", "epoch"], "ends after 2 steps, one an epoch, and the training has 3: its"),
+    ],
+    ids=["step", "epoch"],
+)
+def test_a_scheduler_that_ends_before_the_training_is_refused_at_the_start(
+    options: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--scheduler.total_steps", "2", *options, "--run", str(tmp_path / "run")]
+    assert main([*TRAIN, *SMALL, *FEW, *CYCLE, *few]) == 1
+    assert f"error: scheduler OneCycleLR {told}" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"limit_train_batches": 3},
+        {"limit_train_batches": 0.5},
+        {"limit_train_batches": 30, "max_steps": 7},
+        {"accumulate_grad_batches": 4},
+    ],
+    ids=str,
+)
+def test_the_steps_of_a_training_are_known_before_it_begins(extra: dict[str, float], tmp_path: Path) -> None:
+    digits = Digits()
+    network = create_model("capsnet_digits", channels=2, types=1, decoder_hidden=None)
+    learner = Learner(network, Optimisation(optimizer=torch.optim.SGD))
+    options = TrainerOptions(accelerator="cpu", extra=extra)
+    schedule = Schedule(epochs=2, batch_size=200)
+    fitting = Fitting(learner, digits.train, digits.validation, tmp_path, schedule, options)
+    fitting.run()
+    assert fitting.steps == fitting.trainer.global_step
+    assert fitting.steps == fitting.trainer.estimated_stepping_batches

@@ -89,6 +89,10 @@ def test_item3_onnx_with_the_preparation_of_images(tmp_path: Path, onnxruntime: 
     said = subprocess.run(example, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
     assert said.splitlines()[0].startswith("abcdefghij"[int(np.argmax(found[0]))])
 
+    missing = subprocess.run([*example[:-1], "no.png"], capture_output=True, text=True, cwd=tmp_path)
+    assert missing.returncode == 1
+    assert missing.stderr.startswith("no.png cannot be read: ")
+
 
 def test_item3_a_program_of_standard_operators(tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -18,7 +18,7 @@ import torch
 from tests.data.test_smallnorb import write as write_smallnorb
 from torchcaps import Classifier, create_model
 from torchcaps.cli import main
-from torchcaps.data import ImageSet, Words
+from torchcaps.data import MNIST, ImageSet, Words
 from torchcaps.explain.exhibits import word_shares
 from torchcaps.explain.exhibits.base import png
 from torchcaps.explore import Explorer, application, digit_samples, local_samples, serve
@@ -123,6 +123,26 @@ class TestExplorer:
         classifier = Classifier.open(name)
         told = Explorer({name: classifier}, {name: lambda: local_samples(name, classifier)}).network(name)
         assert bool(told["samples"]) == (not name.startswith("smallnorb/"))
+
+    @pytest.mark.parametrize(
+        ("name", "samples"),
+        [("mnist/efficient_capsnet", 359), ("mnist/sharedcapsnet", 200), ("smallnorb/matrixcapsnet_small", 0)],
+    )
+    def test_damaged_test_images_are_told_and_not_used(
+        self, name: str, samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write_smallnorb(tmp_path)
+        (tmp_path / "mnist").mkdir()
+        for file in (*MNIST.sha256, *(path.name for path in tmp_path.glob("*-testing-*"))):
+            place = tmp_path / file if file.startswith("smallnorb") else tmp_path / "mnist" / file
+            place.write_bytes(b"damaged")
+        monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
+        told: list[str] = []
+        found = local_samples(name, Classifier.open(name), told.append)
+        assert (0 if found is None else len(found)) == samples
+        assert len(told) == 1
+        assert told[0].startswith("test images that are damaged are not used: ")
+        assert str(tmp_path) in told[0]
 
     def test_test_images_of_smallnorb(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_smallnorb(tmp_path)

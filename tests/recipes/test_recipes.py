@@ -193,7 +193,7 @@ class TestLab:
         folder = lab.folder("strange").path
         folder.mkdir(parents=True)
         (folder / "diary.txt").write_text("mine")
-        with pytest.raises(FileExistsError, match="not empty"):
+        with pytest.raises(FileExistsError, match="not empty: choose another --runs"):
             lab.train("strange", TINY)
 
     def test_several_devices_are_refused(self, runs):
@@ -467,7 +467,12 @@ class TestCommandLine:
     def test_run_and_list(self, made_up, tmp_path, capsys):
         folders = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
         assert main(["run", "made-up", "--preset", "quick", "--seeds", "0", "1", *folders]) == 0
-        assert "a  error     2 %        not run  3.50 ± 0.71 %" in capsys.readouterr().out
+        told = capsys.readouterr().out
+        assert "a  error     2 %        not run  3.50 ± 0.71 %" in told
+        assert "entropy" not in told
+        assert "  and 1 more: torchcaps recipes made-up\n" in told
+        assert main(["recipes", "made-up", *folders[2:]]) == 0
+        assert "entropy" in capsys.readouterr().out
         assert main(["recipes", "made-up", "--json", *folders[2:]]) == 0
         (listed,) = json.loads(capsys.readouterr().out)
         assert listed["lines"][0]["published"] == 2.0

@@ -1,6 +1,7 @@
 """Item 17: a run goes on with what it was started with. Item 4: it stops at NaN, with its name. Which epoch is kept."""
 
 import json
+import signal
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from torchcaps.training import Caller, Learner, Optimisation, Schedule, TrainerO
 from torchcaps.training.checkpoints import newest_checkpoint
 from torchcaps.training.diverged import first_not_finite
 from torchcaps.training.fingerprint import differences
-from torchcaps.training.fitting import rehearse
+from torchcaps.training.fitting import Fitting, rehearse
 
 CPU = TrainerOptions(accelerator="cpu")
 FEW = Digits().train.subset(torch.arange(64))
@@ -164,7 +165,7 @@ class TestOptions:
         one.optimisation.optimizer = partial(torch.optim.Adam, lr=1.0, **options)
         before = {name: tensor.clone() for name, tensor in one.state_dict().items()}
         state = torch.get_rng_state()
-        rehearse(one, FEW)
+        rehearse(one, FEW, steps=4, epochs=1)
         assert all(torch.equal(before[name], tensor) for name, tensor in one.state_dict().items())
         assert all(weight.grad is None for weight in one.parameters())
         assert torch.equal(state, torch.get_rng_state())
@@ -177,6 +178,26 @@ class TestOptions:
         trainer, _ = fit(one, FEW, FEW, tmp_path, Schedule(epochs=4, batch_size=16), CPU)
         assert trainer.optimizers[0].param_groups[0]["lr"] < 1e-3
 
+    @pytest.mark.parametrize(
+        ("options", "note"),
+        [
+            ({}, None),
+            ({"max_steps": 3}, "max_steps 3 ends the training in the midst of epoch 1: it has 4 steps"),
+            ({"max_steps": 4}, None),
+            ({"average": 0.9}, "trainer.average 0.9 remembers 10 steps or so, the training has 8: the weights that are "
+             "tested are 48% those after the first step"),
+            ({"average": 0.5}, None),
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_what_makes_a_training_short_is_noted(
+        self, options: dict[str, float], note: str | None, tmp_path: Path
+    ) -> None:
+        average, extra = options.get("average"), {name: one for name, one in options.items() if name != "average"}
+        trainer = TrainerOptions(accelerator="cpu", average=average, extra=extra)
+        fitting = Fitting(learner(), FEW, FEW, tmp_path, Schedule(epochs=2, batch_size=16), trainer)
+        assert fitting.notes() == ([] if note is None else [note])
+
     def test_without_test_images_nothing_is_tested(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         for number in range(8):
             (tmp_path / "data" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
@@ -186,7 +207,9 @@ class TestOptions:
         assert (
             main([*TRAIN, *options, "--data.validation", "0", "--run", str(tmp_path / "run"), "--report", "true"]) == 0
         )
-        assert "note: there are no test images: nothing is tested" in capsys.readouterr().out
+        told = capsys.readouterr().out
+        assert "note: there are no test images: nothing is tested" in told
+        assert "\nafter 1 epoch\n" in told
         summary = json.loads((tmp_path / "run" / "summary.json").read_text())
         assert "test_accuracy" not in summary
         assert tc.load_pretrained(tmp_path / "run" / "model").image_shape == (1, 8, 8)
@@ -227,6 +250,37 @@ class SickAfter(MarginLoss):
 
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
         return super().forward(activation, target) * (torch.nan if self.now >= self.step else 1)
+
+
+class Stopped(MarginLoss):
+    """Somebody presses Ctrl-C."""
+
+    def forward(self, activation: Tensor, target: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_in_a_training_is_ctrl_c(tmp_path: Path) -> None:
+    listening = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fit(learner(Stopped()), FEW, FEW, tmp_path, Schedule(epochs=1, batch_size=16), CPU)
+    finally:
+        signal.signal(signal.SIGINT, listening)  # Lightning listens no more
+
+
+def test_a_stopped_run_is_told_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(fitting: Fitting) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Fitting, "run", stopped)
+    run = str(tmp_path / "run")
+    assert main([*TRAIN, "--run", run, "--import", "json"]) == 130
+    assert capsys.readouterr().err.startswith(f"stopped; continue with: torchcaps train --resume {run} --import json\n")
+    again = ["train", "--resume", run, "--import", "json", "--epochs", "2"]  # its config.yaml has 1 epoch
+    assert main(again) == 130
+    assert f"continue with: torchcaps {' '.join(again)}\n" in capsys.readouterr().err
 
 
 class TestItem4:
@@ -289,8 +343,7 @@ class TestEnd:
         assert main([*small, "--epochs", "4", "--run", str(whole)]) == 0
         assert main([*small, "--epochs", "3", "--run", str(tmp_path / "first")]) == 0
         (tmp_path / "first").rename(moved)
-        with pytest.warns(UserWarning, match="dirpath has changed"):
-            assert main(["train", "--resume", str(moved), "--epochs", "4"]) == 0
+        assert main(["train", "--resume", str(moved), "--epochs", "4"]) == 0
         summary = json.loads((whole / "summary.json").read_text())
         text = (whole / "metrics.csv").read_text().splitlines()
         column = text[0].split(",").index("val_accuracy")

@@ -146,6 +146,9 @@ class TestItem15:
         assert ready.wait(30)
         with pytest.raises(BlockingIOError, match=r"another process trains in .*run"), folder.opened("", resumed=True):
             pass
+        of_a_recipe = RunFolder(folder.path, "--runs")
+        with pytest.raises(BlockingIOError, match=r"or choose another --runs$"), of_a_recipe.opened("", resumed=True):
+            pass
         assert holder.pid is not None
         os.kill(holder.pid, signal.SIGKILL)
         holder.join()
@@ -197,8 +200,11 @@ class TestItem9:
             (["--trainer.precision", "5-true"], "cannot train as asked .*precision 5-true"),
             (["--trainer.strategy", "magic"], "cannot train as asked .*magic"),
             (["--trainer.devices", "2", "--batch_size", "33"], "batch_size must be a multiple of the 2 processes"),
-            (["--trainer.extra.logger", "true"], "extra takes other arguments of Lightning's Trainer, not logger"),
-            (["--trainer.extra.colour", "red"], "extra takes other arguments of Lightning's Trainer, not colour"),
+            (["--trainer.extra.logger", "true"], "arguments of Lightning's Trainer: logger is set by torchcaps itself"),
+            (["--trainer.extra.limit_val_batches", "3"], "limit_val_batches is set by torchcaps itself, from data.val"),
+            (["--trainer.extra.accelerator", "cpu"], "accelerator is set by torchcaps itself, from trainer.acc"),
+            (["--trainer.extra.inference_mode", "true"], "inference_mode is set by torchcaps itself"),
+            (["--trainer.extra.colour", "red"], "extra takes arguments of Lightning's Trainer, which has no colour"),
             (["--stop_at", "0.9", "--data.validation", "0"], "stop_at needs validation images"),
             (["--model_args.image_shape", "[3,8,8]"], "do not fit the images|image"),
             (["--optimizer", "Adam", "--optimizer.lr", "-1"], "learning rate"),

@@ -71,7 +71,7 @@ def _samples(name: str, classifier: "Classifier") -> "Callable[[], ImageSet | No
 
     if (Path(name) / "config.yaml").is_file():
         return partial(_test_images, name)
-    return partial(local_samples, name, classifier)
+    return partial(local_samples, name, classifier, _note)
 
 
 def _test_images(name: str) -> "ImageSet | None":
@@ -80,8 +80,12 @@ def _test_images(name: str) -> "ImageSet | None":
     try:
         return open_run(parser, parser.parse_args([name]))[1]
     except (OSError, ValueError) as error:
-        print(f"note: {name} is explored without its test images: {error}", file=sys.stderr)
+        _note(f"{name} is explored without its test images: {error}")
         return None
+
+
+def _note(line: str) -> None:
+    print(f"note: {line}", file=sys.stderr)
 
 
 def _has_screen() -> bool:

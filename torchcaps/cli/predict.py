@@ -171,10 +171,9 @@ def _said(answer: "Answer", top: int | None) -> tuple[str, ...]:
     return answer.classes if top is None else answer.top(top)
 
 
-def _place(name: str) -> dict[str, str]:
-    """Where a text was found, if it was."""
-    place = getattr(name, "place", "").removesuffix(": ")
-    return {"place": place} if place else {}
+def _place(name: str) -> str:
+    """Where a text was found; nothing if it stood on the command line."""
+    return getattr(name, "place", "").removesuffix(": ")
 
 
 def _short(name: str) -> str:
@@ -200,17 +199,21 @@ def _text(classifier: "Classifier", top: int | None) -> Show:
 
 
 def _csv(classifier: "Classifier", top: int | None) -> Show:
+    from torchcaps.classifier import beginning
+
     probability = "probability" if classifier.calibration is None else "calibrated_probability"
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["file", "rank", "class", "said", probability, "length"])
+    texts = classifier.words is not None
+    writer.writerow(["file", *(["text"] if texts else []), "rank", "class", "said", probability, "length"])
 
     def show(file: str, answer: "Answer") -> None:
         shares, names = _probabilities(answer), _said(answer, top)
+        what = [_place(file), beginning(" ".join(file.split()), 80)] if texts else [file]
         for rank, name in enumerate(names, 1):
             said = int(name in answer.classes)
-            writer.writerow([file, rank, name, said, f"{shares[name]:.6g}", f"{answer.lengths[name]:.6g}"])
+            writer.writerow([*what, rank, name, said, f"{shares[name]:.6g}", f"{answer.lengths[name]:.6g}"])
         if not names:
-            writer.writerow([file, "", "", 0, "", ""])
+            writer.writerow([*what, "", "", 0, "", ""])
 
     return show
 
@@ -219,7 +222,8 @@ def _json(classifier: "Classifier", top: int | None) -> Show:
     method = None if classifier.calibration is None else str(classifier.calibration)
 
     def show(file: str, answer: "Answer") -> None:
-        row = {"file": file, **_place(file), **answer.json()}
+        place = {"place": _place(file)} if _place(file) else {}
+        row = {"file": file, **place, **answer.json()}
         if top is not None:
             row["top"] = list(answer.top(top))
         print(json.dumps({**row, "calibration": method}))

@@ -37,5 +37,6 @@ def command(arguments: list[str]) -> None:
         command=shlex.join(["torchcaps", "run", *arguments]),
         show=partial(print, flush=True),
     )
-    print(recipes.describe(recipes.get_recipe(options.recipe), {options.preset: result}))
+    recipe = recipes.get_recipe(options.recipe)
+    print(recipes.describe(recipe, {options.preset: result}, without_missing=True))
     print(f"result {recipes.result_path(Path(options.results), options.recipe, options.preset)}")

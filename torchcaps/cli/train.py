@@ -17,7 +17,7 @@ def command(arguments: list[str]) -> None:
     """Train a network; writes a folder with metrics, checkpoints, the model, a summary and a report."""
     from torchcaps import training
 
-    given = shlex.join(["torchcaps", "train", *sys.argv[2:]])
+    given = again = shlex.join(["torchcaps", "train", *arguments])
     imports, arguments = named_imports(arguments), without_imports(arguments)
     allow_changes, arguments = "--allow_changes" in arguments, [one for one in arguments if one != "--allow_changes"]
     resumed = _resumed_run(arguments)
@@ -30,6 +30,8 @@ def command(arguments: list[str]) -> None:
         folder = training.RunFolder(Path(config.run))
         if training.is_first_process():
             folder.unused()
+        named = [part for module in imports for part in ("--import", module)]
+        again = shlex.join(["torchcaps", "train", "--resume", str(folder.path), *named])
     else:
         folder, arguments = resumed
         config = parser.parse_args(["--config", str(folder.config), *arguments, "--run", str(folder.path)])
@@ -46,11 +48,9 @@ def command(arguments: list[str]) -> None:
             allow_changes=allow_changes,
             show=None if terminal else partial(print, flush=True),
         )
-    except (SystemExit, KeyboardInterrupt) as stop:
+    except (SystemExit, KeyboardInterrupt):
         if folder.config.exists():
-            print(f"stopped; continue with: torchcaps train --resume {folder.path}", file=sys.stderr)
-        if isinstance(stop, SystemExit) and stop.code == 1:  # Lightning's answer to Ctrl-C
-            raise KeyboardInterrupt from stop
+            print(f"stopped; continue with: {again}", file=sys.stderr)
         raise
     if summary is not None:
         from torchcaps.tasks import as_task
@@ -58,7 +58,8 @@ def command(arguments: list[str]) -> None:
         main = as_task(summary["task"]).main
         tested = summary.get(f"test_{main.name}")
         found = "" if tested is None else f"test {main.name} {main.text(tested)} "
-        print(f"{found}after {summary['epochs']} epochs")
+        epochs = summary["epochs"]
+        print(f"{found}after {epochs} epoch{'s' if epochs != 1 else ''}")
         if "test_balanced_accuracy" in summary:
             balanced = summary["test_balanced_accuracy"]
             print(f"balanced accuracy {100 * balanced:.2f} % (the mean over the classes, each counting alike)")

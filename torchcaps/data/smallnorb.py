@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchcaps.data.base import ImageData, ImageSet, find_data_dir, register_dataset, stratified_split
 from torchcaps.data.streams import read_entries, unpacked
+from torchcaps.numerics import check_size
 
 Cameras = Literal["both_as_channels", "both_as_images", "first"]
 Viewpoints = Literal["all", "azimuth", "elevation"]
@@ -167,7 +168,8 @@ class SmallNORB(ImageData):
         held_out: HeldOut = "pairs",
     ) -> None:
         super().__init__(validation, seed)
-        if size < 1 or _SIDE % size:
+        check_size(size=size)
+        if _SIDE % size:
             raise ValueError(f"size must be a divisor of {_SIDE}, got {size}")
         _check_choice("cameras", cameras, get_args(Cameras))
         _check_choice("viewpoints", viewpoints, get_args(Viewpoints))
@@ -243,6 +245,9 @@ class SmallNORB(ImageData):
         facts = _read_part(info, torch.int32, (4,)).to(torch.int64)
         if len(labels) != len(facts):
             raise ValueError(f"{cat} holds {len(labels)} labels but {info} holds {len(facts)} rows")
+        if ((labels < 0) | (labels >= len(self.class_names))).any():
+            last, found = len(self.class_names) - 1, f"{int(labels.min())} to {int(labels.max())}"
+            raise ValueError(f"{cat} must hold labels in 0..{last}, got labels from {found}")
         if ((facts < 0) | (facts > torch.tensor([9, 8, 34, 5]))).any():
             raise ValueError(
                 f"{info} must hold the columns {', '.join(self.info_columns)}, up to 9, 8, 34 and 5, "

@@ -1,14 +1,16 @@
 """Images to try where no run says which: what is there already, nothing is downloaded."""
 
-from contextlib import suppress
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from torchcaps.classifier import Classifier
-from torchcaps.data import Digits, ImageSet, Scenery, Text, TextSet, create_dataset
+from torchcaps.data import Digits, ImageData, ImageSet, Scenery, Text, TextSet, create_dataset
 from torchcaps.data.made import arrange
 from torchcaps.models import SceneCapsNet
 from torchcaps.tasks import SeveralLabels
@@ -27,7 +29,11 @@ _SMALLNORB = 96  # pixels of its side; it comes in each size that divides it
 _DIGITS = tuple(str(digit) for digit in range(10))
 
 
-def local_samples(name: str, classifier: Classifier) -> ImageSet | None:
+Tell = Callable[[str], object]
+"""Takes a line of text for people."""
+
+
+def local_samples(name: str, classifier: Classifier, tell: Tell = warnings.warn) -> ImageSet | None:
     """Test images for a network.
 
     Args:
@@ -36,26 +42,37 @@ def local_samples(name: str, classifier: Classifier) -> ImageSet | None:
         classifier: the network. If it knows digits, and nothing better is there, it gets the 1,797 that come with
             scikit-learn, drawn as large as in MNIST; if it tells several of them at once, images of several; if it
             takes questions, a few of these.
+        tell: is told why test images that are there, but damaged, are not used.
 
     Returns:
         None if there are no images for it.
     """
     data = name.partition("/")[0]
     if classifier.words is not None:
-        return _questions(data, classifier)
+        return _questions(data, classifier, tell)
     if isinstance(classifier.task, SeveralLabels) and classifier.classes == _DIGITS:
-        return digit_scenes(classifier)
+        return digit_scenes(classifier, tell)
     options: dict[str, dict[str, Any]] = {"mnist": {"download": False}, "fashion_mnist": {"download": False}}
     if not _SMALLNORB % classifier.image_shape[1]:
         options["smallnorb"] = {"size": classifier.image_shape[1]}
     if data in options:
-        with suppress(FileNotFoundError):
-            found = create_dataset(data, **options[data]).test
-            if found.raw_image_shape == classifier.image_shape and found.classes == classifier.classes:
-                return found
+        found = _test_images(partial(create_dataset, data, **options[data]), tell)
+        if found is not None and (found.raw_image_shape, found.classes) == (classifier.image_shape, classifier.classes):
+            return found
     if classifier.classes == _DIGITS and classifier.image_shape[0] == 1:
         return digit_samples(classifier.image_shape)
     return None
+
+
+def _test_images(opened: Callable[[], ImageData], tell: Tell) -> ImageSet | None:
+    """The test images of a data set, if they lie on this machine and are whole."""
+    try:
+        return opened().test
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        tell(f"test images that are damaged are not used: {error}")
+        return None
 
 
 def digit_samples(image_shape: tuple[int, int, int]) -> ImageSet:
@@ -69,17 +86,17 @@ def digit_samples(image_shape: tuple[int, int, int]) -> ImageSet:
     return ImageSet(images, test.labels, test.classes)
 
 
-def digit_scenes(classifier: Classifier) -> ImageSet:
+def digit_scenes(classifier: Classifier, tell: Tell = warnings.warn) -> ImageSet:
     """Images of several digits, MNIST's if they lie on this machine, else scikit-learn's, as large as the network's.
 
     Args:
         classifier: a :class:`~torchcaps.models.SceneCapsNet` gets digits of several sizes among clutter, any other
             network digits side by side, as many as fit.
+        tell: as in :func:`local_samples`.
     """
     _, height, width = classifier.image_shape
-    try:
-        digits = create_dataset("mnist", download=False).test
-    except FileNotFoundError:
+    digits = _test_images(partial(create_dataset, "mnist", download=False), tell)
+    if digits is None:
         digits = digit_samples((1, 28, 28))
         crisp = ((digits.images.float() / 255 - 0.5) * 3 + 0.5).clamp(0, 1)  # enlarged from 8 x 8 they are blurred
         digits = replace(digits, images=(255 * crisp).byte())
@@ -89,14 +106,13 @@ def digit_scenes(classifier: Classifier) -> ImageSet:
     return ImageSet(images, present, digits.classes)
 
 
-def _questions(data: str, classifier: Classifier) -> TextSet | None:
+def _questions(data: str, classifier: Classifier, tell: Tell) -> TextSet | None:
     """TREC's test questions, or ours."""
     if data != "trec" or classifier.words is None or set(classifier.classes) != set(QUESTIONS):
         return None
-    with suppress(FileNotFoundError):
-        test = Text(data).test
-        if isinstance(test, TextSet) and test.classes == classifier.classes:
-            return test.in_words(classifier.words)
+    test = _test_images(partial(Text, data), tell)
+    if isinstance(test, TextSet) and test.classes == classifier.classes:
+        return test.in_words(classifier.words)
     asked = [(text, classifier.classes.index(name)) for name, texts in QUESTIONS.items() for text in texts]
     texts, labels = zip(*asked, strict=True)
     return TextSet.of(texts, torch.tensor(labels), classifier.classes, classifier.words)

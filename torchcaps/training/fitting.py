@@ -26,6 +26,9 @@ from torchcaps.training.memory import kept_memory
 from torchcaps.training.options import Caller, Schedule, TrainerOptions
 from torchcaps.training.trial import ChooseSpeed
 
+OLD_WEIGHTS = 0.01
+"""Share of the first weights in averaged ones from which on people are told."""
+
 
 def fit(
     learner: Learner,
@@ -105,8 +108,10 @@ class Fitting:
         ]  # the last one keeps what all others know
         self.trainer = self._trainer(options or TrainerOptions(), schedule, watching, folder, bool(len(validation)))
         self.loaders = Loaders(train, validation, schedule, learner.speed)
-        batches = train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size)
-        self.trainer.accumulate_grad_batches = min(self.trainer.accumulate_grad_batches, len(batches))
+        batches = len(train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size))
+        group = self.trainer.accumulate_grad_batches = min(self.trainer.accumulate_grad_batches, batches)
+        self.epoch_steps, self.steps = self._steps(batches - batches % group)
+        self.average = None if options is None else options.average
 
     def _trainer(
         self, options: TrainerOptions, schedule: Schedule, watching: list[Callback], folder: Path, validate: bool
@@ -132,6 +137,29 @@ class Fitting:
                 f"this machine cannot train as asked ({asked}): {error}; --trainer.accelerator auto takes what is there"
             ) from error
 
+    def _steps(self, batches: int) -> tuple[int, int]:
+        """How many steps a whole epoch has, and the training if nothing ends it before: what Lightning finds later."""
+        trainer, limit = self.trainer, self.trainer.limit_train_batches
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        each = -(-batches // trainer.accumulate_grad_batches)
+        steps = each * (trainer.max_epochs or 1)
+        return each, steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)
+
+    def notes(self) -> list[str]:
+        """What people should know of the training before they wait for it."""
+        notes, steps = [], self.steps
+        if self.epoch_steps and steps % self.epoch_steps:
+            epoch = steps // self.epoch_steps + 1
+            notes.append(
+                f"max_steps {steps} ends the training in the midst of epoch {epoch}: it has {self.epoch_steps} steps"
+            )
+        if self.average is not None and (share := self.average ** max(steps - 1, 0)) > OLD_WEIGHTS:
+            notes.append(
+                f"trainer.average {self.average} remembers {1 / (1 - self.average):,.0f} steps or so, the training has "
+                f"{steps:,}: the weights that are tested are {share:.0%} those after the first step"
+            )
+        return notes
+
     def run(self) -> tuple[L.Trainer, list[dict[str, float]]]:
         """Trains from the start, or from the newest checkpoint that is whole; see :func:`fit`."""
         newest = checkpoint_to_resume(self.checkpoints) if is_first_process() else newest_checkpoint(self.checkpoints)
@@ -141,7 +169,7 @@ class Fitting:
             done, wanted = checkpoint["epoch"] + 1, self.trainer.max_epochs or 0
             if done > wanted:
                 raise ValueError(f"epochs must be {done} or more, as many as are done already, got {wanted}")
-        with _expected_warnings(), kept_memory(self.learner.speed.keep_memory):
+        with _expected_warnings(), kept_memory(self.learner.speed.keep_memory), _ctrl_c():
             self.trainer.fit(self.learner, datamodule=self.loaders, ckpt_path=newest, weights_only=True)
         if is_first_process():
             checkpoint_to_resume(self.checkpoints)  # Lightning leaves the one that was resumed from
@@ -158,8 +186,14 @@ class Fitting:
         return {"epoch": self.best.epoch + 1, "by": f"the best {main.name} on validation images, {main.text(value)}"}
 
 
-def rehearse(learner: Learner, images: ImageSet) -> None:
+def rehearse(learner: Learner, images: ImageSet, steps: int, epochs: int) -> None:
     """Makes one step with two images, of a copy: whether network, task, loss and optimizer fit each other.
+
+    Args:
+        learner: the network, its task and how it is optimised.
+        images: to train on.
+        steps: of the training, which the scheduler must not end before.
+        epochs: of the training.
 
     Raises:
         ValueError: if they do not.
@@ -186,8 +220,8 @@ def rehearse(learner: Learner, images: ImageSet) -> None:
                 loss()  # and no step, which such an optimizer makes on a GPU alone
             else:
                 optimizer.step(loss)
-        if how.scheduler is not None and not how.spans_all_steps:
-            how.scheduler(optimizer)
+        if how.scheduler is not None:
+            how.scheduled(optimizer, steps, epochs)
     except (RuntimeError, TypeError, IndexError, AttributeError, ZeroDivisionError) as error:
         raise ValueError(f"network, task, losses and optimizer do not fit the images or each other: {error}") from error
 
@@ -204,6 +238,17 @@ def _keep_last(folder: Path) -> ModelCheckpoint:
 
 
 @contextmanager
+def _ctrl_c() -> Iterator[None]:
+    """Ctrl-C ends a training as it ends all else: Lightning makes exit status 1 of it."""
+    try:
+        yield
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from stop
+        raise
+
+
+@contextmanager
 def _expected_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         # In-memory images need no workers; epochs of a few steps are fine.
@@ -212,6 +257,7 @@ def _expected_warnings() -> Iterator[None]:
         warnings.filterwarnings("ignore", ".*number of training batches.*")
         warnings.filterwarnings("ignore", ".*scheduler is using 'interval': 'epoch'.*")  # one cycle, in whole epochs
         warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists.*")
+        warnings.filterwarnings("ignore", "The dirpath has changed.*")  # what is kept is found in the new place
         yield
 
 

@@ -21,6 +21,7 @@ class RunFolder:
 
     Args:
         path: the folder.
+        option: what names another folder, for messages.
 
     Example:
         >>> from pathlib import Path
@@ -30,6 +31,7 @@ class RunFolder:
     """
 
     path: Path
+    option: str = "--run"
 
     @property
     def config(self) -> Path:
@@ -79,11 +81,11 @@ class RunFolder:
             lock.acquire(blocking=False)
         except Timeout as error:
             raise BlockingIOError(
-                f"another process trains in {self.path}: wait for it, or choose another --run"
+                f"another process trains in {self.path}: wait for it, or choose another {self.option}"
             ) from error
         try:
             if self.config.exists() != resumed:
-                raise FileExistsError(f"another process has begun a run in {self.path}: choose another --run")
+                raise FileExistsError(f"another process has begun a run in {self.path}: choose another {self.option}")
             sweep(self.path)
             if not resumed:
                 if begin is not None:
@@ -102,7 +104,7 @@ class RunFolder:
         if self.path.exists() and (not self.path.is_dir() or any(map(_counts, self.path.iterdir()))):
             going_on = f", or continue it with --resume {self.path}" if self.config.is_file() else ""
             state = "exists already and is not empty" if self.path.is_dir() else "is no folder"
-            raise FileExistsError(f"{self.path} {state}: choose another --run{going_on}")
+            raise FileExistsError(f"{self.path} {state}: choose another {self.option}{going_on}")
         return self
 
     def existing(self) -> "RunFolder":

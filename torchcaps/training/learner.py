@@ -104,15 +104,18 @@ class Learner(L.LightningModule):
         optimizer = self._optimizer()
         if how.scheduler is None:
             return optimizer
-        if how.spans_all_steps:
-            steps = int(self.trainer.estimated_stepping_batches)
-            scheduler = {"scheduler": cast(Any, how.scheduler)(optimizer, total_steps=steps), "interval": "step"}
-        else:
-            scheduler = {"scheduler": how.scheduler(optimizer), "interval": how.scheduler_interval}
-            if isinstance(scheduler["scheduler"], torch.optim.lr_scheduler.ReduceLROnPlateau):
-                stage = "val" if self.trainer.limit_val_batches else "train"
-                scheduler |= {"interval": "epoch", "monitor": f"{stage}_loss"}
+        trainer = self.trainer
+        scheduler = how.scheduled(optimizer, trainer.estimated_stepping_batches, trainer.max_epochs or 1)
+        if isinstance(scheduler["scheduler"], torch.optim.lr_scheduler.ReduceLROnPlateau):
+            stage = "val" if trainer.limit_val_batches else "train"
+            scheduler |= {"interval": "epoch", "monitor": f"{stage}_loss"}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Leaves out for how long one cycle of the learning rate was: a training that has become longer needs more."""
+        for state in checkpoint.get("lr_schedulers", []):
+            if "_schedule_phases" in state:  # those of OneCycleLR, which finds them by its options alone
+                del state["total_steps"], state["_schedule_phases"]
 
     def _optimizer(self) -> torch.optim.Optimizer:
         """The optimizer; of several processes' weights shared out among them, if it shall be."""

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from lightning import Trainer
@@ -18,9 +18,13 @@ from torchcaps.routing import Routing
 from torchcaps.tasks import Task, as_task
 from torchcaps.training.speed import Speed
 
-OURS = ("max_epochs", "callbacks", "logger", "plugins", "enable_progress_bar", "enable_model_summary",
-    "num_sanity_val_steps", "limit_val_batches", "use_distributed_sampler", "enable_checkpointing")  # fmt: skip
-"""Arguments of Lightning's Trainer that :func:`torchcaps.training.fit` gives itself."""
+OURS = {
+    "max_epochs": "epochs",
+    "limit_val_batches": "data.validation",
+    **dict.fromkeys(("callbacks", "logger", "plugins", "enable_progress_bar", "enable_model_summary", "inference_mode",
+                     "num_sanity_val_steps", "use_distributed_sampler", "enable_checkpointing"), ""),
+}  # fmt: skip
+"""Arguments of Lightning's Trainer that :func:`torchcaps.training.fit` gives itself, and the options they come from."""
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 SamplerName = Literal["shuffled", "balanced"]
@@ -150,6 +154,29 @@ class Optimisation:
         given = getattr(self.scheduler, "keywords", {})
         return "total_steps" in given and given["total_steps"] is None and given.get("epochs") is None
 
+    def scheduled(self, optimizer: torch.optim.Optimizer, steps: float, epochs: int) -> dict[str, Any]:
+        """The scheduler of a training, and whether it steps each epoch or each step, as Lightning takes them.
+
+        Args:
+            optimizer: whose learning rate it sets.
+            steps: of the training.
+            epochs: of the training.
+
+        Raises:
+            ValueError: if it ends before the training does.
+        """
+        if self.spans_all_steps:
+            return {"scheduler": cast(Any, self.scheduler)(optimizer, total_steps=int(steps)), "interval": "step"}
+        scheduler = cast(SchedulerFactory, self.scheduler)(optimizer)
+        each, wanted = ("", steps) if self.scheduler_interval == "step" else (", one an epoch", epochs)
+        total = getattr(scheduler, "total_steps", None)
+        if total is not None and total < wanted:
+            raise ValueError(
+                f"scheduler {type(scheduler).__name__} ends after {total} steps{each}, and the training has {wanted}: "
+                f"its total_steps must be {wanted} or more; left out, it spans all steps of the training"
+            )
+        return {"scheduler": scheduler, "interval": self.scheduler_interval}
+
 
 @dataclass(kw_only=True)
 class Schedule:
@@ -235,9 +262,15 @@ class TrainerOptions:
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average must be a share between 0 and 1, got {self.average}")
         check_finite(0, **given(gradient_clip_val=self.gradient_clip_val))
-        taken = {*inspect.signature(Trainer).parameters} - {*OURS, *vars(self)}
-        if wrong := sorted(map(str, self.extra.keys() - taken)):
-            raise ValueError(f"extra takes other arguments of Lightning's Trainer, not {', '.join(wrong)}")
+        options = {**OURS, **{name: f"trainer.{name}" for name in vars(self)}}
+        for name in self.extra:
+            if name in options:
+                source = options[name] and f", from {options[name]}"
+                raise ValueError(
+                    f"extra takes other arguments of Lightning's Trainer: {name} is set by torchcaps itself{source}"
+                )
+            if name not in inspect.signature(Trainer).parameters:
+                raise ValueError(f"extra takes arguments of Lightning's Trainer, which has no {name}")
 
     def callbacks(self) -> list[Callback]:
         """What the Trainer shall call besides: the averaging of the weights."""

@@ -59,13 +59,13 @@ def train(
     changes = follow_record(folder, subject.data)
     task, data = subject.purpose(), subject.data
     untested = [] if len(data.test) else ["there are no test images: nothing is tested, and there is no report"]
-    notes = list(dict.fromkeys([*changes, *data.notes(), *untested]))
     network = subject.network(schedule.seed)
     learner = Learner(network, optimisation, task, subject.preprocess, schedule.seed, running.speed)
     validation = data.validation.prepared(subject.preprocess)
     resumed = folder.config.exists()
     fitting = Fitting(learner, data.train, validation, folder.path, schedule, running.trainer, caller)
-    rehearse(learner, data.train)
+    rehearse(learner, data.train, fitting.steps, schedule.epochs)
+    notes = list(dict.fromkeys([*changes, *data.notes(), *untested, *fitting.notes()]))
     alone = folder.opened(caller.config, resumed, partial(write_record, folder, data))
     with alone if is_first_process() else nullcontext():
         if is_first_process() and caller.show is not None:

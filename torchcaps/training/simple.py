@@ -44,7 +44,7 @@ def train(
     """
     parser = train_parser()
     parser.exit_on_error = False
-    folder = RunFolder(Path(run) if run is not None else Path("runs") / Path(data).name).unused()
+    folder = RunFolder(Path(run) if run is not None else Path("runs") / Path(data).name, "run").unused()
     known = {field.name for group in GROUPS for field in fields(cast(Any, group))} - {"data"}
     own = {name: _written(name, value) for name, value in options.items() if name in known}
     rest = {name: value for name, value in options.items() if name not in known}

@@ -176,7 +176,7 @@ class Lab:
 
     def folder(self, name: str) -> RunFolder:
         """The folder of the run of this name, with this preset and seed."""
-        return RunFolder(self.runs / self.preset / f"{name}-seed{self.seed}")
+        return RunFolder(self.runs / self.preset / f"{name}-seed{self.seed}", "--runs")
 
     def _code(self, folder: RunFolder, more: Definitions | None = None) -> list[Definitions]:
         """The code that trained, noted beside the folder, for a run begins with an empty one; takes note of more."""

@@ -72,17 +72,22 @@ def gap_in_words(values: list[float], line: Line) -> str:
     return f"{gap:+.2f} ({'better' if (gap > 0) == line.higher_is_better else 'worse'})"
 
 
-def describe(recipe: Recipe[Any], results: _Results, published_only: bool = False) -> str:
+def describe(
+    recipe: Recipe[Any], results: _Results, published_only: bool = False, without_missing: bool = False
+) -> str:
     """The lines of a recipe for a terminal, published figures beside ours.
 
     Args:
         recipe: whose lines.
         results: by preset, those that there are.
         published_only: leave out the lines that nobody published, if there are others.
+        without_missing: leave out the lines of ours that are in none of the results.
     """
     presets = [preset for preset in PRESETS if preset != "smoke" or preset in results]
     published = [line for line in recipe.lines if line.published is not None]
     lines = published if published_only and published else recipe.lines
+    if without_missing:
+        lines = [line for line in lines if line.elsewhere or any(values_of(one, line) for one in results.values())]
     cells = [("", "", "published", *presets)]
     for line in lines:
         ours = [in_words(values_of(results.get(preset), line), line) for preset in presets]
