@@ -111,7 +111,11 @@ class Moments(NamedTuple):
 
     @property
     def mean(self) -> Tensor:
-        """The mean vote ``sum / mass``, (B, J, H); zero for a parent that no child chose."""
+        """The mean vote ``sum / mass``, (B, J, H); zero for a parent that no child chose.
+
+        A mass below 1e-19 in float32 (1e-154 in float64) counts as that much, so that derivatives are finite: the mean
+        goes to zero with it. Where that matters, give ``moments`` larger weights, all times one number.
+        """
         return self.sum / positive(self.mass)[..., None]
 
     @property
