@@ -14,7 +14,23 @@ from torch.autograd import forward_ad
 
 def positive(mass: Tensor) -> Tensor:
     """The mass, or next to nothing where there is less: a divisor whose inverse is finite, and its gradient too."""
-    return mass.clamp(min=torch.finfo(mass.dtype).tiny ** 0.5)
+    return mass.clamp(min=_next_to_nothing(mass))
+
+
+def negligible(mass: Tensor) -> Tensor:
+    """Whether there is so little that :func:`positive` takes more."""
+    return mass <= _next_to_nothing(mass)
+
+
+def quotient(part: Tensor, whole: Tensor) -> Tensor:
+    """``part / whole``; where the whole is negligible, 0 with a gradient of 0."""
+    nothing = negligible(whole)
+    return torch.where(nothing, 0.0, part / torch.where(nothing, 1.0, whole))
+
+
+def _next_to_nothing(mass: Tensor) -> float:
+    """1 / x^2 is finite above it: the second derivative of a quotient."""
+    return torch.finfo(mass.dtype).tiny ** 0.5
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:

@@ -21,6 +21,9 @@ ESTIMATORS = [
 ]
 
 
+MEANS = [estimator for estimator in ESTIMATORS if "inner" not in str(estimator)]
+
+
 def expected_failures(estimator: object) -> dict[str, str]:
     if isinstance(estimator, GaussianMixture):
         return {}
@@ -47,3 +50,25 @@ def test_float32_stays(estimator: KMeans) -> None:
     np.testing.assert_array_equal(again.predict(points), model.labels_)
     assert np.isfinite(model.score(points))
     assert clone(model).fit(points).score(points) == model.score(points)
+
+
+@pytest.mark.filterwarnings("ignore:.*did not settle")
+@pytest.mark.parametrize("estimator", MEANS, ids=str)
+@pytest.mark.parametrize("scale", [1e-35, 1e-13, 1e13])
+def test_weights_are_relative(estimator: KMeans, scale: float) -> None:
+    points = np.abs(two_components(60)).astype(np.float32)
+    weights = np.random.default_rng(0).uniform(1, 3, 60)
+    model = clone(estimator).set_params(random_state=0, tol=0, max_iter=5)
+    model.set_params(**{"n_clusters" if "n_clusters" in model.get_params() else "n_components": 2})
+    expected, found = (clone(model).fit(points, sample_weight=weights * factor) for factor in (1, scale))
+    np.testing.assert_allclose(found.predict_proba(points), expected.predict_proba(points), atol=1e-3)
+    if "n_components" in model.get_params():
+        np.testing.assert_allclose(found.weights_, expected.weights_, rtol=1e-3)
+        assert found.weights_.sum() == pytest.approx(1, abs=1e-6)
+    else:
+        np.testing.assert_allclose(found.cluster_centers_, expected.cluster_centers_, rtol=1e-3)
+
+
+def test_weights_that_vanish_in_float32() -> None:
+    with pytest.raises(ValueError, match="sample_weight must not be negative anywhere, nor zero everywhere"):
+        KMeans(2).fit(two_components(60).astype(np.float32), sample_weight=np.full(60, 1e-60))

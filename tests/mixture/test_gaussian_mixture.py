@@ -168,6 +168,19 @@ def test_far_points_keep_their_digits(covariance_type: str) -> None:
     np.testing.assert_allclose(far.lower_bounds_, near.lower_bounds_, atol=1e-5)
 
 
+@UNSETTLED
+@TYPES
+def test_a_component_without_points_stays(covariance_type: str) -> None:
+    points, centres = data("two-components")
+    given = {**start(points, centres, covariance_type), "weights_init": [1, 0]}
+    fitted = GaussianMixture(2, covariance_type=covariance_type, max_iter=2, **given).fit(points)
+    np.testing.assert_array_equal(fitted.weights_, [1, 0])
+    np.testing.assert_allclose(fitted.means_[1], centres[1])
+    covariance = fitted.covariances_[1] if covariance_type == "full" else np.diag(fitted.covariances_[1])
+    precision = given["precisions_init"][1]
+    np.testing.assert_allclose(covariance, np.linalg.inv(precision if precision.ndim == 2 else np.diag(precision)))
+
+
 def test_wrong_arguments() -> None:
     points = two_components(20)
     with pytest.raises(ValueError, match=r"covariance_type must be one of \['diag', 'full'\], got 'tied'"):

@@ -165,6 +165,26 @@ def test_a_centre_that_nobody_chose_stays() -> None:
     np.testing.assert_array_equal(fitted.cluster_centers_, [[0.5, 0.5], [50, 50]])
 
 
+@UNSETTLED
+@pytest.mark.parametrize("far", [112.0, 150.0])
+def test_a_centre_far_from_all_points_goes_to_their_mean(far: float) -> None:
+    """Its share of each point is 1e-20, or e to the power of minus thousands."""
+    points = np.concatenate([np.linspace(99, 101, 20), np.linspace(102, 104, 20)])[:, None]
+    begin = [[101.5], [far]]
+    models = [SoftKMeans(2, init=begin, max_iter=1)]
+    for covariance_type, precisions in (("diag", [[2.0], [2.0]]), ("full", [[[2.0]], [[2.0]]])):
+        given = {"weights_init": [0.5, 0.5], "means_init": begin, "precisions_init": precisions, "max_iter": 1}
+        models.append(GaussianMixture(2, covariance_type=covariance_type, **given))
+    distance = (points - far) ** 2 - (points - 101.5) ** 2
+    share = np.exp(distance.min() - distance)
+    expected = (share * points).sum() / share.sum()
+    for model in models:
+        for dtype in (np.float32, np.float64):
+            fitted = model.fit(points.astype(dtype))
+            centres = fitted.cluster_centers_ if isinstance(fitted, SoftKMeans) else fitted.means_
+            assert centres[1, 0] == pytest.approx(expected, abs=1e-3)
+
+
 def test_wrong_arguments() -> None:
     points = np.zeros((5, 2))
     with pytest.raises(ValueError, match=r"metric must be one of \['euclidean', 'inner'\], got 'squashed'"):

@@ -197,6 +197,18 @@ class TestSettings:
         plain = em_routing(twice, activation.repeat(1, 2), *betas, LAMBDAS[:3])
         assert not torch.allclose(plain.activation, expected.activation, rtol=1e-2)
 
+    def test_scaled_mass_keeps_its_digits_beside_a_mask(self) -> None:
+        problem = Problem()
+        activation, *betas = problem.arguments()
+        mask = torch.ones(activation.shape, dtype=torch.bool)
+        mask[:, 7:] = False
+        votes = Votes(problem.children, problem.transforms, problem.coordinates, mask=mask)
+        fewer = Votes(problem.children[:, :7], problem.transforms[:7], problem.coordinates[:7])
+        settings = EMSettings(mass_scale=10.0)
+        routed = em_routing(votes, activation, *betas, LAMBDAS[:1], settings)
+        expected = em_routing(fewer, activation[:, :7], *betas, LAMBDAS[:1], settings)
+        torch.testing.assert_close(routed.activation, expected.activation, rtol=1e-13, atol=0)
+
     @pytest.mark.parametrize("name", SETTINGS)
     def test_gradcheck(self, name: str) -> None:
         problem = Problem(batch=1, children=4, parents=2, inactive=False)

@@ -171,6 +171,31 @@ def test_a_vote_that_no_kernel_reaches_goes_nowhere() -> None:
     assert routed.pose.isfinite().all()
 
 
+@backends
+@pytest.mark.parametrize(("sizes", "scale"), [((5, 9, 4), 4.0), ((16, 32, 8), 3.0), ((32, 10, 8), 4.0)])
+def test_what_no_kernel_reaches_has_no_gradient(sizes: tuple[int, int, int], scale: float, backend: str) -> None:
+    I, J, H = sizes
+    children = (scale * normal(8, I, H)).requires_grad_()
+    transforms, a = normal(I, J, H, H, seed=1) / H**0.5, normal(8, I, seed=2).sigmoid().requires_grad_()
+    upstream = normal(8, J, H, seed=3), normal(8, J, seed=4)
+
+    def objective(children: Tensor, a: Tensor) -> Tensor:
+        votes = Votes(children, transforms.to(children), backend=backend)
+        routed = fast_kernel_density_routing(votes, a, method="em", steps=5)
+        return sum((seen * up.to(seen)).sum() for seen, up in zip(routed[:2], upstream, strict=True))
+
+    routed = fast_kernel_density_routing(Votes(children, transforms), a, method="em", steps=5)
+    assert (routed.assignment.sum(2) == 0).any()
+    single = [tensor.detach().float().requires_grad_() for tensor in (children, a)]
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(objective(*single), single))
+    grads = torch.autograd.grad(objective(children, a), (children, a))
+    with torch.no_grad():
+        way, small = (normal(8, I, H, seed=5), normal(8, I, seed=6)), 1e-7
+        high, low = (objective(children + h * way[0], a + h * way[1]) for h in (small, -small))
+    expected = sum((grad * step).sum() for grad, step in zip(grads, way, strict=True))
+    torch.testing.assert_close((high - low) / (2 * small), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_the_density_grows() -> None:
     """Each step of mean shift, and of EM, climbs."""
     votes = Votes(normal(B, I, H), normal(I, J, H, H, seed=1))

@@ -122,6 +122,15 @@ def test_no_votes() -> None:
     assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("size", [1e-17, 1e-19, 1e-20, 1e-22])
+def test_votes_whose_squares_underflow_have_finite_gradients(size: float) -> None:
+    children = (size * normal(4, I, P).float()).requires_grad_()
+    routed = spectral_routing(Votes(children, normal(I, J, P, H, seed=1).float()))
+    (gradient,) = torch.autograd.grad(routed.pose.sum() + routed.activation.sum(), children)
+    assert gradient.isfinite().all()
+    assert gradient.any() or size < 1e-18
+
+
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 def test_second_moments(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps.ops.votes.tile_numbers", lambda _: 40)

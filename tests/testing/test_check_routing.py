@@ -106,6 +106,15 @@ class Rooting(Plain):
         return Routed(pose, pose.square().sum(-1).sqrt(), votes, None)
 
 
+class Overflowing(Plain):
+    """A logistic function of far too much."""
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        pose = votes.moments(None, activation).mean
+        density = pose.square().sum(-1).exp()
+        return Routed(pose, density / (1 + density), votes, None)
+
+
 class Peeking(Plain):
     """Looks at the activations without asking who is there."""
 
@@ -167,6 +176,7 @@ class Obliging(Plain):
         (Mixing, "examples of a batch", "the parents' pose is off by"),
         (Doubling, "dtypes", "float32 poses give poses of torch.float64"),
         (Rooting, "zeros", "NaN or infinite"),
+        (Overflowing, "votes far apart", "NaN or infinite"),
         (Peeking, "children that are not there", ""),
         (Counting, "children that are not there", "the parents' pose is off by 0.29"),
         (Partial, "backends", "on backend chunked, the parents' pose is off by 1 of its size"),

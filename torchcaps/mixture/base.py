@@ -13,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
 
-from torchcaps.ops import Normaliser, Similarity, Votes
+from torchcaps.ops import Moments, Normaliser, Similarity, Votes
 
 Array = NDArray[Any]
 
@@ -32,6 +32,37 @@ def point_votes(points: Tensor, clusters: int, *, hard: bool = False) -> Votes:
     size = points.shape[-1]
     identity = torch.eye(size, dtype=points.dtype, device=points.device).expand(1, clusters, size, size)
     return Votes(points[None], identity, normaliser=Normaliser(hard=hard))
+
+
+def shares_of_points(votes: Votes, similarity: Similarity, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    r"""What each point is of each cluster, and the logarithms of the clusters' masses.
+
+    .. math:: r_{ij} = \frac{w_i R_{ij}}{N_j}, \quad \log N_j = \log \sum_i w_i R_{ij}
+
+    From logarithms, and so right for a cluster that is far from all points.
+
+    Args:
+        votes: of the points.
+        similarity: to the clusters.
+        weights: of the points, (I,), or None for ones.
+
+    Returns:
+        Shares (I, J), whose columns sum to 1, and logarithms (J,): 0 and minus infinity for a cluster without points.
+    """
+    hard = votes.normaliser.hard
+    log = votes.assignment(similarity)[0].log() if hard else votes.logits(similarity)[0].log_softmax(-1)
+    if weights is not None:
+        log = log + weights.log()[:, None]
+    log_mass = log.logsumexp(0)
+    return torch.where(log_mass == -torch.inf, 0.0, log.softmax(0)), log_mass
+
+
+def cluster_moments(points: Tensor, share: Tensor, *, scatter: bool = False) -> Moments:
+    """The moments of points (I, D) under their shares (I, J): each cluster an example, (J, 1, D)."""
+    clusters = share.shape[1]
+    one = point_votes(points, 1)
+    votes = Votes(points.expand(clusters, *points.shape), one.transforms)
+    return votes.moments(weights=share.T, scatter=scatter)
 
 
 class Clustering(BaseEstimator, ABC):
@@ -173,12 +204,13 @@ def check_weights(weights: ArrayLike | None, points: Tensor) -> Tensor | None:
     """
     if weights is None:
         return None
-    checked = torch.tensor(check_array(weights, ensure_2d=False, dtype=np.float64, input_name="sample_weight"))
+    checked = check_array(weights, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+    checked = torch.tensor(checked).to(points.dtype)
     if checked.shape != (len(points),):
         raise ValueError(f"sample_weight must have shape ({len(points)},), got {tuple(checked.shape)}")
     if (checked < 0).any() or checked.sum() == 0:
         raise ValueError("sample_weight must not be negative anywhere, nor zero everywhere")
-    return checked.to(points.dtype)
+    return checked
 
 
 def check_number(name: str, value: Any, low: float, *, integral: bool = False, open_low: bool = False) -> None:

@@ -8,9 +8,16 @@ from numpy.typing import ArrayLike
 from sklearn.cluster import kmeans_plusplus
 from sklearn.utils.validation import check_non_negative
 from torch import Tensor
-from torch.nn.functional import normalize, one_hot
+from torch.nn.functional import one_hot
 
-from torchcaps.mixture.base import Array, check_initial, check_learn, point_votes
+from torchcaps.mixture.base import (
+    Array,
+    check_initial,
+    check_learn,
+    cluster_moments,
+    point_votes,
+    shares_of_points,
+)
 from torchcaps.mixture.density import Mixture
 from torchcaps.ops import InnerProduct, Similarity, Votes
 
@@ -29,7 +36,8 @@ class Coins(NamedTuple):
 
 def _shares(counts: Tensor) -> Tensor:
     """Rows divided by their sums; a row of zeros becomes even."""
-    return normalize(torch.where(counts.sum(-1, keepdim=True) > 0, counts, 1.0), p=1, dim=-1)
+    total = counts.sum(-1, keepdim=True)
+    return torch.where(total > 0, counts / total, 1 / counts.shape[-1])
 
 
 def _log(probabilities: Tensor) -> Tensor:
@@ -168,8 +176,9 @@ class BinomialMixture(Mixture):
 
     def _step(self, points: Tensor, weights: Tensor | None, state: Coins) -> tuple[Coins, float]:
         votes, similarity = self._view(points, state)
-        moments = votes.moments(similarity, None if weights is None else weights[None])
-        learned = {"probabilities": _shares(moments.sum[0, :, :-1]), "weights": _shares(moments.mass[0])}
+        share, log_mass = shares_of_points(votes, similarity, weights)
+        probabilities = _shares(cluster_moments(points, share).sum[:, 0])
+        learned = {"probabilities": probabilities, "weights": log_mass.softmax(0)}
         new = state._replace(**{name: learned[name] for name in self.learn})
         return new, self._mean_log_likelihood(points, weights, state)
 

@@ -6,7 +6,14 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchcaps.mixture.base import check_initial, check_learn, check_number, point_votes
+from torchcaps.mixture.base import (
+    check_initial,
+    check_learn,
+    check_number,
+    cluster_moments,
+    point_votes,
+    shares_of_points,
+)
 from torchcaps.mixture.density import Mixture
 from torchcaps.mixture.kmeans import KMeans, spheres
 from torchcaps.ops import Gaussian, Similarity, Votes
@@ -38,10 +45,8 @@ class Covariance(Protocol):
     def view(self, points: Tensor, state: Gaussians) -> tuple[Votes, Gaussian]:
         """Votes and similarity whose logits are ``log pi_j p_j(x_i)``."""
 
-    def m_step(
-        self, points: Tensor, weights: Tensor | None, votes: Votes, similarity: Similarity, floor: float
-    ) -> Gaussians:
-        """The Gaussians of the points under the assignment by these votes and this similarity."""
+    def m_step(self, points: Tensor, share: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+        """Means (J, D) and covariances of the points (I, D) under their shares (I, J), whose columns sum to 1."""
 
 
 def _log_weight(state: Gaussians, log_determinant: Tensor) -> Tensor:
@@ -79,13 +84,10 @@ class Diagonal:
         similarity = Gaussian(state.means[None], variances.reciprocal()[None], log_weight)
         return point_votes(points, len(variances)), similarity
 
-    def m_step(
-        self, points: Tensor, weights: Tensor | None, votes: Votes, similarity: Similarity, floor: float
-    ) -> Gaussians:
-        """From mass, sum and scatter of the votes."""
-        moments = votes.moments(similarity, None if weights is None else weights[None], scatter=True)
-        mass = moments.mass[0]
-        return Gaussians(moments.mean[0], moments.variance[0] + floor, mass / mass.sum())
+    def m_step(self, points: Tensor, share: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+        """From sum and scatter of the votes."""
+        moments = cluster_moments(points, share, scatter=True)
+        return moments.mean[:, 0], moments.variance[:, 0] + floor
 
 
 class Full:
@@ -118,18 +120,12 @@ class Full:
         votes = Votes((points - middle)[None], whiten[None])
         return votes, Gaussian(means[None], torch.ones_like(means)[None], _log_weight(state, log_determinant))
 
-    def m_step(
-        self, points: Tensor, weights: Tensor | None, votes: Votes, similarity: Similarity, floor: float
-    ) -> Gaussians:
-        """From the points and their assignment."""
-        share = votes.assignment(similarity)[0]  # [I, J]
-        share = share if weights is None else share * weights[:, None]
-        mass = share.sum(0)
-        share = share / mass.clamp(min=torch.finfo(mass.dtype).tiny)
+    def m_step(self, points: Tensor, share: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+        """From the points and their shares."""
         means = share.T @ points
         centred = points - means[:, None]  # [J, I, D]
         covariances = torch.einsum("ij,jid,jie->jde", share, centred, centred)
-        return Gaussians(means, covariances + floor * torch.eye(points.shape[-1]).to(points), mass / mass.sum())
+        return means, covariances + floor * torch.eye(points.shape[-1]).to(points)
 
 
 COVARIANCES: dict[str, Covariance] = {"diag": Diagonal(), "full": Full()}
@@ -146,7 +142,8 @@ class GaussianMixture(Mixture):
 
     ``diag`` keeps the diagonals of the covariances, as EM routing does, and runs on the primitive of
     :mod:`torchcaps.ops` altogether. ``full`` takes its E-step from there, with a whitening transform for each
-    component, but not its M-step: see :class:`Full`.
+    component, but not its M-step: see :class:`Full`. A component that has lost all points keeps its mean and
+    covariance; its weight is 0.
 
     Args:
         n_components: how many.
@@ -244,14 +241,22 @@ class GaussianMixture(Mixture):
         kmeans.fit(points.numpy(), sample_weight=None if weights is None else weights.numpy())
         votes = point_votes(points, self.n_components, hard=True)
         similarity = spheres(torch.tensor(kmeans.cluster_centers_)[None], 1.0)
-        return self._covariance.m_step(points, weights, votes, similarity, self.reg_covar)
+        share, log_mass = shares_of_points(votes, similarity, weights)
+        return Gaussians(*self._covariance.m_step(points, share, self.reg_covar), log_mass.softmax(0))
 
     def _view(self, points: Tensor, state: Gaussians) -> tuple[Votes, Similarity]:
         return self._covariance.view(points, state)
 
     def _step(self, points: Tensor, weights: Tensor | None, state: Gaussians) -> tuple[Gaussians, float]:
         votes, similarity = self._view(points, state)
-        learned = self._covariance.m_step(points, weights, votes, similarity, self.reg_covar)._asdict()
+        share, log_mass = shares_of_points(votes, similarity, weights)
+        means, covariances = self._covariance.m_step(points, share, self.reg_covar)
+        alone = log_mass == -torch.inf  # a component without points
+        learned = {
+            "means": torch.where(alone[:, None], state.means, means),
+            "covariances": torch.where(alone.view(-1, *[1] * (covariances.ndim - 1)), state.covariances, covariances),
+            "weights": log_mass.softmax(0),
+        }
         new = state._replace(**{name: learned[name] for name in self.learn})
         return new, self._mean_log_likelihood(points, weights, state)
 

@@ -16,10 +16,12 @@ from torchcaps.mixture.base import (
     check_initial,
     check_number,
     check_weights,
+    cluster_moments,
     point_votes,
+    shares_of_points,
     weighted_sum,
 )
-from torchcaps.ops import Gaussian, InnerProduct, Moments, Similarity, Votes
+from torchcaps.ops import Gaussian, InnerProduct, Similarity, Votes
 from torchcaps.squash import squash
 
 
@@ -33,17 +35,17 @@ class Metric(NamedTuple):
 
     Args:
         similarity: of points to centres (B, J, D), times the sharpness K.
-        centre: of the points of each cluster, from their moments.
+        mean: whether the centre is the mean of the points of a cluster; or else it is their sum.
     """
 
     similarity: Callable[[Tensor, float], Similarity]
-    centre: Callable[[Moments], Tensor]
+    mean: bool
 
 
 METRICS = {
-    "euclidean": Metric(spheres, lambda moments: moments.mean),
-    "inner": Metric(lambda centres, K: InnerProduct(K * normalize(centres, dim=-1)), lambda moments: moments.sum),
-    "squashed": Metric(lambda centres, K: InnerProduct(K * squash(centres)), lambda moments: moments.sum),
+    "euclidean": Metric(spheres, mean=True),
+    "inner": Metric(lambda centres, K: InnerProduct(K * normalize(centres, dim=-1)), mean=False),
+    "squashed": Metric(lambda centres, K: InnerProduct(K * squash(centres)), mean=False),
 }
 
 
@@ -97,10 +99,13 @@ class CentreClustering(ClusterMixin, Clustering):
 
     def _step(self, points: Tensor, weights: Tensor | None, state: Centres) -> tuple[Centres, float]:
         votes, similarity = self._view(points, state)
-        moments = votes.moments(similarity, None if weights is None else weights[None])
-        centres = METRICS[self.metric].centre(moments)[0]
-        chosen = moments.mass[0, :, None] > 0
-        return Centres(torch.where(chosen, centres, state.centres)), self._loss(points, weights, state)
+        if METRICS[self.metric].mean:
+            share, log_mass = shares_of_points(votes, similarity, weights)
+            centres, chosen = cluster_moments(points, share).mean[:, 0], log_mass > -torch.inf
+        else:
+            moments = votes.moments(similarity, None if weights is None else weights[None])
+            centres, chosen = moments.sum[0], moments.mass[0] > 0
+        return Centres(torch.where(chosen[:, None], centres, state.centres)), self._loss(points, weights, state)
 
     def _loss(self, points: Tensor, weights: Tensor | None, state: Centres) -> float:
         raise NotImplementedError

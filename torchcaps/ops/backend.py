@@ -53,8 +53,9 @@ class Rule(Fields):
     Args:
         orphan: one more candidate with logit 0, "none of these parents" (leaky routing, the code released with
             Sabour et al. 2017); its share of the child is dropped.
-        hard: all of the child goes to its most similar parent (the lowest index wins a tie), or to nobody where an
-            orphan has a larger logit. Not differentiable.
+        hard: all of the child goes to its most similar parent, or to nobody where an orphan has a larger logit. The
+            lowest index wins a tie, which is one of the logits as they are rounded: where two parents get the same
+            votes, backends may differ. Not differentiable.
         log_partition: :math:`Z_i`, (N, G), when the parents that compete for a child lie outside these votes;
             :math:`Z_{ij}`, (N, G, J), when not all parents compete with each other.
         scale: with ``offset``, a map of each pair behind the softmax, :math:`r_{ij} = a_i (s_{ij} R_{ij} + o_{ij})`,
@@ -111,7 +112,11 @@ class Moments(NamedTuple):
 
     @property
     def mean(self) -> Tensor:
-        """The mean vote ``sum / mass``, (B, J, H); zero for a parent that no child chose."""
+        """The mean vote ``sum / mass``, (B, J, H); zero for a parent that no child chose.
+
+        A mass below 1e-19 in float32 (1e-154 in float64) counts as that much, so that derivatives are finite: the mean
+        goes to zero with it. Where that matters, give ``moments`` larger weights, all times one number.
+        """
         return self.sum / positive(self.mass)[..., None]
 
     @property

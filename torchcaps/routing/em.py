@@ -145,7 +145,7 @@ def em_m_step(
     if unit is not None:
         log_determinant = log_determinant - size * unit.log().squeeze(-1)
     if settings.mass_scale is not None:
-        mass = mass * (settings.mass_scale * parents / votes.count)
+        mass = mass * (settings.mass_scale * parents) / votes.count  # in this order: the quotient would be float32
     cost = scale * (size * beta_u + log_determinant / 2) * mass
     if settings.standardise:  # about their mean first: of costs that differ little, layer_norm's gradients are rounding
         cost = layer_norm(cost - cost.mean(-1, keepdim=True), (parents,), eps=1e-8)

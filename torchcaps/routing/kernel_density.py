@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import check_positive, given, positive
+from torchcaps.numerics import check_positive, given, positive, quotient
 from torchcaps.ops import Similarity, Votes, axes
 from torchcaps.routing.base import About, Routed, Routing, check_choice, check_steps, register_routing
 from torchcaps.routing.maps import Direct
@@ -155,7 +155,7 @@ class KernelMixtureShares(Similarity):
     def logits(self, votes: Tensor) -> Tensor:
         """The shares (B, I, J) of votes (B, I, J, H)."""
         share = self.weight[:, None] * epanechnikov(votes, self.centre, self.width)
-        return share / positive(share.sum(-1, keepdim=True))
+        return quotient(share, share.sum(-1, keepdim=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,6 +207,7 @@ def fast_kernel_density_routing(
         p_j = \frac{\sum_i a_i r_{ij}}{\sum_i a_i}
 
     from r = 1 / J. The activation is the density at the parent, :math:`\sum_i a_i r_{ij} k_{ij} / \sum_i a_i r_{ij}`.
+    In ``em`` a vote that no kernel reaches has no share, and a parent without votes is 0; their gradients are 0.
     Backends ``naive`` and ``chunked``, where the votes are not stored.
 
     There is no public code. From the paper are the weighted density as objective, the kernel, the two ways to climb,
@@ -230,16 +231,16 @@ def fast_kernel_density_routing(
     centres: list[Tensor] = []
     for step in range(steps):
         moments = (uniform if shares is None else votes).moments(shares, weights)
-        centres.append(moments.mean)
+        centres.append(quotient(moments.sum, moments.mass[..., None]))
         if step == steps - 1:
             break
         if method == "shift":
             shares = MeanShiftShares(torch.stack(centres), width, rate)
         else:
-            share = moments.mass / positive(moments.mass.sum(-1, keepdim=True))
+            share = quotient(moments.mass, moments.mass.sum(-1, keepdim=True))
             shares = KernelMixtureShares(centres[-1], share, width)
     density = votes.moments(KernelDensity(shares, centres[-1], width), weights).mass
-    return Routed(centres[-1], density / positive(moments.mass), uniform if shares is None else votes, shares)
+    return Routed(centres[-1], quotient(density, moments.mass), uniform if shares is None else votes, shares)
 
 
 @register_routing("kernel_density")

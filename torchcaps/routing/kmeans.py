@@ -6,15 +6,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from torchcaps.numerics import check_finite
-from torchcaps.ops import Gaussian, InnerProduct, Similarity, Votes
+from torchcaps.numerics import check_finite, negligible
+from torchcaps.ops import Gaussian, InnerProduct, Moments, Similarity, Votes
 from torchcaps.routing.base import About, Routed, Routing, check_choice, check_steps, register_routing
+from torchcaps.routing.means import for_means
 from torchcaps.squash import kind_of, length, squash
 
 
 def _spheres(mean: Tensor, sharpness: float) -> Gaussian:
     """Similarity ``-K |V - mu|^2``."""
     return Gaussian(mean, torch.full_like(mean, 2 * sharpness), torch.zeros_like(mean[..., 0]))
+
+
+def _chosen(moments: Moments, new: Tensor, old: Tensor) -> Tensor:
+    """The new centres (B, J, H) of the parents that votes chose; the others keep theirs."""
+    return torch.where(negligible(moments.mass)[..., None], old, new)
 
 
 def inner_product_kmeans_routing(
@@ -70,7 +76,8 @@ def euclidean_kmeans_routing(
         \mu_j = \sum_i R_{ij} V_{ij} \Big/ \sum_i R_{ij}
 
     from uniform R. The pose is the mean and so has the scale of the votes, however many there are; the activation is
-    its length. A parent that no vote chose keeps its centre.
+    its length. A parent that no vote chose, and in float32 one that takes less than 1e-29 of the children, keeps its
+    centre.
 
     Args:
         votes: of I children for J parents.
@@ -82,11 +89,12 @@ def euclidean_kmeans_routing(
     Source: Su Jianlin 2018b (kexue.fm/archives/5112), the section on Euclidean distance.
     """
     check_steps(steps)
+    weights = for_means(votes, weights)
     mean = None if initial is None else initial.pose
     similarity = None if mean is None else _spheres(mean, sharpness)
     for step in range(steps):
         moments = votes.moments(similarity, weights)
-        mean = moments.mean if mean is None else torch.where(moments.mass[..., None] <= 0, mean, moments.mean)
+        mean = moments.mean if mean is None else _chosen(moments, moments.mean, mean)
         if step < steps - 1:
             similarity = _spheres(mean, sharpness)
     assert mean is not None
@@ -118,6 +126,7 @@ def hard_kmeans_routing(
     check_steps(steps)
     check_choice("metric", metric, ("euclidean", "inner"))
     euclidean = metric == "euclidean"
+    weights = for_means(votes, weights) if euclidean else weights
     similarity: Similarity | None = None
     moments = votes.moments(similarity, weights)
     centre = moments.mean if euclidean else moments.sum
@@ -126,8 +135,7 @@ def hard_kmeans_routing(
     for _ in range(steps - 1):
         similarity = _spheres(centre, 1.0) if euclidean else InnerProduct(normalize(centre, dim=-1))
         moments = votes.moments(similarity, weights)
-        unchosen = (moments.mass <= 0)[..., None]
-        centre = torch.where(unchosen, centre, moments.mean if euclidean else moments.sum)
+        centre = _chosen(moments, moments.mean if euclidean else moments.sum, centre)
     pose = centre if euclidean else squash(centre, squash_kind)
     return Routed(pose, length(pose), votes, similarity)
 

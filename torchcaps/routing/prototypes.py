@@ -5,9 +5,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import check_finite, given, positive
+from torchcaps.numerics import check_finite, given
 from torchcaps.ops import Gaussian, Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
+from torchcaps.routing.means import shared_out
 
 
 def prototype_routing(
@@ -21,7 +22,9 @@ def prototype_routing(
         a_j = \frac{\sum_i a_i R_{ij}}{\sum_i a_i}
 
     The layer's ``transforms="subspace"`` are the paper's: one transform takes all children to a space that they share
-    with the prototypes of all parents, :math:`V_{ij} = u_i W`. All backends; the votes are not stored.
+    with the prototypes of all parents, :math:`V_{ij} = u_i W`. All backends; the votes are not stored. The activations
+    of the parents add up to 1, in a convolution those of one window, where these compete: ``competition="window"``. A
+    parent that takes nothing of the children has pose 0, and one that takes far less than 1e-29, in float32, nearly so.
 
     There is no public code. From the paper are the shared space, the trainable prototypes, the soft assignment to these
     by similarity, and a single pass. It leaves open, or we had to choose: the similarity is a negative squared distance
@@ -36,15 +39,13 @@ def prototype_routing(
 
     Source: Everett, Zhong & Leontidis 2023, "ProtoCaps: A Fast and Non-Iterative Capsule Network Routing Method".
     """
-    B, I, _, H = votes.shape
+    B, _, _, H = votes.shape
     dtype = votes.source.children.dtype
     precision = 2 / math.sqrt(H) if sharpness is None else 2 * sharpness
     centres = prototypes.to(dtype).expand(B, -1, -1)
     similarity = Gaussian(centres, torch.full_like(centres, precision), centres.new_zeros(centres.shape[:2]))
-    moments = votes.moments(similarity, weights)
-    present = votes.present(weights)
-    total = I if present is None else positive(votes.gather(present).to(dtype).sum(1, keepdim=True))
-    return Routed(moments.mean, moments.mass / total, votes, similarity)
+    moments, share = shared_out(votes, similarity, weights)
+    return Routed(moments.mean, share, votes, similarity)
 
 
 @register_routing("prototypes")

@@ -5,9 +5,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import compute_dtype, full_precision, positive
+from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Given, Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
+from torchcaps.routing.means import shared_out
 
 
 def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Tensor) -> Routed:
@@ -18,8 +19,10 @@ def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Ten
         \mu_j = \frac{\sum_i a_i R_{ij} V_{ij}}{\sum_i a_i R_{ij}}, \quad
         a_j = \frac{\sum_i a_i R_{ij}}{\sum_i a_i}
 
-    The activations of the parents add up to 1: the loss is the negative log-likelihood. Children that are all switched
-    off give activations and poses of 0.
+    The activations of the parents add up to 1: the loss is the negative log-likelihood. In a convolution those of the
+    parents of one window do, where these compete, as in the paper: ``competition="window"``. Children that are all
+    switched off give activations and poses of 0; a parent that takes far less than 1e-29 of the children, in float32,
+    nearly so.
 
     Args:
         votes: of I children for J parents.
@@ -33,10 +36,8 @@ def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Ten
     children = votes.gather(votes.children.flatten(2)).to(dtype)
     with full_precision(children):
         similarity = Given(torch.einsum("bip,ijp->bij", children, weight.to(dtype)) + bias)
-    moments = votes.moments(similarity, weights)
-    present = votes.present(weights)
-    total = votes.shape[1] if present is None else positive(votes.gather(present).to(dtype).sum(1, keepdim=True))
-    return Routed(moments.mean, moments.mass / total, votes, similarity)
+    moments, share = shared_out(votes, similarity, weights)
+    return Routed(moments.mean, share, votes, similarity)
 
 
 @register_routing("self_routing")

@@ -54,7 +54,7 @@ class _TopPair(torch.autograd.Function):
 
     .. math:: d \lambda = u^T \, dA \, u, \quad du = (\lambda - A)^+ \, dA \, u
 
-    Where another eigenvalue is as large, and for a matrix of zeros, du is 0.
+    Where another eigenvalue is as large, and for a matrix of next to nothing but zeros, du is 0.
     """
 
     @staticmethod
@@ -83,9 +83,10 @@ def _found_pair(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     values = torch.where(finite.squeeze(-1), values, torch.nan)
     vectors = torch.where(finite, vectors, torch.nan)
     gap = values[..., -1:] - values[..., :-1]
-    alone = gap > values[..., -1:] * torch.finfo(values.dtype).eps * values.shape[-1]
+    kind = torch.finfo(values.dtype)
+    alone = gap > (values[..., -1:] * kind.eps * values.shape[-1]).clamp(min=4 * kind.tiny)  # 1 / gap is finite
     value = values[..., -1].contiguous()
-    return value, vectors[..., -1].contiguous(), alone.all(-1) & (value > 0)
+    return value, vectors[..., -1].contiguous(), alone.all(-1) & (value > 4 * kind.tiny)
 
 
 def _turn(matrix: Tensor, value: Tensor, top: Tensor, alone: Tensor, push: Tensor) -> Tensor:

@@ -73,9 +73,9 @@ def check_routing(routing: Routing | str) -> None:
 
     Configuration and ``repr``; copies that :meth:`~torchcaps.routing.Routing.bind` makes; shapes; children in any
     order; examples of a batch apart; float32, float64, and bfloat16 poses; one child, one parent, one example; finite
-    numbers and gradients for poses and activations of 0; children that are not there; a pose of NaN, which must be seen
-    in all parents of its example and in no other; the same on all backends that support it; gradients against
-    differences; going on from earlier parents, or saying that it cannot.
+    numbers and gradients for poses and activations of 0, and for votes far apart; children that are not there; a pose
+    of NaN, which must be seen in all parents of its example and in no other; the same on all backends that support it;
+    gradients against differences; going on from earlier parents, or saying that it cannot.
 
     A routing that is not ``trainable`` is checked in evaluation mode, without gradients. One with batch normalisation
     shares statistics in training: that examples do not change each other is checked in evaluation mode.
@@ -230,6 +230,13 @@ def _zeros(template: Routing) -> None:
         assert_finite(_results(_bound(template, problem), problem))
 
 
+def _votes_far_apart(template: Routing) -> None:
+    for scale in (3.0, 100.0):  # some votes are near no parent, and some parents near no vote
+        problem = Problem.make(dtype=torch.float32)
+        problem.children = problem.children * scale
+        assert_finite(_results(_bound(template, problem), problem))
+
+
 def _children_that_are_not_there(template: Routing) -> None:
     problem = Problem.make(shared=True)
     routing = _bound(template, problem)
@@ -333,6 +340,7 @@ CHECKS: tuple[Callable[[Routing], None], ...] = (
     _examples_of_a_batch,
     _dtypes,
     _zeros,
+    _votes_far_apart,
     _children_that_are_not_there,
     _not_a_number,
     _backends,

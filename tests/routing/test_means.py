@@ -1,0 +1,89 @@
+"""Means of votes at parents that take next to nothing of them, by the same equations in a wider dtype."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchcaps.ops import Votes
+from torchcaps.routing import Routed, euclidean_kmeans_routing, hard_kmeans_routing, prototype_routing, self_routing
+
+Function = Callable[[Votes, Tensor | None, float], Routed]
+
+# One number a vote: two children near 5, and parents at 5 and so far off that it takes that share of the second child.
+CHILDREN, ACTIVATIONS = torch.tensor([[[5.0], [5.5]]]), torch.tensor([[0.5, 0.25]])
+TRANSFORMS = torch.ones(2, 2, 1, 1)
+
+
+def centres(votes: Votes, share: float) -> Tensor:
+    return votes.children.new_tensor([[5.0], [5.5 + math.sqrt(0.25 - math.log(share))]])
+
+
+def euclidean(votes: Votes, weights: Tensor | None, share: float) -> Routed:
+    begin = centres(votes, share)[None]
+    return euclidean_kmeans_routing(votes, weights, steps=1, initial=Routed(begin, begin[..., 0], votes, None))
+
+
+def prototypes(votes: Votes, weights: Tensor | None, share: float) -> Routed:
+    return prototype_routing(votes, weights, centres(votes, share), sharpness=1.0)
+
+
+def own_choice(votes: Votes, weights: Tensor | None, share: float) -> Routed:
+    bias = votes.children.new_tensor([[0.0, math.log(share) - 0.5], [0.0, math.log(share)]])
+    return self_routing(votes, weights, bias.new_zeros(2, 2, 1), bias)
+
+
+ROUTES = pytest.mark.parametrize("route", [euclidean, prototypes, own_choice])
+BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "auto"])
+
+
+def found(route: Function, share: float, dtype: torch.dtype, backend: str, weighted: bool = True) -> list[Tensor]:
+    """The pose of the far parent, its gradients, and theirs."""
+    inputs = [tensor.to(dtype).requires_grad_() for tensor in (CHILDREN, TRANSFORMS, ACTIVATIONS)]
+    votes = Votes(*inputs[:2], backend=backend)
+    pose = route(votes, inputs[2] if weighted else None, share).pose[0, 1, 0]
+    inputs = inputs[: 3 if weighted else 2]
+    first = torch.autograd.grad(pose, inputs, create_graph=True)
+    second = torch.autograd.grad(sum(grad.square().sum() for grad in first), inputs)
+    return [pose, *first, *second]
+
+
+@ROUTES
+@BACKENDS
+@pytest.mark.parametrize("share", [1e-10, 1e-20, 5e-28])
+@pytest.mark.parametrize("weighted", [True, False], ids=["weighted", "plain"])
+def test_float32_is_float64(route: Function, backend: str, share: float, weighted: bool) -> None:
+    single, double = (found(route, share, dtype, backend, weighted) for dtype in (torch.float32, torch.float64))
+    for number, (one, expected) in enumerate(zip(single, double, strict=True)):  # a logit of -80 has an error of 1e-5
+        order = 0 if number == 0 else 1 if number <= len(single) // 2 else 2
+        assert (one - expected).abs().max() <= (1e-6, 1e-3, 5e-2)[order] * expected.abs().max()
+
+
+@ROUTES
+@BACKENDS
+@pytest.mark.parametrize("share", [1e-32, 1e-60])
+def test_shares_that_underflow(route: Function, backend: str, share: float) -> None:
+    pose, *grads = found(route, share, torch.float32, backend)
+    if route is euclidean:
+        assert pose == centres(Votes(CHILDREN, TRANSFORMS), share)[1]
+        assert not any(grad.any() for grad in grads)
+    else:
+        assert abs(pose) < 0.01
+        assert all(grad.isfinite().all() for grad in grads)
+
+
+@ROUTES
+@pytest.mark.parametrize("scale", [1e-22, 1e20])
+def test_no_scale_of_the_activations_matters(route: Function, scale: float) -> None:
+    votes = Votes(CHILDREN, TRANSFORMS)
+    expected, routed = (route(votes, ACTIVATIONS * factor, 1e-5) for factor in (1, scale))
+    torch.testing.assert_close(routed.pose, expected.pose)
+    torch.testing.assert_close(routed.activation, expected.activation)
+
+
+def test_hard_means_of_faint_children() -> None:
+    votes = Votes(CHILDREN, TRANSFORMS)
+    expected, routed = (hard_kmeans_routing(votes, ACTIVATIONS * factor) for factor in (1, 1e-25))
+    torch.testing.assert_close(routed.pose, expected.pose)
