@@ -90,6 +90,14 @@ class TestItem11Calibration:
         there = activation > 0.5
         torch.testing.assert_close(fit_platt(activation, there)(activation), platt_targets(there), atol=1e-6, rtol=0)
 
+    def test_classes_that_are_there_do_not_get_less_than_others(self) -> None:
+        """Of a network that has learned nothing."""
+        generator = torch.Generator().manual_seed(0)
+        there = torch.rand(200, 5, generator=generator) < 0.2
+        activation = (torch.randn(200, 5, generator=generator) - there.float()).sigmoid()
+        found = fit_platt(activation, there)(activation)
+        torch.testing.assert_close(found, platt_targets(there).mean().expand(200, 5), atol=1e-6, rtol=0)
+
     def test_item11_activations_that_are_all_alike_say_nothing(self):
         there = torch.arange(80).reshape(20, 4) % 4 == 0
         alike = torch.full((20, 4), 0.3)

@@ -144,11 +144,12 @@ def fit_platt(activation: Tensor, labels: Tensor) -> Calibration | None:
     r"""Slope and intercept of the largest likelihood over all images and classes together.
 
     .. math::
-        \min_{s, b} -\sum_{nj} \big(t_{nj} \log p_{nj} + (1 - t_{nj}) \log(1 - p_{nj})\big), \quad
+        \min_{s \ge 0, b} -\sum_{nj} \big(t_{nj} \log p_{nj} + (1 - t_{nj}) \log(1 - p_{nj})\big), \quad
         t_{nj} = \frac{N_+ + 1}{N_+ + 2} \text{ where the class is there, else } \frac{1}{N_- + 2}
 
     The targets, of N_+ classes that are there and N_- that are not, are Platt's: the slope stays finite where
-    activations tell all of them apart.
+    activations tell all of them apart. It is not negative: where classes that are there have the smaller activations,
+    as in a network that has learned nothing, all get the share of those that are there.
 
     Args:
         activation: of the classes, (N, E), of images that the network was not trained on.
@@ -183,7 +184,10 @@ def fit_platt(activation: Tensor, labels: Tensor) -> Calibration | None:
         torch.cat([1 - target, target]).numpy(),
     )
     slope = float(model.coef_[0, 0]) / spread
-    return Calibration("platt", (slope, float(model.intercept_[0]) - slope * centre), len(activation))
+    intercept = float(model.intercept_[0]) - slope * centre
+    if slope < 0:
+        slope, intercept = 0.0, target.mean().logit().item()
+    return Calibration("platt", (slope, intercept), len(activation))
 
 
 def _check_activation(activation: Tensor) -> None:
