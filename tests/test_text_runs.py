@@ -67,18 +67,18 @@ def test_predict_a_string_and_a_file_of_lines(run: Path, tmp_path: Path, capsys:
     (tmp_path / "lines.txt").write_text("a dull film\n\nпривет мир\nfilm\n")
     assert main(["predict", str(run), str(tmp_path / "lines.txt"), "--csv"]) == 1
     out, said = capsys.readouterr()
-    assert out.startswith("file,text,rank,class,said,")
-    found = [line.rpartition("lines.txt")[2].split(",")[:2] for line in out.splitlines()[1:]]
-    assert found == [[":1", "a dull film"], [":3", "привет мир"], [":4", "film"]]
+    rows = list(csv.DictReader(out.splitlines()))
+    assert [row["file"] for row in rows] == ["a dull film", "привет мир", "film"]
+    assert [row["place"] for row in rows] == [f"{tmp_path / 'lines.txt'}:{line}" for line in (1, 3, 4)]
     assert "lines.txt:2: there are no words in ''" in said
     assert "warning: no word of 'привет мир' was in the training texts: its answer is a guess" in said
     assert "1 of 4 texts could not be read" in said
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "1.txt").write_text("a dull film\nof two lines\n")
     assert main(["predict", str(run), str(tmp_path / "more"), "a film", "--csv"]) == 0
-    one, other = csv.reader(capsys.readouterr().out.splitlines()[1:])
-    assert one[:2] == [str(tmp_path / "more" / "1.txt"), "a dull film of two lines"]
-    assert other[:2] == ["", "a film"]
+    one, other = csv.DictReader(capsys.readouterr().out.splitlines())  # a line each
+    assert (one["file"], one["place"]) == ("a dull film of two lines", str(tmp_path / "more" / "1.txt"))
+    assert (other["file"], other["place"]) == ("a film", "")
 
 
 def test_a_saved_network_alone_reads_texts(run: Path, tmp_path: Path) -> None:

@@ -199,21 +199,19 @@ def _text(classifier: "Classifier", top: int | None) -> Show:
 
 
 def _csv(classifier: "Classifier", top: int | None) -> Show:
-    from torchcaps.classifier import beginning
-
     probability = "probability" if classifier.calibration is None else "calibrated_probability"
     writer = csv.writer(sys.stdout, lineterminator="\n")
     texts = classifier.words is not None
-    writer.writerow(["file", *(["text"] if texts else []), "rank", "class", "said", probability, "length"])
+    writer.writerow(["file", "rank", "class", "said", probability, "length", *(["place"] if texts else [])])
 
     def show(file: str, answer: "Answer") -> None:
         shares, names = _probabilities(answer), _said(answer, top)
-        what = [_place(file), beginning(" ".join(file.split()), 80)] if texts else [file]
+        what, place = (" ".join(file.split()), [_place(file)]) if texts else (file, [])
         for rank, name in enumerate(names, 1):
             said = int(name in answer.classes)
-            writer.writerow([*what, rank, name, said, f"{shares[name]:.6g}", f"{answer.lengths[name]:.6g}"])
+            writer.writerow([what, rank, name, said, f"{shares[name]:.6g}", f"{answer.lengths[name]:.6g}", *place])
         if not names:
-            writer.writerow([*what, "", "", 0, "", ""])
+            writer.writerow([what, "", "", 0, "", "", *place])
 
     return show
 
