@@ -25,13 +25,14 @@ class {name}(Routing):
 
 
 @pytest.fixture(autouse=True)
-def forget(monkeypatch: pytest.MonkeyPatch):
-    """What a test imports and registers is gone afterwards."""
+def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """What a test wrote, imported and registered is gone afterwards; libraries stay, whose objects others hold."""
     modules, routings = set(sys.modules), dict(ROUTINGS)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
     for name in set(sys.modules) - modules:
-        del sys.modules[name]
+        if Path(getattr(sys.modules[name], "__file__", None) or "").is_relative_to(tmp_path):
+            del sys.modules[name]
     ROUTINGS.clear()
     ROUTINGS.update(routings)
 
