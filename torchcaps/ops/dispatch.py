@@ -155,7 +155,8 @@ def stored_rows(votes: "Votes", preferred: Choice, similarity: Similarity | None
     rows, numbers = votes.shape[0], math.prod(votes.shape)
     if isinstance(numbers, torch.SymInt) or rows > FEW_ROWS or numbers not in STORED_ROWS:
         return None
-    return Choice("naive", f"for Gaussians, {rows} rows of vectors fill few lanes of the {preferred.backend} kernels")
+    reason = f"for Gaussians, at most {FEW_ROWS} rows of vectors fill few lanes of the {preferred.backend} kernels"
+    return Choice("naive", reason)
 
 
 def left_open(votes: "Votes") -> bool:
