@@ -38,10 +38,12 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
 
     Whole numbers alone are computed in the default dtype, as ``torch.sqrt`` does.
     """
-    dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
-    if dtypes == {torch.float32}:  # nearly always
+    for tensor in tensors:
+        if tensor is not None and tensor.dtype != torch.float32:
+            break
+    else:  # nearly always
         return torch.float32
-    dtype = reduce(torch.promote_types, dtypes, torch.bool)
+    dtype = reduce(torch.promote_types, {tensor.dtype for tensor in tensors if tensor is not None}, torch.bool)
     if not dtype.is_floating_point and not dtype.is_complex:
         dtype = torch.get_default_dtype()
     return torch.promote_types(dtype, torch.float32)
@@ -105,6 +107,8 @@ def check_size(least: int = 1, /, **sizes: Any) -> None:
         ValueError: if one is no whole number, or smaller than ``least``; names the argument.
     """
     for name, size in sizes.items():
+        if type(size) is int and size >= least:  # nearly always
+            continue
         if not _is_whole(size):
             raise ValueError(f"{name} must be a whole number, got {size!r}")
         if size < least:

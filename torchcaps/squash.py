@@ -11,8 +11,8 @@ from torchcaps.numerics import compute_dtype, only_formulas, real_dtype
 Dims = int | tuple[int, ...]
 
 
-def _squared_length(pose: Tensor, dim: Dims) -> Tensor:
-    return pose.square().sum(dim, keepdim=True)
+def _squared_length(pose: Tensor, dim: Dims, keepdim: bool = True) -> Tensor:
+    return pose.square().sum(dim, keepdim=keepdim)
 
 
 def _safe_length(squared: Tensor) -> Tensor:
@@ -21,12 +21,17 @@ def _safe_length(squared: Tensor) -> Tensor:
     return torch.where(none, 0.0, torch.where(none, 1.0, squared).sqrt())
 
 
-def _found_length(pose: Tensor, dim: Dims) -> Tensor:
+def _found_length(pose: Tensor, dim: Dims, keepdim: bool = True) -> Tensor:
     """The length without care for gradients."""
+    if dim == -1 or _last(dim, pose.ndim):
+        return torch.linalg.vector_norm(pose, dim=dim, keepdim=keepdim)
+    return _squared_length(pose, dim, keepdim).sqrt_()  # along other axes the norm takes a hundred times as long
+
+
+def _last(dim: Dims, ndim: int) -> bool:
+    """Whether these are the last axes."""
     axes = (dim,) if isinstance(dim, int) else dim
-    if all(axis % pose.ndim >= pose.ndim - len(axes) for axis in axes):
-        return torch.linalg.vector_norm(pose, dim=dim, keepdim=True)
-    return _squared_length(pose, dim).sqrt_()  # along other axes the norm takes a hundred times as long
+    return all(axis % ndim >= ndim - len(axes) for axis in axes)
 
 
 def _length(pose: Tensor, dim: Dims) -> Tensor:
@@ -46,10 +51,10 @@ def length(pose: Tensor, dim: Dims = -1) -> Tensor:
     dtype = real_dtype("pose", pose)
     wide = pose.to(compute_dtype(pose))
     if only_formulas():
-        found = _length(wide, dim)
-    else:
-        found = _Length.apply(wide, dim) if _needs_gradient(wide) else _found_length(wide, dim)
-    return found.squeeze(dim).to(dtype)
+        return _length(wide, dim).squeeze(dim).to(dtype)
+    if _needs_gradient(wide):
+        return _Length.apply(wide, dim).squeeze(dim).to(dtype)
+    return _found_length(wide, dim, keepdim=False).to(dtype)
 
 
 def _needs_gradient(pose: Tensor) -> bool:

@@ -70,9 +70,10 @@ class Normaliser:
     @property
     def plain(self) -> bool:
         """Whether it is a softmax over the parents of the votes, with an orphan or without."""
-        others = (self.prior, self.scale, self.offset, self.mapping)
-        softmax = not self.hard and all(other is None for other in others)
-        return softmax and type(self) is Normaliser and not isinstance(self.sharpness, Tensor) and self.sharpness == 1
+        if type(self) is not Normaliser or self.hard or self.mapping is not None:
+            return False
+        alone = self.prior is None and self.scale is None and self.offset is None
+        return alone and not isinstance(self.sharpness, Tensor) and self.sharpness == 1
 
     def adjusted(self, similarity: Similarity | None) -> Similarity | None:
         """The similarity that the parents compete with: sharpened, and with the prior."""

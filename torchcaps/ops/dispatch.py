@@ -122,12 +122,12 @@ def preferred_backend(votes: "Votes") -> Choice:
     few = FEW.get(device, FEW["cpu"])
     if _at_most(math.prod(votes.shape), few):
         return Choice("naive", f"votes of at most {few:,} numbers are stored on {device}")
-    fused, plain = FUSED.get(device), without_kernels(votes)[0]
+    fused = FUSED.get(device)
     if fused is None:
-        return Choice(plain, f"there are no fused kernels for {device}")
+        return Choice(without_kernels(votes)[0], f"there are no fused kernels for {device}")
     trouble = _trouble(fused)
     if trouble:
-        return Choice(plain, f"the {fused} kernels cannot run: {trouble}")
+        return Choice(without_kernels(votes)[0], f"the {fused} kernels cannot run: {trouble}")
     return Choice(fused, f"votes of more than {few:,} numbers are not stored on {device}")
 
 

@@ -32,7 +32,7 @@ from torchcaps.ops.similarity import Similarity
 from torchcaps.ops.windows import in_windows
 from torchcaps.squash import kind_of
 
-SOFTMAX = Rule()
+SOFTMAX, OVER_PARENTS = Rule(), Normaliser()
 
 
 class Votes:
@@ -48,6 +48,9 @@ class Votes:
             B = N * W. None: one window with all children, B = N and I = G.
         mask: bool (N, G), False for children that are not there. Their poses and activations do not matter, and may be
             NaN: nothing of them is in any result or gradient.
+
+    Attributes:
+        shape: (B, I, J, H), the shape the votes would have if they were stored.
 
     Raises:
         ValueError: if shapes or devices do not fit, a tensor is complex, or a site lies outside the children.
@@ -77,30 +80,30 @@ class Votes:
         self.children = children.unsqueeze(2) if children.ndim == 3 else children
         self.transforms = transforms
         self.coordinates = coordinates
-        self.normaliser = normaliser or Normaliser()
+        self.normaliser = normaliser or OVER_PARENTS
         self.backend = backend
         self.sites = sites
         self.mask = mask
         self._preferred: Choice | None = None
         self._sources: dict[str, VoteSource] = {}
         check_votes(self.children, transforms, coordinates, sites)
-        self._shapes = Shapes(dict(zip("BIJH", self.shape, strict=True)), self.children.device)
         if mask is not None:
             check_mask(mask, self.children)
             self.children = torch.where(mask[..., None, None], self.children, 0.0)
         self._versions = versions(self.children, transforms)
+        self.shape = self._shape()
+        self._shapes: Shapes | None = None
 
     @property
     def parents(self) -> int:
         """The number of parents J."""
-        return self.transforms.shape[1]
+        return self.shape[2]
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(B, I, J, H): the shape the votes would have if they were stored."""
+    def _shape(self) -> tuple[int, int, int, int]:
         N, I, M, _ = self.children.shape
+        _, J, _, D = self.transforms.shape
         windows, I = (1, I) if self.sites is None else self.sites.shape
-        return N * windows, I, self.parents, M * self.transforms.shape[-1]
+        return N * windows, I, J, M * D
 
     @property
     def source(self) -> VoteSource:
@@ -118,6 +121,8 @@ class Votes:
     def _make_source(self, backend: type[VoteSource]) -> VoteSource:
         dtype = compute_dtype(self.children, self.transforms)
         coordinates = None if self.coordinates is None else self.coordinates.to(dtype)
+        if backend.indexed and self.children.dtype == self.transforms.dtype == dtype:  # nothing is computed
+            return backend(self.children, self.transforms, coordinates, self.sites)
         # With gradients even where the first look is without: the backend stays for later ones.
         with full_precision(self.children), torch.enable_grad():
             children, transforms = self.children.to(dtype), self.transforms.to(dtype)
@@ -215,11 +220,13 @@ class Votes:
         if self.mask is not None or not self.normaliser.plain:
             return None
         with full_precision(self.children):
-            dtype = self.source.children.dtype
-            if bias is not None and (bias.shape != self.shape[2:] or torch.promote_types(bias.dtype, dtype) != dtype):
-                return None
-            bias = None if bias is None else bias.to(dtype)
-            return self.source.agree(agreement._replace(orphan=self.normaliser.orphan), bias)
+            source, orphan = self.source, self.normaliser.orphan
+            if bias is not None:
+                dtype = source.children.dtype
+                if bias.shape != self.shape[2:] or torch.promote_types(bias.dtype, dtype) != dtype:
+                    return None
+                bias = bias.to(dtype)
+            return source.agree(agreement if agreement.orphan == orphan else agreement._replace(orphan=orphan), bias)
 
     def gaussians(self, moments: Moments, floor: float) -> Gaussians:
         r"""The Gaussians of the M-step: :math:`\mu_j = S_j / N_j` and :math:`\sigma_j^2 = Q_j / N_j + \text{floor}`.
@@ -355,6 +362,8 @@ class Votes:
 
     def _fitting(self, fields: FieldsType) -> FieldsType:
         """A similarity or rule whose tensors fit the votes, in the dtype of the votes."""
+        if self._shapes is None:
+            self._shapes = Shapes(dict(zip("BIJH", self.shape, strict=True)), self.children.device)
         return fields.fitting(self._shapes, self.source.children.dtype)
 
     def _for_source(self, source: VoteSource, field: Tensor) -> Tensor:

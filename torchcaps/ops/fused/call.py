@@ -70,7 +70,7 @@ class Call(NamedTuple):
             raise ValueError(f"similarity must have none, one or three tensors, got {len(self.similarity)}")
         return Call(
             children.contiguous(),
-            readable("transforms", self.transforms, (1 if len(self.transforms) == 1 else I, J, P, D), children),
+            readable("transforms", self.transforms, (1 if self.transforms.shape[0] == 1 else I, J, P, D), children),
             readable("coordinates", self.coordinates, (I, M * D), children),
             readable("weights", self.weights, by_child, children),
             readable("log_partition", self.log_partition, by_child, children),

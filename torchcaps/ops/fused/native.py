@@ -432,7 +432,12 @@ def _layout(call: Call, parts: int, even: bool = False) -> tuple[int, ...]:
 
 def _lanes(tensor: Tensor) -> int:
     """Numbers of a vector of the processor."""
-    return int(library().torchcaps_vector_bytes()) // tensor.element_size()
+    return _vector_bytes() // tensor.element_size()
+
+
+@cache
+def _vector_bytes() -> int:
+    return int(library().torchcaps_vector_bytes())
 
 
 def _few(tensor: Tensor) -> int:

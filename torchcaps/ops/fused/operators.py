@@ -331,11 +331,15 @@ class FusedVotes(VoteSource):
 
 def _plain(*tensors: Tensor | None) -> bool:
     """Whether these are tensors with numbers in memory, and nobody looks on who must see an operator."""
-    watched = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack()
-    return not watched and all(
-        tensor is None or (type(tensor) in (Tensor, torch.nn.Parameter) and tensor.is_cpu and not tensor.is_neg())
-        for tensor in tensors
-    )
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
+        return False
+    for tensor in tensors:
+        if tensor is not None and (type(tensor) not in _KINDS or not tensor.is_cpu or tensor.is_neg()):
+            return False
+    return True
+
+
+_KINDS = (Tensor, torch.nn.Parameter)
 
 
 class NativeVotes(FusedVotes):
