@@ -264,8 +264,9 @@ def test_ctrl_c_in_a_training_is_ctrl_c(tmp_path: Path) -> None:
     try:
         with pytest.raises(KeyboardInterrupt):
             fit(learner(Stopped()), FEW, FEW, tmp_path, Schedule(epochs=1, batch_size=16), CPU)
+        assert signal.getsignal(signal.SIGINT) == listening  # a notebook goes on, and can be stopped again
     finally:
-        signal.signal(signal.SIGINT, listening)  # Lightning listens no more
+        signal.signal(signal.SIGINT, listening)
 
 
 def test_a_stopped_run_is_told_how_to_go_on(

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -239,13 +240,16 @@ def _keep_last(folder: Path) -> ModelCheckpoint:
 
 @contextmanager
 def _ctrl_c() -> Iterator[None]:
-    """Ctrl-C ends a training as it ends all else: Lightning makes exit status 1 of it."""
+    """Ctrl-C ends a training as it ends all else: Lightning makes exit status 1 of it, and listens to no other."""
+    listening = signal.getsignal(signal.SIGINT)
     try:
         yield
     except SystemExit as stop:
-        if isinstance(stop.__context__, KeyboardInterrupt):
-            raise KeyboardInterrupt from stop
-        raise
+        if not isinstance(stop.__context__, KeyboardInterrupt):
+            raise
+        if listening is not None:  # None: of no Python's making
+            signal.signal(signal.SIGINT, listening)
+        raise KeyboardInterrupt from stop
 
 
 @contextmanager
