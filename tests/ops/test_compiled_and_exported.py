@@ -83,6 +83,21 @@ def test_compiles_in_one_piece(name: str) -> None:
 
 
 @TRACES_PROPERTIES
+@pytest.mark.parametrize("name", ["em", "homogeneous"])
+def test_compiled_layers_take_other_batches(name: str) -> None:
+    torch.manual_seed(0)
+    layer, norm = tc.CapsLinear(300, 3, 4, 4, routing=tc.create_routing(name)), tc.layers.PoseNorm(3, 4)
+
+    def normalised(poses: Tensor) -> Tensor:
+        return norm(layer(poses).pose)
+
+    compiled = torch.compile(normalised, fullgraph=True, backend="eager")
+    for batch in (3, 5, 2):
+        poses = torch.randn(batch, 300, 4)
+        torch.testing.assert_close(compiled(poses), normalised(poses))
+
+
+@TRACES_PROPERTIES
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on its way to the code generator
 def test_inductor() -> None:
     model, images, labels = network("capsnet_digits")

@@ -70,7 +70,7 @@ class TestFewRows:
         assert set(few._sources) == {"native", "naive"}
         assert few._sources["native"].__dict__.keys().isdisjoint({"votes", "_ledger"})  # did nothing
 
-    @pytest.mark.parametrize("sizes", [(FEW_ROWS + 1,), (1, STORED_ROWS.stop // 160 + 1), (1, 100), (1, 128, (4,))])
+    @pytest.mark.parametrize("sizes", [(FEW_ROWS + 1,), (1, STORED_ROWS[1] // 160 + 1), (1, 100), (1, 128, (4,))])
     def test_others_are_not(self, sizes: tuple) -> None:
         others = self.votes(*sizes)
         assert choose_backend(others, self.gaussian(others)).backend == "native"

@@ -43,7 +43,7 @@ FEW_TILES = 2**13
 """Where there are no kernels for what is asked, votes of at most so many numbers are stored: quicker than by tiles."""
 
 
-FEW_ROWS, STORED_ROWS = 3, range(2**15, 2**20 + 1)
+FEW_ROWS, STORED_ROWS = 3, (2**15, 2**20)
 """Votes of vectors for Gaussians, of at most so many rows of the batch and about so many numbers, are stored on a CPU:
 the kernels have a row in each lane there, most of them empty."""
 
@@ -152,8 +152,8 @@ def stored_rows(votes: "Votes", preferred: Choice, similarity: Similarity | None
         return None
     if not (isinstance(similarity, Gaussian) or scatter) or votes.children.shape[2] > 1:
         return None
-    rows, numbers = votes.shape[0], math.prod(votes.shape)
-    if isinstance(numbers, torch.SymInt) or rows > FEW_ROWS or numbers not in STORED_ROWS:
+    rows, numbers, (least, most) = votes.shape[0], math.prod(votes.shape), STORED_ROWS
+    if isinstance(numbers, torch.SymInt) or rows > FEW_ROWS or not least <= numbers <= most:
         return None
     reason = f"for Gaussians, at most {FEW_ROWS} rows of vectors fill few lanes of the {preferred.backend} kernels"
     return Choice("naive", reason)

@@ -388,7 +388,9 @@ class BatchStandard(nn.BatchNorm1d):
     def forward(self, batch: Tensor) -> Tensor:
         """The same, standardised."""
         batch = batch.movedim(self.axis, 1)
-        many = self.training and batch.numel() > self.num_features
+        many = self.training
+        if batch.numel() <= self.num_features:  # in a statement: where a compiler leaves sizes open it decides here
+            many = False
         mean, variance = self.running_mean.to(batch), self.running_var.to(batch)
         found = functional.batch_norm(batch, mean, variance, training=many, momentum=self.momentum or 0.0, eps=self.eps)
         if many and mean.dtype != self.running_mean.dtype:  # what was moved on are copies
