@@ -432,12 +432,7 @@ def _layout(call: Call, parts: int, even: bool = False) -> tuple[int, ...]:
 
 def _lanes(tensor: Tensor) -> int:
     """Numbers of a vector of the processor."""
-    return _vector_bytes() // tensor.element_size()
-
-
-@cache
-def _vector_bytes() -> int:
-    return int(library().torchcaps_vector_bytes())
+    return int(library().torchcaps_vector_bytes()) // tensor.element_size()
 
 
 def _few(tensor: Tensor) -> int:
