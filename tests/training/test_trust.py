@@ -181,3 +181,9 @@ class TestItem13:
         config = parser.parse_args(["--config", str(write(tmp_path / "c.yaml", SMALL)), "--run", "x"])
         (tmp_path / "written.yaml").write_text(parser.dump(config))
         assert read_options(tmp_path / "written.yaml", option_hints())["epochs"] == 1
+
+    def test_a_routing_goes_by_its_name_and_options_count_wherever_they_stand(self, tmp_path: Path) -> None:
+        config = write(tmp_path / "c.yaml", {**SMALL, "routing": "kmeans"})
+        found = train_parser().parse_args(["--epochs", "7", "--config", str(config), "--run", "x"])
+        assert found.routing.class_path.endswith("InnerProductKMeansRouting")
+        assert found.epochs == 7

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -46,10 +47,17 @@ class OptionParser(ArgumentParser):
     imported: Sequence[str] = ()
 
     def parse_args(self, args: Sequence[str], *rest: Any, **named: Any) -> Any:  # type: ignore[override]
-        """The options on a command line, where a routing may go by either of its names."""
-        behind = [None, *args]
-        args = [routing_path(one) if before == "--routing" else one for before, one in zip(behind, args, strict=False)]
-        return super().parse_args(args, *rest, **named)
+        """The options on a command line, where a routing may go by either of its names.
+
+        Files of options come first, so that an option counts wherever it stands.
+        """
+        files, others = [], []
+        for before, one in zip([None, *args], args, strict=False):
+            if "--config" in (before, one) or one.startswith("--config="):
+                files.append(one)
+            else:
+                others.append(routing_path(one) if before == "--routing" else one)
+        return super().parse_args([*files, *others], *rest, **named)
 
     def instantiate(self, *arguments: Any, **named: Any) -> Any:
         """The objects that options describe; a `ValueError` says what is wrong and no more."""
@@ -83,17 +91,27 @@ class TrustedConfigFile(ActionConfigFile):
         path = Path(value)
         if len(value) < 4096 and path.is_file():
             read_options(path, parser.allowed, parser.imported)
+            text = path.read_text(encoding="utf-8")
         elif not set(value) & set("{:\n"):  # no options in YAML
             raise ValueError(f"--{dest}: there is no file {value}")
         else:
             check_options(value, f"--{dest}", parser.allowed, parser.imported)
-        ActionConfigFile.apply_config(parser, cfg, dest, value)
+            text = value
+        ActionConfigFile.apply_config(parser, cfg, dest, with_routing_path(text))
 
 
 def routing_path(name: str) -> str:
     """Where the routing is imported from that :func:`~torchcaps.create_routing` makes; another name as it is."""
     kind = ROUTINGS.get(name)
     return name if kind is None else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def with_routing_path(text: str) -> str:
+    """Options in YAML, where a routing may go by either of its names, as :func:`routing_path` has it."""
+    for option, value in yaml.compose(text, Loader=yaml.SafeLoader).value:
+        if option.value == "routing" and isinstance(value, yaml.ScalarNode):
+            return text[: value.start_mark.index] + routing_path(value.value) + text[value.end_mark.index :]
+    return text
 
 
 def told(message: str) -> str:
