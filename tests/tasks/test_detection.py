@@ -138,7 +138,7 @@ class TestDetection:
         net = create_model("capsnet_small", image_shape=(1, 24, 24), channels=2, types=1, decoder_hidden=None)
         with pytest.raises(ValueError, match="takes networks that say boxes, CapsNet does not"):
             Detection().loss(net, net, images[0], Criteria(MarginLoss(), ReconstructionLoss()))
-        with pytest.raises(ValueError, match="weight must be 0 or more, got -1"):
+        with pytest.raises(ValueError, match="weight must be at least 0, got -1"):
             Detection(weight=-1)
 
 

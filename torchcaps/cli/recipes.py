@@ -9,7 +9,6 @@ from torchcaps.cli.plugins import add_import
 
 def command(arguments: list[str]) -> None:
     """List the published experiments with the published figures beside ours."""
-
     from torchcaps import recipes
     from torchcaps.training.parser import OptionParser
 

@@ -10,7 +10,6 @@ from torchcaps.cli.plugins import add_import
 
 def command(arguments: list[str]) -> None:
     """Run a published experiment by name; writes its result, pictures and the table of all of them."""
-
     from torchcaps import recipes
     from torchcaps.training import quiet_lightning
     from torchcaps.training.parser import OptionParser

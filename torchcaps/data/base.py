@@ -202,8 +202,7 @@ class ImageSet(Dataset[Batch]):
 
     def batches(self, size: int) -> Iterator[Batch]:
         """All images in their order, `size` at a time; a `ValueError` if that is less than 1."""
-        if size < 1:
-            raise ValueError(f"size must be at least 1, got {size}")
+        check_size(size=size)
         for start in range(0, len(self), size):
             yield self.__getitems__(list(range(start, min(start + size, len(self)))))
 
@@ -301,7 +300,7 @@ class ImageData(ABC):
     """The network that is trained on it unless somebody says otherwise, by its registered name."""
 
     def __init__(self, validation: float = 0.1, seed: int = 0) -> None:
-        check_share("validation", validation)
+        check_held_out_share("validation", validation)
         check_size(-(2**63), seed=seed)  # what torch takes
         self.validation_share = validation
         self.seed = seed
@@ -404,7 +403,7 @@ def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, T
     Raises:
         ValueError: `share` is outside [0, 1).
     """
-    check_share("share", share)
+    check_held_out_share("share", share)
     generator = torch.Generator().manual_seed(seed)
     labels = labels if labels.ndim == 1 else torch.zeros(len(labels), dtype=torch.int64)
     held_out = torch.zeros(len(labels), dtype=torch.bool)
@@ -434,7 +433,7 @@ def stable_split(labels: Tensor, digests: Sequence[str], share: float, seed: int
     Raises:
         ValueError: `share` is outside [0, 1).
     """
-    check_share("share", share)
+    check_held_out_share("share", share)
     scores = [hashlib.sha256(f"{seed} {digest}".encode()).digest() for digest in digests]
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
@@ -447,8 +446,8 @@ def stable_split(labels: Tensor, digests: Sequence[str], share: float, seed: int
     return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
 
 
-def check_share(name: str, share: float) -> None:
-    """Raise a `ValueError` that names the argument unless `share` lies in [0, 1)."""
+def check_held_out_share(name: str, share: float) -> None:
+    """Raise a `ValueError` that names the argument unless `share` lies in [0, 1): not all can be put aside."""
     if not is_finite(share) or not 0 <= share < 1:
         raise ValueError(f"{name} must be a share in [0, 1), got {share!r}")
 
@@ -467,6 +466,10 @@ class PublishedData(ImageData):
         validation: share of the training images put aside for validation, the same in every class; 0 puts none aside.
         seed: chooses which images those are; nothing else does.
     """
+
+    _advice: ClassVar[str] = (
+        "Name a folder that holds the files with data_dir or the environment variable TORCHCAPS_DATA."
+    )
 
     def __init__(
         self, data_dir: str | None = None, download: bool = True, validation: float = 0.1, seed: int = 0

@@ -14,8 +14,26 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchcaps.data.base import TEST_SEED, ImageData, ImageSet, Resize, check_share, stable_split, stratified_split
-from torchcaps.data.manifest import PARTS, Changes, Entry, Manifest, copies_lines, count_of, readable, some
+from torchcaps.data.base import (
+    TEST_SEED,
+    ImageData,
+    ImageSet,
+    Resize,
+    check_held_out_share,
+    stable_split,
+    stratified_split,
+)
+from torchcaps.data.manifest import (
+    PARTS,
+    Changes,
+    Entry,
+    Manifest,
+    copies_lines,
+    count_of,
+    left_out_lines,
+    readable,
+    some,
+)
 from torchcaps.data.picture import BrokenImage, check_resize, load_handwriting, naming, open_image, to_tensor
 from torchcaps.data.preprocess import MOST_PIXELS
 from torchcaps.data.store import GIB, ImageStore, threaded
@@ -120,7 +138,7 @@ class ListedImages(ImageData):
         memory: float = 4.0,
     ) -> None:
         super().__init__(validation, seed)
-        check_share("test", test)
+        check_held_out_share("test", test)
         check_resize(resize)
         if channels not in (None, 1, 3):
             raise ValueError(f"channels must be 1, 3 or None, got {channels}")
@@ -195,8 +213,13 @@ class ListedImages(ImageData):
             *self.listed.notes,
             *self._changes.lines(),
             *_left_out_lines(self.manifest().left_out, "text" if self.gives == "words" else "file"),
-            *copies_lines(self.manifest(), "text" if self.gives == "words" else "image"),
+            *copies_lines(self.manifest(), self._thing),
         )
+
+    @property
+    def _thing(self) -> str:
+        """What people call one of them."""
+        return "text" if self.gives == "words" else "image"
 
     @cached_property
     def _train_and_validation(self) -> tuple[ImageSet, ImageSet]:
@@ -233,10 +256,8 @@ class ListedImages(ImageData):
             entries["train"], entries["validation"] = divided(entries["train"], share, self.seed)
         for category in {item.category for item in self.listed.items} - {entry.category for entry in entries["train"]}:
             reasons = some([f"{name} ({why})" for name, why in left_out.items() if category in Path(name).parts])
-            thing = "text" if self.gives == "words" else "image"
-            raise ValueError(
-                f"class {category!r} holds no training {thing} that can be read" + (f": {reasons}" if reasons else "")
-            )
+            found = f": {reasons}" if reasons else ""
+            raise ValueError(f"class {category!r} holds no training {self._thing} that can be read{found}")
         return Manifest(self.listed.classes, {part: tuple(entries[part]) for part in PARTS}, left_out)
 
     def _decode(self, manifest: Manifest) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
@@ -388,10 +409,7 @@ def _all_broken(problems: Sequence[BrokenImage], advice: str) -> ValueError:
 
 
 def _left_out_lines(left_out: Mapping[str, str], thing: str) -> list[str]:
-    """What was left out, for people, a line for each reason."""
-    reasons: dict[str, list[str]] = {}
-    for name, why in left_out.items():
-        reasons.setdefault(why, []).append(name)
-    lines = [f"left out {count_of(names, thing)}: {why}: {some(names)}" for why, names in reasons.items()]
+    """The first of :func:`left_out_lines`, and how many more there are."""
+    lines = left_out_lines(left_out, thing)
     more = len(lines) - _LISTED
     return lines[:_LISTED] + ([f"left out more, for {more:,} other reasons"] if more > 0 else [])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchcaps.data import Batch, ImageSet, class_boxes
 from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.numerics import check_finite
 from torchcaps.tasks.base import Criteria, Examination, Forward, Measure, register_task
 from torchcaps.tasks.several_labels import SeveralLabels
 
@@ -128,8 +129,7 @@ class Detection(SeveralLabels):
 
     def __init__(self, threshold: float = 0.5, weight: float = 1.0) -> None:
         super().__init__(None, threshold)
-        if not 0 <= weight < float("inf"):
-            raise ValueError(f"weight must be 0 or more, got {weight}")
+        check_finite(0, weight=weight)
         self.weight = weight
 
     def check(self, images: ImageSet) -> None:

@@ -126,6 +126,16 @@ class StopEarly(EarlyStopping):
             trainer.should_stop = True
 
 
+ONE_AN_EPOCH: dict[str, Any] = {
+    "filename": "epoch{epoch:05d}",
+    "auto_insert_metric_name": False,
+    "save_top_k": 1,
+    "save_on_train_epoch_end": True,
+    "enable_version_counter": False,
+}
+"""Arguments of a checkpoint that is written at the end of an epoch, in place of the one before."""
+
+
 class KeepBest(ModelCheckpoint):
     """Keeps the epoch that was best in the task's measure on the validation images.
 
@@ -138,14 +148,7 @@ class KeepBest(ModelCheckpoint):
 
     def __init__(self, folder: Path, measure: Measure) -> None:
         super().__init__(
-            folder,
-            "epoch{epoch:05d}",
-            monitor=f"val_{measure.name}",
-            mode="max" if measure.higher_is_better else "min",
-            auto_insert_metric_name=False,
-            save_top_k=1,
-            save_on_train_epoch_end=True,
-            enable_version_counter=False,
+            folder, monitor=f"val_{measure.name}", mode="max" if measure.higher_is_better else "min", **ONE_AN_EPOCH
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

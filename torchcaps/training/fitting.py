@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from torchcaps.data import ImageSet
 from torchcaps.tasks import Criteria
-from torchcaps.training.callbacks import History, KeepBest, RoutingHealth, StopAt, StopEarly
+from torchcaps.training.callbacks import ONE_AN_EPOCH, History, KeepBest, RoutingHealth, StopAt, StopEarly
 from torchcaps.training.checkpoints import SealedCheckpoints, checkpoint_to_resume, newest_checkpoint, read_checkpoint
 from torchcaps.training.fingerprint import Fingerprint, recorded_options
 from torchcaps.training.folder import is_first_process
@@ -96,16 +96,11 @@ class Fitting:
         ends += [] if schedule.stop is None else [StopEarly(schedule.patience, main)]
         self.best = KeepBest(self.checkpoints / "best", main) if schedule.keep == "best" else None
         health = RoutingHealth(validation if len(validation) else train.prepared(learner.preprocess))
-        kept = [_keep_last(self.checkpoints)] if self.best is None else [self.best, _keep_last(self.checkpoints)]
+        last = ModelCheckpoint(self.checkpoints, **ONE_AN_EPOCH)
+        kept = [last] if self.best is None else [self.best, last]
         self.speed = ChooseSpeed(folder / "speed.json", train, schedule)
-        watching = [
-            self.speed,
-            health,
-            self.history,
-            self.fingerprint,
-            *ends,
-            *kept,
-        ]  # the last one keeps what all others know
+        # The last one keeps what all others know.
+        watching = [self.speed, health, self.history, self.fingerprint, *ends, *kept]
         self.trainer = self._trainer(options or TrainerOptions(), schedule, watching, folder, bool(len(validation)))
         self.loaders = Loaders(train, validation, schedule, learner.speed)
         batches = len(train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size))
@@ -224,17 +219,6 @@ def rehearse(learner: Learner, images: ImageSet, steps: int, epochs: int) -> Non
             how.scheduled(optimizer, steps, epochs)
     except (RuntimeError, TypeError, IndexError, AttributeError, ZeroDivisionError) as error:
         raise ValueError(f"network, task, losses and optimizer do not fit the images or each other: {error}") from error
-
-
-def _keep_last(folder: Path) -> ModelCheckpoint:
-    return ModelCheckpoint(
-        folder,
-        "epoch{epoch:05d}",
-        auto_insert_metric_name=False,
-        save_top_k=1,
-        save_on_train_epoch_end=True,
-        enable_version_counter=False,
-    )
 
 
 @contextmanager

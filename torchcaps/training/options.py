@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchcaps.data import ImageData, ImageSet, Preprocess
 from torchcaps.losses import ActivationLoss, MarginLoss
 from torchcaps.models import ImageClassifier, create_model, list_models
-from torchcaps.numerics import check_finite, given
+from torchcaps.numerics import check_finite, check_size, given
 from torchcaps.routing import Routing
 from torchcaps.tasks import Task, as_task
 from torchcaps.training.speed import Speed
@@ -92,8 +92,8 @@ class Subject:
         fitting, gives = list_models(takes=self.data.gives), self.data.gives
         if self.architecture in list_models() and self.architecture not in fitting:
             raise ValueError(f"{self.architecture} takes no {gives}; model must be one of {', '.join(fitting)}")
-        given = self.data.arguments(self.preprocess)
-        arguments = {**given, "classes": len(self.data.classes), **(self.model_args or {})}
+        of_data = self.data.arguments(self.preprocess)
+        arguments = {**of_data, "classes": len(self.data.classes), **(self.model_args or {})}
         if self.routing is not None:
             arguments["routing"] = self.routing
         torch.manual_seed(seed)
@@ -151,8 +151,8 @@ class Optimisation:
     @property
     def spans_all_steps(self) -> bool:
         """Whether the scheduler must be told how many steps there are."""
-        given = getattr(self.scheduler, "keywords", {})
-        return "total_steps" in given and given["total_steps"] is None and given.get("epochs") is None
+        arguments = getattr(self.scheduler, "keywords", {})
+        return "total_steps" in arguments and arguments["total_steps"] is None and arguments.get("epochs") is None
 
     def scheduled(self, optimizer: torch.optim.Optimizer, steps: float, epochs: int) -> dict[str, Any]:
         """The scheduler of a training, and whether it steps each epoch or each step, as Lightning takes them.
@@ -215,9 +215,7 @@ class Schedule:
     keep: Literal["last", "best"] = "last"
 
     def __post_init__(self) -> None:
-        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size), ("patience", self.patience)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_size(epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
 
 
 @dataclass
