@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def command(arguments: list[str]) -> None:
-    """Train a network; writes a folder with metrics, checkpoints, the model, a summary and a report."""
+    """Train a network; write metrics, checkpoints, the network, a summary and a report into a folder."""
     from torchcaps import training
 
     given = again = shlex.join(["torchcaps", "train", *arguments])
