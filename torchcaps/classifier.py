@@ -108,7 +108,7 @@ class Classifier:
         if len(self.classes) != network.classes:
             raise ValueError(f"classes must name the {network.classes} classes of the network, got {self.classes}")
         if len(set(self.classes)) != network.classes:
-            raise ValueError(f"classes must have names of their own, got {self.classes}")
+            raise ValueError(f"classes must have different names, got {self.classes}")
         if math.prod(self.image_shape) > _LARGEST:
             raise ValueError(f"image_shape must have at most {_LARGEST} numbers, got {self.image_shape}")
         seen = self.preprocess.image_shape(self.image_shape)
@@ -284,12 +284,12 @@ class Classifier:
     def reading(self, text: Any) -> Reading:
         """A text as this classifier reads it; raises what :meth:`predict` raises."""
         if self.words is None:
-            raise ValueError("this network takes images, no words")
+            raise ValueError("this network takes images, not texts")
         if not isinstance(text, str):
             raise ValueError(f"a text must be a string, got {type(text).__name__}")
         (reading,) = self.words.read([text])
         if not reading.length:
-            raise ValueError(f"there are no words in {text!r}: nothing can be said of it")
+            raise ValueError(f"there are no words in {text!r}")
         if reading.unknown == len(reading.numbers):
             warnings.warn(
                 f"no word of {shortened(text)} was in the training texts: its answer is a guess", stacklevel=2
@@ -342,7 +342,7 @@ class Classifier:
     def prepared(self, images: ImageSet, crops: int | None = None) -> ImageSet:
         """Images, as they are in their data set, prepared for the network; raises what :meth:`examine` raises."""
         if isinstance(images, TextSet) != (self.words is not None):
-            raise ValueError(f"the network takes {self.network.takes}, and these are {images.what}")
+            raise ValueError(f"the network takes {self.network.takes}, these are {images.what}")
         if isinstance(images, TextSet) and self.words is not None:
             images = images.in_words(self.words)
         if images.raw_image_shape != self.image_shape:

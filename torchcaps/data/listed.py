@@ -60,8 +60,8 @@ def part_called(name: str) -> str | None:
 def validation_is_test(tested: str, train: str) -> str:
     """What is said where there are validation images and no test images."""
     return (
-        f"there are no test images of their own: what is reported as test are the images in {readable(tested)!r}, "
-        f"and validation images are put aside from {readable(train)!r}"
+        f"there are no test images of their own: the images in {readable(tested)!r} are reported as the test, and "
+        f"validation images are put aside from {readable(train)!r}"
     )
 
 
@@ -207,7 +207,7 @@ class ListedImages(ImageData):
 
     def notes(self) -> tuple[str, ...]:
         """What was left out and why, where images are from, what changed, and which are in several parts."""
-        unknown = ("the run kept no record of its parts: they are those of today's folder",) if self._unrecorded else ()
+        unknown = ("the run kept no record of its split: it is made anew",) if self._unrecorded else ()
         return (
             *unknown,
             *self.listed.notes,
@@ -295,7 +295,7 @@ class ListedImages(ImageData):
         """The shape of all images, and the first that can be read, whose size it is where none was asked for."""
         items = [self._items[entry.name] for entry in entries]
         if not items:
-            raise ValueError("there is none of the images that the run was trained and tested on")
+            raise ValueError("none of the images that the run was trained and tested on is there any more")
         channels = self.channels or (1 if all(self._seen[entry.name].grey for entry in entries) else 3)
         if self.size is not None:
             return (channels, *self.size), items[0]
@@ -401,8 +401,8 @@ def _all_broken(problems: Sequence[BrokenImage], advice: str) -> ValueError:
             [
                 *(readable(str(problem)) for problem in problems[:_LISTED]),
                 *([f"and {more:,} more: {advice}"] if more > 0 else []),
-                f"{count_of(problems, 'file')} cannot be read: mend or remove them, or leave them out with skip_broken "
-                "(--data.skip_broken true)",
+                f"{count_of(problems, 'file')} cannot be read: repair or remove them, or leave them out with "
+                "skip_broken (--data.skip_broken true)",
             ]
         )
     )

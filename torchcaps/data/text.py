@@ -154,10 +154,10 @@ class Text(ListedImages):
         """The texts of each part; the vocabulary is that of the training texts."""
         texts = {part: [self._texts[entry.name].text for entry in manifest.parts[part]] for part in PARTS}
         if not any(texts.values()):
-            raise ValueError("there is none of the texts that the run was trained and tested on")
+            raise ValueError("none of the texts that the run was trained and tested on is there any more")
         words = Words.of(texts["train"], self.most, self.least, lower=self.lower, longest=self.longest)
         if not len(words):
-            raise ValueError(f"no word is there {self.least} times in the training texts: least must be less")
+            raise ValueError(f"no word occurs {self.least} times in the training texts: least must be smaller")
         label_of = {name: label for label, name in enumerate(manifest.classes)}
         sets: dict[str, ImageSet] = {}
         for part in PARTS:

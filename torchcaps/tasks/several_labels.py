@@ -65,7 +65,7 @@ class SeveralLabels(Task):
         if labels.ndim != 2:
             raise ValueError(
                 "task 'several_labels' takes images with masks, bool (N, E), as labels, these have one class each: "
-                "task 'classification' takes them"
+                "use task 'classification'"
             )
         if self.count is not None and int(labels.sum()) != self.count:
             raise ValueError(f"count is {self.count}, but the first image has {int(labels.sum())} classes")

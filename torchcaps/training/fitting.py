@@ -146,12 +146,13 @@ class Fitting:
         if self.epoch_steps and steps % self.epoch_steps:
             epoch = steps // self.epoch_steps + 1
             notes.append(
-                f"max_steps {steps} ends the training in the midst of epoch {epoch}: it has {self.epoch_steps} steps"
+                f"max_steps {steps} ends the training in the middle of epoch {epoch}, which has {self.epoch_steps} "
+                "steps"
             )
         if self.average is not None and (share := self.average ** max(steps - 1, 0)) > OLD_WEIGHTS:
             notes.append(
-                f"trainer.average {self.average} remembers {1 / (1 - self.average):,.0f} steps or so, the training has "
-                f"{steps:,}: the weights that are tested are {share:.0%} those after the first step"
+                f"trainer.average {self.average} reaches back about {1 / (1 - self.average):,.0f} steps, the training "
+                f"has {steps:,}: the tested weights are still {share:.0%} those after the first step"
             )
         return notes
 
