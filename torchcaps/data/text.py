@@ -144,11 +144,13 @@ class Text(ListedImages):
         # A row that is full may be a text of just that length.
         full = [text for one in sets for text in one.texts if len(text) > self.longest]
         cut = [reading.length for reading in self.words.read(full) if reading.length > self.longest]
-        line = (
+        if not cut:
+            return super().notes()
+        return (
+            *super().notes(),
             f"{count_of(cut, 'text')} of {sum(map(len, sets)):,} longer than {self.longest} words, of which the first "
+            f"{self.longest} are read; the longest has {max(cut):,}",
         )
-        line += f"{self.longest} are read; the longest has {max(cut, default=0):,}"
-        return (*super().notes(), *([line] if cut else []))
 
     def _decode(self, manifest: Manifest) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
         """The texts of each part; the vocabulary is that of the training texts."""
