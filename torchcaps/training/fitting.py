@@ -27,7 +27,7 @@ from torchcaps.training.options import Caller, Schedule, TrainerOptions
 from torchcaps.training.trial import ChooseSpeed
 
 OLD_WEIGHTS = 0.01
-"""Share of the first weights in averaged ones from which on people are told."""
+"""Share of the first weights in averaged ones above which a note says so."""
 
 
 def fit(
@@ -65,7 +65,7 @@ def fit(
 
 
 class Fitting:
-    """A training that was checked as far as can be without writing anything; :func:`fit` has the arguments.
+    """A training, checked as far as possible without writing anything; for the arguments see :func:`fit`.
 
     Raises:
         ValueError: likewise, but for what checkpoints tell.
@@ -141,7 +141,7 @@ class Fitting:
         return each, steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)
 
     def notes(self) -> list[str]:
-        """What people should know of the training before they wait for it."""
+        """What people should know before they wait for the training."""
         notes, steps = [], self.steps
         if self.epoch_steps and steps % self.epoch_steps:
             epoch = steps // self.epoch_steps + 1
@@ -172,7 +172,7 @@ class Fitting:
         return self.trainer, self.history.rows
 
     def take_best(self) -> dict[str, Any]:
-        """Gives the network the weights of the epoch that the schedule wants kept, and says which one that is."""
+        """Loads the weights of the epoch that the schedule wants kept, and says which epoch that is."""
         main, rows = self.learner.task.main, self.history.rows
         if self.best is None:
             return {"epoch": len(rows), "by": "the last"}
@@ -183,7 +183,7 @@ class Fitting:
 
 
 def rehearse(learner: Learner, images: ImageSet, steps: int, epochs: int) -> None:
-    """Makes one step with two images, of a copy: whether network, task, loss and optimizer fit each other.
+    """Makes one step with two images on a copy, to see whether network, task, loss and optimizer fit each other.
 
     Args:
         learner: the network, its task and how it is optimised.
@@ -224,7 +224,7 @@ def rehearse(learner: Learner, images: ImageSet, steps: int, epochs: int) -> Non
 
 @contextmanager
 def _ctrl_c() -> Iterator[None]:
-    """Ctrl-C ends a training as it ends all else: Lightning makes exit status 1 of it."""
+    """Ctrl-C raises ``KeyboardInterrupt``, as everywhere else: Lightning turns it into exit status 1."""
     try:
         yield
     except SystemExit as stop:
