@@ -2,8 +2,8 @@
 
     python examples/sequences.py
 
-The same layers as over images, with one axis less; a mask leaves out what shorter signals do not have. Some seconds on
-a CPU.
+The same layers as over images, with one axis less; a mask leaves out what lies behind the end of shorter signals. A few
+seconds on a CPU.
 """
 
 import torch
@@ -20,7 +20,7 @@ BEATS = {
 
 
 def signals(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Signals (B, 1, L), how long each is (B,), behind which there is rubbish, and which beat it holds (B,)."""
+    """Signals (B, 1, L), how long each is (B,), with noise behind its end, and which beat it holds (B,)."""
     random = torch.Generator().manual_seed(seed)
     labels = torch.randint(len(BEATS), (count,), generator=random)
     lengths = torch.randint(24, LONGEST + 1, (count,), generator=random)
@@ -70,4 +70,4 @@ def main(steps: int = 200, batch: int = 64) -> float:
 
 
 if __name__ == "__main__":
-    print(f"{main():.1%} of 500 signals told right (by chance: {1 / len(BEATS):.1%})")
+    print(f"{main():.1%} of 500 signals classified correctly (by chance: {1 / len(BEATS):.1%})")

@@ -2,7 +2,7 @@
 
     python examples/volumes.py
 
-The same layers as over images, with one axis more. Needs scikit-image (`pip install 'torchcaps[poses]'`); some ten
+The same layers as over images, with one more axis. Needs scikit-image (`pip install 'torchcaps[poses]'`); about ten
 seconds on a CPU.
 """
 
@@ -69,4 +69,4 @@ def main(steps: int = 150, batch: int = 32) -> float:
 
 
 if __name__ == "__main__":
-    print(f"{main():.1%} of 300 volumes told right (by chance: {1 / len(SHAPES):.1%})")
+    print(f"{main():.1%} of 300 volumes classified correctly (by chance: {1 / len(SHAPES):.1%})")

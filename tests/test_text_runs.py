@@ -114,7 +114,7 @@ def test_evaluate_reads_other_texts_in_the_words_of_the_network(
     for text, row in zip(first.texts, first.images, strict=True):
         assert torch.equal(rows[text][: len(row)][row > 0], row[row > 0])
     assert 0 <= own["accuracy"] <= 1
-    with pytest.raises(ValueError, match="the network takes words, and these are images"):
+    with pytest.raises(ValueError, match="the network takes words, these are images"):
         classifier.prepared(tc.data.Digits().test)
 
 

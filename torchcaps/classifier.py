@@ -108,7 +108,7 @@ class Classifier:
         if len(self.classes) != network.classes:
             raise ValueError(f"classes must name the {network.classes} classes of the network, got {self.classes}")
         if len(set(self.classes)) != network.classes:
-            raise ValueError(f"classes must have names of their own, got {self.classes}")
+            raise ValueError(f"classes must have different names, got {self.classes}")
         if math.prod(self.image_shape) > _LARGEST:
             raise ValueError(f"image_shape must have at most {_LARGEST} numbers, got {self.image_shape}")
         seen = self.preprocess.image_shape(self.image_shape)
@@ -124,7 +124,7 @@ class Classifier:
         Args:
             source: the folder of a run, or of a saved network, or the name of a trained network in the package, or a
                 repository ``owner/name`` on the Hub.
-            device: where it shall compute.
+            device: to compute on.
 
         Raises:
             FileNotFoundError: if there is no network, or the run has not ended.
@@ -142,7 +142,7 @@ class Classifier:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the run says of itself, ``summary.json``; empty without a run, or one that did not end.
+        """The summary of the run, ``summary.json``; empty without a run, or if it has not ended.
 
         Raises:
             ValueError: if the file is damaged.
@@ -206,13 +206,13 @@ class Classifier:
         batch_size: int = 64,
         skip: "Callable[[Image, Exception], None] | None" = None,
     ) -> "Iterator[tuple[Image, Answer]]":
-        """Classifies images as they come, in the memory of one batch: of thousands of files, for one.
+        """Classifies images as they come, such as thousands of files, in the memory of one batch.
 
         Args:
             images: paths, or what else :meth:`predict` takes for one image.
             resize: as in :meth:`predict`.
             batch_size: how many crops of images at a time.
-            skip: is told each image that cannot be read and why, and the others go on; None raises.
+            skip: is called with each image that cannot be read, and the error; None raises the error.
 
         Yields:
             Each image with its answer, in their order.
@@ -284,12 +284,12 @@ class Classifier:
     def reading(self, text: Any) -> Reading:
         """A text as this classifier reads it; raises what :meth:`predict` raises."""
         if self.words is None:
-            raise ValueError("this network takes images, no words")
+            raise ValueError("this network takes images, not texts")
         if not isinstance(text, str):
             raise ValueError(f"a text must be a string, got {type(text).__name__}")
         (reading,) = self.words.read([text])
         if not reading.length:
-            raise ValueError(f"there are no words in {text!r}: nothing can be said of it")
+            raise ValueError(f"there are no words in {text!r}")
         if reading.unknown == len(reading.numbers):
             warnings.warn(
                 f"no word of {shortened(text)} was in the training texts: its answer is a guess", stacklevel=2
@@ -327,12 +327,12 @@ class Classifier:
         return torch.cat(found) if found else torch.empty(0, len(self.classes))
 
     def examine(self, images: ImageSet, batch_size: int = 128, crops: int | None = None) -> Examination:
-        """What the task finds out about the network on images.
+        """Tests the network on images, as its task does.
 
         Args:
             images: not prepared yet.
             batch_size: how many at a time.
-            crops: of each image, 1 or 13; default: as the network was trained to be tested.
+            crops: of each image, 1 or 13; default: as saved with the network.
 
         Raises:
             ValueError: if the images do not fit the network or the task.
@@ -342,7 +342,7 @@ class Classifier:
     def prepared(self, images: ImageSet, crops: int | None = None) -> ImageSet:
         """Images, as they are in their data set, prepared for the network; raises what :meth:`examine` raises."""
         if isinstance(images, TextSet) != (self.words is not None):
-            raise ValueError(f"the network takes {self.network.takes}, and these are {images.what}")
+            raise ValueError(f"the network takes {self.network.takes}, these are {images.what}")
         if isinstance(images, TextSet) and self.words is not None:
             images = images.in_words(self.words)
         if images.raw_image_shape != self.image_shape:

@@ -213,7 +213,7 @@ class TestItem11Predict:
         found = capsys.readouterr()
         assert "\x1b" not in found.out + found.err
         assert "a\\x1b[2Jb.png: " in found.out
-        assert "c\\x1b]0;d.png: it is no image" in found.err
+        assert "c\\x1b]0;d.png: it is not an image" in found.err
 
     def test_item11_bad_files_are_named_and_the_others_predicted(self, run, photos, tmp_path, capsys):
         files = [photos / "red" / "00.png", tmp_path / "broken.png", tmp_path / "none.png", photos / "blue" / "00.png"]

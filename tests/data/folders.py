@@ -10,7 +10,7 @@ from PIL import Image
 
 BROKEN = {
     "a/empty.png": "the file is empty",
-    "a/text.png": "it is no image of a kind that Pillow knows",
+    "a/text.png": "it is not an image that Pillow can read",
     "a/truncated.jpg": "image file is truncated",
     "a/cut.png": "image file is truncated",
     "a/flipped.png": "broken data stream",
@@ -20,13 +20,13 @@ BROKEN = {
 """Files that are no images, or only parts of some, and what is said of them."""
 
 LEFT_OUT = {
-    "a/notes.txt": "Pillow opens no .txt",
-    "a/photo.heic": "Pillow opens no .heic",
-    "a/noname": "Pillow opens no files without a suffix",
+    "a/notes.txt": "Pillow cannot open .txt",
+    "a/photo.heic": "Pillow cannot open .heic",
+    "a/noname": "Pillow cannot open files without a suffix",
     "a/nothing.png": "it links to nothing",
     "a/itself.png": "it links to nothing",
     "a/loop": "which is read already",
-    "b/pipe.png": "it is no file that can be read",
+    "b/pipe.png": "it is not a readable file",
     "readme.png": "it lies in no class folder",
 }
 """What is not taken for an image of a class, and why."""

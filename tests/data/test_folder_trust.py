@@ -101,7 +101,7 @@ class TestItem1:
         manifest = ImageFolder(str(make_root(tmp_path / "one"))).manifest()
         later = ImageFolder(str(make_root(tmp_path / "other", classes=("x", "y"), start=5000)), size=8)
         assert len(later.follow(manifest).removed) == len(later.follow(manifest).added) == 60
-        with pytest.raises(ValueError, match="there is none of the images that the run was trained and tested on"):
+        with pytest.raises(ValueError, match="none of the images that the run was trained and tested on is there"):
             _ = later.test
 
     def test_swapped_classes_change_the_fingerprint(self, tmp_path):
@@ -129,7 +129,7 @@ class TestItem1:
         listed = sorted(part_of(data))
         labels = torch.arange(60) // 30
         assert names(data.test, tmp_path) == {listed[i] for i in stratified_split(labels, 0.2, 0)[1].tolist()}
-        assert "no record of its parts" in data.notes()[0]
+        assert "no record of its split" in data.notes()[0]
 
 
 # Item 2: names of folders
@@ -154,7 +154,7 @@ class TestItem2:
         assert names(data.test, tmp_path) == {f"{name}/{c}/{i:03}.png" for c in "ab" for i in range(3)}
         (note,) = data.notes()
         assert note.startswith(
-            f"there are no test images of their own: what is reported as test are the images in '{name}'"
+            f"there are no test images of their own: the images in '{name}' are reported as the test"
         )
 
     @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_validation_images_are_reported_where_there_is_no_test(tmp_path):
     unlabelled = table(5, 2, labels=[-1] * 5)
     data = Hub(write(tmp_path / "p", train=table(20), validation=table(6, 1), test=unlabelled))
     assert len(data.test) == 6
-    assert "what is reported as test are the images in 'validation'" in data.notes()[0]
+    assert "the images in 'validation' are reported as the test" in data.notes()[0]
     assert "left out 5 files: it has no label: test/0" in data.notes()[1]
 
 
@@ -117,7 +117,7 @@ def test_broken_images_are_told_or_left_out(tmp_path):
         datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])}),
     )
     path = write(tmp_path / "p", train=broken)
-    with pytest.raises(ValueError, match=r"(?s)cannot read the image train/3: it is no image.*train/7: there is no"):
+    with pytest.raises(ValueError, match=r"(?s)cannot read the image train/3: it is not an.*train/7: there is no"):
         _ = Hub(path).train
     data = Hub(path, skip_broken=True)
     assert set(data.manifest().left_out) == {"train/3", "train/7"}

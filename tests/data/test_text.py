@@ -198,7 +198,7 @@ def test_a_run_keeps_to_its_texts(tmp_path: Path) -> None:
 
 
 def test_no_word_is_frequent_enough(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no word is there 99 times in the training texts: least must be less"):
+    with pytest.raises(ValueError, match="no word occurs 99 times in the training texts: least must be smaller"):
         _ = Text(str(reviews(tmp_path)), least=99).words
 
 

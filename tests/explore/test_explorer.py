@@ -260,14 +260,14 @@ class TestTexts:
 
     @pytest.mark.parametrize(
         ("network", "text", "message"),
-        [("asked", "  ", "no words"), ("asked", "x" * 10_001, "at most 10,000 letters"), ("a", "who", "no texts")],
+        [("asked", "  ", "no words"), ("asked", "x" * 10_001, "at most 10,000 letters"), ("a", "who", "not texts")],
     )
     def test_what_is_no_text(self, asked: Explorer, network: str, text: str, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             asked.read(network, text)
 
     def test_there_are_no_pictures_of_it(self, asked: Explorer, drawing: bytes) -> None:
-        with pytest.raises(ValueError, match="no pictures"):
+        with pytest.raises(ValueError, match="not pictures"):
             asked.look("asked", drawing)
         with pytest.raises(ValueError, match="of a text"):
             asked.pose(asked.read("asked", "who"), 0)
@@ -360,11 +360,11 @@ class TestServer:
     @pytest.mark.parametrize(
         ("path", "body", "message"),
         [
-            ("look?network=a&name=me.png", b"not a picture", "me.png: it is no image"),
+            ("look?network=a&name=me.png", b"not a picture", "me.png: it is not an image"),
             ("look?network=a", b"", "empty"),
             ("look?network=b", b"x", "network must be"),
             ("look", b"x", "network is missing"),
-            ("read?network=a", b"who", "no texts"),
+            ("read?network=a", b"who", "not texts"),
             ("read?network=a", b"\xff", "UTF-8"),
             ("pose?look=0&target=1", None, "forgotten"),
             ("pose?look=1&target=-1", None, "whole number"),

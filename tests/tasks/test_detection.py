@@ -132,13 +132,13 @@ class TestDetection:
     def test_what_it_does_not_take(self) -> None:
         digits = Digits().test.subset(torch.arange(4))
         masks = replace(digits, labels=torch.zeros(4, 10, dtype=torch.bool))
-        with pytest.raises(ValueError, match="put together of parts, which tell the boxes"):
+        with pytest.raises(ValueError, match="put together from parts, whose boxes it learns"):
             Detection().check(masks)
         images = scenes()
         net = create_model("capsnet_small", image_shape=(1, 24, 24), channels=2, types=1, decoder_hidden=None)
-        with pytest.raises(ValueError, match="takes networks that say boxes, CapsNet does not"):
+        with pytest.raises(ValueError, match="takes networks that predict boxes, CapsNet does not"):
             Detection().loss(net, net, images[0], Criteria(MarginLoss(), ReconstructionLoss()))
-        with pytest.raises(ValueError, match="weight must be 0 or more, got -1"):
+        with pytest.raises(ValueError, match="weight must be at least 0, got -1"):
             Detection(weight=-1)
 
 

@@ -182,10 +182,10 @@ class TestOptions:
         ("options", "note"),
         [
             ({}, None),
-            ({"max_steps": 3}, "max_steps 3 ends the training in the midst of epoch 1: it has 4 steps"),
+            ({"max_steps": 3}, "max_steps 3 ends the training in the middle of epoch 1, which has 4 steps"),
             ({"max_steps": 4}, None),
-            ({"average": 0.9}, "trainer.average 0.9 remembers 10 steps or so, the training has 8: the weights that are "
-             "tested are 48% those after the first step"),
+            ({"average": 0.9}, "trainer.average 0.9 reaches back about 10 steps, the training has 8: the tested "
+             "weights are still 48% those after the first step"),
             ({"average": 0.5}, None),
         ],
         ids=str,

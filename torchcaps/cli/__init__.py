@@ -107,8 +107,8 @@ def _usage() -> str:
             *rows,
             "",
             "'torchcaps COMMAND --help' lists the options of a command.",
-            "'--import my_module' (or a .py file) executes a module of your own first; the routings, networks, data",
-            "sets, tasks and similarities in it are then known to any command.",
+            "'--import my_module' (or a .py file) executes a module of your own first; its routings, networks,",
+            "data sets, tasks and similarities can then be named in any command.",
             "TORCHCAPS_TRACEBACK=1 shows where an error came from.",
         ]
     )

@@ -6,7 +6,7 @@ from torchcaps.cli.plugins import add_import
 
 
 def command(arguments: list[str]) -> None:
-    """Look through a folder of images: classes, formats, sizes, copies, broken files."""
+    """Check a folder of images: classes, formats, sizes, copies, broken files."""
     from torchcaps.data.check import check_folder
     from torchcaps.data.manifest import count_of
     from torchcaps.training.parser import OptionParser
@@ -16,7 +16,9 @@ def command(arguments: list[str]) -> None:
         description="Read every image of a folder as 'torchcaps train --data ImageFolder' would. The exit status is 1 "
         "if files cannot be read, or images of the same content are in several parts or classes.",
     )
-    parser.add_argument("folder", type=str, help="with a folder for each class, or with train and test that hold these")
+    parser.add_argument(
+        "folder", type=str, help="with a sub-folder for each class, or with train and test that hold these"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_import(parser)
     options = parser.parse_args(arguments)

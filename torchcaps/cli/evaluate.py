@@ -7,10 +7,10 @@ from torchcaps.cli.runs import look_parser, open_run
 
 
 def command(arguments: list[str]) -> None:
-    """Test a trained network: accuracy, error, confusion matrix, or what else its task asks."""
+    """Test a trained network: accuracy, error, confusion matrix, or what its task measures."""
     parser = look_parser("evaluate", "Test the network of a run.", arguments)
     parser.add_argument("--batch_size", type=int, default=128, help="images at a time")
-    parser.add_argument("--crops", type=Literal[1, 13], help="of each image; default: what the run was trained with")
+    parser.add_argument("--crops", type=Literal[1, 13], help="crops of each image to average; default: as trained")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     classifier, images = open_run(parser, options)

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 def command(arguments: list[str]) -> None:
-    """Open a page in the browser: draw, move poses, watch routing; of a run, or of the networks in the package."""
+    """Open a page in the browser to draw, move poses and watch routing, with a run or the networks in the package."""
     from torchcaps.explore import Explorer, serve
     from torchcaps.training.parser import OptionParser
 
     parser = OptionParser(prog="torchcaps explore", description="Explore trained networks in the browser.")
     add = parser.add_argument
     add("networks", type=str, nargs="*", help="runs, saved networks or names; default: those in the package")
-    add("--host", type=str, default="127.0.0.1", help="address to listen at; 0.0.0.0 lets other machines in")
-    add("--port", type=int, default=8765, help="port to listen at; 0: any that is free")
+    add("--host", type=str, default="127.0.0.1", help="address to listen on; 0.0.0.0 lets other machines in")
+    add("--port", type=int, default=8765, help="port to listen on; 0: any free one")
     add("--open", type=bool, default=True, help="open the page in the browser of this machine")
     add("--device", type=str, default="cpu", help="where to compute: cpu, cuda, cuda:1, ...")
     add_import(parser)

@@ -73,9 +73,9 @@ def command(arguments: list[str]) -> None:
     parser = OptionParser(prog="torchcaps export", description="Write a network for use without this package.")
     add = parser.add_argument
     add("run", type=str, help="folder of a run, or of a saved network, or name of a trained one in the package")
-    add("--format", choices=tuple(SUFFIXES), help="what to write; default: as --to ends, else onnx")
-    add("--to", type=str, help="file; default: named after the network, in the current folder")
-    add("--overwrite", action="store_true", help="write over a file that is there")
+    add("--format", choices=tuple(SUFFIXES), help="format; default: that of the suffix of --to, else onnx")
+    add("--to", type=str, help="file to write; default: named after the network, in the current folder")
+    add("--overwrite", action="store_true", help="overwrite an existing file")
     add_import(parser)
     options = parser.parse_args(arguments)
     form = _format(options.format, options.to)

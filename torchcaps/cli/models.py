@@ -10,7 +10,7 @@ from torchcaps.routing.base import ROUTINGS
 
 
 def command(arguments: list[str]) -> None:
-    """List the networks, those that come trained, the routing algorithms and the tasks."""
+    """List the networks, the trained ones in the package, the routing algorithms and the tasks."""
     from torchcaps.tasks.base import TASKS
     from torchcaps.training.parser import OptionParser
 

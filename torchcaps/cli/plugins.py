@@ -15,8 +15,8 @@ GROUP = "torchcaps.plugins"
 """Entry points of installed packages that are loaded by every command."""
 
 HELP = (
-    "a module or a .py file of your own to import first, for the routings, networks, data sets, tasks and similarities "
-    "in it: this executes it. May be given several times"
+    "a module or .py file of your own to import first, which executes it: its routings, networks, data sets, tasks "
+    "and similarities can then be named. May be given several times"
 )
 
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from torchcaps.tasks import Answer
 
 
-_FIT = "to fit; keep, of a network of any size, does not; default: as the network was trained, or as its card says"
+_FIT = "how images are fitted to the network; keep: not at all, for networks of any size; default: as it was trained"
 
 
 def command(arguments: list[str]) -> None:
-    """Classify image files or folders: class, probability, length of its capsule; as text, CSV or JSON."""
+    """Classify image files, folders or texts: class, probability, length of its capsule; as text, CSV or JSON."""
     from torchcaps.data.manifest import readable
     from torchcaps.data.text_files import named_texts
     from torchcaps.training.parser import OptionParser
@@ -34,15 +34,15 @@ def command(arguments: list[str]) -> None:
     )
     add = parser.add_argument
     add("run", type=str, help="folder of a run, or of a saved network, or name of a trained one in the package")
-    add("images", type=str, nargs="+", help="image files, folders (all images in them, however deep) or patterns; for "
+    add("images", type=str, nargs="+", help="image files, folders (with all their sub-folders) or patterns; for "
         "a network that takes words: texts, files with a text in each line, folders of .txt files")  # fmt: skip
     add("--resize", choices=("pad", "crop", "stretch", "handwriting", "keep"), help=_FIT)
-    add("--top", type=int, help="say so many classes, the most active first; default: what the network says")
+    add("--top", type=int, help="print this many classes, the most active first; default: the predicted ones")
     add("--device", type=str, default="cpu", help="where to compute: cpu, cuda, cuda:1, ...")
     add("--batch_size", type=int, default=64, help="images at a time")
-    add("--csv", action="store_true", help="a table with a line for each class that is said")
-    add("--json", action="store_true", help="one JSON object a line, with all lengths, probabilities and poses")
-    add("--boxes", type=str, help="folder to write pictures into, with a box around each class that is said")
+    add("--csv", action="store_true", help="print a table with a line for each predicted class")
+    add("--json", action="store_true", help="print one JSON object a line, with all lengths, probabilities and poses")
+    add("--boxes", type=str, help="folder to write pictures into, with a box around each predicted class")
     add_import(parser)
     options = parser.parse_args(arguments)
     _check(options)

@@ -9,14 +9,15 @@ from torchcaps.cli.plugins import add_import
 
 def command(arguments: list[str]) -> None:
     """List the published experiments with the published figures beside ours."""
-
     from torchcaps import recipes
     from torchcaps.training.parser import OptionParser
 
     parser = OptionParser(prog="torchcaps recipes", description="List the recipes, published figures beside ours.")
     parser.add_argument("names", type=str, nargs="*", help="recipes; default: all")
     parser.add_argument("--results", type=str, default=str(recipes.results_folder()), help="folder of the result files")
-    parser.add_argument("--check", action="store_true", help="run the smoke presets; name results of older code")
+    parser.add_argument(
+        "--check", action="store_true", help="run the smoke presets; name results that came from older code"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_import(parser)
     options = parser.parse_args(arguments)

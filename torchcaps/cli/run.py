@@ -9,19 +9,18 @@ from torchcaps.cli.plugins import add_import
 
 
 def command(arguments: list[str]) -> None:
-    """Run a published experiment by name; writes its result, pictures and the table of all of them."""
-
+    """Run a published experiment by name; write its result, its pictures and the table of all experiments."""
     from torchcaps import recipes
     from torchcaps.training import quiet_lightning
     from torchcaps.training.parser import OptionParser
 
     parser = OptionParser(prog="torchcaps run", description="Run a recipe; 'torchcaps recipes' lists them.")
     add = parser.add_argument
-    add("recipe", choices=list(recipes.RECIPES), help="its name")
+    add("recipe", choices=list(recipes.RECIPES), help="name of the experiment")
     add("--preset", choices=recipes.PRESETS, default="quick", help="paper: as published, for a GPU; quick: "
         "two cores of a CPU, an hour at most; smoke: seconds")  # fmt: skip
-    add("--seeds", type=int, nargs="+", default=[0], help="one run for each")
-    add("--runs", type=str, default=str(recipes.RUNS), help="folder for the trained networks; run again to go on")
+    add("--seeds", type=int, nargs="+", default=[0], help="one run for each seed")
+    add("--runs", type=str, default=str(recipes.RUNS), help="folder for the trained networks; run again to continue")
     add("--results", type=str, default=str(recipes.results_folder()), help="folder for the result file and the table")
     add("--trainer", type=dict[str, Any], default={}, help="as in 'torchcaps train': --trainer.accelerator cpu")
     add_import(parser)

@@ -50,8 +50,8 @@ def look_parser(command: str, description: str, arguments: list[str]) -> "Option
     parser = OptionParser(prog=f"torchcaps {command}", description=description)
     parser.imported = named_imports(arguments)
     parser.add_argument("run", type=str, help="folder of a run; with --data also of a saved network, or its name")
-    parser.add_argument("--data", type=ImageData, help="other images than those of the run")
-    parser.add_argument("--split", choices=SPLITS, default="test", help="which images")
+    parser.add_argument("--data", type=ImageData, help="other images than those of the run, as in 'torchcaps train'")
+    parser.add_argument("--split", choices=SPLITS, default="test", help="which of the images")
     add_import(parser)
     return parser
 

@@ -2,10 +2,11 @@
 
 import shlex
 import sys
+from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchcaps.cli.plugins import named_imports, without_imports
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def command(arguments: list[str]) -> None:
-    """Train a network; writes a folder with metrics, checkpoints, the model, a summary and a report."""
+    """Train a network; write metrics, checkpoints, the network, a summary and a report into a folder."""
     from torchcaps import training
 
     given = again = shlex.join(["torchcaps", "train", *arguments])
@@ -53,22 +54,27 @@ def command(arguments: list[str]) -> None:
             print(f"stopped; continue with: {again}", file=sys.stderr)
         raise
     if summary is not None:
-        from torchcaps.tasks import as_task
-
-        main = as_task(summary["task"]).main
-        tested = summary.get(f"test_{main.name}")
-        found = "" if tested is None else f"test {main.name} {main.text(tested)} "
-        epochs = summary["epochs"]
-        print(f"{found}after {epochs} epoch{'s' if epochs != 1 else ''}")
-        if "test_balanced_accuracy" in summary:
-            balanced = summary["test_balanced_accuracy"]
-            print(f"balanced accuracy {100 * balanced:.2f} % (the mean over the classes, each counting alike)")
-        for line in summary.get("warnings", []):
-            print(f"warning: {line}")
-        for line in summary.get("notes", []) if terminal else ():  # else they were told at the start
-            print(f"note: {line}")
+        _print_summary(summary, notes=terminal)  # without a terminal they were printed at the start
         page = folder.path / "report" / "index.html"
         print(f"summary {folder.summary}" + (f", report {page}" if config.report and page.is_file() else ""))
+
+
+def _print_summary(summary: Mapping[str, Any], notes: bool) -> None:
+    """Prints the figures of a run, its warnings and, if wanted, its notes."""
+    from torchcaps.tasks import as_task
+
+    main = as_task(summary["task"]).main
+    tested = summary.get(f"test_{main.name}")
+    found = "" if tested is None else f"test {main.name} {main.text(tested)} "
+    epochs = summary["epochs"]
+    print(f"{found}after {epochs} epoch{'s' if epochs != 1 else ''}")
+    if "test_balanced_accuracy" in summary:
+        balanced = summary["test_balanced_accuracy"]
+        print(f"balanced accuracy {100 * balanced:.2f} % (the mean over the classes, each counting alike)")
+    for line in summary.get("warnings", []):
+        print(f"warning: {line}")
+    for line in summary.get("notes", []) if notes else ():
+        print(f"note: {line}")
 
 
 def _resumed_run(arguments: list[str]) -> "tuple[RunFolder, list[str]] | None":

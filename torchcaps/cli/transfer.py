@@ -31,13 +31,13 @@ def command(arguments: list[str]) -> None:
     add("content", type=str, help="image file whose class is kept")
     add("style", type=str, help="image file whose pose is taken: slant, thickness, width, ...")
     add("--run", "--model", type=str, required=True, help="folder of a run, or of a saved network, with a decoder")
-    add("--steps", type=int, default=1, help="images from the content's own pose to that of the style")
-    add("--content_class", type=str, help="class to draw; default: what the network says of the content")
-    add("--out", type=str, default="transfer.png", help="file of the picture")
+    add("--steps", type=int, default=1, help="pictures on the way from the content's own pose to that of the style")
+    add("--content_class", type=str, help="class to draw; default: the predicted class of the content")
+    add("--out", type=str, default="transfer.png", help="picture to write")
     add(
         "--resize",
         choices=("pad", "crop", "stretch", "handwriting"),
-        help="to fit; default: as the network was trained",
+        help="how images are fitted to the network; default: as it was trained",
     )
     add("--device", type=str, default="cpu", help="where to compute: cpu, cuda, cuda:1, ...")
     add("--json", action="store_true", help="print JSON, with the attributes that were measured")

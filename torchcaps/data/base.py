@@ -34,7 +34,7 @@ Fit = Literal["pad", "crop", "stretch", "handwriting", "keep"]
 
 
 class Parts(NamedTuple):
-    """What images were put together from, where that is known: each of K things alone.
+    """What composed images were made of: each of their K things alone.
 
     Attributes:
         labels: int64 (B, K), the class of each.
@@ -59,9 +59,9 @@ class Batch(NamedTuple):
         labels: int64 (B,), or bool (B, E), a mask of the classes in each image where there may be several.
         indices: int64 (B,), the places of the images in their `ImageSet`.
         pictures: float32 (B, C, H, W), the images before they were standardised, in [0, 1]: to draw, to reconstruct.
-        parts: what the images were put together from, if a `Composition` did so and says it.
-        placed: the pictures of these before brightness, contrast and erasing changed them, to see where each lies; None
-            if nothing of that was done.
+        parts: what the images were put together from, if a `Composition` made them and gives it.
+        placed: the pictures of the parts before brightness, contrast and erasing, which show where each part lies; None
+            if none of these was applied.
 
     Example:
         >>> from torchcaps.data import Digits
@@ -92,9 +92,9 @@ class Batch(NamedTuple):
 class Composition(ABC):
     """Puts images together out of those of a set, anew in each epoch: two digits on top of each other, a scene, ...
 
-    What becomes of an image may depend on the seed, the epoch, the place of the image in its set and on what the
-    composition was made with, and on nothing else: then a resumed training and one on several processes see the same
-    images as an unbroken one on one process. `random_integers` gives numbers that do.
+    The result may depend on the seed, the epoch, the index of the image in its set and the arguments of the composition
+    only: then a resumed training and one on several processes see the same images as an uninterrupted one on one
+    process. `random_integers` gives such random numbers.
 
     Example:
         >>> from torchcaps.data import Composition, Digits, Overlay
@@ -136,7 +136,7 @@ class ImageSet(Dataset[Batch]):
         files: where each image came from, if it came from a file of its own.
         preprocess: how the images are prepared, in its way for the test; by default they are left as they are.
         composition: puts new images together out of these; None leaves them as they are. In training they are new in
-            each epoch; what is fetched here is always the same, that of epoch 0 and seed 0.
+            each epoch; fetched from here they are always those of epoch 0 and seed 0.
 
     Raises:
         ValueError: a tensor has another type or shape, a label is out of range, or `preprocess` does not suit
@@ -202,8 +202,7 @@ class ImageSet(Dataset[Batch]):
 
     def batches(self, size: int) -> Iterator[Batch]:
         """All images in their order, `size` at a time; a `ValueError` if that is less than 1."""
-        if size < 1:
-            raise ValueError(f"size must be at least 1, got {size}")
+        check_size(size=size)
         for start in range(0, len(self), size):
             yield self.__getitems__(list(range(start, min(start + size, len(self)))))
 
@@ -264,9 +263,13 @@ class ImageSet(Dataset[Batch]):
 class ImageData(ABC):
     """A data set with its training, validation and test images, each read when first asked for.
 
-    The attribute `task` says what networks are trained for on it unless somebody says otherwise: the name of a task in
-    `torchcaps.tasks`, or its name and arguments, such as `{"name": "several_labels", "count": 2}`. The attribute
-    `resize` says how images of another size get to that of the data set; a network that is trained on it keeps that.
+    Attributes:
+        task: the default task of networks that are trained on it: the name of a task in `torchcaps.tasks`, or its name
+            and arguments, such as `{"name": "several_labels", "count": 2}`.
+        resize: how images of another size are brought to that of the data set; saved with a network.
+        gives: what it consists of, `images` or `words`; networks must take that, see
+            :attr:`torchcaps.models.ImageClassifier.takes`.
+        model: the default network, by its registered name.
 
     Args:
         validation: share of the training images put aside for validation, the same in every class;
@@ -295,13 +298,11 @@ class ImageData(ABC):
     resize: Fit = "pad"
 
     gives: ClassVar[str] = "images"
-    """What a network must take to be trained on it, see :attr:`torchcaps.models.ImageClassifier.takes`."""
 
     model: ClassVar[str] = "capsnet"
-    """The network that is trained on it unless somebody says otherwise, by its registered name."""
 
     def __init__(self, validation: float = 0.1, seed: int = 0) -> None:
-        check_share("validation", validation)
+        check_held_out_share("validation", validation)
         check_size(-(2**63), seed=seed)  # what torch takes
         self.validation_share = validation
         self.seed = seed
@@ -344,11 +345,11 @@ class ImageData(ABC):
         return self.train.image_shape
 
     def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
-        """What a network for it must be told beside the number of classes; a `ValueError` if it cannot be prepared."""
+        """Arguments of a network for it, besides the number of classes; a `ValueError` if it cannot be prepared so."""
         return {"image_shape": preprocess.image_shape(self.image_shape)}
 
     def kept(self) -> dict[str, Any]:
-        """What is saved with a network that was trained on it: how it takes what people give it. For JSON."""
+        """What is saved with a network that was trained on it: how new images are read. For JSON."""
         return {"raw_image_shape": list(self.image_shape), "resize": self.resize}
 
     def fingerprint(self) -> str:
@@ -359,14 +360,14 @@ class ImageData(ABC):
         return mixed_digest(self.train.digest(), self.validation.digest())
 
     def manifest(self) -> Manifest | None:
-        """Which files the images come from, part by part; None where they are no files of the user's own."""
+        """Which files the images come from, split by split; None if they are not files of the user's own."""
         return None
 
     def follow(self, manifest: Manifest | None) -> Changes:
-        """Keeps to the parts of a manifest from now on, whatever was added since, and says what changed.
+        """Takes over the split of a manifest, whatever files were added since, and returns what changed.
 
         Args:
-            manifest: None for that of a run from before they were kept.
+            manifest: of a run; None for a run from before manifests were kept.
 
         Raises:
             ValueError: the images are no files.
@@ -376,7 +377,7 @@ class ImageData(ABC):
         return Changes()
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of results should know about the images: what was left out and why, ...; a sentence each."""
+        """What a reader of results should know about the images, such as what was left out and why; a sentence each."""
         return ()
 
     @cached_property
@@ -392,8 +393,7 @@ def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, T
     """Put aside the same share of every class, at random.
 
     Args:
-        labels: int64 (N,); or masks, bool (N, E): then all images count as one class, for no two sets of classes
-            need be the same.
+        labels: int64 (N,); or masks, bool (N, E): then all images count as one class, because each mask may be unique.
         share: how much of each class to put aside, in [0, 1). Unless it is 0, every class of two or more
             keeps at least one on each side; a class of one is never put aside.
         seed: the only thing that the choice depends on, besides the labels.
@@ -404,7 +404,7 @@ def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, T
     Raises:
         ValueError: `share` is outside [0, 1).
     """
-    check_share("share", share)
+    check_held_out_share("share", share)
     generator = torch.Generator().manual_seed(seed)
     labels = labels if labels.ndim == 1 else torch.zeros(len(labels), dtype=torch.int64)
     held_out = torch.zeros(len(labels), dtype=torch.bool)
@@ -418,15 +418,15 @@ def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, T
 def stable_split(labels: Tensor, digests: Sequence[str], share: float, seed: int) -> tuple[Tensor, Tensor]:
     """Put aside the same share of every class: the images whose digests, mixed with the seed, are the smallest.
 
-    What becomes of an image depends on its content and, at the edge, on how many others of its class come before it:
-    another image more moves one of each class at most. Copies of an image stay together where both sides keep images.
+    Where an image goes depends on its content and, at the edge, on how many others of its class come before it: adding
+    an image moves at most one other of its class. Copies of an image stay together if both sides keep images.
 
     Args:
         labels: int64 (N,).
         digests: of the images' contents.
         share: how much of each class to put aside, in [0, 1). Unless it is 0, every class of two or more
             keeps at least one on each side; a class of one is never put aside.
-        seed: another one puts others aside.
+        seed: of the choice.
 
     Returns:
         The indices of the rest and of those put aside, int64, each in ascending order.
@@ -434,7 +434,7 @@ def stable_split(labels: Tensor, digests: Sequence[str], share: float, seed: int
     Raises:
         ValueError: `share` is outside [0, 1).
     """
-    check_share("share", share)
+    check_held_out_share("share", share)
     scores = [hashlib.sha256(f"{seed} {digest}".encode()).digest() for digest in digests]
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
@@ -447,8 +447,8 @@ def stable_split(labels: Tensor, digests: Sequence[str], share: float, seed: int
     return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
 
 
-def check_share(name: str, share: float) -> None:
-    """Raise a `ValueError` that names the argument unless `share` lies in [0, 1)."""
+def check_held_out_share(name: str, share: float) -> None:
+    """Raise a `ValueError` that names the argument unless `share` lies in [0, 1): not all can be put aside."""
     if not is_finite(share) or not 0 <= share < 1:
         raise ValueError(f"{name} must be a share in [0, 1), got {share!r}")
 
@@ -467,6 +467,10 @@ class PublishedData(ImageData):
         validation: share of the training images put aside for validation, the same in every class; 0 puts none aside.
         seed: chooses which images those are; nothing else does.
     """
+
+    _advice: ClassVar[str] = (
+        "Name a folder that holds the files with data_dir or the environment variable TORCHCAPS_DATA."
+    )
 
     def __init__(
         self, data_dir: str | None = None, download: bool = True, validation: float = 0.1, seed: int = 0

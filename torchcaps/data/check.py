@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcaps.data.files import ImageFile, Listing, list_folder
-from torchcaps.data.manifest import PARTS, Entry, Manifest, copies_lines, count_of, readable, some
+from torchcaps.data.manifest import PARTS, Entry, Manifest, copies_lines, count_of, left_out_lines, readable, some
 from torchcaps.data.picture import BrokenImage, check_format, in_mode, naming
 from torchcaps.data.store import threaded
 from torchcaps.data.streams import digest_of
@@ -75,11 +75,7 @@ class FolderReport:
             lines.append(f"{count_of(self.moving)} of several frames, the first of which counts: {some(self.moving)}")
         if self.turned:
             lines.append(f"{self.turned:,} turned upright, as their EXIF orientation says")
-        reasons: dict[str, list[str]] = {}
-        for name, why in self.left_out.items():
-            reasons.setdefault(why, []).append(name)
-        lines += [f"left out {count_of(names, 'file')}: {why}: {some(names)}" for why, names in reasons.items()]
-        lines += [*self.copies, *self.notes]
+        lines += [*left_out_lines(self.left_out), *self.copies, *self.notes]
         return lines + [f"PROBLEM: {problem}" for problem in self.problems]
 
 

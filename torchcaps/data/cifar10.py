@@ -10,7 +10,6 @@ from torch import Tensor
 from torchcaps.data.base import ImageSet, PublishedData, register_dataset
 from torchcaps.data.streams import BoundedDownload, digest_of
 
-_ADVICE = "Name a folder that holds the files with data_dir or the environment variable TORCHCAPS_DATA."
 _SHAPE = (3, 32, 32)
 _RECORD = 1 + 3 * 32 * 32  # bytes: the label, then the red, the green and the blue plane
 
@@ -105,7 +104,7 @@ class CIFAR10(PublishedData):
             f"and {self.data_dir / 'cifar-10-batches-bin'}"
         )
         if not self.download:
-            raise FileNotFoundError(f"{searched}, and download is False. {_ADVICE}")
+            raise FileNotFoundError(f"{searched}, and download is False. {self._advice}")
         import pooch
 
         try:
@@ -114,7 +113,7 @@ class CIFAR10(PublishedData):
             return Path(pooch.retrieve(self.url, f"md5:{self.md5}", self.archive, path, downloader=download))
         except (OSError, ValueError) as error:  # no connection, no such file; the wrong hash
             failure = f"{self.url}: {error}"
-        raise ConnectionError(f"{searched}, and downloading failed:\n  {failure}\n{_ADVICE}")
+        raise ConnectionError(f"{searched}, and downloading failed:\n  {failure}\n{self._advice}")
 
     def _read_archive(self, archive: Path, names: list[str]) -> list[tuple[Tensor, Tensor]]:
         got = digest_of(archive, "md5")

@@ -75,7 +75,7 @@ class Listing(Listed):
         self._leave_out_loose(folder)
 
     def refuse(self, why: str) -> None:
-        """Raises a `ValueError`: what cannot be trained on is told at once."""
+        """Raises a `ValueError`: data that cannot be trained on are refused at once."""
         raise ValueError(why)
 
     def _images(self, folder: Path, seen: set[Path]) -> Iterator[Path]:
@@ -89,14 +89,14 @@ class Listing(Listed):
             if is_there(path.is_dir):
                 yield from self._images(path, seen)
             elif not is_there(path.is_file):
-                self._leave_out(path, "it links to nothing" if path.is_symlink() else "it is no file that can be read")
+                self._leave_out(path, "it links to nothing" if path.is_symlink() else "it is not a readable file")
             elif path.suffix.lower() not in self._suffixes:
                 self._leave_out(path, self._not_opened(path.suffix))
             else:
                 yield path
 
     def _not_opened(self, suffix: str) -> str:
-        return f"Pillow opens no {suffix or 'files without a suffix'}"
+        return f"Pillow cannot open {suffix or 'files without a suffix'}"
 
     def _entries(self, folder: Path) -> list[Path]:
         try:

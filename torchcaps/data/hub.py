@@ -135,7 +135,7 @@ class Hub(ListedImages):
         for split in splits:
             part = part_called(split)
             if part is None or part in named:
-                listed.left_out[split] = "it is a split that is no part to train, to validate or to test on"
+                listed.left_out[split] = "it is neither the training, the validation nor the test split"
                 continue
             rows, categories = self._rows(split, image, label, listed.left_out)
             listed.classes = listed.classes or categories

@@ -14,8 +14,26 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchcaps.data.base import TEST_SEED, ImageData, ImageSet, Resize, check_share, stable_split, stratified_split
-from torchcaps.data.manifest import PARTS, Changes, Entry, Manifest, copies_lines, count_of, readable, some
+from torchcaps.data.base import (
+    TEST_SEED,
+    ImageData,
+    ImageSet,
+    Resize,
+    check_held_out_share,
+    stable_split,
+    stratified_split,
+)
+from torchcaps.data.manifest import (
+    PARTS,
+    Changes,
+    Entry,
+    Manifest,
+    copies_lines,
+    count_of,
+    left_out_lines,
+    readable,
+    some,
+)
 from torchcaps.data.picture import BrokenImage, check_resize, load_handwriting, naming, open_image, to_tensor
 from torchcaps.data.preprocess import MOST_PIXELS
 from torchcaps.data.store import GIB, ImageStore, threaded
@@ -42,8 +60,8 @@ def part_called(name: str) -> str | None:
 def validation_is_test(tested: str, train: str) -> str:
     """What is said where there are validation images and no test images."""
     return (
-        f"there are no test images of their own: what is reported as test are the images in {readable(tested)!r}, "
-        f"and validation images are put aside from {readable(train)!r}"
+        f"there are no test images of their own: the images in {readable(tested)!r} are reported as the test, and "
+        f"validation images are put aside from {readable(train)!r}"
     )
 
 
@@ -120,7 +138,7 @@ class ListedImages(ImageData):
         memory: float = 4.0,
     ) -> None:
         super().__init__(validation, seed)
-        check_share("test", test)
+        check_held_out_share("test", test)
         check_resize(resize)
         if channels not in (None, 1, 3):
             raise ValueError(f"channels must be 1, 3 or None, got {channels}")
@@ -189,14 +207,19 @@ class ListedImages(ImageData):
 
     def notes(self) -> tuple[str, ...]:
         """What was left out and why, where images are from, what changed, and which are in several parts."""
-        unknown = ("the run kept no record of its parts: they are those of today's folder",) if self._unrecorded else ()
+        unknown = ("the run kept no record of its split: it is made anew",) if self._unrecorded else ()
         return (
             *unknown,
             *self.listed.notes,
             *self._changes.lines(),
             *_left_out_lines(self.manifest().left_out, "text" if self.gives == "words" else "file"),
-            *copies_lines(self.manifest(), "text" if self.gives == "words" else "image"),
+            *copies_lines(self.manifest(), self._thing),
         )
+
+    @property
+    def _thing(self) -> str:
+        """What people call one of them."""
+        return "text" if self.gives == "words" else "image"
 
     @cached_property
     def _train_and_validation(self) -> tuple[ImageSet, ImageSet]:
@@ -233,10 +256,8 @@ class ListedImages(ImageData):
             entries["train"], entries["validation"] = divided(entries["train"], share, self.seed)
         for category in {item.category for item in self.listed.items} - {entry.category for entry in entries["train"]}:
             reasons = some([f"{name} ({why})" for name, why in left_out.items() if category in Path(name).parts])
-            thing = "text" if self.gives == "words" else "image"
-            raise ValueError(
-                f"class {category!r} holds no training {thing} that can be read" + (f": {reasons}" if reasons else "")
-            )
+            found = f": {reasons}" if reasons else ""
+            raise ValueError(f"class {category!r} holds no training {self._thing} that can be read{found}")
         return Manifest(self.listed.classes, {part: tuple(entries[part]) for part in PARTS}, left_out)
 
     def _decode(self, manifest: Manifest) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
@@ -274,7 +295,7 @@ class ListedImages(ImageData):
         """The shape of all images, and the first that can be read, whose size it is where none was asked for."""
         items = [self._items[entry.name] for entry in entries]
         if not items:
-            raise ValueError("there is none of the images that the run was trained and tested on")
+            raise ValueError("none of the images that the run was trained and tested on is there any more")
         channels = self.channels or (1 if all(self._seen[entry.name].grey for entry in entries) else 3)
         if self.size is not None:
             return (channels, *self.size), items[0]
@@ -380,18 +401,15 @@ def _all_broken(problems: Sequence[BrokenImage], advice: str) -> ValueError:
             [
                 *(readable(str(problem)) for problem in problems[:_LISTED]),
                 *([f"and {more:,} more: {advice}"] if more > 0 else []),
-                f"{count_of(problems, 'file')} cannot be read: mend or remove them, or leave them out with skip_broken "
-                "(--data.skip_broken true)",
+                f"{count_of(problems, 'file')} cannot be read: repair or remove them, or leave them out with "
+                "skip_broken (--data.skip_broken true)",
             ]
         )
     )
 
 
 def _left_out_lines(left_out: Mapping[str, str], thing: str) -> list[str]:
-    """What was left out, for people, a line for each reason."""
-    reasons: dict[str, list[str]] = {}
-    for name, why in left_out.items():
-        reasons.setdefault(why, []).append(name)
-    lines = [f"left out {count_of(names, thing)}: {why}: {some(names)}" for why, names in reasons.items()]
+    """The first of :func:`left_out_lines`, and how many more there are."""
+    lines = left_out_lines(left_out, thing)
     more = len(lines) - _LISTED
     return lines[:_LISTED] + ([f"left out more, for {more:,} other reasons"] if more > 0 else [])

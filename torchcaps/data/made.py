@@ -14,6 +14,7 @@ from torchcaps.data.augment import RandomShift, random_integers
 from torchcaps.data.base import TEST_SEED, Batch, Composition, ImageData, ImageSet, Parts, stratified_split
 from torchcaps.data.digits import Digits
 from torchcaps.data.manifest import Changes, Manifest
+from torchcaps.numerics import check_size
 
 Viewpoints = Literal["azimuth", "elevation"]
 TestViewpoints = Literal["familiar", "novel"]
@@ -64,8 +65,7 @@ class Padded(_MadeOf):
 
     def __init__(self, data: ImageData, pad: int = 6) -> None:
         super().__init__(data)
-        if pad < 0:
-            raise ValueError(f"pad must be 0 or more, got {pad}")
+        check_size(0, pad=pad)
         self.pad = pad
 
     def load_train(self) -> ImageSet:
@@ -108,8 +108,8 @@ class Few(_MadeOf):
 
     def __init__(self, data: ImageData, train: int = 1000, validation: int = 1000) -> None:
         super().__init__(data)
-        if train < 1 or validation < 0:
-            raise ValueError(f"train must be at least 1 and validation 0 or more, got {train} and {validation}")
+        check_size(train=train)
+        check_size(0, validation=validation)
         self.few_train, self.few_validation = train, validation
         vars(self)["task"] = data.task  # elsewhere it belongs to a class
         self.resize = data.resize
@@ -335,6 +335,12 @@ def check_single(digits: ImageSet) -> None:
         raise ValueError("digits must be images of one class each, not scenes, pairs or others with masks as labels")
 
 
+def by_class(digits: ImageSet) -> tuple[Tensor, Tensor]:
+    """The digits' indices, class by class, int64 (N,), and how many there are of each class, (E,); on the CPU."""
+    labels = digits.labels.cpu()
+    return labels.argsort(stable=True), torch.bincount(labels, minlength=len(digits.classes))
+
+
 @dataclass(frozen=True)
 class Overlay(Composition):
     """Lays each digit on another of a different class, both moved at random.
@@ -416,9 +422,7 @@ class Overlay(Composition):
 
     @cached_property
     def _by_class(self) -> tuple[Tensor, Tensor]:
-        """The digits' indices, class by class, and how many there are of each class."""
-        labels = self.digits.labels.cpu()
-        return labels.argsort(stable=True), torch.bincount(labels, minlength=len(self.digits.classes))
+        return by_class(self.digits)
 
     def _moved(self, digits: Tensor, draws: Tensor) -> Tensor:
         """Digits (N, C, h, w) on images of the full size, (N, C, H, W)."""

@@ -162,6 +162,14 @@ def copies_lines(manifest: Manifest, thing: str = "image") -> list[str]:
     return lines
 
 
+def left_out_lines(left_out: Mapping[str, str], thing: str = "file") -> list[str]:
+    """For people: what was left out, by name, a line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in left_out.items():
+        reasons.setdefault(why, []).append(name)
+    return [f"left out {count_of(names, thing)}: {why}: {some(names)}" for why, names in reasons.items()]
+
+
 def some(names: Sequence[str]) -> str:
     """The first names, and how many more there are."""
     shown = ", ".join(map(readable, names[:_SHOWN]))

@@ -11,8 +11,6 @@ from torch import Tensor
 from torchcaps.data.base import ImageSet, PublishedData, register_dataset
 from torchcaps.data.streams import BoundedDownload, digest_of, read_entries, unpacked
 
-_ADVICE = "Name a folder that holds the files with data_dir or the environment variable TORCHCAPS_DATA."
-
 
 def read_idx(path: str | Path) -> Tensor:
     """Read an idx file of bytes, plain or compressed with gzip.
@@ -108,7 +106,7 @@ class MNIST(PublishedData):
         names = (f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz")
         missing = [name for name in names if self._find(name) is None]
         if missing and not self.download:
-            raise FileNotFoundError(f"{self._searched(missing)}, and download is False. {_ADVICE}")
+            raise FileNotFoundError(f"{self._searched(missing)}, and download is False. {self._advice}")
         images_path, labels_path = (self._find(name) or self._download(name, missing) for name in names)
         images, labels = self._read(images_path, ndim=3), self._read(labels_path, ndim=1)
         if len(images) != len(labels):
@@ -135,7 +133,8 @@ class MNIST(PublishedData):
                 return Path(pooch.retrieve(mirror + name, known, name, path, downloader=download))
             except (OSError, ValueError) as error:  # no connection, no such file; the wrong hash
                 failures.append(f"  {mirror}{name}: {error}")
-        raise ConnectionError("\n".join([f"{self._searched(missing)}, and downloading failed:", *failures, _ADVICE]))
+        searched = f"{self._searched(missing)}, and downloading failed:"
+        raise ConnectionError("\n".join([searched, *failures, self._advice]))
 
     def _searched(self, missing: list[str]) -> str:
         files = " and ".join(f"{name} (or without .gz)" for name in missing)

@@ -108,7 +108,7 @@ def naming(source: Path | BytesIO, name: str | Path) -> Iterator[None]:
         raise  # They name it and say what is wrong.
     except UnidentifiedImageError:
         size = source.stat().st_size if isinstance(source, Path) else source.getbuffer().nbytes
-        raise BrokenImage(name, "it is no image of a kind that Pillow knows" if size else "the file is empty") from None
+        raise BrokenImage(name, "it is not an image that Pillow can read" if size else "the file is empty") from None
     except Exception as error:  # Pillow's readers raise many types: OSError, SyntaxError, struct.error, ...
         raise BrokenImage(name, str(error)) from error
 

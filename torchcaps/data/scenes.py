@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcaps.data.augment import random_integers
 from torchcaps.data.base import Batch, Composition, Fit, ImageData, ImageSet, Parts
-from torchcaps.data.made import _MadeOf, check_single
+from torchcaps.data.made import _MadeOf, by_class, check_single
 from torchcaps.numerics import check_series, check_size
 
 INK = 0.25
@@ -133,9 +133,7 @@ class Scenery(Composition):
 
     @cached_property
     def _by_class(self) -> tuple[Tensor, Tensor]:
-        """The digits' indices, class by class, and how many there are of each class."""
-        labels = self.digits.labels.cpu()
-        return labels.argsort(stable=True), torch.bincount(labels, minlength=len(self.digits.classes))
+        return by_class(self.digits)
 
     def _placed(self, pictures: Tensor, there: Tensor, draws: _Draws) -> _Place:
         """Sizes and places of the digits (B, K, C, h, w), one after the other, where they lie on the others least."""
@@ -187,7 +185,7 @@ def _check_numbers(scenes: "Scenery | DigitScenes") -> None:
     """Raises a `ValueError` if a number is out of range, whatever the digits are."""
     check_series(2, canvas=scenes.canvas)
     check_size(most=scenes.most)
-    check_size(0, least=scenes.least)
+    check_size(0, least=scenes.least, clutter=scenes.clutter)
     if scenes.least > scenes.most:
         raise ValueError(f"least and most must be 0 <= least <= most, got {scenes.least} and {scenes.most}")
     room = min(scenes.canvas) - 2
@@ -196,8 +194,6 @@ def _check_numbers(scenes: "Scenery | DigitScenes") -> None:
             f"smallest and largest must be 1 <= smallest <= largest <= {room} for a canvas of "
             f"{scenes.canvas[0]} x {scenes.canvas[1]}, got {scenes.smallest:g} and {scenes.largest:g}"
         )
-    if not isinstance(scenes.clutter, int) or scenes.clutter < 0:
-        raise ValueError(f"clutter must be 0 or more, got {scenes.clutter}")
 
 
 def _weights(size: int, before: int, place: _Place, axis: int) -> Tensor:

@@ -144,20 +144,22 @@ class Text(ListedImages):
         # A row that is full may be a text of just that length.
         full = [text for one in sets for text in one.texts if len(text) > self.longest]
         cut = [reading.length for reading in self.words.read(full) if reading.length > self.longest]
-        line = (
+        if not cut:
+            return super().notes()
+        return (
+            *super().notes(),
             f"{count_of(cut, 'text')} of {sum(map(len, sets)):,} longer than {self.longest} words, of which the first "
+            f"{self.longest} are read; the longest has {max(cut):,}",
         )
-        line += f"{self.longest} are read; the longest has {max(cut, default=0):,}"
-        return (*super().notes(), *([line] if cut else []))
 
     def _decode(self, manifest: Manifest) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
         """The texts of each part; the vocabulary is that of the training texts."""
         texts = {part: [self._texts[entry.name].text for entry in manifest.parts[part]] for part in PARTS}
         if not any(texts.values()):
-            raise ValueError("there is none of the texts that the run was trained and tested on")
+            raise ValueError("none of the texts that the run was trained and tested on is there any more")
         words = Words.of(texts["train"], self.most, self.least, lower=self.lower, longest=self.longest)
         if not len(words):
-            raise ValueError(f"no word is there {self.least} times in the training texts: least must be less")
+            raise ValueError(f"no word occurs {self.least} times in the training texts: least must be smaller")
         label_of = {name: label for label, name in enumerate(manifest.classes)}
         sets: dict[str, ImageSet] = {}
         for part in PARTS:

@@ -78,9 +78,9 @@ class Preprocess:
         mean: of each channel of all training images, which is subtracted as the last step, and
         deviation: which is then divided by: the same numbers for every image, where `standardise` has each image's own.
         crops: 13 averages the class activations over thirteen crops around the centre wherever a network is tested.
-        rotate: turn training images by up to this many degrees; black comes in.
-        randaugment: change training images by so many operations of RandAugment, of magnitude 9.
-        erase: the probability of a training image to lose a rectangle, which becomes black.
+        rotate: turn training images by up to this many degrees; corners that come in are black.
+        randaugment: change each training image by this many operations of RandAugment, of magnitude 9.
+        erase: the probability that a rectangle of a training image becomes black.
 
     Raises:
         ValueError: a number is out of range, or thirteen crops are asked for without `crop`.

@@ -176,7 +176,7 @@ class Explorer:
         samples: "Mapping[str, Callable[[], ImageSet | None]] | None" = None,
     ) -> None:
         if not classifiers:
-            raise ValueError("classifiers must be at least one network, got none")
+            raise ValueError("classifiers must hold at least one network, got none")
         readers = samples or {}
         self._networks = {name: _Opened(one, readers.get(name)) for name, one in classifiers.items()}
         self._looks: OrderedDict[str, Look | _TextLook] = OrderedDict()
@@ -213,7 +213,7 @@ class Explorer:
         with self._lock:
             opened = self._opened(network)
             if opened.reads:
-                raise ValueError(f"{network} takes texts, no pictures")
+                raise ValueError(f"{network} takes texts, not pictures")
             picture = _picture(file, name)
             whole = opened.classifier.resize == "keep" or _is_black(picture)  # pictures are as large as the page says
             return self._seen(network, opened.classifier.pixels(picture, "pad" if whole else None), None)
@@ -233,7 +233,7 @@ class Explorer:
             opened = self._opened(network)
             words = opened.classifier.words
             if words is None:
-                raise ValueError(f"{network} takes pictures, no texts")
+                raise ValueError(f"{network} takes pictures, not texts")
             if len(text) > MOST_LETTERS:
                 raise ValueError(f"a text must have at most {MOST_LETTERS:,} letters, got {len(text):,}")
             shown = ClassWords.of(opened.network, words, text)
@@ -449,7 +449,7 @@ def _picture(file: bytes, name: str) -> "PILImage":
         if width * height <= MOST_PIXELS:
             picture.load()
             return picture
-    raise ValueError(f"{name} has {width} x {height} pixels, at most {MOST_PIXELS:,} are taken")
+    raise ValueError(f"{name} has {width} x {height} pixels, more than {MOST_PIXELS:,}")
 
 
 def _is_black(picture: "PILImage") -> bool:

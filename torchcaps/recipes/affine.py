@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
-from torchcaps.data import Affine, AffineRanges, ImageSet, Padded, apply_affine
-from torchcaps.data.made import one_factor
+from torchcaps.data import Affine, ImageSet, Padded, apply_affine
+from torchcaps.data.made import AFFNIST, one_factor
 from torchcaps.explain import examine
 from torchcaps.explain.draw.charts import Cell, Factor, factor_curves, image_grid
 from torchcaps.models import ImageClassifier
@@ -15,9 +15,6 @@ from torchcaps.recipes.kit.lab import at_random, data_of
 from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, TrainingOptions, option, pace, plain
 
 SABOUR = "Sabour et al. 2017, section on affine transformations"
-
-AFFNIST = AffineRanges()
-"""The ranges of affNIST."""
 
 
 class Tested(NamedTuple):

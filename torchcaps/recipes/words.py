@@ -123,10 +123,12 @@ class WordsRecipe(Comparison[WordsSettings]):
         network = NETWORKS[kind]
         sizes = {**settings.sizes, **network.get("model_args", {})}
         sizes |= settings.capsules if kind in (CAPSULES, CAPSULES_B, ENCODER) else {}
-        sizes |= settings.ngrams if kind in (CAPSULES, CAPSULES_B) else {}
-        epochs = settings.ngram_epochs if kind in (CAPSULES, CAPSULES_B) else None
+        epochs = settings.epochs
+        if kind in (CAPSULES, CAPSULES_B):
+            sizes |= settings.ngrams
+            epochs = settings.ngram_epochs or epochs
         data = settings.data or option("Text", root=ROOTS[name])
-        return settings.options(**{**network, "model_args": sizes, "data": data, "epochs": epochs or settings.epochs})
+        return settings.options(**{**network, "model_args": sizes, "data": data, "epochs": epochs})
 
     def begin(self, study: Study) -> TextSet:
         """Joined questions, the same for all networks."""
@@ -153,8 +155,6 @@ class WordsRecipe(Comparison[WordsSettings]):
             if ROWS[row][1] in (CAPSULES, ENCODER, POOLED):
                 caption = (
                     f"Joined test questions. What each word spoke for ({ROWS[row][1]}): the colour is that of the "
-                )
-                caption += (
                     "class to which routing gave the capsules that saw the word; strong where no word spoke more."
                 )
                 name = "-".join(["colours", *ROWS[row][1].lower().replace(",", "").split()])

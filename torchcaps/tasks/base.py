@@ -1,4 +1,4 @@
-"""The contract of a task: what training, resuming, testing and predicting ask it."""
+"""The interface of a task, which training, resuming, testing and predicting use."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -44,7 +44,7 @@ class Measure:
     Attributes:
         name: in lower case.
         higher_is_better: whether more of it is better.
-        bounds: the range of its values; the worst of them is no aim.
+        bounds: the range of its values; the worst of them cannot be an aim.
         percent: whether people read it in percent.
 
     Example:
@@ -84,7 +84,7 @@ class Examination:
     Attributes:
         figures: numbers by name, those of the task's measures among them; kept in the summary of a run.
         details: whatever else JSON can hold, by name.
-        lines: the same for people; the first says the main thing.
+        lines: the same for people, the most important one first.
         warnings: why the figures may not mean what they seem to.
 
     Example:
@@ -107,13 +107,12 @@ class Answer:
 
     Attributes:
         classes: what it says is there, the most active first; exactly one in a classification.
-        probabilities: of all classes, by name. Capsules give lengths, and no probabilities that were calibrated: the
-            task says how it makes the one of the other, see :meth:`Task.answers`.
-        lengths: the activation of each class: of capsules, the length or the activation that routing gave.
+        probabilities: of all classes, by name, computed from the lengths and not calibrated: see :meth:`Task.answers`.
+        lengths: the activation of each class: for capsules, the length or the activation from the routing.
         poses: of each class capsule, (*pose); None for a network without capsules.
-        calibrated: probabilities of all classes, by name, that were fitted on validation images to say how often the
+        calibrated: probabilities of all classes, by name, fitted on validation images to say how often the
             network is right, see :class:`~torchcaps.explain.Calibration`; None if nothing was fitted.
-        seen: what was done to the picture before the network saw it, where that depends on the picture; else empty.
+        seen: how the picture was prepared, if that depends on the picture, as for handwriting; else empty.
         boxes: where each of ``classes`` is, by name: left, top, right, bottom in pixels of the image as the network saw
             it; None from a network that does not say.
 
@@ -162,19 +161,19 @@ class Answer:
 
 
 class Task(ABC):
-    """What a network is for. Training, resuming, stopping, testing, the summary and predictions ask it.
+    """What a network is for: its targets, loss, measures, evaluation and answers.
 
-    A new task is one file: a subclass under ``@register_task(name)`` that says
+    A new task is one file: a subclass under ``@register_task(name)`` that implements
 
     - :meth:`check`: which targets it takes,
-    - :meth:`loss`: what a network answers to a batch, and the parts of the loss,
-    - :attr:`measures` and :meth:`measure`: what is measured of each image and logged beside the loss; the first is what
-      a training is judged by, on validation images, and ``--stop_at`` speaks of,
-    - :meth:`examine`: what is found out about a trained network,
-    - :meth:`answers`: what its predictions say to people,
-    - :meth:`report`, if there are pictures to draw.
+    - :meth:`loss`: the prediction for a batch, and the parts of the loss,
+    - :attr:`measures` and :meth:`measure`: what is measured for each image and logged beside the loss; the first
+      measure, on validation images, judges a training, and ``--stop_at`` refers to it,
+    - :meth:`examine`: the evaluation of a trained network,
+    - :meth:`answers`: predictions for people,
+    - :meth:`report`, if there is one.
 
-    Constructor arguments are kept as attributes of the same names, for :meth:`config`: they are saved with a network.
+    Keep constructor arguments as attributes of the same names: :meth:`config` saves them with a network.
 
     Example:
         >>> from torchcaps.tasks import Classification, Measure, Task
@@ -200,17 +199,17 @@ class Task(ABC):
 
     @abstractmethod
     def check(self, images: ImageSet) -> None:
-        """Raises a `ValueError` if the targets of these images are not those of the task."""
+        """Raises a `ValueError` if the targets of these images do not suit the task."""
 
     @abstractmethod
     def loss(
         self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria
     ) -> tuple[Prediction, dict[str, Tensor]]:
-        """Answers a batch and says how wrong the answers are.
+        """The prediction for a batch, and its loss.
 
         Args:
-            network: for what ``forward`` does not give; in training mode or not.
-            forward: runs the network, compiled if it was asked for.
+            network: for what ``forward`` does not return; in training mode or not.
+            forward: runs the network, compiled if that was chosen.
             batch: of images as the network shall see them.
             criteria: the losses that were chosen.
 
@@ -224,7 +223,7 @@ class Task(ABC):
 
     @abstractmethod
     def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
-        """Tests a network on images, so many at a time; it is left in the mode it came in.
+        """Tests a network on images, ``batch_size`` at a time; its training mode is restored.
 
         Raises:
             ValueError: if there are no images, or they do not fit the network or the task.
@@ -232,13 +231,13 @@ class Task(ABC):
 
     @abstractmethod
     def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
-        """What a prediction says, image by image; the docstring says what a probability is here."""
+        """The answer for each image of a prediction; the docstring says what a probability is here."""
 
     def calibrate(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Calibration | None:
-        """How to make probabilities of a network's activations, fitted on images that it was not trained on.
+        """How to turn a network's activations into probabilities, fitted on images that it was not trained on.
 
-        It is saved with the network; predictions and the report use it. None, as here, if there is no way, or there
-        are too few images.
+        It is saved with the network; predictions and the report use it. None, as here, if the task has no calibration,
+        or there are too few images.
         """
         return None
 
@@ -250,7 +249,7 @@ class Task(ABC):
         summary: dict[str, Any],
         metrics: Sequence[dict[str, float]],
     ) -> Path | None:
-        """Draws what the network learned into ``folder / "report"`` and gives its page; None if nothing is drawn."""
+        """Writes a report into ``folder / "report"`` and returns the path of its page; None if the task has none."""
         return None
 
     def config(self) -> dict[str, Any]:
@@ -260,7 +259,7 @@ class Task(ABC):
         return {"name": self.name, **{argument: getattr(self, argument) for argument in own}}
 
     def saved(self) -> dict[str, Any]:
-        """The :meth:`config` and, of a task from outside this package, the module that knows it, as ``import``."""
+        """The :meth:`config` and, for a task from outside this package, the module that defines it, as ``import``."""
         module = type(self).__module__
         known = module.partition(".")[0] in (__name__.partition(".")[0], "__main__")
         return self.config() if known else {**self.config(), "import": module}

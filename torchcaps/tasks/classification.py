@@ -42,7 +42,7 @@ class Classification(Task):
         if len(images) and images[0].labels.ndim != 1:
             raise ValueError(
                 "task 'classification' takes images of one class each, these have masks of several: "
-                "task 'several_labels' takes them"
+                "use task 'several_labels'"
             )
 
     def loss(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchcaps.data import Batch, ImageSet, class_boxes
 from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.numerics import check_finite
 from torchcaps.tasks.base import Criteria, Examination, Forward, Measure, register_task
 from torchcaps.tasks.several_labels import SeveralLabels
 
@@ -128,8 +129,7 @@ class Detection(SeveralLabels):
 
     def __init__(self, threshold: float = 0.5, weight: float = 1.0) -> None:
         super().__init__(None, threshold)
-        if not 0 <= weight < float("inf"):
-            raise ValueError(f"weight must be 0 or more, got {weight}")
+        check_finite(0, weight=weight)
         self.weight = weight
 
     def check(self, images: ImageSet) -> None:
@@ -137,8 +137,8 @@ class Detection(SeveralLabels):
         super().check(images)
         if len(images) and images[0].parts is None:
             raise ValueError(
-                "task 'detection' takes images that were put together of parts, which tell the boxes; these do not say "
-                "theirs: task 'several_labels' takes them"
+                "task 'detection' takes images that were put together from parts, whose boxes it learns; these have no "
+                "parts: use task 'several_labels'"
             )
 
     def loss(
@@ -189,7 +189,7 @@ class Detection(SeveralLabels):
 
 def _boxes(prediction: Prediction, network: ImageClassifier) -> Tensor:
     if prediction.boxes is None:
-        raise ValueError(f"task 'detection' takes networks that say boxes, {type(network).__name__} does not")
+        raise ValueError(f"task 'detection' takes networks that predict boxes, {type(network).__name__} does not")
     return prediction.boxes
 
 
@@ -199,6 +199,6 @@ def _true_boxes(batch: Batch, classes: int) -> Tensor:
     Brightness, contrast and erasing change none: a part is looked at as it was before.
     """
     if batch.parts is None:
-        raise ValueError("task 'detection' takes images that were put together of parts, these do not say theirs")
+        raise ValueError("task 'detection' takes images that were put together from parts, these have none")
     parts = batch.parts if batch.placed is None else batch.parts._replace(pictures=batch.placed)
     return class_boxes(parts, classes) * batch.labels[..., None]

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchcaps.data import Batch, ImageSet
 from torchcaps.explain.calibration import Calibration, fit_platt
 from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.numerics import check_size, given
 from torchcaps.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
 from torchcaps.tasks.labels import answers_of, class_text
 
@@ -50,8 +51,7 @@ class SeveralLabels(Task):
     probability = "activation of the class, apart from the others"
 
     def __init__(self, count: int | None = None, threshold: float = 0.5) -> None:
-        if count is not None and count < 1:
-            raise ValueError(f"count must be at least 1, or None where it varies, got {count}")
+        check_size(**given(count=count))
         if not 0 < threshold < 1:
             raise ValueError(f"threshold must be in (0, 1), got {threshold}")
         self.count = count
@@ -65,7 +65,7 @@ class SeveralLabels(Task):
         if labels.ndim != 2:
             raise ValueError(
                 "task 'several_labels' takes images with masks, bool (N, E), as labels, these have one class each: "
-                "task 'classification' takes them"
+                "use task 'classification'"
             )
         if self.count is not None and int(labels.sum()) != self.count:
             raise ValueError(f"count is {self.count}, but the first image has {int(labels.sum())} classes")

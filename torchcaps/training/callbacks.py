@@ -16,12 +16,12 @@ from torchcaps.tasks import Measure
 
 
 class History(Callback):
-    """One row of metrics an epoch, in a CSV file and in the checkpoint: a resumed training continues the file.
+    """One row of metrics for each epoch, in a CSV file and in the checkpoint: a resumed training continues the file.
 
     Args:
         path: of the CSV file, written anew after each epoch.
         show: takes a line for each epoch, or None.
-        measure: what that line tells beside the loss; the file has all metrics.
+        measure: shown in that line beside the loss; the file has all metrics.
 
     Example:
         >>> from pathlib import Path
@@ -74,11 +74,11 @@ class History(Callback):
 class StopAt(Callback):
     """Ends the training after the first epoch in which the task's measure of the validation images reaches a value.
 
-    For networks that shall be compared at equal accuracy. Stands behind :class:`History` in the list of callbacks.
+    For networks that are compared at equal accuracy. Must come after :class:`History` in the list of callbacks.
 
     Args:
         aim: the value, in the measure's range.
-        history: of the metrics; a training that is resumed after such an epoch ends at once.
+        history: of the metrics; a training that had reached the value before it was resumed ends at once.
         measure: which one, and which direction is better; default: the accuracy.
 
     Raises:
@@ -126,10 +126,20 @@ class StopEarly(EarlyStopping):
             trainer.should_stop = True
 
 
+ONE_AN_EPOCH: dict[str, Any] = {
+    "filename": "epoch{epoch:05d}",
+    "auto_insert_metric_name": False,
+    "save_top_k": 1,
+    "save_on_train_epoch_end": True,
+    "enable_version_counter": False,
+}
+"""Arguments of a checkpoint that is written at the end of an epoch, in place of the one before."""
+
+
 class KeepBest(ModelCheckpoint):
     """Keeps the epoch that was best in the task's measure on the validation images.
 
-    The whole checkpoint: what keeps an average of the weights tells it to whole checkpoints alone.
+    It keeps whole checkpoints, because averaged weights are saved in whole checkpoints only.
 
     Args:
         folder: for the file.
@@ -138,14 +148,7 @@ class KeepBest(ModelCheckpoint):
 
     def __init__(self, folder: Path, measure: Measure) -> None:
         super().__init__(
-            folder,
-            "epoch{epoch:05d}",
-            monitor=f"val_{measure.name}",
-            mode="max" if measure.higher_is_better else "min",
-            auto_insert_metric_name=False,
-            save_top_k=1,
-            save_on_train_epoch_end=True,
-            enable_version_counter=False,
+            folder, monitor=f"val_{measure.name}", mode="max" if measure.higher_is_better else "min", **ONE_AN_EPOCH
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -166,8 +169,8 @@ class KeepBest(ModelCheckpoint):
 class RoutingHealth(Callback):
     """Logs :func:`routing_health` of the same few images at the end of each epoch.
 
-    Stands before :class:`~torchcaps.training.History` in the list of callbacks, which writes what was logged so far.
-    Every process observes the same images at the same time; what is logged is their mean.
+    Must come before :class:`~torchcaps.training.History` in the list of callbacks, which writes what was logged so far.
+    All processes observe the same images; the mean over the processes is logged.
 
     Args:
         images: where they come from: those for validation, or those for training where there are none.

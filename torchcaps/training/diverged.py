@@ -59,7 +59,7 @@ def first_not_finite(model: ImageClassifier, task: Task, batch: Batch, criteria:
     if not found and not bool(prediction.activation.isfinite().all()):
         found.append("activations of the classes are not finite")
     found += [f"{name} is {part.item()}" for name, part in parts.items() if not bool(part.isfinite().all())]
-    return "; ".join(found[:2]) or "it does not show when the batch is repeated"
+    return "; ".join(found[:2]) or "repeating the batch does not show where"
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:

@@ -57,8 +57,8 @@ class Fingerprint(Callback):
         found = "; ".join(differences(was, self.started))
         if found and not allow_changes:
             raise ValueError(
-                f"the run was trained with something else: {found}. Give back what it was, or say --allow_changes to "
-                "go on with what is new"
+                f"the run was trained with something else: {found}. Restore it, or add --allow_changes to go on with "
+                "the new ones"
             )
         if found:
             warnings.warn(f"the run goes on with changes: {found}", stacklevel=2)

@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from torchcaps.data import ImageSet
 from torchcaps.tasks import Criteria
-from torchcaps.training.callbacks import History, KeepBest, RoutingHealth, StopAt, StopEarly
+from torchcaps.training.callbacks import ONE_AN_EPOCH, History, KeepBest, RoutingHealth, StopAt, StopEarly
 from torchcaps.training.checkpoints import SealedCheckpoints, checkpoint_to_resume, newest_checkpoint, read_checkpoint
 from torchcaps.training.fingerprint import Fingerprint, recorded_options
 from torchcaps.training.folder import is_first_process
@@ -28,7 +28,7 @@ from torchcaps.training.options import Caller, Schedule, TrainerOptions
 from torchcaps.training.trial import ChooseSpeed
 
 OLD_WEIGHTS = 0.01
-"""Share of the first weights in averaged ones from which on people are told."""
+"""Share of the first weights in averaged ones above which a note says so."""
 
 
 def fit(
@@ -66,7 +66,7 @@ def fit(
 
 
 class Fitting:
-    """A training that was checked as far as can be without writing anything; :func:`fit` has the arguments.
+    """A training, checked as far as possible without writing anything; for the arguments see :func:`fit`.
 
     Raises:
         ValueError: likewise, but for what checkpoints tell.
@@ -97,16 +97,11 @@ class Fitting:
         ends += [] if schedule.stop is None else [StopEarly(schedule.patience, main)]
         self.best = KeepBest(self.checkpoints / "best", main) if schedule.keep == "best" else None
         health = RoutingHealth(validation if len(validation) else train.prepared(learner.preprocess))
-        kept = [_keep_last(self.checkpoints)] if self.best is None else [self.best, _keep_last(self.checkpoints)]
+        last = ModelCheckpoint(self.checkpoints, **ONE_AN_EPOCH)
+        kept = [last] if self.best is None else [self.best, last]
         self.speed = ChooseSpeed(folder / "speed.json", train, schedule)
-        watching = [
-            self.speed,
-            health,
-            self.history,
-            self.fingerprint,
-            *ends,
-            *kept,
-        ]  # the last one keeps what all others know
+        # The last one keeps what all others know.
+        watching = [self.speed, health, self.history, self.fingerprint, *ends, *kept]
         self.trainer = self._trainer(options or TrainerOptions(), schedule, watching, folder, bool(len(validation)))
         self.loaders = Loaders(train, validation, schedule, learner.speed)
         batches = len(train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size))
@@ -147,17 +142,18 @@ class Fitting:
         return each, steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)
 
     def notes(self) -> list[str]:
-        """What people should know of the training before they wait for it."""
+        """What people should know before they wait for the training."""
         notes, steps = [], self.steps
         if self.epoch_steps and steps % self.epoch_steps:
             epoch = steps // self.epoch_steps + 1
             notes.append(
-                f"max_steps {steps} ends the training in the midst of epoch {epoch}: it has {self.epoch_steps} steps"
+                f"max_steps {steps} ends the training in the middle of epoch {epoch}, which has {self.epoch_steps} "
+                "steps"
             )
         if self.average is not None and (share := self.average ** max(steps - 1, 0)) > OLD_WEIGHTS:
             notes.append(
-                f"trainer.average {self.average} remembers {1 / (1 - self.average):,.0f} steps or so, the training has "
-                f"{steps:,}: the weights that are tested are {share:.0%} those after the first step"
+                f"trainer.average {self.average} reaches back about {1 / (1 - self.average):,.0f} steps, the training "
+                f"has {steps:,}: the tested weights are still {share:.0%} those after the first step"
             )
         return notes
 
@@ -177,7 +173,7 @@ class Fitting:
         return self.trainer, self.history.rows
 
     def take_best(self) -> dict[str, Any]:
-        """Gives the network the weights of the epoch that the schedule wants kept, and says which one that is."""
+        """Loads the weights of the epoch that the schedule wants kept, and says which epoch that is."""
         main, rows = self.learner.task.main, self.history.rows
         if self.best is None:
             return {"epoch": len(rows), "by": "the last"}
@@ -188,7 +184,7 @@ class Fitting:
 
 
 def rehearse(learner: Learner, images: ImageSet, steps: int, epochs: int) -> None:
-    """Makes one step with two images, of a copy: whether network, task, loss and optimizer fit each other.
+    """Makes one step with two images on a copy, to see whether network, task, loss and optimizer fit each other.
 
     Args:
         learner: the network, its task and how it is optimised.
@@ -227,20 +223,9 @@ def rehearse(learner: Learner, images: ImageSet, steps: int, epochs: int) -> Non
         raise ValueError(f"network, task, losses and optimizer do not fit the images or each other: {error}") from error
 
 
-def _keep_last(folder: Path) -> ModelCheckpoint:
-    return ModelCheckpoint(
-        folder,
-        "epoch{epoch:05d}",
-        auto_insert_metric_name=False,
-        save_top_k=1,
-        save_on_train_epoch_end=True,
-        enable_version_counter=False,
-    )
-
-
 @contextmanager
 def _ctrl_c() -> Iterator[None]:
-    """Ctrl-C ends a training as it ends all else: Lightning makes exit status 1 of it, and listens to no other."""
+    """Ctrl-C raises ``KeyboardInterrupt``, as everywhere else: Lightning exits with 1, and leaves Ctrl-C switched off."""
     listening = signal.getsignal(signal.SIGINT)
     try:
         yield

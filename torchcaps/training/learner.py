@@ -51,16 +51,16 @@ class Mean(Metric):
 class Learner(L.LightningModule):
     """Trains a network, capsules or not, for a task, and logs the loss and the measures of each epoch.
 
-    How an image is changed depends on ``seed``, the epoch and its place in its set alone, so that a resumed training
-    and one on several processes go the way of an unbroken one on one process. What the network itself draws, such as
-    dropout, depends on ``seed``, the epoch, the batch within it and the process, whatever else draws in between.
+    How an image is augmented depends only on ``seed``, the epoch and the index of the image, so that a resumed training
+    and one on several processes see the same images as an uninterrupted one on one process. Random numbers that the
+    network draws, as for dropout, depend only on ``seed``, the epoch, the batch within it and the process.
 
     Args:
         model: the network.
         optimisation: the losses, the optimizer and the scheduler.
         task: what the network is for; default: classification.
         preprocess: how the training images are prepared; validation images come prepared, by their ImageSet.
-        seed: of all that.
+        seed: of these random numbers.
         speed: how the steps are made faster.
 
     Example:
@@ -93,7 +93,7 @@ class Learner(L.LightningModule):
         self.means = nn.ModuleDict()
 
     def adopt(self, speed: Speed) -> None:
-        """Makes its steps in this way from now on."""
+        """Makes the steps of training with these settings from now on."""
         self.speed = speed
         self.speed.lay_out(self.model)
         self.run = self.speed.step()
@@ -112,7 +112,7 @@ class Learner(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leaves out for how long one cycle of the learning rate was: a training that has become longer needs more."""
+        """Drops the length of a one-cycle schedule from a checkpoint: the training may have become longer."""
         for state in checkpoint.get("lr_schedulers", []):
             if "_schedule_phases" in state:  # those of OneCycleLR, which finds them by its options alone
                 del state["total_steps"], state["_schedule_phases"]
@@ -137,7 +137,7 @@ class Learner(L.LightningModule):
             self.speed.settle(getattr(optimizer, "optim", optimizer))  # of one that is shared out its own part
 
     def on_train_epoch_start(self) -> None:
-        """Begins the random numbers of the epoch, and the watch over its losses."""
+        """Sets the seed of the epoch, and starts to watch its losses."""
         self._seed_of_epoch = mixed_seed(self.seed, self.current_epoch, self.global_rank)
         self._first_bad = torch.tensor(-1, device=self.device)
 
@@ -161,9 +161,9 @@ class Learner(L.LightningModule):
         return loss
 
     def _draw_anew(self, batch_idx: int) -> None:
-        """Ties what the network draws to the batch.
+        """Seeds the random numbers that the network draws for this batch.
 
-        Not by `torch.manual_seed`, which takes 0.1 ms and more for the devices that are not in use.
+        Not with `torch.manual_seed`, which takes 0.1 ms and more for devices that are not in use.
         """
         seed = self._seed_of_epoch + batch_idx
         torch.default_generator.manual_seed(seed)
@@ -172,7 +172,7 @@ class Learner(L.LightningModule):
 
     @property
     def _look_every(self) -> int:
-        """Steps between two looks: on a GPU each one waits for the device, of several processes for all of them."""
+        """Steps between two looks at the loss: each look waits for the device, and for all of several processes."""
         return 1 if self.device.type == "cpu" and self.trainer.world_size == 1 else LOOK_EVERY
 
     def _check_loss(self, batch: Batch | None) -> None:
@@ -214,14 +214,14 @@ class Learner(L.LightningModule):
         for name, values in {**figures, **self.task.measure(prediction, batch)}.items():
             mean = self._mean(f"{stage}_{name}")
             mean.update(values, len(batch.indices))
-            if batch_idx == 0:  # Lightning asks it at the end of the epoch; to be told in each step takes it 0.5 ms
+            if batch_idx == 0:  # enough for Lightning to read it at the end of the epoch; each log takes 0.5 ms
                 place = f"means.{stage}_{name}"
                 bar = name not in figures
                 self.log(f"{stage}_{name}", mean, on_step=False, on_epoch=True, prog_bar=bar, metric_attribute=place)
         return loss
 
     def _mean(self, name: str) -> Mean:
-        """That of an epoch, by name."""
+        """The mean of an epoch, by name."""
         if name not in self.means:
             self.means[name] = Mean().to(self.device)
         return cast(Mean, self.means[name])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchcaps.data import ImageData, ImageSet, Preprocess
 from torchcaps.losses import ActivationLoss, MarginLoss
 from torchcaps.models import ImageClassifier, create_model, list_models
-from torchcaps.numerics import check_finite, given
+from torchcaps.numerics import check_finite, check_size, given
 from torchcaps.routing import Routing
 from torchcaps.tasks import Task, as_task
 from torchcaps.training.speed import Speed
@@ -44,12 +44,12 @@ class Subject:
 
     Attributes:
         data: the images: Digits, MNIST, FashionMNIST, ImageFolder, or any other ImageData.
-        task: what the network is for: Classification, SeveralLabels, any other Task, or its name; default: what the
-            data say.
-        model: a network by name; 'torchcaps models' lists them; default: what the data say, for images capsnet.
-        model_args: arguments of the network, over those of its name.
+        task: what the network is for: Classification, SeveralLabels, any other Task, or its name; default: that of
+            the data set.
+        model: the name of a network; 'torchcaps models' lists them; default: that of the data set, for images capsnet.
+        model_args: arguments of the network, in place of its defaults.
         routing: of the class capsules; default: the network's own.
-        preprocess: how the images are prepared, at random in training; the network sees, and keeps, the result.
+        preprocess: how the images are prepared, at random in training; it is saved with the network.
 
     Example:
         >>> from torchcaps.data import Digits
@@ -67,7 +67,7 @@ class Subject:
     preprocess: Preprocess = field(default_factory=Preprocess)
 
     def purpose(self) -> Task:
-        """The task that was chosen, or the one that the data say.
+        """The task that was chosen, or that of the data set.
 
         Raises:
             ValueError: if there is no such task, or the images do not have its targets.
@@ -78,7 +78,7 @@ class Subject:
 
     @property
     def architecture(self) -> str:
-        """The name of the network that was chosen, or the one that the data say."""
+        """The name of the network that was chosen, or of the default of the data set."""
         return self.data.model if self.model is None else self.model
 
     def network(self, seed: int) -> ImageClassifier:
@@ -92,8 +92,8 @@ class Subject:
         fitting, gives = list_models(takes=self.data.gives), self.data.gives
         if self.architecture in list_models() and self.architecture not in fitting:
             raise ValueError(f"{self.architecture} takes no {gives}; model must be one of {', '.join(fitting)}")
-        given = self.data.arguments(self.preprocess)
-        arguments = {**given, "classes": len(self.data.classes), **(self.model_args or {})}
+        of_data = self.data.arguments(self.preprocess)
+        arguments = {**of_data, "classes": len(self.data.classes), **(self.model_args or {})}
         if self.routing is not None:
             arguments["routing"] = self.routing
         torch.manual_seed(seed)
@@ -107,15 +107,15 @@ class Optimisation:
     Attributes:
         loss: on the activations of the class capsules.
         reconstruction: weight of the sum of squared errors of the reconstruction.
-        optimizer: from the parameters.
-        scheduler: of the learning rate; one that takes ``total_steps`` and was not told them, as OneCycleLR with
+        optimizer: its class, such as Adam, and its arguments.
+        scheduler: of the learning rate; one that takes ``total_steps`` and was not given any, such as OneCycleLR with
             ``max_lr`` alone, spans all steps of the training.
         scheduler_interval: whether the scheduler steps each epoch or each step; ReduceLROnPlateau looks at the loss on
             the validation images after each epoch, or at that of the training where there are none.
-        class_weights: 'balanced' counts each image in the loss by how rare its class is: N / (E N_c), of N training
-            images of E classes, N_c of its own; None counts all alike.
-        shard_optimizer: each of several processes keeps what the optimizer remembers of a share of the weights, instead
-            of all of it; the steps are the same (ZeRO, stage 1: Rajbhandari et al. 2020).
+        class_weights: 'balanced' weights each image in the loss by how rare its class is, N / (E N_c), for N training
+            images of E classes, N_c of its own; None weights all alike.
+        shard_optimizer: each of several processes keeps only a share of the optimizer's state; the steps are the same
+            (ZeRO, stage 1: Rajbhandari et al. 2020).
 
     Raises:
         ValueError: if ``reconstruction`` is negative or not finite.
@@ -151,8 +151,8 @@ class Optimisation:
     @property
     def spans_all_steps(self) -> bool:
         """Whether the scheduler must be told how many steps there are."""
-        given = getattr(self.scheduler, "keywords", {})
-        return "total_steps" in given and given["total_steps"] is None and given.get("epochs") is None
+        arguments = getattr(self.scheduler, "keywords", {})
+        return "total_steps" in arguments and arguments["total_steps"] is None and arguments.get("epochs") is None
 
     def scheduled(self, optimizer: torch.optim.Optimizer, steps: float, epochs: int) -> dict[str, Any]:
         """The scheduler of a training, and whether it steps each epoch or each step, as Lightning takes them.
@@ -180,20 +180,20 @@ class Optimisation:
 
 @dataclass(kw_only=True)
 class Schedule:
-    """For how long, in which steps, and from which random numbers.
+    """How long a training is, how large its steps are, and its random numbers.
 
     Attributes:
-        epochs: how many times the training images are gone through.
-        batch_size: over all processes together.
+        epochs: how many passes over the training images.
+        batch_size: images in a step, over all processes together.
         seed: of the initial weights, the order of the images and their random changes.
         sampler: 'shuffled' takes each training image once in an epoch, 'balanced' images of each class equally often,
             those of rare classes several times, with the same random changes in one epoch.
-        stop_at: end after the first epoch with this value of the task's measure on the validation images, of a
-            classification their accuracy, from 0 to 1; None trains all epochs.
-        stop: "early" ends when the task's measure on the validation images has not become better for ``patience``
-            epochs; None does not.
-        patience: of that.
-        keep: which epoch is tested and saved: the "last", or the one that was "best" in the task's measure on the
+        stop_at: end after the first epoch in which the task's measure on the validation images reaches this value; for
+            a classification that is the accuracy, from 0 to 1. None trains all epochs.
+        stop: "early" ends when the task's measure on the validation images has not improved for ``patience`` epochs;
+            None does not.
+        patience: epochs without improvement, for ``stop``.
+        keep: which epoch is tested and saved: the "last", or the one with the "best" value of the task's measure on the
             validation images, the first of equal ones.
 
     Raises:
@@ -215,9 +215,7 @@ class Schedule:
     keep: Literal["last", "best"] = "last"
 
     def __post_init__(self) -> None:
-        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size), ("patience", self.patience)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_size(epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
 
 
 @dataclass
@@ -233,13 +231,13 @@ class TrainerOptions:
         deterministic: use deterministic algorithms only.
         gradient_clip_val: clip the gradients to this norm; None does not clip.
         sync_batchnorm: batch normalisation over all processes.
-        average: keep an exponentially moving average of the weights (and of running statistics), with this share of the
-            old one in each step, such as 0.999; it is what is validated, tested and saved. None keeps none.
+        average: keep an exponential moving average of the weights (and of running statistics) with this decay in each
+            step, such as 0.999; the average is validated, tested and saved. None keeps none.
         extra: other arguments of the Trainer.
 
     Raises:
-        ValueError: if ``average`` is no such share, ``gradient_clip_val`` negative or not finite, or ``extra`` holds
-            what the Trainer does not take, or gets already.
+        ValueError: if ``average`` is not between 0 and 1, ``gradient_clip_val`` is negative or not finite, or ``extra``
+            has an argument that the Trainer does not take, or that torchcaps sets itself.
 
     Example:
         >>> from torchcaps.training import TrainerOptions
@@ -291,7 +289,7 @@ class Running:
     Attributes:
         trainer: where and how it runs.
         speed: what makes it faster.
-        report: whether to draw the pictures at the end.
+        report: whether to write the report at the end.
 
     Example:
         >>> from torchcaps.training import Running
@@ -306,7 +304,7 @@ class Running:
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """Who trains, and what they want to see.
+    """Who started the training, and what they want to see.
 
     Attributes:
         config: YAML of all options, kept in a new folder.

@@ -157,7 +157,7 @@ def train_parser(imported: Sequence[str] = ()) -> "ArgumentParser":
 
     parser = OptionParser(
         prog="torchcaps train",
-        description="Train a network on images. '--resume RUN' instead of '--run RUN' continues an interrupted run.",
+        description="Train a network. '--resume RUN' instead of '--run RUN' continues an interrupted run.",
     )
     parser.allowed, parser.imported = option_hints(), imported
     parser.add_argument("--config", action=TrustedConfigFile, help="YAML file with any of these options")

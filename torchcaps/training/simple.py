@@ -39,8 +39,8 @@ def train(
 
     Raises:
         FileExistsError: if there is something in the folder of the run.
-        ValueError: if there is no such data set, or options are unknown, do not fit, or are objects that no file of
-            options can hold: the folder of the run has all of them, to go on with.
+        ValueError: if there is no such data set, or options are unknown, do not fit, or are objects that a file of
+            options cannot hold; the run saves its options in such a file, to be resumed from it.
     """
     parser = train_parser()
     parser.exit_on_error = False

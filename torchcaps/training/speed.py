@@ -34,18 +34,18 @@ class Speed:
     On by default are ``resident``, ``fused`` and ``keep_memory``.
 
     Attributes:
-        channels_last: keep images and the weights of convolutions with the channels innermost in memory. The numbers
-            are the same up to rounding, which depends on the kernels that are chosen.
+        channels_last: keep images and the weights of convolutions with the channels innermost in memory. The results
+            are the same up to rounding.
         compile: compile the training step's network with ``torch.compile`` in this mode; ``reduce-overhead`` replays
             CUDA graphs. The same up to rounding. None does not compile.
-        resident: data sets of up to so many GiB are copied to the device once, where it is not the CPU, instead of
-            batch by batch. Nothing else changes.
-        fused: make the optimizer's step in one kernel where torch has one (Adam, AdamW, SGD) and the optimizer
-            was not told how to make it. The same up to rounding.
+        resident: data sets of up to this many GiB are copied to the GPU once instead of batch by batch. Nothing else
+            changes.
+        fused: make the optimizer's step in one kernel where torch has one (Adam, AdamW, SGD), unless the optimizer's
+            own arguments say how. The same up to rounding.
         auto: choose ``channels_last``, and in long trainings ``compile``, by timing a few steps before the first one;
-            what was asked for stays. The run keeps the choice and the times in ``speed.json``.
-        keep_memory: memory of the processor that a step frees stays with the process for the next one, as long as the
-            training lasts (with the allocator of glibc). Nothing else changes.
+            options that are given stay. The run keeps the choice and the times in ``speed.json``.
+        keep_memory: CPU memory that a step frees stays with the process for the next step, as long as the training
+            lasts (with the allocator of glibc). Nothing else changes.
 
     Raises:
         ValueError: if ``resident`` is negative.
