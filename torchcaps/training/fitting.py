@@ -225,7 +225,7 @@ def rehearse(learner: Learner, images: ImageSet, steps: int, epochs: int) -> Non
 
 @contextmanager
 def _ctrl_c() -> Iterator[None]:
-    """Ctrl-C raises ``KeyboardInterrupt``, as everywhere else: Lightning exits with 1, and leaves Ctrl-C switched off."""
+    """Ctrl-C raises ``KeyboardInterrupt``, as everywhere else: Lightning exits with 1 and leaves Ctrl-C disabled."""
     listening = signal.getsignal(signal.SIGINT)
     try:
         yield
