@@ -1,5 +1,6 @@
 """What the page asks for, and the server that answers: without a browser."""
 
+import asyncio
 import json
 import re
 import socket
@@ -24,7 +25,7 @@ from torchcaps.explain.exhibits.base import png
 from torchcaps.explore import Explorer, application, digit_samples, local_samples, serve
 from torchcaps.explore.explorer import MOST_LOOKS
 from torchcaps.explore.samples import digit_scenes
-from torchcaps.explore.server import MOST_BYTES
+from torchcaps.explore.server import MOST_BYTES, _body
 from torchcaps.layers import CapsLinear
 from torchcaps.models import CapsuleClassifier, TextClassifier
 from torchcaps.models.pretrained import list_pretrained
@@ -390,6 +391,14 @@ class TestServer:
         status, told, _ = ask(f"{address}/api/look?network=a", bytes(MOST_BYTES + 1))
         assert status == 413
         assert "8 MB" in told["error"]
+
+    def test_a_sender_that_hangs_up_is_no_error(self) -> None:
+        from starlette.requests import Request
+
+        async def hung_up() -> dict[str, str]:
+            return {"type": "http.disconnect"}
+
+        assert asyncio.run(_body(Request({"type": "http"}, hung_up))) is None
 
     def test_other_sites_cannot_reach_it_by_a_name_of_theirs(self, address: str) -> None:
         for name, status in (("evil.example", 400), ("localhost:1", 200), ("[::1]:8765", 200)):

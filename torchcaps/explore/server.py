@@ -159,14 +159,18 @@ def _answering(answer: "Callable[[bytes, dict[str, str]], Any]") -> "Callable[[R
 
 
 async def _body(request: "Request") -> bytes | None:
-    """What was sent; None if it is too much, of which the rest is left unread."""
+    """What was sent; None if it is too much, whose rest is left unread, or if the sender hung up."""
+    from starlette.requests import ClientDisconnect
+
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MOST_BYTES:
-            return None
-        parts.append(part)
-    return b"".join(parts)
+    with suppress(ClientDisconnect):
+        async for part in request.stream():
+            size += len(part)
+            if size > MOST_BYTES:
+                return None
+            parts.append(part)
+        return b"".join(parts)
+    return None
 
 
 class _Guarded:
