@@ -185,6 +185,13 @@ class TestWhatIsSavedWithIt:
         assert not classifier.network.training
         assert classifier.to("cpu").device.type == "cpu"
 
+    @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-5), (torch.bfloat16, 0.05)])
+    def test_any_precision(self, folder, dtype, bound):
+        image, network = picture(8, 8, 1), tc.load_pretrained(folder / "model")
+        expected, answer = Classifier(network)(image), Classifier(network.to(dtype))(image)
+        torch.testing.assert_close(lengths(answer), lengths(expected), rtol=0, atol=bound)
+        assert answer.poses.keys() == expected.poses.keys()
+
 
 CODE = """
 import sys

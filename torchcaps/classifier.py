@@ -368,15 +368,23 @@ class Classifier:
 
     @torch.no_grad()
     def _predict(self, pixels: Tensor) -> Prediction:
-        """The mean of the activations over the crops of each image; poses and boxes in the first, the centre."""
+        """The mean of the activations over the crops of each image; poses and boxes in the first, the centre.
+
+        The network computes in its own precision; what it finds is float32 on the CPU.
+        """
         crops = self.preprocess.evaluate_crops(pixels.to(self.device))
-        prediction = self.network(crops.flatten(0, 1))
-        activation = prediction.activation.unflatten(0, crops.shape[:2]).mean(1)
+        prediction = self.network(self._in_its_precision(crops.flatten(0, 1)))
+        activation = prediction.activation.unflatten(0, crops.shape[:2]).float().mean(1).cpu()
         capsules = prediction.capsules
         if capsules is not None:
-            capsules = capsules._replace(pose=capsules.pose[:: crops.shape[1]].cpu(), activation=activation.cpu())
-        boxes = None if prediction.boxes is None else prediction.boxes[:: crops.shape[1]].cpu()
-        return Prediction(activation.cpu(), capsules, None, boxes)
+            capsules = capsules._replace(pose=capsules.pose[:: crops.shape[1]].float().cpu(), activation=activation)
+        boxes = None if prediction.boxes is None else prediction.boxes[:: crops.shape[1]].float().cpu()
+        return Prediction(activation, capsules, None, boxes)
+
+    def _in_its_precision(self, inputs: Tensor) -> Tensor:
+        """Pixels in the dtype of the network's parameters; numbers of words as they are."""
+        dtype = next((p.dtype for p in self.network.parameters()), inputs.dtype)
+        return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
 
 def shortened(text: str, most: int = 60) -> str:
