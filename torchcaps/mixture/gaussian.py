@@ -15,7 +15,7 @@ from torchcaps.mixture.base import (
     shares_of_points,
 )
 from torchcaps.mixture.density import Mixture
-from torchcaps.mixture.kmeans import KMeans, spheres
+from torchcaps.mixture.kmeans import KMeans
 from torchcaps.ops import Gaussian, Similarity, Votes
 
 
@@ -240,7 +240,7 @@ class GaussianMixture(Mixture):
         kmeans = KMeans(self.n_components, random_state=self.random_state)
         kmeans.fit(points.numpy(), sample_weight=None if weights is None else weights.numpy())
         votes = point_votes(points, self.n_components, hard=True)
-        similarity = spheres(torch.tensor(kmeans.cluster_centers_)[None], 1.0)
+        similarity = Gaussian.spherical(torch.tensor(kmeans.cluster_centers_)[None], 1.0)
         share, log_mass = shares_of_points(votes, similarity, weights)
         return Gaussians(*self._covariance.m_step(points, share, self.reg_covar), log_mass.softmax(0))
 

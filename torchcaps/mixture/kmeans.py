@@ -25,11 +25,6 @@ from torchcaps.ops import Gaussian, InnerProduct, Similarity, Votes
 from torchcaps.squash import squash
 
 
-def spheres(centres: Tensor, sharpness: float) -> Gaussian:
-    """Similarity ``-K |x - c_j|^2`` to centres (B, J, D): Gaussians of variance ``1 / 2K``, all of one weight."""
-    return Gaussian(centres, torch.full_like(centres, 2 * sharpness), torch.zeros_like(centres[..., 0]))
-
-
 class Metric(NamedTuple):
     """What "near" means, and the centre that is nearest to its points in that sense.
 
@@ -43,7 +38,7 @@ class Metric(NamedTuple):
 
 
 METRICS = {
-    "euclidean": Metric(spheres, mean=True),
+    "euclidean": Metric(Gaussian.spherical, mean=True),
     "inner": Metric(lambda centres, K: InnerProduct(K * normalize(centres, dim=-1)), mean=False),
     "squashed": Metric(lambda centres, K: InnerProduct(K * squash(centres)), mean=False),
 }

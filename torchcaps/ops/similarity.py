@@ -97,6 +97,16 @@ class Gaussian(Similarity):
     precision: Tensor = axes("BJH")
     log_weight: Tensor = axes("BJ")
 
+    @classmethod
+    def spherical(cls, mean: Tensor, sharpness: float) -> "Gaussian":
+        r"""Equal spheres, as in K-Means: :math:`l_{ij} = -K |V_{ij} - \mu_j|^2`.
+
+        Args:
+            mean: :math:`\mu`, (B, J, H).
+            sharpness: K; the variance is 1 / (2 K).
+        """
+        return cls(mean, torch.full_like(mean, 2 * sharpness), torch.zeros_like(mean[..., 0]))
+
     def logits(self, votes: Tensor) -> Tensor:
         """The logits (B, I, J) of votes (B, I, J, H)."""
         distance = (votes - self.mean[:, None]).square()

@@ -7,7 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,8 +19,10 @@ from torchcaps.ops import Similarity, Votes
 ROUTINGS: dict[str, type["Routing"]] = {}
 
 Gradient = Literal["all", "last"]
+GRADIENTS = get_args(Gradient)
 
 RoutingType = TypeVar("RoutingType", bound="type[Routing]")
+Choice = TypeVar("Choice", bound=str)
 
 
 class Routed(NamedTuple):
@@ -331,7 +333,14 @@ def check_parents(routing: Routing, parents: int, votes: Votes) -> None:
         )
 
 
-def check_choice(argument: str, value: str, choices: tuple[str, ...]) -> str:
+def unbound(routing: Routing) -> RuntimeError:
+    """The error to raise where a routing is called before it has its parameters."""
+    return RuntimeError(
+        f"this {type(routing).__name__} has no parameters yet: give it to a layer, or call bind(parents, size)"
+    )
+
+
+def check_choice(argument: str, value: Choice, choices: tuple[str, ...]) -> Choice:
     """The value, if it is one of the choices.
 
     Raises:

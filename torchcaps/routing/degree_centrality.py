@@ -9,7 +9,7 @@ from torchcaps.numerics import check_positive
 from torchcaps.ops import Given, Similarity, Votes, axes
 from torchcaps.routing.base import About, Routed, Routing, register_routing
 from torchcaps.routing.maps import Exponential
-from torchcaps.squash import kind_of, length, squash
+from torchcaps.squash import check_squash, length, squash
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +91,7 @@ class DegreeCentralityRouting(Routing):
 
     def __init__(self, squash: str = "sabour", epsilon: float = 1e-8) -> None:
         super().__init__()
-        kind_of(squash)
-        self.squash = squash
+        self.squash = check_squash(squash)
         check_positive(epsilon=epsilon)
         self.epsilon = epsilon
 

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch.nn.functional import layer_norm, logsigmoid
 from torchcaps.numerics import check_finite, check_positive, check_share, given, is_finite, positive
 from torchcaps.ops import Gaussian, Gaussians, Moments, Votes
 from torchcaps.routing.base import (
+    GRADIENTS,
     About,
     Gradient,
     LayerShape,
@@ -22,11 +23,13 @@ from torchcaps.routing.base import (
     check_parents,
     check_steps,
     register_routing,
+    unbound,
 )
 
 Schedule = Literal["released", "linear", "constant"]
 Sharpness = float | Tensor | Sequence[float | Tensor]
 Learned = Literal["layer", "parent"]
+_SCHEDULES = get_args(Schedule)
 
 
 class EMState(NamedTuple):
@@ -89,6 +92,9 @@ class EMSettings:
         check_finite(0, relative_floor=self.relative_floor)
 
 
+_SETTINGS = tuple(field.name for field in fields(EMSettings))
+
+
 def votes_variance(moments: Moments, windows: int = 1) -> Tensor:
     r"""The variance of all votes of an example about the means of their parents, (B, 1, 1).
 
@@ -104,8 +110,8 @@ def votes_variance(moments: Moments, windows: int = 1) -> Tensor:
     """
     assert moments.scatter is not None
     rounding = (16 * torch.finfo(moments.sum.dtype).eps * moments.sum).square() / positive(moments.mass)[..., None]
-    fields = moments.scatter.sum((1, 2)), moments.mass.sum(1) * moments.sum.shape[-1], rounding.detach().sum((1, 2))
-    scatter, count, least = torch.stack(fields).unflatten(1, (-1, windows)).sum(-1)  # [N] each
+    sums = moments.scatter.sum((1, 2)), moments.mass.sum(1) * moments.sum.shape[-1], rounding.detach().sum((1, 2))
+    scatter, count, least = torch.stack(sums).unflatten(1, (-1, windows)).sum(-1)  # [N] each
     agree = scatter <= least  # NaN is not: it comes through
     variance = torch.where(agree, 1.0, scatter / torch.where(agree, 1.0, count))
     return variance.repeat_interleave(windows)[:, None, None]
@@ -196,7 +202,7 @@ def inverse_temperatures(schedule: Schedule | Callable[[int, int], float], steps
     """
     if callable(schedule):
         return [final * schedule(step, steps) for step in range(steps)]
-    check_choice("schedule", schedule, ("released", "linear", "constant"))
+    check_choice("schedule", schedule, _SCHEDULES)
     if schedule == "released":
         return [final * (1 - 0.95 ** (step + 1)) for step in range(steps)]
     rise = (min(steps, 3) - 1) / max(steps - 1, 1) if schedule == "linear" else 0.0
@@ -208,7 +214,7 @@ def em_routing(
     weights: Tensor | None,
     beta_u: Tensor,
     beta_a: Tensor,
-    inverse_temperatures: "list[float] | tuple[float, ...]",
+    inverse_temperatures: Sequence[float],
     settings: EMSettings = EMSettings(),
     gradient: Gradient = "all",
     sharpness: Sharpness = 1.0,
@@ -233,7 +239,7 @@ def em_routing(
     Gritzman 2019, "Avoiding implementation pitfalls of matrix capsules with EM routing".
     """
     steps = check_steps(len(inverse_temperatures))
-    check_choice("gradient", gradient, ("all", "last"))
+    check_choice("gradient", gradient, GRADIENTS)
     sharpnesses = _of_each(sharpness, steps - 1)
     similarity: Gaussian | None = None
     state: EMState | None = None
@@ -366,11 +372,10 @@ class EMRouting(Routing):
         self.standardise = standardise
         self.beta_u = beta_u
         self.beta_a = beta_a
-        check_choice("gradient", gradient, ("all", "last"))
-        self.gradient = gradient
+        self.gradient = check_choice("gradient", gradient, GRADIENTS)
         self.sharpness = _checked_sharpness(sharpness, steps - 1)
         if learn_sharpness is not None:
-            check_choice("learn_sharpness", learn_sharpness, ("layer", "parent"))
+            check_choice("learn_sharpness", learn_sharpness, get_args(Learned))
         self.learn_sharpness = learn_sharpness
         self.relative_floor = relative_floor
         self._known: tuple[tuple[Any, ...], EMSettings] | None = None
@@ -401,7 +406,7 @@ class EMRouting(Routing):
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
         if self.unit_cost is None or self.activation_cost is None:
-            raise RuntimeError("this EMRouting has no parameters yet: give it to a layer or call bind(parents, size)")
+            raise unbound(self)
         check_parents(self, len(self.unit_cost), votes)
         temperatures = inverse_temperatures(self.schedule, self.steps, self.inverse_temperature)
         return em_routing(
@@ -418,15 +423,7 @@ class EMRouting(Routing):
     @property
     def _settings(self) -> EMSettings:
         """Those of the M-step, as they are now; made, and checked, anew where one has changed."""
-        now = (
-            self.variance_floor,
-            self.mean_smoothing,
-            self.cost_scale,
-            self.activation_scale,
-            self.mass_scale,
-            self.standardise,
-            self.relative_floor,
-        )
+        now = tuple([getattr(self, name) for name in _SETTINGS])
         if self._known is None or self._known[0] != now:
             self._known = now, EMSettings(*now)
         return self._known[1]

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Given, Votes
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_steps, register_routing
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_steps, register_routing, unbound
 from torchcaps.squash import length
 
 
@@ -227,7 +227,7 @@ class Heinsen2022Routing(Routing):
     def weights(self, children: Tensor) -> VectorWeights:
         """What is learned, with the betas of these children, (B, I, d)."""
         if self.presence is None:
-            raise RuntimeError("this Heinsen2022Routing has no parameters yet: give it to a layer or call bind(...)")
+            raise unbound(self)
         fields = {name: getattr(self, name) for name in VectorWeights._fields}
         if self.benefit_of is not None and self.cost_of is not None:
             with full_precision(children):

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,9 +11,10 @@ from torchcaps.numerics import check_positive, given, positive, quotient
 from torchcaps.ops import Similarity, Votes, axes
 from torchcaps.routing.base import About, Routed, Routing, check_choice, check_steps, register_routing
 from torchcaps.routing.maps import Direct
-from torchcaps.squash import kind_of, length, squash
+from torchcaps.squash import check_squash, length, squash
 
 Method = Literal["shift", "em"]
+_METHODS = get_args(Method)
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +226,7 @@ def fast_kernel_density_routing(
     Source: Zhang, Zhou & Wu 2018, "Fast Dynamic Routing Based on Weighted Kernel Density Estimation".
     """
     check_steps(steps)
-    check_choice("method", method, ("shift", "em"))
+    check_choice("method", method, _METHODS)
     uniform, votes = votes, votes.restricted(mapping=Direct())
     shares: MeanShiftShares | KernelMixtureShares | None = None
     centres: list[Tensor] = []
@@ -274,8 +275,7 @@ class KernelDensityRouting(Routing):
         self.steps = check_steps(steps)
         check_positive(**given(settled=settled))
         self.settled = settled
-        kind_of(squash)
-        self.squash = squash
+        self.squash = check_squash(squash)
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""
@@ -314,8 +314,7 @@ class FastKernelDensityRouting(Routing):
     def __init__(self, steps: int = 3, method: Method = "shift", width: float = 2.0, rate: float = 1.0) -> None:
         super().__init__()
         self.steps = check_steps(steps)
-        check_choice("method", method, ("shift", "em"))
-        self.method = method
+        self.method = check_choice("method", method, _METHODS)
         check_positive(width=width, rate=rate)
         self.width, self.rate = width, rate
 

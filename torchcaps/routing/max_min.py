@@ -9,7 +9,7 @@ from torchcaps.numerics import check_finite
 from torchcaps.ops import AssignmentMap, Votes
 from torchcaps.routing.base import About, Routed, Routing, check_steps, register_routing
 from torchcaps.routing.dynamic import dynamic_routing
-from torchcaps.squash import kind_of
+from torchcaps.squash import check_squash
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,7 @@ class MaxMinRouting(Routing):
         self.steps = check_steps(steps)
         check_finite(lower=lower, upper=upper)
         self.lower, self.upper = lower, upper
-        kind_of(squash)
-        self.squash = squash
+        self.squash = check_squash(squash)
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""

@@ -9,7 +9,7 @@ from torchcaps.numerics import positive
 from torchcaps.ops import Moments, Similarity, Votes
 
 
-def for_means(votes: Votes, weights: Tensor | None) -> Tensor:
+def weights_for_means(votes: Votes, weights: Tensor | None) -> Tensor:
     """Child activations, all times one large number, (N, G): a parent's mass is negligible below 1e-29, not 1e-19.
 
     A parent far from all votes may take 1e-25 of each child. Its mean is still that of the votes, but in float32
@@ -28,7 +28,7 @@ def for_means(votes: Votes, weights: Tensor | None) -> Tensor:
     return weights.to(dtype) * large
 
 
-def shared_out(votes: Votes, similarity: Similarity | None, weights: Tensor | None) -> tuple[Moments, Tensor]:
+def moments_and_shares(votes: Votes, similarity: Similarity | None, weights: Tensor | None) -> tuple[Moments, Tensor]:
     r"""The moments of the votes, at some scale, and what each parent takes of the children, (B, J).
 
     .. math:: \frac{\sum_i a_i R_{ij}}{\sum_i a_i}
@@ -38,6 +38,6 @@ def shared_out(votes: Votes, similarity: Similarity | None, weights: Tensor | No
         similarity: of votes and parents.
         weights: child activations, (N, G), or None for ones.
     """
-    weights = for_means(votes, weights)
+    weights = weights_for_means(votes, weights)
     moments = votes.moments(similarity, weights)
     return moments, moments.mass / positive(votes.gather(weights).sum(1, keepdim=True))

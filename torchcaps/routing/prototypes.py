@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from torchcaps.numerics import check_finite, given
 from torchcaps.ops import Gaussian, Votes
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
-from torchcaps.routing.means import shared_out
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing, unbound
+from torchcaps.routing.means import moments_and_shares
 
 
 def prototype_routing(
@@ -40,11 +40,9 @@ def prototype_routing(
     Source: Everett, Zhong & Leontidis 2023, "ProtoCaps: A Fast and Non-Iterative Capsule Network Routing Method".
     """
     B, _, _, H = votes.shape
-    dtype = votes.source.children.dtype
-    precision = 2 / math.sqrt(H) if sharpness is None else 2 * sharpness
-    centres = prototypes.to(dtype).expand(B, -1, -1)
-    similarity = Gaussian(centres, torch.full_like(centres, precision), centres.new_zeros(centres.shape[:2]))
-    moments, share = shared_out(votes, similarity, weights)
+    centres = prototypes.to(votes.source.children.dtype).expand(B, -1, -1)
+    similarity = Gaussian.spherical(centres, 1 / math.sqrt(H) if sharpness is None else sharpness)
+    moments, share = moments_and_shares(votes, similarity, weights)
     return Routed(moments.mean, share, votes, similarity)
 
 
@@ -86,6 +84,6 @@ class PrototypeRouting(Routing):
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
         if self.prototypes is None:
-            raise RuntimeError("this PrototypeRouting has no parameters yet: give it to a layer or call bind(...)")
+            raise unbound(self)
         check_parents(self, len(self.prototypes), votes)
         return prototype_routing(votes, activation, self.prototypes, sharpness=self.sharpness)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps.ops import InnerProduct, Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
-from torchcaps.squash import kind_of, length, squash
+from torchcaps.squash import check_squash, length, squash
 
 
 def self_attention_routing(
@@ -78,8 +78,7 @@ class SelfAttentionRouting(Routing):
     def __init__(self, prior: bool = True, squash: str = "exponential") -> None:
         super().__init__()
         self.prior = prior
-        kind_of(squash)
-        self.squash = squash
+        self.squash = check_squash(squash)
         self.register_parameter("offset", None)
 
     def make_parameters(self, shape: LayerShape) -> None:

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Given, Votes
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
-from torchcaps.routing.means import shared_out
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing, unbound
+from torchcaps.routing.means import moments_and_shares
 
 
 def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Tensor) -> Routed:
@@ -36,7 +36,7 @@ def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Ten
     children = votes.gather(votes.children.flatten(2)).to(dtype)
     with full_precision(children):
         similarity = Given(torch.einsum("bip,ijp->bij", children, weight.to(dtype)) + bias)
-    moments, share = shared_out(votes, similarity, weights)
+    moments, share = moments_and_shares(votes, similarity, weights)
     return Routed(moments.mean, share, votes, similarity)
 
 
@@ -77,8 +77,6 @@ class SelfRouting(Routing):
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
         if self.weight is None or self.bias is None:
-            raise RuntimeError(
-                "this SelfRouting has no parameters yet: give it to a layer or call bind(LayerShape(...))"
-            )
+            raise unbound(self)
         check_parents(self, len(self.bias[0]), votes)
         return self_routing(votes, activation, self.weight, self.bias)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchcaps.ops import AssignmentMap, InnerProduct, Votes
 from torchcaps.routing.base import About, Routed, Routing, register_routing
-from torchcaps.squash import kind_of, length, squash
+from torchcaps.squash import check_squash, length, squash
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,7 @@ class SparseAttentionRouting(Routing):
 
     def __init__(self, squash: str = "sabour") -> None:
         super().__init__()
-        kind_of(squash)
-        self.squash = squash
+        self.squash = check_squash(squash)
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""

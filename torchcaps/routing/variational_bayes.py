@@ -16,6 +16,7 @@ from torchcaps.routing.base import (
     check_parents,
     check_steps,
     register_routing,
+    unbound,
 )
 
 
@@ -151,9 +152,7 @@ class VariationalBayesRouting(Routing):
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
         if self.unit_cost is None or self.activation_cost is None:
-            raise RuntimeError(
-                "this VariationalBayesRouting has no parameters yet: give it to a layer or call bind(...)"
-            )
+            raise unbound(self)
         check_parents(self, len(self.unit_cost), votes)
         return variational_bayes_routing(
             votes,
