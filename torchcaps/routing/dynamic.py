@@ -55,6 +55,9 @@ def dynamic_routing(
             constant; many ports detach the earlier steps.
         initial: parents of an earlier call to go on from, alpha included.
 
+    Raises:
+        ValueError: if ``initial`` comes from another similarity than inner products.
+
     Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", Procedure 1; the code released with it.
     """
     check_steps(steps)

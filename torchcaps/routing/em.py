@@ -36,7 +36,7 @@ class EMState(NamedTuple):
     """The parents after an M-step.
 
     Args:
-        gaussians: with the floor in the variances.
+        gaussians: whose variances include the floor.
         logit: of the activation, (B, J).
     """
 
@@ -106,7 +106,7 @@ def votes_variance(moments: Moments, windows: int = 1) -> Tensor:
 
     Args:
         moments: of the first step, with the scatter.
-        windows: W, rows of the batch that belong to one example, in a row.
+        windows: W, how many successive rows of the batch belong to one example.
     """
     assert moments.scatter is not None
     rounding = (16 * torch.finfo(moments.sum.dtype).eps * moments.sum).square() / positive(moments.mass)[..., None]
@@ -143,7 +143,7 @@ def em_m_step(
         inverse_temperature: lambda.
         settings: where implementations differ.
         previous: the parents before, for ``mean_smoothing``; None before the first step.
-        unit: of variances, (B, 1, 1), for ``relative_floor``; None: they are counted as they are.
+        unit: of variances, (B, 1, 1), for ``relative_floor``; None counts them as they are.
     """
     gaussians = _gaussians(votes, moments, settings, previous, unit)
     parents, size = gaussians.mean.shape[1:]
@@ -228,10 +228,10 @@ def em_routing(
         beta_a: (J,).
         inverse_temperatures: lambda of each step.
         settings: where implementations of the M-step differ.
-        gradient: through ``"all"`` steps, as in the released code, or through the ``"last"`` only, where the Gaussians
-            of the step before are then constants. With standardised costs nearly all of the gradient comes through the
-            earlier steps, in bursts hundreds of times as long as usual; ``"last"`` leaves a far smaller and steadier
-            one, which no longer is that of the loss (torchcaps bench em_learning).
+        gradient: through ``"all"`` steps, as in the released code, or only through the ``"last"``, which then takes the
+            Gaussians of the step before as constants. With standardised costs nearly all of the gradient comes through
+            the earlier steps, in bursts hundreds of times as long as usual; what ``"last"`` leaves is far smaller and
+            steadier, and no longer the gradient of the loss (torchcaps bench em_learning).
         sharpness: of the E-steps, see :func:`em_similarity`: a number, one a parent (J,), or a sequence with one of
             these for each E-step.
 
@@ -240,7 +240,7 @@ def em_routing(
     """
     steps = check_steps(len(inverse_temperatures))
     check_choice("gradient", gradient, GRADIENTS)
-    sharpnesses = _of_each(sharpness, steps - 1)
+    sharpnesses = _per_step(sharpness, steps - 1)
     similarity: Gaussian | None = None
     state: EMState | None = None
     unit: Tensor | None = None
@@ -255,7 +255,7 @@ def em_routing(
     return Routed(state.gaussians.mean, state.logit.sigmoid(), votes, similarity, state.logit)
 
 
-def _of_each(sharpness: Sharpness, count: int) -> Sequence[float | Tensor]:
+def _per_step(sharpness: Sharpness, count: int) -> Sequence[float | Tensor]:
     """The sharpness of each E-step."""
     if not isinstance(sharpness, Sequence):
         return [sharpness] * count
@@ -311,7 +311,7 @@ class EMRouting(Routing):
         cost_scale: factor of the cost.
         activation_scale: factor of beta_a.
         mass_scale: scale the masses in the cost to this many children a parent; None leaves them.
-        standardise: standardise the cost over the parents; of fewer than three it says nothing then.
+        standardise: standardise the cost over the parents, of which there should then be three or more.
         beta_u: initial value.
         beta_a: initial value.
         gradient: through all steps, or only the last.
@@ -361,7 +361,7 @@ class EMRouting(Routing):
         super().__init__()
         self.steps = check_steps(steps)
         check_finite(inverse_temperature=inverse_temperature, beta_u=beta_u, beta_a=beta_a)
-        inverse_temperatures(schedule, steps, inverse_temperature)  # so that a wrong schedule is told at once
+        inverse_temperatures(schedule, steps, inverse_temperature)  # a wrong schedule raises here
         self.schedule = schedule
         self.inverse_temperature = inverse_temperature
         self.variance_floor = variance_floor
@@ -379,7 +379,7 @@ class EMRouting(Routing):
         self.learn_sharpness = learn_sharpness
         self.relative_floor = relative_floor
         self._known: tuple[tuple[Any, ...], EMSettings] | None = None
-        _ = self._settings  # so that wrong ones are told at once
+        _ = self._settings  # wrong ones raise here
         self._size = 1
         self.register_parameter("unit_cost", None)
         self.register_parameter("activation_cost", None)

@@ -47,8 +47,8 @@ def heinsen_2019_routing(
         s^2_j = \frac{\sum_i U_{ij} (V_{ij} - \mu_j)^2}{\sum_i U_{ij} + \epsilon} + \epsilon
 
     from uniform R, 1 / J. The score :math:`a_j` is a logit, and f the sigmoid of the children's. Soft K-Means has
-    :math:`-\sum_h (V_{ijh} - \mu_{jh})^2` in place of the density. All backends; the votes are not stored. Where each
-    pair has its own betas the assignments are, (B, I, J).
+    :math:`-\sum_h (V_{ijh} - \mu_{jh})^2` in place of the density. Runs on all backends; only ``naive`` stores the
+    votes. Where each pair has its own betas, the assignments are formed, (B, I, J).
 
     Args:
         votes: of I children for J parents.

@@ -84,7 +84,7 @@ def heinsen_2022_routing(
         \sum_i \phi_{ij} V_{ij} = \Big( \Big( \sum_i \phi_{ij} x'_i \Big) \odot W_{F_1,j} \Big) W_{F_2}
         + \sum_i \phi_{ij} B_{F_2,j}
 
-    : children are added up first, and there are no votes to store or to form, only matrix products of children and
+    and with the children added up first there are no votes to store or to form, only matrix products of children and
     parents, on any device.
 
     Args:
@@ -100,7 +100,7 @@ def heinsen_2022_routing(
         The parents y, (B, J, D), and the logits :math:`\log \sigma(...)` of their last assignment, (B, I, J).
 
     Raises:
-        ValueError: if there is not one step at least.
+        ValueError: if ``steps`` is less than 1.
 
     Source: Heinsen 2022, "An Algorithm for Routing Vectors in Sequences", Algorithm 2; the code released with it.
     """

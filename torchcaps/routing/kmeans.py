@@ -16,8 +16,8 @@ Metric = Literal["euclidean", "inner"]
 _METRICS = get_args(Metric)
 
 
-def _chosen(moments: Moments, new: Tensor, old: Tensor) -> Tensor:
-    """The new centres (B, J, H) of the parents that votes chose; the others keep theirs."""
+def _moved(moments: Moments, new: Tensor, old: Tensor) -> Tensor:
+    """The centres (B, J, H): the new ones, but the old ones of parents that no vote chose."""
     return torch.where(negligible(moments.mass)[..., None], old, new)
 
 
@@ -92,7 +92,7 @@ def euclidean_kmeans_routing(
     similarity = None if mean is None else Gaussian.spherical(mean, sharpness)
     for step in range(steps):
         moments = votes.moments(similarity, weights)
-        mean = moments.mean if mean is None else _chosen(moments, moments.mean, mean)
+        mean = moments.mean if mean is None else _moved(moments, moments.mean, mean)
         if step < steps - 1:
             similarity = Gaussian.spherical(mean, sharpness)
     assert mean is not None
@@ -133,7 +133,7 @@ def hard_kmeans_routing(
     for _ in range(steps - 1):
         similarity = Gaussian.spherical(centre, 1.0) if euclidean else InnerProduct(normalize(centre, dim=-1))
         moments = votes.moments(similarity, weights)
-        centre = _chosen(moments, moments.mean if euclidean else moments.sum, centre)
+        centre = _moved(moments, moments.mean if euclidean else moments.sum, centre)
     pose = centre if euclidean else squash(centre, squash_kind)
     return Routed(pose, length(pose), votes, similarity)
 

@@ -22,14 +22,15 @@ def prototype_routing(
         a_j = \frac{\sum_i a_i R_{ij}}{\sum_i a_i}
 
     The layer's ``transforms="subspace"`` are the paper's: one transform takes all children to a space that they share
-    with the prototypes of all parents, :math:`V_{ij} = u_i W`. All backends; the votes are not stored. The activations
-    of the parents add up to 1, in a convolution those of one window, where these compete: ``competition="window"``. A
-    parent that takes nothing of the children has pose 0, and one that takes far less than 1e-29, in float32, nearly so.
+    with the prototypes of all parents, :math:`V_{ij} = u_i W`. Runs on all backends; only ``naive`` stores the votes.
+    The activations of the parents add up to 1, in a convolution those of one window, where these compete:
+    ``competition="window"``. A parent that takes nothing of the children has pose 0; in float32 the pose of one that
+    takes far less than 1e-29 is nearly 0.
 
     There is no public code. From the paper are the shared space, the trainable prototypes, the soft assignment to these
     by similarity, and a single pass. It leaves open, or we had to choose: the similarity is a negative squared distance
     with K = 1 / sqrt(H); poses are means, weighted by the children's activations, of which each parent has its share as
-    activation; prototypes start as normal numbers.
+    activation; prototypes start as standard normal numbers.
 
     Args:
         votes: of I children for J parents.

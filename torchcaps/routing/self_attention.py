@@ -25,7 +25,7 @@ def self_attention_routing(
 
     The prior b is added behind the softmax, so what a parent takes of a child may be negative, and need not add up to 1
     over the parents. The agreement is linear in the votes: the matrix of votes times votes that the paper writes down
-    is not needed. All backends; the votes are not stored.
+    is not needed. Runs on all backends; only ``naive`` stores the votes.
 
     The code released with the paper squashes to :math:`(1 - 1 / (e^n + \epsilon)) s / (n + \epsilon)` with
     :math:`\epsilon = 10^{-20}`: that is ``"exponential"``, to rounding.

@@ -12,7 +12,7 @@ from torchcaps.routing.means import moments_and_shares
 
 
 def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Tensor) -> Routed:
-    r"""A small network of each child says where it goes.
+    r"""A linear layer of each child's own decides where it goes.
 
     .. math::
         R_{ij} = \operatorname{softmax}_j (u_i W^{(2)}_i + b^{(2)}_i)_j, \quad
@@ -20,9 +20,9 @@ def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Ten
         a_j = \frac{\sum_i a_i R_{ij}}{\sum_i a_i}
 
     The activations of the parents add up to 1: the loss is the negative log-likelihood. In a convolution those of the
-    parents of one window do, where these compete, as in the paper: ``competition="window"``. Children that are all
-    switched off give activations and poses of 0; a parent that takes far less than 1e-29 of the children, in float32,
-    nearly so.
+    parents of one window do, where these compete, as in the paper: ``competition="window"``. Where all children are
+    off, activations and poses are 0; in float32 the pose of a parent that takes far less than 1e-29 of the children is
+    nearly 0.
 
     Args:
         votes: of I children for J parents.

@@ -38,7 +38,7 @@ class Entmax(AssignmentMap):
         rest = (1 - deviation) / count
         some = rest > 0
         threshold = mean - torch.where(some, torch.where(some, rest, 1.0).sqrt(), 0.0)
-        last = ((threshold <= largest) & some).sum(-1, keepdim=True).clamp(min=1) - 1  # none is NaN, and stays it
+        last = ((threshold <= largest) & some).sum(-1, keepdim=True).clamp(min=1) - 1  # 0 only for NaN, which stays NaN
         return (half - threshold.gather(-1, last)).relu().square()
 
 
@@ -58,7 +58,7 @@ def sparse_attention_routing(votes: Votes, weights: Tensor | None = None, *, squ
     :func:`~torchcaps.routing.self_attention_routing`, so that no matrix of all pairs is formed; the squash is that of
     Sabour et al. The pruning of similar children before the layer is a mask of the layer's.
 
-    Backends ``naive`` and ``chunked``, where the votes are not stored.
+    Runs on ``naive``, which stores the votes, and on ``chunked``.
 
     Args:
         votes: of I children for J parents.
