@@ -105,13 +105,13 @@ class TimmBackbone(Backbone):
                 f"the backbone {TIMM}{name} needs timm, which is not installed: pip install 'torchcaps[timm]'",
                 name="timm",
             ) from error
-        given: dict[str, Any] = {"pretrained": weights is not None}
+        options: dict[str, Any] = {"pretrained": weights is not None}
         if weights not in (None, HUB):
-            given["pretrained_cfg_overlay"] = {"file": str(_weights_file(str(weights)))}
+            options["pretrained_cfg_overlay"] = {"file": str(_weights_file(str(weights)))}
         try:
             with _numbers_only():
                 self.network = timm.create_model(
-                    name, features_only=True, out_indices=(-1,), in_chans=in_channels, **given
+                    name, features_only=True, out_indices=(-1,), in_chans=in_channels, **options
                 )
         except RuntimeError as error:
             raise ValueError(f"backbone {TIMM}{name}: {error}") from error
@@ -187,7 +187,7 @@ class _OnBackbone(ImageClassifier):
     features: Backbone
     outside: ClassVar[tuple[str, ...]] = ("weights",)
 
-    def _stand_on(
+    def _make_backbone(
         self, backbone: str, widths: Sequence[int], blocks: int, stride: int, weights: str | None, frozen: bool
     ) -> None:
         self.backbone = backbone
@@ -287,7 +287,7 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
         super().__init__(image_shape, classes)
         check_size(types=types, primary_dim=primary_dim, pose_dim=pose_dim)
         check_series(0, **given(decoder_hidden=decoder_hidden))
-        self._stand_on(backbone, widths, blocks, stride, weights, frozen)
+        self._make_backbone(backbone, widths, blocks, stride, weights, frozen)
         self.types = types
         self.primary_dim = primary_dim
         self.pose_dim = pose_dim
@@ -353,7 +353,7 @@ class BackboneTwin(_OnBackbone):
         frozen: bool = False,
     ) -> None:
         super().__init__(image_shape, classes)
-        self._stand_on(backbone, widths, blocks, stride, weights, frozen)
+        self._make_backbone(backbone, widths, blocks, stride, weights, frozen)
         self._grid()
         self.head = nn.Linear(self.features.channels, classes)
 

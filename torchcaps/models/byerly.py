@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
-from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import check_series, check_size, compute_dtype
 from torchcaps.routing import HomogeneousRouting, Routed, Routing
@@ -89,12 +89,7 @@ class ByerlyCapsNet(CapsuleClassifier):
         check_series(stages=stages)
         check_choice("capsules_from", capsules_from, get_args(CapsulesFrom))
         check_choice("merge", merge, get_args(Merge))
-        smallest = 2 * sum(stages) + 1
-        if min(self.image_shape[1:]) < smallest:
-            raise ValueError(
-                f"image_shape must be at least {smallest} x {smallest} for stages {tuple(stages)}, got "
-                f"{self.image_shape}"
-            )
+        check_extent("image_shape", self.image_shape, 2 * sum(stages) + 1, f" for stages {tuple(stages)}")
         self.channels, self.growth, self.stages, self.momentum = channels, growth, tuple(stages), momentum
         self.capsules_from, self.merge = capsules_from, merge
 

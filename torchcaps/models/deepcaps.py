@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, DecoderInput, told
 from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.initial import cut_normal, he_deviation
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import check_series, check_size, given
 from torchcaps.ops import InnerProduct, Normaliser, Votes
@@ -213,8 +214,7 @@ class CapsConvShared(nn.Module):
         size = in_dim * kernel_size**2
         self.weight = nn.Parameter(torch.empty(size, out_types, out_dim))  # [in_dim k k, J, D]
         self.bias = nn.Parameter(torch.full((out_types, out_dim), 0.1))
-        deviation = math.sqrt(2 / size) / 0.87962566103423978  # that of a normal variable cut at two deviations
-        nn.init.trunc_normal_(self.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+        cut_normal(self.weight, he_deviation(size))
 
     def forward(self, features: Tensor) -> Tensor:
         """Routes the map of each child's type to those of the parents' types."""
