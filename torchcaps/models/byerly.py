@@ -38,9 +38,9 @@ class ByerlyCapsNet(CapsuleClassifier):
 
     .. math:: z_j = \sum_b \operatorname{BN}_b(w_b |v^b_j|), \quad a_j = \operatorname{softmax}_j(z)
 
-    for :class:`~torchcaps.losses.NegativeLogLikelihood`. The normalisation takes the size of the weights w away again,
-    as it does in their code: what is left of them is a sign. Their offset behind it, one a branch, adds the same to
-    all classes, changes nothing, and is not built. The network's class capsules are those of the last branch, with the
+    for :class:`~torchcaps.losses.NegativeLogLikelihood`. The normalisation takes away the size of the weights w, as it
+    does in the authors' code, and leaves their signs. Their offset behind it, one a branch, would add the same to all
+    classes and change nothing: it is left out. The network's class capsules are those of the last branch, with the
     merged activations.
 
     Args:
@@ -52,8 +52,8 @@ class ByerlyCapsNet(CapsuleClassifier):
         capsules_from: ``"positions"``, a capsule of the channels at each position, or ``"maps"``, one of all positions
             of each channel.
         merge: ``"equal"`` branches, or weights that are learned and start at ``"ones"`` or at ``"random"``.
-        momentum: share of a batch in the running means and variances of all normalisations; the authors' is 0.0003,
-            for 150,000 steps, and after few steps evaluation then still sees what they began with.
+        momentum: share of a batch in the running means and variances of all normalisations. The authors' is 0.0003,
+            for 150,000 steps; after few steps these would still be near their initial values.
         routing: of all branches; default: none.
 
     Raises:

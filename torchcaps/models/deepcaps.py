@@ -138,7 +138,7 @@ class DeepCaps(CapsuleClassifier):
 
 
 class Cell(nn.Module):
-    """Convolutional capsules of stride 2, two more layers of them, and a layer beside these two, added.
+    """Convolutional capsules of stride 2, then two more layers of them; to these is added a layer beside the two.
 
     Args:
         in_channels: of the map below.
@@ -343,7 +343,7 @@ def capsules_of(features: Tensor, types: int) -> Tensor:
 
 
 def _same(features: Tensor, kernel_size: int, stride: int) -> Tensor:
-    """Padded as TensorFlow's ``same``: to extents divided by the stride, rounded up; odd numbers more at the end."""
+    """Padded as by TensorFlow's ``same``, for extents divided by the stride, rounded up; an odd one goes to the end."""
     pads = []
     for extent in reversed(features.shape[2:]):
         missing = max((math.ceil(extent / stride) - 1) * stride + kernel_size - extent, 0)

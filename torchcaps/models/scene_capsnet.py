@@ -82,14 +82,14 @@ class _SceneNetwork(ImageClassifier):
         return 2 ** len(self.channels)
 
     def _features_of(self, images: Tensor) -> Tensor:
-        """The features of images, which get black rows and columns until their cells are whole: (B, C', H', W')."""
+        """The features (B, C', H', W') of images, padded with black rows and columns to whole cells."""
         self._check(images)
         below, beside = (-extent % self.cell for extent in images.shape[2:])
         return self.features(F.pad(images, (0, beside, 0, below)))
 
     @abstractmethod
     def maps_of(self, images: Tensor) -> Tensor:
-        """How much at each place of images (B, C, H, W) belongs to each class: (B, E, H', W'), 0 or more."""
+        """How much of each place of images (B, C, H, W) belongs to each class: (B, E, H', W'), 0 or more."""
 
 
 class _PlacedCaps(CapsLinear):
@@ -239,7 +239,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
 class SceneTwin(_SceneNetwork):
     """The features of :class:`SceneCapsNet`, a score of each class at each place, their mean, a sigmoid.
 
-    Where a class is say its class-activation map, what is positive of its scores, and :func:`boxes_of_maps` of it.
+    Where a class is follows from its class-activation map, the positive part of its scores, by :func:`boxes_of_maps`.
 
     Args:
         image_shape: (C, H, W) of the images; other heights and widths work too.

@@ -1,4 +1,4 @@
-"""The CNN of Kim 2014 over words, beside which the capsules over words stand."""
+"""The CNN of Kim 2014 over words: the baseline of the capsules over words."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
