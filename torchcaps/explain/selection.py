@@ -101,7 +101,7 @@ def select_samples(findings: Findings, image_set: ImageSet) -> Selection:
         batch.images,
         batch.pictures,
         target=findings.prediction[chosen],
-        titles=tuple(_said(findings, image_set, index) for index in chosen.tolist()),
+        titles=tuple(_title(findings, image_set, index) for index in chosen.tolist()),
         order=order,
         example=int(first[findings.margin[chosen[first]].argmax()]),
         about="the class that was said",
@@ -136,7 +136,7 @@ def select_examples(findings: Findings, image_set: ImageSet, most: int = 20) -> 
     )
 
 
-def _said(findings: Findings, image_set: ImageSet, index: int) -> str:
+def _title(findings: Findings, image_set: ImageSet, index: int) -> str:
     """The title of an image: its class, and what it was taken for where that is another."""
     true, said = int(findings.labels[index]), int(findings.prediction[index])
     name = one_line(image_set.classes[true])
