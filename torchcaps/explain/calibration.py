@@ -84,14 +84,14 @@ class Calibration:
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float:
-    r"""How far a network is from being right as often as it says, in so many bins of what it says, in [0, 1].
+    r"""The expected calibration error: how far a network is from being right as often as it says, in [0, 1].
 
     .. math:: \sum_b \frac{n_b}{N} |\text{accuracy}_b - \text{confidence}_b|
 
     Args:
         probabilities: of the classes, (N, E); the largest is that of the class that is said.
         labels: the true classes, (N,).
-        bins: of [0, 1], all equally wide.
+        bins: how many, of [0, 1], all equally wide.
 
     Source: Guo, Pleiss, Sun & Weinberger 2017, "On Calibration of Modern Neural Networks", section 2.
     """

@@ -127,7 +127,7 @@ class Findings:
         return torch.where(wrong.isfinite(), true - wrong, true)
 
     def mistakes(self, count: int) -> Tensor:
-        """Indices of at most so many misclassified images, the most wrong first."""
+        """Indices of at most ``count`` misclassified images, the most wrong first."""
         wrong = (self.prediction != self.labels).nonzero().squeeze(1)
         return wrong[self.margin[wrong].argsort(stable=True)][:count]
 
@@ -142,7 +142,7 @@ class Findings:
         return torch.stack([group[margin[group].argmax()] for group in members])
 
     def telling(self, count: int) -> Tensor:
-        """The labels of at most so many classes that have images, sorted: half the most mistaken, half the surest."""
+        """The labels of at most ``count`` classes with images, sorted: half the most mistaken, half the surest."""
         present = self.labels.unique()
         if len(present) <= count:
             return present
@@ -162,7 +162,7 @@ class Findings:
         return (rank * self.activation.shape[1] + self.labels).argsort(stable=True)
 
     def samples(self, count: int) -> Tensor:
-        """Indices of at most so many images, the first of :meth:`ranked`, sorted by class."""
+        """Indices of at most ``count`` images, the first of :meth:`ranked`, sorted by class."""
         chosen = self.ranked()[:count]
         return chosen[self.labels[chosen].argsort(stable=True)]
 

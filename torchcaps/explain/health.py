@@ -128,7 +128,7 @@ def polarisation(assignment: Tensor) -> Tensor:
     if J == 1:
         return assignment.new_zeros(len(assignment))
     peak = ratio(assignment.amax(-1), assignment.sum(-1), 1 / J)
-    return ((peak - 1 / J) / (1 - 1 / J)).clamp(0, 1).mean(-1)  # rounding alone can lead out of that
+    return ((peak - 1 / J) / (1 - 1 / J)).clamp(0, 1).mean(-1)  # rounding may lead out of [0, 1]
 
 
 def layer_polarisation(layer: Layer) -> Tensor:

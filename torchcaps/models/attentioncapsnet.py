@@ -92,7 +92,7 @@ class AttentionCapsNet(CapsuleClassifier):
         places = math.prod(((extent + 1) // 2 - 3) // 2 - 1 for extent in self.image_shape[1:])
         self.class_caps = CapsLinear(places * types, classes, *shape, routing=routing)
         self.score = nn.Linear(size, 1)
-        self.score.bias.requires_grad_(False)  # the softmax does not see it: its gradient would be rounding alone
+        self.score.bias.requires_grad_(False)  # no matter to the softmax: its gradient would be rounding
         self.decoder = None
         for caps, parents, children in (
             (self.conv_caps1, types, 9 * types),

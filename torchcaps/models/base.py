@@ -120,7 +120,7 @@ def check_extent(argument: str, shape: Sequence[int], least: int, reason: str = 
         argument: what the error calls them.
         shape: of the images.
         least: pixels on a side.
-        reason: what asks for so many, " for ..."; may be empty.
+        reason: why so large, as " for strides (1, 2)"; may be empty.
 
     Raises:
         ValueError: if they are too small; names the argument.

@@ -116,7 +116,7 @@ class ByerlyCapsNet(CapsuleClassifier):
         self.decoder = None
 
     def _children(self, channels: int, convolutions: int) -> tuple[int, int]:
-        """How many capsules a branch behind so many convolutions sees, and of how many numbers."""
+        """How many capsules a branch behind this number of convolutions sees, and of how many numbers."""
         positions = (self.image_shape[1] - 2 * convolutions) * (self.image_shape[2] - 2 * convolutions)
         return (positions, channels) if self.capsules_from == "positions" else (channels, positions)
 

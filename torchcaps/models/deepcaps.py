@@ -30,7 +30,7 @@ class DeepCaps(CapsuleClassifier):
     A convolution with ReLU and batch normalisation, then cells: a convolution of stride 2, two more, and beside these
     two another one, whose capsules are added. In the last cell the one beside is :class:`CapsConvShared`, with routing;
     all others are convolutions whose channels are squashed as capsules. The capsules of the last two cells together are
-    the children of the class capsules. The decoder is told the pose of one class alone, and not which class it is of.
+    the children of the class capsules. The decoder is told only the pose of one class, not which class it is.
 
     Args:
         image_shape: (C, H, W) of the images.

@@ -1,4 +1,4 @@
-"""What every network can do, whatever it is over: give its configuration, save itself, and be loaded again."""
+"""What every network can do, over images or words: give its configuration, save itself, and be loaded again."""
 
 import inspect
 import json
@@ -30,7 +30,7 @@ STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 """The types of 16 bits that weights may be stored in, by name."""
 
 ROUTING_TAG = "__routing__"
-"""What tells a routing from other dicts in a configuration: its name."""
+"""The key that marks a dict of a configuration as a routing; its value is the routing's name."""
 
 NetworkType = TypeVar("NetworkType", bound="Network")
 

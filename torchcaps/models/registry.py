@@ -45,7 +45,7 @@ def list_models(pattern: str = "*", takes: str | None = None) -> list[str]:
 
     Args:
         pattern: of the names.
-        takes: ``"images"`` or ``"words"``, for the networks over these alone.
+        takes: ``"images"`` or ``"words"``, for only the networks over these.
     """
     names = sorted(name for name in MODELS if fnmatch(name, pattern))
     return [name for name in names if takes in (None, taken_by(name))]

@@ -119,7 +119,7 @@ def _identities(transforms: Tensor, device: torch.device) -> Tensor:
 
 
 def _halved(extent: int, times: int) -> int:
-    """A size after so many convolutions of stride 2 with padding."""
+    """A size after this number of convolutions of stride 2 with padding."""
     for _ in range(times):
         extent = (extent + 1) // 2
     return extent

@@ -94,7 +94,7 @@ class Normaliser:
 
 @dataclass(frozen=True, eq=False)
 class GridWide(Normaliser):
-    r"""All parents that see a child compete for it, in whatever window of the grid they are.
+    r"""All parents that see a child compete for it, in all windows of the grid.
 
     .. math:: Z_{i} = \log \sum_{\text{windows } w \ni i} \sum_j \exp l_{wij}
 
@@ -175,5 +175,5 @@ class PositionWide(GridWide):
     """
 
     def partition(self, source: VoteSource, similarity: Similarity | None) -> Tensor:
-        """The logits: each type of parents of a window is alone, (B, I, J)."""
+        """The logits, (B, I, J): within one window, a type of parents competes only with itself."""
         return source.logits(similarity)

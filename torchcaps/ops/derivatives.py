@@ -33,7 +33,7 @@ def only_stored() -> str:
     if transformed():
         return f"forward-mode derivatives and torch.func need stored votes: {STORED}"
     if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
-        return f"an ONNX file knows standard operators alone, and these need stored votes: {STORED}"
+        return f"an ONNX file knows only standard operators, and these need stored votes: {STORED}"
     return ""
 
 

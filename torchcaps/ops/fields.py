@@ -16,7 +16,7 @@ def axes(*layouts: str, default: Any = MISSING) -> Any:
     """Declares a tensor of a :class:`Fields` dataclass by its axes, one letter each.
 
     ``B`` rows of the batch, ``I`` children, ``J`` parents, ``H`` numbers of a vote; any other letter is an axis of its
-    own. With several layouts the number of axes tells which one it is: ``axes("IJ", "BIJ")``.
+    own. With several layouts the number of axes decides which one it is: ``axes("IJ", "BIJ")``.
     """
     return field(default=default, metadata={"axes": {len(layout): layout for layout in layouts}})
 

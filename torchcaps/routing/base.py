@@ -33,8 +33,8 @@ class Routed(NamedTuple):
         activation: the parents' activations, (B, J).
         votes: the votes with the normaliser that the algorithm used.
         similarity: what the last assignment was made with; None where it was uniform.
-        logit: what the activation is the sigmoid of, (B, J): it still tells apart what rounds to 0 or 1; None where the
-            activation is found in another way.
+        logit: what the activation is the sigmoid of, (B, J), for activations that round to 0 or 1; None where the
+            activation is no sigmoid.
 
     Example:
         >>> votes = tc.Votes(torch.randn(4, 32, 8), torch.randn(32, 10, 8, 16))

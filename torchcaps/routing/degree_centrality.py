@@ -40,7 +40,7 @@ def degree_centrality_routing(
         v_j = \operatorname{squash} \sum_i R_{ij} V_{ij}
 
     One pass. The softmax is over the CHILDREN: parents do not compete, and the shares of a child need not add up to 1.
-    An edge is divided by the squared length of the vote where it starts alone, as in the authors' code, and is a cosine
+    An edge is divided by the squared length of just the vote where it starts, as in the authors' code, and is a cosine
     only between votes of one length. The sum over i' moves into the inner product, so there is no matrix of all
     pairs of votes; the shares are formed, (B, I, J). Runs on ``naive``, which stores the votes, and on ``chunked``.
 
