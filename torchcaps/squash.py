@@ -128,6 +128,16 @@ def kind_of(name: str, argument: str = "squash") -> Kind:
     return found
 
 
+def check_squash(name: str) -> str:
+    """The name of a squash, if there is one of that name.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    kind_of(name)
+    return name
+
+
 def _squash(pose: Tensor, kind: Kind, dim: Dims) -> Tensor:
     """The squash as a formula, to be differentiated to any order."""
     squared = _squared_length(pose, dim)

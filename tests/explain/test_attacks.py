@@ -83,10 +83,11 @@ def test_epsilon_zero_is_no_attack():
     assert torch.equal(Attacker(Linear(), SHAPE, 3).attacked("BIM", 0.0, pixels, torch.tensor([0, 1]), False), pixels)
 
 
-def test_zeros_counts_the_pixels_without_a_gradient():
+def test_zero_gradients_counts_the_pixels_without_a_gradient():
     model = Linear()
     model.weight.data[:, :3] = 0  # 3 of 12 pixels
-    assert Attacker(model, SHAPE, 3, batch_size=2).zeros(torch.rand(5, *SHAPE), torch.tensor([0, 1, 2, 0, 1])) == 25
+    attacker = Attacker(model, SHAPE, 3, batch_size=2)
+    assert attacker.zero_gradients(torch.rand(5, *SHAPE), torch.tensor([0, 1, 2, 0, 1])) == 25
 
 
 def test_scores_are_of_what_the_network_sees_in_a_test():

@@ -96,5 +96,5 @@ def test_it_learns_from_where_it_starts() -> None:
 
 
 def test_images_that_are_too_small() -> None:
-    with pytest.raises(ValueError, match=r"images must be at least 29 x 29 .* got 28 x 40"):
+    with pytest.raises(ValueError, match=r"image_shape must be at least 29 x 29 .* got shape \(1, 28, 40\)"):
         create_model("heinsen_smallnorb", image_shape=(1, 28, 40))

@@ -34,7 +34,7 @@ def test_primary_capsules_have_one_scale_a_type() -> None:
 
 
 def test_sizes() -> None:
-    with pytest.raises(ValueError, match="images must be at least 17 x 17, got 16 x 20"):
+    with pytest.raises(ValueError, match=r"image_shape must be at least 17 x 17, got shape \(\d, 16, 20\)"):
         create_model("vbcapsnet", image_shape=(1, 16, 20))
-    with pytest.raises(ValueError, match=r"types must be those of three layers, got \(8, 16\)"):
+    with pytest.raises(ValueError, match=r"types must be 3 whole numbers, got \(8, 16\)"):
         create_model("vbcapsnet", types=(8, 16))

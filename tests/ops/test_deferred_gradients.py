@@ -18,7 +18,7 @@ import torchcaps as tc
 from torchcaps.ops import Gaussian, InnerProduct, Votes
 from torchcaps.ops.fused import deferred, native
 from torchcaps.ops.fused.compiling import FLAGS, SOURCE, find_compiler
-from torchcaps.ops.fused.rooms import Rooms
+from torchcaps.ops.fused.memory_pool import MemoryPool
 from torchcaps.ops.windows import in_windows
 
 pytestmark = pytest.mark.skipif(bool(tc.ops.fused.why_not("native")), reason="no C++ kernels here")
@@ -362,30 +362,30 @@ def test_views_that_only_stand_for_other_numbers() -> None:
 
 
 def test_memory_is_used_again_when_nobody_holds_it_and_no_more_is_kept() -> None:
-    rooms = Rooms()
-    held = [rooms.take((2, 3, 4, 16), torch.float32) for _ in range(3)]
+    pool = MemoryPool()
+    held = [pool.take((2, 3, 4, 16), torch.float32) for _ in range(3)]
     places = {tensor.data_ptr() for tensor in held}
     assert len(places) == 3
     view = held.pop()[1]  # holds the memory of all
     del held
-    again = [rooms.take((1, 3, 4, 8), torch.float64), rooms.take((2, 3, 4, 16), torch.float32)]
+    again = [pool.take((1, 3, 4, 8), torch.float64), pool.take((2, 3, 4, 16), torch.float32)]
     assert {tensor.data_ptr() for tensor in again} == places - {view.data_ptr() - view.nbytes}
-    larger = [rooms.take((9, 3, 4, 16), torch.float32) for _ in range(2)]
+    larger = [pool.take((9, 3, 4, 16), torch.float32) for _ in range(2)]
     assert all(tensor.shape == (9, 3, 4, 16) and not tensor.requires_grad for tensor in larger)
     del view, again, larger
-    rooms.take((1,), torch.float32)
-    assert len(rooms._free) == 4  # as many as were held at once
-    assert len(rooms._left) == 1
+    pool.take((1,), torch.float32)
+    assert len(pool._free) == 4  # as many as were held at once
+    assert len(pool._left) == 1
 
 
 def test_memory_may_be_given_back_by_another_thread() -> None:
-    rooms = Rooms()
-    held = [rooms.take((1000,), torch.float64)]
+    pool = MemoryPool()
+    held = [pool.take((1000,), torch.float64)]
     place = held[0].data_ptr()
     thread = threading.Thread(target=held.clear)
     thread.start()
     thread.join()
-    assert rooms.take((1000,), torch.float64).data_ptr() == place
+    assert pool.take((1000,), torch.float64).data_ptr() == place
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

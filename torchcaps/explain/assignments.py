@@ -75,9 +75,14 @@ def assignment_entropy(assignment: Tensor) -> Tensor:
     J = assignment.shape[-1]
     if J == 1:
         return assignment.new_zeros(len(assignment))
-    total = assignment.sum(-1, keepdim=True)
-    share = torch.where(total > 0, assignment / torch.where(total > 0, total, 1.0), 1 / J)
+    share = ratio(assignment, assignment.sum(-1, keepdim=True), 1 / J)
     return -torch.xlogy(share, share).sum(-1).mean(-1) / math.log(J)
+
+
+def ratio(part: Tensor, whole: Tensor, otherwise: Tensor | float) -> Tensor:
+    """``part / whole``, or ``otherwise`` where the whole is 0; its gradients are finite there."""
+    there = whole > 0
+    return torch.where(there, part / torch.where(there, whole, 1.0), otherwise)
 
 
 def dead_capsules(activation: Tensor, threshold: float = 0.01) -> float:

@@ -47,13 +47,13 @@ class Curve(NamedTuple):
     success: list[float]
 
     def add(self, epsilon: float, said: Tensor, sample: "Sample") -> None:
-        """Takes down what a network says of a sample that was changed by epsilon."""
+        """Adds a point: what a network says of a sample that was changed by epsilon."""
         self.epsilon.append(epsilon)
         self.accuracy.append(percent(said == sample.labels))
         self.success.append(percent(said == sample.targets))
 
 
-def shown(curve: Curve, goal: str) -> list[float]:
+def judged_by(curve: Curve, goal: str) -> list[float]:
     """What an attack is judged by: the accuracy, or how often it reached its target."""
     return curve.accuracy if goal == UNTARGETED else curve.success
 
@@ -147,7 +147,7 @@ class Attacker:
         classes: how many.
         steps: of BIM, each as large as a ``steps``-th of epsilon.
         batch_size: how many images at a time.
-        device: where; one that the toolbox does not know is replaced by the CPU.
+        device: where; anything but a GPU counts as the CPU, for the toolbox knows no other.
 
     Raises:
         ValueError: if ``classes``, ``steps`` or ``batch_size`` is no whole number, or less than 1.
@@ -202,8 +202,8 @@ class Attacker:
         """The most active class of each image, (N,)."""
         return torch.from_numpy(self.classifier.predict(pixels.numpy(), batch_size=self.batch_size).argmax(1))
 
-    def zeros(self, pixels: Tensor, labels: Tensor) -> float:
-        """The share, in percent, of pixels in which the loss has the gradient zero: those stay as they are."""
+    def zero_gradients(self, pixels: Tensor, labels: Tensor) -> float:
+        """The share of pixels, in percent, that these attacks leave alone: the gradient of the loss is 0 there."""
         parts = zip(pixels.split(self.batch_size), labels.split(self.batch_size), strict=True)
         one_hot = nn.functional.one_hot
         gradients = [

@@ -1,4 +1,4 @@
-"""From the activations of the classes to probabilities that say how often the network is right."""
+"""Calibration: from the activations of the classes to probabilities that say how often the network is right."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ from torch import Tensor
 LEAST_IMAGES = 20
 """With fewer images nothing is fitted."""
 
-_SMALLEST = 1e-6  # of an activation: a class that is told to be impossible and is there costs this much at most
+_SMALLEST = 1e-6
+"""Smaller activations count as this: the logarithm of one of 0, of a class that is there, would be infinite."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,14 @@ class Calibration:
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float:
-    r"""How far a network is from being right as often as it says, in so many bins of what it says, in [0, 1].
+    r"""The expected calibration error: how far a network is from being right as often as it says, in [0, 1].
 
     .. math:: \sum_b \frac{n_b}{N} |\text{accuracy}_b - \text{confidence}_b|
 
     Args:
         probabilities: of the classes, (N, E); the largest is that of the class that is said.
         labels: the true classes, (N,).
-        bins: of [0, 1], all equally wide.
+        bins: how many, of [0, 1], all equally wide.
 
     Source: Guo, Pleiss, Sun & Weinberger 2017, "On Calibration of Modern Neural Networks", section 2.
     """
@@ -108,9 +109,9 @@ def fit_temperature(activation: Tensor, labels: Tensor) -> Calibration | None:
         \min_T -\sum_n \sum_j t_{nj} \log p_{nj}(T), \quad
         t_{nj} = \frac{N + 1}{N + 2} \text{ for the true class, the rest shared by the others}
 
-    The targets are Platt's: a network that is right about all of N images is not sure of everything therefore. T is
-    looked for around how far the log a_nj are spread within an image, from 2^-10 to 2^10 times that: an activation to
-    any power gives the same probabilities.
+    The targets are Platt's: to be right about all of N images does not make a network certain. T is searched from 2^-10
+    to 2^10 times the spread of the log a_nj within an image, so that all powers of the activations give the same
+    probabilities.
 
     Args:
         activation: of the classes, (N, E), of images that the network was not trained on.

@@ -14,16 +14,16 @@ from torchcaps.explain.assignments import assignment_entropy
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 
 _AT_ONCE = 8192
-"""Images times classes that are asked at a time: the assignments of each image are as many as children and classes."""
+"""Images times classes in one batch at most: an image has an assignment for each child and each class."""
 
 
 class ClassFigures(NamedTuple):
-    """How well one class is told; None where nothing can be said.
+    """How well one class is recognised; None where a figure has no images to go by.
 
     Args:
         images: how many there are of the class.
-        precision: the share of those that were said to be of the class that are.
-        recall: the share of those of the class that were said to be.
+        precision: of the images that were said to be of the class, the share that are.
+        recall: of the images of the class, the share that were said to be.
         f1: the harmonic mean of both.
 
     Example:
@@ -127,7 +127,7 @@ class Findings:
         return torch.where(wrong.isfinite(), true - wrong, true)
 
     def mistakes(self, count: int) -> Tensor:
-        """Indices of at most so many misclassified images, the most wrong first."""
+        """Indices of at most ``count`` misclassified images, the most wrong first."""
         wrong = (self.prediction != self.labels).nonzero().squeeze(1)
         return wrong[self.margin[wrong].argsort(stable=True)][:count]
 
@@ -135,14 +135,14 @@ class Findings:
         """Indices of the clearest image of each class that has images, in the order of the classes.
 
         Args:
-            most: of so many classes, :meth:`telling`; None for all.
+            most: of this many classes at most, those of :meth:`telling`; None for all.
         """
         margin, chosen = self.margin, self.labels.unique() if most is None else self.telling(most)
         members = [(self.labels == label).nonzero().squeeze(1) for label in chosen]
         return torch.stack([group[margin[group].argmax()] for group in members])
 
     def telling(self, count: int) -> Tensor:
-        """The labels of at most so many classes that have images, sorted: half the most mistaken, half the surest."""
+        """The labels of at most ``count`` classes with images, sorted: half the most mistaken, half the surest."""
         present = self.labels.unique()
         if len(present) <= count:
             return present
@@ -162,16 +162,16 @@ class Findings:
         return (rank * self.activation.shape[1] + self.labels).argsort(stable=True)
 
     def samples(self, count: int) -> Tensor:
-        """Indices of at most so many images, the first of :meth:`ranked`, sorted by class."""
+        """Indices of at most ``count`` images, the first of :meth:`ranked`, sorted by class."""
         chosen = self.ranked()[:count]
         return chosen[self.labels[chosen].argsort(stable=True)]
 
 
 def confused_pairs(confusion: Tensor, count: int) -> list[tuple[int, int, int]]:
-    """Of a confusion matrix (E, E), the true class, what it was taken for, and how often.
+    """The pairs of classes that are confused most: the true class, what it was taken for, and how often.
 
     Args:
-        confusion: rows true, columns predicted.
+        confusion: (E, E), rows true, columns predicted.
         count: how many pairs at most; the most frequent come first.
     """
     wrong = (confusion - confusion.diag().diag()).flatten()
@@ -214,7 +214,7 @@ class Answers(NamedTuple):
 def ask(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> Answers:
     """Runs a network over images, in evaluation mode; the network is left in the mode it came in.
 
-    What the images show is not asked: labels, masks of labels or anything else may be compared with the answers.
+    What the images show is not needed here: labels, masks of labels or anything else may be compared with the answers.
 
     Args:
         model: any network, on any device.
@@ -222,10 +222,10 @@ def ask(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> A
         batch_size: how many images, or crops of images, at a time.
 
     Raises:
-        TypeError: if the model is no :class:`~torchcaps.models.ImageClassifier`, nor has ``classes`` as one.
+        TypeError: if the model is no :class:`~torchcaps.models.ImageClassifier`, compiled or not.
         ValueError: if there are no images, or the network has another number of classes.
     """
-    if not hasattr(model, "classes"):  # a compiled one has the attributes, and another type
+    if not hasattr(model, "classes"):  # a compiled one has another type, but the same attributes
         raise TypeError(f"model must be an ImageClassifier, got {type(model).__name__}")
     if not len(image_set):
         raise ValueError("image_set holds no images")

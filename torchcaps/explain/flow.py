@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from torchcaps.explain.assignments import ratio
 from torchcaps.explain.layers import Layer, below
 
 
@@ -65,7 +66,7 @@ def _group_handed_down(layer: Layer, group: int, shares: Tensor | None) -> Tenso
     given, going = layer.scatter(R.sum(-1, keepdim=True)), layer.scatter(active.sum(-1, keepdim=True))
     handed = layer.scatter(active @ shares)
     alike = layer.scatter(R @ shares)  # if all parents count the same
-    return torch.where(going > 0, given * handed / torch.where(going > 0, going, 1.0), alike)
+    return ratio(given * handed, going, alike)
 
 
 def share_maps(shares: Tensor, activation: Tensor, target: Tensor) -> Tensor:

@@ -10,9 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.data import ImageSet
-from torchcaps.explain.assignments import dead_capsules
+from torchcaps.explain.assignments import dead_capsules, ratio
 from torchcaps.explain.findings import evaluating, examine
-from torchcaps.explain.layers import Layer, layer_entropy, observe_layers, peak_activation
+from torchcaps.explain.layers import (
+    Layer,
+    layer_entropy,
+    mean_of_children,
+    mean_of_groups,
+    observe_layers,
+    peak_activation,
+)
 from torchcaps.numerics import check_size
 from torchcaps.routing import EMRouting, Routing
 from torchcaps.routing.em import inverse_temperatures
@@ -120,9 +127,8 @@ def polarisation(assignment: Tensor) -> Tensor:
     J = assignment.shape[-1]
     if J == 1:
         return assignment.new_zeros(len(assignment))
-    total = assignment.sum(-1)
-    peak = torch.where(total > 0, assignment.amax(-1) / torch.where(total > 0, total, 1.0), 1 / J)
-    return ((peak - 1 / J) / (1 - 1 / J)).clamp(0, 1).mean(-1)  # but for rounding, it lies there
+    peak = ratio(assignment.amax(-1), assignment.sum(-1), 1 / J)
+    return ((peak - 1 / J) / (1 - 1 / J)).clamp(0, 1).mean(-1)  # rounding may lead out of [0, 1]
 
 
 def layer_polarisation(layer: Layer) -> Tensor:
@@ -142,9 +148,7 @@ def layer_polarisation(layer: Layer) -> Tensor:
     Raises:
         ValueError: if the layer does not route.
     """
-    if not layer.routed:
-        raise ValueError(f"layer {layer.name} routes nothing: it has no assignment")
-    return torch.stack([_group_polarisation(layer, group) for group in range(len(layer.routed))]).mean(0)
+    return mean_of_groups(layer, _group_polarisation)
 
 
 def _group_polarisation(layer: Layer, group: int) -> Tensor:
@@ -161,10 +165,9 @@ def _group_polarisation(layer: Layer, group: int) -> Tensor:
         if layer.competition != "position":  # types compete, too
             total, peak, parents = total.sum(-1, keepdim=True), peak.amax(-1, keepdim=True), parents * R.shape[-1]
         even = 1 / parents.clamp(min=2)
-        share = torch.where(total > 0, peak / torch.where(total > 0, total, 1.0), even)
+        share = ratio(peak, total, even)
         value = (((share - even) / (1 - even)).clamp(0, 1) * (parents > 1)).mean(-1)
-    value, inside = (layer.inside(field).flatten(1) for field in (value, (seen > 0).to(value.dtype)))
-    return (value * inside).sum(1) / inside.sum(1)
+    return mean_of_children(layer, value, seen)
 
 
 def _highest(layer: Layer, R: Tensor) -> Tensor:
@@ -179,7 +182,7 @@ def _highest(layer: Layer, R: Tensor) -> Tensor:
 
 
 def stretched(temperatures: Sequence[float], steps: int) -> list[float]:
-    r"""The inverse temperatures of a training, drawn out over another number of steps.
+    r"""The inverse temperatures of a training, interpolated to another number of steps.
 
     With :math:`\lambda_0 \dots \lambda_{S-1}` those of the training, joined by straight lines, and n steps:
 
@@ -205,7 +208,7 @@ def stretched(temperatures: Sequence[float], steps: int) -> list[float]:
 
 @contextmanager
 def routing_steps(network: nn.Module, steps: int) -> Iterator[None]:
-    """Inside the ``with`` block all routings of a network take so many steps; 1 is uniform assignment.
+    """Inside the ``with`` block all routings of a network make this number of steps; 1 is uniform assignment.
 
     EM routing keeps the first and the last inverse temperature of its training: see :func:`stretched`.
 
@@ -238,8 +241,8 @@ def routing_steps(network: nn.Module, steps: int) -> Iterator[None]:
 
 
 def _stretched_schedule(routing: EMRouting, steps: int) -> Callable[[int, int], float]:
-    """A schedule of EM routing; its own scale is multiplied with it."""
-    trained = inverse_temperatures(routing.schedule, routing.steps, 1.0)
+    """A schedule of EM routing over another number of steps."""
+    trained = inverse_temperatures(routing.schedule, routing.steps, 1.0)  # the routing multiplies its own scale on
     temperatures = stretched(trained, steps)
     return lambda step, steps: temperatures[step]
 
@@ -270,7 +273,7 @@ class AtSteps:
 
 
 def at_steps(network: Any, test: ImageSet, steps: int, observed: int) -> AtSteps:
-    """What a network does if all its routings take so many steps.
+    """What a network does if all its routings make this number of steps.
 
     Args:
         network: a classifier with capsules.

@@ -1,7 +1,7 @@
 """A network seen layer by layer: its capsules, their routing, and whether both are healthy."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.explain.assignments import assignment_entropy, dead_capsules
+from torchcaps.explain.assignments import assignment_entropy, dead_capsules, ratio
 from torchcaps.layers.conv import CapsConvNd
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.ops.windows import Windows
@@ -158,7 +158,7 @@ def _recording(model: nn.Module) -> Iterator[dict[str, Layer]]:
         return own
 
     def begins(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        taken(module)  # routings of earlier rounds, which went past it
+        taken(module)  # drops routings of earlier rounds
 
     def ran(name: str) -> Any:
         def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
@@ -192,7 +192,7 @@ def _same(one: Capsules, other: Capsules) -> bool:
 
 
 def _children(module: nn.Module, given: Any) -> Capsules | None:
-    """What a layer took; poses alone are active as they are long."""
+    """What a layer took; the activations of poses alone are their lengths."""
     if isinstance(given, Tensor):
         axes = tuple(range(-len(getattr(module, "in_pose", (0,))), 0))
         return Capsules(given, length(given, axes))
@@ -218,10 +218,9 @@ def layer_entropy(layer: Layer) -> Tensor:
         r_{ip} = \frac{R_{ip}}{\sum_{p'} R_{ip'}}
 
     In a convolution whose parents compete over the whole image, p runs over the parents of all windows that see the
-    child, K_i in number: fewer at the border. Where types do not compete, only over those of one type, and the average
-    also over the types. Where each window routes for itself, p runs over the J parents of one window, and the average
-    also over the windows. Padding and children that no window sees are left out; groups are
-    averaged.
+    child, K_i in number: fewer at the border. Where types do not compete, p runs only over those of one type, and the
+    average is also over the types. Where each window routes for itself, p runs over the J parents of one window, and
+    the average is also over the windows. Padding and children that no window sees are left out; groups are averaged.
 
     Args:
         layer: one that routes, of :func:`observe_layers`.
@@ -232,9 +231,24 @@ def layer_entropy(layer: Layer) -> Tensor:
     Raises:
         ValueError: if the layer does not route.
     """
+    return mean_of_groups(layer, _group_entropy)
+
+
+def mean_of_groups(layer: Layer, measure: Callable[[Layer, int], Tensor]) -> Tensor:
+    """A measure (B,) of the routing of each group of a layer, averaged over the groups.
+
+    Raises:
+        ValueError: if the layer does not route.
+    """
     if not layer.routed:
         raise ValueError(f"layer {layer.name} routes nothing: it has no assignment")
-    return torch.stack([_group_entropy(layer, group) for group in range(len(layer.routed))]).mean(0)
+    return torch.stack([measure(layer, group) for group in range(len(layer.routed))]).mean(0)
+
+
+def mean_of_children(layer: Layer, field: Tensor, windows: Tensor) -> Tensor:
+    """A number of each child, (B, children), averaged over those that are seen by some windows, (B,)."""
+    field, seen = (layer.inside(one).flatten(1) for one in (field, (windows > 0).to(field.dtype)))
+    return (field * seen).sum(1) / seen.sum(1)
 
 
 def _group_entropy(layer: Layer, group: int) -> Tensor:
@@ -248,8 +262,7 @@ def _group_entropy(layer: Layer, group: int) -> Tensor:
         mean = layer.scatter(entropy) / windows.clamp(min=1)
     else:
         windows, mean = _wide_entropy(layer, R)
-    mean, seen = (layer.inside(field).flatten(1) for field in (mean, (windows > 0).to(mean.dtype)))
-    return (mean * seen).sum(1) / seen.sum(1)
+    return mean_of_children(layer, mean, windows)
 
 
 def _wide_entropy(layer: Layer, R: Tensor) -> tuple[Tensor, Tensor]:
@@ -260,7 +273,7 @@ def _wide_entropy(layer: Layer, R: Tensor) -> tuple[Tensor, Tensor]:
 
     total = layer.gather(together(layer.scatter(R)))
     competing = together(layer.scatter(torch.ones_like(R)))  # [B, children, J or 1]
-    share = torch.where(total > 0, R / torch.where(total > 0, total, 1.0), 1 / layer.gather(competing))
+    share = ratio(R, total, 1 / layer.gather(competing))
     entropy = -together(layer.scatter(torch.xlogy(share, share))) / competing.clamp(min=2).log()
     return competing.amax(-1), entropy.mean(-1)
 

@@ -62,7 +62,7 @@ def check_target(target: Tensor, activation: Tensor) -> None:
 
 
 def check_labels(target: Tensor, count: int) -> None:
-    """Raises a `ValueError` unless ``target`` is so many integers."""
+    """Raises a `ValueError` unless ``target`` is ``count`` integers."""
     if target.shape != (count,) or target.is_floating_point() or target.dtype == torch.bool:
         raise ValueError(f"target must be integer labels ({count},), got {target.dtype} of shape {tuple(target.shape)}")
 

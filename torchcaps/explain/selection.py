@@ -25,9 +25,9 @@ class Selection:
         images: as the network takes them, (B, C, H, W).
         pictures: to draw, in [0, 1], with the same height and width, (B, C, H, W).
         target: the class that each image is asked about, (B,); None for the most active one.
-        titles: one an image, with a line break where there may be one; none at all are empty ones.
-        order: positions of all images, int64 (B,), those first that are to be shown where there is no room for all;
-            None for that of the images.
+        titles: one an image, with a line break where one is allowed; () for empty ones.
+        order: positions of all images, int64 (B,): the first are shown where there is no room for all. None for the
+            order of the images.
         example: the position of the image to show where there is room for one.
         about: what the target is, to be read behind "the capsule of".
         note: a sentence or two about these images and their titles.
@@ -74,15 +74,15 @@ class Selection:
         return len(self.images)
 
     def title(self, place: int) -> str:
-        """Of one image."""
+        """The title of one image."""
         return self.titles[place] if self.titles else ""
 
     def titles_at(self, chosen: Tensor | None = None) -> tuple[str, ...]:
-        """Of the images at these positions; default: of all."""
+        """The titles of the images at these positions; of all by default."""
         return tuple(self.title(place) for place in (range(len(self)) if chosen is None else chosen.tolist()))
 
     def first(self, count: int) -> Tensor:
-        """Positions of at most so many images, those that come first in the order, in ascending order."""
+        """Positions of at most ``count`` images, the first ones by the order, ascending."""
         order = torch.arange(len(self)) if self.order is None else self.order
         return order[:count].sort().values
 
@@ -101,7 +101,7 @@ def select_samples(findings: Findings, image_set: ImageSet) -> Selection:
         batch.images,
         batch.pictures,
         target=findings.prediction[chosen],
-        titles=tuple(_said(findings, image_set, index) for index in chosen.tolist()),
+        titles=tuple(_title(findings, image_set, index) for index in chosen.tolist()),
         order=order,
         example=int(first[findings.margin[chosen[first]].argmax()]),
         about="the class that was said",
@@ -136,7 +136,7 @@ def select_examples(findings: Findings, image_set: ImageSet, most: int = 20) -> 
     )
 
 
-def _said(findings: Findings, image_set: ImageSet, index: int) -> str:
+def _title(findings: Findings, image_set: ImageSet, index: int) -> str:
     """The title of an image: its class, and what it was taken for where that is another."""
     true, said = int(findings.labels[index]), int(findings.prediction[index])
     name = one_line(image_set.classes[true])

@@ -9,10 +9,10 @@ MEASURES = ("slant", "width", "height", "weight", "left-right", "up-down")
 """The columns of :func:`shape_moments`."""
 
 _NOTICED = (8.0, 0.12, 0.10, 0.20, 0.03, 0.03)
-"""From which change on a person sees each of them: degrees, shares of what it was, shares of the image."""
+"""The smallest change of each that a person notices: in degrees, in shares of what it was, in shares of the image."""
 
 _SHARES = ("width", "height", "weight")
-"""Which of them change in shares of what they were."""
+"""Those whose changes are shares of what they were."""
 
 
 def shape_moments(images: Tensor) -> Tensor:
@@ -70,11 +70,11 @@ def pose_tells(sweep: Tensor) -> tuple[str, ...]:
         D texts; an empty one where nothing that :func:`shape_moments` measures changes noticeably and steadily.
     """
     places = (0, sweep.shape[1] // 2, -1)
-    return tuple(map(_told, *(shape_moments(sweep[:, place]).tolist() for place in places)))
+    return tuple(map(_most_changed, *(shape_moments(sweep[:, place]).tolist() for place in places)))
 
 
-def _told(first: list[float], middle: list[float], last: list[float]) -> str:
-    """What changed most and steadily over three rows of measures."""
+def _most_changed(first: list[float], middle: list[float], last: list[float]) -> str:
+    """In words, what changed most over three rows of measures, and steadily; empty if nothing did."""
     if not all(map(math.isfinite, (*first, *middle, *last))):
         return ""
     text, most = "", 1.0

@@ -42,8 +42,8 @@ class Step(NamedTuple):
 def observe_steps(model: CapsuleClassifier, children: Capsules) -> list[Step]:
     """Routes children to the classes and shows each step; a routing without steps has one.
 
-    After n of S steps means what the routing has then found, not what a routing of n steps finds: EM routing keeps the
-    temperatures of its first n. The children are routed once for each step.
+    Step n of S shows what the routing has found by then, not what a routing of n steps finds: EM routing keeps the
+    temperatures of its first n steps. The children are routed once for each step.
 
     Args:
         model: as it stands: in its mode, with gradients if they are on.
@@ -77,7 +77,7 @@ def _step(routed: Routed) -> Step:
 
 @contextmanager
 def _first_steps(routing: Any, count: int) -> Iterator[None]:
-    """Inside the ``with`` block a routing makes so many of its steps, each as it makes it on its whole way."""
+    """Inside the ``with`` block a routing makes only its first ``count`` steps, each as among all its steps."""
     before = {name: value for name, value in vars(routing).items() if name in ("steps", "schedule", "sharpness")}
     steps = before.get("steps", count)
     try:
@@ -97,7 +97,7 @@ def _first_steps(routing: Any, count: int) -> Iterator[None]:
 def exchangeable_routings(model: CapsuleClassifier) -> list[str]:
     """The names of the routings that the class layer of a trained network can do with in place of its own.
 
-    Those that learn nothing, for a routing with parameters would start untrained, and that need no arguments.
+    These need no arguments and learn nothing: a routing with parameters would be untrained.
     """
     if not routes_votes(model):
         return []
@@ -147,7 +147,7 @@ def other_routing(model: CapsuleClassifier, name: str | None = None, steps: int 
 
 
 def _with_steps(kind: type[Routing], steps: int | None) -> Routing:
-    """A routing of a kind as it comes, or with so many steps."""
+    """A routing of a kind with its default arguments, or with this number of steps."""
     if steps is None:
         return kind()
     if "steps" not in constructor_arguments(kind):

@@ -1,4 +1,4 @@
-"""What all clustering estimators share: points as children, clusters as parents, steps until they settle."""
+"""What all clustering estimators share: points as children, clusters as parents, steps until convergence."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
+from sklearn.cluster import kmeans_plusplus
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
@@ -35,11 +36,11 @@ def point_votes(points: Tensor, clusters: int, *, hard: bool = False) -> Votes:
 
 
 def shares_of_points(votes: Votes, similarity: Similarity, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    r"""What each point is of each cluster, and the logarithms of the clusters' masses.
+    r"""The share of each point in each cluster, and the logarithms of the clusters' masses.
 
     .. math:: r_{ij} = \frac{w_i R_{ij}}{N_j}, \quad \log N_j = \log \sum_i w_i R_{ij}
 
-    From logarithms, and so right for a cluster that is far from all points.
+    Found from logarithms, and so right even for a cluster that is far from all points.
 
     Args:
         votes: of the points.
@@ -55,6 +56,20 @@ def shares_of_points(votes: Votes, similarity: Similarity, weights: Tensor | Non
         log = log + weights.log()[:, None]
     log_mass = log.logsumexp(0)
     return torch.where(log_mass == -torch.inf, 0.0, log.softmax(0)), log_mass
+
+
+def plusplus_points(points: Tensor, count: int, weights: Tensor | None, random_state: Any) -> Tensor:
+    """The places of the points that k-means++ chooses as first centres, int64 (J,).
+
+    Args:
+        points: (I, D).
+        count: J.
+        weights: of the points, (I,), or None for ones.
+        random_state: as scikit-learn takes it.
+    """
+    own = None if weights is None else weights.numpy()
+    _, chosen = kmeans_plusplus(points.numpy(), count, sample_weight=own, random_state=random_state)
+    return torch.from_numpy(chosen)
 
 
 def cluster_moments(points: Tensor, share: Tensor, *, scatter: bool = False) -> Moments:
@@ -92,7 +107,7 @@ class Clustering(BaseEstimator, ABC):
 
     @abstractmethod
     def _step(self, points: Tensor, weights: Tensor | None, state: Any) -> tuple[Any, float]:
-        """The next state, and the objective of the one that came."""
+        """The next state, and the objective of the given one."""
 
     @abstractmethod
     def _settled(self, points: Tensor, old: Any, new: Any, objectives: list[float]) -> bool:
@@ -181,7 +196,7 @@ class Clustering(BaseEstimator, ABC):
         return validate_data(self, X, reset=reset, dtype=[np.float64, np.float32])
 
     def _points(self, X: ArrayLike) -> Tensor:
-        """Points to look at with fitted clusters, in their dtype."""
+        """Points for the fitted clusters, checked and in their dtype."""
         check_is_fitted(self)
         return torch.tensor(self._validated(X, reset=False)).to(next(iter(self._state())).dtype)
 

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.cluster import kmeans_plusplus
 from sklearn.utils.validation import check_non_negative
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -15,6 +14,7 @@ from torchcaps.mixture.base import (
     check_initial,
     check_learn,
     cluster_moments,
+    plusplus_points,
     point_votes,
     shares_of_points,
 )
@@ -41,7 +41,7 @@ def _shares(counts: Tensor) -> Tensor:
 
 
 def _log(probabilities: Tensor) -> Tensor:
-    """Finite also at 0, so that a side that never came up counts for nothing where it does not come up."""
+    """Finite even at 0: times a count of 0, a side that never came up then gives 0 and not NaN."""
     return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
 
 
@@ -156,13 +156,8 @@ class BinomialMixture(Mixture):
         even = points.new_full((self.n_components,), 1 / self.n_components)
         given = self._initial_weights(points)
         if self.probabilities_init is None:
-            chosen = kmeans_plusplus(
-                _shares(points).numpy(),
-                self.n_components,
-                sample_weight=None if weights is None else weights.numpy(),
-                random_state=self.random_state,
-            )[1]
-            probabilities = _shares(points[torch.from_numpy(chosen)] + 1)
+            chosen = plusplus_points(_shares(points), self.n_components, weights, self.random_state)
+            probabilities = _shares(points[chosen] + 1)
         else:
             probabilities = check_initial("probabilities_init", self.probabilities_init, shape, points)
             if (probabilities < 0).any() or not torch.allclose(probabilities.sum(-1), torch.ones_like(even)):
@@ -178,8 +173,7 @@ class BinomialMixture(Mixture):
         votes, similarity = self._view(points, state)
         share, log_mass = shares_of_points(votes, similarity, weights)
         probabilities = _shares(cluster_moments(points, share).sum[:, 0])
-        learned = {"probabilities": probabilities, "weights": log_mass.softmax(0)}
-        new = state._replace(**{name: learned[name] for name in self.learn})
+        new = self._learned(state, probabilities=probabilities, weights=log_mass.softmax(0))
         return new, self._mean_log_likelihood(points, weights, state)
 
     def _log_likelihood(self, points: Tensor, state: Coins) -> Tensor:
@@ -188,8 +182,8 @@ class BinomialMixture(Mixture):
         return self._log_partition(points, state) + orders
 
     def _store(self, state: Coins, objectives: list[float]) -> None:
+        super()._store(state, objectives)
         self.probabilities_, self.weights_ = state.probabilities.numpy(), state.weights.numpy()
-        self.lower_bounds_, self.lower_bound_ = objectives, objectives[-1]
 
     def _state(self) -> Coins:
         return Coins(torch.tensor(self.probabilities_), torch.tensor(self.weights_))

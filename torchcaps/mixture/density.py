@@ -25,6 +25,7 @@ class Mixture(DensityMixin, Clustering):
 
     n_components: int
     weights_init: Any
+    learn: tuple[str, ...]
 
     def _clusters(self) -> int:
         check_number("n_components", self.n_components, 1, integral=True)
@@ -46,6 +47,13 @@ class Mixture(DensityMixin, Clustering):
         if (given < 0).any() or not torch.isclose(given.sum(), given.new_ones(())):
             raise ValueError(f"weights_init must be at least 0 and sum to 1, got {self.weights_init}")
         return given
+
+    def _learned(self, state: Any, **found: Tensor) -> Any:
+        """The state with those of the tensors of an M-step that are to be learned."""
+        return state._replace(**{name: found[name] for name in self.learn})
+
+    def _store(self, state: Any, objectives: list[float]) -> None:
+        self.lower_bounds_, self.lower_bound_ = objectives, objectives[-1]
 
     def score_samples(self, X: ArrayLike) -> Array:
         """The log-likelihood of each point, (n_samples,), natural logarithm."""

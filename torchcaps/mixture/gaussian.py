@@ -15,7 +15,7 @@ from torchcaps.mixture.base import (
     shares_of_points,
 )
 from torchcaps.mixture.density import Mixture
-from torchcaps.mixture.kmeans import KMeans, spheres
+from torchcaps.mixture.kmeans import KMeans
 from torchcaps.ops import Gaussian, Similarity, Votes
 
 
@@ -93,10 +93,10 @@ class Diagonal:
 class Full:
     """Covariance matrices. The E-step is that of :mod:`torchcaps.ops`, the M-step is not.
 
-    E-step: with :math:`\\Sigma_j = L_j L_j^T`, a shared transform :math:`W_j = L_j^{-T}` whitens the points in the eyes
-    of component j, where its Gaussian is the unit sphere. M-step: a covariance needs the sums of all products
-    :math:`x_d x_{d'}`, D^2 numbers, and the primitive's scatter holds the D squares alone, all that routing asks for.
-    So these sums are taken here, under the assignment that the primitive gives.
+    E-step: with :math:`\\Sigma_j = L_j L_j^T`, a shared transform :math:`W_j = L_j^{-T}` whitens the points for
+    component j, whose Gaussian is then the unit sphere. M-step: a covariance needs the sums of all products
+    :math:`x_d x_{d'}`, D^2 numbers, and the primitive's scatter holds only the D squares, which is all that routing
+    asks for. So these sums are taken here, under the assignment that the primitive gives.
     """
 
     def shape(self, components: int, size: int) -> tuple[int, ...]:
@@ -240,7 +240,7 @@ class GaussianMixture(Mixture):
         kmeans = KMeans(self.n_components, random_state=self.random_state)
         kmeans.fit(points.numpy(), sample_weight=None if weights is None else weights.numpy())
         votes = point_votes(points, self.n_components, hard=True)
-        similarity = spheres(torch.tensor(kmeans.cluster_centers_)[None], 1.0)
+        similarity = Gaussian.spherical(torch.tensor(kmeans.cluster_centers_)[None], 1.0)
         share, log_mass = shares_of_points(votes, similarity, weights)
         return Gaussians(*self._covariance.m_step(points, share, self.reg_covar), log_mass.softmax(0))
 
@@ -251,18 +251,18 @@ class GaussianMixture(Mixture):
         votes, similarity = self._view(points, state)
         share, log_mass = shares_of_points(votes, similarity, weights)
         means, covariances = self._covariance.m_step(points, share, self.reg_covar)
-        alone = log_mass == -torch.inf  # a component without points
-        learned = {
-            "means": torch.where(alone[:, None], state.means, means),
-            "covariances": torch.where(alone.view(-1, *[1] * (covariances.ndim - 1)), state.covariances, covariances),
-            "weights": log_mass.softmax(0),
-        }
-        new = state._replace(**{name: learned[name] for name in self.learn})
+        empty = log_mass == -torch.inf  # a component without points
+        new = self._learned(
+            state,
+            means=torch.where(empty[:, None], state.means, means),
+            covariances=torch.where(empty.view(-1, *[1] * (covariances.ndim - 1)), state.covariances, covariances),
+            weights=log_mass.softmax(0),
+        )
         return new, self._mean_log_likelihood(points, weights, state)
 
     def _store(self, state: Gaussians, objectives: list[float]) -> None:
+        super()._store(state, objectives)
         self.means_, self.covariances_, self.weights_ = (tensor.numpy() for tensor in state)
-        self.lower_bounds_, self.lower_bound_ = objectives, objectives[-1]
 
     def _state(self) -> Gaussians:
         return Gaussians(*(torch.tensor(array) for array in (self.means_, self.covariances_, self.weights_)))

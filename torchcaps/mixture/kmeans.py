@@ -1,12 +1,12 @@
-"""K-Means and soft K-Means as estimators: a point goes to the nearest centre, a centre to the middle of its points."""
+"""K-Means and soft K-Means as estimators: a point goes to the nearest centre, a centre to the mean of its points."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import ClusterMixin
-from sklearn.cluster import kmeans_plusplus
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -17,17 +17,13 @@ from torchcaps.mixture.base import (
     check_number,
     check_weights,
     cluster_moments,
+    plusplus_points,
     point_votes,
     shares_of_points,
     weighted_sum,
 )
 from torchcaps.ops import Gaussian, InnerProduct, Similarity, Votes
 from torchcaps.squash import squash
-
-
-def spheres(centres: Tensor, sharpness: float) -> Gaussian:
-    """Similarity ``-K |x - c_j|^2`` to centres (B, J, D): Gaussians of variance ``1 / 2K``, all of one weight."""
-    return Gaussian(centres, torch.full_like(centres, 2 * sharpness), torch.zeros_like(centres[..., 0]))
 
 
 class Metric(NamedTuple):
@@ -43,7 +39,7 @@ class Metric(NamedTuple):
 
 
 METRICS = {
-    "euclidean": Metric(spheres, mean=True),
+    "euclidean": Metric(Gaussian.spherical, mean=True),
     "inner": Metric(lambda centres, K: InnerProduct(K * normalize(centres, dim=-1)), mean=False),
     "squashed": Metric(lambda centres, K: InnerProduct(K * squash(centres)), mean=False),
 }
@@ -85,13 +81,7 @@ class CentreClustering(ClusterMixin, Clustering):
         if self.init != "k-means++":
             raise ValueError(f"init must be 'k-means++' or an array of centres, got {self.init!r}")
         seen = points if self.metric == "euclidean" else normalize(points, dim=-1)
-        chosen = kmeans_plusplus(
-            seen.numpy(),
-            self.n_clusters,
-            sample_weight=None if weights is None else weights.numpy(),
-            random_state=self.random_state,
-        )[1]
-        return Centres(points[torch.from_numpy(chosen)])
+        return Centres(points[plusplus_points(seen, self.n_clusters, weights, self.random_state)])
 
     def _view(self, points: Tensor, state: Centres) -> tuple[Votes, Similarity]:
         similarity = METRICS[self.metric].similarity(state.centres[None], self._sharpness)
@@ -107,8 +97,9 @@ class CentreClustering(ClusterMixin, Clustering):
             centres, chosen = moments.sum[0], moments.mass[0] > 0
         return Centres(torch.where(chosen[:, None], centres, state.centres)), self._loss(points, weights, state)
 
+    @abstractmethod
     def _loss(self, points: Tensor, weights: Tensor | None, state: Centres) -> float:
-        raise NotImplementedError
+        """The objective L of these points."""
 
     def _settled(self, points: Tensor, old: Centres, new: Centres, objectives: list[float]) -> bool:
         """Shifts of means are measured by the spread of the points, shifts of sums by the length of the sums."""
@@ -151,7 +142,7 @@ class CentreClustering(ClusterMixin, Clustering):
 
 
 class KMeans(CentreClustering):
-    r"""Lloyd's algorithm: every point goes to its nearest centre, every centre to the middle of its points.
+    r"""Lloyd's algorithm: every point goes to its nearest centre, every centre to the mean of its points.
 
     .. math:: L = \sum_i w_i \min_j d(x_i, c_j)
 

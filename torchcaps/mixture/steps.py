@@ -1,7 +1,7 @@
 r"""From a Gaussian mixture to EM routing in four steps, each a runnable iteration that adds one thing.
 
-Every function makes one iteration: from the parents that were, or None before the first (uniform assignment), to the
-parents that are. All share the E-step and the centres,
+Every function makes one iteration: from the parents of the one before, or None before the first (uniform assignment),
+to new ones. All share the E-step and the centres,
 
 .. math::
     R_{ij} = \operatorname{softmax}_j \big( \log \pi_j + \log \mathcal N(V_{ij}; \mu_j, \sigma_j^2) \big), \quad
@@ -155,7 +155,7 @@ def unroll(step: Callable[[Parents | None, float], Parents], inverse_temperature
     """Iterates a step from uniform assignments, with the inverse temperature of each iteration.
 
     Args:
-        step: from the parents that were and lambda to the parents that are.
+        step: from parents and lambda to new parents.
         inverse_temperatures: lambda of each iteration, one at least.
 
     Raises:

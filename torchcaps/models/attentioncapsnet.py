@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsConv2d, CapsConvNd, CapsLinear, ClassCaps
 from torchcaps.layers.concurrent import concurrent_routing
-from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
 from torchcaps.numerics import check_series, check_size, compute_dtype
@@ -68,8 +68,7 @@ class AttentionCapsNet(CapsuleClassifier):
         super().__init__(image_shape, classes)
         check_series(2, channels=channels, blocks=blocks, pose=pose)
         check_size(types=types, rounds=rounds)
-        if min(self.image_shape[1:]) < _SMALLEST:
-            raise ValueError(f"image_shape must be at least {_SMALLEST} x {_SMALLEST}, got {self.image_shape}")
+        check_extent("image_shape", self.image_shape, _SMALLEST)
         rows, columns = pose
         self.channels, self.blocks = (channels[0], channels[1]), (blocks[0], blocks[1])
         self.types, self.pose, self.rounds = types, (rows, columns), rounds
@@ -93,7 +92,7 @@ class AttentionCapsNet(CapsuleClassifier):
         places = math.prod(((extent + 1) // 2 - 3) // 2 - 1 for extent in self.image_shape[1:])
         self.class_caps = CapsLinear(places * types, classes, *shape, routing=routing)
         self.score = nn.Linear(size, 1)
-        self.score.bias.requires_grad_(False)  # the softmax does not see it: its gradient would be rounding alone
+        self.score.bias.requires_grad_(False)  # no matter to the softmax: its gradient would be rounding
         self.decoder = None
         for caps, parents, children in (
             (self.conv_caps1, types, 9 * types),

@@ -105,13 +105,13 @@ class TimmBackbone(Backbone):
                 f"the backbone {TIMM}{name} needs timm, which is not installed: pip install 'torchcaps[timm]'",
                 name="timm",
             ) from error
-        given: dict[str, Any] = {"pretrained": weights is not None}
+        options: dict[str, Any] = {"pretrained": weights is not None}
         if weights not in (None, HUB):
-            given["pretrained_cfg_overlay"] = {"file": str(_weights_file(str(weights)))}
+            options["pretrained_cfg_overlay"] = {"file": str(_weights_file(str(weights)))}
         try:
             with _numbers_only():
                 self.network = timm.create_model(
-                    name, features_only=True, out_indices=(-1,), in_chans=in_channels, **given
+                    name, features_only=True, out_indices=(-1,), in_chans=in_channels, **options
                 )
         except RuntimeError as error:
             raise ValueError(f"backbone {TIMM}{name}: {error}") from error
@@ -129,7 +129,7 @@ class TimmBackbone(Backbone):
 
 @contextmanager
 def _numbers_only() -> Iterator[None]:
-    """Files of weights execute nothing: timm leaves that to ``torch.load``, whose ``weights_only`` it turns off."""
+    """Inside the ``with`` block files of weights execute no code: timm turns ``weights_only`` of ``torch.load`` off."""
     switch = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(switch)
     os.environ[switch] = "1"
@@ -169,7 +169,7 @@ def make_backbone(
 
 
 def _load_own(backbone: Backbone, weights: str) -> None:
-    """Takes the features out of a saved network of this module."""
+    """Loads the weights of the backbone out of a saved network of this module."""
     from safetensors.torch import load_file
 
     prefix = "features."
@@ -182,12 +182,12 @@ def _load_own(backbone: Backbone, weights: str) -> None:
 
 
 class _OnBackbone(ImageClassifier):
-    """What networks on a backbone have in common; its weights are saved with theirs, and not looked for again."""
+    """What networks on a backbone have in common; its weights are saved with theirs."""
 
     features: Backbone
     outside: ClassVar[tuple[str, ...]] = ("weights",)
 
-    def _stand_on(
+    def _make_backbone(
         self, backbone: str, widths: Sequence[int], blocks: int, stride: int, weights: str | None, frozen: bool
     ) -> None:
         self.backbone = backbone
@@ -240,10 +240,10 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
         widths: channels of the stages of ``residual``; each but the first halves height and width.
         blocks: in each stage of ``residual``.
         stride: of the first convolution of ``residual``.
-        weights: to begin with, of the backbone: for ``residual`` the folder of a saved network on such a one, for timm
-            ``hub``, a file, or a folder with ``model.safetensors``; None for random ones. It is None once they are
-            there: a saved network brings its own.
-        frozen: train what stands on the backbone alone.
+        weights: initial ones of the backbone: for ``residual`` the folder of a saved network on such a one, for timm
+            ``hub``, a file, or a folder with ``model.safetensors``; None for random ones. The attribute is None: a
+            saved network brings its own.
+        frozen: train only what stands on the backbone.
         types: types of primary capsules.
         primary_dim: dimension of their poses.
         pose_dim: dimension of the class capsules' poses.
@@ -287,7 +287,7 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
         super().__init__(image_shape, classes)
         check_size(types=types, primary_dim=primary_dim, pose_dim=pose_dim)
         check_series(0, **given(decoder_hidden=decoder_hidden))
-        self._stand_on(backbone, widths, blocks, stride, weights, frozen)
+        self._make_backbone(backbone, widths, blocks, stride, weights, frozen)
         self.types = types
         self.primary_dim = primary_dim
         self.pose_dim = pose_dim
@@ -326,8 +326,8 @@ class BackboneTwin(_OnBackbone):
         widths: channels of the stages.
         blocks: in each stage.
         stride: of the first convolution.
-        weights: of the backbone, to begin with.
-        frozen: train the linear layer alone.
+        weights: initial ones of the backbone.
+        frozen: train only the linear layer.
 
     Raises:
         ModuleNotFoundError: if the backbone is of timm, and that is not installed.
@@ -353,7 +353,7 @@ class BackboneTwin(_OnBackbone):
         frozen: bool = False,
     ) -> None:
         super().__init__(image_shape, classes)
-        self._stand_on(backbone, widths, blocks, stride, weights, frozen)
+        self._make_backbone(backbone, widths, blocks, stride, weights, frozen)
         self._grid()
         self.head = nn.Linear(self.features.channels, classes)
 

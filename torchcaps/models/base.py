@@ -87,7 +87,7 @@ class ImageClassifier(Network):
         """
 
     def examples(self, batch: int) -> Tensor:
-        """So many examples of what it takes, to try it on; always the same."""
+        """A batch of what it takes, to try it on; always the same."""
         return torch.rand(batch, *self.image_shape, generator=torch.Generator().manual_seed(0))
 
     def _check(self, images: Tensor) -> None:
@@ -103,7 +103,7 @@ class ImageClassifier(Network):
             raise ValueError(f"images must be floating point with values in [0, 1], got {images.dtype}")
         if images.dtype == torch.float64 != (own := next(self.parameters(), images).dtype):  # autocast leaves it, too
             raise ValueError(f"images must be {own}, as the parameters are, got {images.dtype}")
-        # Where looking would stall the device or break a compiled graph, the loss tells later.
+        # Elsewhere the check would stall the device or break a compiled graph: there the loss tells.
         if images.device.type == "cpu" and not torch.compiler.is_compiling() and not _all_finite(images):
             raise ValueError("images hold NaN or infinite values")
 
@@ -111,6 +111,22 @@ class ImageClassifier(Network):
 def _all_finite(images: Tensor) -> bool:
     """Whether there is no NaN and no infinite number: then the sum is finite, too, unless it overflows."""
     return bool(images.detach().sum().isfinite()) or bool(images.isfinite().all())
+
+
+def check_extent(argument: str, shape: Sequence[int], least: int, reason: str = "") -> None:
+    """Checks that images of a shape (..., H, W) are large enough.
+
+    Args:
+        argument: what the error calls them.
+        shape: of the images.
+        least: pixels on a side.
+        reason: why so large, as " for strides (1, 2)"; may be empty.
+
+    Raises:
+        ValueError: if they are too small; names the argument.
+    """
+    if min(shape[-2:]) < least:
+        raise ValueError(f"{argument} must be at least {least} x {least}{reason}, got shape {tuple(shape)}")
 
 
 class CapsuleClassifier(ImageClassifier):
@@ -162,7 +178,7 @@ class CapsuleClassifier(ImageClassifier):
         return self.class_caps(self.children_of(images))
 
     def route(self, images: Tensor) -> Routed:
-        """The last routing with all that can be seen of it: ``route(images).assignment`` is (B, I, J)."""
+        """The routing of the class capsules: ``route(images).assignment`` is (B, I, J)."""
         return self.class_caps.route(self.children_of(images))
 
     def decode(self, capsules: Capsules, target: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
-from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import check_series, check_size, compute_dtype
 from torchcaps.routing import HomogeneousRouting, Routed, Routing
@@ -38,9 +38,9 @@ class ByerlyCapsNet(CapsuleClassifier):
 
     .. math:: z_j = \sum_b \operatorname{BN}_b(w_b |v^b_j|), \quad a_j = \operatorname{softmax}_j(z)
 
-    for :class:`~torchcaps.losses.NegativeLogLikelihood`. The normalisation takes the size of the weights w away again,
-    as it does in their code: what is left of them is a sign. Their offset behind it, one a branch, adds the same to
-    all classes, changes nothing, and is not built. The network's class capsules are those of the last branch, with the
+    for :class:`~torchcaps.losses.NegativeLogLikelihood`. The normalisation takes away the size of the weights w, as it
+    does in the authors' code, and leaves their signs. Their offset behind it, one a branch, would add the same to all
+    classes and change nothing: it is left out. The network's class capsules are those of the last branch, with the
     merged activations.
 
     Args:
@@ -52,8 +52,8 @@ class ByerlyCapsNet(CapsuleClassifier):
         capsules_from: ``"positions"``, a capsule of the channels at each position, or ``"maps"``, one of all positions
             of each channel.
         merge: ``"equal"`` branches, or weights that are learned and start at ``"ones"`` or at ``"random"``.
-        momentum: share of a batch in the running means and variances of all normalisations; the authors' is 0.0003,
-            for 150,000 steps, and after few steps evaluation then still sees what they began with.
+        momentum: share of a batch in the running means and variances of all normalisations. The authors' is 0.0003,
+            for 150,000 steps; after few steps these would still be near their initial values.
         routing: of all branches; default: none.
 
     Raises:
@@ -89,12 +89,7 @@ class ByerlyCapsNet(CapsuleClassifier):
         check_series(stages=stages)
         check_choice("capsules_from", capsules_from, get_args(CapsulesFrom))
         check_choice("merge", merge, get_args(Merge))
-        smallest = 2 * sum(stages) + 1
-        if min(self.image_shape[1:]) < smallest:
-            raise ValueError(
-                f"image_shape must be at least {smallest} x {smallest} for stages {tuple(stages)}, got "
-                f"{self.image_shape}"
-            )
+        check_extent("image_shape", self.image_shape, 2 * sum(stages) + 1, f" for stages {tuple(stages)}")
         self.channels, self.growth, self.stages, self.momentum = channels, growth, tuple(stages), momentum
         self.capsules_from, self.merge = capsules_from, merge
 
@@ -121,7 +116,7 @@ class ByerlyCapsNet(CapsuleClassifier):
         self.decoder = None
 
     def _children(self, channels: int, convolutions: int) -> tuple[int, int]:
-        """How many capsules a branch behind so many convolutions sees, and of how many numbers."""
+        """How many capsules a branch behind this number of convolutions sees, and of how many numbers."""
         positions = (self.image_shape[1] - 2 * convolutions) * (self.image_shape[2] - 2 * convolutions)
         return (positions, channels) if self.capsules_from == "positions" else (channels, positions)
 

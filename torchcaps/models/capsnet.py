@@ -10,6 +10,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps, told
 from torchcaps.layers.linear import Transforms
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
+from torchcaps.models.initial import cut_normal
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import check_finite, check_series, check_size, given
 from torchcaps.routing import DynamicRouting, Routing
@@ -150,7 +151,7 @@ class CapsNet(CapsuleClassifier):
         for layer in self.modules():
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 deviation = 0.05 if layer is self.conv or layer in self.features else 0.1
-                nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+                cut_normal(layer.weight, deviation)
                 if layer.bias is not None:
                     nn.init.constant_(layer.bias, 0.1)
 
@@ -226,11 +227,9 @@ class CapsNetTwin(ImageClassifier):
     ) -> None:
         super().__init__(image_shape, classes)
         check_size(stride=stride)
-        check_series(channels=channels, hidden=hidden)
+        check_series(3, channels=channels)
+        check_series(2, hidden=hidden)
         check_finite(dropout=dropout)
-        for name, widths, number in (("channels", channels, 3), ("hidden", hidden, 2)):
-            if len(widths) != number:
-                raise ValueError(f"{name} must be {number} widths, got {tuple(widths)}")
         self.channels = tuple(channels)
         self.stride = stride
         self.hidden = tuple(hidden)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, DecoderInput, told
 from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.initial import cut_normal, he_deviation
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import check_series, check_size, given
 from torchcaps.ops import InnerProduct, Normaliser, Votes
@@ -29,7 +30,7 @@ class DeepCaps(CapsuleClassifier):
     A convolution with ReLU and batch normalisation, then cells: a convolution of stride 2, two more, and beside these
     two another one, whose capsules are added. In the last cell the one beside is :class:`CapsConvShared`, with routing;
     all others are convolutions whose channels are squashed as capsules. The capsules of the last two cells together are
-    the children of the class capsules. The decoder is told the pose of one class alone, and not which class it is of.
+    the children of the class capsules. The decoder is told only the pose of one class, not which class it is.
 
     Args:
         image_shape: (C, H, W) of the images.
@@ -137,7 +138,7 @@ class DeepCaps(CapsuleClassifier):
 
 
 class Cell(nn.Module):
-    """Convolutional capsules of stride 2, two more layers of them, and a layer beside these two, added.
+    """Convolutional capsules of stride 2, then two more layers of them; to these is added a layer beside the two.
 
     Args:
         in_channels: of the map below.
@@ -213,8 +214,7 @@ class CapsConvShared(nn.Module):
         size = in_dim * kernel_size**2
         self.weight = nn.Parameter(torch.empty(size, out_types, out_dim))  # [in_dim k k, J, D]
         self.bias = nn.Parameter(torch.full((out_types, out_dim), 0.1))
-        deviation = math.sqrt(2 / size) / 0.87962566103423978  # that of a normal variable cut at two deviations
-        nn.init.trunc_normal_(self.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+        cut_normal(self.weight, he_deviation(size))
 
     def forward(self, features: Tensor) -> Tensor:
         """Routes the map of each child's type to those of the parents' types."""
@@ -343,7 +343,7 @@ def capsules_of(features: Tensor, types: int) -> Tensor:
 
 
 def _same(features: Tensor, kernel_size: int, stride: int) -> Tensor:
-    """Padded as TensorFlow's ``same``: to extents divided by the stride, rounded up; odd numbers more at the end."""
+    """Padded as by TensorFlow's ``same``, for extents divided by the stride, rounded up; an odd one goes to the end."""
     pads = []
     for extent in reversed(features.shape[2:]):
         missing = max((math.ceil(extent / stride) - 1) * stride + kernel_size - extent, 0)

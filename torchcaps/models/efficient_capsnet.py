@@ -11,10 +11,12 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps, told
-from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.base import CapsuleClassifier, check_extent
+from torchcaps.models.initial import cut_normal, he_deviation
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import check_finite, check_series, check_size, given
 from torchcaps.routing import Routing, SelfAttentionRouting
+from torchcaps.routing.base import check_choice
 
 Norm = Literal["batch", "instance"]
 
@@ -104,7 +106,7 @@ class EfficientCapsNet(CapsuleClassifier):
         self.channels = tuple(channels)
         self.kernel_sizes = tuple(kernel_sizes)
         self.strides = tuple(strides)
-        self.norm: Norm = norm
+        self.norm: Norm = check_choice("norm", norm, get_args(Norm))
         self.slope = slope
         self.primary_dim = primary_dim
         self.primary_kernel_size = primary_kernel_size
@@ -134,7 +136,7 @@ class EfficientCapsNet(CapsuleClassifier):
             primary_dim,
             pose_dim,
             routing=routing or SelfAttentionRouting(),
-            init_std=_he_deviation(classes * children * primary_dim),
+            init_std=he_deviation(classes * children * primary_dim),
         )
         self.decoder = self._decoder()
         self._start_as_published()
@@ -146,8 +148,6 @@ class EfficientCapsNet(CapsuleClassifier):
                 "channels, kernel_sizes and strides must be one for each convolution, got "
                 f"{self.channels}, {self.kernel_sizes} and {self.strides}"
             )
-        if self.norm not in get_args(Norm):
-            raise ValueError(f"norm must be 'batch' or 'instance', got {self.norm!r}")
         if self.channels[-1] % self.primary_dim:
             raise ValueError(
                 f"primary_dim must be a divisor of the last of channels, {self.channels[-1]}, got {self.primary_dim}"
@@ -163,12 +163,9 @@ class EfficientCapsNet(CapsuleClassifier):
         smallest = self.primary_kernel_size or 1
         for kernel, stride in zip(reversed(self.kernel_sizes), reversed(self.strides), strict=True):
             smallest = (smallest - 1) * stride + kernel
+        reason = f" for kernel_sizes {self.kernel_sizes} and strides {self.strides}"
+        check_extent("image_shape", self.image_shape, smallest, reason)
         height, width = self.image_shape[1:]
-        if min(height, width) < smallest:
-            raise ValueError(
-                f"image_shape must be at least {smallest} x {smallest} for kernel_sizes {self.kernel_sizes} and "
-                f"strides {self.strides}, got {self.image_shape}"
-            )
         for kernel, stride in zip(self.kernel_sizes, self.strides, strict=True):
             height, width = ((extent - kernel) // stride + 1 for extent in (height, width))
         if self.norm == "instance" and height * width == 1:
@@ -206,7 +203,7 @@ class EfficientCapsNet(CapsuleClassifier):
         """The initial weights of the released code's Keras: He's normal, in the depthwise convolution Glorot's."""
         for module in self.features:
             if isinstance(module, nn.Conv2d):
-                _cut_normal(module.weight, _he_deviation(module.weight[0].numel()))
+                cut_normal(module.weight, he_deviation(module.weight[0].numel()))
                 _zero_bias(module)
         kernel = self.primary_caps.conv
         bound = math.sqrt(6 / (kernel.weight[0].numel() * (1 + self.channels[-1])))  # fans k k and k k channels
@@ -215,9 +212,9 @@ class EfficientCapsNet(CapsuleClassifier):
         if self.decoder is not None and self.decoder_hidden is not None:
             *hidden, last = (layer for layer in self.decoder.modules() if isinstance(layer, nn.Linear))
             for layer in hidden:
-                _cut_normal(layer.weight, _he_deviation(layer.in_features))
+                cut_normal(layer.weight, he_deviation(layer.in_features))
                 _zero_bias(layer)
-            _cut_normal(last.weight, _he_deviation(last.in_features + last.out_features))  # Glorot's normal
+            cut_normal(last.weight, he_deviation(last.in_features + last.out_features))  # Glorot's normal
             _zero_bias(last)
 
     def children_of(self, images: Tensor) -> Capsules:
@@ -296,15 +293,6 @@ class UpsamplingDecoder(nn.Module):
             (extent - wanted) // 2 for extent, wanted in zip(image.shape[2:], self.image_shape[1:], strict=True)
         )
         return image[:, :, top : top + self.image_shape[1], left : left + self.image_shape[2]]
-
-
-def _he_deviation(fan_in: int) -> float:
-    """What is drawn from, so that with the tails cut at two deviations the deviation is sqrt(2 / fan_in)."""
-    return math.sqrt(2 / fan_in) / 0.87962566103423978  # the deviation of a normal variable that is cut there
-
-
-def _cut_normal(weight: Tensor, deviation: float) -> None:
-    nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
 
 
 def _zero_bias(layer: nn.Conv2d | nn.Linear) -> None:

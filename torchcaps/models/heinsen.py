@@ -8,19 +8,19 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
-from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import check_series, check_size, compute_dtype
 from torchcaps.routing import Heinsen2019Routing, Routed, Routing
 
 
-class SharedOut(CapsLinear):
+class SoftmaxCaps(CapsLinear):
     """A layer whose parents' activations add up to 1: the softmax of their logits."""
 
     def route(
         self, children: Capsules | Tensor, mask: Tensor | None = None, *, initial: Routed | None = None
     ) -> Routed:
-        """Routes; where the routing does not tell the logits, they are those of the activations."""
+        """Routes; where the routing gives no logits, they are those of the activations."""
         routed = super().route(children, mask, initial=initial)
         logit = routed.logit
         if logit is None:
@@ -84,7 +84,8 @@ class HeinsenCapsNet(CapsuleClassifier):
         self._smallest = 1
         for stride in reversed(self.strides):
             self._smallest = (self._smallest - 1) * stride + 3
-        self._check_size(*self.image_shape[1:])
+        self._reason = f" for strides {self.strides}"
+        check_extent("image_shape", self.image_shape, self._smallest, self._reason)
 
         self.features = nn.Sequential()
         before = self.image_shape[0] + 2
@@ -96,7 +97,7 @@ class HeinsenCapsNet(CapsuleClassifier):
         part_routing = part_routing or Heinsen2019Routing()
         routing = routing or Heinsen2019Routing()
         self.part_caps = CapsLinear(None, parts, self.pose, self.pose, transforms="shared", routing=part_routing)
-        self.class_caps = SharedOut(parts, classes, self.pose, self.pose, routing=routing)
+        self.class_caps = SoftmaxCaps(parts, classes, self.pose, self.pose, routing=routing)
         self.decoder = None
         self._start_as_published()
 
@@ -114,13 +115,6 @@ class HeinsenCapsNet(CapsuleClassifier):
         for layer in (self.part_caps, self.class_caps):
             nn.init.normal_(layer.weight, std=1 / self.pose[1])
 
-    def _check_size(self, height: int, width: int) -> None:
-        if min(height, width) < self._smallest:
-            raise ValueError(
-                f"images must be at least {self._smallest} x {self._smallest} for strides {self.strides}, "
-                f"got {height} x {width}"
-            )
-
     def children_of(self, images: Tensor) -> Capsules:
         """The parts, poses (B, parts, *pose)."""
         return self.part_caps(self.primary_of(images))
@@ -128,7 +122,7 @@ class HeinsenCapsNet(CapsuleClassifier):
     def primary_of(self, images: Tensor) -> Capsules:
         """The capsules at each position, poses (B, H', W', parts, *pose)."""
         self._check(images)
-        self._check_size(*images.shape[2:])
+        check_extent("images", images.shape, self._smallest, self._reason)
         features = self.features(torch.cat([images, _coordinates(images)], 1))
         pose = self.poses(features).movedim(1, -1).unflatten(-1, (self.parts, *self.pose))
         return Capsules(pose, self.activations(features).movedim(1, -1).sigmoid())

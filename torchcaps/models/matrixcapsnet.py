@@ -12,7 +12,7 @@ from torchcaps.layers import CapsConv2d, ClassCaps, FullyConnectedDecoder, Prima
 from torchcaps.layers.classcaps import Coordinates
 from torchcaps.layers.conv import Competition
 from torchcaps.layers.pose_norm import PoseScale
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction, check_extent
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import check_finite, check_series, check_size, given
 from torchcaps.routing import EMRouting, Routing
@@ -96,26 +96,20 @@ class MatrixCapsNet(CapsuleClassifier):
     ) -> None:
         super().__init__(image_shape, classes)
         check_size(channels=channels)
-        check_series(types=types)
+        check_series(3, types=types)
         check_series(2, pose=pose)
         check_series(0, **given(decoder_hidden=decoder_hidden))
-        if len(types) != 3:
-            raise ValueError(f"types must be those of three layers, B, C and D, got {tuple(types)}")
         self.channels, self.types, self.pose = channels, tuple(types), (pose[0], pose[1])
         self.competition, self.coordinates = competition, coordinates
         self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
         self.decoder_by_class = decoder_by_class
         self.pose_norm, self.residual = pose_norm, residual
-        in_channels, height, width = self.image_shape
         if routing is None and class_routing is None and classes < 3:
             class_routing = EMRouting.preset("mass_scaled", sharpness="mean")
         routing = routing or EMRouting.preset("soft")
         first, second, third = self.types
-        if min(height, width) < _SMALLEST:
-            raise ValueError(
-                f"image_shape {image_shape} is too small: {_SMALLEST}x{_SMALLEST} leaves one class position"
-            )
-        self.conv = nn.Conv2d(in_channels, channels, 5, stride=2)
+        check_extent("image_shape", self.image_shape, _SMALLEST)
+        self.conv = nn.Conv2d(self.image_shape[0], channels, 5, stride=2)
         self.primary_caps = PrimaryCaps(
             channels,
             first,
@@ -200,8 +194,7 @@ class MatrixCapsNetTwin(ImageClassifier):
         self.hidden = hidden
         self.dropout = dropout
         in_channels, height, width = self.image_shape
-        if min(height, width) < 4:
-            raise ValueError(f"image_shape {image_shape} is too small: 4x4 leaves one position after the poolings")
+        check_extent("image_shape", self.image_shape, 4, " for two poolings")
         first, second = self.channels
         self.features = nn.Sequential(
             nn.Conv2d(in_channels, first, 5, padding=2),

@@ -1,4 +1,4 @@
-"""What every network can do, whatever it is over: give its configuration, save itself, and be loaded again."""
+"""What every network can do, over images or words: give its configuration, save itself, and be loaded again."""
 
 import inspect
 import json
@@ -21,16 +21,16 @@ from torchcaps.routing.base import ROUTINGS, kept, same_class
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 RUN_FILE = "config.yaml"
-"""What the folder of a run holds from its beginning; its network is put into ``model`` at the end."""
+"""What the folder of a run holds from its start; the network comes into its folder ``model`` at the end."""
 
 NETWORKS: dict[str, type["Network"]] = {}
 """The networks that :func:`load_pretrained` knows, by the names of their classes."""
 
 STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-"""The types that take half the room, by name."""
+"""The types of 16 bits that weights may be stored in, by name."""
 
 ROUTING_TAG = "__routing__"
-"""What tells a routing from other dicts in a configuration: its name."""
+"""The key that marks a dict of a configuration as a routing; its value is the routing's name."""
 
 NetworkType = TypeVar("NetworkType", bound="Network")
 
@@ -61,10 +61,10 @@ class Network(nn.Module, ABC):
     """
 
     newer: ClassVar[Mapping[str, Any]] = {}
-    """What arguments of the constructor were for networks that were saved before there were these arguments."""
+    """Values of arguments that the constructor has got since, for networks that were saved without them."""
 
     outside: ClassVar[tuple[str, ...]] = ()
-    """Arguments of the constructor that read what lies elsewhere: no saved network has them."""
+    """Arguments of the constructor that name files elsewhere, such as first weights: None in saved networks."""
 
     _passed_on: dict[str, Any]
     _unnamed: tuple[Any, ...]
@@ -126,15 +126,16 @@ class Network(nn.Module, ABC):
 
         Args:
             folder: made if it is missing.
-            stored: ``float16`` or ``bfloat16`` stores the weights rounded to that type, in half the room; loaded, they
-                have torch's default type again. Default: as they are, which is one of these types or the default one.
+            stored: ``float16`` or ``bfloat16`` rounds the weights to that type, which halves the file; loaded, they
+                have torch's default type again. None stores the weights as they are: of one of these types, or of the
+                default one.
             extra: anything JSON can hold, kept in ``config.json`` and given back as the attribute ``extra``; the
                 command line keeps the names of the classes and how images are prepared here.
 
         Raises:
             ModuleNotFoundError: if safetensors is not installed; it names the extra.
-            ValueError: if there is no such type, or it does not reach as far as a weight; or if the weights are of
-                another one, as those of a network that computes in float64.
+            ValueError: if there is no such type, or a weight is too large for it; or if the weights have another type
+                than these, such as float64.
         """
         with _needing_extra():
             from safetensors.torch import save_file
@@ -188,16 +189,16 @@ def _half(network: nn.Module) -> str | None:
 
 
 def _positions(cls: type) -> int:
-    """How many arguments a constructor takes by position and name."""
+    """How many arguments a constructor takes by position."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(parameter.kind in kinds for parameter in inspect.signature(cls).parameters.values())
 
 
 def plain(value: Any, owner: str, argument: str) -> Any:
-    """What JSON can hold of an argument: a routing as its name and settings, a tuple as a list.
+    """An argument in a form that JSON can hold: a routing as its name and settings, a tuple as a list.
 
     Raises:
-        ValueError: if it is nothing that a configuration can hold; names owner and argument.
+        ValueError: if it has no such form; names owner and argument.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -219,7 +220,7 @@ def plain(value: Any, owner: str, argument: str) -> Any:
 
 
 def rich(value: Any, argument: str = "") -> Any:
-    """What :func:`plain` made plain.
+    """The argument that :func:`plain` made this of.
 
     Of the arguments ``routing`` and ``..._routing``, ``{"name": ..., setting: value}`` is a routing too.
     """
@@ -240,10 +241,10 @@ def rich(value: Any, argument: str = "") -> Any:
 
 
 class NotImported(ValueError):
-    """A class that a configuration names is not there.
+    """A class that a configuration names is not known.
 
     Args:
-        kind: of thing, "network" or "routing".
+        kind: "network" or "routing".
         name: of the class in the configuration.
         imports: the modules that were there when it was saved.
     """
@@ -268,7 +269,7 @@ def _imports(network: Network) -> list[str]:
 
 @contextmanager
 def _needing_extra() -> Iterator[None]:
-    """Says what to install where a module is missing that saved networks need."""
+    """Inside the ``with`` block a missing module is an error that says what to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -285,7 +286,7 @@ def _rounded(name: str, tensor: torch.Tensor, stored: str) -> torch.Tensor:
         return tensor
     rounded = tensor.to(STORED[stored])
     if not rounded.isfinite().all():
-        raise ValueError(f"stored: {name} holds {float(tensor.abs().max()):g}, which {stored} does not reach")
+        raise ValueError(f"stored: {name} holds {float(tensor.abs().max()):g}, which is too large for {stored}")
     return rounded
 
 
@@ -331,7 +332,7 @@ def network_folder(folder: Path) -> Path:
 
 LARGEST_NUMBER = 10**6
 MOST_STEPS = 1000
-"""Of routing: what a file may ask for. In Python there is no limit."""
+"""The largest number, and the most steps of routing, that a file may ask for, so that opening one does no harm."""
 
 
 class _Saved(NamedTuple):
@@ -387,7 +388,7 @@ def _check_numbers(value: Any, place: str) -> None:
 
 
 def _outline(saved: _Saved) -> Network:
-    """The network without memory for its weights: their shapes and types, as large as they may be."""
+    """The network without memory for its weights, however large they are: their shapes and types."""
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # an error will follow
@@ -429,7 +430,7 @@ def _read_weights(path: Path, outline: Network, stored: torch.dtype | None) -> d
 def load_pretrained(source: str | Path) -> Any:
     """A network that :meth:`Network.save_pretrained` wrote, in evaluation mode; no code is executed.
 
-    ``CapsNet.from_pretrained(source)`` says besides which class it has to be.
+    ``CapsNet.from_pretrained(source)`` also checks the class.
 
     Args:
         source: the folder, or that of a run, or else the name of a network that comes with the package,
@@ -443,7 +444,6 @@ def load_pretrained(source: str | Path) -> Any:
             another type; or if the module that defines the network, or its routing, was not imported: then it says
             which.
     """
-
     folder = _locate(source)
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 BOX = Path(__file__).parents[1] / "pretrained"
+"""The folder with all of them."""
+
 SUMS = "SHA256SUMS"
 CARD_FILE = "card.md"
 
@@ -24,7 +26,7 @@ def list_pretrained(pattern: str = "*") -> list[str]:
 
 
 def pretrained_folder(name: str) -> Path:
-    """The folder of a trained network that comes with the package; its files are what was packed.
+    """The folder of a trained network that comes with the package, its files checked against their hashes.
 
     Args:
         name: one of :func:`list_pretrained`.

@@ -45,7 +45,7 @@ def list_models(pattern: str = "*", takes: str | None = None) -> list[str]:
 
     Args:
         pattern: of the names.
-        takes: ``"images"`` or ``"words"``, for the networks over these alone.
+        takes: ``"images"`` or ``"words"``, for only the networks over these.
     """
     names = sorted(name for name in MODELS if fnmatch(name, pattern))
     return [name for name in names if takes in (None, taken_by(name))]
@@ -62,12 +62,12 @@ def create_model(name: str, pretrained: str | None = None, **arguments: Any) -> 
     Args:
         name: one of :func:`list_models`.
         pretrained: the data that it was trained on, ``mnist``: the network of that name that comes with the package,
-            in evaluation mode; None makes a freshly initialised one.
+            in evaluation mode; None makes one with random weights.
         arguments: override those of the configuration: ``image_shape``, ``classes``, ``routing``, ...
 
     Raises:
-        ValueError: if there is no such model, the network does not take such an argument, or it does not fit; if it
-            was not trained on such data, or a trained one shall have other arguments.
+        ValueError: if there is no such model, or it does not take an argument; or if none was trained on such data, or
+            ``pretrained`` comes with other arguments.
     """
     if name not in MODELS:
         raise ValueError(f"model must be one of {list_models()}, got {name!r}")

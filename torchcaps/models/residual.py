@@ -24,24 +24,24 @@ class Residual(nn.Module):
 
     def __init__(self, in_channels: int, channels: int, stride: int = 1, projected: bool = False) -> None:
         super().__init__()
-        self.more, self.stride = channels - in_channels, stride
+        self.added, self.stride = channels - in_channels, stride  # channels of zeros in a padded shortcut
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(channels)
         self.projection: nn.Sequential | None = None
-        if projected and (stride > 1 or self.more):
+        if projected and (stride > 1 or self.added):
             self.projection = nn.Sequential(
                 nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
             )
 
     def forward(self, features: Tensor) -> Tensor:
-        """Changes the features."""
+        """The features, changed by a residual."""
         changed = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(features)))))
-        return F.relu(changed + self._beside(features))
+        return F.relu(changed + self._shortcut(features))
 
-    def _beside(self, features: Tensor) -> Tensor:
+    def _shortcut(self, features: Tensor) -> Tensor:
         if self.projection is not None:
             return self.projection(features)
         thinned = features[:, :, :: self.stride, :: self.stride]
-        return F.pad(thinned, (0, 0, 0, 0, self.more // 2, self.more - self.more // 2))
+        return F.pad(thinned, (0, 0, 0, 0, self.added // 2, self.added - self.added // 2))

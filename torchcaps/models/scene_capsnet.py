@@ -57,7 +57,7 @@ class _SceneNetwork(ImageClassifier):
     cut: float
     reach: float
 
-    def _see(self, channels: Sequence[int], cut: float, reach: float) -> None:
+    def _make_features(self, channels: Sequence[int], cut: float, reach: float) -> None:
         """Convolutions that halve the grid, each behind the first with a residual block, batch normalisation, ReLU."""
         check_series(channels=channels)
         if not 0 <= cut < 1:
@@ -81,15 +81,15 @@ class _SceneNetwork(ImageClassifier):
         """Side of a cell of the maps, in pixels."""
         return 2 ** len(self.channels)
 
-    def _seen(self, images: Tensor) -> Tensor:
-        """The features of images, which get black rows and columns until their cells are whole: (B, C', H', W')."""
+    def _features_of(self, images: Tensor) -> Tensor:
+        """The features (B, C', H', W') of images, padded with black rows and columns to whole cells."""
         self._check(images)
         below, beside = (-extent % self.cell for extent in images.shape[2:])
         return self.features(F.pad(images, (0, beside, 0, below)))
 
     @abstractmethod
     def maps_of(self, images: Tensor) -> Tensor:
-        """How much at each place of images (B, C, H, W) belongs to each class: (B, E, H', W'), 0 or more."""
+        """How much of each place of images (B, C, H, W) belongs to each class: (B, E, H', W'), 0 or more."""
 
 
 class _PlacedCaps(CapsLinear):
@@ -172,7 +172,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         self.child_dim = child_dim
         self.pose_dim = pose_dim
         self.boxes = boxes
-        self._see(channels, cut, reach)
+        self._make_features(channels, cut, reach)
         self.what = nn.Conv2d(self.channels[-1], child_dim, 1)
         self.sides = nn.Conv2d(self.channels[-1], 4, 1) if boxes else None
         self.decoder = None
@@ -184,7 +184,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
 
     def children_of(self, images: Tensor) -> Capsules:
         """What each place looks like: poses (B, H', W', child_dim)."""
-        return self._children(self._seen(images))
+        return self._children(self._features_of(images))
 
     def _children(self, features: Tensor) -> Capsules:
         pose = self.what(features).relu().movedim(1, -1)
@@ -192,7 +192,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
 
     def encode(self, images: Tensor) -> Capsules:
         """The class capsules: poses (B, E, pose_dim + 4), the last four the box."""
-        features = self._seen(images)
+        features = self._features_of(images)
         children = self._children(features)
         return self.class_caps(children, locate=lambda routed: self._boxes(self._maps(routed, children), features))
 
@@ -239,7 +239,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
 class SceneTwin(_SceneNetwork):
     """The features of :class:`SceneCapsNet`, a score of each class at each place, their mean, a sigmoid.
 
-    Where a class is say its class-activation map, what is positive of its scores, and :func:`boxes_of_maps` of it.
+    Where a class is follows from its class-activation map, the positive part of its scores, by :func:`boxes_of_maps`.
 
     Args:
         image_shape: (C, H, W) of the images; other heights and widths work too.
@@ -268,7 +268,7 @@ class SceneTwin(_SceneNetwork):
         reach: float = 1.0,
     ) -> None:
         super().__init__(image_shape, classes)
-        self._see(channels, cut, reach)
+        self._make_features(channels, cut, reach)
         self.scores = nn.Conv2d(self.channels[-1], classes, 1, bias=False)
         self.bias = nn.Parameter(torch.zeros(classes))
 
@@ -283,5 +283,5 @@ class SceneTwin(_SceneNetwork):
         return self._scores(images).relu()
 
     def _scores(self, images: Tensor) -> Tensor:
-        scores = self.scores(self._seen(images))
+        scores = self.scores(self._features_of(images))
         return scores.to(compute_dtype(scores))

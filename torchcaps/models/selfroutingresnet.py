@@ -22,8 +22,8 @@ from torchcaps.routing import Routing, SelfRouting
 class SelfRoutingResNet(CapsuleClassifier):
     """Residual blocks, primary capsules from two convolutions, convolutional capsules if any, class capsules.
 
-    The classes of the published network have activations and no poses, and no transforms. Here the pose of a class is
-    the mean of its children's poses, each weighted with its share, which takes none either. The loss is the
+    The classes of the published network have activations but no poses, and so no transforms. Here the pose of a class
+    is the mean of its children's poses, weighted by their shares, which takes no transforms either. The loss is the
     :class:`~torchcaps.losses.NegativeLogLikelihood` of the activations.
 
     Args:
@@ -119,7 +119,7 @@ def _identities(transforms: Tensor, device: torch.device) -> Tensor:
 
 
 def _halved(extent: int, times: int) -> int:
-    """A size after so many convolutions of stride 2 with padding."""
+    """A size after this number of convolutions of stride 2 with padding."""
     for _ in range(times):
         extent = (extent + 1) // 2
     return extent

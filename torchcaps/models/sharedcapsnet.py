@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction, check_extent
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import check_series, check_size
 from torchcaps.routing import InnerProductKMeansRouting, Routing
@@ -15,8 +15,6 @@ from torchcaps.squash import length
 
 def _features(in_channels: int, channels: Sequence[int]) -> nn.Sequential:
     """Two 3x3 convolutions, average pooling by 2, two 3x3 convolutions; ReLU behind each."""
-    if len(channels) != 4:
-        raise ValueError(f"channels must be four widths, got {tuple(channels)}")
     first, second, third, fourth = channels
     return _start_as_published(
         nn.Sequential(
@@ -36,8 +34,9 @@ def _features(in_channels: int, channels: Sequence[int]) -> nn.Sequential:
 def _start_as_published(layers: nn.Sequential) -> nn.Sequential:
     """Glorot's uniform weights and no biases, as the published code's Keras has them.
 
-    PyTorch's own start is smaller by a factor of 1.7 in a layer with as many channels out as in: pooled over all
-    positions little is left of it. In its first epoch on MNIST the twin told 68 % of the images so, 86 % with this one.
+    PyTorch's own weights are smaller, by a factor of 1.7 in a layer with as many channels out as in, and little of them
+    is left after pooling over all positions: with those the twin got 68 % of MNIST right after one epoch, with these
+    86 %.
     """
     for layer in layers:
         if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -48,13 +47,6 @@ def _start_as_published(layers: nn.Sequential) -> nn.Sequential:
 
 
 _SMALLEST = 14  # pixels on a side that leave one position behind the convolutions
-
-
-def _check_size(argument: str, shape: Sequence[int]) -> None:
-    if min(shape[-2:]) < _SMALLEST:
-        raise ValueError(
-            f"{argument} must be at least {_SMALLEST}x{_SMALLEST} for these convolutions, got shape {tuple(shape)}"
-        )
 
 
 @register_model("sharedcapsnet", "Su 2018a/b (kexue.fm 4819, 5112): transforms shared by all positions")
@@ -87,8 +79,8 @@ class SharedCapsNet(CapsuleClassifier):
         routing: Routing | None = None,
     ) -> None:
         super().__init__(image_shape, classes)
-        _check_size("image_shape", self.image_shape)
-        check_series(channels=channels)
+        check_extent("image_shape", self.image_shape, _SMALLEST)
+        check_series(4, channels=channels)
         check_size(pose_dim=pose_dim)
         self.channels = tuple(channels)
         self.pose_dim = pose_dim
@@ -106,7 +98,7 @@ class SharedCapsNet(CapsuleClassifier):
     def children_of(self, images: Tensor) -> Capsules:
         """The last feature map, a child at each position: poses (B, H', W', channels)."""
         self._check(images)
-        _check_size("images", images.shape)
+        check_extent("images", images.shape, _SMALLEST)
         pose = self.features(images).permute(0, 2, 3, 1)
         return Capsules(pose, length(pose))
 
@@ -139,8 +131,8 @@ class SharedCapsNetTwin(ImageClassifier):
         hidden: int = 128,
     ) -> None:
         super().__init__(image_shape, classes)
-        _check_size("image_shape", self.image_shape)
-        check_series(channels=channels)
+        check_extent("image_shape", self.image_shape, _SMALLEST)
+        check_series(4, channels=channels)
         check_size(hidden=hidden)
         self.channels = tuple(channels)
         self.hidden = hidden
@@ -152,5 +144,5 @@ class SharedCapsNetTwin(ImageClassifier):
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The probability of each class."""
         self._check(images)
-        _check_size("images", images.shape)
+        check_extent("images", images.shape, _SMALLEST)
         return Prediction(self.head(self.features(images).mean((2, 3))), None, None)

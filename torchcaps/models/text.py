@@ -20,9 +20,9 @@ _START = 0.25
 class TextClassifier(ImageClassifier):
     """Base of the networks that classify texts: rows of words in place of images, (B, L) for any L.
 
-    0 stands behind the end of a text, wherever it is in a batch, and changes no answer; 1 is a word that is not in the
-    vocabulary. Word vectors are learned with the network. In training some words count as unknown, so that there is
-    a vector to be had for those.
+    0 pads a text behind its end, and changes no answer; 1 is a word that is not in the vocabulary. Word vectors are
+    learned with the network. In training some words count as unknown, so that the vector of unknown words is learned
+    too.
 
     Args:
         vocabulary: number of words.
@@ -59,7 +59,7 @@ class TextClassifier(ImageClassifier):
         self.drop = nn.Dropout(dropout)
 
     def examples(self, batch: int) -> Tensor:
-        """Texts of six words and less."""
+        """Texts of at most six words."""
         generator = torch.Generator().manual_seed(0)
         words = torch.randint(UNKNOWN, RESERVED + self.vocabulary, (batch, 6), generator=generator)
         return words.masked_fill(torch.arange(6) > torch.arange(batch)[:, None] + 2, PADDING)
@@ -96,7 +96,7 @@ def ahead(features: Tensor, width: int) -> Tensor:
 
 
 def start_apart(primary: PrimaryCaps1d, inputs: int, pose_dim: int) -> None:
-    """Capsules that differ, with poses of length 1 before the squash: biases as large as these would make all alike."""
+    """Initial weights for poses of length 1 before the squash; with biases as large, capsules would be all alike."""
     deviation = _START / math.sqrt(3)  # of word vectors, and of what kept their deviation
     nn.init.normal_(primary.conv.weight, std=1 / (deviation * math.sqrt(inputs * pose_dim)))
     nn.init.zeros_(primary.conv.bias)

@@ -20,8 +20,8 @@ from torchcaps.squash import length
 class NGramCapsules(nn.Module):
     """From word vectors to class capsules: n-grams, primary, convolutional and class capsules.
 
-    Each layer has a window at every place of a text (n-grams at every ``stride``-th), which may look at what is behind
-    its end: that is not there.
+    Each layer has a window at every place of a text (n-grams at every ``stride``-th). A window may reach beyond the end
+    of the text, where nothing is.
 
     Args:
         word_dim: dimension of the word vectors.
@@ -60,7 +60,7 @@ class NGramCapsules(nn.Module):
         self.class_caps = CapsLinear(
             None, classes, pose_dim, pose_dim, transforms="shared", routing=routing, init_std=0.3
         )
-        # The sum over the children of a window, each a J-th, then has the deviation of one of them.
+        # The sum over the children of a window, a J-th of each, then has the deviation of one of them.
         nn.init.normal_(self.conv_caps.weight, std=parts / (window * types * pose_dim) ** 0.5)
         nn.init.kaiming_normal_(self.ngrams.weight)
         assert self.ngrams.bias is not None

@@ -1,7 +1,7 @@
-"""The CNN of Kim 2014 over words, beside which the capsules over words stand."""
+"""The CNN of Kim 2014 over words: the baseline of the capsules over words."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,8 @@ from torchcaps.models.registry import register_model
 from torchcaps.models.text import TextClassifier, ahead
 from torchcaps.numerics import check_series, check_size
 from torchcaps.routing.base import check_choice
+
+Output = Literal["softmax", "sigmoid"]
 
 
 @register_model("text_cnn", "Kim 2014, CNN-rand: windows of 3, 4 and 5 words, max over the text")
@@ -48,7 +50,7 @@ class TextCNN(TextClassifier):
         word_dim: int = 300,
         widths: Sequence[int] = (3, 4, 5),
         channels: int = 100,
-        output: Literal["softmax", "sigmoid"] = "sigmoid",
+        output: Output = "sigmoid",
         dropout: float = 0.5,
         hidden_words: float = 0.05,
     ) -> None:
@@ -57,7 +59,7 @@ class TextCNN(TextClassifier):
         check_size(channels=channels)
         self.widths = tuple(widths)
         self.channels = channels
-        self.output = check_choice("output", output, ("softmax", "sigmoid"))
+        self.output = check_choice("output", output, get_args(Output))
         self.convolutions = nn.ModuleList(nn.Conv1d(word_dim, channels, width) for width in self.widths)
         self.head = nn.Linear(channels * len(self.widths), classes)
 

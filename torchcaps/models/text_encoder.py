@@ -58,7 +58,7 @@ class TextEncoder(TextClassifier, CapsuleClassifier):
         routing = routing or DynamicRouting(orphan=True, squash="half")
         self.primary_caps = PrimaryCaps1d(word_dim, types, pose_dim, width, 1, squash="half")
         start_apart(self.primary_caps, word_dim * width, pose_dim)
-        # Each of the parts gets a small share of the words: from a usual start they would be too short to learn.
+        # Each part gets a small share of the words: with the usual initial weights it would be too short to learn.
         self.part_caps = CapsLinear(None, parts, pose_dim, pose_dim, transforms="shared", routing=routing, init_std=0.5)
         self.class_caps = CapsLinear(parts, classes, pose_dim, pose_dim, routing=routing)
         self.decoder = None

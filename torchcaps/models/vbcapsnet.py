@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsConv2d, ClassCaps
 from torchcaps.layers.conv import Competition
-from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import check_series, check_size
 from torchcaps.routing import Routing, VariationalBayesRouting
@@ -65,16 +65,14 @@ class VBCapsNet(CapsuleClassifier):
     ) -> None:
         super().__init__(image_shape, classes)
         check_size(channels=channels)
-        check_series(types=types)
+        check_series(3, types=types)
         check_series(2, pose=pose)
-        if len(types) != 3:
-            raise ValueError(f"types must be those of three layers, got {tuple(types)}")
         self.channels = channels
         self.types = tuple(types)
         rows, columns = pose
         self.pose = (rows, columns)
         self.competition: Competition = competition
-        self._check_size(*self.image_shape[1:])
+        check_extent("image_shape", self.image_shape, _SMALLEST)
         first, second, third = self.types
         routing = routing or VariationalBayesRouting()
 
@@ -104,14 +102,10 @@ class VBCapsNet(CapsuleClassifier):
             bound = math.sqrt(6 / ((children + parents) * size))
             nn.init.uniform_(caps.weight, -bound, bound)
 
-    def _check_size(self, height: int, width: int) -> None:
-        if min(height, width) < _SMALLEST:
-            raise ValueError(f"images must be at least {_SMALLEST} x {_SMALLEST}, got {height} x {width}")
-
     def primary_of(self, images: Tensor) -> Capsules:
         """The primary capsules, poses (B, H', W', types, *pose)."""
         self._check(images)
-        self._check_size(*images.shape[2:])
+        check_extent("images", images.shape, _SMALLEST)
         features = F.relu(self.norm(self.conv(images)))
         poses = self.primary_poses(features).unflatten(1, (self.types[0], -1))  # [B, types, M D, H', W']
         poses = self.primary_pose_norm(poses).permute(0, 3, 4, 1, 2).unflatten(-1, self.pose)

@@ -1,4 +1,4 @@
-"""Files that are whole, or not there at all, whatever ends the process that writes them."""
+"""Writing files atomically: they are whole or not there at all, even if the process is killed while it writes."""
 
 import os
 from collections.abc import Iterator
@@ -6,14 +6,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 UNFINISHED = ".unfinished"
-"""The suffix of what an interruption leaves; it can be removed."""
+"""The suffix of a file that is being written; what an interruption leaves can be removed."""
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """Gives the path of a file in the same folder to write; after the block it is on the disk, and has its name.
 
-    If the block fails, the file goes and what was there stays.
+    If the block fails, that file is removed, and what had the name before stays.
     """
     part = path.with_name(path.name + UNFINISHED)
     try:

@@ -54,8 +54,8 @@ class Rule(Fields):
         orphan: one more candidate with logit 0, "none of these parents" (leaky routing, the code released with
             Sabour et al. 2017); its share of the child is dropped.
         hard: all of the child goes to its most similar parent, or to nobody where an orphan has a larger logit. The
-            lowest index wins a tie, which is one of the logits as they are rounded: where two parents get the same
-            votes, backends may differ. Not differentiable.
+            lowest index wins a tie. Backends round logits differently, so they may differ between parents with the
+            same votes. Not differentiable.
         log_partition: :math:`Z_i`, (N, G), when the parents that compete for a child lie outside these votes;
             :math:`Z_{ij}`, (N, G, J), when not all parents compete with each other.
         scale: with ``offset``, a map of each pair behind the softmax, :math:`r_{ij} = a_i (s_{ij} R_{ij} + o_{ij})`,
@@ -78,7 +78,7 @@ class Rule(Fields):
 
     @property
     def special(self) -> str:
-        """What it has of the rarer things, in words; empty for a softmax or an argmax over the parents."""
+        """What not every backend has of it, in words; empty for a softmax or an argmax over the parents."""
         if self.scale is not None or self.offset is not None:
             return "weights of pairs behind the softmax"
         if self.mapping is not None:
@@ -128,7 +128,7 @@ class Moments(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """Routing by agreement, as a backend may do it in one go: :func:`~torchcaps.routing.dynamic_routing`.
+    """The settings of :func:`~torchcaps.routing.dynamic_routing`, all steps of which a backend may make at once.
 
     Args:
         steps: how many times the assignment is made, the uniform first one included.
@@ -162,8 +162,8 @@ class VoteSource(ABC):
         sites: which children each window has, int32 (W, I); only for a backend that is ``indexed``.
 
     Attributes:
-        empty: whether there are no children, no parents or no numbers of a pose; the sums are then zero, and a batch
-            of no examples is no matter of this.
+        empty: whether there are no children, no parents or no numbers in a pose, so that all sums are 0; a batch of no
+            examples does not count.
 
     Example:
         >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5), backend="naive")
@@ -223,8 +223,8 @@ class VoteSource(ABC):
             bias: added before each squash, (J, H), or None.
 
         Returns:
-            The poses (B, J, H), and what the last step compared the votes with, None if it was the first; or None,
-            where it is to be done step by step.
+            The poses (B, J, H), and what the last step compared the votes with, None if it was the first; or None
+            alone where the backend cannot, and the steps are made one by one.
         """
         return None
 

@@ -1,7 +1,7 @@
-"""What goes into votes fits them: one check for all backends, made before one is chosen.
+"""Checks of what goes into votes: the same for all backends, made before one is chosen.
 
-It looks at shapes, dtypes and devices, which cost next to nothing; at numbers only where they are places in memory, and
-only once for each tensor of them.
+They look at shapes, dtypes and devices, which costs next to nothing, and at the numbers of ``sites`` alone, once for
+each tensor: these become addresses in memory.
 """
 
 import torch
@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 _RANGES = WeakTensorKeyDictionary()
-"""The version, the least and the largest number of each tensor of sites that was looked at."""
+"""Of each tensor of sites that was looked at: its version then, its least and its largest number."""
 
 
 def check_votes(children: Tensor, transforms: Tensor, coordinates: Tensor | None, sites: Tensor | None) -> None:
-    """Sees that children (N, G, M, P) can vote.
+    """Checks that children (N, G, M, P) can vote.
 
     Raises:
         ValueError: if a shape, a dtype or a device does not fit, or a site lies outside the children.
@@ -46,7 +46,7 @@ def check_votes(children: Tensor, transforms: Tensor, coordinates: Tensor | None
 
 
 def check_mask(mask: Tensor, children: Tensor) -> None:
-    """Sees that a mask is one of these children.
+    """Checks that a mask has one entry for each of these children.
 
     Raises:
         ValueError: if its shape, dtype or device does not fit.
@@ -59,7 +59,7 @@ def check_mask(mask: Tensor, children: Tensor) -> None:
 
 
 def check_field(name: str, field: Tensor, children: Tensor, parents: int | None = None) -> None:
-    """Sees that a field has a number for each child, (N, G), or where ``parents`` are given one for each pair.
+    """Checks that a field has a number for each child, (N, G), or, if ``parents`` are given, for each pair.
 
     Raises:
         ValueError: if its shape, dtype or device does not fit.
@@ -72,10 +72,10 @@ def check_field(name: str, field: Tensor, children: Tensor, parents: int | None 
 
 
 def check_numbers(name: str, tensor: Tensor, device: torch.device) -> None:
-    """Sees that a tensor holds real numbers where the others are.
+    """Checks that a tensor is real and on this device; a scalar may be on any.
 
     Raises:
-        ValueError: if it is complex or on another device; a single number may be on any.
+        ValueError: if it is not.
     """
     if tensor.is_complex():
         raise ValueError(f"{name} must be real, got {tensor.dtype}")
@@ -95,14 +95,14 @@ def _check_sites(sites: Tensor, children: Tensor) -> None:
 
 
 def versions(children: Tensor, transforms: Tensor) -> tuple[int, int] | None:
-    """How often each was written to; None where nobody counts that."""
+    """How often each was changed in place; None where that is not counted."""
     if torch.compiler.is_compiling() or children.is_inference() or transforms.is_inference():
         return None
     return children._version, transforms._version
 
 
 def _range(sites: Tensor) -> tuple[int, int]:
-    """The least and the largest site, looked up where nobody wrote to the tensor since."""
+    """The least and the largest site, from the table unless the tensor was changed in place since."""
     version = None if sites.is_inference() else sites._version
     known = _RANGES.get(sites)
     if known is None or known[0] is None or known[0] != version:

@@ -12,8 +12,8 @@ from torchcaps.ops.derivatives import Tensors, gradients
 
 def uniform_moments(children: Tensor, transforms: Tensor, weights: Tensor | None, rule: Rule) -> Moments:
     """Mass and sum of the first step: R is 1/J (or what the given normaliser says), the same for all parents."""
-    B, I, M, P = children.shape
-    _, J, _, D = transforms.shape
+    B, I, _, _ = children.shape
+    J = transforms.shape[1]
     if rule.log_partition is None:
         share = children.new_full((B, I), 1 / (J + rule.orphan))
     else:
@@ -22,12 +22,10 @@ def uniform_moments(children: Tensor, transforms: Tensor, weights: Tensor | None
         share = share * weights
     weighted = children * share[..., None, None]
     if transforms.shape[0] == 1:
-        total = torch.einsum("bmp,jpd->bjmd", weighted.sum(1), transforms[0])
+        total = torch.einsum("bmp,jpd->bjmd", weighted.sum(1), transforms[0]).flatten(2)
     else:
-        left = weighted.transpose(1, 2).reshape(B * M, I * P)
-        right = transforms.transpose(1, 2).reshape(I * P, J * D)
-        total = (left @ right).view(B, M, J, D).transpose(1, 2)
-    return Moments(share.sum(1)[:, None].expand(B, J), total.flatten(2), None)
+        total = _vote_sum(weighted, transforms)
+    return Moments(share.sum(1)[:, None].expand(B, J), total, None)
 
 
 def attention_moments(
@@ -42,23 +40,19 @@ def attention_moments(
     if weights is not None:
         share = share * weights[..., None]
     pooled = (share.mT @ values).view(B, J, M, P)
-    return Moments(share.sum(1), torch.einsum("bjmp,jpd->bjmd", pooled, transforms[0]).flatten(2), None)
+    return Moments(share.sum(1), _transformed(pooled, transforms), None)
 
 
 def offset_moments(
     children: Tensor, transforms: Tensor, coordinates: Tensor | None, weights: Tensor | None, offset: Tensor
 ) -> Moments:
     """Mass and sum with the shares ``a_i o_ij`` of an offset (I, J), the same in all rows: one matrix product."""
-    B, I, M, P = children.shape
-    _, J, _, D = transforms.shape
+    B, J = children.shape[0], transforms.shape[1]
     weighted = children if weights is None else children * weights[..., None, None]
     if transforms.shape[0] == 1:
-        pooled = torch.einsum("bimp,ij->bjmp", weighted, offset)
-        total = torch.einsum("bjmp,jpd->bjmd", pooled, transforms[0]).flatten(2)
+        total = _transformed(torch.einsum("bimp,ij->bjmp", weighted, offset), transforms)
     else:
-        left = weighted.transpose(1, 2).reshape(B * M, I * P)
-        right = (transforms * offset[..., None, None]).transpose(1, 2).reshape(I * P, J * D)
-        total = (left @ right).view(B, M, J, D).transpose(1, 2).flatten(2)
+        total = _vote_sum(weighted, transforms * offset[..., None, None])
     mass = offset.sum(0).expand(B, J) if weights is None else weights @ offset
     if coordinates is not None:
         if weights is None:
@@ -72,7 +66,7 @@ def given_moments(children: Tensor, transforms: Tensor, shares: Tensor) -> Momen
     """Mass and sum with shares ``r_ij`` (B, I, J) that are known: children are weighted before they are transformed."""
     if transforms.shape[0] == 1:
         pooled = torch.einsum("bij,bimp->bjmp", shares, children)
-        return Moments(shares.sum(1), torch.einsum("bjmp,jpd->bjmd", pooled, transforms[0]).flatten(2), None)
+        return Moments(shares.sum(1), _transformed(pooled, transforms), None)
     return Moments(shares.sum(1), _GivenSum.apply(children, transforms, shares), None)
 
 
@@ -116,6 +110,19 @@ def _given_backward(tensors: Any, upstream: Any) -> Tensors:
 def _given_stored(children: Any, transforms: Any, shares: Any) -> Tensors:
     """The sums of stored votes."""
     return (torch.einsum("bij,bijh->bjh", shares, naive.dense_votes(children, transforms)),)
+
+
+def _transformed(pooled: Tensor, transforms: Tensor) -> Tensor:
+    """What each parent pooled of the children, (B, J, M, P), under shared transforms: (B, J, M * D)."""
+    return torch.einsum("bjmp,jpd->bjmd", pooled, transforms[0]).flatten(2)
+
+
+def _vote_sum(children: Tensor, transforms: Tensor) -> Tensor:
+    """``sum_i u_i W_ij`` by one matrix product, (B, J, M * D)."""
+    B, I, M, P = children.shape
+    _, J, _, D = transforms.shape
+    matrix = transforms.transpose(1, 2).reshape(I * P, J * D)
+    return (_rows(children) @ matrix).view(B, M, J, D).transpose(1, 2).flatten(2)
 
 
 def _rows(children: Tensor) -> Tensor:

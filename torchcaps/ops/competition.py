@@ -31,8 +31,8 @@ class Normaliser:
         mapping: in place of the softmax over the parents.
 
     Raises:
-        TypeError: if a prior, scale or offset is no tensor, or a mapping none.
-        ValueError: if the sharpness is no number, or a mapping is to be hard too, or to leave a share to an orphan.
+        TypeError: if a prior, scale or offset is no tensor, or the mapping is no :class:`AssignmentMap`.
+        ValueError: if the sharpness is no finite number, or there is a mapping with ``hard`` or ``orphan``.
 
     Example:
         >>> from torchcaps.ops import Given, Normaliser
@@ -84,13 +84,18 @@ class Normaliser:
         return Given(self.prior) if similarity is None else Adjusted(similarity, prior=self.prior)
 
     def rule(self, source: VoteSource, similarity: Similarity | None) -> Rule:
-        """The rule for one E-step with this similarity, adjusted already; ``source`` can do it."""
+        """The rule for one E-step.
+
+        Args:
+            source: of the votes, on a backend that can do the similarity.
+            similarity: adjusted already.
+        """
         return Rule(self.orphan, self.hard, None, self.scale, self.offset, self.mapping)
 
 
 @dataclass(frozen=True, eq=False)
 class GridWide(Normaliser):
-    r"""All parents that see a child compete for it, in whatever window of the grid they are.
+    r"""All parents that see a child compete for it, in all windows of the grid.
 
     .. math:: Z_{i} = \log \sum_{\text{windows } w \ni i} \sum_j \exp l_{wij}
 
@@ -137,7 +142,7 @@ class GridWide(Normaliser):
         index = children.long().view(1, -1, *[1] * (field.ndim - 2)).expand_as(field)
         grid = field.new_full((field.shape[0], self.windows.padded * self.types, *field.shape[2:]), -torch.inf)
         peak = grid.scatter_reduce(1, index, field.detach(), "amax")
-        peak = peak.masked_fill(peak == -torch.inf, 0.0)  # of nobody, or of parents that are all infinitely far
+        peak = peak.masked_fill(peak == -torch.inf, 0.0)  # nobody sees it, or all parents are infinitely far
         total = torch.zeros_like(grid).scatter_add(1, index, (field - peak.gather(1, index)).exp())
         unseen = total == 0
         combined = torch.where(unseen, 0.0, peak + torch.where(unseen, 1.0, total).log())
@@ -152,8 +157,8 @@ class PositionWide(GridWide):
 
     .. math:: R_{wij} = \exp(l_{wij} - Z_{ij}), \quad Z_{ij} = \log \sum_{\text{windows } w \ni i} \exp l_{wij}
 
-    so that each type of parents shares out the whole child over its positions, in an orphan's case all but what that
-    takes. The logits of all pairs are formed for it, (B, I, J), as they are for the assignment itself.
+    so that each type of parents shares out the whole child over its positions, or what an orphan leaves of it. The
+    logits of all pairs are formed for it, (B, I, J), as they are for the assignment itself.
 
     Args:
         windows: of the convolution.
@@ -171,5 +176,5 @@ class PositionWide(GridWide):
     """
 
     def partition(self, source: VoteSource, similarity: Similarity | None) -> Tensor:
-        """The logits: each type of parents of a window is alone, (B, I, J)."""
+        """The logits, (B, I, J): within one window, a type of parents competes only with itself."""
         return source.logits(similarity)

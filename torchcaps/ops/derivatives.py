@@ -1,7 +1,7 @@
 """What no kernel is written for: second derivatives, those of forward mode and of ``torch.func``, ONNX.
 
-Backends that do not store votes have a backward pass of their own. What differentiates that again, or goes another way,
-is left to formulas in plain PyTorch, which store the votes and are right to any order.
+Backends that do not store votes have a backward pass of their own. Its derivatives, and those of other modes, are left
+to formulas in plain PyTorch, which store the votes and are right to any order.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ from torch.autograd import forward_ad
 from torchcaps.numerics import transformed
 
 Tensors = Sequence[Tensor | None]
-Work = Callable[[Tensors, Tensors], Sequence[Tensor | None]]
-Function = Callable[..., Sequence[Tensor | None]]
+Work = Callable[[Tensors, Tensors], Tensors]
+Function = Callable[..., Tensors]
 
 STORED = "backend='naive'"
-"""The way out."""
+"""How to ask for stored votes, for error messages."""
 
 
 def constant(function: Callable[..., str]) -> Callable[..., str]:
@@ -33,7 +33,7 @@ def only_stored() -> str:
     if transformed():
         return f"forward-mode derivatives and torch.func need stored votes: {STORED}"
     if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
-        return f"an ONNX file knows standard operators alone, and these need stored votes: {STORED}"
+        return f"an ONNX file knows only standard operators, and these need stored votes: {STORED}"
     return ""
 
 
@@ -41,29 +41,29 @@ def check_forward_mode(name: str) -> None:
     """Keeps an operator without forward-mode derivatives from giving zeros for them.
 
     Raises:
-        RuntimeError: inside forward mode. It does not show here which tensors have tangents: ``torch.func.jvp`` takes
-            them off on the way.
+        RuntimeError: anywhere inside forward mode, whichever tensors have tangents: ``torch.func.jvp`` has taken them
+            off by the time that the operator runs.
     """
     if forward_ad._current_level >= 0:
         raise RuntimeError(f"{name} has no forward-mode derivatives, which need stored votes: {STORED}")
 
 
-def gradients(work: Work, function: Function, tensors: Tensors, upstream: Tensors) -> Sequence[Tensor | None]:
-    """The gradients of tensors, to be returned by a backward pass, which can be differentiated again.
+def gradients(work: Work, function: Function, tensors: Tensors, upstream: Tensors) -> Tensors:
+    """What a backward pass returns, the gradients of tensors, in a form that can be differentiated again.
 
     Args:
         work: how they are found: from the tensors and the upstream gradients.
         function: what they are the gradients of, in plain PyTorch: from the tensors to the outputs.
-        tensors: one by one; None where there is none.
+        tensors: those that went in; None where there is none.
         upstream: the gradients of the outputs; None where none flows.
     """
-    if not torch.is_grad_enabled():  # nobody will ask
+    if not torch.is_grad_enabled():  # nobody will differentiate again
         return work(tensors, upstream)
     return _Gradients.apply(work, function, len(tensors), *tensors, *upstream)
 
 
 class _Gradients(torch.autograd.Function):
-    """A backward pass, with a backward pass."""
+    """A backward pass that has a backward pass of its own."""
 
     @staticmethod
     def forward(ctx: Any, work: Work, function: Function, count: int, *fields: Tensor | None) -> Any:

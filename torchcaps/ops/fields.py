@@ -16,7 +16,7 @@ def axes(*layouts: str, default: Any = MISSING) -> Any:
     """Declares a tensor of a :class:`Fields` dataclass by its axes, one letter each.
 
     ``B`` rows of the batch, ``I`` children, ``J`` parents, ``H`` numbers of a vote; any other letter is an axis of its
-    own. With several layouts the number of axes tells which one it is: ``axes("IJ", "BIJ")``.
+    own. With several layouts the number of axes decides which one it is: ``axes("IJ", "BIJ")``.
     """
     return field(default=default, metadata={"axes": {len(layout): layout for layout in layouts}})
 
@@ -81,10 +81,10 @@ class Fields:
         return type(self)(**values)
 
     def fitting(self: FieldsType, shapes: "Shapes", dtype: torch.dtype) -> FieldsType:
-        """The same in that dtype.
+        """The same in that dtype, with the shapes checked.
 
         Raises:
-            ValueError: if a tensor has not these sizes along its axes, is complex, or is on another device.
+            ValueError: if a tensor has other sizes along its axes, is complex, or is on another device.
         """
         same = True
         for name, tensor, layout in self.items():
@@ -99,7 +99,7 @@ class Fields:
 
 
 class Shapes:
-    """The shapes of tensors with given axes, in one call.
+    """The shapes that tensors with given axes have in one call.
 
     Args:
         sizes: along the axes of each letter.
@@ -121,7 +121,7 @@ class Shapes:
         return known
 
     def words(self, layout: str) -> str:
-        """The shape along these axes, to be read."""
+        """The shape along these axes, for error messages."""
         return f"({', '.join(f'{one} = {self.sizes[one]}' if one in self.sizes else one for one in layout)})"
 
 

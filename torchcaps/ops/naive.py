@@ -51,7 +51,7 @@ def weighted_moments(votes: Tensor, assignment: Tensor, weights: Tensor | None, 
     mass = share.sum(1)
     if not scatter:
         return Moments(mass, torch.einsum("bij,bijh->bjh", share, votes), None)
-    with torch.no_grad():  # a shift that is all but the mean; what it misses, the second pass puts right
+    with torch.no_grad():  # the mean but for rounding, which the sums below correct
         shift = torch.einsum("bij,bijh->bjh", share / positive(mass)[:, None], votes)
     centred = votes - shift[:, None]
     rest = torch.einsum("bij,bijh->bjh", share, centred)
@@ -111,7 +111,7 @@ def stored(source: VoteSource) -> NaiveVotes:
 def stored_moments(
     source: VoteSource, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool
 ) -> Moments:
-    """The moments of the votes of another backend, stored: of those that are ``empty``, it saves nothing."""
+    """The moments of another backend's votes, from stored ones: for votes that are ``empty``, as good as any way."""
     if weights is not None:
         weights = in_windows(weights, source.sites)
     if rule.log_partition is not None:

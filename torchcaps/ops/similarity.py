@@ -12,7 +12,7 @@ from torchcaps.ops.fields import Fields, axes
 class Similarity(Fields, ABC):
     r"""The logits :math:`l_{ij}` of votes: how well each fits its parent.
 
-    A similarity of one's own is a frozen dataclass that declares the axes of its tensors and has a method
+    A similarity of your own is a frozen dataclass that declares the axes of its tensors and has a method
     :meth:`logits`::
 
         @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Similarity(Fields, ABC):
                 distance = (votes - self.centre[:, None]).square().sum(-1)
                 return -torch.log1p(distance / self.width.square())
 
-    It works on ``naive`` and on ``chunked``, which hands it one tile of votes at a time with the parts of its tensors
-    that belong there, forward and backward; the fused backends leave it to these.
+    It runs on ``naive`` and on ``chunked``, which hands it one tile of votes at a time with the parts of its tensors
+    that belong there, forward and backward; the fused backends do not take it.
 
     Example:
         >>> from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Similarity(Fields, ABC):
 
     @abstractmethod
     def logits(self, votes: Tensor) -> Tensor:
-        """The logits (B, I, J) of votes (B, I, J, H): of all, or of some rows and children."""
+        """The logits (B, I, J) of votes (B, I, J, H): of all of them, or of a tile of some rows and children."""
 
     def sharpened(self, sharpness: float | Tensor) -> "Similarity":
         """The similarity with logits ``sharpness`` times as large: a number, or one for each parent, (J,)."""
@@ -71,7 +71,7 @@ class InnerProduct(Similarity):
         return torch.einsum("bijh,bjh->bij", votes, self.alpha)
 
     def sharpened(self, sharpness: float | Tensor) -> "InnerProduct":
-        """Exactly so with a longer alpha."""
+        """The same with a longer alpha."""
         return InnerProduct(self.alpha * _for_each_number(sharpness))
 
 
@@ -97,13 +97,23 @@ class Gaussian(Similarity):
     precision: Tensor = axes("BJH")
     log_weight: Tensor = axes("BJ")
 
+    @classmethod
+    def spherical(cls, mean: Tensor, sharpness: float) -> "Gaussian":
+        r"""Equal spheres, as in K-Means: :math:`l_{ij} = -K |V_{ij} - \mu_j|^2`.
+
+        Args:
+            mean: :math:`\mu`, (B, J, H).
+            sharpness: K; the variance is 1 / (2 K).
+        """
+        return cls(mean, torch.full_like(mean, 2 * sharpness), torch.zeros_like(mean[..., 0]))
+
     def logits(self, votes: Tensor) -> Tensor:
         """The logits (B, I, J) of votes (B, I, J, H)."""
         distance = (votes - self.mean[:, None]).square()
         return self.log_weight[:, None] - torch.einsum("bijh,bjh->bij", distance, self.precision) / 2
 
     def sharpened(self, sharpness: float | Tensor) -> "Gaussian":
-        """Exactly so with other precisions and weights."""
+        """The same with other precisions and weights."""
         return Gaussian(self.mean, self.precision * _for_each_number(sharpness), self.log_weight * sharpness)
 
 
@@ -156,5 +166,5 @@ class Adjusted(Similarity):
 
 
 def _for_each_number(sharpness: float | Tensor) -> float | Tensor:
-    """A number for each parent, (J,), as one for each number of its votes."""
+    """The sharpness so that it broadcasts with (B, J, H): a number as it is, (J,) as (J, 1)."""
     return sharpness[:, None] if isinstance(sharpness, Tensor) and sharpness.ndim else sharpness

@@ -43,16 +43,16 @@ class Windows:
             least = min(*self.kernel, *self.stride, *self.dilation, 1 + min(self.padding))
         except (TypeError, ValueError, ZeroDivisionError):
             fields, out, least = set(), (0,), 0
-        if len(fields) != 1 or least < 1 or isinstance(sum(out), float):  # at a glance, for layers ask in every call
-            self._tell()
+        if len(fields) != 1 or least < 1 or isinstance(sum(out), float):  # at once: layers ask in every call
+            self._raise()
         if min(out) < 1:
             raise ValueError(
                 f"children on a grid of {_times(self.size)} are fewer than a window of {_times(self.kernel)} spans "
                 f"(padding {self.padding}, dilation {self.dilation})"
             )
 
-    def _tell(self) -> None:
-        """Raises a ValueError that says which argument is none."""
+    def _raise(self) -> None:
+        """Raises the ValueError that says which argument is wrong."""
         check_series(0, size=self.size, kernel=self.kernel, stride=self.stride, dilation=self.dilation)
         check_sizes(0, padding=self.padding)
         raise ValueError(f"windows need one number for each axis of the grid in every argument, got {self}")
@@ -96,11 +96,11 @@ class Windows:
         return sites
 
     def children(self, types: int, device: torch.device) -> Tensor:
-        """The flat places of the children of each window, int32 (windows, places * C), on a grid as :meth:`pad`s.
+        """The flat places of the children of each window on the grid of :meth:`pad`, int32 (windows, places * C).
 
         The tensor is kept for the next call with the same windows: it must not be written to.
         """
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():  # tensors that are not numbers
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():  # their tensors hold no numbers
             return self._children(types, device)
         return _kept_children(self, types, device)
 
@@ -109,7 +109,7 @@ class Windows:
         return sites.flatten(1).to(torch.int32)
 
     def pad(self, field: Tensor, value: float = 0.0) -> Tensor:
-        """(N, *size, C, ...) to all children in a row, those of the padding too, (N, G, ...).
+        """All children on one axis, those of the padding too: (N, *size, C, ...) to (N, G, ...).
 
         Args:
             field: of the children.
@@ -130,7 +130,7 @@ def in_windows(field: Tensor, sites: Tensor | None) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _kept_children(windows: Windows, types: int, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # a later call may be one with gradients
+    with torch.inference_mode(False):  # a later call may need gradients
         return windows._children(types, device)
 
 

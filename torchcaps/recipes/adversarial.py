@@ -186,7 +186,8 @@ class Adversarial(Comparison[AdversarialSettings]):
         curves = attacks.attack_all(attackers, sample, settings.epsilons)
         noise = {row: attacks.random_signs(one, sample, epsilons) for row, one in attackers.items()}
         for row, attacker in attackers.items():
-            study.note(row, {**_figures(row, curves, noise[row]), ZEROS: attacker.zeros(sample.pixels, sample.labels)})
+            zeros = attacker.zero_gradients(sample.pixels, sample.labels)
+            study.note(row, {**_figures(row, curves, noise[row]), ZEROS: zeros})
         seconds, images = round(time.perf_counter() - start, 1), len(sample.labels)
         for row, one in study.trained.items():
             tested = {"test_accuracy": one.summary["test_accuracy"], "attacked_images": images}
@@ -208,7 +209,7 @@ def _figures(network: str, curves: Mapping[attacks.Key, attacks.Curve], noise: a
     figures = {CLEAN: noise.accuracy[0], NOISE: noise.accuracy[noise.epsilon.index(0.1)]}
     for measure, key, epsilon in measured(network):
         curve = curves[key]
-        figures[measure] = attacks.shown(curve, key.goal)[curve.epsilon.index(epsilon)]
+        figures[measure] = attacks.judged_by(curve, key.goal)[curve.epsilon.index(epsilon)]
     return figures
 
 

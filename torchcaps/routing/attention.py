@@ -32,7 +32,8 @@ def attention_routing(
     from uniform R, 1 / J. Matrix poses are compared and normalised as wholes, over all their H numbers; a pose of one
     number is not normalised. There is no squash and no bias of a parent's own. The activation is the length of the
     pose, of which a layer normalisation leaves little: the authors' classes have a score, one linear readout of the
-    pose shared by all (:class:`AttentionRouting` has it as ``readout``). All backends; the votes are not stored.
+    pose shared by all (:class:`AttentionRouting` has it as ``readout``). Runs on all backends; only ``naive`` stores
+    the votes.
 
     In a convolution the parents of one window compete: ``competition="window"``. The authors divide R by its sum plus
     1e-10 once more; that is left out.

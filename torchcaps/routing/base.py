@@ -7,7 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,8 +19,10 @@ from torchcaps.ops import Similarity, Votes
 ROUTINGS: dict[str, type["Routing"]] = {}
 
 Gradient = Literal["all", "last"]
+GRADIENTS = get_args(Gradient)
 
 RoutingType = TypeVar("RoutingType", bound="type[Routing]")
+Choice = TypeVar("Choice", bound=str)
 
 
 class Routed(NamedTuple):
@@ -31,8 +33,8 @@ class Routed(NamedTuple):
         activation: the parents' activations, (B, J).
         votes: the votes with the normaliser that the algorithm used.
         similarity: what the last assignment was made with; None where it was uniform.
-        logit: what the activation is the sigmoid of, (B, J): it still tells apart what rounds to 0 or 1; None where the
-            activation is found in another way.
+        logit: what the activation is the sigmoid of, (B, J), for activations that round to 0 or 1; None where the
+            activation is no sigmoid.
 
     Example:
         >>> votes = tc.Votes(torch.randn(4, 32, 8), torch.randn(32, 10, 8, 16))
@@ -66,7 +68,7 @@ class LayerShape:
         out_pose: parent pose, (M, D); (D,) of vector capsules is kept as (1, D).
 
     Raises:
-        ValueError: if these are no sizes; names the argument.
+        ValueError: if an argument is no size; names it.
 
     Example:
         >>> shape = tc.routing.LayerShape(children=32, parents=10, in_pose=(8,), out_pose=(16,))
@@ -96,7 +98,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class About:
-    """What a routing is, in words, for the table of all of them: ``torchcaps bench routings``.
+    """A routing in words: its row in the table of ``torchcaps bench routings``.
 
     Symbols: children I, parents J, child dimension P, numbers of a vote H, steps r, and V = I J P H, the multiply-adds
     of forming all votes of an example once.
@@ -106,8 +108,8 @@ class About:
         update: of the parents.
         activation: of the parents.
         parameters: of the routing itself, beside the layer's transforms; a formula, or none.
-        cost: multiply-adds of an example, forward, as its backend makes them.
-        memory: numbers an example that it keeps between forward and backward, beside inputs and parents.
+        cost: multiply-adds of the forward pass for one example.
+        memory: numbers that are kept for the backward pass for one example, besides inputs and parents.
         source: authors and year.
         reported: what they report, as test error unless it says otherwise.
     """
@@ -128,6 +130,9 @@ class Routing(nn.Module, ABC):
     An algorithm implements :meth:`route`; one with parameters of its own also :meth:`make_parameters`. Constructor
     arguments are kept as attributes of the same names, so that :meth:`config` can give them back. A layer calls
     :meth:`bind` and so gets a copy of its own: one routing can be passed to many layers.
+
+    The constructors of all routings here raise a ``ValueError`` that names an argument out of its range; the functions
+    behind them check the number of steps, and names such as that of a squash.
 
     Example:
         >>> class Mean(tc.routing.Routing):
@@ -150,14 +155,17 @@ class Routing(nn.Module, ABC):
     """Whether :meth:`route` takes the parents of an earlier call, ``initial``, and goes on from them."""
 
     within_window: ClassVar[bool] = False
-    """Whether parents can compete within one window of a convolution only, as under hard assignments and maps."""
+    """Whether parents can compete only within one window of a convolution, as by an argmax or an assignment map."""
 
     def bind(self, shape: LayerShape | int, size: int | None = None) -> "Routing":
         """A copy of this routing with fresh parameters.
 
         Args:
-            shape: of the layer; or only its number of parents J, with
-            size: of their poses, H. Children are then any number of vectors of the same size.
+            shape: of the layer; or only its number of parents, J.
+            size: with J, the numbers of a parent's pose, H. The children are then any number of vectors of that size.
+
+        Raises:
+            TypeError: if there is a number of parents without a size.
         """
         if not isinstance(shape, LayerShape):
             if size is None:
@@ -181,7 +189,8 @@ class Routing(nn.Module, ABC):
 
         Args:
             votes: of I children for J parents.
-            activation: the child activations, (B, I), or None when the children have none.
+            activation: the child activations, (N, G) as in :class:`~torchcaps.ops.Votes`, which is (B, I) but in a
+                convolution; None when the children have none.
         """
 
     def forward(self, votes: Votes, activation: Tensor | None = None, *, initial: Routed | None = None) -> Routed:
@@ -189,10 +198,10 @@ class Routing(nn.Module, ABC):
 
         Args:
             votes: of I children for J parents.
-            activation: the child activations, (B, I), or None when the children have none.
-            initial: parents of an earlier call to go on from, in place of a uniform first step. With the same votes, so
-                many steps and so many more are as good as all of them at once; with those of children that have
-                changed since, this is concurrent routing.
+            activation: the child activations, as in :meth:`route`.
+            initial: the parents of an earlier call, to go on from instead of from a uniform assignment. With the same
+                votes, m steps and then n more give what m + n steps give; with votes of children that have changed
+                since, this is concurrent routing.
 
         Raises:
             ValueError: if this routing is not ``resumable``, or ``initial`` has parents of another shape.
@@ -230,7 +239,7 @@ def constructor_arguments(cls: type) -> list[str]:
 
 
 def refused(name: str, cls: type, arguments: Iterable[str]) -> str:
-    """Why a class's constructor, known by a name, does not take these arguments; empty if it does."""
+    """Why the constructor of a class does not take these arguments, in words about ``name``; empty if it does."""
     known = constructor_arguments(cls)
     parameters = inspect.signature(cls).parameters.values()
     any_name = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
@@ -304,11 +313,11 @@ def routing_of(shape: LayerShape, routing: Any, default: Routing) -> Routing:
 
 
 MOST_STEPS = 10_000
-"""More steps are a slip of the pen: a few are what is learned through, and hundreds settle."""
+"""More steps are taken for a typing error: gradients flow through a few, and hundreds converge."""
 
 
 def check_steps(steps: int, least: int = 1) -> int:
-    """The number of steps, if it is one.
+    """The number of steps, checked.
 
     Raises:
         ValueError: if it is no whole number, less than ``least``, or more than :data:`MOST_STEPS`.
@@ -320,10 +329,10 @@ def check_steps(steps: int, least: int = 1) -> int:
 
 
 def check_parents(routing: Routing, parents: int, votes: Votes) -> None:
-    """Sees that a routing with parameters for so many parents gets votes for as many.
+    """Checks that the votes are for as many parents as a routing has parameters for.
 
     Raises:
-        ValueError: if it does not.
+        ValueError: if they are not.
     """
     if votes.parents != parents:
         raise ValueError(
@@ -331,11 +340,18 @@ def check_parents(routing: Routing, parents: int, votes: Votes) -> None:
         )
 
 
-def check_choice(argument: str, value: str, choices: tuple[str, ...]) -> str:
-    """The value, if it is one of the choices.
+def unbound(routing: Routing) -> RuntimeError:
+    """The error to raise where a routing is called before it has its parameters."""
+    return RuntimeError(
+        f"this {type(routing).__name__} has no parameters yet: give it to a layer, or call bind(parents, size)"
+    )
+
+
+def check_choice(argument: str, value: Choice, choices: tuple[str, ...]) -> Choice:
+    """The value, checked.
 
     Raises:
-        ValueError: if it is not.
+        ValueError: if it is not one of the choices; names the argument.
     """
     if value not in choices:
         raise ValueError(f"{argument} must be one of {list(choices)}, got {value!r}")
@@ -362,9 +378,10 @@ def as_capsules(routed: Routed, pose_shape: tuple[int, ...], dtype: Any) -> Caps
 
 
 class BatchStandard(nn.BatchNorm1d):
-    """Batch normalisation without weights, in the dtype of what comes, over all axes but one.
+    """Batch normalisation over all axes but one, without scale and shift, in the dtype of the input.
 
-    In training, one number alone is normalised with the running values, where the base class raises an error.
+    In training, a batch with one number a feature is normalised with the running values; the base class raises an
+    error.
 
     Args:
         features: the length of the axis.
@@ -386,14 +403,14 @@ class BatchStandard(nn.BatchNorm1d):
         self.axis = axis
 
     def forward(self, batch: Tensor) -> Tensor:
-        """The same, standardised."""
+        """The same shape, standardised."""
         batch = batch.movedim(self.axis, 1)
         many = self.training
         if batch.numel() <= self.num_features:  # in a statement: where a compiler leaves sizes open it decides here
             many = False
         mean, variance = self.running_mean.to(batch), self.running_var.to(batch)
         found = functional.batch_norm(batch, mean, variance, training=many, momentum=self.momentum or 0.0, eps=self.eps)
-        if many and mean.dtype != self.running_mean.dtype:  # what was moved on are copies
+        if many and mean.dtype != self.running_mean.dtype:  # only the copies were updated
             self.running_mean.copy_(mean)
             self.running_var.copy_(variance)
         return found.movedim(1, self.axis)

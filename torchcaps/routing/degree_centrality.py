@@ -9,7 +9,7 @@ from torchcaps.numerics import check_positive
 from torchcaps.ops import Given, Similarity, Votes, axes
 from torchcaps.routing.base import About, Routed, Routing, register_routing
 from torchcaps.routing.maps import Exponential
-from torchcaps.squash import kind_of, length, squash
+from torchcaps.squash import check_squash, length, squash
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +18,7 @@ class Degree(Similarity):
 
     Args:
         total: :math:`S_j`, the sum of all votes for a parent, (B, J, H).
-        epsilon: the least that it is divided by.
+        epsilon: the smallest divisor.
     """
 
     total: Tensor = axes("BJH")
@@ -40,9 +40,9 @@ def degree_centrality_routing(
         v_j = \operatorname{squash} \sum_i R_{ij} V_{ij}
 
     One pass. The softmax is over the CHILDREN: parents do not compete, and the shares of a child need not add up to 1.
-    An edge is divided by the squared length of the vote at its beginning alone, as in the authors' code, and is a
-    cosine only between votes of one length. The sum over i' moves into the inner product, so there is no matrix of all
-    pairs of votes; the shares are formed, (B, I, J). Backends ``naive`` and ``chunked``, where votes are not stored.
+    An edge is divided by the squared length of just the vote where it starts, as in the authors' code, and is a cosine
+    only between votes of one length. The sum over i' moves into the inner product, so there is no matrix of all
+    pairs of votes; the shares are formed, (B, I, J). Runs on ``naive``, which stores the votes, and on ``chunked``.
 
     Args:
         votes: of I children for J parents.
@@ -91,8 +91,7 @@ class DegreeCentralityRouting(Routing):
 
     def __init__(self, squash: str = "sabour", epsilon: float = 1e-8) -> None:
         super().__init__()
-        kind_of(squash)
-        self.squash = squash
+        self.squash = check_squash(squash)
         check_positive(epsilon=epsilon)
         self.epsilon = epsilon
 

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torchcaps.ops import Agreement, InnerProduct, Votes
 from torchcaps.ops.agreement import after, step_by_step
 from torchcaps.routing.base import (
+    GRADIENTS,
     About,
     Gradient,
     LayerShape,
@@ -16,7 +17,7 @@ from torchcaps.routing.base import (
     check_steps,
     register_routing,
 )
-from torchcaps.squash import kind_of, length
+from torchcaps.squash import check_squash, length
 
 
 def dynamic_routing(
@@ -54,10 +55,13 @@ def dynamic_routing(
             constant; many ports detach the earlier steps.
         initial: parents of an earlier call to go on from, alpha included.
 
+    Raises:
+        ValueError: if ``initial`` comes from another similarity than inner products.
+
     Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", Procedure 1; the code released with it.
     """
     check_steps(steps)
-    check_choice("gradient", gradient, ("all", "last"))
+    check_choice("gradient", gradient, GRADIENTS)
     if orphan:
         votes = votes.restricted(orphan=True)
     agreement = Agreement(steps, squash_kind, accumulate)
@@ -124,10 +128,8 @@ class DynamicRouting(Routing):
         self.bias = bias
         self.accumulate = accumulate
         self.orphan = orphan
-        kind_of(squash)
-        self.squash = squash
-        check_choice("gradient", gradient, ("all", "last"))
-        self.gradient = gradient
+        self.squash = check_squash(squash)
+        self.gradient = check_choice("gradient", gradient, GRADIENTS)
         self.register_parameter("offset", None)
 
     def make_parameters(self, shape: LayerShape) -> None:

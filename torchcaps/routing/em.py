@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch.nn.functional import layer_norm, logsigmoid
 from torchcaps.numerics import check_finite, check_positive, check_share, given, is_finite, positive
 from torchcaps.ops import Gaussian, Gaussians, Moments, Votes
 from torchcaps.routing.base import (
+    GRADIENTS,
     About,
     Gradient,
     LayerShape,
@@ -22,18 +23,20 @@ from torchcaps.routing.base import (
     check_parents,
     check_steps,
     register_routing,
+    unbound,
 )
 
 Schedule = Literal["released", "linear", "constant"]
 Sharpness = float | Tensor | Sequence[float | Tensor]
 Learned = Literal["layer", "parent"]
+_SCHEDULES = get_args(Schedule)
 
 
 class EMState(NamedTuple):
     """The parents after an M-step.
 
     Args:
-        gaussians: with the floor in the variances.
+        gaussians: whose variances include the floor.
         logit: of the activation, (B, J).
     """
 
@@ -89,6 +92,9 @@ class EMSettings:
         check_finite(0, relative_floor=self.relative_floor)
 
 
+_SETTINGS = tuple(field.name for field in fields(EMSettings))
+
+
 def votes_variance(moments: Moments, windows: int = 1) -> Tensor:
     r"""The variance of all votes of an example about the means of their parents, (B, 1, 1).
 
@@ -100,12 +106,12 @@ def votes_variance(moments: Moments, windows: int = 1) -> Tensor:
 
     Args:
         moments: of the first step, with the scatter.
-        windows: W, rows of the batch that belong to one example, in a row.
+        windows: W, how many successive rows of the batch belong to one example.
     """
     assert moments.scatter is not None
     rounding = (16 * torch.finfo(moments.sum.dtype).eps * moments.sum).square() / positive(moments.mass)[..., None]
-    fields = moments.scatter.sum((1, 2)), moments.mass.sum(1) * moments.sum.shape[-1], rounding.detach().sum((1, 2))
-    scatter, count, least = torch.stack(fields).unflatten(1, (-1, windows)).sum(-1)  # [N] each
+    sums = moments.scatter.sum((1, 2)), moments.mass.sum(1) * moments.sum.shape[-1], rounding.detach().sum((1, 2))
+    scatter, count, least = torch.stack(sums).unflatten(1, (-1, windows)).sum(-1)  # [N] each
     agree = scatter <= least  # NaN is not: it comes through
     variance = torch.where(agree, 1.0, scatter / torch.where(agree, 1.0, count))
     return variance.repeat_interleave(windows)[:, None, None]
@@ -137,7 +143,7 @@ def em_m_step(
         inverse_temperature: lambda.
         settings: where implementations differ.
         previous: the parents before, for ``mean_smoothing``; None before the first step.
-        unit: of variances, (B, 1, 1), for ``relative_floor``; None: they are counted as they are.
+        unit: of variances, (B, 1, 1), for ``relative_floor``; None counts them as they are.
     """
     gaussians = _gaussians(votes, moments, settings, previous, unit)
     parents, size = gaussians.mean.shape[1:]
@@ -196,7 +202,7 @@ def inverse_temperatures(schedule: Schedule | Callable[[int, int], float], steps
     """
     if callable(schedule):
         return [final * schedule(step, steps) for step in range(steps)]
-    check_choice("schedule", schedule, ("released", "linear", "constant"))
+    check_choice("schedule", schedule, _SCHEDULES)
     if schedule == "released":
         return [final * (1 - 0.95 ** (step + 1)) for step in range(steps)]
     rise = (min(steps, 3) - 1) / max(steps - 1, 1) if schedule == "linear" else 0.0
@@ -208,7 +214,7 @@ def em_routing(
     weights: Tensor | None,
     beta_u: Tensor,
     beta_a: Tensor,
-    inverse_temperatures: "list[float] | tuple[float, ...]",
+    inverse_temperatures: Sequence[float],
     settings: EMSettings = EMSettings(),
     gradient: Gradient = "all",
     sharpness: Sharpness = 1.0,
@@ -222,10 +228,10 @@ def em_routing(
         beta_a: (J,).
         inverse_temperatures: lambda of each step.
         settings: where implementations of the M-step differ.
-        gradient: through ``"all"`` steps, as in the released code, or through the ``"last"`` only, where the Gaussians
-            of the step before are then constants. With standardised costs nearly all of the gradient comes through the
-            earlier steps, in bursts hundreds of times as long as usual; ``"last"`` leaves a far smaller and steadier
-            one, which no longer is that of the loss (torchcaps bench em_learning).
+        gradient: through ``"all"`` steps, as in the released code, or only through the ``"last"``, which then takes the
+            Gaussians of the step before as constants. With standardised costs nearly all of the gradient comes through
+            the earlier steps, in bursts hundreds of times as long as usual; what ``"last"`` leaves is far smaller and
+            steadier, and no longer the gradient of the loss (torchcaps bench em_learning).
         sharpness: of the E-steps, see :func:`em_similarity`: a number, one a parent (J,), or a sequence with one of
             these for each E-step.
 
@@ -233,8 +239,8 @@ def em_routing(
     Gritzman 2019, "Avoiding implementation pitfalls of matrix capsules with EM routing".
     """
     steps = check_steps(len(inverse_temperatures))
-    check_choice("gradient", gradient, ("all", "last"))
-    sharpnesses = _of_each(sharpness, steps - 1)
+    check_choice("gradient", gradient, GRADIENTS)
+    sharpnesses = _per_step(sharpness, steps - 1)
     similarity: Gaussian | None = None
     state: EMState | None = None
     unit: Tensor | None = None
@@ -249,7 +255,7 @@ def em_routing(
     return Routed(state.gaussians.mean, state.logit.sigmoid(), votes, similarity, state.logit)
 
 
-def _of_each(sharpness: Sharpness, count: int) -> Sequence[float | Tensor]:
+def _per_step(sharpness: Sharpness, count: int) -> Sequence[float | Tensor]:
     """The sharpness of each E-step."""
     if not isinstance(sharpness, Sequence):
         return [sharpness] * count
@@ -305,7 +311,7 @@ class EMRouting(Routing):
         cost_scale: factor of the cost.
         activation_scale: factor of beta_a.
         mass_scale: scale the masses in the cost to this many children a parent; None leaves them.
-        standardise: standardise the cost over the parents; of fewer than three it says nothing then.
+        standardise: standardise the cost over the parents, of which there should then be three or more.
         beta_u: initial value.
         beta_a: initial value.
         gradient: through all steps, or only the last.
@@ -355,7 +361,7 @@ class EMRouting(Routing):
         super().__init__()
         self.steps = check_steps(steps)
         check_finite(inverse_temperature=inverse_temperature, beta_u=beta_u, beta_a=beta_a)
-        inverse_temperatures(schedule, steps, inverse_temperature)  # so that a wrong schedule is told at once
+        inverse_temperatures(schedule, steps, inverse_temperature)  # a wrong schedule raises here
         self.schedule = schedule
         self.inverse_temperature = inverse_temperature
         self.variance_floor = variance_floor
@@ -366,15 +372,14 @@ class EMRouting(Routing):
         self.standardise = standardise
         self.beta_u = beta_u
         self.beta_a = beta_a
-        check_choice("gradient", gradient, ("all", "last"))
-        self.gradient = gradient
+        self.gradient = check_choice("gradient", gradient, GRADIENTS)
         self.sharpness = _checked_sharpness(sharpness, steps - 1)
         if learn_sharpness is not None:
-            check_choice("learn_sharpness", learn_sharpness, ("layer", "parent"))
+            check_choice("learn_sharpness", learn_sharpness, get_args(Learned))
         self.learn_sharpness = learn_sharpness
         self.relative_floor = relative_floor
         self._known: tuple[tuple[Any, ...], EMSettings] | None = None
-        _ = self._settings  # so that wrong ones are told at once
+        _ = self._settings  # wrong ones raise here
         self._size = 1
         self.register_parameter("unit_cost", None)
         self.register_parameter("activation_cost", None)
@@ -401,7 +406,7 @@ class EMRouting(Routing):
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
         if self.unit_cost is None or self.activation_cost is None:
-            raise RuntimeError("this EMRouting has no parameters yet: give it to a layer or call bind(parents, size)")
+            raise unbound(self)
         check_parents(self, len(self.unit_cost), votes)
         temperatures = inverse_temperatures(self.schedule, self.steps, self.inverse_temperature)
         return em_routing(
@@ -418,15 +423,7 @@ class EMRouting(Routing):
     @property
     def _settings(self) -> EMSettings:
         """Those of the M-step, as they are now; made, and checked, anew where one has changed."""
-        now = (
-            self.variance_floor,
-            self.mean_smoothing,
-            self.cost_scale,
-            self.activation_scale,
-            self.mass_scale,
-            self.standardise,
-            self.relative_floor,
-        )
+        now = tuple([getattr(self, name) for name in _SETTINGS])
         if self._known is None or self._known[0] != now:
             self._known = now, EMSettings(*now)
         return self._known[1]

@@ -1,6 +1,6 @@
 """Routing capsules in all domains (Heinsen 2019): EM with a net benefit to use a child and a net cost to ignore it."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -8,9 +8,19 @@ from torch.nn.functional import logsigmoid
 
 from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Gaussian, Moments, Votes
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_choice, check_steps, register_routing
+from torchcaps.routing.base import (
+    About,
+    LayerShape,
+    Routed,
+    Routing,
+    check_choice,
+    check_steps,
+    register_routing,
+    unbound,
+)
 
 Model = Literal["gaussian", "kmeans"]
+_MODELS = get_args(Model)
 
 
 def heinsen_2019_routing(
@@ -37,8 +47,8 @@ def heinsen_2019_routing(
         s^2_j = \frac{\sum_i U_{ij} (V_{ij} - \mu_j)^2}{\sum_i U_{ij} + \epsilon} + \epsilon
 
     from uniform R, 1 / J. The score :math:`a_j` is a logit, and f the sigmoid of the children's. Soft K-Means has
-    :math:`-\sum_h (V_{ijh} - \mu_{jh})^2` in place of the density. All backends; the votes are not stored. Where each
-    pair has its own betas the assignments are, (B, I, J).
+    :math:`-\sum_h (V_{ijh} - \mu_{jh})^2` in place of the density. Runs on all backends; only ``naive`` stores the
+    votes. Where each pair has its own betas, the assignments are formed, (B, I, J).
 
     Args:
         votes: of I children for J parents.
@@ -55,7 +65,7 @@ def heinsen_2019_routing(
     Source: Heinsen 2019, "An Algorithm for Routing Capsules in All Domains", Algorithm 1; the code released with it.
     """
     check_steps(steps)
-    check_choice("model", model, ("gaussian", "kmeans"))
+    check_choice("model", model, _MODELS)
     if bias is not None:
         votes = votes.with_bias(bias)
     if logits and weights is not None:
@@ -143,8 +153,7 @@ class Heinsen2019Routing(Routing):
     ) -> None:
         super().__init__()
         self.steps = check_steps(steps)
-        check_choice("model", model, ("gaussian", "kmeans"))
-        self.model = model
+        self.model = check_choice("model", model, _MODELS)
         self.logits = logits
         self.any_parents = any_parents
         for name in ("bias", "benefit", "cost", "spread"):
@@ -163,7 +172,7 @@ class Heinsen2019Routing(Routing):
         """Routes; children are weighted by their activations."""
         bias = self.bias
         if bias is None:
-            raise RuntimeError("this Heinsen2019Routing has no parameters yet: give it to a layer or call bind(...)")
+            raise unbound(self)
         if self.spread is not None:
             along = torch.linspace(-1, 1, votes.parents, dtype=bias.dtype, device=bias.device)
             return self._route(votes, activation, bias + along[:, None] * self.spread)

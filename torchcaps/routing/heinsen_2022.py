@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Given, Votes
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_steps, register_routing
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_steps, register_routing, unbound
 from torchcaps.squash import length
 
 
@@ -84,7 +84,7 @@ def heinsen_2022_routing(
         \sum_i \phi_{ij} V_{ij} = \Big( \Big( \sum_i \phi_{ij} x'_i \Big) \odot W_{F_1,j} \Big) W_{F_2}
         + \sum_i \phi_{ij} B_{F_2,j}
 
-    : children are added up first, and there are no votes to store or to form, only matrix products of children and
+    and with the children added up first there are no votes to store or to form, only matrix products of children and
     parents, on any device.
 
     Args:
@@ -100,7 +100,7 @@ def heinsen_2022_routing(
         The parents y, (B, J, D), and the logits :math:`\log \sigma(...)` of their last assignment, (B, I, J).
 
     Raises:
-        ValueError: if there is not one step at least.
+        ValueError: if ``steps`` is less than 1.
 
     Source: Heinsen 2022, "An Algorithm for Routing Vectors in Sequences", Algorithm 2; the code released with it.
     """
@@ -227,7 +227,7 @@ class Heinsen2022Routing(Routing):
     def weights(self, children: Tensor) -> VectorWeights:
         """What is learned, with the betas of these children, (B, I, d)."""
         if self.presence is None:
-            raise RuntimeError("this Heinsen2022Routing has no parameters yet: give it to a layer or call bind(...)")
+            raise unbound(self)
         fields = {name: getattr(self, name) for name in VectorWeights._fields}
         if self.benefit_of is not None and self.cost_of is not None:
             with full_precision(children):

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,9 +11,10 @@ from torchcaps.numerics import check_positive, given, positive, quotient
 from torchcaps.ops import Similarity, Votes, axes
 from torchcaps.routing.base import About, Routed, Routing, check_choice, check_steps, register_routing
 from torchcaps.routing.maps import Direct
-from torchcaps.squash import kind_of, length, squash
+from torchcaps.squash import check_squash, length, squash
 
 Method = Literal["shift", "em"]
+_METHODS = get_args(Method)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +39,10 @@ class SquashedDistance(Similarity):
         own = self.steps * (1 - short.square().sum(-1))
         return own + 2 * torch.einsum("bijh,bjh->bij", short, self.total) - self.squared[:, None]
 
-    def after(self, pose: Tensor) -> "SquashedDistance":
-        """With one step more."""
-        squared = pose.square().sum(-1)
-        return SquashedDistance(self.total + pose, self.squared + squared, self.steps + 1, self.squash_kind)
+    def __add__(self, other: "SquashedDistance") -> "SquashedDistance":
+        """Over the steps of both."""
+        total, squared = self.total + other.total, self.squared + other.squared
+        return SquashedDistance(total, squared, self.steps + other.steps, self.squash_kind)
 
 
 def kernel_density_routing(
@@ -59,7 +60,7 @@ def kernel_density_routing(
         v_j = \operatorname{squash} \frac{\sum_i R_{ij} V_{ij}}{\sum_i R_{ij}}, \quad
         b_{ij} \mathrel{+}= 1 - |\operatorname{squash}(V_{ij}) - v_j|^2
 
-    from b = 0. Backends ``naive`` and ``chunked``, where the votes are not stored.
+    from b = 0. Runs on ``naive``, which stores the votes, and on ``chunked``.
 
     With ``settled`` it stops as soon as the logarithm of the density,
 
@@ -88,25 +89,21 @@ def kernel_density_routing(
         pose = squash(moments.mean, squash_kind)
         if step == steps - 1:
             break
-        following = _first(pose, squash_kind) if similarity is None else similarity.after(pose)
+        agreement = SquashedDistance(pose, pose.square().sum(-1), squash_kind=squash_kind)
         if settled is not None:
-            density = _log_density(votes, similarity, _first(pose, squash_kind), weights)
+            density = _log_density(votes, similarity, agreement, weights)
             if abs(density - before) < settled:
                 break
             before = density
-        similarity = following
+        similarity = agreement if similarity is None else similarity + agreement
     return Routed(pose, length(pose), votes, similarity)
-
-
-def _first(pose: Tensor, squash_kind: str) -> SquashedDistance:
-    return SquashedDistance(pose, pose.square().sum(-1), 1, squash_kind)
 
 
 @torch.no_grad()
 def _log_density(
     votes: Votes, assigned: SquashedDistance | None, agreement: SquashedDistance, weights: Tensor | None
 ) -> float:
-    """Of the votes at the parents, under the assignment that made these; a mean over the batch."""
+    """The logarithm of the density of the votes at the parents, by the shares that made these; one for the batch."""
     share = votes.assignment(assigned)
     present = votes.present(weights)
     if present is not None:
@@ -179,7 +176,7 @@ class KernelDensity(Similarity):
 
 
 def epanechnikov(votes: Tensor, centre: Tensor, width: float) -> Tensor:
-    """The kernel 1 - x, or 0, of the mean squared distance x over the numbers of a pose, in widths, (B, I, J)."""
+    """The kernel ``max(0, 1 - |V - v|^2 / (H w^2))``, (B, I, J)."""
     return (1 - (votes - centre[:, None]).square().mean(-1) / width**2).relu()
 
 
@@ -201,18 +198,18 @@ def fast_kernel_density_routing(
     (one step of mean shift with the kernel of Epanechnikov, whose derivative is constant), and
 
     .. math::
-        \text{shift (FRMS):}\quad r_{ij} \leftarrow \frac{r_{ij} + \alpha k_{ij}}{\sum_j r_{ij} + \alpha k_{ij}},
+        \text{shift (FRMS):}\quad r_{ij} \leftarrow \frac{r_{ij} + \alpha k_{ij}}{\sum_j (r_{ij} + \alpha k_{ij})},
         \qquad
         \text{em (FREM):}\quad r_{ij} = \frac{p_j k_{ij}}{\sum_j p_j k_{ij}}, \quad
         p_j = \frac{\sum_i a_i r_{ij}}{\sum_i a_i}
 
     from r = 1 / J. The activation is the density at the parent, :math:`\sum_i a_i r_{ij} k_{ij} / \sum_i a_i r_{ij}`.
     In ``em`` a vote that no kernel reaches has no share, and a parent without votes is 0; their gradients are 0.
-    Backends ``naive`` and ``chunked``, where the votes are not stored.
+    Runs on ``naive``, which stores the votes, and on ``chunked``.
 
-    There is no public code. From the paper are the weighted density as objective, the kernel, the two ways to climb,
-    and the names; chosen here are a kernel that reaches w deviations in each number of a pose, shares that are
-    normalised after each step, and the activation.
+    Not compared with any code of the authors'. From the paper are the weighted density as objective, the kernel, the
+    two ways to climb, and the names; chosen here are a kernel that reaches w deviations in each number of a pose,
+    shares that are normalised after each step, and the activation.
 
     Args:
         votes: of I children for J parents.
@@ -222,10 +219,10 @@ def fast_kernel_density_routing(
         width: w.
         rate: :math:`\alpha`, for ``"shift"``.
 
-    Source: Zhang, Zhou & Wu 2018, "Fast Dynamic Routing Based on Weighted Kernel Density Estimation".
+    Source: Zhang, Zhao, Wu & Zhou 2018, "Fast Dynamic Routing Based on Weighted Kernel Density Estimation".
     """
     check_steps(steps)
-    check_choice("method", method, ("shift", "em"))
+    check_choice("method", method, _METHODS)
     uniform, votes = votes, votes.restricted(mapping=Direct())
     shares: MeanShiftShares | KernelMixtureShares | None = None
     centres: list[Tensor] = []
@@ -274,8 +271,7 @@ class KernelDensityRouting(Routing):
         self.steps = check_steps(steps)
         check_positive(**given(settled=settled))
         self.settled = settled
-        kind_of(squash)
-        self.squash = squash
+        self.squash = check_squash(squash)
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""
@@ -305,7 +301,7 @@ class FastKernelDensityRouting(Routing):
         parameters="none",
         cost="(r + 1) V + r (r + 1) I J H",
         memory="none",
-        source="Zhang, Zhou & Wu 2018",
+        source="Zhang, Zhao, Wu & Zhou 2018",
         reported="nearly 40 % less time than routing before",
     )
 
@@ -314,8 +310,7 @@ class FastKernelDensityRouting(Routing):
     def __init__(self, steps: int = 3, method: Method = "shift", width: float = 2.0, rate: float = 1.0) -> None:
         super().__init__()
         self.steps = check_steps(steps)
-        check_choice("method", method, ("shift", "em"))
-        self.method = method
+        self.method = check_choice("method", method, _METHODS)
         check_positive(width=width, rate=rate)
         self.width, self.rate = width, rate
 

@@ -1,6 +1,6 @@
 """Routing as K-Means of the votes (Su Jianlin 2018): by inner product, by distance, and with hard assignments."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -9,17 +9,15 @@ from torch.nn.functional import normalize
 from torchcaps.numerics import check_finite, negligible
 from torchcaps.ops import Gaussian, InnerProduct, Moments, Similarity, Votes
 from torchcaps.routing.base import About, Routed, Routing, check_choice, check_steps, register_routing
-from torchcaps.routing.means import for_means
-from torchcaps.squash import kind_of, length, squash
+from torchcaps.routing.means import weights_for_means
+from torchcaps.squash import check_squash, length, squash
+
+Metric = Literal["euclidean", "inner"]
+_METRICS = get_args(Metric)
 
 
-def _spheres(mean: Tensor, sharpness: float) -> Gaussian:
-    """Similarity ``-K |V - mu|^2``."""
-    return Gaussian(mean, torch.full_like(mean, 2 * sharpness), torch.zeros_like(mean[..., 0]))
-
-
-def _chosen(moments: Moments, new: Tensor, old: Tensor) -> Tensor:
-    """The new centres (B, J, H) of the parents that votes chose; the others keep theirs."""
+def _moved(moments: Moments, new: Tensor, old: Tensor) -> Tensor:
+    """The centres (B, J, H): the new ones, but the old ones of parents that no vote chose."""
     return torch.where(negligible(moments.mass)[..., None], old, new)
 
 
@@ -89,14 +87,14 @@ def euclidean_kmeans_routing(
     Source: Su Jianlin 2018b (kexue.fm/archives/5112), the section on Euclidean distance.
     """
     check_steps(steps)
-    weights = for_means(votes, weights)
+    weights = weights_for_means(votes, weights)
     mean = None if initial is None else initial.pose
-    similarity = None if mean is None else _spheres(mean, sharpness)
+    similarity = None if mean is None else Gaussian.spherical(mean, sharpness)
     for step in range(steps):
         moments = votes.moments(similarity, weights)
-        mean = moments.mean if mean is None else _chosen(moments, moments.mean, mean)
+        mean = moments.mean if mean is None else _moved(moments, moments.mean, mean)
         if step < steps - 1:
-            similarity = _spheres(mean, sharpness)
+            similarity = Gaussian.spherical(mean, sharpness)
     assert mean is not None
     return Routed(mean, length(mean), votes, similarity)
 
@@ -107,7 +105,7 @@ def hard_kmeans_routing(
     weights: Tensor | None = None,
     *,
     steps: int = 3,
-    metric: Literal["euclidean", "inner"] = "euclidean",
+    metric: Metric = "euclidean",
     squash_kind: str = "half",
 ) -> Routed:
     r"""K-Means with hard assignments: the limit :math:`K \to \infty` of the soft ones. Gives no gradients.
@@ -124,18 +122,18 @@ def hard_kmeans_routing(
     Source: Lloyd 1982; Su Jianlin 2018b (kexue.fm/archives/5112).
     """
     check_steps(steps)
-    check_choice("metric", metric, ("euclidean", "inner"))
+    check_choice("metric", metric, _METRICS)
     euclidean = metric == "euclidean"
-    weights = for_means(votes, weights) if euclidean else weights
+    weights = weights_for_means(votes, weights) if euclidean else weights
     similarity: Similarity | None = None
     moments = votes.moments(similarity, weights)
     centre = moments.mean if euclidean else moments.sum
     if steps > 1:
         votes = votes.restricted(hard=True)
     for _ in range(steps - 1):
-        similarity = _spheres(centre, 1.0) if euclidean else InnerProduct(normalize(centre, dim=-1))
+        similarity = Gaussian.spherical(centre, 1.0) if euclidean else InnerProduct(normalize(centre, dim=-1))
         moments = votes.moments(similarity, weights)
-        centre = _chosen(moments, moments.mean if euclidean else moments.sum, centre)
+        centre = _moved(moments, moments.mean if euclidean else moments.sum, centre)
     pose = centre if euclidean else squash(centre, squash_kind)
     return Routed(pose, length(pose), votes, similarity)
 
@@ -173,8 +171,7 @@ class InnerProductKMeansRouting(Routing):
         self.steps = check_steps(steps)
         check_finite(sharpness=sharpness)
         self.sharpness = sharpness
-        kind_of(squash)
-        self.squash = squash
+        self.squash = check_squash(squash)
 
     def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""
@@ -251,15 +248,11 @@ class HardKMeansRouting(Routing):
     trainable = False
     within_window = True
 
-    def __init__(
-        self, steps: int = 3, metric: Literal["euclidean", "inner"] = "euclidean", squash: str = "half"
-    ) -> None:
+    def __init__(self, steps: int = 3, metric: Metric = "euclidean", squash: str = "half") -> None:
         super().__init__()
         self.steps = check_steps(steps)
-        check_choice("metric", metric, ("euclidean", "inner"))
-        self.metric = metric
-        kind_of(squash)
-        self.squash = squash
+        self.metric = check_choice("metric", metric, _METRICS)
+        self.squash = check_squash(squash)
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes.

@@ -18,7 +18,7 @@ class Direct(AssignmentMap):
 
 @dataclass(frozen=True)
 class Exponential(AssignmentMap):
-    r"""Not normalised, or normalised already, over whatever it may be: :math:`R_{ij} = \exp l_{ij}`."""
+    r"""For logits that are normalised already, or need no normalisation: :math:`R_{ij} = \exp l_{ij}`."""
 
     def assignment(self, logits: Tensor) -> Tensor:
         """The assignments (B, I, J) of logits (B, I, J)."""

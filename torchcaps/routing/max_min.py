@@ -9,17 +9,17 @@ from torchcaps.numerics import check_finite
 from torchcaps.ops import AssignmentMap, Votes
 from torchcaps.routing.base import About, Routed, Routing, check_steps, register_routing
 from torchcaps.routing.dynamic import dynamic_routing
-from torchcaps.squash import kind_of
+from torchcaps.squash import check_squash
 
 
 @dataclass(frozen=True)
 class MaxMin(AssignmentMap):
-    r"""Each child's logits, laid out between a lower and an upper bound.
+    r"""Each child's logits, scaled linearly to the range between a lower and an upper bound.
 
     .. math:: R_{ij} = l + \frac{b_{ij} - \min_j b_{ij}}{\max_j b_{ij} - \min_j b_{ij}} (u - l)
 
-    and u for all parents where the logits are all the same. The shares of a child do not compete: they need not add up
-    to 1.
+    and :math:`R_{ij} = u` for all parents where the logits are all equal. Parents do not compete: the shares of a child
+    need not add up to 1.
 
     Args:
         lower: l, of the least similar parent.
@@ -37,7 +37,7 @@ class MaxMin(AssignmentMap):
         """The assignments (B, I, J) of logits (B, I, J)."""
         least, most = logits.amin(-1, keepdim=True), logits.amax(-1, keepdim=True)
         spread = most - least
-        none = spread == 0  # and not where it is NaN
+        none = spread == 0  # False for NaN, which passes through
         height = torch.where(none, 1.0, (logits - least) / torch.where(none, 1.0, spread))
         return self.lower + height * (self.upper - self.lower)
 
@@ -102,8 +102,7 @@ class MaxMinRouting(Routing):
         self.steps = check_steps(steps)
         check_finite(lower=lower, upper=upper)
         self.lower, self.upper = lower, upper
-        kind_of(squash)
-        self.squash = squash
+        self.squash = check_squash(squash)
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""

@@ -1,4 +1,4 @@
-"""Means and shares of votes, which no scale of the child activations changes."""
+"""Means and shares of votes that do not depend on the scale of the child activations."""
 
 import math
 
@@ -9,27 +9,28 @@ from torchcaps.numerics import positive
 from torchcaps.ops import Moments, Similarity, Votes
 
 
-def for_means(votes: Votes, weights: Tensor | None) -> Tensor:
-    """Child activations, all times one large number, (N, G): a parent's mass is negligible below 1e-29, not 1e-19.
+def weights_for_means(votes: Votes, weights: Tensor | None) -> Tensor:
+    """Child activations times one large number, (N, G): a parent's mass is negligible below 1e-29, not below 1e-19.
 
     A parent far from all votes may take 1e-25 of each child. Its mean is still that of the votes, but in float32
-    ``Moments.mean`` divides by no less than 1e-19, so that no derivative overflows: the mean would go to the origin. Of
-    still larger activations, sums of large poses would overflow, and gradients of shares that all but underflow.
+    ``Moments.mean`` divides by no less than 1e-19, so that no derivative overflows: the mean would go to the origin.
+    With a still larger number, sums of large poses would overflow, and so would gradients of shares that nearly
+    underflow.
 
     Args:
         votes: of I children for J parents.
         weights: child activations, (N, G), or None for ones.
     """
     dtype = votes.source.children.dtype
-    large = 2.0 ** (-math.log2(torch.finfo(dtype).tiny) // 4)  # 2^31 in float32: no digit changes
+    large = 2.0 ** (-math.log2(torch.finfo(dtype).tiny) // 4)  # a power of two, 2^31 in float32: no digit changes
     weights = votes.present(weights)
     if weights is None:
         return votes.children.new_full(votes.children.shape[:2], large, dtype=dtype)
     return weights.to(dtype) * large
 
 
-def shared_out(votes: Votes, similarity: Similarity | None, weights: Tensor | None) -> tuple[Moments, Tensor]:
-    r"""The moments of the votes, at some scale, and what each parent takes of the children, (B, J).
+def moments_and_shares(votes: Votes, similarity: Similarity | None, weights: Tensor | None) -> tuple[Moments, Tensor]:
+    r"""The moments of the votes, up to one factor of mass and sum, and what each parent takes of the children, (B, J).
 
     .. math:: \frac{\sum_i a_i R_{ij}}{\sum_i a_i}
 
@@ -38,6 +39,6 @@ def shared_out(votes: Votes, similarity: Similarity | None, weights: Tensor | No
         similarity: of votes and parents.
         weights: child activations, (N, G), or None for ones.
     """
-    weights = for_means(votes, weights)
+    weights = weights_for_means(votes, weights)
     moments = votes.moments(similarity, weights)
     return moments, moments.mass / positive(votes.gather(weights).sum(1, keepdim=True))

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from torchcaps.numerics import check_finite, given
 from torchcaps.ops import Gaussian, Votes
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
-from torchcaps.routing.means import shared_out
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing, unbound
+from torchcaps.routing.means import moments_and_shares
 
 
 def prototype_routing(
@@ -22,14 +22,15 @@ def prototype_routing(
         a_j = \frac{\sum_i a_i R_{ij}}{\sum_i a_i}
 
     The layer's ``transforms="subspace"`` are the paper's: one transform takes all children to a space that they share
-    with the prototypes of all parents, :math:`V_{ij} = u_i W`. All backends; the votes are not stored. The activations
-    of the parents add up to 1, in a convolution those of one window, where these compete: ``competition="window"``. A
-    parent that takes nothing of the children has pose 0, and one that takes far less than 1e-29, in float32, nearly so.
+    with the prototypes of all parents, :math:`V_{ij} = u_i W`. Runs on all backends; only ``naive`` stores the votes.
+    The activations of the parents add up to 1, in a convolution those of one window, where these compete:
+    ``competition="window"``. A parent that takes nothing of the children has pose 0; in float32 the pose of one that
+    takes far less than 1e-29 is nearly 0.
 
     There is no public code. From the paper are the shared space, the trainable prototypes, the soft assignment to these
     by similarity, and a single pass. It leaves open, or we had to choose: the similarity is a negative squared distance
     with K = 1 / sqrt(H); poses are means, weighted by the children's activations, of which each parent has its share as
-    activation; prototypes start as normal numbers.
+    activation; prototypes start as standard normal numbers.
 
     Args:
         votes: of I children for J parents.
@@ -40,11 +41,9 @@ def prototype_routing(
     Source: Everett, Zhong & Leontidis 2023, "ProtoCaps: A Fast and Non-Iterative Capsule Network Routing Method".
     """
     B, _, _, H = votes.shape
-    dtype = votes.source.children.dtype
-    precision = 2 / math.sqrt(H) if sharpness is None else 2 * sharpness
-    centres = prototypes.to(dtype).expand(B, -1, -1)
-    similarity = Gaussian(centres, torch.full_like(centres, precision), centres.new_zeros(centres.shape[:2]))
-    moments, share = shared_out(votes, similarity, weights)
+    centres = prototypes.to(votes.source.children.dtype).expand(B, -1, -1)
+    similarity = Gaussian.spherical(centres, 1 / math.sqrt(H) if sharpness is None else sharpness)
+    moments, share = moments_and_shares(votes, similarity, weights)
     return Routed(moments.mean, share, votes, similarity)
 
 
@@ -86,6 +85,6 @@ class PrototypeRouting(Routing):
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
         if self.prototypes is None:
-            raise RuntimeError("this PrototypeRouting has no parameters yet: give it to a layer or call bind(...)")
+            raise unbound(self)
         check_parents(self, len(self.prototypes), votes)
         return prototype_routing(votes, activation, self.prototypes, sharpness=self.sharpness)

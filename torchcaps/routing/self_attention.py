@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps.ops import InnerProduct, Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
-from torchcaps.squash import kind_of, length, squash
+from torchcaps.squash import check_squash, length, squash
 
 
 def self_attention_routing(
@@ -25,7 +25,7 @@ def self_attention_routing(
 
     The prior b is added behind the softmax, so what a parent takes of a child may be negative, and need not add up to 1
     over the parents. The agreement is linear in the votes: the matrix of votes times votes that the paper writes down
-    is not needed. All backends; the votes are not stored.
+    is not needed. Runs on all backends; only ``naive`` stores the votes.
 
     The code released with the paper squashes to :math:`(1 - 1 / (e^n + \epsilon)) s / (n + \epsilon)` with
     :math:`\epsilon = 10^{-20}`: that is ``"exponential"``, to rounding.
@@ -78,8 +78,7 @@ class SelfAttentionRouting(Routing):
     def __init__(self, prior: bool = True, squash: str = "exponential") -> None:
         super().__init__()
         self.prior = prior
-        kind_of(squash)
-        self.squash = squash
+        self.squash = check_squash(squash)
         self.register_parameter("offset", None)
 
     def make_parameters(self, shape: LayerShape) -> None:

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Given, Votes
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
-from torchcaps.routing.means import shared_out
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing, unbound
+from torchcaps.routing.means import moments_and_shares
 
 
 def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Tensor) -> Routed:
-    r"""A small network of each child says where it goes.
+    r"""A linear layer of each child's own decides where it goes.
 
     .. math::
         R_{ij} = \operatorname{softmax}_j (u_i W^{(2)}_i + b^{(2)}_i)_j, \quad
@@ -20,9 +20,9 @@ def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Ten
         a_j = \frac{\sum_i a_i R_{ij}}{\sum_i a_i}
 
     The activations of the parents add up to 1: the loss is the negative log-likelihood. In a convolution those of the
-    parents of one window do, where these compete, as in the paper: ``competition="window"``. Children that are all
-    switched off give activations and poses of 0; a parent that takes far less than 1e-29 of the children, in float32,
-    nearly so.
+    parents of one window do, where these compete, as in the paper: ``competition="window"``. Where all children are
+    off, activations and poses are 0; in float32 the pose of a parent that takes far less than 1e-29 of the children is
+    nearly 0.
 
     Args:
         votes: of I children for J parents.
@@ -36,7 +36,7 @@ def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Ten
     children = votes.gather(votes.children.flatten(2)).to(dtype)
     with full_precision(children):
         similarity = Given(torch.einsum("bip,ijp->bij", children, weight.to(dtype)) + bias)
-    moments, share = shared_out(votes, similarity, weights)
+    moments, share = moments_and_shares(votes, similarity, weights)
     return Routed(moments.mean, share, votes, similarity)
 
 
@@ -77,8 +77,6 @@ class SelfRouting(Routing):
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
         if self.weight is None or self.bias is None:
-            raise RuntimeError(
-                "this SelfRouting has no parameters yet: give it to a layer or call bind(LayerShape(...))"
-            )
+            raise unbound(self)
         check_parents(self, len(self.bias[0]), votes)
         return self_routing(votes, activation, self.weight, self.bias)

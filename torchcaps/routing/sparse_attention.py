@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchcaps.ops import AssignmentMap, InnerProduct, Votes
 from torchcaps.routing.base import About, Routed, Routing, register_routing
-from torchcaps.squash import kind_of, length, squash
+from torchcaps.squash import check_squash, length, squash
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Entmax(AssignmentMap):
         rest = (1 - deviation) / count
         some = rest > 0
         threshold = mean - torch.where(some, torch.where(some, rest, 1.0).sqrt(), 0.0)
-        last = ((threshold <= largest) & some).sum(-1, keepdim=True).clamp(min=1) - 1  # none is NaN, and stays it
+        last = ((threshold <= largest) & some).sum(-1, keepdim=True).clamp(min=1) - 1  # 0 only for NaN, which stays NaN
         return (half - threshold.gather(-1, last)).relu().square()
 
 
@@ -58,7 +58,7 @@ def sparse_attention_routing(votes: Votes, weights: Tensor | None = None, *, squ
     :func:`~torchcaps.routing.self_attention_routing`, so that no matrix of all pairs is formed; the squash is that of
     Sabour et al. The pruning of similar children before the layer is a mask of the layer's.
 
-    Backends ``naive`` and ``chunked``, where the votes are not stored.
+    Runs on ``naive``, which stores the votes, and on ``chunked``.
 
     Args:
         votes: of I children for J parents.
@@ -102,8 +102,7 @@ class SparseAttentionRouting(Routing):
 
     def __init__(self, squash: str = "sabour") -> None:
         super().__init__()
-        kind_of(squash)
-        self.squash = squash
+        self.squash = check_squash(squash)
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""

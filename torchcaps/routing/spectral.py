@@ -22,12 +22,11 @@ def spectral_routing(
 
     with the singular values :math:`s_1 \ge s_2 \ge \dots` of the I x H matrix of the weighted votes. One pass; nothing
     competes, and the assignment is uniform. The singular vector is found from :math:`Y^T Y`, H x H, which is added up
-    from tiles of votes: they are not stored, with any backend but ``naive``. Eigenvectors have no gradient where two
-    largest eigenvalues are equal: there it is 0. In forward mode and ``torch.func``, derivatives are right up to the
-    eighth.
+    from tiles of votes: only ``naive`` stores them. Where the two largest eigenvalues are equal, the eigenvector has no
+    gradient, and 0 is given. In forward mode and ``torch.func``, derivatives are right up to the eighth.
 
-    The paper leaves open the sign, which is chosen so that the pose points to the side of the weighted sum of the
-    votes, and what becomes of a parent without votes: pose 0, and a ratio of 0.
+    The paper leaves open the sign, here that of the inner product with the weighted sum of the votes, and what becomes
+    of a parent without votes: here its pose is 0, and so is its ratio.
 
     Args:
         votes: of I children for J parents.
@@ -54,61 +53,60 @@ class _TopPair(torch.autograd.Function):
 
     .. math:: d \lambda = u^T \, dA \, u, \quad du = (\lambda - A)^+ \, dA \, u
 
-    Where another eigenvalue is as large, and for a matrix of next to nothing but zeros, du is 0.
+    Where another eigenvalue is as large, and for a matrix that is all but zero, du is 0.
     """
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """Both."""
-        value, top, alone = _found_pair(matrix)
-        ctx.save_for_backward(matrix, value, top, alone)
+        """Eigenvalue and eigenvector."""
+        value, top, simple = _eigenpair(matrix)
+        ctx.save_for_backward(matrix, value, top, simple)
         return value, top
 
     @staticmethod
     def backward(ctx: Any, grad_value: Tensor, grad_top: Tensor) -> Tensor:
         """In operations that can be differentiated again."""
-        matrix, value, top, alone = ctx.saved_tensors
-        moved = _turn(matrix, value, top, alone, grad_top) + grad_value[..., None] * top
+        matrix, value, top, simple = ctx.saved_tensors
+        moved = _turn(matrix, value, top, simple, grad_top) + grad_value[..., None] * top
         grad = moved[..., None] * top[..., None, :]
         return (grad + grad.mT) / 2
 
 
-def _found_pair(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The pair, and whether no other eigenvalue is as large.
+def _eigenpair(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest eigenvalue, its eigenvector, and whether it is simple: no other eigenvalue is as large.
 
-    NaN of a matrix that is not finite, where eigh raises an error for all of them.
+    NaN for a matrix that is not finite, where eigh would raise an error for the whole batch.
     """
     finite = matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
     values, vectors = torch.linalg.eigh(torch.where(finite, matrix, 0.0))
     values = torch.where(finite.squeeze(-1), values, torch.nan)
     vectors = torch.where(finite, vectors, torch.nan)
     gap = values[..., -1:] - values[..., :-1]
-    kind = torch.finfo(values.dtype)
-    alone = gap > (values[..., -1:] * kind.eps * values.shape[-1]).clamp(min=4 * kind.tiny)  # 1 / gap is finite
+    limits = torch.finfo(values.dtype)
+    apart = gap > (values[..., -1:] * limits.eps * values.shape[-1]).clamp(min=4 * limits.tiny)  # 1 / gap is finite
     value = values[..., -1].contiguous()
-    return value, vectors[..., -1].contiguous(), alone.all(-1) & (value > 4 * kind.tiny)
+    return value, vectors[..., -1].contiguous(), apart.all(-1) & (value > 4 * limits.tiny)
 
 
-def _turn(matrix: Tensor, value: Tensor, top: Tensor, alone: Tensor, push: Tensor) -> Tensor:
+def _turn(matrix: Tensor, value: Tensor, top: Tensor, simple: Tensor, push: Tensor) -> Tensor:
     """``(lambda - A)^+ b``: how far a push b turns the top eigenvector."""
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     line = top[..., None] * top[..., None, :]
-    apart = torch.where(alone[..., None, None], value[..., None, None] * (eye + line) - matrix, eye)
-    sideways = torch.where(alone[..., None], push - (push * top).sum(-1, keepdim=True) * top, 0.0)
-    factors, pivots, _ = torch.linalg.lu_factor_ex(apart)  # linalg.solve is wrong in forward mode inside forward mode
+    system = torch.where(simple[..., None, None], value[..., None, None] * (eye + line) - matrix, eye)
+    sideways = torch.where(simple[..., None], push - (push * top).sum(-1, keepdim=True) * top, 0.0)
+    factors, pivots, _ = torch.linalg.lu_factor_ex(system)  # linalg.solve is wrong in forward mode inside forward mode
     return torch.linalg.lu_solve(factors, pivots, sideways[..., None]).squeeze(-1)
 
 
 def _top_pair(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The same as a formula: steps of a Rayleigh quotient iteration from the solution, which are of length 0.
+    """The same as a formula: Rayleigh quotient iteration from the solution, where its steps change nothing.
 
-    Each step cubes the error of a solution that a change of the matrix made wrong, so two of them have the derivatives
-    up to the eighth.
+    A step cubes the error of a vector, so two of them have the derivatives by the matrix right up to the eighth.
     """
-    _, top, alone = _found_pair(matrix.detach())
+    _, top, simple = _eigenpair(matrix.detach())
     for _ in range(2):
         image = (matrix @ top[..., None]).squeeze(-1)
-        top = top + _turn(matrix, (top * image).sum(-1), top, alone, image)
+        top = top + _turn(matrix, (top * image).sum(-1), top, simple, image)
         top = top / top.norm(dim=-1, keepdim=True)
     return (top * (matrix @ top[..., None]).squeeze(-1)).sum(-1), top
 

@@ -16,6 +16,7 @@ from torchcaps.routing.base import (
     check_parents,
     check_steps,
     register_routing,
+    unbound,
 )
 
 
@@ -29,7 +30,7 @@ def variational_bayes_routing(
     activation_norm: Callable[[Tensor], Tensor] | None = None,
     pose_norm: Callable[[Tensor], Tensor] | None = None,
 ) -> Routed:
-    r"""Expectation and maximisation over distributions of the parents, not only their best values.
+    r"""Expectation and maximisation with distributions of the parents in place of point estimates.
 
     .. math::
         r_{ij} = a_i R_{ij}, \quad N_j = \sum_i r_{ij}, \quad \bar V_j = \frac{1}{N_j} \sum_i r_{ij} V_{ij}, \quad
@@ -48,8 +49,8 @@ def variational_bayes_routing(
 
     from R = 1 / J. :math:`\psi` is the digamma function. In a convolution :math:`p_{ij}` is normalised over the parents
     of all windows that see the child, as in the paper, where its competition is the ``"image"``; the sum over j of
-    :math:`\alpha_j` is over the types of one position. All in log space: the authors' code forms :math:`p_{ij}`, which
-    underflows. All backends; the votes are not stored.
+    :math:`\alpha_j` is over the types of one position. All is computed in log space: the authors' code forms
+    :math:`p_{ij}`, which underflows. Runs on all backends; only ``naive`` stores the votes.
 
     Args:
         votes: of I children for J parents.
@@ -110,8 +111,9 @@ class _Posterior:
 class VariationalBayesRouting(Routing):
     """Module form of :func:`variational_bayes_routing`, with both batch normalisations; the betas start at 0.
 
-    A normalisation has one mean and variance for each parent type, over the batch, positions and, of poses, numbers. In
-    training an example depends on its batch; a batch that is one number is normalised with the running values.
+    Each normalisation has one mean and one variance for each parent type, over the batch, the positions and, for poses,
+    their numbers. In training an example therefore depends on its batch; a batch with one number a type is normalised
+    with the running values.
 
     Args:
         steps: how many times the parents are estimated.
@@ -151,9 +153,7 @@ class VariationalBayesRouting(Routing):
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
         if self.unit_cost is None or self.activation_cost is None:
-            raise RuntimeError(
-                "this VariationalBayesRouting has no parameters yet: give it to a layer or call bind(...)"
-            )
+            raise unbound(self)
         check_parents(self, len(self.unit_cost), votes)
         return variational_bayes_routing(
             votes,

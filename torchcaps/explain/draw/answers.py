@@ -52,7 +52,7 @@ def confusion_matrix(counts: Tensor, classes: Sequence[str], totals: Tensor | No
 
 
 def _name_classes(axes: "Axes", classes: Sequence[str]) -> None:
-    """Names along both axes; of very many classes every so many."""
+    """Names along both axes; for very many classes, only at regular distances."""
     step = math.ceil(len(classes) / 60)
     places = list(range(0, len(classes), step))
     names = [shorten(classes[place]) for place in places]

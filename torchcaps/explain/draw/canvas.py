@@ -92,7 +92,7 @@ def heat(values: Tensor) -> dict[str, Any]:
 
 
 def stacked(count: int, titles: Sequence[str], rows: Mapping[str, Fill]) -> "Figure":
-    """Columns of pictures, wrapped after so many.
+    """Columns of pictures, wrapped into several rows.
 
     Args:
         count: how many columns.

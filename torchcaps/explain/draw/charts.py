@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.explain.attacks import BLACK, TARGETED, UNTARGETED, WHITE, Curve, Key, shown
+from torchcaps.explain.attacks import BLACK, TARGETED, UNTARGETED, WHITE, Curve, Key, judged_by
 from torchcaps.explain.draw.canvas import new_figure, set_title, shorten, show
 from torchcaps.explain.sweeps import Sweep
 
@@ -158,8 +158,8 @@ def attack_curves(curves: Mapping[Key, Curve], noise: Mapping[str, Curve], chanc
                 if attack == "FGSM":
                     named[f"{network}, random signs"] = noise[network], ":"
                 for label, (curve, style) in named.items():
-                    marker = "" if style == ":" else "."
-                    axes.plot(curve.epsilon, shown(curve, goal), style, color=f"C{colour}", marker=marker, label=label)
+                    marker, percent = "" if style == ":" else ".", judged_by(curve, goal)
+                    axes.plot(curve.epsilon, percent, style, color=f"C{colour}", marker=marker, label=label)
             axes.axhline(chance, color="grey", linewidth=0.8, label=f"chance, {chance:g} %")
             epsilons = curves[Key(next(iter(noise)), attack, goal, WHITE)].epsilon
             axes.set_xscale("symlog", linthresh=epsilons[1], linscale=0.3)  # linear only from 0 to the first

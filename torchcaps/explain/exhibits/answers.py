@@ -92,14 +92,14 @@ class Confusion(Exhibit):
     Attributes:
         counts: (E, E), rows true, columns predicted.
         classes: their names.
-        figures: how well each is told.
+        figures: how well each is recognised.
 
     Example:
         >>> from torchcaps.explain import Findings
         >>> from torchcaps.explain.exhibits import Confusion
         >>> activation = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.1, 0.7]])
         >>> findings = Findings(torch.tensor([0, 0, 1]), activation, entropy=None)
-        >>> Confusion.of(findings, ["cat", "dog"]).pairs(1)  # true, told, how often
+        >>> Confusion.of(findings, ["cat", "dog"]).pairs(1)  # true, said, how often
         [(0, 1, 1)]
     """
 
@@ -134,11 +134,11 @@ class Confusion(Exhibit):
         return (wrong.sum(0) + wrong.sum(1)).argsort(descending=True, stable=True)[:CONFUSED].sort().values
 
     def pairs(self, count: int) -> list[tuple[int, int, int]]:
-        """True class, what it was taken for, and how often, of at most so many pairs, the most frequent first."""
+        """True class, what it was taken for, and how often, of at most ``count`` pairs, the most frequent first."""
         return confused_pairs(self.counts, count)
 
     def table(self) -> Table | None:
-        """How well each class is told."""
+        """How well each class is recognised."""
         if not self.figures:
             return None
         rows = [

@@ -60,7 +60,7 @@ class Assignments(Exhibit):
 
     @classmethod
     def of(cls, observation: Observation) -> "Assignments | None":
-        """None if no children lie on a grid: of as many images as there are classes, ten at least."""
+        """Of as many images as there are classes, but at least ten; None if no children lie on a grid."""
         if not observation.maps:
             return None
         classes = observation.activation.shape[1]

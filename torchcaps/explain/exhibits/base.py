@@ -60,11 +60,11 @@ class Exhibit:
     kind: ClassVar[str] = ""
 
     def table(self) -> Table | None:
-        """What of it reads best in rows; None if nothing does."""
+        """What reads best in rows; None if nothing does."""
         return None
 
     def html(self) -> str | None:
-        """What of it a page shows that is neither picture nor table, as HTML in which all text is escaped."""
+        """What a page shows besides pictures and the table, as HTML in which all text is escaped; None for nothing."""
         return None
 
     def to_json(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def list_exhibits() -> dict[str, type[Exhibit]]:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it: what is not finite is None, what JSON does not know is its text."""
+    """The value in a form that JSON can hold: numbers that are not finite as None, unknown objects as their text."""
     if isinstance(value, Tensor):
         return _rounded(value.tolist()) if value.is_floating_point() else value.tolist()
     if isinstance(value, float):

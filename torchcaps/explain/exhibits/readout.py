@@ -1,4 +1,4 @@
-"""Which number of a pose tells what."""
+"""Which attribute can be read from which number of a pose."""
 
 from dataclasses import dataclass
 

@@ -18,14 +18,16 @@ from torchcaps.explain.layers import observe_layers
 from torchcaps.models import TextCapsNet, TextClassifier, TextEncoder, TextPooled
 
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#e377c2", "#8c564b", "#bcbd22", "#7f7f7f")
-"""Of the classes, one after the other; of more of them, from the first again."""
+"""Of the classes in their order, and from the first again for more of them."""
 
 ROUTED = (TextCapsNet, TextEncoder, TextPooled)
-"""The networks of which it is known what each word spoke for."""
+"""The networks that show which class each word spoke for."""
 
 _MOST = 24
+"""Texts of an exhibit."""
+
 _SHOWN = 60
-"""Words of a text: where these end, so does what is shown of it."""
+"""Words of a text that are shown."""
 
 
 class _Branch(nn.Module):
@@ -296,7 +298,7 @@ def exhibits_of_texts(model: TextClassifier, texts: TextSet, findings: Findings)
     """
 
     def show(title: str, chosen: list[int], text: str) -> ColouredTexts:
-        titles = [_said(findings, texts, index) for index in chosen]
+        titles = [_title(findings, texts, index) for index in chosen]
         found = ColouredTexts.of(model, texts.words, [texts.texts[index] for index in chosen], titles, texts.classes)
         return ColouredTexts(title=title, text=f"{text} {found.text}", texts=found.texts, classes=found.classes)
 
@@ -308,7 +310,8 @@ def exhibits_of_texts(model: TextClassifier, texts: TextSet, findings: Findings)
     yield show("What each word spoke for", findings.examples(_MOST).tolist(), "The clearest text of each class.")
 
 
-def _said(findings: Findings, texts: TextSet, index: int) -> str:
+def _title(findings: Findings, texts: TextSet, index: int) -> str:
+    """What was said about a text, and what it is if that is another class."""
     true, said = int(findings.labels[index]), int(findings.prediction[index])
     activation = findings.activation[index]
     name = texts.files[index] if texts.files else str(index)

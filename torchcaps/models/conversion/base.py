@@ -14,8 +14,8 @@ class Converted(NamedTuple):
 
     Args:
         network: freshly initialised.
-        weights: all that its state holds, by the names of this package.
-        extra: what is saved beside it: the names of the classes, how images are prepared, where the weights come from.
+        weights: its whole state, by the names of this package.
+        extra: what is saved with it: the names of the classes, how images are prepared, where the weights come from.
     """
 
     network: Network

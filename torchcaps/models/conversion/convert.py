@@ -21,7 +21,7 @@ def convert(file: str | Path, folder: str | Path) -> Network:
     ``HeinsenCapsNet``             torch state dict, ``.pt``, for smallNORB    glassroom/heinsen_routing, 2019
     ============================== =========================================== ========================================
 
-    What a file is, is told by its content. Nothing in it is executed: of a pickle only tensors are read.
+    The kind of a file is recognised by its content. Nothing in it is executed: of a pickle only tensors are read.
 
     Args:
         file: the weights.

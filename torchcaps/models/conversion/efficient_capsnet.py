@@ -25,7 +25,7 @@ _FORMS = {
 """The published forms by the kernels of the first convolution and of the primary capsules."""
 
 _LARGEST = 10**8
-"""Numbers in one tensor: what a file states is not believed beyond that."""
+"""The most numbers in one tensor; a file that states more is refused."""
 
 # Mean and deviation of each camera over the training half, where the pixels span [0, 1].
 _PREPROCESS: dict[str, dict[str, Any]] = {

@@ -1,8 +1,7 @@
 """Any similarity under any rule, tile by tile: autograd inside a tile, nothing kept between forward and backward."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from torchcaps.numerics import positive
 from torchcaps.ops import naive
 from torchcaps.ops.backend import Moments, Rule
-from torchcaps.ops.chunked.tiles import slices, tile_shape
+from torchcaps.ops.chunked.tiles import tile_grid
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fields import Fields, axes, cut
 from torchcaps.ops.similarity import Similarity
@@ -61,7 +60,7 @@ def _scattered(tile: Tile) -> tuple[Tensor, ...]:
 
 
 def _scattered_stored(tile: Tile) -> tuple[Tensor, ...]:
-    """The same with the mean of these very votes: to the second order, the scatter does depend on it."""
+    """The same about the mean of these very votes: second derivatives of the scatter do depend on it."""
     votes = tile.votes()
     second = naive.weighted_moments(votes, tile.shares(votes), None, scatter=True).scatter
     assert second is not None
@@ -113,7 +112,7 @@ class _Call(NamedTuple):
     """What the function below needs besides tensors."""
 
     work: Work
-    stored: Work  # the same for all at once, and to be differentiated more than once
+    stored: Work  # the same for the whole at once, right to any order of derivative
     whole: Tile
     layouts: tuple[str, ...]
     budget: int
@@ -139,7 +138,7 @@ class _ByTile(torch.autograd.Function):
         _, J, _, D = whole.transforms.shape
         sizes = {"B": B, "I": I, "J": J, "H": M * D}
         outputs = tuple(whole.children.new_zeros([sizes[letter] for letter in layout]) for layout in layouts)
-        for rows, columns in _grid(whole, budget):
+        for rows, columns in tile_grid(whole.children, whole.transforms, budget):
             for output, layout, part in zip(outputs, layouts, work(_part(whole, rows, columns)), strict=True):
                 cut(output, layout, rows, columns).add_(part)
         return outputs
@@ -162,7 +161,7 @@ def _backward(call: _Call, tensors: Any, upstream: Any, wanted: Sequence[bool]) 
     """The gradients of the tensors that are wanted, tile by tile."""
     whole = _with_tensors(call.whole, tensors)
     grads = [torch.zeros_like(tensor) if needs else None for tensor, needs in zip(whole.tensors, wanted, strict=True)]
-    for rows, columns in _grid(whole, call.budget):
+    for rows, columns in tile_grid(whole.children, whole.transforms, call.budget):
         part = _part(whole, rows, columns)
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_(needs) for tensor, needs in zip(part.tensors, wanted, strict=True)]
@@ -188,14 +187,6 @@ def _add_gradients(
     for (_, grad), piece in zip(places, found, strict=True):
         if piece is not None:
             grad.add_(piece)
-
-
-def _grid(whole: Tile, budget: int) -> Iterator[tuple[slice, slice]]:
-    """All tiles of (batch, children), children on the inner loop."""
-    B, I, M, _ = whole.children.shape
-    _, J, _, D = whole.transforms.shape
-    rows, columns = tile_shape(B, I, J * M * D, budget)
-    return product(slices(B, rows), slices(I, columns))
 
 
 def _view(tensor: Tensor, layout: str, rows: slice, columns: slice) -> Tensor:

@@ -5,7 +5,6 @@ contiguous, next to the pose rows: votes (i, J, D, M, B), logits (i, J, B).
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from torchcaps.numerics import positive
 from torchcaps.ops import naive
 from torchcaps.ops.backend import Rule
-from torchcaps.ops.chunked.tiles import columns_of, slices, tile_shape, uncolumns
+from torchcaps.ops.chunked.tiles import columns_of, tile_grid, uncolumns
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 
@@ -56,11 +55,8 @@ class Inputs(NamedTuple):
         )
 
     def grid(self, budget: int) -> Iterator[tuple[slice, slice]]:
-        """All tiles of (batch, children), children on the inner loop."""
-        B, I, M, _ = self.children.shape
-        _, J, _, D = self.transforms.shape
-        rows, columns = tile_shape(B, I, J * M * D, budget)
-        return product(slices(B, rows), slices(I, columns))
+        """The tiles, as slices of (batch rows, children)."""
+        return tile_grid(self.children, self.transforms, budget)
 
     def split(self, parents: Tensor) -> Tensor:
         """A field of the parents (B, J, M * D) in the layout of the votes, (J, D, M, B)."""

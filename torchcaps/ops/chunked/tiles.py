@@ -1,13 +1,14 @@
 """How the work is cut into tiles, and the layout inside one."""
 
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
 
-# Numbers in one tile: on a CPU it should stay in the caches, elsewhere it has to outweigh the cost of a launch.
 CPU_TILE = 2**19
 DEVICE_TILE = 2**24
+"""Numbers in one tile: on a CPU it should stay in the caches, elsewhere it has to outweigh the cost of a launch."""
 
 
 def tile_numbers(device: torch.device) -> int:
@@ -28,6 +29,14 @@ def tile_shape(batch: int, children: int, numbers: int, budget: int) -> tuple[in
 def slices(length: int, step: int) -> Iterator[slice]:
     """Cuts ``range(length)`` into slices of ``step``."""
     return (slice(start, min(length, start + step)) for start in range(0, length, step))
+
+
+def tile_grid(children: Tensor, transforms: Tensor, budget: int) -> Iterator[tuple[slice, slice]]:
+    """All tiles of votes, as slices of (batch rows, children), the children on the inner loop."""
+    B, I, M, _ = children.shape
+    _, J, _, D = transforms.shape
+    rows, columns = tile_shape(B, I, J * M * D, budget)
+    return product(slices(B, rows), slices(I, columns))
 
 
 def columns_of(parents: Tensor, rows: int) -> Tensor:

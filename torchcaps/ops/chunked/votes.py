@@ -2,8 +2,8 @@
 
 Five cases, from the cheapest:
 
-* Before the first step all logits are 0, so the first moment is a matrix product of children and transforms.
-* Logits that are given say how much of a child goes where before it is transformed: a matrix product for each parent.
+* Before the first step all logits are 0, so the sums are a matrix product of children and transforms.
+* Given logits say how much of a child goes where before it is transformed: a matrix product for each parent.
 * Inner products never need the vote itself: ``<alpha_j, u_i W_ij> = <u_i, W_ij alpha_j>`` and
   ``sum_i r_ij u_i W_ij = sum_i (r_ij u_i) W_ij``. With shared transforms this is attention over the children.
 * Inner products with coordinates or a scatter, and Gaussians, work on tiles of votes; backward forms each tile again.
@@ -46,7 +46,7 @@ class ChunkedVotes(VoteSource):
 
     @classmethod
     def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
-        """Everything that has a first derivative in reverse mode."""
+        """Everything, but in forward mode, in ``torch.func`` and for ONNX."""
         return only_stored()
 
     def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("native.cpp")
 SOURCES = (SOURCE, *sorted(SOURCE.with_name("kernels").glob("*.hpp")))
-"""What is compiled, and what that includes."""
+"""What is compiled, and the headers it includes."""
 
 BUILT = Path(__file__).with_name("built")
 """Where a wheel has its libraries."""

@@ -1,17 +1,17 @@
 r"""Gradients of the votes, passed on once for all steps of a routing.
 
-What a step has to do with the gradients of the votes is linear in them,
+The gradients of the votes are a sum over the steps, and linear in the votes,
 
 .. math:: dV_{ij} = \sum_t \rho^t_{ij} (A^t_j + B^t_j V_{ij}),
 
 with coefficients of each pair and fields of each parent: shares times the gradients of a sum, gradients of logits
-times what the votes were compared with. So the backward pass of a step finds its coefficients and fields alone, and
-writes them into a ledger; what they come to for children and transforms is found once, after the last step. Autograd
-knows when that is: every step depends on a token that the votes gave out.
+times what the votes were compared with. So the backward pass of a step finds only its coefficients and fields, and
+writes them into a ledger; the gradients of children and transforms are found from them once, after the last step.
+Autograd knows when that is: every step depends on a token that the votes gave out.
 
-A step whose normaliser was found first has the same logits twice. They are written down when the normaliser is found,
+A step whose normaliser was found first needs the same logits twice. They are stored when the normaliser is found,
 unless they are many and no gradients will flow, and read in the step and in both backward passes. What the gradients of
-the logits come to for the parents is found once as well, with those of the normaliser, which come last: the step
+the logits mean for the parents is found once as well, together with those of the normaliser, which come last: the step
 depends on a token of theirs.
 
 That is for plain eager mode; where a program is traced or captured, operators do the same step by step.
@@ -32,19 +32,19 @@ from torchcaps.ops.fused import native
 from torchcaps.ops.fused.call import Call, stored_moments, stored_scores
 
 _LOGITS = 2**24
-"""Numbers at most that are written down where there is nothing to differentiate, and memory is to be small."""
+"""The most logits that are stored where there is nothing to differentiate, and memory should stay small."""
 
 
 @dataclass
 class _Entry:
-    """What the steps have written down in one backward pass.
+    """What the steps have written into the ledger in one backward pass.
 
     Args:
         call: of one of them; all have the same votes.
-        parts: among how many tasks rows are shared out.
+        parts: among how many tasks the rows are divided.
         terms: of the gradients of the votes.
-        left: coefficients of logits which scores of the same logits still have to pass on to the parents, by the name
-            of these scores.
+        left: coefficients of logits that the scores of the same logits have still to pass on to the parents, by the
+            name of these scores.
     """
 
     call: Call
@@ -59,8 +59,8 @@ class _Scored(NamedTuple):
     Args:
         name: of these scores, like no other.
         similarity: what the votes were compared with.
-        versions: of these tensors, then.
-        logits: the numbers, if they were written down.
+        versions: of these tensors at that time.
+        logits: the numbers, if they were stored.
         token: whatever depends on it is differentiated before the scores are; None if these will not be differentiated.
     """
 
@@ -71,17 +71,17 @@ class _Scored(NamedTuple):
     token: Tensor | None
 
     def have(self, call: Call) -> bool:
-        """Whether this call compares with the same tensors, and nobody wrote to them since."""
+        """Whether this call compares with the same tensors, which were not changed in place since."""
         same = len(call.similarity) == len(self.similarity) and all(map(is_, call.similarity, self.similarity))
         return same and self.versions == _versions(call)
 
 
 class _Written(NamedTuple):
-    """Numbers that a forward pass wrote down for the backward pass, if it did.
+    """What a forward pass stored for the backward pass, if it did.
 
     Args:
         logits: of the step.
-        votes: where there are few.
+        votes: if there are few.
     """
 
     logits: Tensor | None = None
@@ -123,11 +123,11 @@ class Ledger:
 
     def moments(self, call: Call, *options: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         """Mass, sum and scatter; the options are orphan, hard, scatter."""
-        scored, self._scored = self._scored, None  # one step alone has these logits
+        scored, self._scored = self._scored, None  # for the next step only
         name = token = logits = None
         if scored is not None and scored.have(call):
             name, token, (_, hard, _) = scored.name, scored.token, options
-            # A pass that reads logits takes them one by one.
+            # Stored logits are read parent by parent: that takes a known normaliser, and finds no argmax.
             logits = scored.logits if call.log_partition is not None and not hard else None
         step = self._step(call, options, name)
         if not _differentiated(call):
@@ -139,10 +139,10 @@ class Ledger:
         name, (_, reduced) = object(), options
         step, differentiated = self._step(call, options, name), _differentiated(call)
         token = logits = None
-        if any(tensor.is_inference() for tensor in call.similarity):  # nobody knows when they are written to
+        if any(tensor.is_inference() for tensor in call.similarity):  # changes in place are not counted
             return _scores(call, None, *options)
         if reduced and len(call.similarity) == 3 and (differentiated or math.prod(call.sizes[:3]) <= _LOGITS):
-            logits = native.room_for_logits(call, step.parts).values
+            logits = native.empty_logits(call, step.parts).values
         if differentiated:
             scores, token = _Scores.apply(step, self._token(), logits, call.sites, *call.listed)
         else:
@@ -151,14 +151,14 @@ class Ledger:
         return scores
 
     def _step(self, call: Call, options: tuple[bool, ...], scores: object) -> _Step:
-        if self._parts is None:  # the coefficients of all steps lie alike, however many threads there are later
+        if self._parts is None:  # one layout for all steps, however many threads there are later
             self._parts = native.row_parts(call)
         return _Step(self.entries, self._parts, options, scores)
 
     def _token(self) -> Tensor:
         """Whatever depends on it is differentiated before the votes are."""
         wanted = tuple(tensor is not None and tensor.requires_grad for tensor in self.votes)
-        if wanted not in self._tokens:  # they may have been frozen, or thawed, since
+        if wanted not in self._tokens:  # requires_grad may have changed since
             self._tokens[wanted] = _Token.apply(self.entries, *self.votes)
         return self._tokens[wanted]
 
@@ -182,7 +182,7 @@ def _scores(call: Call, logits: native.Logits | None, orphan: bool, reduced: boo
 
 
 class _Token(torch.autograd.Function):
-    """A number that nobody needs, and the gradients of the votes."""
+    """A number without meaning, whose backward pass is that of the votes."""
 
     @staticmethod
     def forward(ctx: Any, entries: dict[int, _Entry], *votes: Tensor | None) -> Tensor:
@@ -199,7 +199,7 @@ class _Token(torch.autograd.Function):
 
 
 def _save(ctx: Any, step: _Step, written: _Written, arguments: Sequence[Tensor | None], *results: Tensor) -> None:
-    """Keeps the sites and tensors of a call, its results, and what was written down."""
+    """Keeps the sites and tensors of a call, its results, and what was stored."""
     ctx.step = step
     ctx.save_for_backward(*arguments, *results, *written)
     ctx.results = len(results)
@@ -220,17 +220,17 @@ def _gradients(
 
     Args:
         ctx: of the function.
-        flow: what the upstream gradients come to but for the votes, of a call, its results, what was written down, and
-            the entry of this pass.
-        work: all gradients at once, of a call, its results and the upstream gradients.
-        function: what was done, in plain PyTorch, of a call and its options.
+        flow: the backward pass but for the votes, from a call, its results, what was stored, and the entry of this
+            pass.
+        work: all gradients at once, from a call, its results and the upstream gradients.
+        function: the forward pass in plain PyTorch, from a call and its options.
         upstream: the gradients of the results.
     """
-    sites, *saved, logits, votes = ctx.saved_tensors  # once: a checkpoint gives them out once
+    sites, *saved, logits, votes = ctx.saved_tensors  # read once: a checkpoint gives them out only once
     tensors, results = saved[: len(saved) - ctx.results], saved[len(saved) - ctx.results :]
     beside = [None] * (len(ctx.needs_input_grad) - len(tensors))  # the arguments that come first
 
-    if torch.is_grad_enabled():  # somebody may differentiate that again
+    if torch.is_grad_enabled():  # it may be differentiated again
         found = gradients(
             lambda tensors, upstream: work(Call.of(tensors, sites).readable(), results, upstream).listed,
             lambda *tensors: function(Call.of(tensors, sites), *ctx.step.options),
@@ -247,7 +247,7 @@ def _gradients(
 
 
 def _entry(ctx: Any, call: Call) -> _Entry | None:
-    """Where a step writes its terms; None if nobody asks for the gradients of the votes in this backward pass."""
+    """Where a step writes its terms; None if this backward pass does not need the gradients of the votes."""
     if not _comes_later(ctx, 0):
         return None
     entries: dict[int, _Entry] = ctx.step.entries

@@ -1,9 +1,9 @@
 """The routing primitive in C++ for CPUs: from the wheel, or compiled when it is first used.
 
-A wheel for this kind of machine has the library in it, for several kinds of processors; it is called through a plain C
-interface and depends on no version of torch. Where there is none that fits, as in a checkout, a C++20 compiler with
-vector extensions and OpenMP is needed (GCC 12, Clang 15, or later), named by ``CXX`` (with options, as in ``g++ -m64``)
-or found as ``c++``. What it makes is kept in the user's cache, and made again when the source or the processor changes.
+A wheel holds the library for several kinds of processors; it is called through a plain C interface and depends on no
+version of torch. Where none of them fits, as in a checkout, it takes a C++20 compiler with vector extensions and OpenMP
+(GCC 12, Clang 15, or later), named by ``CXX`` (with options, as in ``g++ -m64``) or found as ``c++``. What that makes
+is kept in the user's cache, and made again when the source or the processor changes.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ from torchcaps.ops.backend import Agreement
 from torchcaps.ops.derivatives import Tensors
 from torchcaps.ops.fused.call import Call
 from torchcaps.ops.fused.compiling import BUILT, FLAGS, LEVELS, SOURCES, compile_library, find_compiler
-from torchcaps.ops.fused.rooms import Rooms
+from torchcaps.ops.fused.memory_pool import MemoryPool
 from torchcaps.ops.gaussians import Gaussians
 from torchcaps.squash import kind_of
 
@@ -69,7 +69,7 @@ class Logits(NamedTuple):
 
 
 class Term(NamedTuple):
-    """What a step has to do with the gradients of the votes: ``dV_ij += coefficient_ij (constant_j + slope_j V_ij)``.
+    """What a step adds to the gradients of the votes: ``dV_ij += coefficient_ij (constant_j + slope_j V_ij)``.
 
     Args:
         coefficient: laid out as :class:`Logits`, [blocks, I / 8, J or 1, 8, lanes].
@@ -83,9 +83,9 @@ class Term(NamedTuple):
 
 
 class Kept:
-    """The votes of few rows: formed in the first pass, read in others.
+    """The votes of a batch of few rows: formed in the first pass, read in later ones.
 
-    They are kept where they take less room than the transforms, and so less time to read.
+    They are kept where they are fewer numbers than the transforms, and so take less time to read.
 
     Args:
         children: of the votes.
@@ -101,7 +101,7 @@ class Kept:
         self._formed: list[int] | None = None
 
     def fields(self, call: Call) -> dict[str, Any]:
-        """Of a pass that may form them: where they are, or may be written."""
+        """The fields of a pass on this call that say where the votes are, or may be written."""
         if not self._wanted or call.sites is not None:
             return {}
         if self._votes is None:
@@ -116,26 +116,26 @@ class Kept:
         return self._votes if self._formed is not None and self._formed == self._versions() else None
 
     def note(self, outcome: int) -> None:
-        """What became of a pass with :meth:`fields`."""
+        """Notes the outcome of a pass with these :meth:`fields`."""
         if outcome == _KEPT:
             self._formed = self._versions()
         elif self._formed is None:  # these kernels keep none
             self._wanted, self._sources, self._votes = False, (), None
 
     def _versions(self) -> list[int]:
-        """Whoever writes to the children or transforms changes them."""
+        """They change when the children or transforms are changed in place."""
         return [source._version for source in self._sources]
 
 
 Gradients = list[Tensor | None]
-"""Of children, transforms, coordinates, weights, log_partition, the similarity's tensors, or of the first of these."""
+"""Those of children, transforms, coordinates, weights, log_partition and the similarity's tensors, or the first few."""
 
 
 class Flow(NamedTuple):
-    """What the gradients of a step's results come to, but for children, transforms and coordinates.
+    """The backward pass of a step, but for children, transforms and coordinates, whose share is left as terms.
 
     Args:
-        gradients: of the other tensors of the call; None for these, and for what is not wanted.
+        gradients: of the tensors of the call; None for those three, and for what is not wanted.
         shares: the term of what the parents took of each child; None for a step without moments.
         logits: the term of the gradients of the logits; None where nothing flows through them.
     """
@@ -145,7 +145,7 @@ class Flow(NamedTuple):
     logits: Term | None
 
 
-_rooms = Rooms()
+_pool = MemoryPool()
 
 
 def moments(
@@ -167,7 +167,7 @@ def moments(
 
 
 def scores(call: Call, *, orphan: bool, reduced: bool, logits: Logits | None = None) -> Tensor:
-    """The logits (B, I, J), or their normaliser (B, I); room for logits is filled with them."""
+    """The logits (B, I, J), or their normaliser (B, I); ``logits``, if given, is filled with the logits."""
     B, I, J, *_ = call.sizes
     out = call.children.new_empty((B, I) if reduced else (B, I, J))
     if J == 0:
@@ -188,7 +188,7 @@ def moments_flow(
     orphan: bool,
     hard: bool,
 ) -> Flow:
-    """What the gradients of the moments of one step come to.
+    """The backward pass of :func:`moments`, but for the votes.
 
     Args:
         call: of the step.
@@ -235,7 +235,7 @@ def scores_flow(
     orphan: bool,
     reduced: bool,
 ) -> Flow:
-    """What the gradient of scores comes to.
+    """The backward pass of :func:`scores`, but for the votes.
 
     Args:
         call: of the scores.
@@ -265,7 +265,7 @@ def scores_flow(
 
 def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool] = (True, True, True)) -> Gradients:
     """The gradients of children, transforms and coordinates, those that are wanted, from the terms of all steps."""
-    gradients = _room_for(wanted, call[:3], call)
+    gradients = _empty_gradients(wanted, call[:3], call)
     pieces = []  # TorchcapsTerm of the C++ source, one after the other
     for coefficient, constant, slope in terms:
         pieces += [coefficient.data_ptr(), constant.data_ptr(), 0 if slope is None else slope.data_ptr()]
@@ -324,12 +324,12 @@ def agreement_backward(
         wanted: which gradients are.
     """
     (sums, alphas, alpha, votes), parts = steps, row_parts(call)
-    made = _room_for(wanted, (*call[:3], bias), call)
+    made = _empty_gradients(wanted, (*call[:3], bias), call)
     *gradients, grad_bias = made
     room = math.prod(_layout(call, parts))
     passing = any(gradient is not None for gradient in gradients)
     count = 2 * (settings.steps - 1) * room + room // call.sizes[2]
-    coefficients = _rooms.take((count,), sums.dtype) if passing else None
+    coefficients = _pool.take((count,), sums.dtype) if passing else None
     pose, last = (None if one is None else one.contiguous() for one in upstream)
     back = (last, pose, torch.empty_like(sums), grad_bias, coefficients)
     packed = _packed_agreement(settings, bias, sums, alphas, alpha, None, *back, room)
@@ -410,9 +410,9 @@ def row_parts(call: Call) -> int:
     return 0 if call.sites is None else min(len(call.children), torch.get_num_threads())
 
 
-def room_for_logits(call: Call, parts: int) -> Logits:
-    """Room for the logits of a step, for :func:`scores` to fill."""
-    return Logits(_rooms.take(_layout(call, parts), call.children.dtype), parts)
+def empty_logits(call: Call, parts: int) -> Logits:
+    """Memory for the logits of a step, for :func:`scores` to fill."""
+    return Logits(_pool.take(_layout(call, parts), call.children.dtype), parts)
 
 
 def _read(call: Call, logits: Logits | None, parts: int | None = None) -> dict[str, Any]:
@@ -441,26 +441,26 @@ def _few(tensor: Tensor) -> int:
 
 
 def _coefficients(call: Call, parts: int | None, even: bool = False) -> Tensor | None:
-    """Room for a number of each child and each parent, or of each child, if it is wanted."""
-    return None if parts is None else _rooms.take(_layout(call, parts, even), call.children.dtype)
+    """Memory for a number of each child and each parent, or of each child, if it is wanted."""
+    return None if parts is None else _pool.take(_layout(call, parts, even), call.children.dtype)
 
 
 def _flowing(call: Call, wanted: Sequence[bool] = (True, True, True)) -> Gradients:
-    """Room for the gradients of a call, but for those that are passed on at last."""
+    """Memory for the gradients of a call, but for those that :func:`pass_on` finds."""
     fields = (*call[3:5], *call.similarity)
     wanted = (*wanted[:2], *(wanted[2] for _ in call.similarity))
     there = (field if want else None for want, field in zip(wanted, fields, strict=True))
     return [None, None, None, *(None if field is None else torch.empty_like(field) for field in there)]
 
 
-def _room_for(wanted: Sequence[bool], fields: Sequence[Tensor | None], call: Call) -> Gradients:
-    """Room for the gradients of the fields that are there, if wanted; 0 where no vote will write to them."""
+def _empty_gradients(wanted: Sequence[bool], fields: Sequence[Tensor | None], call: Call) -> Gradients:
+    """Memory for the gradients of the fields that are there, if wanted; zeros where there are no votes to fill it."""
     made = torch.zeros_like if 0 in call.sizes else torch.empty_like
     return [made(field) if want and field is not None else None for want, field in zip(wanted, fields, strict=True)]
 
 
 def _term_of_logits(call: Call, flow: Tensor | None) -> Term | None:
-    """The gradients of the logits times what the logits change by with a vote."""
+    """The gradients of the logits, times the derivatives of the logits by the votes."""
     if flow is None or not call.similarity:
         return None
     if len(call.similarity) == 1:
@@ -475,19 +475,19 @@ def _gradients_of(gradients: Gradients) -> dict[str, Tensor | None]:
 
 
 def _run(which: int, call: Call, **fields: Tensor | int | None) -> int:
-    """Runs one pass on a call, with what it has beside, and says what came of it."""
+    """Runs one pass on a call with further fields, and returns its outcome."""
     packed = _packed(call, **fields)
     return _checked(call, library().torchcaps_run(packed, which, call.children.dtype == torch.float64))
 
 
 def _agree(agreement: bytes, back: bool, call: Call, **fields: Tensor | int | None) -> int:
-    """Runs all steps, forward or back, and says what came of it."""
+    """Runs all steps of routing by agreement, forward or backward, and returns the outcome."""
     packed = _packed(call, **fields)
     return _checked(call, library().torchcaps_agree(packed, agreement, back, call.children.dtype == torch.float64))
 
 
 def _packed(call: Call, **fields: Tensor | int | None) -> bytes:
-    """A call and what it has beside, as the C++ source has them; fields that are not named are 0."""
+    """A call and further fields as ``TorchcapsCall`` of the C++ source; fields that are not named are 0."""
     children, transforms, _, _, _, sites, similarity = call
     if not children.is_cpu:
         raise ValueError(f"the native kernels are for tensors on a CPU, got children on {children.device}")

@@ -44,19 +44,19 @@ FEWEST_CHILDREN = 16  # of one program, so that loading the parents and merging 
 PRODUCT = 64  # transform numbers that a lane takes at a time
 BLOCK = 16  # parents, where they are too many for one tile
 SLOTS = 64  # partial gradients of a shared transform, to which all programs add for all children
+_INTERPRET = "to try them on a CPU, very slowly, set TRITON_INTERPRET=1 before triton is imported"
 STAGES = 1  # copying ahead through shared memory costs the registers that the sums need
 
 
 def prepare() -> None:
-    """Sees whether the kernels can run here.
+    """Checks that the kernels can run here.
 
     Raises:
-        RuntimeError: if there is neither a GPU nor the interpreter.
+        RuntimeError: if there is neither a GPU nor Triton's interpreter.
     """
     if not torch.cuda.is_available() and not interpreted():
         raise RuntimeError(
-            "torchcaps' Triton kernels need a GPU, and torch.cuda.is_available() is False; to try them on a CPU, "
-            "very slowly, set TRITON_INTERPRET=1 before triton is imported"
+            f"torchcaps' Triton kernels need a GPU, and torch.cuda.is_available() is False; {_INTERPRET}"
         )
 
 
@@ -147,7 +147,7 @@ def scores_backward(
 class Launch:
     """A call in the layout of the kernels, and how it is cut into programs.
 
-    A tile is so many pairs of a row and a parent that each lane has ``numbers`` numbers of the votes of one child: one
+    A tile has as many pairs of a row and a parent as give each lane ``numbers`` numbers of the votes of one child: one
     pair to a lane where votes are 16 long. That is what leaves room, of 255 registers, for the parents' fields and the
     sums: four times the vote in the scatter's forward pass, seven times in its backward pass. Parents fill a tile
     first, then rows.
@@ -359,8 +359,7 @@ def _by_parent(field: Tensor) -> Tensor:
 def _check_device(tensor: Tensor) -> None:
     if not tensor.is_cuda and not interpreted():
         raise RuntimeError(
-            f"torchcaps' Triton kernels run on a GPU, but the children are on {tensor.device}; to try them on a CPU, "
-            "very slowly, set TRITON_INTERPRET=1 before triton is imported"
+            f"torchcaps' Triton kernels run on a GPU, but the children are on {tensor.device}; {_INTERPRET}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Memory that only the kernels see, used again as soon as nobody holds it."""
+"""Memory that only the kernels see, used again as soon as its tensors are gone."""
 
 import ctypes
 import math
@@ -12,29 +12,29 @@ import torch
 from torch import Tensor
 
 
-class Rooms:
+class MemoryPool:
     """Memory for tensors that are made anew in each training step.
 
-    What the system gives out anew, it clears first, page by page, which takes longer than the kernels take to fill it.
-    There are as many rooms as tensors have been held at once.
+    The system clears new memory page by page, which takes longer than the kernels take to fill it. The pool has as many
+    blocks as tensors have been alive at once.
     """
 
     def __init__(self) -> None:
         self._free: list[torch.UntypedStorage] = []  # the smallest first
-        self._left: deque[torch.UntypedStorage] = deque()  # by tensors that are gone, in whatever thread
+        self._left: deque[torch.UntypedStorage] = deque()  # of tensors that are gone, in whatever thread they were
         self._lock = threading.Lock()
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor with any numbers in it: in the least room that is large enough, or in a new one."""
+        """A tensor that is not initialised: in the smallest block that is large enough, or in a new one."""
         count = math.prod(shape)
         if not count:
             return torch.empty(shape, dtype=dtype)
-        room = self._room(count * dtype.itemsize)
-        guest = (ctypes.c_char * room.nbytes()).from_address(room.data_ptr())  # lives as long as the tensor's memory
-        weakref.finalize(guest, self._left.append, room).atexit = False
-        return torch.frombuffer(guest, dtype=dtype, count=count).view(shape)
+        block = self._block(count * dtype.itemsize)
+        buffer = (ctypes.c_char * block.nbytes()).from_address(block.data_ptr())  # lives as long as the tensor's memory
+        weakref.finalize(buffer, self._left.append, block).atexit = False
+        return torch.frombuffer(buffer, dtype=dtype, count=count).view(shape)
 
-    def _room(self, size: int) -> torch.UntypedStorage:
+    def _block(self, size: int) -> torch.UntypedStorage:
         with self._lock:
             while self._left:
                 insort(self._free, self._left.popleft(), key=torch.UntypedStorage.nbytes)
