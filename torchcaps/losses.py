@@ -299,7 +299,8 @@ def spread_loss(activation: Tensor, target: Tensor, margin: float = 0.9, weight:
 
     .. math:: L = \sum_{i \ne t} \max(0, m - (a_t - a_i))^2
 
-    averaged over the batch.
+    averaged over the batch. The released code averages over the classes too: its loss is 1 / E of this one, which
+    matters beside other terms and weight decay.
 
     Args:
         activation: (B, E).

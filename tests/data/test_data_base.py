@@ -22,6 +22,7 @@ from torchcaps.data import (
     register_dataset,
     stratified_split,
 )
+from torchcaps.data.base import _DATASETS
 
 
 def make_set(count: int = 20, classes: int = 2) -> ImageSet:
@@ -289,9 +290,19 @@ def test_unknown_dataset_lists_those_that_exist() -> None:
 
 
 def test_a_name_is_given_once() -> None:
-    with pytest.raises(ValueError, match="'digits' is taken by Digits"):
+    with pytest.raises(ValueError, match="a data set named 'digits' exists already: Digits"):
         register_dataset("digits")(Fake)
     assert isinstance(create_dataset("digits"), Digits)
+
+
+def test_a_cell_that_defines_a_data_set_can_run_again() -> None:
+    name, (first, second) = "again-and-again", (type("Again", (Fake,), {}) for _ in range(2))
+    try:
+        for data in (first, second):
+            register_dataset(name)(data)
+        assert type(create_dataset(name)) is second
+    finally:
+        _DATASETS.pop(name)
 
 
 def test_data_dir_is_the_argument_then_the_variable_then_the_cache(

@@ -231,5 +231,5 @@ def test_misfits_are_named(tmp_path: Path) -> None:
     own = Own(title="", text="", pictures=torch.zeros(1, 1, 2, 2))
     with pytest.raises(ValueError, match=r"names of their own, got own\.png twice"):
         write_page(tmp_path, [own, own])
-    with pytest.raises(ValueError, match="kind 'mistakes' is taken by Mistakes"):
+    with pytest.raises(ValueError, match="a kind of exhibit named 'mistakes' exists already: Mistakes"):
         register_exhibit("mistakes")(Undrawn)

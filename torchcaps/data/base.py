@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from torchcaps.data.manifest import Changes, Manifest
 from torchcaps.data.view import Preprocess, View
+from torchcaps.names import enter
 from torchcaps.numerics import check_size, is_finite
 
 # Test sets that are drawn here (and not given by a source) come from this seed, never from the user's:
@@ -502,9 +503,7 @@ def register_dataset(name: str) -> Callable[[type[Data]], type[Data]]:
     """Decorate an `ImageData` so that `create_dataset` knows it as `name`; a name taken is a `ValueError`."""
 
     def register(data: type[Data]) -> type[Data]:
-        if name in _DATASETS:
-            raise ValueError(f"dataset name {name!r} is taken by {_DATASETS[name].__name__}")
-        _DATASETS[name] = data
+        enter(_DATASETS, "data set", name, data)
         return data
 
     return register

@@ -106,7 +106,8 @@ class SmallNORB(ImageData):
 
     Each class has ten toys: five are in the training half and the other five in the test half. The two
     cameras of a pair are two channels here unless `cameras` says otherwise. The original images have
-    96 x 96 pixels; each pixel here is the mean of a square of them, rounded.
+    96 x 96 pixels; each pixel here is the mean of a square of them, rounded. (The code released with the EM paper
+    takes every second pixel, as TensorFlow 1's `resize_images` does.)
 
     The six original files, smallnorb-5x46789x9x18x6x2x96x96-training-{dat,cat,info}.mat and
     smallnorb-5x01235x9x18x6x2x96x96-testing-{dat,cat,info}.mat, are looked for in the folder `smallnorb`

@@ -58,8 +58,9 @@ class Preprocess:
     `augment`.
 
     With `crop=32, brightness=63 / 255, contrast=(0.2, 1.8), standardise=True` this is the way of G. Hinton,
-    S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018, on smallNORB of 48 x 48 pixels; their best
-    figure is for `crops=13`. S. Sabour, N. Frosst, G. Hinton, "Dynamic routing between capsules", NeurIPS 2017:
+    S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018, on smallNORB of 48 x 48 pixels, except that the
+    released code crops last, so that its contrast is about the mean of the whole picture; their best figure is for
+    `crops=13`. S. Sabour, N. Frosst, G. Hinton, "Dynamic routing between capsules", NeurIPS 2017:
     `shift=2` on MNIST, `crop=32` on smallNORB, `crop=24` on CIFAR-10.
 
     V. Mazzia, F. Salvetti, M. Chiaberge, "Efficient-CapsNet", 2021, on smallNORB of 96 x 96 pixels: `rescale=64,

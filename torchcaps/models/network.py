@@ -15,8 +15,9 @@ from torch import nn
 
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.models.whole import sweep, write_whole, written_whole
+from torchcaps.names import same_class
 from torchcaps.routing import Routing, constructor_arguments, create_routing
-from torchcaps.routing.base import ROUTINGS, kept, same_class
+from torchcaps.routing.base import MOST_STEPS, ROUTINGS, kept
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -331,8 +332,7 @@ def network_folder(folder: Path) -> Path:
 
 
 LARGEST_NUMBER = 10**6
-MOST_STEPS = 1000
-"""The largest number, and the most steps of routing, that a file may ask for, so that opening one does no harm."""
+"""The largest number that a file may ask for, so that opening one does no harm; steps of routing: ``MOST_STEPS``."""
 
 
 class _Saved(NamedTuple):

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
-from torchcaps.routing.base import refused, same_class
+from torchcaps.names import same_class
+from torchcaps.routing.base import refused
 
 
 class Configuration(NamedTuple):

@@ -114,8 +114,8 @@ class TextCapsNet(TextClassifier):
 
     Published: form B, with word vectors that others trained (which are not used here), TREC 92.8, SUBJ 93.8, MR 82.3,
     SST-2 86.8 %. The paper's factor of each child's activation is left out: the length of a pose has it already. The
-    released code has 16 types of primary capsules, the same transforms for all children of a window, and nothing that
-    leaves out or hides words.
+    released code has 16 types of primary capsules, the same transforms for all children of a window, widths of 3 and 4
+    in form B, and nothing that leaves out or hides words.
 
     Source: Zhao et al. 2018, "Investigating Capsule Networks with Dynamic Routing for Text Classification"; the code
     released with it.

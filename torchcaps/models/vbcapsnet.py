@@ -25,9 +25,9 @@ class VBCapsNet(CapsuleClassifier):
     The layers are those of a small MatrixCapsNet, with batch normalisation behind the convolution and, one scale and
     shift for each type, in the primary capsules. Its loss is the cross-entropy of the activations as logits.
 
-    Their code multiplies the sums over the rows of a pose with the transforms ("matmul equiv."), and lets the parents
-    of one window compete; here a vote is the matrix product, and all parents that see a child compete, as in the paper.
-    It adds coordinates, :math:`(i + 1) / (10 F)`, to the last elements of the first two rows of a vote; here they are
+    Votes and competition are those of the paper and of the authors' later code; the first version of that code
+    multiplied the sums over the rows of a pose with the transforms, and normalised within one window. Their class layer
+    adds coordinates, :math:`(i + 1) / (10 F)`, to the last elements of the first two rows of a vote; here they are
     those of :func:`~torchcaps.layers.coordinate_addition`, divided by 10.
 
     Args:

@@ -3,7 +3,6 @@
 import copy
 import inspect
 import math
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.capsules import Capsules
+from torchcaps.names import enter
 from torchcaps.numerics import check_finite, check_series, check_share, check_size, given
 from torchcaps.ops import Similarity, Votes
 
@@ -262,20 +262,11 @@ def kept(owner: nn.Module, argument: str) -> Any:
         ) from error
 
 
-def same_class(one: type, other: type) -> bool:
-    """Whether two classes are the same one, defined again: by reloading its module, or running its cell once more."""
-    files = {getattr(sys.modules.get(cls.__module__), "__file__", None) for cls in (one, other)}
-    one_module = one.__module__ == other.__module__ or (len(files) == 1 and None not in files)
-    return one_module and one.__qualname__ == other.__qualname__
-
-
 def register_routing(name: str) -> Any:
     """Class decorator: makes a routing known to :func:`create_routing` and to the command line."""
 
     def register(cls: RoutingType) -> RoutingType:
-        if name in ROUTINGS and not same_class(ROUTINGS[name], cls):
-            raise ValueError(f"a routing named {name!r} exists already: {ROUTINGS[name].__name__}")
-        ROUTINGS[name] = cls
+        enter(ROUTINGS, "routing", name, cls)
         return cls
 
     return register
@@ -312,7 +303,7 @@ def routing_of(shape: LayerShape, routing: Any, default: Routing) -> Routing:
     return (routing or default).bind(shape)
 
 
-MOST_STEPS = 10_000
+MOST_STEPS = 1_000
 """More steps are taken for a typing error: gradients flow through a few, and hundreds converge."""
 
 

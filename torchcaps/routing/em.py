@@ -291,10 +291,12 @@ EM_PRESETS: dict[str, dict[str, Any]] = {
 """Arguments of :class:`EMRouting` by name.
 
 ``paper``: Procedure 1 with the inverse temperature that its authors gave; ``released``: the released code, in its
-convolutional layers (where parents of different types do not compete: ``competition="position"`` of the layer, but for
-the first step) and (``released_class``) in its class layer; ``standardised``: the cost standardised over the
-parents, for any layer size; ``soft``: the same, with the likelihood in the E-step a mean over the dimensions of a pose
-and not a sum, so that it can be learned through several steps; ``mass_scaled``: Gritzman 2019.
+convolutional layers and (``released_class``) in its class layer. In those convolutions parents of different types do
+not compete, as under ``competition="position"`` of the layer, with two differences: the first step there assigns each
+child evenly to the types of every window (1 / J), and with a stride of 2 the code looks up most children's normalisers
+at wrong places. ``standardised``: the cost standardised over the parents, for any layer size; ``soft``: the same, with
+the likelihood in the E-step a mean over the dimensions of a pose and not a sum, so that it can be learned through
+several steps; ``mass_scaled``: Gritzman 2019.
 """
 
 

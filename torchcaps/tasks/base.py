@@ -13,7 +13,7 @@ from torchcaps.data import Batch, ImageSet
 from torchcaps.explain.calibration import Calibration
 from torchcaps.losses import ActivationLoss, ReconstructionLoss
 from torchcaps.models import ImageClassifier, Prediction
-from torchcaps.routing.base import same_class
+from torchcaps.names import enter
 
 Forward = Callable[[Tensor, Tensor], Prediction]
 """A network in one step of training: from the images and what to reconstruct of them, labels (B,) or a mask (B, E)."""
@@ -274,9 +274,7 @@ def register_task(name: str) -> Callable[[TaskType], TaskType]:
     """Class decorator: makes a task known to :func:`create_task`; a name taken is a `ValueError`."""
 
     def register(cls: TaskType) -> TaskType:
-        if name in TASKS and not same_class(TASKS[name], cls):
-            raise ValueError(f"a task named {name!r} exists already: {TASKS[name].__name__}")
-        TASKS[name] = cls
+        enter(TASKS, "task", name, cls)
         cls.name = name
         return cls
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from torchcaps.routing.base import same_class
+from torchcaps.names import enter
 
 Kind = TypeVar("Kind", bound="Exhibit")
 _EXHIBITS: dict[str, type["Exhibit"]] = {}
@@ -83,10 +83,8 @@ def register_exhibit(kind: str) -> Callable[[type[Kind]], type[Kind]]:
     """Decorate an :class:`Exhibit` with the name of its kind; a name taken is a `ValueError`."""
 
     def register(exhibit: type[Kind]) -> type[Kind]:
-        if kind in _EXHIBITS and not same_class(_EXHIBITS[kind], exhibit):
-            raise ValueError(f"exhibit kind {kind!r} is taken by {_EXHIBITS[kind].__name__}")
+        enter(_EXHIBITS, "kind of exhibit", kind, exhibit)
         exhibit.kind = kind
-        _EXHIBITS[kind] = exhibit
         return exhibit
 
     return register
