@@ -68,6 +68,16 @@ class TestSteps:
         with routing_steps(network, 3):
             assert torch.equal(network(images).activation, before)
 
+    @torch.no_grad()
+    @pytest.mark.parametrize(("steps", "sharpness"), [(1, []), (2, [0.2]), (3, [0.1, 0.2]), (4, [0.1, 0.15, 0.2])])
+    def test_sharpness_is_stretched_too(self, steps: int, sharpness: list[float]) -> None:
+        network = matrix_network(sharpness=[0.1, 0.2])
+        with routing_steps(network, steps):
+            assert network(torch.rand(2, 1, 17, 17)).activation.isfinite().all()
+            used = [one.sharpness for one in network.modules() if isinstance(one, EMRouting)]
+            assert used == [pytest.approx(sharpness)] * 3
+        assert [one.sharpness for one in network.modules() if isinstance(one, EMRouting)] == [[0.1, 0.2]] * 3
+
     def test_one_step_is_uniform_in_every_layer(self) -> None:
         for network in (matrix_network(), create_model("sharedcapsnet", channels=(4, 4, 4, 4)).eval()):
             images = torch.rand(2, *network.image_shape)

@@ -210,7 +210,8 @@ def stretched(temperatures: Sequence[float], steps: int) -> list[float]:
 def routing_steps(network: nn.Module, steps: int) -> Iterator[None]:
     """Inside the ``with`` block all routings of a network make this number of steps; 1 is uniform assignment.
 
-    EM routing keeps the first and the last inverse temperature of its training: see :func:`stretched`.
+    EM routing keeps the first and the last inverse temperature of its training, and so its sharpness where that changes
+    from step to step: see :func:`stretched`.
 
     Args:
         network: any network of torchcaps layers.
@@ -227,11 +228,14 @@ def routing_steps(network: nn.Module, steps: int) -> Iterator[None]:
     without = [type(routing).__name__ for routing in routings if "steps" not in vars(routing)]
     if without:
         raise ValueError(f"network must route in steps, but {', '.join(without)} does not")
-    before = [{name: value for name, value in vars(one).items() if name in ("steps", "schedule")} for one in routings]
+    changed = ("steps", "schedule", "sharpness")
+    before = [{name: value for name, value in vars(one).items() if name in changed} for one in routings]
     try:
         for routing in routings:
             if isinstance(routing, EMRouting) and steps != routing.steps:
                 routing.schedule = _stretched_schedule(routing, steps)
+                if isinstance(routing.sharpness, list) and routing.sharpness:
+                    routing.sharpness = stretched(routing.sharpness, steps - 1)[: steps - 1]  # one each E-step
             routing.steps = steps
         yield
     finally:
