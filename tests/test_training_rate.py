@@ -87,6 +87,9 @@ def test_a_scheduler_that_ends_before_the_training_is_refused_at_the_start(
         {"limit_train_batches": 0.5},
         {"limit_train_batches": 30, "max_steps": 7},
         {"accumulate_grad_batches": 4},
+        {"accumulate_grad_batches": 2, "limit_train_batches": 5},
+        {"accumulate_grad_batches": 2, "limit_train_batches": 0.9},
+        {"accumulate_grad_batches": 5, "limit_train_batches": 3},
     ],
     ids=str,
 )
@@ -100,3 +103,5 @@ def test_the_steps_of_a_training_are_known_before_it_begins(extra: dict[str, flo
     fitting.run()
     assert fitting.steps == fitting.trainer.global_step
     assert fitting.steps == fitting.trainer.estimated_stepping_batches
+    group = fitting.trainer.accumulate_grad_batches
+    assert fitting.trainer.num_training_batches % group == 0  # no step of fewer batches than the others

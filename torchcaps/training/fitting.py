@@ -105,8 +105,7 @@ class Fitting:
         self.trainer = self._trainer(options or TrainerOptions(), schedule, watching, folder, bool(len(validation)))
         self.loaders = Loaders(train, validation, schedule, learner.speed)
         batches = len(train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size))
-        group = self.trainer.accumulate_grad_batches = min(self.trainer.accumulate_grad_batches, batches)
-        self.epoch_steps, self.steps = self._steps(batches - batches % group)
+        self.epoch_steps, self.steps = self._steps(self._whole_groups(batches))
         self.average = None if options is None else options.average
 
     def _trainer(
@@ -133,13 +132,22 @@ class Fitting:
                 f"this machine cannot train as asked ({asked}): {error}; --trainer.accelerator auto takes what is there"
             ) from error
 
+    def _whole_groups(self, batches: int) -> int:
+        """The batches of an epoch that are trained on: whole groups of those whose gradients are added up."""
+        trainer, limit = self.trainer, self.trainer.limit_train_batches
+        group = min(trainer.accumulate_grad_batches, batches)
+        batches -= batches % group
+        limited = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        group = trainer.accumulate_grad_batches = max(min(group, limited), 1)
+        if limited < batches:
+            trainer.limit_train_batches = limited - limited % group
+        return limited - limited % group
+
     def _steps(self, batches: int) -> tuple[int, int]:
         """How many steps a whole epoch has, and the training if nothing ends it before: what Lightning finds later."""
-        trainer, limit = self.trainer, self.trainer.limit_train_batches
-        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-        each = -(-batches // trainer.accumulate_grad_batches)
-        steps = each * (trainer.max_epochs or 1)
-        return each, steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)
+        each = batches // self.trainer.accumulate_grad_batches
+        steps = each * (self.trainer.max_epochs or 1)
+        return each, steps if self.trainer.max_steps == -1 else min(steps, self.trainer.max_steps)
 
     def notes(self) -> list[str]:
         """What people should know before they wait for the training."""
