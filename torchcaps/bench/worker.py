@@ -1,4 +1,4 @@
-"""The process of one version in a comparison: runs a case once for every line that it reads."""
+"""The process of one version in a comparison: runs a case once for each line that it reads."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from torchcaps.bench.cases import CASES, call_of, with_batch
 
 
 def serve(name: str, backend: str, training: str, device: str, threads: str, batch: str) -> None:
-    """Says the extra memory of the case, then its seconds each time a line comes; ends with its input."""
+    """Prints the extra memory of the case, then its seconds for each line of the input."""
     torch.set_num_threads(int(threads))
     case = with_batch(CASES[name], int(batch) or None)
     arguments = backend, training == "1", device
