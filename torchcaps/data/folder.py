@@ -82,7 +82,7 @@ class ImageFolder(ListedImages):
         super().__init__(size, channels, resize, test, validation, seed, skip_broken, memory)
         self.root = Path(root).expanduser()
         self.advice = f"torchcaps check {self.root} lists all"
-        _ = self.listed  # what is wrong with the folders is told at once
+        _ = self.listed  # problems of the folders are reported at once
 
     def list_images(self) -> Listing:
         """The files of each class."""
