@@ -69,7 +69,7 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["train", "--config", "nowhere.yaml", "--run", "r"], "--config: there is no file nowhere.yaml"),
         (["run", "two-digits", "--preset", "smoke", "--trainer.foo", "3"], "trainer takes accelerator, .*, got foo"),
         (["evaluate", "digits"], "digits is not the folder of a run, .* a saved network needs --data"),
-        (["predict", "texts", "who", "--boxes", "bx"], "--boxes: a TextCapsNet does not say where classes are"),
+        (["predict", "texts", "who", "--boxes", "bx"], "--boxes: a TextCapsNet does not predict boxes"),
         (["export", "digits", "--to", "y.txt"], "--to must end in .onnx (an ONNX file) or .pt2 (an exported "),
         (["export", "digits", "--to", "y.txt", "--format", "onnx"], "--to must end in .onnx (an ONNX file) or .pt2"),
         (["explain", "digits", "--data", "Digits"], "--out must name a folder for the report: digits is not"),
