@@ -30,7 +30,7 @@ OWN_OPTIONS = {
     "folder": "time and memory of reading a folder of images larger than memory, which is generated",
     "gpu": "tests of the Triton kernels, suite and training loops on a CUDA machine",
 }
-"""Parts with options of their own, each ``main(arguments, show, program)`` in the module of its name."""
+"""Parts with their own options, each ``main(arguments, show, program)`` in the module of its name."""
 
 
 def main(arguments: list[str], show: Show, program: str = "torchcaps bench") -> None:

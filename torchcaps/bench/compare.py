@@ -1,4 +1,4 @@
-"""Two versions of the code in one run: the same case, in turn, each version in a process of its own."""
+"""Two versions of the code in one run: the same case in turn, each version in its own process."""
 
 import json
 import os

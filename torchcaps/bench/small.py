@@ -53,7 +53,7 @@ def small(options: Options, show: Show, powers: range = POWERS) -> list[Size]:
 
 
 def crossover(sizes: list[Size], routing: str) -> int | None:
-    """The most numbers for which storing was quicker, of this routing; None where it never was."""
+    """The largest size at which storing the votes was faster, with this routing; None if it never was."""
     stored = [size.numbers for size in sizes if size.routing == routing and size.ratio.median < 1]
     return max(stored, default=None)
 

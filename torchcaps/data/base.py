@@ -133,7 +133,7 @@ class ImageSet(Dataset[Batch]):
         labels: int64 (N,), each in [0, len(classes)), or bool (N, len(classes)), a mask of the classes in each image
             where there may be several, or none.
         classes: the name of each label.
-        files: where each image came from, if it came from a file of its own.
+        files: the file of each image, if each has its own.
         preprocess: how the images are prepared, in its way for the test; by default they are left as they are.
         composition: puts new images together out of these; None leaves them as they are. In training they are new in
             each epoch; fetched from here they are always those of epoch 0 and seed 0.
@@ -484,7 +484,7 @@ def find_data_dir(data_dir: str | None) -> Path:
     """The folder of the data sets: the argument, else $TORCHCAPS_DATA, else torchcaps in the user's cache.
 
     Raises:
-        ValueError: the argument is no path.
+        ValueError: the argument is not a path.
     """
     if data_dir is not None and not isinstance(data_dir, str | os.PathLike):
         raise ValueError(f"data_dir must be the path of a folder, or None, got {data_dir!r}")

@@ -168,7 +168,7 @@ class ListedImages(ImageData):
         return self.list_images()
 
     def load_train(self) -> ImageSet:
-        """Read the training images, those for validation included unless these have a folder of their own."""
+        """Read the training images, including those for validation unless these have their own folder."""
         train, validation = (self._read.sets[part] for part in ("train", "validation"))
         if "validation" in self.listed.parts or not len(validation):
             return train

@@ -331,7 +331,7 @@ class Overlaid(NamedTuple):
 
 
 def check_single(digits: ImageSet) -> None:
-    """Raises a `ValueError` if images show several things each, or are put together already."""
+    """Raises a `ValueError` if images show several things each, or are composed already."""
     if digits.labels.ndim != 1 or digits.composition is not None:
         raise ValueError("digits must be images of one class each, not scenes, pairs or others with masks as labels")
 

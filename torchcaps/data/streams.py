@@ -53,7 +53,7 @@ def read_entries(file: BufferedIOBase, path: Path, expected: int) -> tuple[bytea
     the file is too small to hold them at the best compression.
 
     Raises:
-        ValueError: the file cannot hold so many bytes.
+        ValueError: the file is too small to hold that many bytes.
     """
     size = path.stat().st_size
     if isinstance(file, gzip.GzipFile) and expected > _SHRINKS * size:

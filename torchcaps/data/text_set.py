@@ -19,7 +19,7 @@ class TextSet(ImageSet):
     """Labelled texts: an :class:`ImageSet` whose images are rows of words.
 
     Batches are as long as the longest text in them: their ``images`` are int64 (B, L), the numbers of the words, and 0
-        after the end of a text; so are their ``pictures``.
+    after the end of a text; so are their ``pictures``.
 
     Attributes:
         images: int64 (N, longest of all), likewise.

@@ -214,7 +214,7 @@ class Transfer(Comparison[TransferSettings]):
         return given.judged(restyled(network, content, style, given.wanted, readout), content.labels)
 
     def finish(self, study: Study, given: "Given") -> None:
-        """Each row has a picture of its own."""
+        """Nothing more: each row has its own picture."""
 
 
 class Given(NamedTuple):

@@ -205,7 +205,7 @@ def coloured_figure(texts: tuple[ColouredText, ...], classes: tuple[str, ...]) -
 
 
 def _word(axes: "Axes", at: int, row: float, piece: str, label: int, strength: float) -> int:
-    """Writes a word, one letter in each column, and returns the column behind it."""
+    """Writes a word, one letter in each column, and returns the column after it."""
     word = piece.rstrip()
     axes.barh(row, len(word), 0.9, at, align="center", color=COLOURS[label % len(COLOURS)], alpha=0.75 * strength)
     for place, letter in enumerate(word, at):
