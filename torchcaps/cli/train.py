@@ -89,7 +89,7 @@ def _resumed_run(arguments: list[str]) -> "tuple[RunFolder, list[str]] | None":
                 raise ValueError("--resume needs the folder of a run")
             others = arguments[:place] + arguments[place + (1 if equals else 2) :]
             if elsewhere := _values(others, "--run"):
-                raise ValueError(f"--resume goes on in {path} itself and takes no --run, got {elsewhere[0]}")
+                raise ValueError(f"--resume continues in {path} itself and takes no --run, got {elsewhere[0]}")
             return RunFolder(Path(path)).existing(), others
     return None
 

@@ -99,7 +99,7 @@ def _ink(pixels: "np.ndarray") -> "tuple[np.ndarray, bool]":
     smooth = ndimage.gaussian_filter(off, (1, 1, 0))
     far = np.linalg.norm(smooth, axis=2)
     if far.max() < FAINTEST:
-        raise ValueError("there is no ink to be seen: the picture is of one colour")
+        raise ValueError("no ink found: the picture is of one colour")
     farthest = smooth[np.unravel_index(far.argmax(), far.shape)]
     colour = smooth[(far >= 0.6 * far.max()) & (smooth @ farthest > 0)].mean(0)  # from the ground to the ink
     length = np.linalg.norm(colour)
@@ -107,7 +107,7 @@ def _ink(pixels: "np.ndarray") -> "tuple[np.ndarray, bool]":
     smooth_along = ndimage.gaussian_filter(along, 0.7)
     noise = 1.4826 * np.median(np.abs(smooth_along - np.median(smooth_along)))
     if length / np.sqrt(3) < FAINTEST:
-        raise ValueError(f"there is no ink to be seen: it differs from its ground by {length / np.sqrt(3):.2f} of 1")
+        raise ValueError(f"no ink found: only a difference of {length / np.sqrt(3):.2f} of 1 from the ground")
     if noise > 0.25:
         raise ValueError("no ink stands out from its ground: take a picture with more empty paper around the sign")
     mask = _without_specks(smooth_along > max(0.5, 3 * noise))
@@ -144,7 +144,7 @@ def _without_specks(mask: "np.ndarray") -> "np.ndarray":
 
     parts, count = ndimage.label(mask, np.ones((3, 3)))
     if not count:
-        raise ValueError("there is no ink to be seen")
+        raise ValueError("no ink found")
     sizes = np.bincount(parts.ravel())
     sizes[0] = 0
     return (sizes >= SMALLEST * sizes.max())[parts] & mask

@@ -112,7 +112,7 @@ def decoded(path: Path) -> str:
     """
     content = path.read_bytes()
     if b"\0" in content:
-        raise ValueError(f"{path} is no text in UTF-8 or Latin-1: it holds zero bytes")
+        raise ValueError(f"{path} is not text in UTF-8 or Latin-1: it holds zero bytes")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:

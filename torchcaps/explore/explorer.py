@@ -384,7 +384,7 @@ class Explorer:
     def _look(self, look: str) -> Look:
         taken = self._any_look(look)
         if isinstance(taken, _TextLook):
-            raise ValueError(f"look {look!r} is of a text: there are no pictures of it")
+            raise ValueError(f"look {look!r} is of a text, which has no pictures")
         return taken
 
     def _seen(self, network: str, pixels: Tensor, label: int | tuple[int, ...] | None) -> str:

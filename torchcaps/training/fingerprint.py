@@ -61,7 +61,7 @@ class Fingerprint(Callback):
                 "the new ones"
             )
         if found:
-            warnings.warn(f"the run goes on with changes: {found}", stacklevel=2)
+            warnings.warn(f"the run continues with changes: {found}", stacklevel=2)
 
 
 def recorded_options(config: str, seed: int, batch_size: int, preprocess: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class RunFolder:
         """
         if self.path.exists() and (not self.path.is_dir() or any(map(_counts, self.path.iterdir()))):
             going_on = f", or continue it with --resume {self.path}" if self.config.is_file() else ""
-            state = "exists already and is not empty" if self.path.is_dir() else "is no folder"
+            state = "exists already and is not empty" if self.path.is_dir() else "is not a folder"
             raise FileExistsError(f"{self.path} {state}: choose another {self.option}{going_on}")
         return self
 

@@ -51,7 +51,7 @@ def read_options(
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no YAML file of options: {error}") from error
+        raise ValueError(f"{path} is not a YAML file of options: {error}") from error
     return check_options(text, str(path), allowed, imported, only)
 
 
@@ -80,7 +80,7 @@ def check_options(
     try:
         options = yaml.safe_load(text)
     except _NO_YAML as error:
-        raise ValueError(f"{source} is no YAML file of options: {str(error) or type(error).__name__}") from error
+        raise ValueError(f"{source} is not a YAML file of options: {str(error) or type(error).__name__}") from error
     if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
         raise ValueError(f"{source} must hold options by name, got {type(options).__name__}")
     check_imports(source, options, imported)
@@ -88,7 +88,7 @@ def check_options(
         raise UntrustedOptions(f"{source}: options cannot name another file of them, got config: {options['config']!r}")
     if only is not None:
         if only not in options:
-            raise ValueError(f"{source} does not say {only}")
+            raise ValueError(f"{source} has no option {only}")
         options = {only: options[only]}
     look = _Look(source, {module_of(name).partition(".")[0] for name in imported})
     look.entries(options, lambda name: str if name == "import" else allowed.get(name, _UNKNOWN), "", 0)
