@@ -58,8 +58,7 @@ class RandomShift:
 
 
 def mixed_seed(*numbers: int) -> int:
-    """Combines several numbers into one seed in [0, 2^63): the same in every process, on every machine, in every
-    version.
+    """Combines numbers into one seed in [0, 2^63): the same in every process, on every machine, in every version.
 
     Args:
         numbers: any 64-bit integers; their order counts.

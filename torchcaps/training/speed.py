@@ -93,8 +93,7 @@ class Speed:
                 group["fused"] = True
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
-        """Gives the optimizer's state of each weight the memory layout of the weight, in place: fused kernels assume
-        it.
+        """Gives the optimizer's state of each weight the memory layout of the weight, which fused kernels assume; in place.
 
         The state from a checkpoint may have another layout.
         """
