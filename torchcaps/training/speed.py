@@ -93,7 +93,7 @@ class Speed:
                 group["fused"] = True
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
-        """Gives the optimizer's state of each weight the memory layout of the weight, which fused kernels assume; in place.
+        """Gives the state of the optimizer the memory layout of its weights, as fused kernels assume; in place.
 
         The state from a checkpoint may have another layout.
         """
