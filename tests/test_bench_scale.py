@@ -120,7 +120,7 @@ class TestPredict:
         file = tmp_path / "predict.json"
         file.write_text(json.dumps({"rates": {"capsnet_digits 1x8x8 10 4": {}}}))
         assert main([*PREDICT, "--rates", str(file), "--classes", "5"]) == 1
-        told = "has no rates of capsnet_digits 1x8x8 5 4, there are those of capsnet_digits 1x8x8 10 4"
+        told = "has no rates for capsnet_digits 1x8x8 5 4, only for capsnet_digits 1x8x8 10 4"
         assert told in capsys.readouterr().err
         file.write_text("[]")
         assert main([*PREDICT, "--rates", str(file)]) == 1
@@ -165,7 +165,7 @@ class TestProcesses:
         monkeypatch.setattr(processes.sys, "executable", shutil.which("false"))
         one = processes.Process(0, Namespace(model="capsnet_small", batch=2, steps=1))
         one.process.wait()
-        with pytest.raises(OSError, match="a process that trains ended with status 1") as found:
+        with pytest.raises(OSError, match="a training process ended with status 1") as found:
             one.begin(2, 1, 2)
         assert not isinstance(found.value, BrokenPipeError)
         one.end()

@@ -86,7 +86,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What needs more than torch is imported when it is first asked for."""
+    """Imports what needs more than torch on first use."""
     if name == "Classifier":
         from torchcaps.classifier import Classifier
 

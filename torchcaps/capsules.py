@@ -20,10 +20,10 @@ class Capsules(NamedTuple):
 
     Args:
         pose: (B, *sites, D) for vector capsules, (B, *sites, M, D) for matrix capsules.
-        activation: (B, *sites), one number a capsule.
+        activation: (B, *sites), one number for each capsule.
 
-    The sites are whatever the layer is laid out over: ``(rows, columns, types)`` behind a convolution, one axis of
-    capsules behind :class:`~torchcaps.layers.CapsLinear`.
+    The sites are the axes of the layer: ``(rows, columns, types)`` after a convolution, one axis of capsules after
+    :class:`~torchcaps.layers.CapsLinear`.
 
     Example:
         >>> capsules = tc.Capsules(pose=torch.randn(2, 6, 6, 8, 4, 4), activation=torch.rand(2, 6, 6, 8))

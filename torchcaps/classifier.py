@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     Image: TypeAlias = str | Path | PILImage | np.ndarray | Tensor
 
 _LARGEST = 2**28
-"""Numbers of an image: what a saved network may ask for."""
+"""Most numbers of an image that a saved network may demand."""
 
 _LUMA = (0.299, 0.587, 0.114)
-"""How bright red, green and blue are (ITU-R BT.601): what Pillow makes grey with."""
+"""Weights of red, green and blue in grey (ITU-R BT.601), as in Pillow."""
 
 
 class Classifier:
@@ -119,7 +119,7 @@ class Classifier:
 
     @classmethod
     def open(cls, source: str | Path, device: torch.device | str = "cpu") -> "Classifier":
-        """Opens a trained network; no code of its own is executed.
+        """Opens a trained network; executes no code that comes with it.
 
         Args:
             source: the folder of a run, or of a saved network, or the name of a trained network in the package, or a
@@ -128,7 +128,7 @@ class Classifier:
 
         Raises:
             FileNotFoundError: if there is no network, or the run has not ended.
-            TypeError: if the source is no path.
+            TypeError: if the source is not a path.
             ValueError: if it is damaged, or needs a module that was not imported.
         """
         network = load_pretrained(source)
@@ -162,11 +162,11 @@ class Classifier:
 
     @property
     def device(self) -> torch.device:
-        """Where the network computes."""
+        """The device of the network."""
         return next((p.device for p in self.network.parameters()), torch.device("cpu"))
 
     def __call__(self, images: "Image | Sequence[Image]", resize: Fit | None = None) -> Answer | list[Answer]:
-        """What the network says about one image, or about each of several: see :meth:`predict`."""
+        """Classifies one image, or several: see :meth:`predict`."""
         return self.predict(images, resize)
 
     def predict(
@@ -179,7 +179,7 @@ class Classifier:
                 image is the path of a file, a PIL image, an array (H, W) or (H, W, C), or a tensor (C, H, W). Numbers
                 are bytes, 0..255, or floating point in [0, 1]. Grey images become colour for a network that
                 takes three channels, colour ones grey for one that takes one, and transparent parts black.
-                Of a network that takes words, one image is a text.
+                For a network that takes words, an image is a text.
             resize: how images of another size get to that of the network: ``pad``, ``crop``, ``stretch`` or
                 ``handwriting``, or ``keep`` for a network of any size; default: as this classifier does, which is as it
                 was trained.
@@ -190,8 +190,8 @@ class Classifier:
 
         Raises:
             FileNotFoundError: if there is no such file.
-            ValueError: if an image cannot be read, or cannot be made into what the network takes, or a text has no
-                words; or ``batch_size`` is no whole number, 1 or more.
+            ValueError: if an image cannot be read, or does not fit the network, or a text has no words; or
+                ``batch_size`` is not a whole number, 1 or more.
             UserWarning: as a warning, if the network knows none of the words of a text.
         """
         several = _is_several(images)
@@ -239,7 +239,7 @@ class Classifier:
             yield from self._answered(batch)
 
     def _at_once(self, batch_size: int) -> int:
-        """Of how many images a batch of so many crops is."""
+        """How many images make a batch of ``batch_size`` crops."""
         check_size(batch_size=batch_size)
         return max(1, batch_size // self.preprocess.crops)
 
@@ -255,10 +255,10 @@ class Classifier:
         yield from zip((image for image, _ in batch), answers, strict=True)
 
     def pixels(self, image: "Image", resize: Fit | None = None) -> Tensor:
-        """One image as this classifier takes it before it is prepared: float32 ``image_shape`` in [0, 1].
+        """One image as this classifier takes it, unprepared: float32 ``image_shape`` in [0, 1].
 
-        With ``resize="keep"`` it has the image's own height and width. Of a text, the numbers of its words, int64 (L,).
-        Raises what :meth:`predict` raises.
+        With ``resize="keep"`` it has the image's own height and width. For a text, the numbers of its words, int64
+        (L,). Raises what :meth:`predict` raises.
         """
         if self.words is not None:
             return self.reading(image).numbers
@@ -297,13 +297,13 @@ class Classifier:
         return reading
 
     def _looked(self, image: "Image", resize: Fit | None) -> Handwriting:
-        """The pixels, and what was done to get them, where that depends on the image."""
+        """The pixels, and a note on how they were made, if that depends on the image."""
         if self.words is None and (resize or self.resize) == "handwriting":
             return self._written(image)
         return Handwriting(self.pixels(image, resize), "")
 
     def _written(self, image: "Image") -> Handwriting:
-        """What was written by hand, float32 in [0, 1]."""
+        """The handwriting in an image, float32 in [0, 1]."""
         if isinstance(image, str | Path):
             found = load_handwriting(Path(image), self.image_shape)
         else:
@@ -318,7 +318,7 @@ class Classifier:
             batch_size: how many crops of images at a time.
 
         Raises:
-            ValueError: if the images have another shape, or ``batch_size`` is no whole number, 1 or more.
+            ValueError: if the images have another shape, or ``batch_size`` is not a whole number, 1 or more.
         """
         if images.shape[1:] != self.image_shape:
             raise ValueError(f"images must be (B, {str(self.image_shape)[1:-1]}), got {tuple(images.shape)}")
@@ -368,9 +368,9 @@ class Classifier:
 
     @torch.no_grad()
     def _predict(self, pixels: Tensor) -> Prediction:
-        """The mean of the activations over the crops of each image; poses and boxes in the first, the centre.
+        """The prediction, with activations averaged over the crops of each image, poses and boxes of the centre.
 
-        The network computes in its own precision; what it finds is float32 on the CPU.
+        The network computes in its own precision; what it predicts is float32, on the CPU.
         """
         crops = self.preprocess.evaluate_crops(pixels.to(self.device))
         prediction = self.network(self._in_its_precision(crops.flatten(0, 1)))
@@ -393,7 +393,7 @@ def shortened(text: str, most: int = 60) -> str:
 
 
 def beginning(text: str, most: int) -> str:
-    """All of a text, or so many characters of it."""
+    """A text, cut after ``most`` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -417,7 +417,7 @@ def _as_picture(image: Any) -> "PILImage | None":
 
 
 def _as_shown(image: Any) -> "PILImage":
-    """An image, whatever its numbers are, as a PIL image."""
+    """An image with any kind of numbers as a PIL image."""
     picture = _as_picture(image)
     if picture is None:
         picture = _as_picture((255 * _as_numbers(image)).round().to(torch.uint8))
@@ -470,7 +470,7 @@ def _fit_numbers(image: Tensor, image_shape: tuple[int, int, int], resize: Resiz
     image = F.interpolate(image[None], size, mode="bicubic", antialias=True)[0].clamp(0, 1)
     missing = [want - have for want, have in zip((height, width), size, strict=True)]
     top, left = (round(extent / 2) for extent in missing)
-    return F.pad(image, (left, missing[1] - left, top, missing[0] - top))  # what is negative is cut off
+    return F.pad(image, (left, missing[1] - left, top, missing[0] - top))  # negative padding crops
 
 
 def _with_channels(image: Tensor, channels: int) -> Tensor:

@@ -27,7 +27,7 @@ def _as_mask(activation: Tensor, target: Tensor) -> Tensor:
 
 
 def _mean(losses: Tensor, mask: Tensor, weight: Tensor | None) -> Tensor:
-    """The mean of losses (B,), each weighted by the mean weight of the classes in its image, of the mask (B, E)."""
+    """The mean of losses (B,), each weighted by the mean weight of the classes that the mask (B, E) gives its image."""
     if weight is None:
         return losses.mean()
     if weight.shape != mask.shape[1:]:
@@ -65,12 +65,12 @@ def margin_loss(
         present: :math:`m^+`.
         absent: :math:`m^-`.
         down_weight: :math:`\lambda` (0.5; Su: 0.25).
-        weighting: ``"paper"``, or ``"released"`` for the code's.
+        weighting: ``"paper"``, or ``"released"`` for that of the code.
         weight: of the classes, (E,): each image counts as much as its classes do in the mean; default: all alike.
 
     Raises:
         ValueError: if shapes do not fit, a target is impossible, or there is no such weighting. The numbers of a mask
-            are looked at on a CPU only.
+            are checked on a CPU only.
 
     Source: Sabour, Frosst & Hinton 2017, equation 4; the code released with it.
     """
@@ -99,7 +99,7 @@ class ActivationLoss(nn.Module, ABC):
         self.register_buffer("class_weights", None, persistent=False)
 
     def weigh(self, weights: Tensor) -> None:
-        """Counts each image by the weight of its class from now on.
+        """Weights each image by its class from now on.
 
         Args:
             weights: of the classes, (E,).
@@ -116,7 +116,7 @@ class ActivationLoss(nn.Module, ABC):
         """The loss, a scalar, of activations (B, E) and labels (B,) or a mask (B, E)."""
 
     def advance(self, epoch: int, epochs: int, step: int) -> None:
-        """Tells the loss how far training has come, before each step; most do not care.
+        """Called before each step with the progress of training; most losses ignore it.
 
         Args:
             epoch: the present one, from 0.
@@ -174,7 +174,7 @@ def length_cross_entropy(
     Args:
         activation: (B, E).
         target: labels (B,), or probabilities (B, E).
-        inverse_temperature: :math:`\lambda`; lengths lie in [0, 1], where a plain softmax is never sure of anything.
+        inverse_temperature: :math:`\lambda`; lengths lie in [0, 1], where a plain softmax is never confident.
         weight: see :func:`margin_loss`.
 
     Raises:

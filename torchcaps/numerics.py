@@ -1,4 +1,4 @@
-"""What all rooms need of numbers: precision, divisors that cannot vanish, sizes that are sizes."""
+"""Numerical helpers for all rooms: precision, divisors that cannot vanish, checks of arguments."""
 
 import math
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from torch.autograd import forward_ad
 
 
 def positive(mass: Tensor) -> Tensor:
-    """The mass, or next to nothing where there is less: a divisor whose inverse is finite, and its gradient too."""
+    """The mass, clamped to a tiny number: a divisor whose inverse and its gradient are finite."""
     return mass.clamp(min=_next_to_nothing(mass))
 
 
 def negligible(mass: Tensor) -> Tensor:
-    """Whether there is so little that :func:`positive` takes more."""
+    """Whether the mass is so small that :func:`positive` clamps it."""
     return mass <= _next_to_nothing(mass)
 
 
@@ -29,14 +29,14 @@ def quotient(part: Tensor, whole: Tensor) -> Tensor:
 
 
 def _next_to_nothing(mass: Tensor) -> float:
-    """1 / x^2 is finite above it: the second derivative of a quotient."""
+    """The smallest divisor: above it 1 / x^2, as in the gradient of a quotient, is finite."""
     return torch.finfo(mass.dtype).tiny ** 0.5
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     """The dtype that routing computes in: the widest of the inputs, and float32 at least.
 
-    Whole numbers alone are computed in the default dtype, as ``torch.sqrt`` does.
+    If all are whole numbers, it is the default dtype, as for ``torch.sqrt``.
     """
     for tensor in tensors:
         if tensor is not None and tensor.dtype != torch.float32:
@@ -50,10 +50,10 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
 
 
 def real_dtype(name: str, tensor: Tensor) -> torch.dtype:
-    """The dtype of what is found from a tensor: its own, or of whole numbers the default one, as for ``torch.sqrt``.
+    """The dtype of results from a tensor: its own, or for whole numbers the default one, as for ``torch.sqrt``.
 
     Raises:
-        TypeError: if it is no tensor.
+        TypeError: if it is not a tensor.
         ValueError: if it is complex; names the argument.
     """
     if not isinstance(tensor, Tensor):
@@ -74,37 +74,37 @@ def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
 
 
 def transformed() -> bool:
-    """Whether forward mode or ``torch.func`` differentiate here."""
+    """Whether forward mode or ``torch.func`` is active."""
     return forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
 
 
 def at_hand(tensor: Tensor) -> bool:
-    """Whether numbers of a tensor may be looked at: on a CPU, where nothing is recorded or transformed.
+    """Whether the values of a tensor may be read: on a CPU, while nothing is traced or transformed.
 
-    On a GPU it would wait for all that was asked of it before.
+    On a GPU, reading would wait for all earlier work.
     """
     return tensor.device.type == "cpu" and not only_formulas() and not torch._C._len_torch_dispatch_stack()
 
 
 def only_formulas() -> bool:
-    """Whether derivatives must come from formulas: in forward mode, in ``torch.func``, and where a graph is recorded.
+    """Whether derivatives must come from formulas: in forward mode, in ``torch.func``, and while a graph is traced.
 
-    Elsewhere an operation may have a backward pass of its own, which is quicker.
+    Otherwise an operation may have its own, faster backward pass.
     """
     recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
     return recorded or transformed()
 
 
 def given(**arguments: Any) -> dict[str, Any]:
-    """Those of the arguments that are not None, to be checked: ``check_size(**given(in_capsules=in_capsules))``."""
+    """The arguments that are not None, for checks: ``check_size(**given(in_capsules=in_capsules))``."""
     return {name: value for name, value in arguments.items() if value is not None}
 
 
 def check_size(least: int = 1, /, **sizes: Any) -> None:
-    """Sees that arguments are sizes: one whole number each.
+    """Checks that arguments are sizes: one whole number each.
 
     Raises:
-        ValueError: if one is no whole number, or smaller than ``least``; names the argument.
+        ValueError: if one is not a whole number, or smaller than ``least``; names the argument.
     """
     for name, size in sizes.items():
         if type(size) is int and size >= least:  # nearly always
@@ -116,10 +116,10 @@ def check_size(least: int = 1, /, **sizes: Any) -> None:
 
 
 def check_sizes(least: int = 1, /, **sizes: Any) -> None:
-    """Sees that arguments which may be one size, or several, are: whole numbers, or sequences of them.
+    """Checks arguments that may be one size or several: whole numbers, or sequences of them.
 
     Raises:
-        ValueError: if one is no whole number, or smaller than ``least``; names the argument.
+        ValueError: if one is not a whole number, or smaller than ``least``; names the argument.
     """
     for name, size in sizes.items():
         numbers = size if _is_sequence(size) else [size]
@@ -131,7 +131,7 @@ def check_sizes(least: int = 1, /, **sizes: Any) -> None:
 
 
 def check_series(count: int | None = None, /, **series: Any) -> None:
-    """Sees that arguments are sequences of sizes, of ``count`` of them, or else of one at least; 0 is any number.
+    """Checks that arguments are sequences of ``count`` sizes; None for one or more, 0 for any number.
 
     Raises:
         ValueError: if one is not; names the argument.
@@ -152,15 +152,15 @@ def _is_sequence(value: Any) -> bool:
 
 
 def is_finite(number: Any) -> TypeGuard[float]:
-    """Whether it is a number at all, and neither infinite nor NaN."""
+    """Whether it is a number, and neither infinite nor NaN."""
     return isinstance(number, Real) and not isinstance(number, bool) and math.isfinite(number)
 
 
 def check_finite(least: float = -math.inf, /, **numbers: Any) -> None:
-    """Sees that arguments are finite numbers.
+    """Checks that arguments are finite numbers.
 
     Raises:
-        ValueError: if one is no number, infinite, NaN, or smaller than ``least``; names the argument.
+        ValueError: if one is not a number, infinite, NaN, or smaller than ``least``; names the argument.
     """
     for name, number in numbers.items():
         if not is_finite(number):
@@ -170,7 +170,7 @@ def check_finite(least: float = -math.inf, /, **numbers: Any) -> None:
 
 
 def check_positive(**numbers: Any) -> None:
-    """Sees that arguments are finite numbers above 0.
+    """Checks that arguments are finite numbers above 0.
 
     Raises:
         ValueError: if one is not; names the argument.
@@ -181,7 +181,7 @@ def check_positive(**numbers: Any) -> None:
 
 
 def check_share(**shares: Any) -> None:
-    """Sees that arguments are shares of a whole.
+    """Checks that arguments are shares of a whole.
 
     Raises:
         ValueError: if one is not from 0 to 1; names the argument.
@@ -195,9 +195,9 @@ def class_mask(activation: Tensor, target: Tensor) -> Tensor:
     """Labels (B,), or a mask (B, E), as a mask (B, E) in the dtype of the activations (B, E).
 
     Raises:
-        TypeError: if one is no tensor.
-        ValueError: if shapes do not fit, a label is none of 0..E - 1 (on a GPU that stops the device's own check), or
-            on a CPU a mask has numbers outside of [0, 1].
+        TypeError: if one is not a tensor.
+        ValueError: if shapes do not fit, a label is not in 0..E - 1 (on a GPU, the check of the device reports it), or
+            on a CPU a mask has numbers outside [0, 1].
     """
     dtype = real_dtype("activation", activation)
     real_dtype("target", target)
@@ -220,11 +220,11 @@ def class_mask(activation: Tensor, target: Tensor) -> Tensor:
 
 
 _ROUNDING = 0.01
-"""Of shares that were added up in bfloat16."""
+"""Tolerance for shares that were summed in bfloat16."""
 
 
 def _check_mask(mask: Tensor) -> None:
-    """Sees that a mask (B, E) is of shares, rounded or not, where that can be seen at once."""
+    """Checks that a mask (B, E) holds shares, up to rounding, if its values can be read at once."""
     if mask.dtype == torch.bool or not mask.numel() or not at_hand(mask):
         return
     low, high = (float(one) for one in mask.detach().aminmax())

@@ -16,16 +16,16 @@ def _squared_length(pose: Tensor, dim: Dims, keepdim: bool = True) -> Tensor:
 
 
 def _safe_length(squared: Tensor) -> Tensor:
-    """The root, with gradient 0 at 0: sqrt alone has an infinite one there. NaN comes through."""
+    """The square root with gradient 0 at 0, where that of sqrt is infinite. NaN stays NaN."""
     none = squared == 0
     return torch.where(none, 0.0, torch.where(none, 1.0, squared).sqrt())
 
 
 def _found_length(pose: Tensor, dim: Dims, keepdim: bool = True) -> Tensor:
-    """The length without care for gradients."""
+    """The length, not made for differentiation."""
     if dim == -1 or _last(dim, pose.ndim):
         return torch.linalg.vector_norm(pose, dim=dim, keepdim=keepdim)
-    return _squared_length(pose, dim, keepdim).sqrt_()  # along other axes the norm takes a hundred times as long
+    return _squared_length(pose, dim, keepdim).sqrt_()  # along other axes the norm takes a hundred times longer
 
 
 def _last(dim: Dims, ndim: int) -> bool:
@@ -80,13 +80,13 @@ class _Length(torch.autograd.Function):
 
 
 def _unit(length: Tensor, value: Tensor) -> Tensor:
-    """``value / length`` for a value that is about ``length`` near 0, where the ratio is 1."""
+    """``value / length``, or 1 at 0, for a value that is about ``length`` near 0."""
     none = length == 0
     return torch.where(none, 1.0, value / torch.where(none, 1.0, length))
 
 
 class Kind(NamedTuple):
-    """A squash, as what it multiplies a pose by."""
+    """A squash, as the factor of a pose."""
 
     factor: Callable[[Tensor, Tensor], Tensor]
     """f(n) / n, from n and n²."""
@@ -145,7 +145,7 @@ def _squash(pose: Tensor, kind: Kind, dim: Dims) -> Tensor:
 
 
 def _squashed(pose: Tensor, kind: Kind, dim: Dims) -> tuple[Tensor, Tensor, Tensor]:
-    """The same numbers without care for gradients; and the length, and the factor."""
+    """The squashed pose, not made for differentiation; and the length, and the factor."""
     squared = _squared_length(pose, dim)
     n = squared.sqrt()
     factor = kind.factor(n, squared)

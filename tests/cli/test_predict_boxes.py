@@ -85,6 +85,6 @@ def test_a_network_that_does_not_say_where(folder: Path, capsys: pytest.CaptureF
     picture = str(folder / "wide" / "scene.png")
     assert main(["predict", str(folder / "digits"), picture, "--boxes", str(folder / "boxes")])
     told = capsys.readouterr()
-    assert "--boxes: a CapsNet does not say where classes are" in told.err
+    assert "--boxes: a CapsNet does not predict boxes" in told.err
     assert not told.out
     assert not (folder / "boxes").exists()

@@ -130,7 +130,7 @@ class TestWhatIsNoHandwriting:
     def test_an_empty_sheet(self, noise: float, tmp_path: Path) -> None:
         sheet = 230 + np.random.default_rng(0).normal(0, noise, (120, 90))
         Image.fromarray(sheet.astype(np.uint8)).save(tmp_path / "empty.png")
-        with pytest.raises(ValueError, match=r"empty\.png: there is no ink to be seen"):
+        with pytest.raises(ValueError, match=r"empty\.png: no ink found"):
             load_image(tmp_path / "empty.png", MNIST, "handwriting")
 
     def test_a_file_that_is_no_image(self, tmp_path: Path) -> None:

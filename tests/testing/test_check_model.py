@@ -125,7 +125,7 @@ def test_nothing_wrong() -> None:
         (Large, "prediction", r"activations do not lie in \[0, 1\]"),
         (Stubborn, "other_images_and_classes", "shapes cannot be multiplied"),
         (Boasting, "any_size", "shapes cannot be multiplied"),
-        (Trusting, "images_that_do_not_fit", "images that hold nan must raise a ValueError, but are taken"),
+        (Trusting, "images_that_do_not_fit", "images that hold nan must raise a ValueError, but are accepted"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -160,7 +160,7 @@ def test_network_over_something_else() -> None:
         return torch.arange(7 * batch).view(batch, 7) % 9
 
     check_model(Words(), words)
-    with pytest.raises(ValueError, match="Words is no image classifier: inputs must make a batch for it"):
+    with pytest.raises(ValueError, match="Words is not an image classifier: inputs must make a batch for it"):
         check_model(Words())
 
 

@@ -69,7 +69,7 @@ class TestItem17:
 
     def test_item17_is_allowed_by_name(self, folder: Path, tmp_path: Path) -> None:
         trained(tmp_path)
-        with pytest.warns(UserWarning, match="goes on with changes: seed was 0, is 1"):
+        with pytest.warns(UserWarning, match="continues with changes: seed was 0, is 1"):
             assert len(trained(tmp_path, caller=Caller(allow_changes=True), seed=1, epochs=2)) == 2
 
     def test_item17_fewer_epochs_than_are_done_are_told(self, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ class TestItem17:
         assert main([*resume, "--data.seed", "3"]) == 1
         assert "data.seed was 0, is 3" in capsys.readouterr().err
         assert json.loads((run / "summary.json").read_text())["epochs"] == 1
-        with pytest.warns(UserWarning, match=r"goes on with changes: .*optimizer\.lr was 0\.001, is 0\.01"):
+        with pytest.warns(UserWarning, match=r"continues with changes: .*optimizer\.lr was 0\.001, is 0\.01"):
             assert main([*resume, "--allow_changes", *changes]) == 0
         assert json.loads((run / "summary.json").read_text())["epochs"] == 2
         assert main(["train", "--resume", str(run)]) == 0  # the options of the run are the new ones now

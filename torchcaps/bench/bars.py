@@ -1,4 +1,4 @@
-"""The bars: what the project wants of its speed and memory, beside what was measured."""
+"""The bars: targets for speed and memory, beside what was measured."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -9,7 +9,7 @@ from torchcaps.bench.suite import Row
 from torchcaps.ops.dispatch import FUSED
 
 MATMUL_RATE = 200e9
-"""Operations a second of the matrix product that the bars in seconds are for."""
+"""Operations a second of a matrix product on the machine that the bars in seconds are meant for."""
 
 PORT_SECONDS, PORT_RATE = 1.1, MATMUL_RATE
 """Forward and backward of DigitCaps in the fastest public port measured, where a matrix product ran at that rate."""
@@ -20,7 +20,7 @@ class Bar(NamedTuple):
 
     Args:
         what: the figure.
-        value: median and range, or the same three times for memory.
+        value: median and range; for memory, the same value three times.
         sense: whether the median has to be at most or at least the bound; empty for a figure without a bound.
         bound: of the median.
         unit: ``x`` for ratios.

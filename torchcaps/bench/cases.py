@@ -1,4 +1,4 @@
-"""What is measured: layers and networks, each with its inputs, its loss and its work by formula."""
+"""The layers and networks that are measured, each with its inputs, its loss and its work by formula."""
 
 import math
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from torchcaps.bench.work import NOTHING, Map, RoutedShape, Work, convolution, l
 
 MNIST = (1, 28, 28)
 FEW_IMAGES = (1, 2, 4, 8)
-"""Batches that are measured by themselves, against stored votes."""
+"""Small batches of DigitCaps, for which the fused backend is compared with stored votes."""
 _EM: dict[str, Any] = {"routing": "em", "pose": (4, 4), "parent_dim": 4}
 
 
@@ -53,14 +53,14 @@ class Case(ABC):
 
     @property
     def votes(self) -> int:
-        """Numbers that the largest layer's votes would have if they were stored."""
+        """How many numbers the votes of the largest layer have if they are stored."""
         return 0
 
 
 def call_of(case: Case, backend: str, training: bool, device: str = "cpu") -> Callable[[], object]:
     """The forward pass of a case, or its training step without the optimizer, as a function without arguments.
 
-    A training step starts without gradients and leaves them behind.
+    A training step clears the gradients first, and leaves new ones.
     """
     torch.manual_seed(0)
     module, inputs = case.build().to(device), case.inputs(device)
@@ -79,7 +79,7 @@ def call_of(case: Case, backend: str, training: bool, device: str = "cpu") -> Ca
 
 
 def tensor_bytes(case: Case) -> int:
-    """Bytes of inputs, results and weights; found with one image."""
+    """Bytes of inputs, results and weights, found by running one image."""
     one = with_batch(case, 1)
     module, inputs = one.build(), one.inputs("cpu")
     with torch.no_grad(), tc.use_backend("chunked"):
@@ -133,12 +133,12 @@ class LayerCase(Case):
 
     @property
     def in_pose(self) -> int | tuple[int, int]:
-        """Of a child."""
+        """Shape of a child's pose, as layers take it."""
         return self.pose[1] if self.pose[0] == 1 else self.pose
 
     @property
     def out_pose(self) -> int | tuple[int, int]:
-        """Of a parent."""
+        """Shape of a parent's pose, as layers take it."""
         return self.parent_dim if self.pose[0] == 1 else (self.pose[0], self.parent_dim)
 
     def inputs(self, device: str) -> tuple[Tensor, ...]:
@@ -153,7 +153,7 @@ class LayerCase(Case):
         return module(tc.Capsules(*inputs))
 
     def loss(self, output: tc.Capsules, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Of poses and activations."""
+        """The sum of squared poses and of activations."""
         return output.pose.square().sum() + output.activation.sum()
 
     def work(self, training: bool) -> Work:
@@ -162,7 +162,7 @@ class LayerCase(Case):
 
     @property
     def votes(self) -> int:
-        """Numbers of the votes."""
+        """How many numbers the votes have."""
         return self.shape.votes
 
     def _shape(self, grid: int, windows: int, children: int, transforms: int, image_wide: bool = False) -> RoutedShape:
@@ -303,13 +303,13 @@ class NetworkCase(Case):
 
     @property
     def votes(self) -> int:
-        """Numbers of the largest layer's votes."""
+        """How many numbers the votes of the largest layer have."""
         return max((layer.votes for layer in _routed_layers(self)), default=0)
 
 
 @dataclass(frozen=True)
 class YardstickCase(NetworkCase):
-    """CapsNet's two convolutions and a linear head: what the same features cost without capsules."""
+    """CapsNet's two convolutions and a linear head: the cost of the same features without capsules."""
 
     def build(self) -> nn.Module:
         """The network."""
@@ -412,12 +412,12 @@ CASES: dict[str, Case] = {
     **{f"digitcaps{batch}": LinearCase(f"DigitCaps, batch {batch}", batch) for batch in FEW_IMAGES},
     "pose32": LinearCase("poses of 32", 32, children=288, pose=(1, 32), parent_dim=32),
 }
-"""What the suite measures; networks with their training steps alone."""
+"""The cases of the suite; of networks, it measures the training step only."""
 
 BESIDE: dict[str, Case] = {"capsnet": YardstickCase("yardstick", 32)}
-"""What is measured in turn with a case, to be compared with it."""
+"""Networks that are measured in turn with a case, for comparison."""
 
 
 def with_batch(case: Case, batch: int | None) -> Case:
-    """The case with that batch; None leaves it."""
+    """The case with another batch; None keeps its own."""
     return case if batch is None else replace(case, batch=batch)

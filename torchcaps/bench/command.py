@@ -1,4 +1,4 @@
-"""``torchcaps bench``: its parts, the options of those that share them, and what these print and write."""
+"""``torchcaps bench``: its parts, the options of those that share options, and their output."""
 
 import argparse
 import os
@@ -20,17 +20,17 @@ from torchcaps.ops.dispatch import BACKENDS, FUSED
 
 PARTS = ("suite", "sweep", "small", "compare")
 OWN_OPTIONS = {
-    "training": "images a second of whole training loops, and where the time of a step goes",
+    "training": "images per second of whole training loops, and where the time of a step goes",
     "processes": "how much faster two processes train than one",
-    "predict": "time and memory of a network from rates that are measured first",
+    "predict": "time and memory of a network, predicted from rates that are measured first",
     "stability": "whether loss and gradients stay finite through 2,000 training steps",
-    "routings": "all routing algorithms: what each is, and its time and memory on two layers",
-    "em_learning": "what makes matrix capsules learn: sharpness, normalised poses, competition, steps, gradients",
-    "faults": "what becomes of broken, hostile and interrupted things",
-    "folder": "time and memory of reading a folder of more images than memory, which is made for it",
+    "routings": "all routing algorithms: a description of each, and its time and memory on two layers",
+    "em_learning": "how matrix capsules learn with other sharpness, normalised poses, competition, steps, gradients",
+    "faults": "behaviour with damaged and hostile files, and after interruptions",
+    "folder": "time and memory of reading a folder of images larger than memory, which is generated",
     "gpu": "tests of the Triton kernels, suite and training loops on a CUDA machine",
 }
-"""Parts with options of their own, each ``main(arguments, show, program)`` in the module of its name."""
+"""Parts with their own options, each ``main(arguments, show, program)`` in the module of its name."""
 
 
 def main(arguments: list[str], show: Show, program: str = "torchcaps bench") -> None:
@@ -75,7 +75,7 @@ def _part(name: str) -> Callable[[list[str], Show, str], None]:
 
 
 def _check_backends(names: Iterable[str], device: str) -> None:
-    """Raises a `ValueError` unless each of the backends works there, of the smallest layer."""
+    """Raises a `ValueError` unless each of the backends runs a tiny layer on the device."""
     for name in names:
         try:
             call_of(LinearCase("two", 1, children=2, parents=2), name, False, device)()
@@ -84,7 +84,7 @@ def _check_backends(names: Iterable[str], device: str) -> None:
 
 
 def _shared_part(name: str) -> str:
-    """The name of a part with the options of all: others stand first, or are none."""
+    """The name of a part that shares its options; other parts and cases must come first, before the options."""
     if name in OWN_OPTIONS or name in CASES:
         raise argparse.ArgumentTypeError(f"{name} must come before the options")
     if name not in PARTS:
@@ -104,26 +104,26 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("part", nargs="?", type=_shared_part, metavar="PART", default="suite", help="suite: layers and networks "
-        "(default); sweep: growth with one factor at a time; small: where storing the votes stops being quickest; "
+        "(default); sweep: growth with one factor at a time; small: up to which size storing the votes is fastest; "
         "compare: two versions of the code; or the name of a case of the suite")  # fmt: skip
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     add("--cases", nargs="+", choices=CASES, default=list(CASES), help="of suite and compare; default: all")
     add("--backends", nargs="+", choices=("auto", *BACKENDS), help="default: all that run on the device")
-    add("--runs", type=positive, help="counted runs of each call; default: 7, or 3 in a sweep")
-    add("--seconds", type=amount, default=30.0, help="time for the runs of one comparison; 3 are made in any case")
-    add("--threads", type=positive, default=torch.get_num_threads(), help="of torch on a CPU")
-    add("--batch", type=positive, help="of every case; default: their own, which the bars are for")
+    add("--runs", type=positive, help="timed runs of each call; default: 7, or 3 in a sweep")
+    add("--seconds", type=amount, default=30.0, help="time limit for the runs of one comparison; at least 3 are made")
+    add("--threads", type=positive, default=torch.get_num_threads(), help="of torch, on a CPU")
+    add("--batch", type=positive, help="of every case; default: its own, which the bars are for")
     add("--no-memory", action="store_true", help="measure times only")
     add("--routing", nargs="+", choices=("dynamic", "em"), default=["dynamic", "em"], help="of a sweep")
     add("--factors", nargs="+", choices=sweep.FACTORS, default=list(sweep.FACTORS), help="of a sweep")
     add("--against", type=Path, help="for compare: the root of a checkout of the other version")
-    add("--huge-pages", choices=("0", "1", "both"), help=f"run in a process with {report.HUGE_PAGES} so set")
+    add("--huge-pages", choices=("0", "1", "both"), help=f"run in a process with {report.HUGE_PAGES} set to this")
     add("--out", type=folder, help="folder for results; default: a new one in runs/")
     return parser
 
 
 def _with_huge_pages(arguments: list[str], setting: str, out: Path, show: Show) -> None:
-    """Runs the command once or twice in a process with that environment variable."""
+    """Runs the command once, or once for each value, in a process with that environment variable."""
     rest, skip = [], False
     for argument in arguments:
         name = argument.partition("=")[0]

@@ -1,4 +1,4 @@
-"""Two versions of the code in one run: the same case, in turn, each version in a process of its own."""
+"""Two versions of the code in one run: the same case in turn, each version in its own process."""
 
 import json
 import os
@@ -60,7 +60,7 @@ class Pair(NamedTuple):
 
 
 class Worker:
-    """A process that runs a case when it is told to.
+    """A process that runs a case on request.
 
     Args:
         tree: folder that holds the version's ``torchcaps``.
@@ -90,7 +90,7 @@ class Worker:
         self.process.wait()
 
     def answer(self) -> Any:
-        """What the process says next."""
+        """The next answer of the process."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -147,7 +147,7 @@ def _pair(name: str, training: bool, against: Path, backend: str, options: Optio
 
 
 def compare_table(pairs: list[Pair]) -> str:
-    """A row for each call."""
+    """One row for each call."""
     rows = []
     for pair in pairs:
         memory = ["" if peak is None else f"{peak / report.MIB:.1f}" for peak in (pair.other_peak, pair.this_peak)]

@@ -1,10 +1,10 @@
-"""``torchcaps bench em_learning``: what makes matrix capsules learn, or not.
+"""``torchcaps bench em_learning``: which settings let matrix capsules learn.
 
-Trains networks of the size of the quick preset of ``smallnorb-em`` for some hundred steps on smallNORB, one toy of each
-class held out, and prints a table: training accuracy over the last steps, accuracy on the toys held out, the middle and
-the largest length of the gradient, the mass of a parent of the first routed layer, the entropies of the assignments in
-the three routed layers (1 is uniform), the deviations of the poses at the start, and seconds of the processor. Each
-seed holds out another toy.
+Trains networks of the size of the quick preset of ``smallnorb-em`` for a few hundred steps on smallNORB, with one toy
+of each class held out, and prints a table: training accuracy over the last steps, accuracy on the held-out toys, the
+median and the largest norm of the gradient, the mean mass of the parents in the first routed layer, the entropies of
+the assignments in the three routed layers (1 is uniform), the standard deviations of the poses before training, and CPU
+seconds. Each seed holds out another toy.
 """
 
 import argparse
@@ -37,10 +37,10 @@ class Variant:
     """One row of the table.
 
     Args:
-        name: what is different.
+        name: what differs.
         routing: arguments of EM routing.
         network: arguments of the network.
-        preserve: whether transforms start at a scale that preserves the deviation of the poses.
+        preserve: whether the initial scale of the transforms preserves the standard deviation of the poses.
     """
 
     name: str
@@ -77,7 +77,7 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Row:
-    """What one training showed."""
+    """The results of one training."""
 
     training: float
     held_out: float
@@ -90,14 +90,14 @@ class Row:
 
 
 def batches(images: ImageSet, preprocess: Preprocess, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Prepared images and labels without end; all images in each round."""
+    """Prepared images and labels, epoch after epoch without end."""
     loader = itertools.chain.from_iterable(itertools.repeat(train_loader(images, size, seed)))
     for step, batch in enumerate(loader):
         yield preprocess.train(batch.images, batch.indices, step, seed).images, batch.labels
 
 
 def run(variant: Variant, count: int, seed: int) -> Row:
-    """One training of so many steps."""
+    """Trains a variant for ``count`` steps."""
     data = SmallNORB(size=32, validation=0.2, held_out="toys", seed=seed)
     torch.manual_seed(seed)
     network = create_model(
@@ -129,7 +129,7 @@ def _observed(network: Any, images: Tensor) -> Any:
 
 
 def _trained(network: Any, stream: Iterator[tuple[Tensor, Tensor]]) -> tuple[list[float], list[float]]:
-    """Trains; the share of right answers and the length of the gradient in each step."""
+    """Trains; returns the accuracy and the norm of the gradient of each step."""
     optimizer, loss = torch.optim.Adam(network.parameters(), LEARNING_RATE), SpreadLoss(schedule="constant", end=0.5)
     right, norms = [], []
     for images, labels in stream:
@@ -143,7 +143,7 @@ def _trained(network: Any, stream: Iterator[tuple[Tensor, Tensor]]) -> tuple[lis
 
 
 def line(variant: Variant, rows: list[Row]) -> str:
-    """A row of the table: means over the seeds, with the range of the accuracies."""
+    """A row of the table: means over the seeds, with the ranges of the accuracies."""
 
     def spread(values: list[float]) -> str:
         return f"{mean(values):.0f} ({min(values):.0f}-{max(values):.0f})"
@@ -166,11 +166,11 @@ def line(variant: Variant, rows: list[Row]) -> str:
 
 
 def main(arguments: list[str], show: Show, program: str) -> None:
-    """Trains each of the networks with each seed and shows the table; see :func:`torchcaps.bench.command.main`."""
+    """Trains each network with each seed and shows the table; see :func:`torchcaps.bench.command.main`."""
     parser = argparse.ArgumentParser(prog=program, description=__doc__)
     parser.add_argument("--steps", type=positive, default=600, help="of training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--only", nargs="+", default=[""], help="variants with one of these in their names")
+    parser.add_argument("--only", nargs="+", default=[""], help="variants whose names contain one of these")
     options = parser.parse_args(arguments)
     show(f"{HEAD}\n{'|---' * HEAD.count(' | ')}|---|")
     for variant in VARIANTS:

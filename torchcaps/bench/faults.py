@@ -1,8 +1,8 @@
-"""``torchcaps bench faults``: what becomes of broken, hostile and interrupted things.
+"""``torchcaps bench faults``: behaviour with damaged and hostile files, and after interruptions.
 
-Fuzzes files of options, saved networks, images and checkpoints; offers options that would run commands; kills trainings
-at random moments and resumes them; fills the disk under them; starts one run several times at once. Prints a table:
-how often each was tried, how often it went as it should, and the seconds. Exits with an error unless all did.
+Fuzzes files of options, saved networks, images and checkpoints; passes options that would run commands; kills trainings
+at random moments and resumes them; fills their disk; starts one run several times at once. Prints a table: how often
+each was tried, how often it went as expected, and the seconds. Exits with an error unless everything went as expected.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from torchcaps.training.checkpoints import SealedCheckpoints, is_whole, newest_c
 from torchcaps.training.run import instantiated
 
 NAMED = (ValueError, OSError, FloatingPointError)
-"""What the command line answers with one line; anything else is a crash."""
+"""Errors that the command line reports in one line; anything else is a crash."""
 
 OPTIONS: dict[str, Any] = {
     "data": {"class_path": "Digits", "init_args": {"validation": 0.1}},
@@ -73,7 +73,7 @@ _FORK = multiprocessing.get_context("fork")
 
 
 class Row(NamedTuple):
-    """What was tried, how often, how often it went as it should, and for how long."""
+    """What was tried, how often, how often it went as expected, and for how long."""
 
     what: str
     tried: int
@@ -83,14 +83,14 @@ class Row(NamedTuple):
 
 
 def timed(what: str, expected: str, outcomes: Iterator[bool]) -> Row:
-    """A row of the table."""
+    """Runs a part, and returns its row of the table."""
     start = time.perf_counter()
     found = list(outcomes)
     return Row(what, len(found), sum(found), time.perf_counter() - start, expected)
 
 
 def no_crash(act: Callable[[], Any]) -> bool:
-    """Whether something works, or fails with a named error."""
+    """Whether a call works, or fails with one of the errors in :data:`NAMED`."""
     try:
         with redirect_stderr(StringIO()):
             act()
@@ -103,7 +103,7 @@ def no_crash(act: Callable[[], Any]) -> bool:
 
 
 def damaged(content: bytes, chance: random.Random) -> bytes:
-    """Bytes with some flipped, left out, put in, or the end cut off."""
+    """The bytes with random changes: bits flipped, bytes removed or inserted, the end cut off."""
     found = bytearray(content)
     for _ in range(chance.choice((1, 1, 3, 10))):
         place = chance.randrange(len(found) + 1) if found else 0
@@ -120,7 +120,7 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
 
 
 def misfit(options: Any, chance: random.Random) -> Any:
-    """Options, or what else YAML and JSON hold, with a value somewhere that does not belong there."""
+    """Options, or other content of YAML and JSON, with one value replaced by one that does not belong there."""
     if chance.random() < 0.3 or not options or not isinstance(options, dict | list):
         return chance.choice(VALUES)
     changed: Any = options.copy()
@@ -130,7 +130,7 @@ def misfit(options: Any, chance: random.Random) -> Any:
 
 
 def fuzzed_options(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """Reads files of options, damaged as text or with values that do not belong there."""
+    """Reads files of options with damaged text, or with values that do not belong there."""
     text = yaml.safe_dump({**OPTIONS, "run": "x"}).encode()
     for number in range(count):
         path = folder / "config.yaml"
@@ -146,7 +146,7 @@ def fuzzed_options(folder: Path, count: int, chance: random.Random) -> Iterator[
 
 
 def fuzzed_networks(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """Opens saved networks, one of whose two files is damaged."""
+    """Opens saved networks with one of their two files damaged."""
     import json
 
     create_model("capsnet_digits", **OPTIONS["model_args"]).save_pretrained(folder)
@@ -177,7 +177,7 @@ def fuzzed_images(folder: Path, count: int, chance: random.Random) -> Iterator[b
 
 
 def hostile_options(folder: Path, mark: Path) -> Iterator[bool]:
-    """Options that would run a command, in every place: all must be refused, and nothing run."""
+    """Options that would run a command, in every place: all must be refused, and nothing executed."""
     run = {"class_path": "subprocess.Popen", "init_args": {"args": ["touch", str(mark)]}}
     system = {"class_path": "os.system", "dict_kwargs": {"command": f"touch {mark}"}}
     (folder / "more.yaml").write_text(yaml.safe_dump({"extra": {"logger": run}}))
@@ -215,7 +215,7 @@ def _parse(path: Path) -> None:
 
 
 class _Command:
-    """What a pickle can hold: a call of its own choice."""
+    """An object whose pickle runs a command when it is loaded."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -225,7 +225,7 @@ class _Command:
 
 
 def damaged_checkpoints(folder: Path, count: int, chance: random.Random, mark: Path) -> Iterator[bool]:
-    """Checkpoints with one flipped bit, or cut, or that would run a command: all must be found out."""
+    """Checkpoints with one bit flipped, or cut, or that would run a command: all must be detected."""
     path = folder / "epoch00000.ckpt"
     SealedCheckpoints().save_checkpoint({"state_dict": {"weight": torch.rand(5000)}}, path)
     content = path.read_bytes()
@@ -247,7 +247,7 @@ def _train(folder: Path, epochs: int) -> None:
 
 
 def _child(folder: Path, epochs: int, most_bytes: int | None) -> None:
-    """Trains in a process of its own; exits with 0, 1 for a named error, 2 for a crash."""
+    """Trains, in a child process, which exits with 0, with 1 after a named error, or with 2 after a crash."""
     with (folder.parent / f"{folder.name}.log").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -266,34 +266,34 @@ def _child(folder: Path, epochs: int, most_bytes: int | None) -> None:
 
 
 def start(folder: Path, epochs: int | None = None, most_bytes: int | None = None) -> Any:
-    """Starts a training, or goes on with it, in a process of its own."""
+    """Starts or resumes a training in a child process."""
     process = _FORK.Process(target=_child, args=(folder, epochs or OPTIONS["epochs"], most_bytes))
     process.start()
     return process
 
 
 def finish(folder: Path, epochs: int | None = None, most_bytes: int | None = None) -> int:
-    """Trains in a process of its own to its end, and gives its exit status."""
+    """Trains in a child process, waits for it and returns its exit status."""
     process = start(folder, epochs, most_bytes)
     process.join()
     return int(process.exitcode)
 
 
 def outcome(folder: Path) -> tuple[list[dict[str, str]], dict[str, torch.Tensor]]:
-    """The metrics of a run but for its seconds, and its weights."""
+    """The metrics of a run, without the seconds, and its weights."""
     with (folder / "metrics.csv").open(newline="") as file:
         rows = [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)]
     return rows, load_file(folder / "model" / "model.safetensors")
 
 
 def same(one: Path, other: Path) -> bool:
-    """Whether two runs have the same metrics and weights, to the last bit."""
+    """Whether two runs have the same metrics and weights, bit by bit."""
     (rows, weights), (others, expected) = outcome(one), outcome(other)
     return rows == others and all(torch.equal(weights[name], expected[name]) for name in weights | expected)
 
 
 def kills(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """SIGKILL at a random moment, then resumed: must end like an unbroken training, to the last bit."""
+    """SIGKILL at a random moment, then resumed: must give the same bits as an uninterrupted training."""
     began = time.perf_counter()
     finish(folder / "unbroken")
     seconds = time.perf_counter() - began
@@ -308,7 +308,7 @@ def kills(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int) -> Iterator[Path | None]:
-    """A disk of that size, where this process may mount one; else None."""
+    """A disk of that size, or None if this process may not mount one."""
     disk = folder / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(disk)]
@@ -324,7 +324,7 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[Path | None]:
 
 
 def full_disks(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """No room for the next checkpoint: a named error, the one before stays, and the run goes on once there is room."""
+    """No room for the next checkpoint: a named error; the last one is kept, and the run resumes once there is room."""
     finish(folder / "unbroken")
     with small_disk(folder, 8) as disk:
         for number in range(count):
@@ -344,7 +344,7 @@ def full_disks(folder: Path, count: int, chance: random.Random) -> Iterator[bool
 
 
 def _fill(disk: Path, room: int) -> Path:
-    """Fills a disk but for so many bytes."""
+    """Fills a disk, leaving ``room`` bytes free."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):
@@ -354,7 +354,7 @@ def _fill(disk: Path, room: int) -> Path:
 
 
 def starts(folder: Path, count: int, at_once: int = 3) -> Iterator[bool]:
-    """One run, started several times at once: one trains, the others say that it does."""
+    """One run, started several times at once: one process trains, the others fail with a named error."""
     for number in range(count):
         processes = [start(folder / f"started-{number}", epochs=2) for _ in range(at_once)]
         for process in processes:
@@ -363,7 +363,7 @@ def starts(folder: Path, count: int, at_once: int = 3) -> Iterator[bool]:
 
 
 def run(counts: dict[str, int], seed: int, show: Show) -> list[Row]:
-    """All of it; ``counts`` says how often each is tried."""
+    """Runs all parts; ``counts`` says how often each fault is tried."""
     chance = random.Random(seed)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as place:
@@ -406,10 +406,10 @@ QUICK = {"options": 12, "networks": 12, "images": 12, "checkpoints": 12, "kills"
 
 
 def main(arguments: list[str], show: Show, program: str) -> None:
-    """Runs all parts and shows the table; raises a `ValueError` unless everything went as it should."""
+    """Runs all parts and shows the table; raises a `ValueError` unless everything went as expected."""
     parser = argparse.ArgumentParser(prog=program, description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few of each")
-    parser.add_argument("--seed", type=int, default=0, help="of what is damaged, and when")
+    parser.add_argument("--quick", action="store_true", help="try only a few of each")
+    parser.add_argument("--seed", type=int, default=0, help="of the damage and its moments")
     options = parser.parse_args(arguments)
     quiet_lightning()
     torch.set_num_threads(1)  # processes are forked

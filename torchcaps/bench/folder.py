@@ -1,4 +1,4 @@
-"""``torchcaps bench folder``: how long a folder of more images than memory takes to read, and how much memory."""
+"""``torchcaps bench folder``: time and memory of reading a folder of images larger than memory."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def main(arguments: list[str], show: Show, program: str) -> None:
-    """Makes a folder of photos, reads it as a training does, and tells seconds and memory of each step."""
+    """Makes a folder of photos, reads it as a training does, and prints seconds and memory of each step."""
     options = _parser(program).parse_args(arguments)
     if options.out and (Path(options.out).is_dir() or not Path(options.out).parent.is_dir()):
         raise ValueError(f"--out must be the name of a file in a folder that is there, got {options.out}")
@@ -42,7 +42,7 @@ def main(arguments: list[str], show: Show, program: str) -> None:
 
 
 def make_photos(folder: Path, count: int, size: int) -> None:
-    """So many JPEG files of two classes, blurred noise; those that are there stay."""
+    """Writes ``count`` JPEG files of blurred noise in two classes; existing files are kept."""
     from PIL import Image
 
     def make(index: int) -> None:
@@ -60,7 +60,7 @@ def make_photos(folder: Path, count: int, size: int) -> None:
 
 
 class _Watch:
-    """Takes the time of steps, and the most memory of the process's own that was seen in each."""
+    """Measures the time of steps, and the largest private memory of the process seen in each."""
 
     def __init__(self, show: Show) -> None:
         self.show = show
@@ -68,14 +68,14 @@ class _Watch:
         self.most = 0
 
     def look(self) -> None:
-        """Looks how much memory is the process's own: not what is mapped from files."""
+        """Updates the largest private memory, without what is mapped from files."""
         if _STATUS.exists():
             rows = (line.split() for line in _STATUS.read_text().splitlines())
             self.most = max(self.most, *(1024 * int(row[1]) for row in rows if row[0] == "RssAnon:"), 0)
 
     @contextmanager
     def step(self, name: str, images: int) -> Iterator[None]:
-        """Measures what is done inside."""
+        """Measures the block of a ``with`` statement."""
         self.most, start = 0, time.perf_counter()
         yield
         seconds = time.perf_counter() - start
@@ -83,13 +83,13 @@ class _Watch:
         self.steps[name] = {"seconds": seconds, "images": images, "own_bytes": self.most}
         self.show(
             f"{name}: {images:,} images, {seconds:.1f} s, {images / seconds:,.0f} images a second, "
-            f"{self.most / GB:.2f} GB of memory of its own"
+            f"{self.most / GB:.2f} GB of private memory"
         )
 
 
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=program, description=main.__doc__, allow_abbrev=False)
-    parser.add_argument("folder", help="where the photos are made; kept, and used again. Decoded, they go to the cache")
+    parser.add_argument("folder", help="where the photos are written, kept and reused; decoded images go to the cache")
     parser.add_argument("--gigabytes", type=rate, default=20, help="of decoded pixels")
     parser.add_argument("--size", type=positive, default=256, help="height and width of a photo")
     parser.add_argument("--memory", type=amount, default=4, help="GiB of images that are kept in memory")

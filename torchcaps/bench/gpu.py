@@ -1,7 +1,7 @@
-"""``torchcaps bench gpu``: all that a CUDA machine is needed for, in one call.
+"""``torchcaps bench gpu``: everything that needs a CUDA machine, in one call.
 
-The tests of the Triton kernels; the suite at batch 128; MatrixCapsNet at batch 512; whole training loops.
-Results go to ``--out``, or the folder that the environment variable ``OUT`` names, or ``runs/bench-gpu``.
+The tests of the Triton kernels; the suite at batch 128; MatrixCapsNet at batch 512; whole training loops. Results go to
+``--out``, by default the folder in the environment variable ``OUT``, else ``runs/bench-gpu``.
 """
 
 import argparse
@@ -39,8 +39,8 @@ def main(arguments: list[str], show: Show, program: str) -> None:
     parser.add_argument(
         "--out", type=folder, default=os.environ.get("OUT") or "runs/bench-gpu", help="folder for results"
     )
-    parser.add_argument("--runs", type=positive, default=20, help="counted runs of each call")
-    parser.add_argument("--seconds", type=amount, default=20.0, help="time for the runs of one comparison")
+    parser.add_argument("--runs", type=positive, default=20, help="timed runs of each call")
+    parser.add_argument("--seconds", type=amount, default=20.0, help="time limit for the runs of one comparison")
     parser.add_argument("--no-tests", action="store_true", help="measure only")
     parser.add_argument("--large", type=positive, default=512, help="batch of the large MatrixCapsNet")
     options = parser.parse_args(arguments)
@@ -61,7 +61,7 @@ def main(arguments: list[str], show: Show, program: str) -> None:
 
 
 def survives(part: Callable[[], object], show: Show) -> bool:
-    """Whether the part ran to its end; shows why not."""
+    """Whether a part ran without an error; shows the error."""
     try:
         part()
     except Exception:
@@ -71,7 +71,7 @@ def survives(part: Callable[[], object], show: Show) -> bool:
 
 
 def run_tests(out: Path, show: Show) -> None:
-    """The tests of the Triton kernels on the GPU, with their output in a file."""
+    """Runs the tests of the Triton kernels on the GPU and writes their output to a file."""
     if not (ROOT / TESTS).is_file():
         raise FileNotFoundError(f"the tests are not installed with the package: {TESTS} is in a checkout")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -88,12 +88,12 @@ def run_tests(out: Path, show: Show) -> None:
 
 
 def loops(out: Path, show: Show) -> None:
-    """Images a second of whole training loops."""
+    """Measures images per second of whole training loops."""
     command.main(["training", "--device", "cuda", "--seconds", "0.5", "--out", str(out)], show)
 
 
 def measured(names: list[str], options: argparse.Namespace, out: Path, show: Show, batch: int | None = None) -> None:
-    """The suite on the GPU over these cases: tables, JSON and plot in the folder."""
+    """Runs the suite on the GPU for these cases; writes tables, JSON and plot to the folder."""
     measure.full_float32()
     about = report.environment("cuda", torch.get_num_threads(), report.command_line())
     show(report.heading(about))

@@ -20,15 +20,15 @@ from torchcaps.bench.cases import Case, call_of, with_batch
 
 Call = Callable[[], object]
 FEWEST = 3
-"""Runs that are made whatever the time."""
+"""Runs that are made even beyond the time limit."""
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 HAVE_PEAK = _CLEAR.exists()
-"""Whether this system tells the peak of a process's resident memory, and lets it be set back."""
+"""Whether the peak of a process's resident memory can be read and reset on this system."""
 
 
 class Spread(NamedTuple):
-    """Median and range."""
+    """Median and range of some values."""
 
     median: float
     low: float
@@ -36,12 +36,12 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: list[float]) -> "Spread":
-        """Of these values."""
+        """The median and range of ``values``."""
         return cls(statistics.median(values), min(values), max(values))
 
 
 def timed(call: Call, device: str) -> float:
-    """Seconds of one call; on a GPU between two events on its stream, after all that was launched before has ended."""
+    """Seconds of one call; on a GPU between two events on its stream, after all earlier work has ended."""
     if device != "cuda":
         start = time.perf_counter()
         call()
@@ -58,13 +58,13 @@ def timed(call: Call, device: str) -> float:
 def interleaved(
     calls: dict[str, Call], runs: int, device: str = "cpu", seconds: float = math.inf
 ) -> dict[str, list[float]]:
-    """Seconds of each call, run in turn (A B A B ...) after a warm-up each: a drift of the machine meets all.
+    """Seconds of each call; after a warm-up they run in turn (A B A B ...), so that a drift of the machine affects all.
 
     Args:
         calls: by name.
         runs: of each call.
         device: ``cpu`` or ``cuda``.
-        seconds: no new round begins after so long, once there are three.
+        seconds: no new round begins after this time, once there are three.
     """
     for call in calls.values():
         timed(call, device)
@@ -101,23 +101,23 @@ class Machine:
         }
 
     def rate(self, seconds: float) -> float:
-        """Operations a second, two a multiply-add, of a product that took so long."""
+        """Operations a second, two for each multiply-add, of a product that took this time."""
         return 2 * self.size**3 / seconds
 
     def bandwidth(self, seconds: float) -> float:
-        """Bytes read and written a second, of a copy that took so long."""
+        """Bytes read and written a second, of a copy that took this time."""
         return 2 * 4 * self.copied / seconds
 
 
 def full_float32() -> None:
-    """No TF32 and no shorter numbers in float32 matrix products and convolutions."""
+    """Turns off TF32 and lower precisions in float32 matrix products and convolutions."""
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a peak of memory is measured of; travels to another process."""
+    """A call whose peak of memory is measured; it can be pickled for another process."""
 
     case: Case
     backend: str
@@ -126,11 +126,11 @@ class Measured:
 
 
 def peak_memory(case: Case, backend: str, training: bool, device: str, threads: int) -> int | None:
-    """Bytes that one call needs at most beyond weights and inputs; its results and gradients count.
+    """Peak of the memory of one call, in bytes, beyond weights and inputs; its results and gradients count.
 
-    On a GPU the growth of the allocated memory. On a CPU the growth of the resident memory, in a process of its own
-    that has done the same with a batch of 1 before, so that it has loaded what it needs; None where the system does not
-    tell it, or the process was killed.
+    On a GPU, the growth of the allocated memory. On a CPU, the growth of the resident memory of a fresh process that
+    has run a batch of 1 before, so that everything is loaded; None if the system does not give it, or the process was
+    killed.
     """
     if device == "cuda":
         return _peak_on_gpu(call_of(case, backend, training, device))
@@ -140,7 +140,7 @@ def peak_memory(case: Case, backend: str, training: bool, device: str, threads: 
 
 
 def in_new_process(function: Callable[[Measured], int], argument: Measured) -> int | None:
-    """The result of a function in a fresh process; None if it was killed, as for want of memory."""
+    """The result of a function in a fresh process; None if that was killed, for example out of memory."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torchcaps"])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -185,7 +185,7 @@ def _peak_resident() -> int:
 
 
 def _release_free_memory() -> None:
-    """Hands memory that was freed back to the system, where the C library can."""
+    """Returns freed memory to the system, if the C library can."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -193,7 +193,7 @@ def _release_free_memory() -> None:
 
 
 def available_memory(device: str) -> float:
-    """Bytes that can still be had; infinity where the system does not tell."""
+    """Bytes that are available; infinity if the system does not say."""
     if device == "cuda":
         return float(torch.cuda.mem_get_info()[0])
     info = Path("/proc/meminfo")

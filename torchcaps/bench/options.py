@@ -1,4 +1,4 @@
-"""What the options of ``torchcaps bench`` may be: numbers in range, and a folder that results can be written into."""
+"""Types of the options of ``torchcaps bench``: numbers in a range, and a folder for results."""
 
 import math
 import os
@@ -34,18 +34,18 @@ def rate(text: str) -> float:
 
 
 def folder(text: str) -> Path:
-    """A folder, there or not, that results can be written into: told before anything is measured."""
+    """A folder for results, which need not exist; checked before anything is measured."""
     path = Path(text)
     there = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
     if not there.is_dir():
         raise ArgumentTypeError(f"must be a folder, and {there} is a file")
     if not os.access(there, os.W_OK):
-        raise ArgumentTypeError(f"must be a folder to write into, and {there} is none")
+        raise ArgumentTypeError(f"must be a folder to write into, and {there} is not writable")
     return path
 
 
 def new_folder(part: str) -> Path:
-    """Where the results of a part go that was told no folder."""
+    """The default folder for the results of a part."""
     return Path(f"runs/bench-{part}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 

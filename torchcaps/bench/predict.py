@@ -1,14 +1,15 @@
-"""``torchcaps bench predict``: time and memory of a network, from rates that are measured on the device when asked.
+"""``torchcaps bench predict``: time and memory of a network, predicted from rates measured on this machine.
 
-Convolutions, linear and routed layers and batch normalisations are timed alone, with 16 and with 32 images of the
-sizes that they see; their time grows with the batch by the difference. All else is counted while the network runs once:
-a call takes the time of the smallest one, and what it reads and writes that of a product of numbers in the cache;
-backward, twice of both. The optimizer moves seven numbers a weight. Memory grows with the batch likewise. Batches of up
-to 32 are timed as they are. ``--check`` measures the whole beside its parts, in the same rounds.
+Convolutions, linear and routed layers and batch normalisations are timed one by one, with 16 and with 32 inputs of the
+sizes that they have in the network; their time is taken as linear in the batch. Everything else is counted while the
+network runs once: each call costs the time of the smallest call, plus its bytes at the bandwidth of a product of
+numbers in the cache; the backward pass costs twice as much. The optimizer moves seven numbers for each weight. Memory
+is linear in the batch, too. Batches of up to 32 are timed as they are. ``--check`` also measures the whole step, in the
+same rounds.
 
-With ``--tflops`` and ``--gbs`` the page says what another device would take, on paper: the longer of arithmetic and
-traffic of each layer, both at half the rate that its maker names, and the launches. That is an estimate that nothing
-here has checked.
+With ``--tflops`` and ``--gbs`` the table also has an estimate for another device, on paper: for each layer the longer
+of arithmetic and memory traffic, both at half the rate that the maker states, plus launches. Nothing checks this
+estimate.
 """
 
 import argparse
@@ -34,13 +35,13 @@ from torchcaps.bench.suite import Show
 from torchcaps.routing import Routing
 
 PROBES = 16, 32
-"""Images in the timed calls of one layer, unless the batch is smaller than the last."""
+"""Images in the timed calls of one layer, unless the batch is smaller than the larger of them."""
 
 REACHED = 0.5
-"""Share of the rates named by a device's maker that is taken to be reached, on paper."""
+"""Share of the rates stated by a device's maker that the estimate on paper counts on."""
 
 LAUNCH = 5e-6
-"""Seconds of a call on a GPU, on paper."""
+"""Seconds for each call on a GPU, in the estimate on paper."""
 
 _NUMBERS = 2**18
 _TIMED = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._BatchNorm)
@@ -48,17 +49,17 @@ _TIMED = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._BatchNorm)
 
 @dataclass
 class Layer:
-    """A layer that is timed alone, with what it was given for so many images."""
+    """A layer that is timed alone, with its inputs from a run of the network."""
 
     name: str
     module: nn.Module
     given: tuple[Any, ...]
     named: dict[str, Any]
     operations: float = 0.0
-    """Two a multiply-add, of one image forward."""
+    """Of one image, forward; two for each multiply-add."""
 
     moved: float = 0.0
-    """Bytes of inputs and results of one image; and of the weights, at each call."""
+    """Bytes of inputs, results and weights of a call, divided by its images."""
 
     def call(self, training: bool) -> Callable[[], object]:
         """Runs it forward, or forward and backward."""
@@ -77,7 +78,7 @@ class Layer:
 
 
 class _Count(TorchDispatchMode):
-    """Calls that make new tensors, and the bytes that they read and write, while nothing that is timed alone runs."""
+    """Counts calls that make new tensors, and the bytes they read and write, outside layers that are timed alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,14 +99,14 @@ def _tensors(values: Any) -> list[Tensor]:
 
 @dataclass
 class Parts:
-    """What a network does with ``images`` images: its layers, and all else."""
+    """What a network computes for ``images`` images: its layers, and everything else."""
 
     images: int
     weights: int
     layers: list[Layer] = field(default_factory=list)
     calls: int = 0
     bytes: float = 0.0
-    """Read and written by all but the layers, forward."""
+    """Read and written outside the layers, forward."""
 
     @property
     def bytes_of_weights(self) -> int:
@@ -114,7 +115,7 @@ class Parts:
 
 
 def parts_of(case: NetworkCase) -> Parts:
-    """Runs a network once and notes what it does."""
+    """Runs a network once and records its layers and other calls."""
     torch.manual_seed(0)
     network, inputs = case.build(), case.inputs("cpu")
     found = Parts(case.batch, sum(weight.numel() for weight in network.parameters()))
@@ -152,7 +153,7 @@ def _alone(value: Any) -> Any:
 
 
 def _describe(layer: Layer, images: int) -> None:
-    """Counts the operations and bytes of a layer; with stored votes, whose products torch can count."""
+    """Counts the operations and bytes of a layer; votes are stored, so that torch can count their products."""
     with FlopCounterMode(display=False) as counter, tc.use_backend("naive"):
         output = layer.module(*layer.given, **layer.named)
     layer.operations = counter.get_total_flops() / images
@@ -162,14 +163,14 @@ def _describe(layer: Layer, images: int) -> None:
 
 @dataclass
 class Rates:
-    """What was measured with so many images: seconds of each layer, forward and in a training step, and of all else."""
+    """What was measured: for each number of images, seconds of each layer, forward and in a training step; rates."""
 
     images: list[int]
     layers: dict[str, list[tuple[float, float]]]
     overhead: float
     bandwidth: float
     peaks: list[int]
-    """Bytes of a training step beyond weights and images; empty where the system does not tell."""
+    """Bytes of a training step beyond weights and images; empty if the system does not give them."""
 
     def times(self, parts: Parts, batch: int) -> tuple[float, float]:
         """Seconds of the forward pass and of a training step with Adam, of a batch."""
@@ -183,11 +184,11 @@ class Rates:
         return forward + other, training + 3 * other + 7 * parts.bytes_of_weights / self.bandwidth
 
     def memory(self, batch: int) -> int | None:
-        """Bytes of a training step beyond weights and images, without the optimizer's."""
+        """Bytes of a training step beyond weights and images, without those of the optimizer."""
         return int(self._grown(self.peaks, batch)) if self.peaks else None
 
     def _grown(self, values: Sequence[float], batch: int) -> float:
-        """What was measured with the images, for a batch: a straight line through the last two."""
+        """Extrapolates measured values to a batch, by a straight line through the last two."""
         if len(self.images) == 1:
             return values[-1] * batch / self.images[-1]
         slope = (values[-1] - values[-2]) / (self.images[-1] - self.images[-2])
@@ -195,7 +196,7 @@ class Rates:
 
 
 def rounds(calls: dict[str, Callable[[], object]], runs: int) -> dict[str, list[float]]:
-    """Seconds of each call in each round, after one that does not count."""
+    """Seconds of each call in each round, after one round to warm up."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     found: dict[str, list[float]] = {name: [] for name in calls}
     for place in range(runs + 1):
@@ -208,7 +209,7 @@ def rounds(calls: dict[str, Callable[[], object]], runs: int) -> dict[str, list[
 
 
 def calls_of(several: Sequence[Parts]) -> dict[str, Callable[[], object]]:
-    """What is timed to know the rates."""
+    """The calls that are timed for the rates."""
     left, right, one = torch.rand(_NUMBERS), torch.rand(_NUMBERS), torch.rand(1)
     calls: dict[str, Callable[[], object]] = {
         "overhead": lambda: [one.add(1) for _ in range(200)],
@@ -222,7 +223,7 @@ def calls_of(several: Sequence[Parts]) -> dict[str, Callable[[], object]]:
 
 
 def rates_of(several: Sequence[Parts], seconds: dict[str, list[float]], peaks: list[int]) -> Rates:
-    """Rates from the medians of what was timed."""
+    """Rates from the medians of the times."""
     median = {name: statistics.median(values) for name, values in seconds.items()}
     layers = {
         name: [(median[f"{name} {parts.images} False"], median[f"{name} {parts.images} True"]) for parts in several]
@@ -247,7 +248,7 @@ def step_of(case: NetworkCase) -> Callable[[], object]:
 
 
 def on_paper(parts: Parts, batch: int, flops: float, bandwidth: float, devices: int) -> tuple[float, float]:
-    """Seconds forward and of a training step on devices that share the batch, as their makers describe them."""
+    """Seconds of the forward pass and of a training step on devices that share the batch, by their makers' figures."""
     share, flops, bandwidth = batch / devices, REACHED * flops, REACHED * bandwidth
     layers = sum(share * max(one.operations / flops, one.moved / bandwidth) for one in parts.layers)
     other = share / parts.images * parts.bytes / bandwidth
@@ -268,12 +269,12 @@ def _parser(program: str) -> argparse.ArgumentParser:
     add("--batch", type=positive, nargs="+", default=[128], help="images in a step; default: 128")
     add("--runs", type=positive, default=5, help="counted rounds; default: 5")
     add("--threads", type=positive, default=torch.get_num_threads(), help="of torch")
-    add("--check", action="store_true", help="measure the whole step and its memory, too")
-    add("--rates", type=Path, help="predict.json of an earlier run: takes its rates instead of measuring")
+    add("--check", action="store_true", help="also measure the whole step and its memory")
+    add("--rates", type=Path, help="predict.json of an earlier run, whose rates are used instead of new ones")
     add("--no-memory", dest="memory", action="store_false", help="predict times only")
-    add("--tflops", type=rate, help="of another device, at the precision of the training")
-    add("--gbs", type=rate, help="its memory's GB a second")
-    add("--devices", type=positive, default=1, help="how many of those share the batch; default: 1")
+    add("--tflops", type=rate, help="TFLOP/s of another device, at the precision of the training")
+    add("--gbs", type=rate, help="GB/s of its memory")
+    add("--devices", type=positive, default=1, help="how many of these devices share the batch; default: 1")
     add("--out", type=folder, help="folder for results; default: a new one in runs/")
     return parser
 
@@ -293,9 +294,7 @@ def main(arguments: list[str], show: Show, program: str) -> None:
         for batch in options.batch:
             key = f"{name} {'x'.join(map(str, options.shape))} {options.classes} {min(batch, PROBES[-1])}"
             if known is not None and key not in known:
-                raise ValueError(
-                    f"--rates {options.rates} has no rates of {key}, there are those of {', '.join(known)}"
-                )
+                raise ValueError(f"--rates {options.rates} has no rates for {key}, only for {', '.join(known)}")
             row, rates[key] = predicted(name, batch, options, None if known is None else known[key])
             rows.append(row)
     show("\n" + table_of(rows))
@@ -307,11 +306,11 @@ def main(arguments: list[str], show: Show, program: str) -> None:
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Ends the program unless the options fit each other."""
+    """Exits with an error unless the options fit together."""
     if (options.tflops is None) != (options.gbs is None):
         parser.error("--tflops and --gbs belong together")
     if options.check and options.rates:
-        parser.error("--check measures the rates beside the whole: leave --rates out")
+        parser.error("--check measures the rates, too: leave out --rates")
 
 
 def _known(path: Path | None) -> dict[str, Any] | None:
@@ -328,7 +327,7 @@ def _known(path: Path | None) -> dict[str, Any] | None:
 def predicted(
     name: str, batch: int, options: argparse.Namespace, known: dict[str, Any] | None
 ) -> tuple[dict[str, Any], Rates]:
-    """A row of the table: seconds and bytes, predicted and measured if they shall be; and the rates."""
+    """A row of the table, seconds and bytes, predicted and with ``--check`` measured; and the rates."""
     shape = (options.shape[0], options.shape[1], options.shape[2])
     whole = NetworkCase(name, batch, shape, options.classes)
     probes = [replace(whole, batch=images) for images in (PROBES if batch > PROBES[-1] else (batch,))]
@@ -356,7 +355,7 @@ def _peaks(cases: Sequence[NetworkCase], options: argparse.Namespace) -> list[in
 
 
 def table_of(rows: list[dict[str, Any]]) -> str:
-    """A row for each network and batch; what was measured stands behind what was predicted, with their ratio."""
+    """A row for each network and batch: predicted values, and behind them measured ones with their ratio."""
     cells = []
     for row in rows:
         line = [row["model"], str(row["batch"])]

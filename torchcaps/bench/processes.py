@@ -1,9 +1,9 @@
-"""``torchcaps bench processes``: how much faster two processes train than one, each pinned to a core of its own.
+"""``torchcaps bench processes``: how much faster two processes train than one, each pinned to its own core.
 
-Both train in the loop of ``torchcaps train`` with the same batch, which two processes share (gloo, ``ddp``). What the
-cores allow is measured beside it: two processes that train half the batch each and know nothing of each other. Rounds
-are paired, one process first, then both apart, then both together; the slower process of a pair counts. On a core that
-something else uses as well, the figure says nothing.
+Both train in the loop of ``torchcaps train`` with the same batch, which two processes share (gloo, ``ddp``). The limit
+of the cores is measured as well: two independent processes that train on half the batch each. Each round has one
+process first, then two apart, then two together; the slower process of two counts. If something else uses the cores,
+the figure means nothing.
 """
 
 import argparse
@@ -28,17 +28,17 @@ from torchcaps.data import ImageSet
 from torchcaps.training import Schedule, Speed, TrainerOptions, fit, quiet_lightning
 
 PATIENCE = 20.0
-"""Seconds in which a process that has nothing more to do must end."""
+"""Seconds within which a process that has nothing left to do must end."""
 
 CAN_PIN = hasattr(os, "sched_setaffinity")
 ONE, APART, TWO = "one process", "two apart, half the batch each", "two together"
 
 
 class Process:
-    """One of the processes that train, started once for all rounds.
+    """A training process, started once for all rounds.
 
     Args:
-        rank: 0 or 1; also the core, of those that this process may use, that it is pinned to.
+        rank: 0 or 1; also the index of the core that it is pinned to, among those that this process may use.
         options: of the command.
     """
 
@@ -54,7 +54,7 @@ class Process:
         )
 
     def begin(self, processes: int, port: int, batch: int) -> None:
-        """Has it train in a group of so many, which share the batch.
+        """Makes it train in a group of ``processes``, which share the batch.
 
         Raises:
             OSError: if it has ended.
@@ -63,11 +63,11 @@ class Process:
         try:
             self.process.stdin.write(json.dumps({"processes": processes, "port": port, "batch": batch}) + "\n")
             self.process.stdin.flush()
-        except BrokenPipeError as error:  # which would read as an output that nobody wants
+        except BrokenPipeError as error:  # the command line would take it for a closed pipe of its own output
             raise self._ended() from error
 
     def seconds(self) -> float:
-        """What its steps took; waits for them.
+        """Waits for its steps, and returns their time.
 
         Raises:
             OSError: if it has ended.
@@ -79,10 +79,10 @@ class Process:
         raise self._ended()
 
     def _ended(self) -> OSError:
-        return OSError(f"a process that trains ended with status {self.process.wait()}")
+        return OSError(f"a training process ended with status {self.process.wait()}")
 
     def end(self) -> None:
-        """Lets it go; one that waits for another that has ended is killed."""
+        """Lets it end; a process that waits for one that has ended already is killed."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -96,7 +96,7 @@ class Process:
 
 
 def serve(rank: int, model: str, batch: int, steps: int) -> None:
-    """One process: trains once for each line that it reads, and says how long the steps took."""
+    """The training process: trains once for each line that it reads, and prints how long the steps took."""
     torch.set_num_threads(1)
     if CAN_PIN:
         cores = sorted(os.sched_getaffinity(0))
@@ -121,14 +121,14 @@ def serve(rank: int, model: str, batch: int, steps: int) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
 def measured(options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of the steps in each round, of one process and of two, after a round that does not count."""
+    """Seconds of the steps in each round, of one process and of two, after one round to warm up."""
     processes = [Process(rank, options) for rank in range(2)]
     half = options.batch // 2
     rounds = ((ONE, 1, 1, options.batch), (APART, 2, 1, half), (TWO, 2, 2, options.batch))
@@ -152,8 +152,8 @@ def main(arguments: list[str], show: Show, program: str) -> None:
     """Measures, shows the ratio and writes ``processes.json``; see :func:`torchcaps.bench.command.main`."""
     parser = argparse.ArgumentParser(prog=program, description=__doc__)
     parser.add_argument("--model", default="capsnet_small", help="name of a network; default: capsnet_small")
-    parser.add_argument("--batch", type=int, default=128, help="of all processes together; default: 128")
-    parser.add_argument("--steps", type=positive, default=20, help="that are timed in each round; default: 20")
+    parser.add_argument("--batch", type=int, default=128, help="images a step, of all processes; default: 128")
+    parser.add_argument("--steps", type=positive, default=20, help="steps that are timed in each round; default: 20")
     parser.add_argument("--runs", type=positive, default=5, help="counted rounds; default: 5")
     parser.add_argument("--out", type=folder, help="folder for results; default: a new one in runs/")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Results for people and for machines: tables, JSON, plots."""
+"""Results as tables, JSON and plots."""
 
 import importlib.metadata
 import json
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-"""Environment variable: torch asks for large pages for large tensors, whose first touch then costs less."""
+"""Environment variable that makes torch ask for huge pages for large tensors, whose first use then costs less."""
 
 COLOURS = {"naive": "#8A8A8A", "chunked": "#E69F00", "native": "#0072B2", "triton": "#0072B2", "cnn": "#009E73"}
 MIB = 2**20
 
 
 def environment(device: str, threads: int, command: str) -> dict[str, Any]:
-    """Hardware, versions, settings and the command."""
+    """Hardware, versions, settings and command."""
     hardware = f"{_processor()}, {os.cpu_count()} cores"
     if device == "cuda":
         hardware = f"{torch.cuda.get_device_name()}, {hardware}"
@@ -76,7 +76,7 @@ def write_json(path: Path, **content: Any) -> None:
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need to be; the first to the left, the others to the right."""
+    """A table with columns as wide as needed, the first aligned left, the others right."""
     lines = [list(titles), *map(list, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
     return "\n".join(
@@ -86,18 +86,18 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """With three digits or more."""
+    """As text, with two digits or, from 100 ms on, without decimals."""
     return f"{1e3 * seconds:.{max(0, 2 - len(str(int(1e3 * seconds))) + (seconds < 1e-3))}f}"
 
 
 def times(spread: Spread) -> str:
-    """A ratio and its range."""
+    """A ratio and its range, as text."""
     low, high = ("∞" if value == float("inf") else f"{value:.3g}" for value in (spread.low, spread.high))
     return f"{spread.median:.3g} ({low}-{high})"
 
 
 def suite_table(rows: list[Row]) -> str:
-    """Every row: times beside the limit, memory."""
+    """Every row: times, beside the limit, and memory."""
     titles = ("case", "batch", "pass", "backend", "median ms", "range", "limit ms", "time / limit", "extra MiB")
     return table(titles, [_cells(row) for row in rows])
 
@@ -113,7 +113,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def machine_line(rows: list[Row]) -> str:
-    """The rates that the limits come from."""
+    """The measured rates that the limits are computed from."""
     measured = [row for row in rows if row.seconds]
     rates = Spread.of([value / 1e9 for row in measured for value in row.matmul_rate])
     bandwidths = Spread.of([value / 1e9 for row in measured for value in row.bandwidth])
@@ -160,7 +160,7 @@ def figure(width: float, height: float, columns: int = 1) -> "tuple[Figure, list
 
 
 def draw_suite(rows: list[Row], path: Path) -> None:
-    """Two panels: time as a multiple of the limit, and extra memory; a group of bars for each case and pass."""
+    """Draws time as a multiple of the limit, and extra memory; a group of bars for each case and pass."""
     rows = [row for row in rows if row.seconds]
     groups = list(dict.fromkeys((row.case, row.training) for row in rows if row.backend != "cnn"))
     names = list(dict.fromkeys(row.backend for row in rows))
@@ -209,7 +209,7 @@ def have_matplotlib() -> bool:
 
 
 def command_line() -> str:
-    """The command as it was typed, without the interpreter's path."""
+    """The command as typed, without the path of the interpreter."""
     name = Path(sys.argv[0])
     program = f"python -m {name.parent.name}" if name.name == "__main__.py" else name.name
     return " ".join([program, *sys.argv[1:]])

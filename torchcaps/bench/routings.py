@@ -1,8 +1,8 @@
-"""``torchcaps bench routings``: all routing algorithms in one table, with what each is and what it costs.
+"""``torchcaps bench routings``: all routing algorithms in one table, with descriptions and costs.
 
-The words come from the routings themselves. Times of the forward pass and of a training step, and the memory of the
-latter, are measured on two layers, all routings in turn in each round: the class capsules of CapsNet, and a convolution
-over matrix capsules where the parents of one window compete. Each routing has its own default settings.
+The descriptions come from the routings themselves. Times of the forward pass and of a training step, and the memory of
+the latter, are measured on two layers, with all routings in turn in each round: the class capsules of CapsNet, and a
+convolution over matrix capsules in which the parents of a window compete. Each routing has its default settings.
 """
 
 import argparse
@@ -25,7 +25,7 @@ BEGIN, END = "<!-- torchcaps bench routings: begin -->", "<!-- torchcaps bench r
 
 @dataclass(frozen=True)
 class DigitCaps(LinearCase):
-    """The class capsules of CapsNet under any routing."""
+    """The class capsules of CapsNet, with any routing."""
 
     def build(self) -> nn.Module:
         """The layer."""
@@ -34,7 +34,7 @@ class DigitCaps(LinearCase):
 
 @dataclass(frozen=True)
 class Convolution(ConvCase):
-    """A convolution over matrix capsules under any routing, each window for itself."""
+    """A convolution over matrix capsules, with any routing; windows are routed independently."""
 
     def build(self) -> nn.Module:
         """The layer."""
@@ -50,12 +50,12 @@ def _of(case: LayerCase) -> tc.routing.Routing:
 
 
 def _ready(layer: nn.Module) -> nn.Module:
-    """In training, or for a routing that refuses to train, not."""
+    """The layer in training mode, or in evaluation mode if its routing cannot train."""
     return layer.train(all(one.trainable for one in layer.modules() if isinstance(one, tc.routing.Routing)))
 
 
 def cases(name: str, batch: int) -> dict[str, LayerCase]:
-    """The two layers under the routing of that name."""
+    """The two layers with a routing."""
     return {
         "DigitCaps": DigitCaps(name, batch, name),
         "convolution": Convolution(name, batch, name, 3, 16, (4, 4), 4, 8, 16, 3),
@@ -64,7 +64,7 @@ def cases(name: str, batch: int) -> dict[str, LayerCase]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one routing on one layer: median seconds, and bytes; None where there is none."""
+    """One routing on one layer: median seconds, and bytes of a training step; None if it was not measured."""
 
     forward: float
     training: float | None
@@ -72,7 +72,7 @@ class Measured:
 
 
 def measured(layer: str, names: list[str], options: argparse.Namespace) -> dict[str, Measured]:
-    """Every routing of these names on that layer, in turn."""
+    """Measures the routings of these names on a layer, in turn."""
     torch.set_num_threads(options.threads)
     trained = [name for name in names if ROUTINGS[name].trainable]
     calls = {(name, False): call_of(cases(name, options.batch)[layer], "auto", False) for name in names}
@@ -85,7 +85,7 @@ def measured(layer: str, names: list[str], options: argparse.Namespace) -> dict[
 
 
 def words(names: list[str]) -> str:
-    """What each routing is: a table in Markdown, and one of what it has and costs."""
+    """Two tables in Markdown: a description of each routing, and its parameters and costs."""
     about = {name: _about(name) for name in names}
     what = _table(
         ("routing", "similarity", "parents", "activation", "source", "reported by its authors"),
@@ -104,7 +104,7 @@ def _about(name: str) -> About:
 
 
 def figures(found: dict[str, dict[str, Measured]]) -> str:
-    """The times and the memory: a table in Markdown, the quickest training step of the first layer first."""
+    """A table in Markdown of times and memory, the fastest training step of the first layer first."""
     titles = ["routing"]
     for layer in found:
         titles += [f"{layer}: forward, ms", "training step, ms", "its memory, MiB"]
@@ -128,10 +128,10 @@ def _table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def put_into(page: Path, text: str) -> None:
-    """Puts the text between the two marks of a page, in place of what is there.
+    """Replaces the text between the two marks of a page.
 
     Raises:
-        ValueError: if the page has not both marks.
+        ValueError: if the page does not have both marks.
     """
     before, begin, rest = page.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -152,7 +152,7 @@ def main(arguments: list[str], show: Show, program: str) -> None:
     parser.add_argument("--no-memory", action="store_true", help="measure times only")
     parser.add_argument("--words", action="store_true", help="measure nothing")
     parser.add_argument("--note", default="", help="a sentence about the machine, put below the figures")
-    parser.add_argument("--into", type=Path, help="a page with the two marks between which the tables go")
+    parser.add_argument("--into", type=Path, help="a page to write the tables into, between its two marks")
     options = parser.parse_args(arguments)
     parts = [words(options.only)]
     if not options.words:

@@ -1,4 +1,4 @@
-"""Where storing the votes stops being quickest: training steps of ``naive`` and of the fused backend, by size."""
+"""Up to which size storing the votes is fastest: training steps of ``naive`` and of the fused backend."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ PARENTS, DIM = 8, 8
 
 
 class Size(NamedTuple):
-    """Layers whose votes have so many numbers, and their times."""
+    """A layer whose votes have ``numbers`` numbers, with its times."""
 
     routing: str
     numbers: int
@@ -31,7 +31,7 @@ class Size(NamedTuple):
 
 
 def layer(routing: str, power: int) -> LinearCase:
-    """A layer whose votes have ``2 ** power`` numbers: 8 parents of 8, children and batch about alike."""
+    """A layer whose votes have ``2 ** power`` numbers: 8 parents of 8 numbers; about as many children as images."""
     pairs = 2**power // (PARENTS * DIM)
     batch = 2 ** ((pairs.bit_length() - 1) // 2)
     return LinearCase("small", batch, routing, 3, PARENTS, (1, DIM), DIM, pairs // batch)
@@ -53,7 +53,7 @@ def small(options: Options, show: Show, powers: range = POWERS) -> list[Size]:
 
 
 def crossover(sizes: list[Size], routing: str) -> int | None:
-    """The most numbers for which storing was quicker, of this routing; None where it never was."""
+    """The largest size at which storing the votes was faster, with this routing; None if it never was."""
     stored = [size.numbers for size in sizes if size.routing == routing and size.ratio.median < 1]
     return max(stored, default=None)
 
@@ -72,7 +72,7 @@ def small_table(sizes: list[Size], fused: str) -> str:
     for routing in dict.fromkeys(size.routing for size in sizes):
         most = crossover(sizes, routing)
         found = "never" if most is None else f"up to 2^{most.bit_length() - 1} numbers"
-        lines.append(f"{routing} routing: storing the votes is quicker {found}")
+        lines.append(f"{routing} routing: storing the votes is faster {found}")
     return "\n".join(lines)
 
 

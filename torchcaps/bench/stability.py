@@ -1,9 +1,9 @@
-"""``torchcaps bench stability``: are loss and gradients finite in every one of 2,000 training steps, or of 100,000?
+"""``torchcaps bench stability``: are loss and gradients finite in each of 2,000 training steps, or more?
 
-Trains a MatrixCapsNet on MNIST and on smallNORB, in float32 and under bf16 autocast, and looks at every gradient after
+Trains a MatrixCapsNet on MNIST and on smallNORB, in float32 and under bf16 autocast, and checks every gradient after
 every step. Prints the last loss and the training accuracy of the last tenth of the steps; stops at the first number
-that is not finite. With ``--out``, it keeps where it is every ``--every`` steps, goes on from there when it is started
-again, and writes the mean loss and accuracy of each stretch into a JSON file.
+that is not finite. With ``--out``, it writes a checkpoint every ``--every`` steps, resumes from it when started again,
+and writes the mean loss and accuracy between checkpoints to a JSON file.
 """
 
 import argparse
@@ -41,8 +41,8 @@ class Long:
         steps: how many.
         batch_size: images in each.
         seed: of everything random.
-        every: steps of a stretch.
-        folder: for what it goes on from; None keeps nothing.
+        every: steps between checkpoints, over which loss and accuracy are averaged.
+        folder: for the checkpoint; None keeps none.
     """
 
     name: str
@@ -64,12 +64,12 @@ class Long:
 
     @property
     def path(self) -> Path | None:
-        """Of the checkpoint."""
+        """The file of the checkpoint."""
         called = f"{self.model}-{self.name}-{self.precision}-{self.steps}x{self.batch_size}-seed{self.seed}.ckpt"
         return None if self.folder is None else self.folder / called
 
     def run(self, show: Show) -> str:
-        """The training, in a sentence; raises FloatingPointError at the first number that is not finite."""
+        """Trains, and sums it up in a sentence; raises FloatingPointError at the first number that is not finite."""
         first = self._go_on()
         stretch: list[tuple[float, float]] = []
         for step, batch in zip(
@@ -122,7 +122,7 @@ class Long:
         )
 
     def _go_on(self) -> int:
-        """The step to begin with."""
+        """Loads the checkpoint, if there is one, and returns the step to begin with."""
         if self.path is None or not self.path.is_file() or not is_whole(self.path):
             return 0
         state: dict[str, Any] = torch.load(self.path, weights_only=True)
@@ -134,7 +134,7 @@ class Long:
 
 
 def _batches(data: ImageData, batch_size: int, seed: int, first: int) -> Iterator[Batch]:
-    """The batches of all steps from one on, the same in each epoch."""
+    """The batches from step ``first`` on, without end, the same in each epoch."""
     loader = train_loader(data.train, batch_size, seed)
     yield from itertools.islice(loader, first % len(loader), None)
     yield from itertools.chain.from_iterable(itertools.repeat(loader))
@@ -148,8 +148,10 @@ def main(arguments: list[str], show: Show, program: str) -> None:
     parser.add_argument("--model", default="matrixcapsnet_small")
     parser.add_argument("--steps", type=positive, default=2000)
     parser.add_argument("--batch_size", type=positive, default=8)
-    parser.add_argument("--every", type=positive, default=1000, help="steps of a stretch")
-    parser.add_argument("--out", type=folder, help="folder to go on from; default: nothing is kept")
+    parser.add_argument(
+        "--every", type=positive, default=1000, help="steps between checkpoints; at most a tenth of all"
+    )
+    parser.add_argument("--out", type=folder, help="folder for checkpoints; default: none are kept")
     options = parser.parse_args(arguments)
     for name, precision in itertools.product(options.data, options.precision):
         training = Long(name, precision, options.model, options.steps, options.batch_size)

@@ -1,9 +1,9 @@
-"""Where the time of a training step goes: each moment of it counts for the innermost part that is running.
+"""Where the time of a training step goes: each moment counts for the innermost part that is running.
 
-Lightning says when its own parts begin and end (its profiler's actions), hooks say when a convolution, a routed layer,
-the decoder or a loss runs forward, and each node of the autograd graph counts for the part that made it. What is
-between counts for the part around it: the squash between a convolution and a routed layer for the rest of the network,
-the bookkeeping of a step for the loop.
+Lightning reports when its own parts begin and end (actions of its profiler), hooks report when a convolution, a routed
+layer, the decoder or a loss runs forward, and each node of the autograd graph counts for the part that made it.
+Everything in between counts for the enclosing part: the squash between a convolution and a routed layer for the rest of
+the network, the bookkeeping of a step for the loop.
 """
 
 import time
@@ -26,7 +26,7 @@ from torchcaps.training import Learner
 CONVOLUTIONS, ROUTING, DECODER, NETWORK = "convolutions", "routing", "decoder", "rest of the network"
 LOSS, OPTIMIZER, DATA, LOOP = "loss", "optimizer", "data", "loop, metrics"
 PARTS = (CONVOLUTIONS, ROUTING, DECODER, NETWORK, LOSS, OPTIMIZER, DATA, LOOP)
-"""Of a training step."""
+"""The parts of a training step."""
 
 _ACTIONS = {
     "train_dataloader_next": DATA,
@@ -36,11 +36,11 @@ _ACTIONS = {
     "backward": NETWORK,
     "training_step": LOOP,
 }
-"""What Lightning's actions count for, by how their names end; others count for the part that they are in."""
+"""The parts of Lightning's actions, by the end of their names; others count for the enclosing part."""
 
 
 def part_of(module: nn.Module, network: ImageClassifier) -> str | None:
-    """What a module counts for; None for the part that it is in."""
+    """The part that a module counts for; None for the enclosing one."""
     if module is network:
         return NETWORK
     if isinstance(module, nn.modules.conv._ConvNd):
@@ -56,7 +56,7 @@ class Stages(Profiler):
     """Adds up seconds of each of :data:`PARTS` over the steps of a training.
 
     Args:
-        clock: of this thread; default: the processor's time of the thread where torch uses one, else the clock's.
+        clock: gives seconds; default: the CPU time of this thread if torch uses one thread, else the wall clock.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -65,7 +65,7 @@ class Stages(Profiler):
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self._open = [LOOP]
         self._made: list[tuple[int, str]] = []
-        """From which number on the nodes of the autograd graph were made by which part, in ascending order."""
+        """Numbers of nodes of the autograd graph, ascending, and the part that makes the nodes from each one on."""
         self._since = self.clock()
 
     def mark(self) -> dict[str, float]:
@@ -75,13 +75,13 @@ class Stages(Profiler):
         return found
 
     def enter(self, part: str | None) -> None:
-        """From here on this part is running, or if it is None the same one as before."""
+        """Enters a part; None stays in the current one."""
         self._note()
         self._open.append(part or self._open[-1])
         self._made.append((_next_node(), self._open[-1]))
 
     def leave(self) -> None:
-        """What was entered last has ended."""
+        """Leaves the part that was entered last."""
         self._note()
         self._open.pop()
         self._made.append((_next_node(), self._open[-1]))
@@ -100,7 +100,7 @@ class Stages(Profiler):
         self.leave()
 
     def follow(self, loss: Tensor) -> None:
-        """Has each node of the loss's graph count for the part that made it; takes no time of the clock itself."""
+        """Makes each node of the loss's graph count for the part that made it; its own time is not counted."""
         self._note()
         for node in _nodes(loss):
             place = bisect_right(self._made, node._sequence_nr(), key=itemgetter(0)) - 1
@@ -115,7 +115,7 @@ class Stages(Profiler):
 
     @contextmanager
     def watching(self, learner: Learner) -> Iterator[None]:
-        """Hooks on the modules of a training for as long as the context lasts."""
+        """Hooks into the modules of a training within the context."""
         handles = []
         for module in learner.modules():
             if (part := part_of(module, learner.model)) is not None:
@@ -135,12 +135,12 @@ class Stages(Profiler):
 
 
 def _next_node() -> int:
-    """The number that the next node of an autograd graph gets."""
+    """The sequence number of the next node of an autograd graph."""
     return int(torch.autograd._get_sequence_nr())
 
 
 def _nodes(loss: Tensor) -> set[Any]:
-    """All nodes behind a loss but those that add up the gradients of weights, which run with the one before them."""
+    """All nodes behind a loss, except those that accumulate gradients of weights, which run with their predecessors."""
     found: set[Any] = set()
     waiting = [loss.grad_fn]
     while waiting:

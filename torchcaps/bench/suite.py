@@ -1,4 +1,4 @@
-"""The suite: every layer and network, every backend that runs on the device, forward and training step."""
+"""The suite: every layer and network, with every backend that runs on the device, forward and training step."""
 
 import gc
 from collections.abc import Callable, Iterable
@@ -16,27 +16,27 @@ from torchcaps.ops.fused import why_not
 Show = Callable[[str], None]
 
 STORED = 14
-"""So many tensors of the votes' size at most are alive in a training step of ``naive``."""
+"""At most this many tensors of the size of the votes are alive in a training step of ``naive``."""
 
 GPU_BATCH = 128
 
 
 @dataclass(frozen=True)
 class Row:
-    """One call that was measured, and the machine's yardsticks in the same rounds.
+    """One measured call, with the yardsticks of the machine from the same rounds.
 
     Args:
         case: name of the layer or network.
         batch: number of images.
         training: a training step without the optimizer, or the forward pass.
-        backend: of the routing; ``cnn`` for a network without.
+        backend: of the routing; ``cnn`` for a network without routing.
         seconds: of each run.
         matmul_rate: operations a second of a matrix product, in each round.
         bandwidth: bytes a second of a copy, in each round.
         work: operations and bytes by formula.
         votes: bytes that the votes of the largest layer would take.
         tensors: bytes of inputs, results and weights.
-        peak: bytes of extra memory; None where it was not measured.
+        peak: bytes of extra memory; None if it was not measured.
         trouble: why it was not measured at all.
     """
 
@@ -60,12 +60,12 @@ class Row:
 
     @property
     def times_limit(self) -> Spread:
-        """Time in units of the physical limit, round by round."""
+        """Time as a multiple of the physical limit, round by round."""
         rounds = zip(self.seconds, self.matmul_rate, self.bandwidth, strict=True)
         return Spread.of([seconds / self.work.seconds(rate, bandwidth) for seconds, rate, bandwidth in rounds])
 
     def times_arithmetic(self, operations: float) -> Spread:
-        """Time in units of that of so many operations at the matmul rate, round by round."""
+        """Time as a multiple of that of ``operations`` at the matmul rate, round by round."""
         return Spread.of([s * rate / operations for s, rate in zip(self.seconds, self.matmul_rate, strict=True)])
 
     def ratio(self, other: "Row") -> Spread:
@@ -73,7 +73,7 @@ class Row:
         return Spread.of([a / b for a, b in zip(self.seconds, other.seconds, strict=True)])
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, with what follows from the measurements."""
+        """The row for JSON, with derived values."""
         row = asdict(self)
         if self.seconds:
             row["median_seconds"] = Spread.of(self.seconds).median
@@ -95,13 +95,13 @@ class Options:
     Args:
         device: ``cpu`` or ``cuda``.
         runs: of each call.
-        seconds: for the rounds of one comparison; three are made whatever they take.
+        seconds: for the rounds of one comparison; at least three are made.
         threads: of torch on a CPU.
-        batch: for all cases; None for their own, which are those of the bars.
+        batch: of all cases; None for their own, which the bars are for.
         backends: None for all that run on the device.
-        memory: measure it too.
+        memory: whether memory is measured, too.
         matrix: size of the matrices that give the matmul rate; None for the device's own.
-        copied: numbers of the copy that gives the bandwidth; None for the device's own.
+        copied: how many numbers the copy that gives the bandwidth has; None for the device's own.
     """
 
     device: str = "cpu"
@@ -126,7 +126,7 @@ class Options:
 
 
 def run(names: Iterable[str], options: Options, show: Show) -> list[Row]:
-    """Measures the named cases.
+    """Measures cases by name.
 
     Args:
         names: of :data:`~torchcaps.bench.cases.CASES`.
@@ -145,7 +145,7 @@ def run(names: Iterable[str], options: Options, show: Show) -> list[Row]:
 
 
 def compare(case: Case, training: bool, options: Options, machine: Machine, beside: Case | None = None) -> list[Row]:
-    """One case with every backend, in turn with the machine's yardsticks."""
+    """Measures a case with every backend, in turn with the yardsticks of the machine."""
     calls: dict[str, Call] = dict(machine.calls)
     troubles: dict[str, str] = {}
     for backend in options.backends or backends(options.device):

@@ -24,7 +24,7 @@ FACTORS: dict[str, tuple[int, ...]] = {
     "batch": (1, 4, 16, 32, 64, 128),
     "steps": (1, 2, 3, 5, 8),
 }
-"""Values of each factor; the others stay at :data:`BASE`. ``pose`` is the dimension of child and parent poses alike."""
+"""Values of each factor; the others stay at :data:`BASE`. ``pose`` is the dimension of both child and parent poses."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Point:
 
 
 def layer(routing: str, **sizes: int) -> LinearCase:
-    """The layer of these sizes, names as in :data:`BASE`."""
+    """A layer of these sizes, which are named as in :data:`BASE`."""
     sizes = {**BASE, **sizes}
     return LinearCase(
         "layer",
@@ -74,7 +74,7 @@ def _points(factor: str, value: int, case: LinearCase, options: Options) -> Iter
 
 
 def sweep_table(points: list[Point]) -> str:
-    """A row for each value, columns for each backend."""
+    """A table with a row for each value, and columns for each backend."""
     names = list(dict.fromkeys(point.backend for point in points))
     found = {(point.factor, point.value, point.backend): point for point in points}
     rows = []
@@ -88,7 +88,7 @@ def sweep_table(points: list[Point]) -> str:
 
 
 def draw_sweep(points: list[Point], routing: str, path: Path) -> None:
-    """A column for each factor: time above, memory below."""
+    """Draws a column for each factor, time above, memory below."""
     factors = list(dict.fromkeys(point.factor for point in points))
     made, _ = report.figure(2.7 * len(factors), 5.4)
     made.clf()

@@ -1,11 +1,10 @@
-"""``torchcaps bench training``: images a second of whole training loops, beside those of the bare step.
+"""``torchcaps bench training``: images per second of whole training loops, beside those of the bare step.
 
-The bare step is forward, loss, backward and optimizer on one batch that lies on the device already: the ceiling. All
-else goes through ``torchcaps.training.fit`` with images of MNIST's size that are drawn at random. Every variant runs in
-turn in every round; ratios are taken round by round. Epoch ends (checkpoint, validation, report) are not in the rate.
-One more training without options, whose hooks take time of their own, says where the time of a step goes: to
-convolutions and routing, and what share to all else.
-TF32 is as torch has it without being told: on in convolutions, off in matrix products.
+The bare step is forward, loss, backward and optimizer on one batch that is on the device already: the ceiling.
+Everything else goes through ``torchcaps.training.fit``, with random images of MNIST's size. In every round all variants
+run in turn; ratios are taken round by round. The ends of epochs (checkpoint, validation, report) do not count. One more
+training without options, with hooks that take some time themselves, shows which share of a step goes to convolutions,
+to routing and to other parts. TF32 is as in torch by default: on in convolutions, off in matrix products.
 """
 
 import argparse
@@ -34,15 +33,15 @@ MODELS = {
     "cuda": ["capsnet", "sharedcapsnet", "matrixcapsnet"],
 }
 WARM = {"cpu": 3, "cuda": 20}
-"""Steps before the clock starts: caches fill, CUDA graphs are recorded."""
+"""Steps before the clock starts, in which caches fill and CUDA graphs are recorded."""
 
 
 REFERENCES = ("default", "bare step")
-"""What ratios are taken to: the loop as it is without options, and the ceiling."""
+"""The variants that all are compared with: the loop without options, and the ceiling."""
 
 
 class Variant(NamedTuple):
-    """One way to train."""
+    """A way to train, and the devices it makes sense on."""
 
     speed: Speed
     precision: str = "32-true"
@@ -61,21 +60,21 @@ VARIANTS = {
 
 
 class Timed(Learner):
-    """Notes when its first counted step begins and its last one ends."""
+    """Records when its first timed step begins and its last one ends."""
 
     stages: Stages | None = None
 
     def on_fit_start(self) -> None:
-        """Forgets the marks of another training."""
+        """Removes the marks of an earlier training."""
         self.marks: list[float] = []
 
     def on_before_backward(self, loss: Tensor) -> None:
-        """Lets the stages know what gradients will go through."""
+        """Shows the stages the graph that gradients will go through."""
         if self.stages is not None:
             self.stages.follow(loss)
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """Takes the time where the clock starts and where it stops."""
+        """Reads the clock where it starts and where it stops."""
         if batch_idx + 1 in (WARM[self.device.type], self.trainer.num_training_batches):
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
@@ -85,7 +84,7 @@ class Timed(Learner):
 
 
 def task_of(name: str, speed: Speed) -> Timed:
-    """A network with its usual loss, and Adam."""
+    """A training of a network with its usual loss, and Adam."""
     torch.manual_seed(0)
     model = create_model(name, image_shape=(1, 28, 28), classes=10)
     loss = SpreadLoss() if name.startswith("matrixcapsnet") else MarginLoss()
@@ -93,7 +92,7 @@ def task_of(name: str, speed: Speed) -> Timed:
 
 
 def bare(task: Timed, batch: Batch, steps: int, device: str) -> float:
-    """Images a second of steps without a loop around them."""
+    """Images per second of bare steps."""
     network, optimizer = task.model.to(device).train(), task.configure_optimizers()
     images, labels, pictures = (tensor.to(device) for tensor in (batch.images, batch.labels, batch.pictures))
 
@@ -112,7 +111,7 @@ def bare(task: Timed, batch: Batch, steps: int, device: str) -> float:
 
 
 def loop(task: Timed, images: ImageSet, batch: int, steps: int, precision: str, device: str) -> float:
-    """Images a second of the same in the loop that ``torchcaps train`` runs."""
+    """Images per second in the loop that ``torchcaps train`` runs."""
     limit = {"limit_train_batches": WARM[device] + steps}
     options = TrainerOptions("gpu" if device == "cuda" else "cpu", 1, precision=precision, extra=limit)
     with TemporaryDirectory() as folder:
@@ -121,7 +120,7 @@ def loop(task: Timed, images: ImageSet, batch: int, steps: int, precision: str, 
 
 
 def shares(task: Timed, images: ImageSet, batch: int, steps: int) -> dict[str, float]:
-    """Seconds of a step of the loop on a CPU by :data:`~torchcaps.bench.stages.PARTS`."""
+    """Seconds of a step of the loop on a CPU, by part, see :data:`~torchcaps.bench.stages.PARTS`."""
     stages = Stages()
     options = TrainerOptions("cpu", 1, extra={"limit_train_batches": WARM["cpu"] + steps, "profiler": stages})
     task.stages = stages
@@ -131,7 +130,7 @@ def shares(task: Timed, images: ImageSet, batch: int, steps: int) -> dict[str, f
 
 
 def rates_of(name: str, images: ImageSet, options: argparse.Namespace, show: Show) -> dict[str, list[float]]:
-    """Images a second of each variant in each round, after one that is not counted; without those that failed."""
+    """Images per second of each variant in each round, after one to warm up; variants that fail are left out."""
     device, batch = options.device, images.__getitems__(list(range(options.batch)))
     plain = task_of(name, Speed())
     steps = round(options.seconds * bare(plain, batch, 3, device) / options.batch)
@@ -145,7 +144,7 @@ def rates_of(name: str, images: ImageSet, options: argparse.Namespace, show: Sho
     for key in list(calls):
         try:
             calls[key]()
-        except Exception as error:  # no compiler, too little memory: the others are worth having
+        except Exception as error:  # such as no compiler or too little memory: go on with the others
             show(f"{name}, {key} failed: {error!r}")
             del calls[key], rates[key]
     for _ in range(options.runs):
@@ -176,7 +175,7 @@ def table_of(rows: list[dict[str, Any]]) -> str:
 
 
 def shares_table(found: dict[str, dict[str, float]]) -> str:
-    """Milliseconds of a step and share of each part, a column a network; last what is neither of the two."""
+    """Milliseconds and shares of the parts of a step, a column for each network; last, all but the two main parts."""
     cells = [[part] for part in next(iter(found.values()))] + [["neither convolutions nor routing"]]
     for parts in found.values():
         whole = sum(parts.values())
@@ -194,9 +193,9 @@ def main(arguments: list[str], show: Show, program: str) -> None:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="beside the default")
     parser.add_argument("--batch", type=positive, default=128, help="images in a step; default: 128")
     parser.add_argument("--seconds", type=amount, default=2.0, help="of each run of each variant; default: 2")
-    parser.add_argument("--runs", type=natural, default=5, help="counted rounds; default: 5; 0: parts of a step alone")
-    parser.add_argument("--steps", type=positive, default=10, help="whose parts are timed, on a CPU; default: 10")
-    parser.add_argument("--images", type=positive, default=60_000, help="of the set; default: 60000")
+    parser.add_argument("--runs", type=natural, default=5, help="timed rounds; default: 5; 0: only parts of a step")
+    parser.add_argument("--steps", type=positive, default=10, help="steps whose parts are timed, on a CPU; default: 10")
+    parser.add_argument("--images", type=positive, default=60_000, help="images in the data set; default: 60000")
     parser.add_argument("--out", type=folder, help="folder for results; default: a new one in runs/")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():

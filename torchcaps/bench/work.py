@@ -1,17 +1,17 @@
-"""Operations and bytes of layers and networks, by formula: the least that a measured time is compared with.
+"""Operations and bytes of layers and networks, by formula: the minimum that a measured time is compared with.
 
-Counted are, with two operations a multiply-add:
+Counted, with two operations for each multiply-add:
 
-* the votes, formed once: ``2 P`` a number of the votes;
-* each similarity, in every step but the first: 2 a number for an inner product; 4 for a Gaussian (difference, square,
-  product with the precision and sum);
-* the moments of each step: 2 a number for the sum; 4 more with the scatter (difference, square, product, sum);
+* the votes, formed once: ``2 P`` for each number of the votes;
+* each similarity, in every step but the first: 2 for each number in an inner product, 4 in a Gaussian (difference,
+  square, product with the precision and sum);
+* the moments of each step: 2 for each number in the sum, 4 more with the scatter (difference, square, product, sum);
 * the products of convolutions and linear layers;
-* for a training step three times that, as each product has two gradients; the images need none.
+* for a training step three times as much, because each product has two gradients; the images need none.
 
-Inner products with transforms shared by all children need no votes and are counted without. Not counted: squash,
-softmax, the M-step, ReLU, losses, the optimizer. ``again`` counts what a fused kernel does on top, which forms the
-votes anew in every pass over them: each step, and each image-wide normaliser.
+Inner products with transforms shared by all children are counted without votes, which they do not need. Not counted:
+squash, softmax, the M-step, ReLU, losses, the optimizer. ``again`` counts the additional operations of a fused kernel,
+which forms the votes anew in every pass over them: each step, and each image-wide normaliser.
 
 Bytes are those of float32 inputs, weights and results, each moved once: in the backward pass inputs, weights and the
 results' gradients are read, and the gradients of inputs and weights are written.
@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 FLOAT = 4
-"""Bytes of a number."""
+"""Bytes of a float32 number."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one call has to do at least.
+    """The minimum work of one call.
 
     Args:
-        operations: two a multiply-add.
+        operations: two for each multiply-add.
         again: operations of forming the votes anew in every pass but the first.
         bytes: read and written.
     """
@@ -65,7 +65,7 @@ class RoutedShape(NamedTuple):
         steps: of routing.
         gaussian: Gaussian similarity and scatter (EM), or inner products.
         image_wide: every step but the first passes once more over the votes, for the normaliser.
-        transforms: how many of the I x J transforms are not shared.
+        transforms: how many different transforms there are, I x J if none are shared.
     """
 
     images: int
@@ -83,22 +83,22 @@ class RoutedShape(NamedTuple):
 
     @property
     def votes(self) -> int:
-        """Numbers of the votes, B x I x J x H."""
+        """How many numbers the votes have, B x I x J x H."""
         return self.images * self.windows * self.children * self.parents * self.rows * self.parent_dim
 
     @property
     def inputs(self) -> int:
-        """Numbers of the children's poses and activations."""
+        """How many numbers the children's poses and activations have."""
         return self.images * self.grid * (self.rows * self.child_dim + 1)
 
     @property
     def weights(self) -> int:
-        """Numbers of the transforms."""
+        """How many numbers the transforms have."""
         return self.transforms * self.child_dim * self.parent_dim
 
     @property
     def results(self) -> int:
-        """Numbers of the parents' poses and activations."""
+        """How many numbers the parents' poses and activations have."""
         return self.images * self.windows * self.parents * (self.rows * self.parent_dim + 1)
 
 
@@ -120,7 +120,7 @@ def _without_votes(shape: RoutedShape) -> float:
     poses = shape.images * shape.windows * shape.rows * shape.child_dim
     through = 2 * poses * shape.parents * shape.parent_dim  # W_j alpha_j, or a sum times W_j
     over = 2 * poses * shape.parents * shape.children  # all children with all parents
-    first = poses * shape.children + through  # uniform: the children are added up once
+    first = poses * shape.children + through  # uniform: the children are summed once
     return first + (shape.steps - 1) * 2 * (through + over)
 
 
@@ -138,11 +138,11 @@ class Map(NamedTuple):
     width: int
 
     def convolved(self, channels: int, kernel: int, stride: int = 1) -> "Map":
-        """The map behind a convolution without padding."""
+        """The map after a convolution without padding."""
         return Map(channels, (self.height - kernel) // stride + 1, (self.width - kernel) // stride + 1)
 
     def pooled(self, size: int) -> "Map":
-        """The map behind pooling."""
+        """The map after pooling."""
         return Map(self.channels, self.height // size, self.width // size)
 
 

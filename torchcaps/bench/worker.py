@@ -1,4 +1,4 @@
-"""The process of one version in a comparison: times a case for every line that it reads."""
+"""The process of one version in a comparison: times a case for each line that it reads."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ LONG_ENOUGH = 0.1
 
 
 def serve(name: str, backend: str, training: str, device: str, threads: str, batch: str) -> None:
-    """Says the extra memory of the case, then its seconds each time a line comes; ends with its input."""
+    """Prints the extra memory of the case, then its seconds for each line of the input."""
     torch.set_num_threads(int(threads))
     case = with_batch(CASES[name], int(batch) or None)
     arguments = backend, training == "1", device

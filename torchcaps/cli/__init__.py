@@ -1,4 +1,4 @@
-"""The command line of torchcaps, one file a command."""
+"""The command line of torchcaps, with one file for each command."""
 
 import difflib
 import os
@@ -44,7 +44,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status.
 
-    It is 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C, 141 for a broken pipe.
+    It is 0 for success, 1 for an error, 2 for wrong usage, 130 after Ctrl-C, 141 for a broken pipe.
     """
     _open_closed_streams()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -79,15 +79,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """What is written to an output that was closed before the start, as daemons do, goes nowhere."""
+    """Discards what is written to outputs that were closed before the start, as daemons do."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
 
 
 def _quietly() -> int:
-    """Ends a command whose output nobody reads any more, as ``| head`` does: with the status of a broken pipe."""
-    # What is still buffered would fail again when Python ends.
+    """Ends a command whose output is no longer read, as with ``| head``, with the status of a broken pipe."""
+    # Buffered output would fail again when Python exits.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + 13
 

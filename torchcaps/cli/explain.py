@@ -34,7 +34,7 @@ def command(arguments: list[str]) -> None:
 
 
 def _read_metrics(path: Path) -> list[dict[str, float]]:
-    """A row an epoch, counted from one; earlier versions counted from zero."""
+    """The rows of the epochs, counted from one; earlier versions counted from zero."""
     with path.open(newline="") as file:
         rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
     return [{**row, "epoch": place} for place, row in enumerate(rows, 1)]

@@ -53,20 +53,20 @@ def command(arguments: list[str]) -> None:
 
 
 def _with_capsules(classifiers: "dict[str, Classifier]") -> "list[tuple[str, Classifier]]":
-    """Those that there is something to explore in."""
+    """The networks with capsules to explore."""
     from torchcaps.explore.explorer import has_capsules
 
     return [(name, one) for name, one in classifiers.items() if has_capsules(one)]
 
 
 def _shows(classifier: "Classifier") -> tuple[bool, bool]:
-    """Whether a network draws, and whether it routes in steps: the one that shows most comes first."""
+    """Whether a network has a decoder, and whether its routing has steps: sorts networks by what they show."""
     network: Any = classifier.network
     return getattr(network, "decoder", None) is not None, hasattr(network.routing, "steps")
 
 
 def _samples(name: str, classifier: "Classifier") -> "Callable[[], ImageSet | None]":
-    """What reads images to try: of a run its test images, else what is at hand."""
+    """A function that reads images to try: the test images of a run, else data sets on this machine."""
     from torchcaps.explore import local_samples
 
     if (Path(name) / "config.yaml").is_file():
@@ -75,7 +75,7 @@ def _samples(name: str, classifier: "Classifier") -> "Callable[[], ImageSet | No
 
 
 def _test_images(name: str) -> "ImageSet | None":
-    """The test images of a run; None, and why is told, if they are not there any more."""
+    """The test images of a run; None, with a message, if they are no longer there."""
     parser = look_parser("explore", "", [name])
     try:
         return open_run(parser, parser.parse_args([name]))[1]
@@ -89,5 +89,5 @@ def _note(line: str) -> None:
 
 
 def _has_screen() -> bool:
-    """Whether a browser would have a window: without one, a text browser could take the terminal."""
+    """Whether a browser can open a window; without one, a text browser could take over the terminal."""
     return sys.platform in ("win32", "darwin") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 KINDS = {"onnx": "an ONNX file", "torch-export": "an exported program"}
 CLOSE = 1e-4
-"""How far the answers of a file may be from those of the network; of numbers beyond 1, as boxes have them in pixels, in
-shares of the largest."""
+"""Largest difference between the answers of a file and those of the network; for numbers above 1, such as boxes in
+pixels, in shares of the largest."""
 
 NOTES = "torchcaps.json"
-"""What a file says of itself, as ``torch.export.load`` knows it; in an ONNX file it is the metadata ``torchcaps``."""
+"""Name of the notes in an exported program, for ``torch.export.load``; in an ONNX file, the metadata ``torchcaps``."""
 
 
 class Exported(nn.Module):
-    """A classifier from the pixels of images, or the numbers of words, to plain tensors: what a file holds.
+    """The module in a file: maps pixels of images, or numbers of words, to plain tensors.
 
     Args:
-        classifier: whose preparation of images, the mean over crops included, becomes a part of the network.
+        classifier: its preprocessing, and the mean over crops, become part of the module.
     """
 
     def __init__(self, classifier: "Classifier") -> None:
@@ -43,15 +43,15 @@ class Exported(nn.Module):
         self.preprocess = classifier.preprocess
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Activations (B, E), and what else :meth:`names` says, of (B, C, H, W), or of words (B, L)."""
+        """Activations (B, E), and other outputs, see :meth:`names`, from images (B, C, H, W), or words (B, L)."""
         return tuple(self._found(images).values())
 
     def names(self, images: Tensor) -> list[str]:
-        """Of the tensors that :meth:`forward` gives."""
+        """The names of the tensors that :meth:`forward` returns."""
         return list(self._found(images))
 
     def _found(self, images: Tensor) -> dict[str, Tensor]:
-        """What the network says: of several crops the mean of the activations, else what it says of the centre."""
+        """The outputs by name: activations as the mean over all crops, everything else from the centre."""
         crops = images[:, None] if self.network.takes == "words" else self.preprocess.evaluate_crops(images)
         prediction = self.network(crops.flatten(0, 1))
         others = {
@@ -93,7 +93,7 @@ def command(arguments: list[str]) -> None:
 
 
 def _format(asked: str | None, path: str | None) -> str:
-    """The format that was asked for, or else the one whose files end so; a name without a suffix fits each."""
+    """The format that was chosen, or else that of the suffix; a name without a suffix fits any format."""
     suffix = Path(path).suffix.lower() if path else ""
     meant = next((form for form, known in SUFFIXES.items() if known == suffix), None)
     if suffix and meant is None:
@@ -105,7 +105,7 @@ def _format(asked: str | None, path: str | None) -> str:
 
 
 def _check_free(path: Path, overwrite: bool) -> None:
-    """Raises an error unless a file can be written there."""
+    """Raises an error unless a file can be written to the path."""
     if not path.parent.is_dir():
         raise ValueError(f"--to: there is no folder {path.parent}")
     if path.is_dir():
@@ -115,20 +115,20 @@ def _check_free(path: Path, overwrite: bool) -> None:
 
 
 def export(classifier: "Classifier", path: Path, form: str) -> float:
-    """Writes a file for any number of images, or texts, at a time, and compares its answers with the network's.
+    """Writes a file for batches of any size, and compares its answers with those of the network.
 
     Args:
-        classifier: what shall be in it.
+        classifier: to export.
         path: of the file.
-        form: ``onnx`` or ``torch-export``. Both hold standard operators alone.
+        form: ``onnx`` or ``torch-export``. Both contain only standard operators.
 
     Returns:
         The largest difference.
 
     Raises:
-        ModuleNotFoundError: if ``onnx`` needs what is not installed.
-        ValueError: if the network cannot be traced, has an operator that the form has not, or the answers of the file
-            are others than its own.
+        ModuleNotFoundError: if ``onnx`` needs a package that is not installed.
+        ValueError: if the network cannot be traced, has an operator that the format lacks, or the answers of the file
+            differ from those of the network.
     """
     model = Exported(classifier).eval()
     images = _examples(classifier)
@@ -157,14 +157,14 @@ def _off(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
 
 
 def _examples(classifier: "Classifier") -> Tensor:
-    """Five of what the file takes, to trace it with two of them and to compare all."""
+    """Five example inputs: two are used for tracing, all for comparison."""
     if classifier.words is not None:
         return classifier.network.examples(5)
     return torch.rand(5, *classifier.image_shape, generator=torch.Generator().manual_seed(0))
 
 
 def _notes(classifier: "Classifier", outputs: list[str]) -> dict[str, Any]:
-    """What whoever uses the file needs to know."""
+    """Information for users of the file."""
     calibration = classifier.calibration
     takes: dict[str, Any] = {
         "image_shape": list(classifier.image_shape),
@@ -212,7 +212,7 @@ def _write_onnx(model: Exported, images: Tensor, path: Path, notes: dict[str, An
 
 @contextmanager
 def _without_own_noise() -> Iterator[None]:
-    """Silences what torch's exporter says of itself: operators of torchvision that it skips, a class it uses."""
+    """Silences messages of torch's exporter about itself: skipped operators of torchvision, a deprecated class."""
 
     def of_networks(record: logging.LogRecord) -> bool:
         return "torchvision is not installed" not in record.getMessage()
@@ -228,7 +228,7 @@ def _without_own_noise() -> Iterator[None]:
 
 
 def _digamma(x: Any) -> Any:
-    r"""The digamma function of numbers above 0 by operators that ONNX has, to single precision.
+    r"""The digamma function for numbers above 0, from operators of ONNX, to single precision.
 
     .. math:: \psi(x) = \psi(x + 6) - \sum_{k=0}^5 \frac{1}{x + k}, \quad
         \psi(y) \approx \log y - \frac{1}{2 y} - \frac{1}{12 y^2} + \frac{1}{120 y^4} - \frac{1}{252 y^6}

@@ -1,4 +1,4 @@
-"""What to install where a module is missing."""
+"""Advice on what to install if a module is missing."""
 
 EXTRAS = {
     "art": "recipes",
@@ -29,11 +29,11 @@ EXTRAS = {
     "uvicorn": "explore",
     "yaml": "train",
 }
-"""The extra of this package that brings a module, by the name that is imported."""
+"""The extra of this package that installs a module, by the name for ``import``."""
 
 
 def advice(error: ModuleNotFoundError) -> str | None:
-    """One line that says which module is missing and which extra brings it; None if none of ours does."""
+    """A line that says which module is missing and which extra installs it; None if no extra does."""
     name = (error.name or "").partition(".")[0]
     if "pip install" in str(error):
         return str(error)

@@ -39,7 +39,7 @@ def command(arguments: list[str]) -> None:
 
 
 def _show_pretrained(pattern: str, as_json: bool) -> None:
-    """Prints the cards of the trained networks whose names match, or those of NETWORK alone."""
+    """Prints the cards of the trained networks DATA/NETWORK whose whole name, or else NETWORK, matches."""
     names = list_pretrained(pattern) or list_pretrained(f"*/{pattern}")
     rows = [describe_pretrained(name) for name in names]
     if not rows:

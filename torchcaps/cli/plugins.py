@@ -1,4 +1,4 @@
-"""Modules of the user's own, imported before a command looks at its options."""
+"""The user's modules, imported before a command reads its options."""
 
 import importlib
 import importlib.util
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
 GROUP = "torchcaps.plugins"
-"""Entry points of installed packages that are loaded by every command."""
+"""Entry-point group of installed packages; every command loads it."""
 
 HELP = (
     "a module or .py file of your own to import first, which executes it: its routings, networks, data sets, tasks "
@@ -21,15 +21,15 @@ HELP = (
 
 
 def add_import(parser: "ArgumentParser") -> None:
-    """Lists the option in the help of a command; :func:`named_imports` has read it by then."""
+    """Adds the option to the help of a command; it has been read by :func:`named_imports`."""
     parser.add_argument("--import", action="append", default=[], metavar="MODULE", help=HELP)
 
 
 def named_imports(arguments: list[str]) -> list[str]:
-    """What ``--import`` names, in order; a .py file by its absolute path.
+    """The modules that ``--import`` names, in order; .py files by their absolute paths.
 
     Raises:
-        ValueError: if there is nothing behind it.
+        ValueError: if no module follows.
     """
     named = []
     for place, argument in enumerate(arguments):
@@ -43,7 +43,7 @@ def named_imports(arguments: list[str]) -> list[str]:
 
 
 def without_imports(arguments: list[str]) -> list[str]:
-    """The arguments but for ``--import``."""
+    """The arguments without ``--import``."""
     rest, skip = [], False
     for argument in arguments:
         if skip or argument.startswith("--import="):
@@ -56,7 +56,7 @@ def without_imports(arguments: list[str]) -> list[str]:
 
 
 def import_plugins() -> None:
-    """Imports what installed packages offer under the entry-point group ``torchcaps.plugins``.
+    """Imports the plug-ins of installed packages, in the entry-point group ``torchcaps.plugins``.
 
     Raises:
         ValueError: if one of them cannot be imported.
@@ -64,7 +64,7 @@ def import_plugins() -> None:
     for point in entry_points(group=GROUP):
         try:
             point.load()
-        except Exception as error:  # whatever the code of others raises
+        except Exception as error:  # plug-ins may raise anything
             raise ValueError(f"the plug-in {point.name} ({point.value}) cannot be imported: {error!r}") from error
 
 
@@ -76,7 +76,7 @@ def import_named(name: str) -> ModuleType:
     """
     try:
         return _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
-    except Exception as error:  # whatever the user's code raises
+    except Exception as error:  # the user's code may raise anything
         if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
             raise ValueError(
                 f"--import {name}: there is no such module in the working directory or among the installed packages; "
@@ -106,7 +106,7 @@ def _import_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # where the options and saved classes look for it
+    sys.modules[path.stem] = module  # where options and saved classes look it up
     try:
         spec.loader.exec_module(module)
     except BaseException:

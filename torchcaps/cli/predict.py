@@ -72,7 +72,7 @@ def command(arguments: list[str]) -> None:
 
 @contextmanager
 def said_plainly() -> Iterator[None]:
-    """Warnings as a line each."""
+    """Prints warnings as one line each."""
 
     def show(message: Any, *where: Any, **more: Any) -> None:
         print(f"torchcaps predict: warning: {message}", file=sys.stderr)
@@ -105,16 +105,16 @@ def _check_resize(classifier: "Classifier", resize: str | None) -> None:
 
 
 def _check_boxes(classifier: "Classifier") -> None:
-    """Raises a `ValueError` unless the network says where classes are: a black image is shown to it."""
+    """Raises a `ValueError` unless the network predicts boxes for a black image."""
     if classifier.words is None:
         ((_, answer),) = classifier.stream([torch.zeros(*classifier.image_shape)], "pad")
         if answer.boxes is not None:
             return
-    raise ValueError(f"--boxes: a {type(classifier.network).__name__} does not say where classes are")
+    raise ValueError(f"--boxes: a {type(classifier.network).__name__} does not predict boxes")
 
 
 def _files(named: Sequence[str]) -> Iterator[Path]:
-    """What is named, folders and patterns opened up; what is not there is left to be spoken of when it is read.
+    """The named files, with folders and patterns expanded; missing files are reported when they are read.
 
     Raises:
         ValueError: if a folder holds no images, or nothing fits a pattern.
@@ -139,7 +139,7 @@ Show = Callable[[str, "Answer"], None]
 
 
 def _pictures(classifier: "Classifier", folder: Path, resize: Any) -> Show:
-    """Draws the boxes of an answer: as ``photo.png`` for ``photo.jpg``, ``photo-2.png`` for a second file so named."""
+    """Draws boxes of answers: ``photo.png`` for ``photo.jpg``, ``photo-2.png`` for a second file of that name."""
     from torchcaps.explain.draw.charts import Boxed, boxes_figure
 
     written: Counter[str] = Counter()
@@ -157,7 +157,7 @@ def _pictures(classifier: "Classifier", folder: Path, resize: Any) -> Show:
 
 
 def _probability(classifier: "Classifier") -> str:
-    """What the probabilities are."""
+    """A description of the probabilities."""
     if classifier.calibration is not None:
         return f"calibrated, {classifier.calibration}"
     return f"{classifier.task.probability}, not calibrated"
@@ -172,12 +172,12 @@ def _said(answer: "Answer", top: int | None) -> tuple[str, ...]:
 
 
 def _place(name: str) -> str:
-    """Where a text was found; nothing if it stood on the command line."""
+    """Where a text was found; empty if it was on the command line."""
     return getattr(name, "place", "").removesuffix(": ")
 
 
 def _short(name: str) -> str:
-    """The name of a file; the beginning of a text, behind where it was found."""
+    """The name of a file, or the beginning of a text after the place where it was found."""
     from torchcaps.classifier import beginning
 
     return f"{name.place}{beginning(name, 80)}" if hasattr(name, "place") else name

@@ -1,4 +1,4 @@
-"""What the commands have in common that look at a trained network."""
+"""Common functions of the commands that use a trained network."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ SPLITS = ("test", "validation", "train")
 
 
 def open_classifier(path: str, device: str = "cpu") -> "Classifier":
-    """The network of a run, or a saved one; nothing is imported for it but what ``--import`` named.
+    """Opens the network of a run, or a saved one; only modules from ``--import`` are imported for it.
 
     Raises:
         ValueError: if there is no such device; and what :meth:`~torchcaps.Classifier.open` raises.
@@ -24,7 +24,7 @@ def open_classifier(path: str, device: str = "cpu") -> "Classifier":
 
     config = Path(path) / "config.yaml"
     classifier = Classifier.open(path)
-    if "resize" not in classifier.network.extra and config.is_file():  # saved before networks kept it
+    if "resize" not in classifier.network.extra and config.is_file():  # saved before networks stored it
         classifier.resize = _recorded_resize(config) or classifier.resize
     try:
         return classifier.to(device)
@@ -33,7 +33,7 @@ def open_classifier(path: str, device: str = "cpu") -> "Classifier":
 
 
 def _recorded_resize(config: Path) -> Any:
-    """How the options of a training say that images are resized; None if they do not."""
+    """The option ``resize`` of a training; None if it has none."""
     import yaml
 
     try:
@@ -43,7 +43,7 @@ def _recorded_resize(config: Path) -> Any:
 
 
 def look_parser(command: str, description: str, arguments: list[str]) -> "OptionParser":
-    """The options of a command that looks at a run."""
+    """The options of a command that reads a run."""
     from torchcaps.data import ImageData
     from torchcaps.training.parser import OptionParser
 
@@ -57,11 +57,11 @@ def look_parser(command: str, description: str, arguments: list[str]) -> "Option
 
 
 def open_run(parser: "OptionParser", options: Any) -> "tuple[Classifier, ImageSet]":
-    """The network of a run, or a saved one, and the images that the options name, not prepared yet.
+    """The network of a run, or a saved one, and the unprepared images that the options name.
 
     Raises:
-        FileNotFoundError: if there is no such network, or it is no run and no images are named.
-        ValueError: if there are no such images, or the run names what it may not name.
+        FileNotFoundError: if there is no such network, or it is not a run and no images are named.
+        ValueError: if there are no such images, or the options of the run name something that they may not.
     """
     from torchcaps.data import ImageData
     from torchcaps.training import RunFolder, follow_record, images_apart, read_options

@@ -25,7 +25,7 @@ def command(arguments: list[str]) -> None:
     parser = training.train_parser(imports)
     for file in _values(arguments, "--config") if resumed is None else [str(resumed[0].config)]:
         if Path(file).is_file():
-            training.read_options(Path(file), training.option_hints(), imports)  # for a plain word instead of usage
+            training.read_options(Path(file), training.option_hints(), imports)  # for a message, not the usage
     if resumed is None:
         config = parser.parse_args(arguments)
         folder = training.RunFolder(Path(config.run))
@@ -89,12 +89,12 @@ def _resumed_run(arguments: list[str]) -> "tuple[RunFolder, list[str]] | None":
                 raise ValueError("--resume needs the folder of a run")
             others = arguments[:place] + arguments[place + (1 if equals else 2) :]
             if elsewhere := _values(others, "--run"):
-                raise ValueError(f"--resume goes on in {path} itself and takes no --run, got {elsewhere[0]}")
+                raise ValueError(f"--resume continues in {path} itself and takes no --run, got {elsewhere[0]}")
             return RunFolder(Path(path)).existing(), others
     return None
 
 
 def _values(arguments: list[str], name: str) -> list[str]:
-    """What stands behind an option, each time that it is given."""
+    """The values of an option, one for each time that it is given."""
     following = [after for option, after in pairwise(arguments) if option == name]
     return following + [one.partition("=")[2] for one in arguments if one.startswith(f"{name}=")]

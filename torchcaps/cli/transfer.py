@@ -62,7 +62,7 @@ def command(arguments: list[str]) -> None:
 
 
 def _check_options(options: Any) -> None:
-    """Raises a `ValueError` unless the options fit each other, and the picture can be written."""
+    """Raises a `ValueError` unless the options fit together and the picture can be written."""
     from matplotlib.backend_bases import FigureCanvasBase
 
     if options.steps < 1:
@@ -82,7 +82,7 @@ def _form(file: str) -> str:
 
 
 def _check(classifier: "Classifier") -> None:
-    """Raises a `ValueError` unless the network can be asked; says what is not to be expected of it."""
+    """Raises a `ValueError` unless the network can transfer poses; prints a note if little is to be expected of it."""
     from torchcaps.models import CapsuleClassifier
 
     network = classifier.network
@@ -109,7 +109,7 @@ def _check(classifier: "Classifier") -> None:
 def _transfer(
     classifier: "Classifier", pictures: "Tensor", content_class: str | None, steps: int
 ) -> "tuple[Tensor, list[int]]":
-    """The content drawn again and the steps of the transfer, (1 + steps, C, H, W), and the classes of both images."""
+    """The reconstructed content and the steps of the transfer, (1 + steps, C, H, W); the classes of both images."""
     from torchcaps.capsules import Capsules
     from torchcaps.explain import transfer
     from torchcaps.explain.findings import evaluating
@@ -131,7 +131,7 @@ def _transfer(
 
 
 def _report(options: Any, names: list[str], images: "Tensor") -> None:
-    """Says what was drawn; with JSON also attributes of content, content drawn again, transferred and style."""
+    """Prints what was drawn; as JSON also attributes of content, reconstruction, transferred image and style."""
     said = {"content": names[0], "style": names[1], "picture": options.out}
     if options.json:
         from torchcaps.explain.attributes import ATTRIBUTES, attributes

@@ -1,4 +1,4 @@
-"""Data sets, all of one shape: bytes, in memory or mapped into it, in three splits."""
+"""Data sets, all with the same interface: images as bytes, in memory or memory-mapped, in three splits."""
 
 from torchcaps.data.augment import RandomShift, mixed_seed, random_integers
 from torchcaps.data.base import (

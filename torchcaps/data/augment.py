@@ -14,8 +14,8 @@ _POSITIVE = 0x7FFFFFFFFFFFFFFF
 class RandomShift:
     """Shift each image by up to `pixels` in x and in y; what moves in is zero.
 
-    Each of the (2 pixels + 1)^2 shifts is equally likely. Which one an image gets depends on the seed, the
-    epoch and the image's index alone, so a resumed run and a distributed one see the same images.
+    Each of the (2 pixels + 1)^2 shifts is equally likely. Which one an image gets depends only on the seed, the epoch
+    and the image's index, so a resumed run and a distributed one see the same images.
 
     Source: S. Sabour, N. Frosst, G. Hinton, "Dynamic routing between capsules", NeurIPS 2017, section 5
     (up to 2 pixels).
@@ -58,7 +58,7 @@ class RandomShift:
 
 
 def mixed_seed(*numbers: int) -> int:
-    """One seed in [0, 2^63) out of several numbers: the same in every process, on every machine, in every version.
+    """Combines numbers into one seed in [0, 2^63): the same in every process, on every machine, in every version.
 
     Args:
         numbers: any 64-bit integers; their order counts.

@@ -1,4 +1,4 @@
-"""What every data set has in common: images with labels, three splits, a name and a place on disk."""
+"""The common parts of all data sets: images with labels, three splits, a name and a folder on disk."""
 
 import hashlib
 import json
@@ -20,8 +20,8 @@ from torchcaps.data.view import Preprocess, View
 from torchcaps.names import enter
 from torchcaps.numerics import check_size, is_finite
 
-# Test sets that are drawn here (and not given by a source) come from this seed, never from the user's:
-# runs with different seeds are then measured on the same images.
+# Test sets that are drawn here (not given by a source) use this seed, never the user's: runs with different seeds are
+# then measured on the same images.
 TEST_SEED = 0
 
 _AS_THEY_ARE = Preprocess()
@@ -31,7 +31,7 @@ Resize = Literal["pad", "crop", "stretch", "handwriting"]
 what was written by hand, see :func:`~torchcaps.data.handwriting.read_handwriting`."""
 
 Fit = Literal["pad", "crop", "stretch", "handwriting", "keep"]
-"""The same for the images that a trained network is shown; ``keep``, for networks of any size, leaves them theirs."""
+"""The same for images that a trained network classifies; ``keep``, for networks of any size, leaves their size."""
 
 
 class Parts(NamedTuple):
@@ -79,7 +79,7 @@ class Batch(NamedTuple):
     placed: Tensor | None = None
 
     def prepared(self, prepare: Callable[[Tensor], View]) -> "Batch":
-        """The batch with images, pictures and the pictures of the parts as `prepare` makes them of the images."""
+        """The batch with its images, and the pictures of its parts, prepared by `prepare`."""
         view = prepare(self.images)
         batch = self._replace(images=view.images, pictures=view.pictures)
         if self.parts is None:
@@ -106,7 +106,7 @@ class Composition(ABC):
 
     @abstractmethod
     def image_shape(self, raw: tuple[int, int, int]) -> tuple[int, int, int]:
-        """The shape of what comes out of images of the shape `raw`, (C, H, W)."""
+        """The shape of the results, from images of the shape `raw`, (C, H, W)."""
 
     @abstractmethod
     def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
@@ -134,7 +134,7 @@ class ImageSet(Dataset[Batch]):
         labels: int64 (N,), each in [0, len(classes)), or bool (N, len(classes)), a mask of the classes in each image
             where there may be several, or none.
         classes: the name of each label.
-        files: where each image came from, if it came from a file of its own.
+        files: the file of each image, if each has its own.
         preprocess: how the images are prepared, in its way for the test; by default they are left as they are.
         composition: puts new images together out of these; None leaves them as they are. In training they are new in
             each epoch; fetched from here they are always those of epoch 0 and seed 0.
@@ -152,7 +152,7 @@ class ImageSet(Dataset[Batch]):
     """
 
     what: ClassVar[str] = "images"
-    """What people call them."""
+    """What the items are called in messages."""
 
     images: Tensor
     labels: Tensor
@@ -208,7 +208,7 @@ class ImageSet(Dataset[Batch]):
             yield self.__getitems__(list(range(start, min(start + size, len(self)))))
 
     def crops(self, indices: list[int]) -> Tensor:
-        """All crops of the images at `indices` that a network is tested on, float32 (B, crops, C, H, W)."""
+        """The crops that a network is tested on, of the images at `indices`: float32 (B, crops, C, H, W)."""
         return self.preprocess.evaluate_crops(self._fetch(indices).images)
 
     @property
@@ -236,7 +236,7 @@ class ImageSet(Dataset[Batch]):
         return replace(self, **self._rows(indices))
 
     def _rows(self, indices: Tensor) -> dict[str, Any]:
-        """What a subset has at `indices`."""
+        """The tensors and other fields of a subset at `indices`."""
         if not isinstance(indices, Tensor):
             raise TypeError(f"indices must be a tensor, int64 (M,), got {type(indices).__name__}")
         if indices.dtype != torch.int64 or indices.ndim != 1:
@@ -253,8 +253,8 @@ class ImageSet(Dataset[Batch]):
         return found.hexdigest()
 
     def _fetch(self, indices: list[int]) -> Batch:
-        """Images in [0, 1] that are not prepared yet."""
-        # Without non_blocking, every batch would wait until the device has done all that is queued.
+        """A batch of unprepared images in [0, 1]."""
+        # Without non_blocking, every batch would wait for all work that is queued on the device.
         rows = torch.as_tensor(indices, dtype=torch.int64).to(self.images.device, non_blocking=True)
         pixels = self.images[rows].to(torch.float32) / 255
         batch = Batch(pixels, self.labels[rows], rows, pixels)
@@ -278,7 +278,7 @@ class ImageData(ABC):
         seed: chooses which images those are; nothing else does.
 
     Raises:
-        ValueError: `validation` is outside [0, 1), or `seed` is no whole number.
+        ValueError: `validation` is outside [0, 1), or `seed` is not a whole number.
 
     Example:
         >>> from torchcaps.data import Digits, ImageData, ImageSet
@@ -327,7 +327,7 @@ class ImageData(ABC):
 
     @property
     def validation(self) -> ImageSet:
-        """The images to choose settings on, empty where none were put aside."""
+        """The images to choose settings on; empty if none were put aside."""
         return self._train_and_validation[1]
 
     @cached_property
@@ -371,7 +371,7 @@ class ImageData(ABC):
             manifest: of a run; None for a run from before manifests were kept.
 
         Raises:
-            ValueError: the images are no files.
+            ValueError: the images are not files.
         """
         if manifest is not None:
             raise ValueError(f"{type(self).__name__} has no files that could be those of the manifest")
@@ -485,7 +485,7 @@ def find_data_dir(data_dir: str | None) -> Path:
     """The folder of the data sets: the argument, else $TORCHCAPS_DATA, else torchcaps in the user's cache.
 
     Raises:
-        ValueError: the argument is no path.
+        ValueError: the argument is not a path.
     """
     if data_dir is not None and not isinstance(data_dir, str | os.PathLike):
         raise ValueError(f"data_dir must be the path of a folder, or None, got {data_dir!r}")

@@ -1,4 +1,4 @@
-"""What a folder of images is like, before anything is trained on it: classes, formats, sizes, copies, broken files."""
+"""A report about a folder of images, before any training on it: classes, formats, sizes, copies, broken files."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from torchcaps.data.picture import BrokenImage, check_format, in_mode, naming
 from torchcaps.data.store import threaded
 from torchcaps.data.streams import digest_of
 
-_FREQUENT = 10  # sizes that are told one by one
+_FREQUENT = 10  # sizes that are listed one by one
 
 
 @dataclass(frozen=True)
 class FolderReport:
-    """What :func:`check_folder` found.
+    """The result of :func:`check_folder`.
 
     Attributes:
-        classes: how many images each class has, by part; ``all`` where no part has a folder of its own.
-        formats: how many images are of each format, as their content says.
-        modes: how many have each kind of pixels, by Pillow's name of it.
+        classes: how many images each class has, by split; ``all`` if the splits have no folders of their own.
+        formats: how many images have each format, judging by their content.
+        modes: how many have each kind of pixels, by its name in Pillow.
         sizes: how many have each size, height x width.
         moving: names of images of several frames, the first of which counts.
         turned: how many are turned by their EXIF orientation.
@@ -49,17 +49,17 @@ class FolderReport:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What should be mended, for people: folders, broken files, copies of images in several parts or classes."""
+        """What should be repaired, for people: folders, broken files, copies of images in several splits or classes."""
         broken = [f"{name} ({why})" for name, why in self.broken.items()]
         found = [f"{count_of(broken, 'file')} cannot be read: {some(broken)}"] if broken else []
         return (*self.folders, *found, *self.contradictions)
 
     def json(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
+        """The whole report, ready for JSON."""
         return {**asdict(self), "problems": self.problems}
 
     def lines(self) -> list[str]:
-        """All of it for people."""
+        """The whole report for people, line by line."""
         lines = []
         for part, classes in self.classes.items():
             total = sum(classes.values())
@@ -81,7 +81,7 @@ class FolderReport:
 
 @dataclass
 class _Lenient(Listing):
-    """A listing that goes on where it cannot be trained on, and keeps why."""
+    """A listing that keeps problems that forbid training, instead of raising an error."""
 
     refused: list[str] = field(default_factory=list)
 
@@ -90,7 +90,7 @@ class _Lenient(Listing):
 
 
 class _Look(NamedTuple):
-    """One file that was read in full."""
+    """What was found in a file that was read in full."""
 
     digest: str
     format: str = ""
@@ -102,7 +102,7 @@ class _Look(NamedTuple):
 
 
 def check_folder(root: str | Path) -> FolderReport:
-    """Reads every image of a folder in full, one after the other; nothing is kept but what is told of it.
+    """Reads every image of a folder in full, one after the other; only the report is kept.
 
     Args:
         root: as of :class:`~torchcaps.data.ImageFolder`.
@@ -110,7 +110,7 @@ def check_folder(root: str | Path) -> FolderReport:
     Raises:
         FileNotFoundError: there is no `root`.
         NotADirectoryError: `root` is not a folder.
-        ValueError: it cannot be told which folders are classes, or there is no image in them.
+        ValueError: it is unclear which folders are classes, or there are no images in them.
     """
     listing = list_folder(Path(root).expanduser(), _Lenient)
     assert isinstance(listing, _Lenient)
@@ -164,7 +164,7 @@ def _counts(classes: Sequence[str], rows: Sequence[Entry]) -> dict[str, int]:
 
 
 def _too_few(counts: dict[str, dict[str, int]]) -> list[str]:
-    """For people: classes of which no image is left for a part that is put aside from others."""
+    """For people: classes with too few images to put any aside for validation or test."""
     aside = [part for part in PARTS if part not in counts and not (part == "train" and "all" in counts)]
     shared = counts.get("all") or counts["train"]
     few = [f"{name} ({count})" for name, count in shared.items() if 0 < count <= len(aside)]
@@ -172,7 +172,7 @@ def _too_few(counts: dict[str, dict[str, int]]) -> list[str]:
 
 
 def _ranked(names: Sequence[str]) -> dict[str, int]:
-    """How often each name comes up, the most frequent first."""
+    """How often each name occurs, the most frequent first."""
     return dict(Counter(names).most_common())
 
 

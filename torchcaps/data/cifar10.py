@@ -136,7 +136,7 @@ def _read_records(content: bytes, source: str) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"{source} must hold records of {_RECORD} bytes, a label and an image, got {len(content)} bytes"
         )
-    # A copy, for a tensor's memory must be writable.
+    # A copy, because a tensor's memory must be writable.
     records = torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(-1, _RECORD)
     labels = records[:, 0].to(torch.int64)
     if labels.max() > 9:

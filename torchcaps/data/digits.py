@@ -11,8 +11,7 @@ from torchcaps.numerics import check_size
 class Digits(ImageData):
     """1,797 handwritten digits of 8 x 8 pixels, part of scikit-learn: nothing is downloaded.
 
-    The source has no test set. A fifth of each digit is the test set here, drawn once and for all: it is
-    the same for every `seed`.
+    The source has no test set. A fifth of each digit is the test set here, and it is the same for every `seed`.
 
     Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
     Repository, 1998.
@@ -24,7 +23,7 @@ class Digits(ImageData):
         size: height and width that the images are scaled to, with bilinear interpolation.
 
     Raises:
-        ValueError: `validation` is outside [0, 1), or `seed` or `size` is no whole number, or `size` less than 1.
+        ValueError: `validation` is outside [0, 1), or `seed` or `size` is not a whole number, or `size` is less than 1.
 
     Example:
         >>> from torchcaps.data import Digits

@@ -1,4 +1,4 @@
-"""Which files in a folder are images of which class, and which of them to train, to validate and to test on."""
+"""Finds the image files of a folder, their classes, and their splits if it has folders for these."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from torchcaps.data.manifest import some
 from torchcaps.data.picture import image_suffixes
 
 _JUNK = ("thumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found")
-"""What systems leave in folders, beside names with a dot first."""
+"""Files that operating systems leave in folders, besides hidden ones."""
 
 
 class ImageFile(NamedTuple):
     """One file of a class.
 
     Args:
-        name: relative to the root, with slashes.
+        name: path relative to the root, with slashes.
         category: the name of its class.
         path: where it is.
     """
@@ -33,13 +33,13 @@ class ImageFile(NamedTuple):
         return str(self.path)
 
     def source(self) -> Path:
-        """Where its content is read from."""
+        """The file that its content is read from."""
         return self.path
 
 
 @dataclass
 class Listing(Listed):
-    """What was found in a folder; nothing was opened for it.
+    """The files found in a folder; none of them was opened.
 
     Attributes:
         root: the folder; names are relative to it.
@@ -53,10 +53,11 @@ class Listing(Listed):
         return image_suffixes()
 
     def add(self, part: str, folder: Path) -> None:
-        """Lists the class folders in ``folder`` as a part.
+        """Lists the class folders in ``folder`` as a split.
 
         Raises:
-            ValueError: they are not those of the parts before, fewer than two, or one of them holds no images.
+            ValueError: there are fewer than two, they differ from those of earlier splits, or one of them holds no
+                images.
         """
         found = _folders(folder)
         classes = tuple(path.name for path in found)
@@ -122,17 +123,17 @@ class Listing(Listed):
 
 
 def seen_from(path: Path) -> str:
-    """Where a path that is relative was looked for."""
+    """For messages: the folder that a relative path was looked for in."""
     return "" if path.is_absolute() else f" (looked for in {Path.cwd()})"
 
 
 def list_folder(root: Path, kind: type[Listing] = Listing) -> Listing:
-    """Lists the images of a folder of classes, or of folders of parts that hold them; or files of another kind.
+    """Lists the images, or files of another ``kind``, of a folder of classes, or of folders of splits that hold these.
 
     Raises:
         FileNotFoundError: there is no `root`.
         NotADirectoryError: `root` is not a folder.
-        ValueError: it cannot be told which folders are parts and which are classes; see also :meth:`Listing.add`.
+        ValueError: it is unclear which folders are splits and which are classes; see also :meth:`Listing.add`.
     """
     if not root.exists():
         raise FileNotFoundError(f"root {root} does not exist{seen_from(root)}")
@@ -154,17 +155,17 @@ def list_folder(root: Path, kind: type[Listing] = Listing) -> Listing:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The files below a folder, however deep, whose suffix Pillow can open, sorted; nothing that is hidden."""
+    """The files in a folder and its sub-folders whose suffix Pillow can open, sorted, without hidden ones."""
     return sorted(Listing(root=folder)._images(folder, set()))
 
 
 def is_junk(path: Path) -> bool:
-    """Whether it is hidden, or something that systems leave in folders."""
+    """Whether a path is hidden, or a file that operating systems leave in folders."""
     return path.name.startswith(".") or path.name.lower() in _JUNK
 
 
 def is_there(kind: Callable[[], bool]) -> bool:
-    """Whether it is of a kind; not, where one may not look."""
+    """The result of a check such as ``path.is_dir``; False without permission to look."""
     try:
         return kind()
     except OSError:
@@ -176,9 +177,9 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _part_folders(root: Path, kind: type[Listing]) -> dict[str, Path] | None:
-    """The folders of the parts; None where all folders are classes.
+    """The folders of the splits; None if all folders are classes.
 
-    Folders with the names of parts are parts if one of them holds several folders, or there are no others.
+    Folders with the names of splits are splits if one of them holds several folders, or there are no others.
     """
     named: dict[str, Path] = {}
     folders, others = _folders(root), []

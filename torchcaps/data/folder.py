@@ -40,7 +40,7 @@ class ImageFolder(ListedImages):
         validation: share of the training images put aside for validation, the same in every class; 0 puts
             none aside. Not used where `root` holds `val` beside `test`.
         seed: chooses which images those are; nothing else does.
-        skip_broken: leave out what cannot be read, and say so, instead of refusing all.
+        skip_broken: leave out broken files, with a note, instead of raising an error.
         memory: GiB of decoded images that are kept in memory; more are decoded once into a file in the folder
             `decoded` of the data sets (the environment variable TORCHCAPS_DATA, else torchcaps in the user's cache
             folder), and read from there.
@@ -82,7 +82,7 @@ class ImageFolder(ListedImages):
         super().__init__(size, channels, resize, test, validation, seed, skip_broken, memory)
         self.root = Path(root).expanduser()
         self.advice = f"torchcaps check {self.root} lists all"
-        _ = self.listed  # what is wrong with the folders is told at once
+        _ = self.listed  # problems of the folders are reported at once
 
     def list_images(self) -> Listing:
         """The files of each class."""

@@ -1,8 +1,8 @@
-"""A photo of one handwritten sign, of any size and colour, as MNIST's pictures are: light ink in the middle of black.
+"""Turns a photo of one handwritten sign, of any size and colour, into a picture like MNIST's: light ink on black.
 
 Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-based learning applied to document recognition", 1998, section
-III.A: signs are brought to a box of 20 x 20 pixels, their shape kept, and put into 28 x 28 with their centre of mass in
-the middle.
+III.A: signs are scaled to a box of 20 x 20 pixels, keeping their aspect ratio, and placed in 28 x 28 pixels with their
+centre of mass in the middle.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 LARGEST = 256
-"""Pixels along the longer side that are looked at."""
+"""Larger pictures are shrunk to this many pixels along the longer side."""
 
 BOX = 20 / 28
 """The side of the sign's box over that of the picture."""
 
 THINNEST, USUAL = 0.11, 0.16
-"""Widths of strokes over the side of the box: what is thinner is widened to what is usual in MNIST."""
+"""Widths of strokes over the side of the box: strokes thinner than the first are widened to the second, as in MNIST."""
 
 FAINTEST = 0.06
-"""Ink that differs less from its ground, in [0, 1], is none."""
+"""Smallest difference of ink from its ground, in [0, 1]."""
 
 SMALLEST = 0.06
-"""A part of the sign over its largest part; smaller ones are specks."""
+"""Parts of the sign that are smaller, relative to the largest part, are specks."""
 
 
 class Handwriting(NamedTuple):
-    """What was found in a picture.
+    """The sign found in a picture.
 
     Attributes:
-        pixels: uint8 (C, H, W), the sign as MNIST's are.
+        pixels: uint8 (C, H, W), the sign drawn as in MNIST.
         note: what was done, for people.
     """
 
@@ -43,11 +43,10 @@ class Handwriting(NamedTuple):
 
 
 def read_handwriting(image: "Image", image_shape: tuple[int, int, int]) -> Handwriting:
-    """Finds the ink in a picture, whatever its colour and that of its ground are.
+    """Finds the ink in a picture, whatever the colours of ink and ground.
 
-    The ground is a smooth surface of colour, fitted so that what lies off it counts little; ink is what is on the far
-    side of half the way from the ground to the ink's own colour. A picture of the right size that is light on dark is
-    taken as it is.
+    The ground is a smooth surface of colour, fitted robustly; pixels count as ink from halfway between the colours of
+    ground and ink. A picture of the right size that is light on dark is taken as it is.
 
     Args:
         image: of 8 bits; upright or with an EXIF orientation, opaque or not.
@@ -92,7 +91,7 @@ def _opaque(image: "Image") -> "Image":
 
 
 def _ink(pixels: "np.ndarray") -> "tuple[np.ndarray, bool]":
-    """How much ink is where, (H, W) in [0, 1], and whether it is darker than the ground; raises if there is none."""
+    """The ink at each pixel, (H, W) in [0, 1], and whether it is darker than the ground; raises if there is none."""
     import numpy as np
     from scipy import ndimage
 
@@ -100,15 +99,15 @@ def _ink(pixels: "np.ndarray") -> "tuple[np.ndarray, bool]":
     smooth = ndimage.gaussian_filter(off, (1, 1, 0))
     far = np.linalg.norm(smooth, axis=2)
     if far.max() < FAINTEST:
-        raise ValueError("there is no ink to be seen: the picture is of one colour")
+        raise ValueError("no ink found: the picture is of one colour")
     farthest = smooth[np.unravel_index(far.argmax(), far.shape)]
-    colour = smooth[(far >= 0.6 * far.max()) & (smooth @ farthest > 0)].mean(0)  # of the ink, seen from the ground
+    colour = smooth[(far >= 0.6 * far.max()) & (smooth @ farthest > 0)].mean(0)  # from the ground to the ink
     length = np.linalg.norm(colour)
     along = off @ colour / max(length**2, 1e-12)  # 0 on the ground, 1 in the ink
     smooth_along = ndimage.gaussian_filter(along, 0.7)
     noise = 1.4826 * np.median(np.abs(smooth_along - np.median(smooth_along)))
     if length / np.sqrt(3) < FAINTEST:
-        raise ValueError(f"there is no ink to be seen: it differs from its ground by {length / np.sqrt(3):.2f} of 1")
+        raise ValueError(f"no ink found: only a difference of {length / np.sqrt(3):.2f} of 1 from the ground")
     if noise > 0.25:
         raise ValueError("no ink stands out from its ground: take a picture with more empty paper around the sign")
     mask = _without_specks(smooth_along > max(0.5, 3 * noise))
@@ -131,7 +130,7 @@ def _ground(pixels: "np.ndarray") -> "np.ndarray":
     for _ in range(12):
         weight = 1 / np.maximum(np.linalg.norm(seen - fitted, axis=1), 0.01)
         moments = base.T * weight
-        # A little ridge: a surface that bends is believed less than one that does not.
+        # A little ridge: flat surfaces are preferred to curved ones.
         ridge = np.diag([0, 0.01, 0.01, 0.03, 0.03, 0.03]) * weight.sum()
         surface = np.linalg.solve(moments @ base + ridge, moments @ seen)
         fitted = base @ surface
@@ -139,13 +138,13 @@ def _ground(pixels: "np.ndarray") -> "np.ndarray":
 
 
 def _without_specks(mask: "np.ndarray") -> "np.ndarray":
-    """The connected parts of a mask that are not much smaller than the largest."""
+    """A mask without the connected parts that are much smaller than the largest."""
     import numpy as np
     from scipy import ndimage
 
     parts, count = ndimage.label(mask, np.ones((3, 3)))
     if not count:
-        raise ValueError("there is no ink to be seen")
+        raise ValueError("no ink found")
     sizes = np.bincount(parts.ravel())
     sizes[0] = 0
     return (sizes >= SMALLEST * sizes.max())[parts] & mask

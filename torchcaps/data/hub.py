@@ -46,24 +46,24 @@ class _Row:
 class Hub(ListedImages):
     """An image data set by its name on the Hugging Face Hub, or from files of this machine: parquet, folders.
 
-    Its splits are known by their names, as the folders of :class:`~torchcaps.data.ImageFolder` are; what is missing is
-    put aside in the same way. Rows without a label, such as those of test sets that keep theirs, are left out. The
-    images are read as those of a folder; see there for the arguments that are not told here.
+    Splits are recognised by their names, like the folders of :class:`~torchcaps.data.ImageFolder`; missing ones are put
+    aside in the same way. Rows without a label, such as those of test sets with secret labels, are left out. Images are
+    read as those of a folder; see there for details of the arguments.
 
-    Takes ``pip install 'torchcaps[datasets]'``. Nothing of the repository is executed. Without a network, data that
-    were opened before, or lie on this machine, are opened with the environment variable HF_HUB_OFFLINE=1.
+    Takes ``pip install 'torchcaps[datasets]'``. No code of the repository is executed. Without a network, set the
+    environment variable HF_HUB_OFFLINE=1 to open data that were opened before, or are on this machine.
 
     Args:
         path: a name on the hub, such as ``ylecun/mnist``; a folder with parquet files or images; a parquet file; or
             what ``save_to_disk`` of ``datasets`` wrote.
         name: of the configuration, where there are several.
-        image: the column of the images; default: the only one of images.
-        label: the column of the labels; default: the only one of classes, or the one called label.
+        image: the column of the images; default: the only such column.
+        label: the column of the labels; default: the only column of classes, or the one called label.
         revision: of the repository: a branch, a tag or a commit.
         size: height and width of the images.
         channels: 1 makes every image grey, 3 colour.
         resize: how an image gets to ``size``.
-        test: share of the images that are the test set, where there is none.
+        test: share of the images that become the test set, if there is none.
         validation: share of the training images put aside for validation.
         seed: chooses which these are.
         skip_broken: leave out what cannot be read.
@@ -106,7 +106,7 @@ class Hub(ListedImages):
 
     @cached_property
     def splits(self) -> Mapping[str, Any]:
-        """What ``datasets`` opened: its splits, by name."""
+        """The splits that ``datasets`` opened, by name."""
         try:
             import datasets
         except ModuleNotFoundError as error:
@@ -122,7 +122,7 @@ class Hub(ListedImages):
                 found = datasets.load_dataset(where, self.name, revision=self.revision)
         except ConnectionError:
             raise
-        except Exception as error:  # datasets raises many types, of its own and of others
+        except Exception as error:  # datasets raises many types of errors
             raise ValueError(f"datasets cannot open {self.path!r}: {error}") from error
         return found if isinstance(found, Mapping) else {"train": found}
 
@@ -130,7 +130,7 @@ class Hub(ListedImages):
         """The rows of each split, those without a label left out."""
         listed = Listed()
         named: dict[str, str] = {}
-        splits = self.splits  # first: it says what is missing
+        splits = self.splits  # first, because it says what is missing
         image, label = self._columns()
         for split in splits:
             part = part_called(split)
@@ -177,7 +177,7 @@ class Hub(ListedImages):
 
 
 def _column(option: str, chosen: str | None, found: list[str], features: Mapping[str, Any]) -> str:
-    """The name of a column: the one that was chosen, or the only one that was found."""
+    """The name of a column: the chosen one, or the only one that was found."""
     if chosen is not None:
         if chosen not in features:
             raise ValueError(f"{option} must be a column, one of {some(list(features))}, got {chosen!r}")
@@ -191,7 +191,7 @@ def _column(option: str, chosen: str | None, found: list[str], features: Mapping
 
 
 def _arranged(listed: Listed, named: Mapping[str, str]) -> Listed:
-    """The parts as they are used: without test images, those to validate on are reported, or a share is put aside."""
+    """The splits to use: without test images, validation images take their place, or a share is put aside."""
     parts = listed.parts
     if "train" not in parts:
         raise ValueError(f"there is no split of training images with labels, only {some(list(named.values()))}")

@@ -1,4 +1,4 @@
-"""Images that are listed one by one before they are read: files in a folder, rows of a table."""
+"""Images that are listed before they are read: files in a folder, rows of a table."""
 
 import hashlib
 import math
@@ -47,18 +47,18 @@ PART_NAMES = {
     "validation": ("val", "valid", "validation"),
     "test": ("test", "testing"),
 }
-"""What the parts of data are called, in any case."""
+"""The names of each split, in lower case."""
 
 _LISTED = 100  # broken images in one error
 
 
 def part_called(name: str) -> str | None:
-    """The part that has this name; None if none has."""
+    """The split that a name, in upper or lower case, stands for; None if there is none."""
     return next((part for part, names in PART_NAMES.items() if name.lower() in names), None)
 
 
 def validation_is_test(tested: str, train: str) -> str:
-    """What is said where there are validation images and no test images."""
+    """The note for data with validation images but without test images."""
     return (
         f"there are no test images of their own: the images in {readable(tested)!r} are reported as the test, and "
         f"validation images are put aside from {readable(train)!r}"
@@ -70,7 +70,7 @@ class Item(Protocol):
 
     @property
     def name(self) -> str:
-        """Which one it is among all of its data."""
+        """Identifies the image among all listed ones."""
 
     @property
     def category(self) -> str:
@@ -78,20 +78,20 @@ class Item(Protocol):
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """Its name in messages."""
 
     def source(self) -> Path | BytesIO:
-        """Its content, or the file that has it."""
+        """The file, or its content."""
 
 
 @dataclass
 class Listed:
-    """The images of a data set, of which nothing was opened yet.
+    """The images of a data set, none of them opened yet.
 
     Attributes:
         classes: the name of each label.
-        parts: the images of each part that the source tells apart; if it does not, all of them as ``all``.
-        left_out: why what else was found is not among them, by name.
+        parts: the images of each split of the source; ``all`` if it has no splits.
+        left_out: other things that were found, by name, and why they were left out.
         notes: what a reader of results should know.
     """
 
@@ -108,14 +108,14 @@ class Listed:
 
 @dataclass(frozen=True)
 class _Read:
-    """The images of all parts, and what is said of them."""
+    """The images of all splits, and their manifest."""
 
     sets: dict[str, ImageSet]
     manifest: Manifest
 
 
 class ListedImages(ImageData):
-    """Images that are listed one by one, each with a class: a subclass says how.
+    """Images that are listed one by one, each with a class; subclasses list them.
 
     Arguments are those of :class:`~torchcaps.data.ImageFolder`.
 
@@ -124,7 +124,7 @@ class ListedImages(ImageData):
     """
 
     advice: str = "leave them out to see the rest"
-    """What else tells of broken images."""
+    """How to see the broken images that an error does not list."""
 
     def __init__(
         self,
@@ -160,15 +160,15 @@ class ListedImages(ImageData):
 
     @abstractmethod
     def list_images(self) -> Listed:
-        """What there is, before anything is opened."""
+        """The list of images, without opening any."""
 
     @cached_property
     def listed(self) -> Listed:
-        """What there is."""
+        """The list of images, made once."""
         return self.list_images()
 
     def load_train(self) -> ImageSet:
-        """Read the training images, those for validation included unless these have a folder of their own."""
+        """Read the training images, including those for validation unless these have their own folder."""
         train, validation = (self._read.sets[part] for part in ("train", "validation"))
         if "validation" in self.listed.parts or not len(validation):
             return train
@@ -188,11 +188,11 @@ class ListedImages(ImageData):
         return self._read.sets["test"]
 
     def manifest(self) -> Manifest:
-        """Which files the images come from, part by part."""
+        """Which files the images come from, split by split."""
         return self._read.manifest
 
     def follow(self, manifest: Manifest | None) -> Changes:
-        """Keeps to the parts of a manifest; files that are not in it belong to none."""
+        """Takes over the splits of a manifest; files that are not in it are left out."""
         self._followed, self._unrecorded = manifest, manifest is None
         for name in ("_read", "_train_and_validation", "test"):
             vars(self).pop(name, None)
@@ -201,12 +201,12 @@ class ListedImages(ImageData):
         return self._changes
 
     def fingerprint(self) -> str:
-        """A digest of the contents of the files to train and to validate on, in their order, and how they are read."""
+        """A digest of the training and validation files, in their order, and of how they are read."""
         how = (self.manifest().digest(), self.image_shape, self.resize)
         return hashlib.sha256(repr(how).encode()).hexdigest()
 
     def notes(self) -> tuple[str, ...]:
-        """What was left out and why, where images are from, what changed, and which are in several parts."""
+        """What was left out and why, where test images are from, what changed, and copies in several splits."""
         unknown = ("the run kept no record of its split: it is made anew",) if self._unrecorded else ()
         return (
             *unknown,
@@ -218,7 +218,7 @@ class ListedImages(ImageData):
 
     @property
     def _thing(self) -> str:
-        """What people call one of them."""
+        """The name of an item in messages."""
         return "text" if self.gives == "words" else "image"
 
     @cached_property
@@ -227,7 +227,7 @@ class ListedImages(ImageData):
 
     @cached_property
     def _read(self) -> _Read:
-        """All images. Without the broken ones the parts are others: then all is read anew."""
+        """All images. Leaving out broken ones changes the splits, so everything is read again then."""
         left_out = dict(self.listed.left_out)
         while True:
             manifest = self._parts(left_out)
@@ -239,7 +239,7 @@ class ListedImages(ImageData):
             left_out |= {name: problem.why for name, problem in problems.items()}
 
     def _parts(self, left_out: dict[str, str]) -> Manifest:
-        """Which files belong to which part, but for those that are left out."""
+        """Which files belong to which split, without those in ``left_out``."""
         if self._followed is not None:
             present = [self._entry(item) for item in self.listed.items if item.name not in left_out]
             kept = self._followed.follow(present)[0]
@@ -261,7 +261,7 @@ class ListedImages(ImageData):
         return Manifest(self.listed.classes, {part: tuple(entries[part]) for part in PARTS}, left_out)
 
     def _decode(self, manifest: Manifest) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
-        """The images of each part, and what is wrong with those that cannot be read, by name."""
+        """The images of each split, and the problems of those that cannot be read, by name."""
         entries = [entry for part in PARTS for entry in manifest.parts[part]]
         shape, first = self._shape(entries)
         store = ImageStore(shape, len(entries) * math.prod(shape) > self.memory * GIB, self.resize)
@@ -292,7 +292,7 @@ class ListedImages(ImageData):
         return _handwriting(item, shape) if self.resize == "handwriting" else to_tensor(image, shape, self.resize)
 
     def _shape(self, entries: Sequence[Entry]) -> tuple[tuple[int, int, int], Item]:
-        """The shape of all images, and the first that can be read, whose size it is where none was asked for."""
+        """The shape of all images, and the first image that can be read, whose size is taken if ``size`` is None."""
         items = [self._items[entry.name] for entry in entries]
         if not items:
             raise ValueError("none of the images that the run was trained and tested on is there any more")
@@ -321,18 +321,18 @@ class ListedImages(ImageData):
 
     @cached_property
     def _seen(self) -> dict[str, "_Seen"]:
-        """What each image says before it is decoded."""
+        """Facts about each image from its file, without decoding it."""
         items = self.listed.items
         found = threaded(lambda index: _look(items[index]), range(len(items)))
         return {item.name: seen for item, seen in zip(items, found, strict=True)}
 
 
 class _Seen(NamedTuple):
-    """What a file says before it is decoded.
+    """Facts about a file, without decoding it.
 
     Args:
         digest: of its content.
-        grey: whether it says that it is grey; what says nothing is no hindrance.
+        grey: whether it has grey pixels; True if it is unknown.
     """
 
     digest: str
@@ -357,7 +357,7 @@ def _look(item: Item) -> _Seen:
 
 @contextmanager
 def _reading(item: Item) -> Iterator[None]:
-    """A file that may not be read is as good as broken here."""
+    """Turns an `OSError`, such as a missing permission, into a `BrokenImage`."""
     try:
         yield
     except OSError as error:
@@ -365,25 +365,25 @@ def _reading(item: Item) -> Iterator[None]:
 
 
 def _open(item: Item, channels: int) -> "Image":
-    """The whole image."""
+    """The decoded image."""
     with _reading(item):
         return open_image(item.source(), channels, item.title)
 
 
 def _handwriting(item: Item, shape: tuple[int, int, int]) -> Tensor:
-    """What was written by hand, found as in a picture that a trained network is shown: in all colours, on any paper."""
+    """The handwriting in an image, found as in pictures that a trained network classifies: any ink on any paper."""
     with _reading(item):
         return load_handwriting(item.source(), shape, item.title).pixels
 
 
 def _divided(entries: Sequence[Entry], share: float, seed: int) -> tuple[list[Entry], list[Entry]]:
-    """The rest and what is put aside, by the content of each."""
+    """The rest and the share put aside, chosen by content."""
     rest, aside = stable_split(_labels(entries), [entry.digest for entry in entries], share, seed)
     return [entries[index] for index in rest.tolist()], [entries[index] for index in aside.tolist()]
 
 
 def _shuffled(entries: Sequence[Entry], share: float, seed: int) -> tuple[list[Entry], list[Entry]]:
-    """The rest and what is put aside, as it was done before runs kept a record: by the places of all in the list."""
+    """The rest and the share put aside, chosen by index, as it was done before runs kept a record."""
     rest, aside = stratified_split(_labels(entries), share, seed)
     return [entries[index] for index in rest.tolist()], [entries[index] for index in aside.tolist()]
 
@@ -394,7 +394,7 @@ def _labels(entries: Sequence[Entry]) -> Tensor:
 
 
 def _all_broken(problems: Sequence[BrokenImage], advice: str) -> ValueError:
-    """All that cannot be read, in one error."""
+    """One error for all images that cannot be read."""
     more = len(problems) - _LISTED
     return ValueError(
         "\n".join(
@@ -409,7 +409,7 @@ def _all_broken(problems: Sequence[BrokenImage], advice: str) -> ValueError:
 
 
 def _left_out_lines(left_out: Mapping[str, str], thing: str) -> list[str]:
-    """The first of :func:`left_out_lines`, and how many more there are."""
+    """The first lines of :func:`left_out_lines`, and how many more there are."""
     lines = left_out_lines(left_out, thing)
     more = len(lines) - _LISTED
     return lines[:_LISTED] + ([f"left out more, for {more:,} other reasons"] if more > 0 else [])

@@ -1,4 +1,4 @@
-"""Data sets and images that are made of others: on larger canvases, transformed, overlaid, side by side, turned."""
+"""Data sets and images made from others: on larger canvases, transformed, overlaid, side by side, turned."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ TestViewpoints = Literal["familiar", "novel"]
 
 
 class _MadeOf(ImageData):
-    """A data set that is made of another one, whose files and parts are its own; of images alone."""
+    """A data set of images made from another one, with the same files and splits."""
 
     def __init__(self, data: ImageData) -> None:
         if not isinstance(data, ImageData):
@@ -32,23 +32,24 @@ class _MadeOf(ImageData):
         self.data = data
 
     def manifest(self) -> Manifest | None:
-        """Which files the images are made of, part by part."""
+        """Which files the images are made of, split by split."""
         return self.data.manifest()
 
     def follow(self, manifest: Manifest | None) -> Changes:
-        """Keeps to the parts of a manifest from now on."""
+        """Takes over the split of a manifest."""
         return self.data.follow(manifest)
 
     def notes(self) -> tuple[str, ...]:
-        """What is to be known about the images that these are made of."""
+        """The notes of the data set that this one is made of."""
         return self.data.notes()
 
 
 class Padded(_MadeOf):
     """A data set on larger, black canvases: in the middle to train on, placed at random to validate and test on.
 
-    Training images are moved by the option ``preprocess`` of ``torchcaps train``, with ``shift`` as large as ``pad``.
-    Validation and test images have fixed places, the same for every seed; all of the (2 pad + 1)^2 are equally likely.
+    To move training images too, set ``shift`` in the option ``preprocess`` of ``torchcaps train`` to ``pad``.
+    Validation and test images have fixed random places, the same for every seed; all (2 pad + 1)^2 places are equally
+    likely.
 
     Args:
         data: the data set; which images are put aside for validation is its affair.
@@ -128,7 +129,7 @@ class Few(_MadeOf):
 
 
 def _some(images: ImageSet, count: int) -> ImageSet:
-    """About so many at random, the same share of each class, in their order."""
+    """About ``count`` images at random, the same share of each class, in their order."""
     if count >= len(images):
         return images
     return images.subset(stratified_split(images.labels, count / len(images), TEST_SEED)[1])
@@ -140,13 +141,13 @@ def on_canvas(images: ImageSet, pad: int) -> ImageSet:
 
 
 def placed(images: ImageSet, most: int, draw: int) -> ImageSet:
-    """The same images, each moved by up to ``most`` pixels in x and in y; another ``draw`` moves them otherwise."""
+    """The same images, each moved by up to ``most`` pixels in x and in y; each ``draw`` gives other moves."""
     move = RandomShift(most, TEST_SEED)
     return replace(images, images=move(images.images, torch.arange(len(images)), draw))
 
 
 class Affine(NamedTuple):
-    r"""An affine transform of each of N images about the middle of its canvas, x to the right and y downwards.
+    r"""An affine transform for each of N images, around the centre of the canvas, x to the right and y downwards.
 
     .. math:: p \mapsto R_{rotation} S_{shear} \operatorname{diag}(scale) p + shift
 
@@ -180,7 +181,7 @@ class Affine(NamedTuple):
 
 
 def apply_affine(images: Tensor, affine: Affine) -> Tensor:
-    """Transforms images with bilinear interpolation; what comes in from outside is black.
+    """Transforms images with bilinear interpolation; pixels from outside are black.
 
     Args:
         images: uint8 (N, C, H, W), H = W.
@@ -202,12 +203,12 @@ def apply_affine(images: Tensor, affine: Affine) -> Tensor:
 
 
 def shift_limits(images: Tensor, matrix: Tensor, most: float) -> tuple[Tensor, Tensor]:
-    """How far transformed digits can be shifted without any ink leaving the canvas.
+    """How far transformed digits can be shifted before ink leaves the canvas.
 
     Args:
         images: uint8 (N, C, H, W), H = W; what is not black is ink.
         matrix: the linear part of their transforms, (N, 2, 2).
-        most: no limit is further away, in pixels.
+        most: largest limit, in pixels.
 
     Returns:
         The least and the largest shift in x and in y, each (N, 2). They are equal, and leave equal margins on both
@@ -220,8 +221,8 @@ def shift_limits(images: Tensor, matrix: Tensor, most: float) -> tuple[Tensor, T
     ink = images.amax(1).flatten(1) > 0  # [N, pixels]
     place = torch.arange(size) - (size - 1) / 2
     pixels = torch.stack(torch.meshgrid(place, place, indexing="xy")).flatten(1)  # x and y, [2, pixels]
-    # Interpolation spreads a pixel over less than one pixel in x and in y, before the transform; the pixel beyond the
-    # last of the canvas must get nothing of it.
+    # Interpolation spreads a pixel over less than one pixel in x and in y, before the transform; the first pixel
+    # outside the canvas must get nothing of it.
     room = (size + 1) / 2 - matrix.abs().sum(2)
     low, high = [], []
     for axis in (0, 1):
@@ -236,7 +237,7 @@ def shift_limits(images: Tensor, matrix: Tensor, most: float) -> tuple[Tensor, T
 
 @dataclass(frozen=True)
 class AffineRanges:
-    """Where random affine transforms are drawn from, evenly.
+    """Ranges of random affine transforms, which are uniformly distributed.
 
     Attributes:
         rotation: up to this many degrees to either side.
@@ -274,7 +275,7 @@ AFFNIST = AffineRanges()
 
 
 FACTORS = ("rotation", "shear", "scale", "shift")
-"""What an affine transform is made of."""
+"""The factors of an affine transform."""
 
 
 def one_factor(name: str, value: float, count: int, seed: int = TEST_SEED) -> Affine:
@@ -330,7 +331,7 @@ class Overlaid(NamedTuple):
 
 
 def check_single(digits: ImageSet) -> None:
-    """Raises a `ValueError` if images show several things each, or are put together already."""
+    """Raises a `ValueError` if images show several things each, or are composed already."""
     if digits.labels.ndim != 1 or digits.composition is not None:
         raise ValueError("digits must be images of one class each, not scenes, pairs or others with masks as labels")
 
@@ -397,14 +398,14 @@ class Overlay(Composition):
         return batch._replace(images=images, pictures=images, labels=mask, parts=Parts(labels, parts))
 
     def draw(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Overlaid:
-        """Overlays digits (B, C, h, w) in [0, 1]; the generator, on the CPU, draws the others and the shifts."""
+        """Overlays digits (B, C, h, w) in [0, 1]; the generator, on the CPU, draws the other digits and the shifts."""
         share = torch.rand(len(labels), generator=generator)
         return self._pairs(
             images, labels, share, torch.randint(2 * self.shift + 1, (2, 2 * len(labels)), generator=generator)
         )
 
     def _pairs(self, images: Tensor, labels: Tensor, share: Tensor, draws: Tensor) -> Overlaid:
-        """Overlays digits: where in [0, 1) the other one of each is, (B,), and shifts of both, int64 (2, 2 B)."""
+        """Overlays digits; ``share`` in [0, 1), (B,), chooses the others, ``draws``, int64 (2, 2 B), the shifts."""
         chosen = self._others(labels.cpu(), share)
         others = self.digits.images[chosen.to(self.digits.images.device)].to(images) / 255
         both = torch.stack([images, others], 1)  # [B, 2, C, h, w]
@@ -417,7 +418,7 @@ class Overlay(Composition):
         order, counts = self._by_class
         first = counts.cumsum(0) - counts
         rank = (share * (len(order) - counts[labels])).long()
-        rank = torch.where(rank >= first[labels], rank + counts[labels], rank)  # steps over the own class
+        rank = torch.where(rank >= first[labels], rank + counts[labels], rank)  # skips the digit's own class
         return order[rank.clamp(max=len(order) - 1)]
 
     @cached_property
@@ -425,7 +426,7 @@ class Overlay(Composition):
         return by_class(self.digits)
 
     def _moved(self, digits: Tensor, draws: Tensor) -> Tensor:
-        """Digits (N, C, h, w) on images of the full size, (N, C, H, W)."""
+        """Digits (N, C, h, w), shifted, on images of the full size, (N, C, H, W)."""
         height, width = digits.shape[2:]
         reach = self.size - height, self.size - width
         padded = F.pad(digits, (reach[1], reach[1], reach[0], reach[0]))
@@ -435,10 +436,10 @@ class Overlay(Composition):
 
 
 class Pairs(_MadeOf):
-    """Digits laid on digits of other classes, one more in each image: both are to be told.
+    """Pairs of overlaid digits of different classes, both to be recognised.
 
-    Training pairs are made anew in each epoch; those to validate and test on are always the same, and of validation
-    and test digits alone.
+    Training pairs are made anew in each epoch; validation and test pairs are always the same, made of validation and
+    test digits only.
 
     Args:
         data: the digits.
@@ -480,14 +481,14 @@ class Pairs(_MadeOf):
 
 
 def fixed_pairs(overlay: Overlay, count: int, seed: int) -> Overlaid:
-    """So many pairs that are always the same: the digits one after the other, again and again, each with some other."""
+    """A fixed set of ``count`` pairs: the digits in their order, repeatedly, each with a random other one."""
     indices = torch.arange(count) % len(overlay.digits)
     images = overlay.digits.images[indices].float() / 255
     return overlay.draw(images, overlay.digits.labels[indices], torch.Generator().manual_seed(seed))
 
 
 def bounding_box_overlap(parts: Tensor) -> Tensor:
-    """Share of the two digits' bounding boxes that both cover, intersection over the smaller box, (B,).
+    """Overlap of the bounding boxes of two digits, intersection over the smaller box, (B,).
 
     Args:
         parts: each digit alone, (B, 2, C, H, W).
@@ -534,7 +535,7 @@ class Scenes(NamedTuple):
 
 
 def arrange(digits: ImageSet, layout: tuple[int, int], count: int, seed: int = 0) -> Scenes:
-    """Lays test digits side by side, those of one image of different classes.
+    """Places digits side by side; those of one image have different classes.
 
     Args:
         digits: where they come from.
@@ -562,10 +563,10 @@ def arrange(digits: ImageSet, layout: tuple[int, int], count: int, seed: int = 0
 
 
 class TurnedDigits(Digits):
-    """Digits to try the experiment on in seconds: novel ones are turned by 30 degrees, or have 0.7 of their height.
+    """Digits for quick trials of the viewpoint experiment: novel ones are turned by 30 degrees, or 0.7 times as high.
 
     Args:
-        viewpoints: what a novel test digit differs in: ``azimuth``, turned; ``elevation``, lower.
+        viewpoints: how novel test digits differ: ``azimuth``, turned; ``elevation``, lower.
         test_viewpoints: whether the test digits are ``novel`` or ``familiar``, as they were in training.
         validation: as of :class:`~torchcaps.data.Digits`.
         seed: likewise.
@@ -599,13 +600,13 @@ class TurnedDigits(Digits):
 
 
 def turn(images: Tensor, degrees: float) -> Tensor:
-    """Images, uint8 (N, C, H, W), turned counterclockwise around their centre; what comes in is black."""
+    """Images, uint8 (N, C, H, W), turned counterclockwise around their centre; pixels from outside are black."""
     sine, cosine = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
     return _warp(images, [[cosine, -sine, 0.0], [sine, cosine, 0.0]])
 
 
 def lower(images: Tensor, factor: float = 0.7) -> Tensor:
-    """Images, uint8 (N, C, H, W), made lower around their centre by a factor; what comes in is black."""
+    """Images, uint8 (N, C, H, W), with their height scaled around the centre by a factor; the rest is black."""
     return _warp(images, [[1.0, 0.0, 0.0], [0.0, 1 / factor, 0.0]])
 
 

@@ -1,4 +1,4 @@
-"""Which images a data set consists of: names and digests of their contents, part by part."""
+"""The record of the images of a data set: names and digests of their contents, split by split."""
 
 import hashlib
 import json
@@ -12,18 +12,18 @@ from torchcaps.models.whole import write_whole
 PARTS = ("train", "validation", "test")
 
 _SHOWN = 20
-"""Names in a line for people; all of them stand in the manifest."""
+"""Names in a line for people; the manifest has all of them."""
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What became of the images of a manifest.
+    """The differences between the images of a manifest and those that are there now.
 
     Attributes:
-        added: names that are new; they belong to no part.
+        added: names that are new; they belong to no split.
         removed: names that are gone.
-        changed: names whose content is another now.
-        renamed: old names and new ones of the same content in the same class.
+        changed: names whose content has changed.
+        renamed: old and new names of the same content in the same class.
 
     Example:
         >>> from torchcaps.data import Changes
@@ -68,12 +68,12 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """The images of each part, in their order.
+    """The images of each split, in their order.
 
     Attributes:
         classes: the name of each label.
         parts: the images of ``train``, ``validation`` and ``test``.
-        left_out: why what else was found is in no part, by name.
+        left_out: other things that were found, by name, and why they were left out.
 
     Example:
         >>> from torchcaps.data import Entry, Manifest
@@ -88,7 +88,7 @@ class Manifest:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """SHA-256 of the classes and contents of what is trained and validated on, in their order, in hexadecimal."""
+        """SHA-256 of the classes and contents of the training and validation images, in their order, in hexadecimal."""
         parts = [[entry[1:] for entry in self.parts[part]] for part in ("train", "validation")]
         return hashlib.sha256(json.dumps([self.classes, parts]).encode()).hexdigest()
 
@@ -102,7 +102,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
-        """What :meth:`write` wrote.
+        """Reads what :meth:`write` wrote.
 
         Raises:
             ValueError: the file is damaged.
@@ -115,7 +115,7 @@ class Manifest:
             raise ValueError(f"{path} is damaged: {error!r}") from error
 
     def follow(self, present: Sequence[Entry]) -> tuple["Manifest", Changes]:
-        """The same parts of the images that there are now, and what became of those that there were.
+        """The same splits of the images that there are now, and what changed.
 
         An image that is gone is found under another name by its content, in its class.
         """
@@ -141,7 +141,7 @@ class Manifest:
         return Manifest(self.classes, parts, self.left_out), changes
 
     def copies(self) -> list[list[tuple[str, Entry]]]:
-        """Images of one content that are in several parts or classes, each with its part."""
+        """Groups of images with the same content in several splits or classes, each with its split."""
         found: dict[str, list[tuple[str, Entry]]] = {}
         for part, entries in self.parts.items():
             for entry in entries:
@@ -150,7 +150,7 @@ class Manifest:
 
 
 def copies_lines(manifest: Manifest, thing: str = "image") -> list[str]:
-    """For people: which images, or what else they are, are in several parts, and which in several classes."""
+    """For people: which images, or other items, are in several splits, and which in several classes."""
     groups = manifest.copies()
     in_parts = [rows for rows in groups if len({part for part, _ in rows}) > 1]
     in_classes = [rows for rows in groups if len({entry.category for _, entry in rows}) > 1]
@@ -163,7 +163,7 @@ def copies_lines(manifest: Manifest, thing: str = "image") -> list[str]:
 
 
 def left_out_lines(left_out: Mapping[str, str], thing: str = "file") -> list[str]:
-    """For people: what was left out, by name, a line for each reason."""
+    """For people: the names of what was left out, one line for each reason."""
     reasons: dict[str, list[str]] = {}
     for name, why in left_out.items():
         reasons.setdefault(why, []).append(name)
@@ -177,11 +177,11 @@ def some(names: Sequence[str]) -> str:
 
 
 def count_of(names: Sequence[Any], what: str = "image") -> str:
-    """How many images, in words."""
+    """A number of images, or other items, as text."""
     return f"{len(names):,} {what}{'s' * (len(names) != 1)}"
 
 
 def readable(name: str) -> str:
-    """A name as text that can be printed: bytes that are no text, and signs that a terminal obeys, are escaped."""
+    """A name as printable text: undecodable bytes and control characters are escaped."""
     text = name.encode(errors="backslashreplace").decode()
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)

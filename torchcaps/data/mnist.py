@@ -73,7 +73,7 @@ class MNIST(PublishedData):
         (torch.Size([54000, 1, 28, 28]), torch.Size([10000, 1, 28, 28]))
     """
 
-    most: ClassVar[int] = 1 << 26  # bytes of a file, and seconds, that a download may take
+    most: ClassVar[int] = 1 << 26  # limits of a download: bytes, and seconds
     seconds: ClassVar[float] = 3600
     folder: ClassVar[str] = "mnist"
     class_names: ClassVar[tuple[str, ...]] = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
@@ -131,7 +131,7 @@ class MNIST(PublishedData):
                 path, download = self.data_dir / self.folder, BoundedDownload(self.most, self.seconds)
                 known = f"sha256:{self.sha256[name]}"
                 return Path(pooch.retrieve(mirror + name, known, name, path, downloader=download))
-            except (OSError, ValueError) as error:  # no connection, no such file; the wrong hash
+            except (OSError, ValueError) as error:  # no connection or no such file; a wrong hash
                 failures.append(f"  {mirror}{name}: {error}")
         searched = f"{self._searched(missing)}, and downloading failed:"
         raise ConnectionError("\n".join([searched, *failures, self._advice]))

@@ -1,4 +1,4 @@
-"""One picture of any kind, by Pillow, as bytes of the shape that a network takes."""
+"""Reads a picture of any kind with Pillow, as bytes of the shape that a network takes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 PROGRAMS = {"EPS": "Ghostscript"}
-"""Formats that Pillow has read by another program: none is started because of what a file says that it is."""
+"""Formats that Pillow reads by starting another program; they are refused."""
 
 
 class BrokenImage(ValueError):
-    """A file that is no image, or only a part of one.
+    """The error for a file that is not an image, or damaged.
 
     Args:
         name: of the file.
@@ -56,7 +56,7 @@ def load_image(path: str | Path, image_shape: tuple[int, int, int], resize: Resi
 
 
 def load_handwriting(source: Path | BytesIO, image_shape: tuple[int, int, int], name: str | Path = "") -> Handwriting:
-    """What was written by hand in an image, as `open_image` takes it, and what was done; raises what that raises."""
+    """The handwriting in an image that `open_image` takes, with a note; raises what that raises."""
     from PIL import Image
 
     with naming(source, name or str(source)), Image.open(source) as image:
@@ -65,13 +65,13 @@ def load_handwriting(source: Path | BytesIO, image_shape: tuple[int, int, int], 
 
 
 def fit_handwriting(image: "Image", image_shape: tuple[int, int, int]) -> Handwriting:
-    """The same of a PIL image."""
+    """The handwriting in a PIL image, with a note."""
     more_than_8_bit = image.mode.startswith(("I", "F"))
     return read_handwriting(in_mode(image, 1) if more_than_8_bit else image, image_shape)
 
 
 def fit_image(image: "Image", image_shape: tuple[int, int, int], resize: Resize = "pad") -> Tensor:
-    """Make a PIL image into uint8 (C, H, W) the way `load_image` does with that of a file; raises what it raises."""
+    """Convert a PIL image to uint8 (C, H, W) as `load_image` does; raises what that raises."""
     if resize == "handwriting":
         return fit_handwriting(image, image_shape).pixels
     return to_tensor(in_mode(image, image_shape[0]), image_shape, resize)
@@ -92,14 +92,14 @@ def image_suffixes() -> set[str]:
 
 
 def check_format(image: "Image") -> None:
-    """Raise a `ValueError` if another program would read the pixels of an image that was opened."""
+    """Raise a `ValueError` if Pillow would start another program to read the pixels of an opened image."""
     if image.format in PROGRAMS:
         raise ValueError(f"{image.format} files are programs, which {PROGRAMS[image.format]} would run")
 
 
 @contextmanager
 def naming(source: Path | BytesIO, name: str | Path) -> Iterator[None]:
-    """Turn whatever breaks while Pillow reads `source` into a `BrokenImage` that names it."""
+    """Turn errors of Pillow while it reads `source` into a `BrokenImage` that names it."""
     from PIL import UnidentifiedImageError
 
     try:
@@ -114,9 +114,9 @@ def naming(source: Path | BytesIO, name: str | Path) -> Iterator[None]:
 
 
 def open_image(source: Path | BytesIO, channels: int, name: str | Path = "") -> "Image":
-    """The whole image in a file or in the bytes of one, upright, in the mode L (1 channel) or RGB (3 channels).
+    """Decode an image file, or its bytes: upright, in the mode L (1 channel) or RGB (3 channels).
 
-    Images of more pixels than Pillow opens (twice `PIL.Image.MAX_IMAGE_PIXELS`) are refused by what their header says.
+    Images of more pixels than Pillow opens (twice `PIL.Image.MAX_IMAGE_PIXELS`) are refused, judging by their header.
     """
     from PIL import Image
 
@@ -129,7 +129,7 @@ def in_mode(source: "Image", channels: int) -> "Image":
     """An image, upright, in the mode L (1 channel) or RGB (3 channels)."""
     from PIL import Image, ImageOps
 
-    image = ImageOps.exif_transpose(source)  # This reads all of a file.
+    image = ImageOps.exif_transpose(source)  # This decodes the whole file.
     if image.mode == "F":
         raise ValueError("floating-point pixels have no fixed range, expected 8 or 16 bit")
     if image.mode.startswith("I"):
@@ -152,7 +152,7 @@ def _to_8_bit(image: "Image") -> "Image":
 
 
 def to_tensor(image: "Image", image_shape: tuple[int, int, int], resize: Resize) -> Tensor:
-    """An image in the mode of its channels as uint8 (C, H, W); what was written by hand is not looked for here."""
+    """An image in the mode of its channels as uint8 (C, H, W); does not look for handwriting."""
     import numpy as np
     from PIL import ImageOps
 

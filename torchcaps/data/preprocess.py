@@ -1,7 +1,7 @@
 """Changes of images that the papers make before a network sees them: sizes, crops, flips, brightness, contrast, scale.
 
-Each works on a whole batch (B, C, H, W) on its device. The random ones depend on the seed, the epoch and the
-image's index alone, and not on each other, even where their seeds are equal.
+Each works on a whole batch (B, C, H, W) on its device. The random ones depend only on the seed, the epoch and the
+image's index, and are independent of each other even if their seeds are equal.
 """
 
 import math
@@ -18,7 +18,7 @@ from torchcaps.data.augment import mix, random_integers
 _CROP, _BRIGHTNESS, _CONTRAST, _FLIP = 1, 2, 3, 4
 
 MOST_PIXELS = 2**14
-"""On a side of an image: one that is larger would fill the memory."""
+"""Most pixels on a side of an image; larger ones would fill the memory."""
 
 
 def standardise(images: Tensor) -> Tensor:
@@ -26,10 +26,9 @@ def standardise(images: Tensor) -> Tensor:
 
         (x − mean(x)) / max(std(x), 1 / sqrt(n)), over the n = C H W values of one image
 
-    The lower bound keeps an image of one value from a division by zero, and one of little contrast from
-    reaching the variance one. This is `per_image_standardization`
-    of TensorFlow, which the code of G. Hinton, S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR
-    2018, applies to the crops.
+    The lower bound avoids a division by zero for an image of one value, and keeps images of little contrast below the
+    variance one. This is `per_image_standardization` of TensorFlow, which the code of G. Hinton, S. Sabour, N. Frosst,
+    "Matrix capsules with EM routing", ICLR 2018, applies to the crops.
 
     Args:
         images: float (B, C, H, W).
@@ -49,7 +48,7 @@ def standardise(images: Tensor) -> Tensor:
 
 
 def normalise(images: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
-    """Shift and scale each channel by numbers of its own.
+    """Shift and scale each channel by its own numbers.
 
         (x − mean) / deviation
 
@@ -202,7 +201,7 @@ class RandomFlip:
 
 @dataclass(frozen=True)
 class RandomBrightness:
-    """Add one number to all of an image, equally likely anywhere in [−delta, delta].
+    """Add a number to all pixels of an image, uniformly distributed in [−delta, delta].
 
     Nothing is clipped, so `standardise` takes the change back: it matters only without it.
 
@@ -237,7 +236,7 @@ class RandomBrightness:
 
 @dataclass(frozen=True)
 class RandomContrast:
-    """Scale each image around the mean of each of its channels, by a factor equally likely anywhere in [low, high].
+    """Scale each image around the mean of each of its channels, by a factor uniformly distributed in [low, high].
 
         (x − mean) factor + mean
 
@@ -287,7 +286,7 @@ def _draw(seed: int, stream: int, images: Tensor, indices: Tensor, epoch: int) -
 
 def _to_share(integers: Tensor, images: Tensor) -> Tensor:
     """The integers in [0, 2^63) as numbers in [0, 1), (B, 1, 1, 1) of the images' type."""
-    # 24 bits are all that a float32 holds; the same numbers then come up in every wider type.
+    # A float32 holds 24 bits; with these, wider types get the same numbers.
     return ((integers >> 39).to(torch.float32) * 2**-24).to(images.dtype)[:, None, None, None]
 
 

@@ -1,4 +1,4 @@
-"""Questions that are made here, to try things."""
+"""Generated questions, for trials."""
 
 from itertools import chain, islice, permutations
 
@@ -9,7 +9,7 @@ from torchcaps.numerics import check_size
 
 
 class MadeQuestions(Text):
-    """Questions of four classes that are made here, of a few patterns and words: to try things, and for tests.
+    """Questions of four classes, generated from a few patterns and words, for trials and tests.
 
     Args:
         count: how many of each class.
@@ -31,7 +31,7 @@ class MadeQuestions(Text):
         super().__init__("", validation=validation, seed=seed)
 
     def list_texts(self) -> Listed:
-        """So many questions of each class, all different: from the 37th on, two in one."""
+        """``count`` different questions of each class; from the 37th on, two joined into one."""
         items = []
         for category, patterns in _PATTERNS.items():
             asked = [f"{pattern.format(thing)} ?" for thing in _THINGS for pattern in patterns]

@@ -14,14 +14,14 @@ from torchcaps.data.made import _MadeOf, by_class, check_single
 from torchcaps.numerics import check_series, check_size
 
 INK = 0.25
-"""What is at least as bright is a digit's own."""
+"""Pixels that are at least this bright belong to a digit."""
 
-_CANDIDATES = 24  # places tried for a digit: the first that lies on no other digit, or the one that lies on least
+_CANDIDATES = 24  # places tried for a digit: the first that covers no other digit, or the one that covers least
 _BIT = 0.35  # side of a bit of clutter, as a share of the digit's image that it is cut out of
 
 
 class _Draws:
-    """Uniform numbers in [0, 1) for each of some images, which seed, epoch and the place of the image decide."""
+    """Uniform numbers in [0, 1) for each image of a batch, which depend on seed, epoch and index of the image."""
 
     def __init__(self, seed: int, epoch: int, indices: Tensor, most: int) -> None:
         places = indices[:, None] * most + torch.arange(most, device=indices.device)
@@ -29,7 +29,7 @@ class _Draws:
         self.used = 0
 
     def __call__(self, *shape: int) -> Tensor:
-        """The next ones, (B, *shape)."""
+        """The next numbers, (B, *shape)."""
         count = math.prod(shape)
         self.used += count
         return self.numbers[:, self.used - count : self.used].unflatten(1, shape)
@@ -41,7 +41,7 @@ class _Place(NamedTuple):
     Args:
         corner: top and left of the ink in the pictures, in their pixels, (B, K, 2).
         target: where that corner goes, in pixels of the canvas, (B, K, 2).
-        scale: pixels of the canvas for one of the picture, (B, K).
+        scale: pixels of the canvas for one pixel of the picture, (B, K).
     """
 
     corner: Tensor
@@ -51,19 +51,19 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Scenery(Composition):
-    """Puts each digit on a canvas with others of other classes, each of a size and in a place of its own.
+    """Puts each digit on a canvas together with digits of other classes, all of random sizes in random places.
 
-    Digits lie apart where there is room. Between and over them lies clutter: square bits of any digits. The parts of a
-    scene are ``most`` digits of different classes, each alone on the canvas; those that are not there are black.
-    Which digits, sizes, places and bits a scene has depends on the seed, the epoch and the place of its digit alone.
+    Digits do not overlap if there is room. Clutter, square bits of any digits, lies between and over them. The parts of
+    a scene are ``most`` digits of different classes, each alone on the canvas; absent ones are black. Digits, sizes,
+    places and clutter of a scene depend only on the seed, the epoch and the index of its digit.
 
     Args:
-        digits: where the other digits, and the clutter, come from.
+        digits: source of the other digits and the clutter.
         canvas: height and width of the scenes, in pixels.
         least: how many digits a scene has at least; 0 makes scenes of clutter alone, too.
         most: how many at most; all numbers between are equally likely.
-        smallest: the longer side of a digit's ink, in pixels, at least.
-        largest: the same at most; logarithms of sizes are evenly distributed.
+        smallest: least length of the longer side of a digit's ink, in pixels.
+        largest: greatest length of it; logarithms of sizes are uniformly distributed.
         clutter: how many bits of digits.
 
     Raises:
@@ -97,11 +97,11 @@ class Scenery(Composition):
         _check_numbers(self)
 
     def image_shape(self, raw: tuple[int, int, int]) -> tuple[int, int, int]:
-        """As many channels, on the canvas."""
+        """The same channels, on the canvas."""
         return raw[0], *self.canvas
 
     def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
-        """Scenes (B, C, H, W) with masks of their classes; their parts are the digits, that of the set first."""
+        """Scenes (B, C, H, W) with masks of their classes; their parts are the digits, that of the batch first."""
         each = 3 + 2 * _CANDIDATES
         draws = _Draws(seed, epoch, batch.indices, len(self.digits.classes) + 1 + self.most * each + 7 * self.clutter)
         labels, pictures = self._chosen(batch, draws)
@@ -120,7 +120,7 @@ class Scenery(Composition):
     def _chosen(self, batch: Batch, draws: _Draws) -> tuple[Tensor, Tensor]:
         """Labels (B, K), all different, and digits (B, K, C, h, w); the first are those of the batch."""
         order, counts = (part.to(batch.labels.device) for part in self._by_class)
-        rank = draws(len(counts)).scatter(1, batch.labels[:, None], -1.0) + (counts == 0)  # those without digits last
+        rank = draws(len(counts)).scatter(1, batch.labels[:, None], -1.0) + (counts == 0)  # classes without digits last
         labels = rank.argsort(1)[:, : self.most]
         which = (draws(self.most) * counts[labels]).long() + (counts.cumsum(0) - counts)[labels]
         pictures = self._digits(order[which]).to(batch.images)
@@ -136,7 +136,7 @@ class Scenery(Composition):
         return by_class(self.digits)
 
     def _placed(self, pictures: Tensor, there: Tensor, draws: _Draws) -> _Place:
-        """Sizes and places of the digits (B, K, C, h, w), one after the other, where they lie on the others least."""
+        """Sizes and places of the digits (B, K, C, h, w), chosen one after the other so that they overlap least."""
         box = ink_boxes(pictures)
         corner, extent = box[..., [1, 0]], (box[..., 2:] - box[..., :2]).flip(-1).clamp_min(1)
         size = self.smallest * (self.largest / self.smallest) ** draws(self.most)
@@ -157,7 +157,7 @@ class Scenery(Composition):
         return _Place(corner, torch.stack(chosen, 1), scale)
 
     def _clutter(self, draws: _Draws) -> Tensor:
-        """Bits of digits all over the canvas, the brightest at each pixel: (B, C, H, W)."""
+        """Bits of digits anywhere on the canvas, (B, C, H, W); the brightest wins at each pixel."""
         which = (draws(self.clutter) * len(self.digits)).long()
         images = self.digits.images
         sides = torch.tensor(images.shape[-2:], device=which.device)
@@ -174,7 +174,7 @@ class Scenery(Composition):
         return self._drawn(bits, _Place(torch.zeros_like(target), target, scale)).amax(1)
 
     def _drawn(self, pictures: Tensor, place: _Place) -> Tensor:
-        """Pictures (B, K, C, h, w) where they belong on the canvas, (B, K, C, H, W), in [0, 1]."""
+        """Pictures (B, K, C, h, w) drawn in their places on the canvas, (B, K, C, H, W), in [0, 1]."""
         rows, columns = (
             _weights(size, pictures.shape[axis - 2], place, axis).to(pictures) for axis, size in enumerate(self.canvas)
         )
@@ -197,9 +197,9 @@ def _check_numbers(scenes: "Scenery | DigitScenes") -> None:
 
 
 def _weights(size: int, before: int, place: _Place, axis: int) -> Tensor:
-    """How much each pixel of a picture counts for each of the canvas, along one axis: (B, K, size, before).
+    """Weights of the pixels of a picture for those of the canvas, along one axis: (B, K, size, before).
 
-    Triangles as wide as a pixel of the larger grid: interpolation where a picture grows, a mean where it shrinks.
+    Triangles as wide as a pixel of the larger grid: interpolation if a picture grows, a mean if it shrinks.
     """
     scale = place.scale[..., None]
     pixel = torch.arange(size, device=scale.device) + 0.5
@@ -210,14 +210,14 @@ def _weights(size: int, before: int, place: _Place, axis: int) -> Tensor:
 
 
 def ink_boxes(pictures: Tensor, ink: float = INK) -> Tensor:
-    """The smallest boxes that hold all that is bright: left, top, right, bottom; pixel k covers [k, k + 1].
+    """The smallest boxes around all bright pixels: left, top, right, bottom; pixel k covers [k, k + 1].
 
     Args:
         pictures: (..., C, H, W).
-        ink: how bright that is at least.
+        ink: least brightness.
 
     Returns:
-        float32 (..., 4), zeros where nothing is.
+        float32 (..., 4), zeros if nothing is bright.
     """
     brightest = pictures.amax(-3)
     sides = []
@@ -231,7 +231,7 @@ def ink_boxes(pictures: Tensor, ink: float = INK) -> Tensor:
 
 
 def class_boxes(parts: Parts, classes: int) -> Tensor:
-    """The box of each class in a scene, float32 (B, E, 4) as :func:`ink_boxes` has them; zeros where it is not."""
+    """The box of each class in a scene, float32 (B, E, 4), see :func:`ink_boxes`; zeros for absent classes."""
     found = ink_boxes(parts.pictures)
     return found.new_zeros(len(found), classes, 4).scatter(1, parts.labels[..., None].expand(-1, -1, 4), found)
 
@@ -239,9 +239,9 @@ def class_boxes(parts: Parts, classes: int) -> Tensor:
 class DigitScenes(_MadeOf):
     """Several digits of different classes, of several sizes, anywhere on a large canvas, among clutter.
 
-    Training scenes are made anew in each epoch, one around each digit; those to validate and test on are always the
-    same, and of validation and test digits alone. The labels say which classes are there; the boxes and pixels of the
-    digits are in the parts of a batch, see :class:`Scenery` and :func:`class_boxes`.
+    Training scenes are made anew in each epoch, one around each digit; validation and test scenes are always the same,
+    made of validation and test digits only. The labels say which classes are there; the boxes and pixels of the digits
+    are in the parts of a batch, see :class:`Scenery` and :func:`class_boxes`.
 
     Args:
         data: the digits.

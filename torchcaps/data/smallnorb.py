@@ -91,7 +91,7 @@ def _read_integers(file: BufferedIOBase, path: Path, count: int) -> tuple[int, .
 
 
 class _Half(NamedTuple):
-    """What is known of the stereo pairs in one half of the data set before their images are read."""
+    """Facts about the stereo pairs in one half of the data set, known without reading their images."""
 
     dat: Path
     pairs: int  # in that file
@@ -114,10 +114,10 @@ class SmallNORB(ImageData):
     inside `data_dir` and in `data_dir` itself, compressed (.gz) or not. They are not downloaded: get them
     from https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/ (for research use only).
 
-    For the experiment on novel viewpoints, `viewpoints` names what the network shall not have seen all of:
-    training then keeps to the pairs from the six frontal azimuths (300, 320, 340, 0, 20, 40 degrees) or from the
-    three lowest elevations (30, 35, 40 degrees), and `test` holds the others (azimuths 60 to 280 degrees,
-    elevations 45 to 70 degrees) or, for comparison, the same ones.
+    For the experiment on novel viewpoints, `viewpoints` names the angle of which only a third is trained on: the pairs
+    from the six frontal azimuths (300, 320, 340, 0, 20, 40 degrees) or from the three lowest elevations (30, 35, 40
+    degrees), and `test` holds the others (azimuths 60 to 280 degrees, elevations 45 to 70 degrees) or, for comparison,
+    the same ones.
 
     Sources: Y. LeCun, F. J. Huang, L. Bottou, "Learning methods for generic object recognition with
     invariance to pose and lighting", CVPR 2004. G. Hinton, S. Sabour, N. Frosst, "Matrix capsules with EM
@@ -136,8 +136,8 @@ class SmallNORB(ImageData):
         validation: share of the training pairs put aside for validation, the same in every class; 0 puts
             none aside.
         seed: chooses which pairs those are; nothing else does.
-        held_out: what is put aside for validation: `pairs`, of toys that are trained on, or whole `toys`, as
-            many of each class as come nearest to the share and one at least: the test shows other toys, too.
+        held_out: what is put aside for validation: `pairs`, of toys that are trained on, or whole `toys`, the number
+            nearest to the share, at least one, in each class; like the test, they are other toys than those trained on.
 
     Raises:
         ValueError: an argument is not one of the above.
@@ -197,7 +197,7 @@ class SmallNORB(ImageData):
         return self._load(self._test_half)
 
     def info(self, split: Split) -> Tensor:
-        """What each image of a split shows, in the order of its images; the images are not read for it.
+        """Toy and viewpoint of each image of a split, in their order, without reading the images.
 
         Returns:
             int64 (N, 4): the toy (0..9 in its class), the elevation (0..8: 30 to 70 degrees in steps of 5),
@@ -221,7 +221,7 @@ class SmallNORB(ImageData):
 
     @cached_property
     def _split_indices(self) -> tuple[Tensor, Tensor]:
-        """The training and the validation images. Pairs are divided, so that two images of one stay together."""
+        """Indices of the training and the validation images; the two images of a pair stay together."""
         half = self._train_half
         if self.held_out == "toys":
             parts = _split_toys(half.labels, half.info[:, 0], self.validation_share, self.seed)
@@ -292,7 +292,7 @@ class SmallNORB(ImageData):
 
 
 def _split_toys(labels: Tensor, toys: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """The rows of the toys that are kept and of those that are held out, the same number of toys in every class."""
+    """The rows of the toys that are kept and of those held out, the same number of toys in every class."""
     generator = torch.Generator().manual_seed(seed)
     held_out = torch.zeros_like(labels, dtype=torch.bool)
     for label in labels.unique():

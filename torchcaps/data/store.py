@@ -1,4 +1,4 @@
-"""Where decoded images lie: in memory or, where they are too many, in a file that is mapped into it."""
+"""Storage of decoded images: in memory or, if there are too many, in a memory-mapped file."""
 
 import hashlib
 import json
@@ -22,20 +22,20 @@ Picture = Callable[[int], Tensor]
 """Decodes the image of an index into uint8 (C, H, W), or raises a `BrokenImage`."""
 
 GIB = 2**30
-_AT_ONCE = 256  # images between two looks at what threads have decoded: what bounds the memory
-_FORMAT = 1  # of cached images; another way of decoding is another format
+_AT_ONCE = 256  # images that threads decode before their results are stored, which limits the memory
+_FORMAT = 1  # version of cached images; changes if decoding changes
 
 
 class ImageStore:
     """Decodes sets of images of one shape, each into memory or into a file of the cache.
 
-    The file is a .npy file, written whole or not at all, in ``decoded`` in the folder of the data sets; it is found
-    again by the contents of its images and by how they were decoded. It may be deleted whenever nothing reads it.
+    The file is a .npy file in ``decoded`` in the folder of the data sets, written whole or not at all; its name depends
+    on the contents of its images and on how they were decoded. It may be deleted when nothing reads it.
 
     Args:
         image_shape: (C, H, W) of all images.
         mapped: whether to decode into files.
-        how: what else the pixels depend on.
+        how: other settings that the pixels depend on.
     """
 
     def __init__(self, image_shape: tuple[int, int, int], mapped: bool, how: str) -> None:
@@ -44,9 +44,9 @@ class ImageStore:
         self.how = how
 
     def decode(self, digests: Sequence[str], picture: Picture) -> tuple[Tensor, dict[int, BrokenImage]]:
-        """All images, uint8 (N, C, H, W), and what is wrong with those that cannot be read, by index.
+        """All images, uint8 (N, C, H, W), and the problems of those that cannot be read, by index.
 
-        If there are any, the pixels mean nothing.
+        If there are problems, the pixels mean nothing.
 
         Args:
             digests: of the contents of the images.
@@ -77,7 +77,7 @@ class ImageStore:
         key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         path = find_data_dir(None) / "decoded" / f"{key}.npy"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_suffix(".lock")):  # other processes of the same training wait for the file
+        with FileLock(path.with_suffix(".lock")):  # other processes of this training wait for the file
             images = _mapped(path, shape)
             problems: dict[int, BrokenImage] = {}
             if images is None:
@@ -99,7 +99,7 @@ class ImageStore:
 
 
 def _mapped(path: Path, shape: tuple[int, ...]) -> Tensor | None:
-    """The images in a file, read from it when they are looked at; None if it does not hold them."""
+    """The images in a file, memory-mapped; None if it does not hold them."""
     import numpy as np
 
     try:
@@ -114,7 +114,7 @@ def _mapped(path: Path, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def _write(path: Path, shape: tuple[int, ...], images: Iterable[Tensor | BrokenImage]) -> dict[int, BrokenImage]:
-    """Writes images as they come; if one cannot be read, no file is left, and it is said why."""
+    """Writes images as they come; if some cannot be read, no file is kept, and their problems are returned."""
     import numpy as np
 
     problems: dict[int, BrokenImage] = {}
@@ -138,7 +138,7 @@ def _write(path: Path, shape: tuple[int, ...], images: Iterable[Tensor | BrokenI
 
 
 def _decoded(count: int, picture: Picture) -> Iterator[Tensor | BrokenImage]:
-    """The images in their order; of those that cannot be read, why."""
+    """The images in their order, or the problem if one cannot be read."""
 
     def decode(index: int) -> Tensor | BrokenImage:
         try:
@@ -150,7 +150,7 @@ def _decoded(count: int, picture: Picture) -> Iterator[Tensor | BrokenImage]:
 
 
 def threaded(work: Callable[[int], Result], indices: Sequence[int]) -> Iterator[Result]:
-    """The work on each index, in order, by a few threads: Pillow and hashing leave Python's lock while they work."""
+    """Results for each index, in order, from a few threads: Pillow and hashing release Python's lock."""
     with quiet_pillow(), ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         for start in range(0, len(indices), _AT_ONCE):
             yield from pool.map(work, indices[start : start + _AT_ONCE])
@@ -158,7 +158,7 @@ def threaded(work: Callable[[int], Result], indices: Sequence[int]) -> Iterator[
 
 @contextmanager
 def quiet_pillow() -> Iterator[None]:
-    """No warnings about files that Pillow reads all the same: large ones, odd metadata."""
+    """Silences warnings about files that Pillow reads anyway: large ones, odd metadata."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
         yield

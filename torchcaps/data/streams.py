@@ -1,4 +1,4 @@
-"""Files that are read no further than they should go, and downloads that end."""
+"""Reading of files and downloads, both with limits."""
 
 import gzip
 import hashlib
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _READ = 1 << 24  # bytes read at once
-_SHRINKS = 1032  # the most that deflate makes of one byte
+_SHRINKS = 1032  # most bytes that deflate can make from one
 
 
 def digest_of(source: Path | BytesIO, algorithm: str = "sha256") -> str:
@@ -31,7 +31,7 @@ def unpacked(path: Path) -> Iterator[BufferedIOBase]:
     """The content of a file, plain or compressed with gzip, as a stream; nothing is read ahead.
 
     Raises:
-        ValueError: what is read of it is not what was compressed.
+        ValueError: the file is damaged.
     """
     with path.open("rb") as plain:
         compressed = plain.read(2) == b"\x1f\x8b"
@@ -47,13 +47,13 @@ def unpacked(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def read_entries(file: BufferedIOBase, path: Path, expected: int) -> tuple[bytearray, int]:
-    """So many bytes of the stream of a file, or what there is of them, and how many there are, up to some beyond.
+    """The first ``expected`` bytes of a stream, or fewer if it ends, and how many there are, up to some beyond.
 
-    They are read in pieces, so that a header that lies asks for no more memory than there are bytes, and not at all
-    where the file is too small to hold them, however well they are compressed.
+    They are read in pieces, so that a wrong header cannot demand more memory than there are bytes; and not at all if
+    the file is too small to hold them at the best compression.
 
     Raises:
-        ValueError: the file cannot hold so many bytes.
+        ValueError: the file is too small to hold that many bytes.
     """
     size = path.stat().st_size
     if isinstance(file, gzip.GzipFile) and expected > _SHRINKS * size:
@@ -65,11 +65,11 @@ def read_entries(file: BufferedIOBase, path: Path, expected: int) -> tuple[bytea
 
 
 class BoundedDownload:
-    """What `pooch.retrieve` downloads with: no longer than some time, no more than some bytes.
+    """A downloader for `pooch.retrieve` with limits on time and size.
 
     Args:
         most: bytes.
-        seconds: over all; a server that says nothing is given up after half a minute.
+        seconds: in total; a silent server is given up after half a minute.
     """
 
     def __init__(self, most: int, seconds: float = 3600) -> None:
@@ -80,7 +80,7 @@ class BoundedDownload:
         """Downloads the file at ``url``.
 
         Raises:
-            ConnectionError: it is not served, or not in these limits.
+            ConnectionError: it is not served, or not within these limits.
         """
         import requests
         from urllib3.exceptions import HTTPError
@@ -90,7 +90,7 @@ class BoundedDownload:
             response.raise_for_status()
             done = 0
             try:
-                # read1, for read waits until a whole piece has come, however slowly.
+                # read1, because read waits for a whole piece, however slow.
                 while piece := response.raw.read1(1 << 16, decode_content=True):
                     done += file.write(piece)
                     if done > self.most:

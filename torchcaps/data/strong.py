@@ -1,6 +1,6 @@
 """Stronger random changes of training images, by kornia, on the device of the images.
 
-What happens to an image depends on the seed, the epoch and its index alone, as in :mod:`torchcaps.data.preprocess`.
+What happens to an image depends only on the seed, the epoch and its index, as in :mod:`torchcaps.data.preprocess`.
 """
 
 import math
@@ -36,7 +36,7 @@ def _kornia() -> ModuleType:
 
 @dataclass(frozen=True)
 class RandomRotation:
-    """Turn each image around its centre by an angle equally likely anywhere in [-degrees, degrees]; black comes in.
+    """Turn each image around its centre by an angle uniformly distributed in [-degrees, degrees]; corners become black.
 
     Args:
         degrees: the largest angle, at most 180.
@@ -68,13 +68,13 @@ class RandomRotation:
 class RandomErasing:
     """Black out a rectangle of each image, with a probability.
 
-    Its area is equally likely anywhere from 2 % to 33 % of the image, the logarithm of its aspect ratio anywhere
-    between those of 0.3 and 1 / 0.3; it is cut down where it does not fit, and lies anywhere.
+    Its area is uniformly distributed between 2 % and 33 % of the image, the logarithm of its aspect ratio between those
+    of 0.3 and 1 / 0.3, and its place over the image; sides that do not fit are cut.
 
     Source: Z. Zhong, L. Zheng, G. Kang, S. Li, Y. Yang, "Random erasing data augmentation", AAAI 2020.
 
     Args:
-        probability: of an image to lose a rectangle.
+        probability: that an image loses a rectangle.
         seed: any 64-bit integer; other seeds erase elsewhere.
 
     Raises:
@@ -111,11 +111,11 @@ class RandomErasing:
 
 @dataclass(frozen=True)
 class RandAugment:
-    """Change each image by so many operations drawn from a list, one after the other, all of one magnitude.
+    """Change each image by ``count`` random operations from a list, one after the other, all of one magnitude.
 
     The list is that of the paper without equalising: identity, autocontrast, brightness, contrast, sharpness, colour
-    (of three channels), posterise, solarise, rotate, shear and translate in x and y. What has two directions takes
-    either with the probability 1/2.
+    (of three channels), posterise, solarise, rotate, shear and translate in x and y. Operations with two directions
+    take either with the probability 1/2.
 
     Source: E. Cubuk, B. Zoph, J. Shlens, Q. Le, "RandAugment", NeurIPS 2020.
 
@@ -166,7 +166,7 @@ Operation = Callable[[Any, Tensor, Tensor], Tensor]
 
 
 def _contrasted(kornia: Any, images: Tensor, strength: Tensor) -> Tensor:
-    """About the mean of each image; kornia before 0.9 takes that of all of them, if they have not three channels."""
+    """Around the mean of each image; kornia before 0.9 takes that of the batch, unless there are three channels."""
     grey = kornia.color.rgb_to_grayscale(images) if images.shape[1] == 3 else images
     return torch.lerp(grey.mean((1, 2, 3), keepdim=True), images, (1 + 0.9 * strength)[:, None, None, None])
 
@@ -191,7 +191,7 @@ def _translated(axis: int) -> Operation:
 
 
 def _along(axis: int, values: Tensor) -> Tensor:
-    """(B, 2) with the values in x (0) or y (1), and zero in the other."""
+    """(B, 2) with the values in x (axis 0) or y (axis 1), and zero in the other."""
     return torch.stack([values, torch.zeros_like(values)][:: 1 - 2 * axis], 1)
 
 

@@ -1,4 +1,4 @@
-"""Texts with a class each, from files of the user's own or a published collection."""
+"""Texts with one class each, from the user's files or a published collection."""
 
 import hashlib
 from functools import cached_property
@@ -21,7 +21,7 @@ from torchcaps.numerics import check_size
 
 @register_dataset("text")
 class Text(ListedImages):
-    r"""Texts with a class each, in any of the forms that they come in.
+    r"""Texts with one class each, in any of these forms:
 
     - a folder with a sub-folder of .txt files for each class, or folders ``train`` and ``test`` that hold these, as for
       :class:`~torchcaps.data.ImageFolder`; a file is a text;
@@ -36,14 +36,14 @@ class Text(ListedImages):
     depends on what they say, and a run keeps a record of it, as with :class:`~torchcaps.data.ImageFolder`.
 
     Args:
-        root: the folder, or the table; what is not there is looked for in the folder of the data sets (the environment
-            variable TORCHCAPS_DATA, else torchcaps in the user's cache folder).
+        root: the folder, or the table; if it does not exist, it is looked for in the folder of the data sets (the
+            environment variable TORCHCAPS_DATA, else torchcaps in the user's cache folder).
         text: the column of the texts.
         label: the column of the labels.
-        longest: how many words of a text are read; of longer ones the beginning, and it is said how many there are.
+        longest: how many words of a text are read, from its beginning; a note says how many texts are longer.
         most: how many words the vocabulary has at most, the most frequent ones.
-        least: how often a word must be there to be in the vocabulary.
-        lower: whether capital letters count as small ones.
+        least: how often a word must occur to be in the vocabulary.
+        lower: whether texts are converted to lower case.
         test: share of the texts that are the test set, the same in every class; not used where there is one.
         validation: share of the training texts put aside for validation, the same in every class; 0 puts none
             aside. Not used where there are such texts beside those to test on.
@@ -86,7 +86,7 @@ class Text(ListedImages):
         self.root = _found(Path(root).expanduser())
         self.text, self.label = text, label
         self.longest, self.most, self.least, self.lower = longest, most, least, lower
-        _ = self.listed  # what is wrong with the files is told at once
+        _ = self.listed  # problems of the files are reported at once
 
     @property
     def words(self) -> Words:
@@ -96,7 +96,7 @@ class Text(ListedImages):
         return train.words
 
     def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
-        """How many words a network must know; a `ValueError` if ``preprocess`` asks for something."""
+        """The size of the vocabulary; a `ValueError` unless ``preprocess`` is empty."""
         self.train.prepared(preprocess)
         return {"vocabulary": len(self.words)}
 
@@ -105,11 +105,11 @@ class Text(ListedImages):
         return {"words": self.words.config(), "raw_image_shape": list(self.image_shape)}
 
     def list_images(self) -> Listed:
-        """The texts, without those that have no words."""
+        """The texts, without those that contain no words."""
         listed = self.list_texts()
         cut = Words(lower=self.lower)
         for items in listed.parts.values():
-            # A letter is a word or a part of one; other texts are looked at more closely.
+            # A letter is a word or part of one; texts without letters need a closer look.
             bare = [item for item in items if not any(map(str.isalnum, item.text))]
             empty = {item.name for item in bare if not cut.split(item.text)}
             listed.left_out |= dict.fromkeys(sorted(empty), "it has no words")
@@ -124,7 +124,7 @@ class Text(ListedImages):
         return list_texts(self.root, (self.text, self.label))
 
     def load_train(self) -> ImageSet:
-        """The training texts, those for validation included unless these are of their own."""
+        """The training texts, with those for validation unless the source has separate ones."""
         train, validation = (self._read.sets[part] for part in ("train", "validation"))
         if "validation" in self.listed.parts or not len(validation):
             return train
@@ -134,14 +134,14 @@ class Text(ListedImages):
         return TextSet.of(texts, labels, train.classes, train.words, (*(train.files or ()), *(validation.files or ())))
 
     def fingerprint(self) -> str:
-        """A digest of the texts to train and to validate on, in their order, and of how they are read."""
+        """A digest of the training and validation texts, in their order, and of how they are read."""
         how = (self.manifest().digest(), self.longest, self.most, self.least, self.lower)
         return hashlib.sha256(repr(how).encode()).hexdigest()
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of results should know: what was left out and why, which texts are cut, which are copies."""
+        """Notes for readers of results: what was left out and why, which texts are cut, which are copies."""
         sets = [one for one in self._read.sets.values() if isinstance(one, TextSet)]
-        # A row that is full may be a text of just that length.
+        # A full row may also be a text of exactly that length.
         full = [text for one in sets for text in one.texts if len(text) > self.longest]
         cut = [reading.length for reading in self.words.read(full) if reading.length > self.longest]
         if not cut:
@@ -153,7 +153,7 @@ class Text(ListedImages):
         )
 
     def _decode(self, manifest: Manifest) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
-        """The texts of each part; the vocabulary is that of the training texts."""
+        """The texts of each split; the vocabulary is that of the training texts."""
         texts = {part: [self._texts[entry.name].text for entry in manifest.parts[part]] for part in PARTS}
         if not any(texts.values()):
             raise ValueError("none of the texts that the run was trained and tested on is there any more")
@@ -178,7 +178,7 @@ class Text(ListedImages):
 
 
 def _found(root: Path) -> Path:
-    """The root where it is, or in the folder of the data sets."""
+    """The root, if it exists, or its place in the folder of the data sets."""
     at_home = find_data_dir(None) / root
     if not root.exists() and not at_home.exists():
         raise FileNotFoundError(f"root {root} does not exist, and neither does {at_home}{seen_from(root)}")

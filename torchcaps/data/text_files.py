@@ -1,4 +1,4 @@
-"""The forms that texts come in: folders, tables, lines, four collections as they were published."""
+"""Readers of texts in folders, tables and lines, and of four published collections."""
 
 import csv
 import warnings
@@ -17,9 +17,9 @@ class TextItem(NamedTuple):
     """One text that is listed.
 
     Args:
-        name: which one it is: its file, or its file and line.
+        name: its file, or its file and line.
         category: the name of its class.
-        text: what it says.
+        text: its content.
     """
 
     name: str
@@ -32,7 +32,7 @@ class TextItem(NamedTuple):
         return self.name
 
     def source(self) -> BytesIO:
-        """What it says."""
+        """Its content."""
         return BytesIO(self.text.encode())
 
 
@@ -43,11 +43,11 @@ _LINES = {
     ("rt-polarity.pos", "rt-polarity.neg"): ("positive", "negative"),
     ("subj.subjective", "subj.objective"): ("subjective", "objective"),
 }
-"""Collections of two files, a text in each line."""
+"""Collections of two files with a text in each line."""
 
 
 def list_texts(root: Path, columns: tuple[str, str]) -> Listed:
-    """What is in a folder or a file, by the form that it has; ``columns`` of a table: of the texts, of the labels."""
+    """The texts in a folder or a file, whatever its form; ``columns``: of the texts and of the labels, in a table."""
     left_out: dict[str, str] = {}
     if root.suffix.lower() in _TABLES and root.is_file():
         return Listed(parts={"all": _table(root, left_out, columns)}, left_out=left_out)
@@ -71,7 +71,7 @@ def list_texts(root: Path, columns: tuple[str, str]) -> Listed:
 
 
 def _tables(root: Path) -> dict[str, Path]:
-    """The tables of the parts in a folder."""
+    """The tables of the splits in a folder."""
     tables: dict[str, Path] = {}
     for path in sorted(root.iterdir()):
         part = part_called(path.stem) if path.suffix.lower() in _TABLES else None
@@ -105,14 +105,14 @@ class _TextFiles(Listing):
 
 
 def decoded(path: Path) -> str:
-    """What is in a file: UTF-8, or else Latin-1, in which any file means something.
+    """The text of a file: UTF-8, or else Latin-1, which decodes any file.
 
     Raises:
-        ValueError: if it holds zero bytes, as pictures do and no text in either.
+        ValueError: if it holds zero bytes, as pictures do and texts do not.
     """
     content = path.read_bytes()
     if b"\0" in content:
-        raise ValueError(f"{path} is no text in UTF-8 or Latin-1: it holds zero bytes")
+        raise ValueError(f"{path} is not text in UTF-8 or Latin-1: it holds zero bytes")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -121,7 +121,7 @@ def decoded(path: Path) -> str:
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of a file, without the empty one behind the last. Only a line feed ends a line."""
+    """The lines of a file, without an empty last one. Only a line feed ends a line."""
     return decoded(path).removesuffix("\n").split("\n")
 
 
@@ -131,7 +131,7 @@ def _numbered(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _trec(path: Path) -> list[TextItem]:
-    """Lines such as ``HUM:desc Who was Galileo ?``, of which the class is HUM."""
+    """Lines such as ``HUM:desc Who was Galileo ?``, whose class is HUM."""
     rows = ((name, *line.partition(" ")) for name, line in _numbered(path))
     return [TextItem(name, label.partition(":")[0], text) for name, label, _, text in rows]
 
@@ -159,7 +159,7 @@ def _sst(folder: Path, kind: str) -> Listed:
 
 
 def _table(path: Path, left_out: dict[str, str], columns: tuple[str, str]) -> list[TextItem]:
-    """The rows of a table; why some are left out is noted."""
+    """The rows of a table; adds to ``left_out`` why some are left out."""
     found, *rows = _cells(path) or [[]]
     for argument, column in zip(("text", "label"), columns, strict=True):
         if column not in found:
@@ -168,7 +168,7 @@ def _table(path: Path, left_out: dict[str, str], columns: tuple[str, str]) -> li
     items = []
     for number, row in enumerate(rows, 1):
         name = f"{path.name}, row {number}"
-        if len(row) <= max(text, label) or any(row[len(found) :]):  # empty ones at the end are no matter
+        if len(row) <= max(text, label) or any(row[len(found) :]):  # empty cells at the end do not matter
             left_out[name] = f"it has not as many cells as there are columns, {len(found)}"
         elif not row[label].strip():
             left_out[name] = "it has no label"
@@ -178,7 +178,7 @@ def _table(path: Path, left_out: dict[str, str], columns: tuple[str, str]) -> li
 
 
 def _cells(path: Path) -> list[list[str]]:
-    """The rows of a table, the names of its columns first, without those that are empty."""
+    """The rows of a table, first the names of its columns, without empty rows."""
     content, delimiter = decoded(path), _TABLES[path.suffix.lower()]
     limit = csv.field_size_limit(2**31 - 1)  # a text may be longer than csv expects
     rows = []
@@ -189,7 +189,7 @@ def _cells(path: Path) -> list[list[str]]:
         if delimiter == ",":
             hint = "a text with a comma or a quote in it stands between quotes, and its own quotes are doubled"
             raise ValueError(f"{path}, row {len(rows)}: {error}; {hint}") from error
-        # Many such tables know no quotes: theirs are parts of the texts.
+        # Many such tables do not use quoting: quotes are part of the texts.
         rows = list(csv.reader(StringIO(content, newline=""), delimiter=delimiter, quoting=csv.QUOTE_NONE))
     finally:
         csv.field_size_limit(limit)
@@ -200,18 +200,18 @@ class NamedText(str):
     """A text that knows where it was found.
 
     Attributes:
-        place: the file and the line, with a colon and a blank behind them; empty for a text of its own.
+        place: the file and the line, followed by a colon and a blank; empty for a text from the command line.
     """
 
     place = ""
 
 
 def named_texts(named: Sequence[str]) -> Iterator[NamedText]:
-    """Texts that are named on a command line: lines of files, .txt files in folders as a whole, or texts themselves.
+    """Texts named on the command line: lines of files, whole .txt files in folders, or texts themselves.
 
     Raises:
         ValueError: a folder holds no texts.
-        FileNotFoundError: there is no file of a name that can only be one.
+        FileNotFoundError: a name that can only be a file does not exist.
     """
     for name in named:
         path = Path(name)

@@ -1,4 +1,4 @@
-"""Labelled texts in the numbers of their words."""
+"""Labelled texts as numbers of words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +19,12 @@ class TextSet(ImageSet):
     """Labelled texts: an :class:`ImageSet` whose images are rows of words.
 
     Batches are as long as the longest text in them: their ``images`` are int64 (B, L), the numbers of the words, and 0
-    behind the end of a text; so are their ``pictures``.
+    after the end of a text; so are their ``pictures``.
 
     Attributes:
         images: int64 (N, longest of all), likewise.
         texts: as they were written.
-        words: what the numbers mean.
+        words: the vocabulary.
 
     Raises:
         ValueError: a tensor has another type or shape, a label is out of range, or ``preprocess`` or ``composition``
@@ -63,13 +63,13 @@ class TextSet(ImageSet):
         words: Words,
         files: tuple[str, ...] | None = None,
     ) -> "TextSet":
-        """Texts with labels, int64 (N,) or masks, bool (N, E), in the numbers of some words."""
+        """Converts texts with labels, int64 (N,) or masks, bool (N, E), to numbers of words."""
         rows = [reading.numbers for reading in words.read(texts)]
         return cls(together(rows), labels, classes, files, texts=tuple(texts), words=words)
 
     @property
     def raw_image_shape(self) -> tuple[int, int, int]:
-        """One channel, one row, and how many words of a text are read."""
+        """One channel, one row, and the length of the rows of words."""
         return 1, 1, self.words.longest
 
     def in_words(self, words: Words) -> "TextSet":
@@ -84,7 +84,7 @@ class TextSet(ImageSet):
         return replace(self, **rows, texts=tuple(self.texts[index] for index in indices.tolist()))
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        return self._fetch(indices)  # there is nothing to prepare
+        return self._fetch(indices)  # texts need no preparation
 
     def _fetch(self, indices: list[int]) -> Batch:
         rows = torch.as_tensor(indices, dtype=torch.int64).to(self.images.device, non_blocking=True)
@@ -95,9 +95,9 @@ class TextSet(ImageSet):
 
 
 def joined(texts: TextSet, count: int, parts: int = 2, seed: int = 0) -> TextSet:
-    """Texts of different classes, one behind the other: what was never seen in training, with masks as labels.
+    """Joins texts of different classes, which training has never shown together, with masks as labels.
 
-    The first part of each is any of the texts, each further one any of those of the classes that are not in it yet.
+    The first part is any of the texts, each further part any text of a class that is not in it yet.
 
     Args:
         texts: of one class each.
@@ -106,7 +106,7 @@ def joined(texts: TextSet, count: int, parts: int = 2, seed: int = 0) -> TextSet
         seed: of the choice.
 
     Raises:
-        TypeError: ``texts`` are none.
+        TypeError: ``texts`` is not a TextSet.
         ValueError: there are fewer classes than ``parts``, or the texts have masks already.
     """
     if not isinstance(texts, TextSet):

@@ -1,4 +1,4 @@
-"""What a network gets to see of a data set's images, in training and in the test, as one set of options."""
+"""How a network sees the images of a data set, in training and in the test, as one set of options."""
 
 import math
 from collections.abc import Callable
@@ -32,9 +32,9 @@ class View(NamedTuple):
     Attributes:
         images: float (B, C, H, W), what the network sees.
         pictures: (B, C, H, W), the same before they were standardised or normalised, clamped to [0, 1]: what a decoder
-            shall reconstruct, and what to draw.
-        placed: (B, C, H, W), the same before brightness, contrast and erasing, in which things lie where they lie and
-            black is black; None if nothing of that was asked for.
+            should reconstruct, and what to draw.
+        placed: (B, C, H, W), the same before brightness, contrast and erasing, to find where things are; None if none
+            of these was chosen.
 
     Example:
         >>> from torchcaps.data import Preprocess
@@ -68,11 +68,11 @@ class Preprocess:
     `brightness` of 2 deviations (0.35).
 
     Args:
-        shift: move training images by up to this many pixels in x and in y; what moves in is zero.
+        shift: move training images by up to this many pixels in x and in y; pixels from outside are zero.
         crop: height and width of what the network sees: a random part of a training image, the centre of any other.
         flip: mirror half of the training images, left to right.
         brightness: add a number from [-brightness, brightness] to all pixels of a training image, which span [0, 1].
-            Standardising takes this back.
+            Standardising undoes this.
         contrast: scale a training image around its mean by a factor between these two.
         standardise: give each image, as the last step, the mean 0 and the variance 1.
         rescale: bring images to this height and width first, bilinearly; None leaves their size.
@@ -147,11 +147,11 @@ class Preprocess:
             raise ValueError(f"mean must be finite and deviation positive, got {mean} and {deviation}")
 
     def image_shape(self, raw: tuple[int, int, int]) -> tuple[int, int, int]:
-        """The shape that images of the shape `raw`, (C, H, W), have for the network.
+        """The shape in which the network sees images of the shape `raw`, (C, H, W).
 
         Raises:
-            ValueError: `crop` is larger than the images, or leaves no margin for thirteen crops; `shift` can leave
-                nothing of them; or `mean` is for another number of channels.
+            ValueError: `crop` is larger than the images, or leaves no margin for thirteen crops; `shift` is as large as
+                the images; or `mean` has another number of channels.
         """
         channels, height, width = raw
         if self.mean is not None and len(self.mean) != channels:
@@ -175,7 +175,7 @@ class Preprocess:
     def train(self, images: Tensor, indices: Tensor, epoch: int, seed: int = 0) -> View:
         """Training images (B, C, H, W) in [0, 1], whose places in their set are `indices`, int64 (B,), for one epoch.
 
-        What happens to an image depends on the seed, the epoch and its index alone.
+        What happens to an image depends only on the seed, the epoch and its index.
         """
         images = self._rescaled(images)
         for change in self._moves(seed):
@@ -186,12 +186,12 @@ class Preprocess:
         return self._view(images)._replace(placed=placed if shades else None)
 
     def evaluate(self, images: Tensor) -> View:
-        """Images (B, C, H, W) in [0, 1] as a network is tested on them; their centres, if there are several crops."""
+        """Images (B, C, H, W) in [0, 1] prepared for a test; of several crops, the centre."""
         images = self._rescaled(images)
         return self._view(images if self.crop is None else centre_crop(images, self.crop))
 
     def evaluate_crops(self, images: Tensor) -> Tensor:
-        """All that a network is tested on, for images (B, C, H, W): (B, crops, C, h, w), the centre first."""
+        """All crops of images (B, C, H, W) that a network is tested on: (B, crops, C, h, w), the centre first."""
         if self.crops == 1 or self.crop is None:
             return self.evaluate(images).images.unsqueeze(1)
         parts = thirteen_crops(self._rescaled(images), self.crop)
@@ -203,7 +203,7 @@ class Preprocess:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Preprocess":
-        """What :meth:`config` was made of; options that are left out have their defaults.
+        """From the result of :meth:`config`; missing options have their defaults.
 
         Raises:
             ValueError: an option is unknown or out of range.
@@ -215,7 +215,7 @@ class Preprocess:
         return cls(**options)
 
     def _moves(self, seed: int) -> list[Change]:
-        """What may move things; RandAugment is among it, which leaves black what is black."""
+        """Changes that may move things; RandAugment is among them because it leaves black pixels black."""
         changes: list[Change] = []
         if self.shift:
             changes.append(RandomShift(self.shift, seed))
@@ -230,7 +230,7 @@ class Preprocess:
         return changes
 
     def _shades(self, seed: int) -> list[Change]:
-        """What leaves everything in its place."""
+        """Changes that leave everything in its place."""
         changes: list[Change] = []
         if self.brightness:
             changes.append(RandomBrightness(self.brightness, seed))

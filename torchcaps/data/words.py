@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 PADDING, UNKNOWN, RESERVED = 0, 1, 2
-"""What stands behind the end of a text, the number of words that are not in the vocabulary, the first of all others."""
+"""Numbers of the padding, of words that are not in the vocabulary, and of the first word of the vocabulary."""
 
 
 class Reading(NamedTuple):
     """A text as a network reads it.
 
     Args:
-        numbers: of its words, the first ``longest`` of them, int64 (L,).
-        spans: where in the text each of these stands: its first character, and the one behind its last.
+        numbers: of its words, at most the first ``longest``, int64 (L,).
+        spans: where each of these words is in the text: index of its first character, and of the one after its last.
         length: how many words the text has.
 
     Example:
@@ -49,18 +49,18 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Words:
-    """A vocabulary, and how texts are cut into words: all that it takes to read texts as a network learned to.
+    """A vocabulary, and how texts are cut into words: everything needed to read texts as in training.
 
-    A text is brought into one form of Unicode (NFKC) and, with ``lower``, into lower case. It is cut at blanks; each
-    punctuation mark and each Chinese character is a word of its own. The library tokenizers does all of this.
+    A text is converted to a normal form of Unicode (NFKC) and, with ``lower``, to lower case. It is split at blanks;
+    each punctuation mark and each Chinese character is a separate word. The library tokenizers does all of this.
 
     Args:
         vocabulary: the words, the first of which has the number 2. 0 pads short texts, 1 is any other word.
-        lower: whether capital letters count as small ones.
+        lower: whether texts are converted to lower case.
         longest: how many words of a text are read.
 
     Raises:
-        ValueError: a word is there twice, or ``longest`` is less than 1.
+        ValueError: a word occurs twice, or ``longest`` is less than 1.
 
     Example:
         >>> from torchcaps.data import Words
@@ -86,9 +86,9 @@ class Words:
         """The vocabulary of some texts, the most frequent words first.
 
         Args:
-            texts: all that are trained on.
+            texts: the training texts.
             most: how many words at most.
-            least: how often a word must be there.
+            least: how often a word must occur.
             how: ``lower`` and ``longest``.
         """
         cut, counts = cls(**how), Counter[str]()
@@ -101,7 +101,7 @@ class Words:
         return len(self.vocabulary)
 
     def split(self, text: str) -> list[str]:
-        """The words of a text, all of them, in the form that the vocabulary has."""
+        """All words of a text, in the form of the vocabulary."""
         normalizer, cutter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
         assert normalizer is not None
         assert cutter is not None
@@ -116,12 +116,12 @@ class Words:
         return readings
 
     def config(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
+        """The vocabulary and its settings, ready for JSON."""
         return {"vocabulary": list(self.vocabulary), "lower": self.lower, "longest": self.longest}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None) -> "Words | None":
-        """What :meth:`config` gave; None of None.
+        """From the result of :meth:`config`; None for None.
 
         Raises:
             ValueError: it is damaged.
@@ -137,7 +137,7 @@ class Words:
     def _tokenizer(self) -> "Tokenizer":
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-        numbers = {"[padding]": PADDING, "[unknown]": UNKNOWN}  # no text has these: a bracket is a word of its own
+        numbers = {"[padding]": PADDING, "[unknown]": UNKNOWN}  # a bracket is a separate word, so no text has these
         numbers |= {word: number for number, word in enumerate(self.vocabulary, RESERVED)}
         found = Tokenizer(models.WordLevel(numbers, unk_token="[unknown]"))
         cleaned: Any = normalizers.BertNormalizer(strip_accents=False, lowercase=self.lower)
@@ -147,7 +147,7 @@ class Words:
 
 
 def together(rows: Sequence[Tensor]) -> Tensor:
-    """Rows of words, int64 (L,) each, as one tensor (B, longest), padded behind their ends; (B, 1) at least."""
+    """Rows of words, int64 (L,) each, as one tensor (B, longest), padded at the end; at least (B, 1)."""
     if not rows:
         return torch.zeros(0, 1, dtype=torch.int64)
     padded = pad_sequence(list(rows), batch_first=True, padding_value=PADDING)

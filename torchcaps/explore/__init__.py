@@ -1,7 +1,7 @@
-"""A page in the browser on which people draw, move poses and watch routing: what ``torchcaps explore`` opens.
+"""The page in the browser that ``torchcaps explore`` opens: to draw, move poses and watch routing.
 
 Everything that it shows is an exhibit of :mod:`torchcaps.explain`. Starlette and uvicorn, of the extra ``explore``, are
-imported where they serve.
+imported only when the page is served.
 """
 
 from torchcaps.explore.explorer import Explorer, Look

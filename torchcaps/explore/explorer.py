@@ -1,4 +1,4 @@
-"""What the page asks for: looks of a few networks at single images, and their exhibits."""
+"""The data of the page: looks of networks at single images, and their exhibits."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -48,10 +48,10 @@ MOST_STEPS = 20
 """Steps of routing that the page offers."""
 
 MOST_LOOKS = 256
-"""Looks that are kept; the page asks for older ones no more."""
+"""How many looks are kept; the page never asks for older ones."""
 
 MOST_PIXELS = 40_000_000
-"""Larger pictures are refused by what their header says."""
+"""Pictures with more pixels are refused, judging by their header."""
 
 MOST_LETTERS = 10_000
 """Longer texts are refused."""
@@ -63,8 +63,8 @@ class Look:
 
     Attributes:
         network: the name of the network.
-        observation: of that image alone.
-        label: its class, where that is known; of an image of several classes all of them.
+        observation: of that image only.
+        label: its class, if that is known; for an image of several classes, all of them.
 
     Example:
         >>> from torchcaps.explain import Observation, Selection
@@ -87,7 +87,7 @@ class _TextLook(NamedTuple):
         network: the name of the network.
         text: what was read.
         label: its class, where that is known.
-        words: what is shown of it.
+        words: the exhibit of the text.
     """
 
     network: str
@@ -97,7 +97,7 @@ class _TextLook(NamedTuple):
 
 
 class _Opened:
-    """A network with what is found out about it once."""
+    """A network, and facts about it that are computed once."""
 
     def __init__(self, classifier: Classifier, samples: "Callable[[], ImageSet | None] | None") -> None:
         if not has_capsules(classifier):
@@ -119,7 +119,7 @@ class _Opened:
 
     @cached_property
     def places(self) -> dict[str, list[int]]:
-        """Of the samples of each class, by its name."""
+        """Indices of the samples of each class, by its name."""
         if self.samples is None or self.samples.labels.ndim > 1:
             return {}
         classes = self.classifier.classes
@@ -127,18 +127,18 @@ class _Opened:
 
     @cached_property
     def extents(self) -> Mapping[str, Extent]:
-        """Of its layers on a grid."""
+        """Extents of its layers on a grid."""
         image = torch.zeros(1, *self.classifier.image_shape)
         with evaluating(self.network) as device:
             return layer_extents(self.network, self.classifier.preprocess.evaluate(image).images.to(device))
 
     @cached_property
     def routings(self) -> list[str]:
-        """What its classes can be routed by instead."""
+        """Other routings that its classes can be routed by."""
         return [] if self.reads else exchangeable_routings(self.network)
 
     def there(self, activation: Tensor) -> Tensor:
-        """Which classes it says are there, by their activations (E,): bool (E,)."""
+        """Which classes it predicts, from their activations (E,): bool (E,)."""
         task = self.classifier.task
         if isinstance(task, SeveralLabels):
             return task.said(activation[None])[0]
@@ -146,19 +146,18 @@ class _Opened:
 
 
 def has_capsules(classifier: Classifier) -> bool:
-    """Whether there is something to explore in a network: capsules, and of words what each of them spoke for."""
+    """Whether there is something to explore in a network: capsules, which for texts must lead from words to classes."""
     return isinstance(classifier.network, CapsuleClassifier if classifier.words is None else ROUTED)
 
 
 class Explorer:
-    """Opened networks, and the latest looks that they took at images.
+    """Opened networks, and their latest looks at images.
 
-    A look is taken once; all exhibits of it stand on it, and one asked for again is not made again. Several threads may
-    ask.
+    All exhibits of an image use one look, and each exhibit is made once. Several threads may use an explorer.
 
     Args:
         classifiers: the networks, all with capsules, by the names to show.
-        samples: of some of them, by name: reads images to try, as they are in their data set.
+        samples: functions that read images to try, unprepared, by the names of some of the networks.
 
     Raises:
         ValueError: if there are no networks, or one has no capsules.
@@ -185,18 +184,18 @@ class Explorer:
         self._lock = RLock()
 
     def networks(self) -> list[str]:
-        """The names of the networks, the one to begin with first."""
+        """The names of the networks, the initial one first."""
         return list(self._networks)
 
     def warm_up(self) -> None:
-        """Does what the first look has to wait for: the first network's test images, places of layers, kernels."""
+        """Loads what the first look would wait for: test images of the first network, extents of layers, kernels."""
         name, opened = next(iter(self._networks.items()))
-        with self._lock, suppress(ValueError, OSError):  # whoever asks for it is told
+        with self._lock, suppress(ValueError, OSError):  # raised again when they are asked for
             self._described(name, opened)
             _ = opened.reads or opened.extents
 
     def network(self, name: str) -> dict[str, Any]:
-        """What the page has to know of a network; reads its test images.
+        """Everything that the page shows about a network; reads its test images.
 
         Raises:
             ValueError: if there is no such network.
@@ -205,21 +204,21 @@ class Explorer:
             return self._described(name, self._opened(name))
 
     def look(self, network: str, file: bytes, name: str = "the picture") -> str:
-        """Shows a network the picture in a file; the number of the look.
+        """Shows a network the picture in a file, and returns the number of the look.
 
         Raises:
-            ValueError: if there is no such network, or the bytes are no picture or one that is too large.
+            ValueError: if there is no such network, or the bytes are not a picture, or it is too large.
         """
         with self._lock:
             opened = self._opened(network)
             if opened.reads:
                 raise ValueError(f"{network} takes texts, not pictures")
             picture = _picture(file, name)
-            whole = opened.classifier.resize == "keep" or _is_black(picture)  # pictures are as large as the page says
+            whole = opened.classifier.resize == "keep" or _is_black(picture)  # the page drew it in the right size
             return self._seen(network, opened.classifier.pixels(picture, "pad" if whole else None), None)
 
     def read(self, network: str, text: str, label: int | None = None) -> str:
-        """Shows a network a text; the number of the look.
+        """Shows a network a text, and returns the number of the look.
 
         Args:
             network: its name.
@@ -241,12 +240,12 @@ class Explorer:
             return self._kept(_TextLook(network, text, label, shown))
 
     def sample(self, network: str, label: str | None = None, number: int = 0) -> str:
-        """Shows a network one of its test images, or texts; the number of the look.
+        """Shows a network one of its test images, or texts, and returns the number of the look.
 
         Args:
             network: its name.
-            label: the class that the image shall be of; None for any.
-            number: which of them; beyond the last it begins again.
+            label: the class of the image; None for any.
+            number: which of them, modulo how many there are.
 
         Raises:
             ValueError: if there is no such network or class, or it has no test images.
@@ -267,9 +266,9 @@ class Explorer:
             return self._seen(network, one.images[0], known)
 
     def answer(self, look: str) -> dict[str, Any]:
-        """What is shown at once of a look: the network, the label, the activations, which classes are there.
+        """The first results of a look: network, label, activations, and which classes are predicted.
 
-        Of an image where they are, too, if the network says so; of a text what its words spoke for.
+        For an image also boxes, if the network predicts them; for a text, how its words support the classes.
         """
         taken = self._any_look(look)
         told = {"look": look, "network": taken.network, "label": taken.label}
@@ -295,10 +294,10 @@ class Explorer:
         return self._exhibit(look, "routing", None, RoutingSteps.of)
 
     def decode(self, look: str, pose: list[float], target: int | None = None) -> list[str]:
-        """What a pose draws in the capsule of a class, or of each class: pictures as ``data:`` addresses.
+        """The pictures that a pose gives in the capsule of a class, or of each class, as ``data:`` addresses.
 
         Raises:
-            ValueError: if there is no such look or class, or the pose does not fit or is not finite.
+            ValueError: if there is no such look or class, or the pose has another size or is not finite.
             RuntimeError: if the network has no decoder.
         """
         numbers = torch.tensor([pose], dtype=torch.float32)
@@ -317,10 +316,10 @@ class Explorer:
             look: the number of the look.
             target: the class to ask about.
             routing: one of those that :meth:`network` lists; None for the network's own.
-            steps: how many; None for as many as it takes by itself.
+            steps: how many; None for the default of the routing.
 
         Raises:
-            ValueError: if there is no such look, class or routing, or it cannot take so many steps.
+            ValueError: if there is no such look, class or routing, or the routing cannot take this number of steps.
         """
         if steps is not None and not 1 <= steps <= MOST_STEPS:
             raise ValueError(f"steps must be 1 to {MOST_STEPS}, got {steps}")
@@ -340,7 +339,7 @@ class Explorer:
         """:class:`~torchcaps.explain.exhibits.PoseSwap` of two looks; None without a decoder.
 
         Raises:
-            ValueError: if there are no such looks or classes, or they are of two networks.
+            ValueError: if there are no such looks or classes, or they belong to two networks.
         """
         with self._lock:
             first, second = self._look(one), self._look(other)
@@ -385,18 +384,18 @@ class Explorer:
     def _look(self, look: str) -> Look:
         taken = self._any_look(look)
         if isinstance(taken, _TextLook):
-            raise ValueError(f"look {look!r} is of a text: there are no pictures of it")
+            raise ValueError(f"look {look!r} is of a text, which has no pictures")
         return taken
 
     def _seen(self, network: str, pixels: Tensor, label: int | tuple[int, ...] | None) -> str:
-        """Takes a look at pixels (C, H, W), which are not prepared yet."""
+        """Takes a look at unprepared pixels (C, H, W)."""
         opened = self._networks[network]
         view = opened.classifier.preprocess.evaluate(pixels[None])
         observation = Observation(opened.network, Selection(view.images, view.pictures), opened.extents)
         return self._kept(Look(network, observation, label))
 
     def _kept(self, look: Look | _TextLook) -> str:
-        """The number of a new look; the oldest one is forgotten."""
+        """Stores a look and returns its number; of too many looks the oldest is dropped."""
         self._count += 1
         number = str(self._count)
         self._looks[number] = look
@@ -408,7 +407,7 @@ class Explorer:
     def _exhibit(
         self, look: str, kind: str, target: int | None, make: "Callable[[Observation], Exhibit | None]"
     ) -> Any:
-        """An exhibit of a look as JSON has it, made once."""
+        """An exhibit of a look, for JSON, made once."""
         key = (look, kind, target)
         with self._lock:
             taken = self._look(look)
@@ -423,7 +422,7 @@ def _labels(there: Tensor) -> list[int]:
 
 
 def _asked(look: Look, target: int) -> Observation:
-    """The look, asked about a class; one that there is not raises a `ValueError` when it is used."""
+    """The look, asked about a class; raises a `ValueError` if there is no such class."""
     asked = look.observation.asked(torch.tensor([target]))
     _ = asked.target
     return asked
@@ -439,7 +438,7 @@ def _picture(file: bytes, name: str) -> "PILImage":
     """The picture in a file.
 
     Raises:
-        ValueError: if it is none, or too large.
+        ValueError: if it is not a picture, or too large.
     """
     from PIL import Image
 
@@ -453,5 +452,5 @@ def _picture(file: bytes, name: str) -> "PILImage":
 
 
 def _is_black(picture: "PILImage") -> bool:
-    """Whether nothing is drawn: some ways to fit a picture look for ink, and would find none."""
+    """Whether nothing is drawn: fitting a picture may look for ink, and would find none."""
     return picture.mode in ("L", "RGB", "RGBA") and picture.convert("L").getextrema()[1] == 0

@@ -1,4 +1,4 @@
-"""Images to try where no run says which: what is there already, nothing is downloaded."""
+"""Images to try for networks without a run: data sets that are on this machine, without downloads."""
 
 import warnings
 from collections.abc import Callable
@@ -23,9 +23,9 @@ QUESTIONS = {
     "LOC": ("Where is the Eiffel Tower ?", "What is the capital of Peru ?", "What country has the most rivers ?"),
     "NUM": ("How far is it to the moon ?", "When did the war end ?", "How many people live in Rome ?"),
 }
-"""Questions of ours for networks that tell TREC's classes apart, where TREC is not on this machine."""
+"""Made-up questions for networks trained on TREC, if TREC is not on this machine."""
 
-_SMALLNORB = 96  # pixels of its side; it comes in each size that divides it
+_SMALLNORB = 96  # pixels of its side; each divisor is a possible size
 _DIGITS = tuple(str(digit) for digit in range(10))
 
 
@@ -37,12 +37,12 @@ def local_samples(name: str, classifier: Classifier, tell: Tell = warnings.warn)
     """Test images for a network.
 
     Args:
-        name: of the network; of one that comes with the package ``data/network``, and if that data set lies on this
-            machine, its test images are read.
-        classifier: the network. If it knows digits, and nothing better is there, it gets the 1,797 that come with
-            scikit-learn, drawn as large as in MNIST; if it tells several of them at once, images of several; if it
-            takes questions, a few of these.
-        tell: is told why test images that are there, but damaged, are not used.
+        name: of the network; for one from the package, ``data/network``: if that data set is on this machine, its test
+            images are read.
+        classifier: the network. If it classifies digits, and nothing better is there, it gets the digits that come with
+            scikit-learn, scaled as in MNIST; for several digits at once, images of several; for questions, a few of
+            these.
+        tell: is called with the reason if test images are damaged and not used.
 
     Returns:
         None if there are no images for it.
@@ -65,7 +65,7 @@ def local_samples(name: str, classifier: Classifier, tell: Tell = warnings.warn)
 
 
 def _test_images(opened: Callable[[], ImageData], tell: Tell) -> ImageSet | None:
-    """The test images of a data set, if they lie on this machine and are whole."""
+    """The test images of a data set, or None if they are not on this machine, or damaged."""
     try:
         return opened().test
     except FileNotFoundError:
@@ -76,7 +76,7 @@ def _test_images(opened: Callable[[], ImageData], tell: Tell) -> ImageSet | None
 
 
 def digit_samples(image_shape: tuple[int, int, int]) -> ImageSet:
-    """The test images of scikit-learn's digits, grey and of this shape (1, H, W), with MNIST's share of margin."""
+    """The test images of scikit-learn's digits, grey, of this shape (1, H, W), with margins in MNIST's proportion."""
     _, height, width = image_shape
     side = min(height, width)
     margin = round(side / 7) if side > 8 else 0
@@ -87,7 +87,7 @@ def digit_samples(image_shape: tuple[int, int, int]) -> ImageSet:
 
 
 def digit_scenes(classifier: Classifier, tell: Tell = warnings.warn) -> ImageSet:
-    """Images of several digits, MNIST's if they lie on this machine, else scikit-learn's, as large as the network's.
+    """Images of several digits for a network, of MNIST if it is on this machine, else of scikit-learn.
 
     Args:
         classifier: a :class:`~torchcaps.models.SceneCapsNet` gets digits of several sizes among clutter, any other
@@ -107,7 +107,7 @@ def digit_scenes(classifier: Classifier, tell: Tell = warnings.warn) -> ImageSet
 
 
 def _questions(data: str, classifier: Classifier, tell: Tell) -> TextSet | None:
-    """TREC's test questions, or ours."""
+    """TREC's test questions, or made-up ones."""
     if data != "trec" or classifier.words is None or set(classifier.classes) != set(QUESTIONS):
         return None
     test = _test_images(partial(Text, data), tell)

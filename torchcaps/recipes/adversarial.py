@@ -32,7 +32,7 @@ CLEAN, NOISE, ZEROS = "accuracy, no attack", "accuracy, random signs 0.1", "zero
 
 
 def measured(network: str) -> Iterator[tuple[str, attacks.Key, float]]:
-    """What is in the table of the attacks on a network: the measure, the curve that it is on, the epsilon."""
+    """The figures in the table of the attacks on a network: the measure, the curve it is read from, the epsilon."""
     goals = (attacks.UNTARGETED, "accuracy"), (attacks.TARGETED, "taken for the target")
     for attack, (goal, what), box in product(IN_TABLE, goals, (attacks.WHITE, attacks.BLACK)):
         for epsilon in IN_TABLE[attack]:
@@ -44,10 +44,10 @@ class AdversarialSettings:
     """One preset.
 
     Attributes:
-        networks: what both are trained with, settings of the recipe ``smallnorb-em``.
-        epochs: of the convolutional network at most.
-        share: of the training images in an epoch of the convolutional network: it shall end close to the accuracy of
-            the capsules, and reaches it within an epoch of all images.
+        networks: settings of the recipe ``smallnorb-em`` that both networks are trained with.
+        epochs: of the convolutional network, at most.
+        share: of the training images in an epoch of the convolutional network. Within one epoch of all images it would
+            overshoot the accuracy of the capsules, which it should end close to.
         images: how many test images are attacked.
         epsilons: of each attack, in units of the pixels' range.
         steps: of BIM.
@@ -81,7 +81,7 @@ _RECALLED = {
     CAPSULES: f"{HINTON}: a curve, never below chance, 20 %; recalled",
     CNN: f"{HINTON}: a curve, far below chance, 20 %, at 0.2; recalled",
 }
-"""What is known of the published curves, untargeted FGSM in the white box; it stands beside the largest epsilon."""
+"""What is known of the published curves of untargeted white-box FGSM; shown beside the largest epsilon."""
 
 
 def _lines(network: str) -> Iterator[Line]:
@@ -107,7 +107,7 @@ _TINY = SmallNORBSettings(
 
 @register_recipe
 class Adversarial(Comparison[AdversarialSettings]):
-    """Attacks a matrix capsule network and a convolutional one of the same accuracy, on itself and on the other."""
+    """Attacks a matrix capsule network and a convolutional one of the same accuracy with images made on either."""
 
     name: ClassVar[str] = "adversarial"
     title: ClassVar[str] = "adversarial images against matrix capsules and a convolutional network"
@@ -130,28 +130,29 @@ class Adversarial(Comparison[AdversarialSettings]):
     }
     notes: ClassVar[tuple[str, ...]] = (
         smallnorb.LOSSY,
-        "Published as curves only. The paper's reading of them: targeted and untargeted attacks in the white box cost "
-        "the capsules much less than the convolutional network, in the black box about as much (recalled).",
-        "Both networks have the same accuracy on validation images: the convolutional one ends with the first part of "
-        "an epoch (see the settings) that reaches the capsules' last one, rounded down to 3 decimals. Accuracy on the "
-        "test images, other toys, may differ; 'no attack' gives it for the images that were attacked.",
+        "Published as curves only. The paper's reading of them: white-box attacks, targeted or not, cost the capsules "
+        "much less than the convolutional network, black-box attacks about as much (recalled).",
+        "Both networks have the same accuracy on validation images: the training of the convolutional one ends after "
+        "the first part of an epoch (see the settings) in which it reaches the final accuracy of the capsules, rounded "
+        "down to 3 decimals. Accuracy on the test images, which show other toys, may differ; 'no attack' gives it for "
+        "the attacked images.",
         "Epsilon is the largest change of a pixel, whose values lie in [0, 1]; the result is clipped to that range and "
         "only then standardised. The paper's epsilons go up to 0.4; whether in these units is not known. BIM takes "
-        "steps (see the settings: 10) of an equal share of epsilon. Which epsilons stand in the table was chosen by "
-        "looking at 30 test images of two other networks; the curves show all. FGSM and BIM are those of the "
+        "steps (see the settings: 10) of an equal share of epsilon. The epsilons in the table were chosen by looking "
+        "at 30 test images of two other networks; the curves show all epsilons. FGSM and BIM are those of the "
         "Adversarial Robustness Toolbox.",
         "Untargeted attacks go away from the true class, targeted ones towards one wrong class for each image, drawn "
         "at random, the same for all (the paper averages over every class as the target; recalled). Without an "
         "attack, 'taken for the target' counts those mistakes that happen to be the target.",
         "The attack's loss is -log of the share that the true (or target) class has of all activations, for both "
         "networks: the convolutional one's training loss. The spread loss, which the capsules are trained with, is "
-        "flat wherever the true class leads by the margin: attacks on it would fail for want of a gradient, which is "
-        "no robustness.",
-        "The gradient of an attack goes through all steps of routing, also where the training's did not.",
+        "flat wherever the true class leads by the margin: attacks on it would fail because there is no gradient, not "
+        "because the network is robust.",
+        "The gradient of an attack goes through all steps of routing, even if the gradient in training did not.",
         "Gradients can still mislead: 'zeros in the gradient' counts pixels that FGSM cannot change, 'random signs' is "
         "noise of the same size. A white box that costs less than the black box, or BIM less than FGSM at the same "
-        "epsilon, means that the gradient hides a weakness. No attack adapted to routing was tried: resistance to "
-        "these two is no proof of robustness.",
+        "epsilon, means that the gradient hides a weakness. No attack designed for routing was tried: resistance to "
+        "these two does not prove robustness.",
     )
 
     def options(self, settings: AdversarialSettings, row: str) -> dict[str, Any]:
@@ -163,21 +164,21 @@ class Adversarial(Comparison[AdversarialSettings]):
         return {**options, "epochs": settings.epochs, "trainer": {**options["trainer"], "extra": extra}}
 
     def job(self, settings: AdversarialSettings, row: str, stop_at: float | None = None) -> Job:
-        """Where the networks are those of a preset of ``smallnorb-em``, the capsules are shared."""
+        """The capsule network is that of ``smallnorb-em`` if the settings are those of one of its presets."""
         if row == CAPSULES and settings.networks in SmallNORBEM.presets.values():
             return SmallNORBEM().job(settings.networks, NETWORKS[row])
         return super().job(settings, row, stop_at)
 
     def begin(self, study: Study) -> None:
-        """Nothing is trained if nothing can be attacked."""
+        """Raises an error before any training if the library of attacks is missing."""
         attacks.attack_library()
 
     def measure(self, study: Study, row: str, given: None) -> dict[str, float]:
-        """Nothing before both networks are there."""
+        """Nothing yet: the attacks need both networks, see :meth:`finish`."""
         return {}
 
     def finish(self, study: Study, given: None) -> None:
-        """Attacks both networks, and shows each what was made on the other."""
+        """Attacks both networks with images made on itself (white box) and on the other (black box)."""
         settings = study.settings
         test, epsilons = data_of(settings.networks.data).test, settings.epsilons["FGSM"]
         sample = attacks.draw_sample(test, study.trained[CAPSULES].classifier.preprocess, settings.images)
@@ -214,8 +215,8 @@ def _figures(network: str, curves: Mapping[attacks.Key, attacks.Curve], noise: a
 
 
 _CURVES = (
-    "Left: accuracy under untargeted attacks. Right: images that targeted attacks make the network take for the "
-    "target, a random wrong class. White box: images made on the network itself; black box: made on the other "
+    "Left: accuracy under untargeted attacks. Right: share of images that the network takes for the target of a "
+    "targeted attack, a random wrong class. White box: images made on the network itself; black box: made on the other "
     "network; random signs (upper row): noise of the same size. Chance is a guess among all classes."
 )
 
@@ -223,7 +224,7 @@ _CURVES = (
 def _images(
     attackers: Mapping[str, attacks.Attacker], sample: attacks.Sample, epsilons: Sequence[float], classes: Sequence[str]
 ) -> Picture:
-    """Two test images with growing epsilon of FGSM, and what each network says of what was made on it."""
+    """Two test images under FGSM with growing epsilon, and the class that each attacked network predicts."""
 
     def cell(attacker: attacks.Attacker, place: int, epsilon: float) -> Cell:
         pixels, label = sample.pixels[place : place + 1], sample.labels[place : place + 1]
@@ -238,15 +239,15 @@ def _images(
         for name, attacker in attackers.items()
     }
     caption = (
-        "Test images after untargeted FGSM in the white box, with growing epsilon (largest change of a pixel in "
-        "[0, 1]). Above each: the class that the network at the left says, red where it is wrong. Of a stereo pair the "
+        "Test images after untargeted white-box FGSM, with growing epsilon (largest change of a pixel in [0, 1]). "
+        "Above each: the class that the network at the left predicts, red if it is wrong. Of each stereo pair, the "
         "first image is shown."
     )
     return Picture(image_grid(rows), caption)
 
 
 def _two_images(attackers: Mapping[str, attacks.Attacker], sample: attacks.Sample) -> list[int]:
-    """Places of the first image that all networks know, and of the first such one of another class."""
+    """Indices of the first image that all networks classify correctly, and of the first such image of another class."""
     known = torch.stack([one.answers(sample.pixels) == sample.labels for one in attackers.values()]).all(0)
     first = int(known.int().argmax())
     other = (sample.labels != sample.labels[first]) & (known if bool(known.any()) else True)

@@ -18,7 +18,7 @@ SABOUR = "Sabour et al. 2017, section on affine transformations"
 
 
 class Tested(NamedTuple):
-    """What both networks are tested on: digits in the middle, a random transform of each, and a few for the curves."""
+    """The test of both networks: centred digits, a random transform of each, and a few digits for the curves."""
 
     test: ImageSet
     affine: Affine
@@ -30,7 +30,7 @@ def _steps(first: int, last: int, step: int, unit: float = 1.0) -> tuple[float, 
 
 
 def factors(pad: int) -> dict[str, Factor]:
-    """What the curves are drawn over, for a training that moved digits by up to ``pad`` pixels."""
+    """The factors on the x axes of the curves, for a training that shifted digits by up to ``pad`` pixels."""
     turned, sheared = (-AFFNIST.rotation, AFFNIST.rotation), (-AFFNIST.shear, AFFNIST.shear)
     return {
         "rotation": Factor("rotation, degrees", _steps(-60, 60, 10), (0.0, 0.0), turned),
@@ -48,7 +48,7 @@ def accuracy_under(network: ImageClassifier, images: ImageSet, affine: Affine, b
 
 @dataclass(frozen=True, kw_only=True)
 class AffineSettings(TrainingOptions):
-    """One preset: how both networks are trained, their shifts apart; the model is that of the capsules.
+    """One preset: how both networks are trained, except the shifts; ``model`` is the capsule network.
 
     Attributes:
         twin_args: arguments of the convolutional network, which give it as many parameters.
@@ -120,20 +120,20 @@ class AffineRobustness(Comparison[AffineSettings]):
     }
     notes: ClassVar[tuple[str, ...]] = (
         "The transformed digits are generated here, one of each test digit, with bilinear interpolation; affNIST's own "
-        "images are not used, so the affine figures are near the published ones in kind, not the same test. The ranges "
-        "are affNIST's as recalled: rotation up to 20 degrees, shear up to 0.2, scale 0.8 to 1.2 in x and in y "
+        "images are not used, so the affine test is similar to the published one, not the same. The ranges are "
+        "affNIST's as recalled: rotation up to 20 degrees, shear up to 0.2, scale 0.8 to 1.2 in x and in y "
         "independently, shift as far as the digit stays on the canvas, here 8 pixels at most.",
-        "Training ends after the first epoch whose validation accuracy reaches 99.23 %, in the quick preset "
-        "99 % (the paper looked at the test images for that), or after 100 epochs, in the quick preset 14; the table "
-        "holds the accuracy that was reached. If the CapsNet falls short, the CNN stops at what it reached instead. "
-        "Validation and test digits are placed at random like those of the training, once and for all.",
-        "The paper says of its convolutional network that it has max pooling, dropout and a similar number of "
-        "parameters; here it has two convolutions and a hidden layer, whose width gives it the parameters of the "
-        "CapsNet with its decoder, within 3 %. The quick preset takes a smaller CapsNet.",
+        "Training ends after the first epoch whose validation accuracy reaches 99.23 % (quick preset: 99 %; the paper "
+        "used the test images for that), or after 100 epochs (quick preset: 14); the table gives the accuracy that was "
+        "reached. If the CapsNet falls short, the CNN stops at what it reached instead. Validation and test digits are "
+        "placed at random as in training, but only once.",
+        "The paper's convolutional network has max pooling, dropout and a similar number of parameters; here it has "
+        "two convolutions and a hidden layer, wide enough for as many parameters as the CapsNet with its decoder, "
+        "within 3 %. The quick preset uses a smaller CapsNet.",
     )
 
     def options(self, settings: AffineSettings, row: str) -> dict[str, Any]:
-        """The network of the row on larger canvases, moved there in training."""
+        """The network of the row, on larger canvases on which training shifts the digits."""
         network: dict[str, Any] = {"model": "matrixcapsnet_cnn", "model_args": settings.twin_args, "loss": ENTROPY}
         if row == CAPSULES:
             routing = option("DynamicRouting", steps=3)
@@ -172,14 +172,14 @@ class AffineRobustness(Comparison[AffineSettings]):
 
 
 _CURVES = (
-    "Accuracy on {} test digits when one factor of the transform is changed and the others stay. Green: what training "
-    "showed; grey: the range of the affine test, where shifts keep the digit on its canvas (in the curve, the largest "
-    "shifts cut off some of it). {}."
+    "Accuracy on {} test digits when one factor of the transform is changed and the others stay. Green: the range seen "
+    "in training; grey: the range of the affine test, where shifts keep the digit on its canvas (in the curve, the "
+    "largest shifts cut off some of it). {}."
 )
 
 
 def _ends(facts: Mapping[str, Mapping[str, Any]]) -> str:
-    """Where the trainings ended."""
+    """How far the trainings went."""
     return "; ".join(
         f"{row} ended at {100 * facts[row]['validation_accuracy']:.2f} % of the validation images after "
         f"{facts[row]['epochs']} epochs" + ("" if facts[row]["reached"] else ", short of the accuracy to stop at")
@@ -188,7 +188,7 @@ def _ends(facts: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _digits(clean: ImageSet, moved: ImageSet) -> Picture:
-    """The first test digit of each class as the networks see it in both tests, a row each."""
+    """The first test digit of each class in both tests, one row for each test."""
     first = [int((clean.labels == label).nonzero()[0]) for label in clean.labels.unique()]
     rows = {"placed\nat random": clean, "affine test": moved}
     caption = (

@@ -14,7 +14,7 @@ SABOUR = "Sabour et al. 2017, table 1"
 
 @dataclass(frozen=True, kw_only=True)
 class MnistDynamicSettings(TrainingOptions):
-    """One preset of the recipe: how all rows are trained, the network of those with capsules, and the baseline.
+    """One preset: how all rows are trained, the network of the rows with capsules, and the baseline.
 
     Attributes:
         cnn: the baseline.
@@ -28,7 +28,7 @@ class MnistDynamicSettings(TrainingOptions):
 
 
 class Row(NamedTuple):
-    """A row with capsules: steps of dynamic routing, weighting of the margin loss; None for no reconstruction."""
+    """A row with capsules: steps of dynamic routing, and weighting of the margin loss, None without reconstruction."""
 
     steps: int
     weighting: Weighting | None
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 CAPSNET, CNN = "3 steps, reconstruction weighted as in the paper", "CNN baseline"
 """The CapsNet of the paper, and the network without capsules."""
 
-_ONE_FIGURE = f"{SABOUR}: the same figure, the paper has one"
+_ONE_FIGURE = f"{SABOUR}: the same figure, the paper gives only one"
 
 PUBLISHED: dict[str, tuple[Row | None, float, str]] = {
     "1 step, no reconstruction": (Row(1, None), 0.34, f"{SABOUR}: ± 0.032"),
@@ -51,18 +51,18 @@ PUBLISHED: dict[str, tuple[Row | None, float, str]] = {
 """The rows that are trained, with the error in the paper and what must be known about it."""
 
 ROWS: dict[str, Row | None] = {row: kind for row, (kind, _, _) in PUBLISHED.items()}
-"""What is different in each; None for the network without capsules."""
+"""How the rows differ; None for the network without capsules."""
 
 ELSEWHERE: dict[str, tuple[float, str]] = {
     "public port, Keras": (0.34, "XifengGuo/CapsNet-Keras: ± 0.016, three seeds, 50 epochs"),
     "public port, TensorFlow": (0.36, "naturomics/CapsNet-Tensorflow"),
 }
-"""Published figures of what is not trained here."""
+"""Published figures of networks that are not trained here."""
 
 
 @register_recipe
 class MnistDynamic(Comparison[MnistDynamicSettings]):
-    """Dynamic routing on MNIST: how many steps, and what the reconstruction is worth."""
+    """Dynamic routing on MNIST: the effect of the number of steps and of the reconstruction."""
 
     name: ClassVar[str] = "mnist-dynamic"
     title: ClassVar[str] = "CapsNet on MNIST: routing steps and reconstruction"
@@ -97,18 +97,19 @@ class MnistDynamic(Comparison[MnistDynamicSettings]):
     notes: ClassVar[tuple[str, ...]] = (
         "All rows of a preset are trained alike. Reconstruction weighs 0.0005 times the sum of squared errors in the "
         "paper's text and in the released code; but the code halves the margin loss and averages it over the classes, "
-        "so that beside it reconstruction weighs 20 times more. The paper has one figure, which stands in both rows.",
+        "so that beside it reconstruction weighs 20 times more. The paper gives one figure, which is shown in both "
+        "rows.",
         "The paper preset: Adam at 0.001, falling by 4 % every 2,000 steps of 128 images, as in the released code, "
         "shifts by up to 2 pixels, all 60,000 training images, 641 epochs of 468 full batches (300,000 steps). The "
         "published figures are means over three trainings.",
         "The quick preset trains smaller networks for 8 epochs on 54,000 images: capsnet_small, 5 x 5 kernels, 64 "
         "channels and 16 primary types, and a baseline with about as many parameters.",
-        "Rows without a figure of ours are other programs' figures, for comparison: of CapsNet in 3 steps with "
+        "Rows without a figure of ours quote other implementations, for comparison: CapsNet with 3 steps and "
         "reconstruction.",
     )
 
     def options(self, settings: MnistDynamicSettings, row: str) -> dict[str, Any]:
-        """Steps and losses of the row; capsules or not."""
+        """Steps and loss of the row, or the baseline."""
         kind = ROWS[row]
         if kind is None:
             return settings.options(model=settings.cnn, model_args=settings.cnn_args, loss=ENTROPY)

@@ -1,4 +1,4 @@
-"""Two digits on top of each other: both are to be told, and taken apart (Sabour et al. 2017, section 5)."""
+"""Two digits on top of each other, to be recognised and separated (Sabour et al. 2017, section 5)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,11 +25,11 @@ class MultiMNISTSettings:
 
     Attributes:
         data: the digits, option of ``torchcaps train``.
-        networks: options of ``torchcaps train`` of each row, see :func:`_network`.
-        batch_size: pairs in a step.
+        networks: options of ``torchcaps train`` for each row, see :func:`_network`.
+        batch_size: pairs in each training step.
         size: height and width of the images.
         shift: largest shift of a digit, in pixels.
-        test_pairs: how many.
+        test_pairs: how many pairs of test digits.
         trainer, speed: options of ``torchcaps train``.
     """
 
@@ -44,7 +44,7 @@ class MultiMNISTSettings:
 
 
 def _network(model: str, epochs: int, rate: float = 1e-3, final: float = 0.01, **arguments: Any) -> dict[str, Any]:
-    """A network whose learning rate falls by the same factor after each epoch, to the share ``final`` in the last."""
+    """A network whose learning rate falls by a constant factor each epoch, in all to ``final`` times the first."""
     decay = falling(final ** (1 / max(epochs - 1, 1)))
     return {"model": model, "model_args": arguments, "epochs": epochs, "optimizer": adam(rate), "scheduler": decay}
 
@@ -57,7 +57,7 @@ SABOUR = "Sabour et al. 2017, section 5"
 
 @register_recipe
 class MultiMNIST(Comparison[MultiMNISTSettings]):
-    """Trains on pairs of overlapping digits and takes them apart."""
+    """Trains on pairs of overlapping digits, and separates them."""
 
     name: ClassVar[str] = "multimnist"
     title: ClassVar[str] = "two digits on top of each other"
@@ -97,14 +97,13 @@ class MultiMNIST(Comparison[MultiMNISTSettings]):
         ),
     }
     notes: ClassVar[tuple[str, ...]] = (
-        "A pair counts only if both digits are told. Pairs of training digits are made anew in every step, test pairs "
-        "are of test digits alone and the same for every seed.",
+        "A pair counts as correct only if both digits are recognised. Pairs of training digits are made anew in every "
+        "step; test pairs consist of test digits only and are the same for every seed.",
         "The overlap is the intersection of the two bounding boxes over the smaller of them.",
         "The quick preset's CapsNet has 5 x 5 kernels, 32 and 128 channels with batch normalisation, 16 primary types.",
         "The CNN is that of Hinton et al. 2018 (two convolutions with pooling, a hidden layer), trained with the "
-        "cross-entropy against half a probability for each digit. In the quick preset it has a third of the "
-        "CapsNet's epochs (each takes as long), half its learning rate and no batch normalisation: its row says "
-        "little.",
+        "cross-entropy against half a probability for each digit. In the quick preset it has a third of the CapsNet's "
+        "epochs (each takes as long), half its learning rate and no batch normalisation: its figure means little.",
     )
 
     def options(self, settings: MultiMNISTSettings, row: str) -> dict[str, Any]:
@@ -123,7 +122,7 @@ class MultiMNIST(Comparison[MultiMNISTSettings]):
         return pairs
 
     def measure(self, study: Study, row: str, given: Overlaid) -> dict[str, float]:
-        """Both digits must be told."""
+        """The share of pairs in which a digit was missed."""
         return {ERROR: pair_error(study.trained[row].network, given)}
 
     def finish(self, study: Study, given: Overlaid) -> None:
@@ -134,7 +133,7 @@ class MultiMNIST(Comparison[MultiMNISTSettings]):
 
 
 def pair_error(network: ImageClassifier, pairs: Overlaid, batch_size: int = 256) -> float:
-    """The share of pairs, in percent, of which not both digits are told: no credit for one of them."""
+    """The share of pairs, in percent, in which not both digits are recognised: one of two is an error."""
     present = F.one_hot(pairs.labels, network.classes).sum(1).bool()
     said = SeveralLabels(count=2).said(Classifier(network).activations(pairs.images, batch_size))
     return 100 * (1 - (said == present).all(1).double().mean().item())
@@ -142,7 +141,7 @@ def pair_error(network: ImageClassifier, pairs: Overlaid, batch_size: int = 256)
 
 @torch.no_grad()
 def _picture(network: CapsuleClassifier, pairs: Overlaid, count: int = 7) -> Picture:
-    """Pairs, taken apart in two colours, and what the capsules say of wrong and of absent digits (figure 5)."""
+    """Pairs, separated in two colours, and what the capsules of wrong and of absent digits draw (figure 5)."""
     device = next(network.parameters()).device
     capsules = network.encode(pairs.images.to(device))
     told = capsules.activation.topk(2, dim=1).indices.cpu()
@@ -160,7 +159,7 @@ def _picture(network: CapsuleClassifier, pairs: Overlaid, count: int = 7) -> Pic
         rows[f"capsules:\n{name}"] = [Cell(two_colours(drawn[place]), _digits(labels[place])) for place in places]
     caption = (
         "Test pairs, their two digits in red and green, and reconstructions of single class capsules in the same "
-        "colours: of the true classes, of the two most active ones (the last columns: pairs that were not told right), "
+        "colours: of the true classes, of the two most active ones (the last columns: pairs that were misclassified), "
         "and of one true and the least active class, which is not in the image."
     )
     return Picture(image_grid(rows, 1.25), caption)

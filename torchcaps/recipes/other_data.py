@@ -26,7 +26,7 @@ HINTON = "Hinton, Sabour & Frosst 2018"
 
 @dataclass(frozen=True)
 class OtherDataSettings:
-    """One preset of a recipe: the images, and the networks that are trained, by row."""
+    """One preset: the images, and the networks that are trained, by row."""
 
     data: Mapping[str, Any]
     networks: Mapping[str, TrainingOptions]
@@ -36,14 +36,14 @@ class OtherData(Comparison[OtherDataSettings]):
     """Base of the recipes that train each network once and test its last epoch.
 
     Attributes:
-        published: the error of each row, ours first, and what must be known about it.
+        published: the error of each row with its source; rows trained here come first.
     """
 
     published: ClassVar[Mapping[str, tuple[float | None, str]]]
 
     def __init_subclass__(cls) -> None:
-        what = "test error of the networks that were trained here, and the published figures"
-        cls.caption = f"{cls.title}: {what}, also of networks that were not."
+        what = "test error of the networks trained here, and published figures"
+        cls.caption = f"{cls.title}: {what}, some of them for networks not trained here."
         cls.lines = tuple(
             Line(row, TEST_ERROR, *figure, elsewhere=row not in (MATRIX, CAPSNET, CNN))
             for row, figure in cls.published.items()
@@ -54,21 +54,21 @@ class OtherData(Comparison[OtherDataSettings]):
         return tuple(settings.networks)
 
     def options(self, settings: OtherDataSettings, row: str) -> dict[str, Any]:
-        """The network of the row as its settings say."""
+        """The network of the row, from the settings."""
         return settings.networks[row].options(data=settings.data)
 
 
 def _em(steps: int, **more: Any) -> dict[str, Any]:
-    """EM routing with standardised costs: sharp from the start."""
+    """EM routing with standardised costs: its assignments are sharp from the start."""
     return option("EMRouting", steps=steps, schedule="linear", inverse_temperature=1.0, standardise=True, **more)
 
 
 def _gentle_em(steps: int) -> dict[str, Any]:
-    """EM routing with the published inverse temperature, at most 0.01: activations begin near a half."""
+    """EM routing with the published inverse temperature, at most 0.01: activations start near one half."""
     return option("EMRouting", steps=steps, schedule="released", inverse_temperature=0.01)
 
 
-# Random changes of colour photographs as the released code of Hinton et al. makes them on smallNORB.
+# Augmentation of colour photographs as in the released code of Hinton et al. for smallNORB.
 _COLOURS: dict[str, Any] = {"brightness": 63 / 255, "contrast": (0.2, 1.8)}
 _CENTRE: dict[str, Any] = {"crop": 24, "flip": True, "standardise": True}
 _LARGE = {"types": 64, "decoder_hidden": None}
@@ -76,7 +76,7 @@ _DYNAMIC, _ORPHAN = option("DynamicRouting", steps=3), option("DynamicRouting", 
 
 
 def _matrix_paper(epochs: int, model: str = "matrixcapsnet", **preprocess: Any) -> TrainingOptions:
-    """As on smallNORB: 3 steps, 0.003, falling by 4 % every 20,000 steps, weight decay 2e-7, batches of 64.
+    """As on smallNORB: 3 routing steps, rate 0.003 falling 4 % every 20,000 steps, weight decay 2e-7, batches of 64.
 
     The decay is beside the mean over the 10 classes in the released code, and beside their sum here.
     """
@@ -87,7 +87,7 @@ def _matrix_paper(epochs: int, model: str = "matrixcapsnet", **preprocess: Any) 
 
 
 def _capsnet_paper(epochs: int, **more: Any) -> TrainingOptions:
-    """As on MNIST: 0.001, falling by 4 % every 2,000 steps, batches of 128."""
+    """As on MNIST: learning rate 0.001, falling by 4 % every 2,000 steps, batches of 128."""
     options = pace(epochs, 1e-3, 128, 0.96 ** (1 / 2000), "step")
     return TrainingOptions(model="capsnet", loss=MARGIN, **{**options, "routing": _DYNAMIC, **more})
 
@@ -103,7 +103,7 @@ _SMALL: dict[str, dict[str, Any]] = {
     CAPSNET: {"model": "capsnet_small", "loss": MARGIN},
     CNN: {"model": "matrixcapsnet_cnn", "loss": ENTROPY},
 }
-"""The networks of the quick and smoke presets; what the quick one has besides, and the smoke one's arguments."""
+"""The networks of the quick and smoke presets; below, what the quick one adds, and the arguments in the smoke one."""
 _FEW = {"channels": 32, "types": (8, 8, 8), "competition": "window"}
 _QUICK: dict[str, dict[str, Any]] = {
     MATRIX: {"model_args": _FEW, "routing": _em(2, sharpness="mean")},
@@ -118,7 +118,7 @@ _SMOKE: dict[str, dict[str, Any]] = {
 
 
 def _quick(row: str, epochs: int, **more: Any) -> TrainingOptions:
-    """Small networks: matrix capsules in one cycle, the last epoch of others at a twentieth of the first one's rate."""
+    """Small networks: matrix capsules in one cycle; the learning rate of others falls to a twentieth of the first."""
     decay = falling(round(0.05 ** (1 / max(epochs - 1, 1)), 3))
     how = cycle(epochs, 5e-3, 32, average=0.998) if row == MATRIX else {"epochs": epochs, "scheduler": decay}
     return TrainingOptions(**{**_SMALL[row], **_QUICK[row], **how, **more})
@@ -136,7 +136,7 @@ def _smoke(*rows: str) -> OtherDataSettings:
 
 DEEPCAPS = "DeepCaps"
 
-ELSEWHERE = "Rows without a figure of ours are other networks, published figures for comparison."
+ELSEWHERE = "Rows without a figure of ours are published figures of other networks, for comparison."
 QUICK = (
     "The quick preset's MatrixCapsNet has 32 channels, 8 types of capsules in each layer, two steps of EM routing with "
     "soft E-steps, normalised poses, and competition within windows; all its rows train for a few minutes on one core."
@@ -155,7 +155,7 @@ class MnistEM(OtherData):
         DEEPCAPS: (0.28, "Rajasegaran et al. 2019"),
         "Efficient-CapsNet": (0.26, "Mazzia et al. 2021, mean of single networks"),
         "CapsNet with Max-Min normalisation": (0.20, "Zhao et al. 2019, single network"),
-        "ResCaps": (0.72, "TNNLS 2025, as its summary gives it"),
+        "ResCaps": (0.72, "TNNLS 2025, as given in its summary"),
     }
     presets: ClassVar = {
         "paper": OtherDataSettings(option("MNIST", validation=0), {MATRIX: _matrix_paper(320, shift=2)}),
@@ -185,7 +185,7 @@ class Fashion(OtherData):
         CAPSNET: (9.4, "public port naturomics/CapsNet-Tensorflow"),
         CNN: (None, ""),
         DEEPCAPS: (5.27, "Rajasegaran et al. 2019"),
-        "DCNet++": (5.35, "as an issue thread of a public port quotes it"),
+        "DCNet++": (5.35, "as quoted in an issue thread of a public port"),
         "variational Bayes routing": (5.2, "Ribeiro et al. 2020, recalled"),
     }
     presets: ClassVar = {
@@ -205,8 +205,8 @@ class Fashion(OtherData):
     notes: ClassVar[tuple[str, ...]] = (
         ELSEWHERE,
         QUICK,
-        "The port's schedule is not known to us: the paper preset trains as the papers do on MNIST and smallNORB, "
-        "300,000 steps of each capsule network.",
+        "The schedule of the port is not known: the paper preset trains as the papers do on MNIST and smallNORB, "
+        "300,000 steps for each capsule network.",
     )
 
 
@@ -247,14 +247,14 @@ class Cifar10(OtherData):
         "smoke": _smoke(MATRIX, CAPSNET, CNN),
     }
     notes: ClassVar[tuple[str, ...]] = (
-        "The quick preset's figures come from lossy pixels: the images that were at hand are a public copy of CIFAR-10 "
-        "that had been re-encoded as JPEG, not the original files. The recipe reads the original ones where they are.",
+        "The quick preset's figures come from lossy pixels: the images available here were a public copy of CIFAR-10 "
+        "re-encoded as JPEG, not the original files. The recipe reads the original files if they are there.",
         ELSEWHERE,
         QUICK,
-        "In the quick preset each network sees 24 x 24 pixels: a random part, half of them mirrored, in training, the "
-        "centre in the test. In the paper preset so do CapsNet and the CNN; MatrixCapsNet sees 32 x 32.",
+        "In the quick preset each network sees 24 x 24 pixels: a random crop, mirrored half of the time, in training, "
+        "the centre in the test. The paper preset does the same for CapsNet and the CNN; MatrixCapsNet sees 32 x 32.",
         "CapsNet has 64 primary types (paper preset), a zero logit for children that belong to no class, and no "
-        "reconstruction, as the released code has it; its convolutions are not padded here. MatrixCapsNet's settings "
-        "on CIFAR-10, but for A, are those of smallNORB, 300,000 steps; in the paper preset its EM routing has the "
-        "published inverse temperature.",
+        "reconstruction, as in the released code; unlike there, its convolutions are not padded. MatrixCapsNet's "
+        "settings on CIFAR-10, but for A, are those of smallNORB, 300,000 steps; in the paper preset its EM routing "
+        "has the published inverse temperature.",
     )

@@ -1,4 +1,4 @@
-"""What the dimensions of a pose draw: the sweeps of Sabour et al. 2017, figure 4, for trained networks."""
+"""What the dimensions of a pose change in the reconstruction: the sweeps of Sabour et al. 2017, figure 4."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,11 +26,11 @@ ROWS: dict[str, tuple[type[Comparison[Any]], str]] = {
     PLACED: (affine.AffineRobustness, affine.CAPSULES),
     OVERLAID: (multimnist.MultiMNIST, multimnist.CAPSULES),
 }
-"""The networks with a decoder of other recipes: which recipe, which row."""
+"""The networks of other recipes that have a decoder: which recipe, which row."""
 
 
 def digits_for(trained: Trained) -> ImageSet:
-    """Test images of single digits, prepared for a network; in the middle of its canvas, if that is larger."""
+    """Test images of single digits, prepared for a network; in the middle of its canvas if that is larger."""
     data, (_, height, width) = trained.data, trained.network.image_shape
     test = (data.data if isinstance(data, Pairs) else data).test
     if trained.classifier.image_shape == test.image_shape:
@@ -49,9 +49,9 @@ class PerturbSettings:
 
     Attributes:
         images: of each class, whose sweeps are measured.
-        idle: a dimension of a class that changes its pictures less than this, in percent of the range of greys, has
-            hardly any effect.
-        drawn: labels of the classes in the picture.
+        idle: a dimension of a class that changes its pictures by less, in percent of the range of greys, counts as one
+            with hardly any effect.
+        drawn: labels of the classes whose sweeps the picture shows.
         tested: how many test images are reconstructed, chosen at random.
         rows: which networks; all if empty.
     """
@@ -65,7 +65,7 @@ class PerturbSettings:
 
 @register_recipe
 class Perturb(Comparison[PerturbSettings]):
-    """Moves one number of a pose at a time and looks at what is drawn."""
+    """Moves one number of a pose at a time, and measures how the reconstruction changes."""
 
     name: ClassVar[str] = "perturb"
     title: ClassVar[str] = "what the dimensions of a pose draw"
@@ -83,15 +83,15 @@ class Perturb(Comparison[PerturbSettings]):
         "smoke": PerturbSettings(images=2, drawn=(2, 4), tested=100, rows=(mnist_dynamic.CAPSNET, PLACED, OVERLAID)),
     }
     notes: ClassVar[tuple[str, ...]] = (
-        "The networks are those with a decoder of the recipes mnist-dynamic, affine (digits placed at random) and "
-        "multimnist (shown single digits in the middle), with the same preset. Each number of the "
-        "pose of an image's true class is moved from -0.25 to 0.25 in steps of 0.05, as in the paper, for the first "
-        "10 test images (smoke: 2) of each class. The paper shows pictures and has no figures.",
+        "The networks are those of the recipes mnist-dynamic, affine (digits placed at random) and multimnist (tested "
+        "on single digits in the middle) that have a decoder, with the same preset. Each number of the pose of an "
+        "image's true class is moved from -0.25 to 0.25 in steps of 0.05, as in the paper, for the first 10 test "
+        "images (smoke: 2) of each class. The paper shows pictures and has no figures.",
         "The change of a dimension is the mean absolute difference between the image drawn at ±0.25 and the one drawn "
         "from the pose as it is, in percent of the range from black to white, over all pixels: most of a digit's "
         "picture is black, so 1 % is much. It is averaged over the images of a class; the median is over the "
-        "dimensions of all classes, because each class has dimensions of its own. Below 0.5 % a dimension has hardly "
-        "any effect.",
+        "dimensions of all classes, because each class has its own dimensions. Below 0.5 % a dimension has hardly any "
+        "effect.",
         "The error is the root of the mean squared error over all pixels of 2000 test images (paper: all, smoke: 100), "
         "drawn from the capsule of the true class.",
     )
@@ -107,7 +107,7 @@ class Perturb(Comparison[PerturbSettings]):
         figure = sweep_figure(drawn, default_sweep().tolist(), row)
         caption = (
             f"{row}: test images drawn from the capsule of their class while one number of its pose moves; in the "
-            "middle column the pose is as it was. Behind each row, how much the ends differ from the middle on "
+            "middle column the pose is unchanged. Right of each row: how much the ends differ from the middle on "
             "average, in percent of the range from black to white."
         )
         study.pictures[run_name("", row).strip("-")] = Picture(figure, caption)
@@ -117,10 +117,10 @@ class Perturb(Comparison[PerturbSettings]):
         }
 
     def finish(self, study: Study, given: Any) -> None:
-        """Each row has a picture of its own."""
+        """Nothing more: each row has its own picture."""
 
 
 def findings(swept: Mapping[int, Sweep], idle: float) -> dict[str, float]:
-    """What the sweeps of each class say in figures, by measure; ``idle`` is that of the settings."""
+    """The figures of the sweeps of all classes, by measure; ``idle`` is that of the settings."""
     change = torch.stack([one.change for one in swept.values()])  # [classes, D]
     return {CHANGE: change.flatten().quantile(0.5).item(), IDLE: 100 * (change < idle).double().mean().item()}

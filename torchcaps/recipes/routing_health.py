@@ -17,13 +17,13 @@ from torchcaps.recipes.two_digits import DYNAMIC, KMEANS, VARIANT, TwoDigits
 
 @dataclass(frozen=True)
 class Source:
-    """A recipe whose networks are looked at.
+    """A recipe whose networks are measured.
 
     Args:
-        label: what its networks are called here.
-        recipe: where its settings and its jobs stand.
-        steps: number of steps that each row is trained with.
-        pairs: rows that differ in nothing but the steps: one with routing, one with uniform assignment.
+        label: prefix of its networks in the table.
+        recipe: trains the networks.
+        steps: number of routing steps that each row is trained with.
+        pairs: rows with routing, each with the row that differs only in its single step, which assigns uniformly.
         primary: whether its networks have layers of capsules below the class capsules.
     """
 
@@ -34,11 +34,11 @@ class Source:
     primary: bool = True
 
     def name(self, row: str) -> str:
-        """What a network is called in the table."""
+        """The row of a network in the table."""
         return f"{self.label}: {row}"
 
     def pair(self, row: str) -> str:
-        """What a network beside its twin with uniform assignment is called in the table."""
+        """The row of the comparison of a network with its twin with uniform assignment."""
         return f"{self.name(row)}, against {self.pairs[row]}"
 
 
@@ -53,11 +53,11 @@ SOURCES: tuple[Source, ...] = (
     Source("single digits", TwoDigits, {DYNAMIC: 3, KMEANS: 3, _ONE: 1, _THREE: 3}, {_THREE: _ONE}, primary=False),
 )
 ROWS: dict[str, tuple[Source, str]] = {one.name(row): (one, row) for one in SOURCES for row in one.steps}
-"""What each network in the table is: of which recipe, which row."""
+"""Recipe and row of each network in the table."""
 
 
 Measure = tuple[Callable[[AtSteps, AtSteps, AtSteps], float | None], str, bool | None]
-"""What is measured with the steps of the training, uniform assignment and 10 steps; unit; whether higher is better."""
+"""Computed from results with the steps of training, with 1 step and with 10; the unit; whether higher is better."""
 
 MEASURES: dict[str, Measure] = {
     "test accuracy, steps as trained": (lambda own, uniform, many: own.accuracy, "%", True),
@@ -79,7 +79,7 @@ def _changed(own: AtSteps, uniform: AtSteps) -> float:
 
 
 def measures(steps: int, primary: bool) -> dict[str, Measure]:
-    """What is measured of a network that was trained with so many steps, with or without layers below the classes."""
+    """The measures of a network trained with ``steps`` steps, with or without layers below the class capsules."""
     missing = {*((UNIFORM, CHANGED) if steps == 1 else ()), *(() if primary else (DEAD_FIRST,))}
     return {name: measure for name, measure in MEASURES.items() if name not in missing}
 
@@ -97,9 +97,9 @@ class RoutingHealthSettings:
 
     Attributes:
         images: how many test images the accuracy is measured on.
-        observed: how many of them the entropy, the polarisation and dead capsules are.
+        observed: how many of them the entropy, the polarisation and dead capsules are measured on.
         steps: of routing at test time, 1 and 10 among them; the number that a network was trained with is added.
-        rows: names of the networks that are looked at, as in the table; all if empty.
+        rows: names of the networks, as in the table; all if empty.
     """
 
     images: int = 1000
@@ -110,7 +110,7 @@ class RoutingHealthSettings:
 
 @register_recipe
 class StepsWorth(Comparison[RoutingHealthSettings]):
-    """Trained networks with more and fewer steps of routing: what they decide, and how decidedly.
+    """Trained networks with more and fewer steps of routing: accuracy, and how sharp the assignments are.
 
     Source: Paik, Kwak & Kim 2019, "Capsule Networks Need an Improved Routing Algorithm"; Mitterreiter, Koch, Giesen &
     Laue 2023, "Why Capsule Neural Networks Do Not Scale: Challenging the Dynamic Parse-Tree Assumption".
@@ -135,17 +135,18 @@ class StepsWorth(Comparison[RoutingHealthSettings]):
     notes: ClassVar[tuple[str, ...]] = (
         smallnorb.LOSSY,
         "The networks are those of the recipes mnist-dynamic, smallnorb-em and two-digits, with the same preset. Paik "
-        "et al. claim that routing seldom beats uniform assignment, does not change the class in most cases, and "
-        "polarises the links the more steps it takes. Mitterreiter et al. claim that capsules starve and networks of "
-        "them do not scale, the more so the deeper they are; these networks are shallow.",
-        "All lines of a network are of the same test images, chosen at random, so that its numbers of steps can be "
-        "compared; only the difference of two networks is of all test images. 1000 images (quick) tell an accuracy to "
-        "about a point where it is near 90 %, to 0.3 points where it is near 99 %; the difference of two networks "
-        "also holds the luck of their seeds.",
-        "Polarisation is the mean over the children of (max R - 1/J) / (1 - 1/J): 0 where all J parents get the same "
-        "of a child, 1 where one gets all. With one step the assignment is uniform by definition: polarisation 0, "
-        "entropy 1. A capsule counts as dead if none of the observed images raises its activation above 0.01.",
-        "With another number of steps than in its training, EM routing keeps the first and the last inverse "
+        "et al. claim that routing seldom beats uniform assignment, rarely changes the predicted class, and polarises "
+        "the links more with every step. Mitterreiter et al. claim that capsules starve and capsule networks do not "
+        "scale, the less the deeper they are; these networks are shallow.",
+        "All figures of a network are measured on the same test images, chosen at random, so that numbers of steps can "
+        "be compared; only the difference between two networks is measured on all test images. With 1000 images "
+        "(quick) the standard error of an accuracy is about a point near 90 % and 0.3 points near 99 %; the difference "
+        "between two networks also depends on their seeds.",
+        "Polarisation is the mean over the children of (max R - 1/J) / (1 - 1/J): 0 if all J parents get the same "
+        "share of a child, 1 if one gets all of it. With one step the assignment is uniform by definition: "
+        "polarisation 0, entropy 1. A capsule counts as dead if none of the observed images raises its activation "
+        "above 0.01.",
+        "With a different number of steps than in training, EM routing keeps the first and the last inverse "
         "temperature of the training, so that only the assignment differs.",
     )
 
@@ -156,7 +157,7 @@ class StepsWorth(Comparison[RoutingHealthSettings]):
         return {label: data_of(preset.data).test for label, preset in presets.items()}
 
     def measure(self, study: Study, row: str, given: Mapping[str, ImageSet]) -> dict[str, float]:
-        """With every number of steps."""
+        """Accuracy and health of the network with every number of steps."""
         (source, own), trained, settings = ROWS[row], study.trained[row], study.settings
         images = trained.classifier.prepared(at_random(given[source.label], settings.images))
         steps = sorted({*settings.steps, source.steps[own]})
@@ -165,7 +166,7 @@ class StepsWorth(Comparison[RoutingHealthSettings]):
         return findings(points, source.steps[own])
 
     def finish(self, study: Study, given: Mapping[str, ImageSet]) -> None:
-        """What training with routing is worth, and curves over the steps."""
+        """The gain from training with routing, and curves over the steps."""
         for source in SOURCES:
             study.figures |= differences(source, study.trained)
         for label, rows in study.curves.items():
@@ -173,7 +174,7 @@ class StepsWorth(Comparison[RoutingHealthSettings]):
 
 
 def findings(points: Mapping[int, AtSteps], trained: int) -> dict[str, float]:
-    """The lines of one network, by measure, from points by number of steps, 1, 10 and ``trained`` among them."""
+    """The figures of one network, by measure, from the results of each number of steps, also 1, 10 and ``trained``."""
     three = points[trained], points[1], points[10]
     kinds = measures(trained, primary=len(three[0].layers) > 1)
     found = {name: value(*three) for name, (value, _, _) in kinds.items()}

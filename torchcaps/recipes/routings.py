@@ -1,4 +1,4 @@
-"""Which routing should I take? One small network under every routing: same data, budget, schedule and loss."""
+"""Which routing should I take? One small network with every routing: same data, budget, schedule and loss."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,16 +24,16 @@ from torchcaps.routing import create_routing
 from torchcaps.routing.base import ROUTINGS
 
 SHARPNESS = 10.0
-"""What the loss multiplies activations by before its softmax."""
+"""Factor of the activations in the softmax of the loss."""
 
 BINS = 15
-"""Of what a network says, for how far it is from being right as often as it says."""
+"""Bins of confidence in the expected calibration error."""
 
 SETTINGS: dict[str, dict[str, Any]] = {"attention": {"readout": True}, "heinsen_2022": {"normalise": False}}
-"""Arguments of those routings whose defaults leave all class capsules equally long."""
+"""Arguments of the routings whose defaults make all class capsules equally long."""
 
 IN_PLACE_OF = {"hard_kmeans": "euclidean"}
-"""Of a routing that cannot train, the one whose trained network it routes at the test."""
+"""A routing that cannot train is tested in the network that was trained with this one."""
 
 ROWS = tuple(sorted(name for name, kind in ROUTINGS.items() if kind.__module__.startswith("torchcaps.")))
 
@@ -65,7 +65,7 @@ def _lines() -> Iterator[Line]:
 
 
 def kept_for_backward(layer: torch.nn.Module, children: Any) -> int:
-    """Bytes that a layer keeps between forward and backward, beside its parameters; each storage counts once."""
+    """Bytes that a layer keeps for the backward pass, besides its parameters; each storage counts once."""
     parameters = {one.untyped_storage().data_ptr() for one in layer.parameters()}
     kept: dict[int, int] = {}
 
@@ -75,14 +75,14 @@ def kept_for_backward(layer: torch.nn.Module, children: Any) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        alive = layer(children)  # until all is counted: no storage takes the place of another
+        alive = layer(children)  # until all is counted, so that no address is used twice
     total = sum(size for place, size in kept.items() if place not in parameters)
     del alive
     return total
 
 
 def kept_an_image(network: CapsuleClassifier, images: Tensor) -> float:
-    """Bytes that the class capsules keep more of all of these images than of half of them, for each image more."""
+    """Bytes that the class capsules keep for each additional image: for all images less those for half of them."""
     children, half = network.children_of(images), len(images) // 2
     fewer = Capsules(children.pose[:half].contiguous(), children.activation[:half].contiguous())
     more = kept_for_backward(network.class_caps, children) - kept_for_backward(network.class_caps, fewer)
@@ -90,7 +90,7 @@ def kept_an_image(network: CapsuleClassifier, images: Tensor) -> float:
 
 
 def fastest(calls: Mapping[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, float]:
-    """Seconds of the fastest of so many calls, all in turn after one that does not count."""
+    """Seconds of the fastest of ``rounds`` calls of each, taken in turn after one call to warm up."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 1):
         for name, call in calls.items():
@@ -103,7 +103,7 @@ def fastest(calls: Mapping[str, Callable[[], object]], rounds: int, device: torc
 
 
 class Tested(NamedTuple):
-    """What all networks are tested on: images, and the same under random transforms."""
+    """The test of all networks: images, and the same images under random transforms."""
 
     test: ImageSet
     moved: ImageSet
@@ -114,7 +114,7 @@ class RoutingsSettings(TrainingOptions):
     """One preset: how every network is trained.
 
     Attributes:
-        rounds: in which the training step of each network is timed.
+        rounds: how often the training step of each network is timed.
     """
 
     rounds: int = 20
@@ -135,11 +135,11 @@ _LOSS = option("LengthCrossEntropy", inverse_temperature=SHARPNESS)
 
 @register_recipe
 class RoutingsSideBySide(Comparison[RoutingsSettings]):
-    """Trains one body with every routing, and measures what they are worth and what they cost."""
+    """Trains one network with every routing, and measures accuracy, calibration and cost."""
 
     name: ClassVar[str] = "routings"
-    title: ClassVar[str] = "one small network under every routing: which one should I take?"
-    source: ClassVar[str] = "no paper has compared them; the papers of each: docs/routings.md"
+    title: ClassVar[str] = "one small network with every routing: which one should I take?"
+    source: ClassVar[str] = "no paper has compared them; for the paper of each see docs/routings.md"
     rows: ClassVar = ROWS
     lines: ClassVar = tuple(_lines())
     presets: ClassVar = {
@@ -170,33 +170,35 @@ class RoutingsSideBySide(Comparison[RoutingsSettings]):
         ),
     }
     notes: ClassVar[tuple[str, ...]] = (
-        "Nobody published these figures. Every network has the same convolution, the same primary capsules and one "
-        "layer of class capsules with full transforms, but for heinsen_2022 and homogeneous, whose transforms are "
-        "their own. Nothing was tuned for any of them: the default settings of each, but for attention, which has its "
-        "readout, and heinsen_2022, which does not normalise its parents at the end (otherwise all classes are equally "
-        "long); one learning rate for all; and, for all, cross-entropy of the softmax of ten times the activations, "
-        "whatever their authors use.",
-        "hard_kmeans cannot train: it routes, at the test, what euclidean learned.",
-        "The quick preset trains on 5,000 of the digits of MNIST, moved by up to 2 pixels, for 4 epochs: one layer of "
-        "128 capsules, whose poses are vectors. It says little about deep networks, matrix poses and long schedules.",
-        "The affine test has one random transform of each test digit, generated here in the ranges of affNIST, on the "
-        "canvas of 28 x 28 pixels.",
-        "The calibration error is of the probabilities that the loss trains, in 15 bins, and of the same with one "
-        "temperature fitted on the validation images. The entropy is that of the last assignment of a child to the "
-        "classes, 1 where all get the same.",
-        "A training step is the forward and backward pass of one batch, the fastest of 20, all networks in turn; kept "
-        "for backward is what the layer of class capsules keeps between them for each image more.",
+        "There are no published figures. Every network has the same convolution, the same primary capsules and one "
+        "layer of class capsules with full transforms, except heinsen_2022 and homogeneous, which have their own "
+        "transforms. Nothing was tuned: each has its default settings, except attention, which has its readout, and "
+        "heinsen_2022, which does not normalise its parents at the end (otherwise all classes are equally long). All "
+        "share one learning rate and one loss, the cross-entropy of the softmax of ten times the activations, whatever "
+        "their authors use.",
+        "hard_kmeans cannot train: it is tested in the network that was trained with euclidean.",
+        "The quick preset trains on 5,000 digits of MNIST, shifted by up to 2 pixels, for 4 epochs; routing goes from "
+        "128 capsules with vector poses to the classes. It says little about deep networks, matrix poses and long "
+        "schedules.",
+        "The affine test has one random transform of each test digit, generated here within the ranges of affNIST, on "
+        "the canvas of 28 x 28 pixels.",
+        "The expected calibration error has 15 bins and is that of the softmax in the loss, without and with a "
+        "temperature fitted on the validation images. The entropy is that of the final assignment of a child to the "
+        "classes; 1 is uniform.",
+        "A training step is the forward and backward pass of one batch, the fastest of 20, with all networks in turn; "
+        "kept for backward is the memory that the layer of class capsules keeps between the two for each additional "
+        "image.",
     )
 
     def options(self, settings: RoutingsSettings, row: str) -> dict[str, Any]:
-        """The body under the routing of the row."""
+        """The network with the routing of the row."""
         own = IN_PLACE_OF.get(row, row)
         kind = ROUTINGS[own]
         routing = option(f"{kind.__module__}.{kind.__qualname__}", **SETTINGS.get(own, {}))
         return settings.options(routing=routing)
 
     def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
-        """Trains the network of a row; of a routing that cannot train, takes another's and routes it so."""
+        """Trains the network of a row; a routing that cannot train is put into the trained network of another."""
         if row not in IN_PLACE_OF:
             return super().train(study, row, stop_at)
         trained = super().train(study, IN_PLACE_OF[row], stop_at)
@@ -211,7 +213,7 @@ class RoutingsSideBySide(Comparison[RoutingsSettings]):
         return Tested(test, replace(test, images=apply_affine(test.images, AffineRanges().draw(test.images))))
 
     def measure(self, study: Study, row: str, given: Tested) -> dict[str, float]:
-        """What the network says of the test images."""
+        """Accuracy and calibration on the test images."""
         trained = study.trained[row]
         network, prepared = trained.network, trained.classifier.prepared
         batch = 4 * study.settings.batch_size
@@ -230,7 +232,7 @@ class RoutingsSideBySide(Comparison[RoutingsSettings]):
         return {name: value for name, value in found.items() if value is not None}
 
     def finish(self, study: Study, given: Tested) -> None:
-        """Times the training steps of all networks, in turn, and counts what their layers keep."""
+        """Times the training steps of all networks, in turn, and measures the memory that their layers keep."""
         settings, device = study.settings, study.lab.device
         networks = {row: one.network for row, one in study.trained.items() if row not in IN_PLACE_OF}
         some = data_of(settings.data).train.__getitems__(list(range(settings.batch_size)))
@@ -242,7 +244,7 @@ class RoutingsSideBySide(Comparison[RoutingsSettings]):
             study.note(row, {STEP: 1000 * seconds, KEPT: kept_an_image(network, images) / 1024})
 
     def pictures(self, outcomes: Sequence[Outcome]) -> dict[str, Picture]:
-        """What the routings are worth and cost, over all seeds, the best under affine transforms first."""
+        """All measures of all routings over all seeds, the best under affine transforms first."""
         return {"answer": answer([outcome.figures for outcome in outcomes])}
 
 
@@ -257,7 +259,7 @@ def _step(network: torch.nn.Module, images: Tensor, labels: Tensor) -> Callable[
 
 
 def answer(figures: Sequence[Mapping[tuple[str, str], float]]) -> Picture:
-    """A panel for each measure with a dot for each routing, the mean over the seeds, and a line, the deviation."""
+    """A panel for each measure, with a dot for each routing, the mean over the seeds, and a line, the deviation."""
     found = {row: [one[row, AFFINE] for one in figures if (row, AFFINE) in one] for row in ROWS}
     rows = sorted((row for row, values in found.items() if values), key=lambda row: mean(found[row]))
     panels = []
@@ -270,7 +272,7 @@ def answer(figures: Sequence[Mapping[tuple[str, str], float]]) -> Picture:
     seeds = f"mean and deviation of {len(figures)} seeds" if len(figures) > 1 else "one seed"
     caption = (
         f"Every routing in one small network, trained alike ({seeds}), the most robust to affine transforms first. "
-        "Further to the left is better but for the entropy, where 0 is a hard assignment and 1 a uniform one. The axes "
-        "are logarithmic but for that of the entropy."
+        "Further to the left is better, except for the entropy, where 0 is a hard assignment and 1 a uniform one. All "
+        "axes but that of the entropy are logarithmic."
     )
     return Picture(dot_panels(rows, panels), caption)

@@ -30,11 +30,11 @@ OVERLAP, PRECISION = "IoU of the boxes", "mAP at IoU 0.5"
 
 
 class Outline(NamedTuple):
-    """What makes an outline of a map: see :func:`~torchcaps.models.boxes_of_maps`.
+    """How a map is turned into an outline: see :func:`~torchcaps.models.boxes_of_maps`.
 
     Args:
-        cut: share of the map's largest value below which nothing counts.
-        reach: side of what a cell speaks for, in cells.
+        cut: values below this share of the map's largest value do not count.
+        reach: side of the square that a cell stands for, in cells.
     """
 
     cut: float
@@ -44,21 +44,21 @@ class Outline(NamedTuple):
 BOX_OUTLINES = tuple(starmap(Outline, product((0.0, 0.02, 0.05, *(tenths / 10 for tenths in range(1, 10))),
                                               (halves / 2 for halves in range(2, 9)))))  # fmt: skip
 PIXEL_OUTLINES = tuple(starmap(Outline, product((0.0, 0.1, 0.2, 0.4), (1.0, 2.0, 3.0))))
-"""Those that are tried with validation scenes."""
+"""The candidates, tried on validation scenes."""
 
 
 def segments(scenes: Tensor, maps: Tensor, said: Tensor, cut: float, reach: float = 1.0) -> Tensor:
-    """Which pixels belong to which class: what is bright, to the class whose map is the largest there.
+    """Which pixels belong to which class: bright ones, to the class whose map is largest there.
 
     Args:
         scenes: (B, C, H, W) in [0, 1].
         maps: of each class, (B, E, H', W'), 0 or more.
-        said: the classes that the network says are there, bool (B, E); no others get pixels.
-        cut: share of its map's largest value that a class must have where it gets a pixel.
+        said: the classes that the network predicts, bool (B, E); no others get pixels.
+        cut: share of its map's largest value that a class must reach at a pixel to get it.
         reach: side of the square, in cells, over which the largest value of a map counts; 1: at the place itself.
 
     Returns:
-        bool (B, E, H, W), at most one class a pixel.
+        bool (B, E, H, W), at most one class for each pixel.
     """
     size = scenes.shape[2:]
     shares = maps / maps.amax((2, 3), keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
@@ -71,7 +71,7 @@ def segments(scenes: Tensor, maps: Tensor, said: Tensor, cut: float, reach: floa
 
 
 def pixel_overlap(batch: Batch, maps: Tensor, said: Tensor, outline: Outline) -> Tensor:
-    """IoU of :func:`segments` with the digits' own pixels, of each class that is there, one after the other."""
+    """IoU of :func:`segments` with the digits' own pixels, of each class that is there; 1-D."""
     assert batch.parts is not None
     there = batch.labels
     own = torch.zeros(*there.shape, *batch.images.shape[2:], dtype=torch.bool, device=there.device)
@@ -82,10 +82,10 @@ def pixel_overlap(batch: Batch, maps: Tensor, said: Tensor, outline: Outline) ->
 
 
 def fit_outlines(network: Any, scenes: ImageSet) -> tuple[Outline, Outline]:
-    """The outline whose boxes, and that whose pixels, overlap most with the true ones, in the mean over some scenes.
+    """The outlines whose boxes, and whose pixels, overlap most with the true ones on average over some scenes.
 
-    As Choe et al. 2020 demand it, "Evaluating Weakly Supervised Object Localization Methods Right": by held-out scenes
-    with boxes, in the same way for all networks, and not by those that are tested on.
+    As Choe et al. 2020, "Evaluating Weakly Supervised Object Localization Methods Right", demand: on held-out scenes
+    with boxes, in the same way for all networks, and not on those of the test.
     """
     boxes, pixels = defaultdict[Outline, float](float), defaultdict[Outline, float](float)
     with evaluating(network) as device:
@@ -108,17 +108,18 @@ def peaks(maps: Tensor, cell: int) -> Tensor:
 
 
 def look(network: Any, batch: Batch, outline: Outline | None = None, threshold: float = 0.5) -> dict[str, Tensor]:
-    """What a network of scenes says of some, beside what is true.
+    """The predictions of a network for some scenes, beside the truth.
 
     Args:
         network: of scenes.
         batch: scenes, prepared for it.
         outline: of the pixels; default: that of the network's boxes.
-        threshold: of the activations of classes that are there.
+        threshold: classes with a larger activation count as predicted.
 
     Returns:
-        ``activation``, ``boxes`` and ``true`` boxes of each class; ``exact``, (B,); of each class that is there, one
-        after the other: whether the map's peak lies in the box, ``point``, and the IoU of ``pixels``.
+        ``activation``, ``boxes`` and ``true`` boxes of each class; ``exact``, whether the predicted classes are the
+        true ones, (B,); for each class that is there, 1-D: ``point``, whether the map's peak lies in the box, and
+        ``pixels``, the IoU of the pixels.
     """
     assert batch.parts is not None
     prediction, maps = network(batch.images), network.maps_of(batch.images).float()
@@ -139,7 +140,7 @@ def look(network: Any, batch: Batch, outline: Outline | None = None, threshold: 
 def look_at_all(
     network: ImageClassifier, scenes: ImageSet, outline: Outline | None = None, batch_size: int = 100
 ) -> dict[str, Tensor]:
-    """What :func:`look` finds, of all scenes."""
+    """The results of :func:`look` for all scenes."""
     with evaluating(network) as device:
         found = [
             {name: values.cpu() for name, values in look(network, batch, outline).items()}
@@ -149,7 +150,7 @@ def look_at_all(
 
 
 def on_larger_canvases(scenes: ImageSet) -> ImageSet:
-    """The same with 1.5 times the width and 4/3 of the height: as much again of each scene."""
+    """The same scenes on canvases with 1.5 times the width and 4/3 of the height, twice the area."""
     scenery = scenes.composition
     if not isinstance(scenery, Scenery):
         raise ValueError(f"scenes must be made by a Scenery, got {type(scenery).__name__}")
@@ -162,8 +163,8 @@ class SceneSettings(TrainingOptions):
     """One preset: how the networks are trained, and on how many scenes they are tested.
 
     Attributes:
-        scenes: of test digits.
-        fitted: scenes of validation digits that outlines are fitted to.
+        scenes: how many scenes of test digits.
+        fitted: how many scenes of validation digits the outlines are fitted to.
         twin_args: arguments of the CNN; those of the capsule networks are ``model_args``.
     """
 
@@ -173,7 +174,7 @@ class SceneSettings(TrainingOptions):
 
 
 def _cycle(epochs: int, rate: float, batch_size: int, **more: Any) -> dict[str, Any]:
-    """AdamW whose learning rate rises and falls once."""
+    """AdamW with a one-cycle learning rate."""
     optimizer = option("torch.optim.AdamW", lr=rate, weight_decay=0.01)
     return {"epochs": epochs, "optimizer": optimizer, "batch_size": batch_size, "scheduler": one_cycle(rate), **more}
 
@@ -184,7 +185,7 @@ def _scenes(data: Mapping[str, Any], **arguments: Any) -> dict[str, Any]:
 
 @register_recipe
 class Scenes(Comparison[SceneSettings]):
-    """Trains on scenes of digits with image labels, and with boxes, and asks what is there and where."""
+    """Trains on scenes of digits with image labels alone, and with boxes; tests what is found, and where."""
 
     name: ClassVar[str] = "scenes"
     title: ClassVar[str] = "which digits are in a scene, and where"
@@ -225,17 +226,17 @@ class Scenes(Comparison[SceneSettings]):
     }
     notes: ClassVar[tuple[str, ...]] = (
         "Scenes of 1 to 4 digits of different classes, 20 to 40 pixels in size, on canvases of 96 x 96 with 8 bits of "
-        "other digits; those to train on are of training digits and new in each epoch, those to test on are of test "
-        "digits and always the same.",
-        "Boxes, peaks and pixels are those of the classes that are there, whether the network says so or not; of a "
-        "class that it does not say, it has no pixels.",
-        "From labels alone, a box is made of the mean and the variance of a class's map, for both networks in the same "
-        "way; with boxes, it is read off the class capsule's pose.",
+        "other digits; training scenes are made of training digits, new in each epoch; test scenes of test digits, "
+        "always the same.",
+        "Boxes, peaks and pixels are evaluated for the classes that are there, whether the network predicts them or "
+        "not; a class that it does not predict gets no pixels.",
+        "From labels alone, a box is computed from the mean and the variance of a class's map, in the same way for "
+        "both networks; with boxes, it is read off the pose of the class capsule.",
         "A pixel belongs to a class if it is bright, and the class's map, divided by its largest value, is larger "
-        "there than those of all others and than its cut.",
-        "What is cut off a map, and for how wide a square a cell of it speaks, is chosen for each network by scenes of "
-        "validation digits, whose boxes and pixels are known, apart for boxes and for pixels; the networks are trained "
-        "on labels all the same.",
+        "there than those of all other classes, and than a threshold.",
+        "This threshold, and the size of the square that a cell of a map stands for, are chosen for each network on "
+        "scenes of validation digits with known boxes and pixels, separately for boxes and for pixels; training from "
+        "labels alone does not see them.",
     )
 
     def options(self, settings: SceneSettings, row: str) -> dict[str, Any]:
@@ -254,7 +255,7 @@ class Scenes(Comparison[SceneSettings]):
         return test.subset(torch.arange(min(study.settings.scenes, len(test))))
 
     def measure(self, study: Study, row: str, given: ImageSet) -> Mapping[str, float]:
-        """What is there and where, on test scenes and on larger canvases."""
+        """Which classes are found, and where, on test scenes and on larger canvases."""
         network: Any = study.trained[row].network
         validation = data_of(study.settings.data).validation
         boxes, pixels = fit_outlines(
@@ -274,16 +275,16 @@ class Scenes(Comparison[SceneSettings]):
         }
 
     def finish(self, study: Study, given: ImageSet) -> None:
-        """The first scenes, with the boxes that each network says: a row a network."""
+        """The first scenes with the predicted boxes, one row for each network."""
         batch = given.__getitems__(list(range(min(5, len(given)))))
         each = [drawn(trained.network, batch, given.classes) for trained in study.trained.values()]
         figure = boxes_figure([one for row in each for one in row], given.classes, len(batch.images))
-        caption = f"The first test scenes and what is said of them. From top: {'; '.join(study.trained)}. Dotted: true."
+        caption = f"The first test scenes with the predictions. From the top: {'; '.join(study.trained)}. Dotted: true."
         study.pictures["boxes"] = Picture(figure, caption)
 
 
 def drawn(network: Any, batch: Batch, classes: tuple[str, ...], threshold: float = 0.5) -> list[Boxed]:
-    """Scenes with the boxes of the classes that a network says are there, and the true ones."""
+    """Scenes with the boxes of the classes that a network predicts, and the true ones."""
     assert batch.parts is not None
     with evaluating(network) as device:
         prediction = network(batch.images.to(device))

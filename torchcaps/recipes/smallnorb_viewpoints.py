@@ -17,7 +17,7 @@ HINTON = "Hinton, Sabour & Frosst 2018, table 2, recalled"
 
 VIEWPOINTS: tuple[Viewpoints, ...] = ("azimuth", "elevation")
 NETWORKS: dict[str, str] = {"capsules": smallnorb.BASE, "convolutional": smallnorb.CNN}
-"""The rows of :data:`torchcaps.recipes.smallnorb.ROWS` that are compared, the one that sets the accuracy first."""
+"""The rows of :data:`torchcaps.recipes.smallnorb.ROWS` that are compared; the first sets the accuracy to match."""
 
 ROWS = {f"{viewpoints}, {network}": (viewpoints, network) for viewpoints in VIEWPOINTS for network in NETWORKS}
 
@@ -42,10 +42,10 @@ def data_from(settings: SmallNORBSettings, viewpoints: Viewpoints, tested: TestV
 
 @register_recipe
 class SmallNORBViewpoints(Comparison[SmallNORBSettings]):
-    """Two networks that know a third of the viewpoints equally well: how well do they know the others?
+    """Two networks trained to the same accuracy on a third of the viewpoints: how well do they do on the others?
 
-    The network with capsules is trained to the end of its last epoch; the other one until its validation accuracy, on
-    familiar viewpoints, is the same.
+    The capsule network is trained for all of its epochs; the other one until its validation accuracy, on familiar
+    viewpoints, is the same.
     """
 
     name: ClassVar[str] = "smallnorb-viewpoints"
@@ -74,25 +74,25 @@ class SmallNORBViewpoints(Comparison[SmallNORBSettings]):
     }
     notes: ClassVar[tuple[str, ...]] = (
         smallnorb.LOSSY,
-        "The convolutional network is stopped at the validation accuracy that the capsules end with, looked at several "
+        "The convolutional network is stopped at the validation accuracy that the capsules end with, checked several "
         "times an epoch; the paper stopped the capsules at the error of the convolutional network. Validation images "
         "show toys of the training half from familiar viewpoints: the familiar test errors, on other toys, may differ.",
-        "Settings are those of smallnorb-em but for the epochs and, in the quick preset, the convolutional network's "
-        "learning rate, which stays as it is; a tenth of the training images is for validation.",
+        "Settings are those of smallnorb-em except the epochs and, in the quick preset, the learning rate of the "
+        "convolutional network, which stays constant; a tenth of the training images is for validation.",
     )
 
     def present(self, settings: SmallNORBSettings) -> tuple[str, ...]:
-        """All rows: those of the settings are of the other recipe."""
+        """All rows: ``settings.rows`` names rows of ``smallnorb-em``."""
         return self.rows
 
     def options(self, settings: SmallNORBSettings, row: str) -> dict[str, Any]:
-        """As in ``smallnorb-em``, with a third of the viewpoints."""
+        """As in ``smallnorb-em``, on a third of the viewpoints."""
         viewpoints, network = ROWS[row]
         options = SmallNORBEM().options(settings, NETWORKS[network])
         return {**options, "data": data_from(settings, viewpoints, "familiar")}
 
     def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
-        """On familiar viewpoints, and on those that were left out of training."""
+        """The errors on familiar viewpoints, and on those left out of training."""
         trained = study.trained[row]
         novel = data_of(data_from(study.settings, ROWS[row][0], "novel")).test
         return {FAMILIAR: trained.test_error, NOVEL: trained.error_on(novel)}

@@ -1,4 +1,4 @@
-"""Poses that move: the class of one image with the pose of another (after Rajasegaran et al. 2019, DeepCaps)."""
+"""Pose transfer: the class of one image drawn with the pose of another (after Rajasegaran et al. 2019, DeepCaps)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,12 +33,12 @@ MASKED = "masked decoder"
 AGAIN = "the content drawn again"
 JUDGE = "independent classifier on the test images"
 TOLD = {BOTH: "pose_and_class", ALONE: "pose", MASKED: "masked"}
-"""What the decoder of each network is told."""
+"""The input of the decoder of each network."""
 
 KEPT = "content's class seen"
 FOLLOWS = {name: f"correlation with the style's {name}" for name in ATTRIBUTES}
 MOVED = ("slant", "thickness")
-"""What the read-out moves."""
+"""The attributes that the read-out changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class TransferSettings(TrainingOptions):
 
     Attributes:
         weight: of the reconstruction in the loss.
-        noise: on the poses that a decoder is told: standardised ones, and others.
+        noise: on the poses that a decoder gets in training: on standardised poses, and on others.
         judge: options of the independent classifier's training, over those of the networks.
         pairs: of test images, of different classes.
         fitted: training images that the read-out is fitted to.
@@ -61,7 +61,7 @@ class TransferSettings(TrainingOptions):
 
 
 class Posed(NamedTuple):
-    """Images and the pose of the class that a network sees in each.
+    """Images, and the pose of the class that a network sees in each.
 
     Args:
         pictures: (N, C, H, W).
@@ -87,14 +87,14 @@ class Posed(NamedTuple):
 
 
 def posed(network: CapsuleClassifier, images: ImageSet) -> Posed:
-    """What a network sees in images that were prepared for it."""
+    """The class capsules of a network for images that were prepared for it."""
     batch = images.__getitems__(list(range(len(images))))
     capsules = encoded(network, batch.images, at_once=250)
     return Posed(batch.pictures, batch.labels, capsules, capsules.activation.argmax(1))
 
 
 def pairs_of(labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Places of contents and of styles of other classes, at random, each place at most once in either."""
+    """Indices of contents and styles in random pairs of different classes; each index at most once on either side."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     other = order.roll(1)
     different = labels[order] != labels[other]
@@ -102,14 +102,14 @@ def pairs_of(labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def correlation(one: Tensor, other: Tensor) -> float:
-    """Pearson's, of what is finite in both."""
+    """Pearson's correlation of the pairs in which both are finite."""
     there = one.isfinite() & other.isfinite()
     return torch.corrcoef(torch.stack([one[there], other[there]]))[0, 1].item()
 
 
 @register_recipe
 class Transfer(Comparison[TransferSettings]):
-    """Draws contents with the poses of styles, and lets a classifier and a ruler judge."""
+    """Draws contents with the poses of styles; a classifier and measured attributes judge the result."""
 
     name: ClassVar[str] = "transfer"
     title: ClassVar[str] = "the class of one image with the pose of another"
@@ -163,22 +163,22 @@ class Transfer(Comparison[TransferSettings]):
     notes: ClassVar[tuple[str, ...]] = (
         "Pairs of test images of different classes: the content, whose class is drawn, and the style, whose pose it is "
         "drawn with. Both classes are those that the network sees, right or wrong. A classifier of another kind (three "
-        "convolutions), trained apart, must see the content's true class in what is drawn. Slant, thickness, "
-        "aspect and size are measured in the drawn images and in the style images (`torchcaps.explain.attributes`).",
-        "A decoder that is told pose and class: the one-hot class stands beside the pose, and poses are standardised "
-        "in each class, so that a pose says how an image differs from others of its class. The pose of the style "
-        "replaces that of the content as a whole; noise on it in training keeps the class out of it.",
-        "A decoder that is told the pose alone, as in DeepCaps, has to read the class from it, so to take over the "
-        "whole pose would draw the style again. The content's pose is moved instead, as far as a linear read-out "
-        "(fitted to training images) then says slant and thickness of the style image. These two attributes were "
-        "shown to it; the other networks saw none.",
-        "The masked decoder has pose dimensions of its own for each class. The content drawn again, by the network of "
-        "the first row, is the baseline: what comes of pairs alone.",
-        "The quick preset has the first network alone.",
+        "convolutions), trained apart, must see the content's true class in the drawn image. Slant, thickness, aspect "
+        "and size are measured in the drawn images and in the style images (`torchcaps.explain.attributes`).",
+        "A decoder told pose and class gets the one-hot class beside the pose, and poses are standardised within each "
+        "class, so that a pose says how an image differs from others of its class. The pose of the style replaces that "
+        "of the content as a whole; noise on it in training keeps the class out of it.",
+        "A decoder told the pose alone, as in DeepCaps, has to read the class from it, so that the whole pose of the "
+        "style would draw the style again. Instead, the content's pose is moved until a linear read-out, fitted to "
+        "training images, gives slant and thickness of the style image. The read-out was fitted to these two "
+        "attributes; the other networks saw none.",
+        "The masked decoder has separate pose dimensions for each class. The content drawn again, by the network of "
+        "the first row, is the baseline: the correlation of the pairs themselves.",
+        "The quick preset trains the first network only.",
     )
 
     def options(self, settings: TransferSettings, row: str) -> dict[str, Any]:
-        """Alike but for what the decoder is told; the classifier's own for :data:`JUDGE`."""
+        """The same for all rows except the input of the decoder; for :data:`JUDGE`, those of the classifier."""
         if row == JUDGE:
             judge = {"loss": ENTROPY, "model_args": {}, **settings.judge}
             return settings.options(**plain(judge))
@@ -189,7 +189,7 @@ class Transfer(Comparison[TransferSettings]):
         return settings.options(model_args=arguments, **loss)
 
     def begin(self, study: Study) -> "Given":
-        """The independent classifier, and what it is shown: the same pairs for every network."""
+        """The independent classifier, and the pairs, the same for every network."""
         judge = study.lab.train("transfer-judge", self.options(study.settings, JUDGE))
         study.facts[JUDGE] = judge.facts
         study.note(JUDGE, {"accuracy": judge.test_accuracy})
@@ -198,7 +198,7 @@ class Transfer(Comparison[TransferSettings]):
         return Given(judge, contents, styles, attributes(test.images[styles].float() / 255))
 
     def measure(self, study: Study, row: str, given: "Given") -> dict[str, float]:
-        """What the judge sees in the drawn images, and how they follow the styles."""
+        """The share of drawn images whose class the judge sees, and how they follow the styles."""
         trained = study.trained[row]
         network = trained.network
         assert isinstance(network, CapsuleClassifier)
@@ -214,16 +214,16 @@ class Transfer(Comparison[TransferSettings]):
         return given.judged(restyled(network, content, style, given.wanted, readout), content.labels)
 
     def finish(self, study: Study, given: "Given") -> None:
-        """Each row has a picture of its own."""
+        """Nothing more: each row has its own picture."""
 
 
 class Given(NamedTuple):
-    """What all networks are measured with.
+    """The test of all networks.
 
     Args:
         judge: the independent classifier.
-        contents: places of the contents among the test images, (N,).
-        styles: places of the styles, (N,).
+        contents: indices of the contents among the test images, (N,).
+        styles: indices of the styles, (N,).
         wanted: attributes of the styles, (N, A).
     """
 
@@ -242,7 +242,7 @@ class Given(NamedTuple):
 
 
 def read_out(network: CapsuleClassifier, images: ImageSet, trained: Trained) -> Readout:
-    """Slant and thickness from the poses of the classes that a network sees in images, not prepared yet."""
+    """A linear read-out of slant and thickness from the poses of the classes that a network sees in raw images."""
     seen = posed(network, trained.classifier.prepared(images))
     return fit_readout(seen.poses, attributes(seen.pictures)[:, [ATTRIBUTES.index(one) for one in MOVED]], seen.seen)
 
@@ -250,7 +250,7 @@ def read_out(network: CapsuleClassifier, images: ImageSet, trained: Trained) -> 
 def restyled(
     network: CapsuleClassifier, content: Posed, style: Posed, wanted: Tensor, readout: Readout | None
 ) -> Tensor:
-    """The contents with the poses of the styles; with a read-out, moved to where it reads what is wanted."""
+    """The contents with the poses of the styles; with a read-out, with their own poses moved to what is wanted."""
     device = next(network.parameters()).device
     if readout is not None:
         poses = readout.moved(content.poses, wanted[:, [ATTRIBUTES.index(one) for one in MOVED]])

@@ -25,7 +25,7 @@ def set_accuracy(activation: Tensor, present: Tensor, above: float = 0.0) -> flo
     Args:
         activation: (N, E).
         present: bool (N, E), k classes in each row.
-        above: all of the k must be more active than this, too.
+        above: all of the k must also be more active than this.
     """
     ranks = activation.argsort(1, descending=True).argsort(1)
     found = ranks < present.sum(1, keepdim=True)
@@ -61,7 +61,7 @@ ROUTINGS: dict[str, dict[str, Any] | None] = {
 """The routing of each row; None for the network without capsules."""
 
 SINGLE, MOST_ACTIVE, ALSO_SURE = "single digit, accuracy", "{}, the most active", "{}, and above 0.5"
-"""Measures, the last two of a layout: the most active classes are the digits; and all of these are above 0.5."""
+"""Measures; the last two, for each layout: the most active classes are the digits, and all of these are above 0.5."""
 
 PAIRS = ABOVE, BESIDE = "one above the other", "side by side"
 PUBLISHED: dict[tuple[str, str], tuple[float, str]] = {
@@ -75,7 +75,7 @@ TESTED = {row: tuple(LAYOUTS if row in (TWIN, DYNAMIC, KMEANS) else PAIRS) for r
 
 
 def measures(layout: str) -> dict[str, float]:
-    """What is measured on a layout, and how active all of its digits must be."""
+    """The measures on a layout, with the activation that all of its digits must exceed."""
     also_sure = {ALSO_SURE.format(layout): 0.5} if layout in PAIRS else {}
     return {MOST_ACTIVE.format(layout): 0.0, **also_sure}
 
@@ -85,7 +85,7 @@ class TwoDigitsSettings(TrainingOptions):
     """One preset: how every network is trained, and on what it is tested.
 
     Attributes:
-        twin_epochs: of the convolutional twin; None for the same.
+        twin_epochs: of the convolutional twin; None for ``epochs``.
         channels: of the four convolutions; for the variants of K-Means routing ``variant_channels``.
         pairs: how many images of two digits; ``scenes`` of each other layout.
     """
@@ -99,7 +99,7 @@ class TwoDigitsSettings(TrainingOptions):
 
 @register_recipe
 class TwoDigits(Comparison[TwoDigitsSettings]):
-    """Trains on single digits, tests on several: does a capsule's length say that a class is present?"""
+    """Trains on single digits, tests on several: does the length of a capsule show that a class is present?"""
 
     name: ClassVar[str] = "two-digits"
     title: ClassVar[str] = "trained on single digits, tested on several side by side"
@@ -131,14 +131,13 @@ class TwoDigits(Comparison[TwoDigitsSettings]):
         ),
     }
     notes: ClassVar[tuple[str, ...]] = (
-        "A pair counts only if both digits are found. All rows of a preset are trained alike, with the margin loss "
-        "whose absent classes weigh 0.25; the paper preset trains the twin for 20 epochs and the others for 10, as "
-        "published.",
-        "The variants of K-Means routing are to be compared with each other: in the quick preset their convolutions "
-        "have half the channels.",
-        "The published code joins the images of a pair along their first axis, so one stands above the other; no other "
-        "layout was published. Transforms are shared by all places: every layout is an image like any other to these "
-        "networks.",
+        "A pair counts as correct only if both digits are found. All rows of a preset are trained alike, with the "
+        "margin loss in which absent classes weigh 0.25; the paper preset trains the twin for 20 epochs and the others "
+        "for 10, as published.",
+        "Compare the variants of K-Means routing with each other only: in the quick preset their convolutions have "
+        "half the channels.",
+        "The published code joins the images of a pair along their first axis, one above the other; no other layout "
+        "was published. All places share their transforms, so these networks take images of any layout.",
     )
     caption: ClassVar[str] = (
         "Trained on single digits, tested on several: the share of images whose most active classes are exactly the "
@@ -146,7 +145,7 @@ class TwoDigits(Comparison[TwoDigitsSettings]):
     )
 
     def options(self, settings: TwoDigitsSettings, row: str) -> dict[str, Any]:
-        """One network with transforms shared by all places, or its twin; every row has a routing of its own."""
+        """The capsule network, whose transforms all places share, with the routing of the row; or its twin."""
         channels = settings.variant_channels if row in VARIANTS else settings.channels
         network: dict[str, Any] = {"model_args": {"channels": channels}, "loss": option("MarginLoss", down_weight=0.25)}
         if row == TWIN:
@@ -161,7 +160,7 @@ class TwoDigits(Comparison[TwoDigitsSettings]):
         return {name: arrange(test, layout, count[name]) for name, layout in LAYOUTS.items()}
 
     def measure(self, study: Study, row: str, given: Mapping[str, Scenes]) -> dict[str, float]:
-        """Single digits, and the digits of every layout that is in the table."""
+        """Accuracy on single digits, and on every layout in the table."""
         network, found = study.trained[row].network, {SINGLE: study.trained[row].test_accuracy}
         for layout in TESTED[row]:
             images, present = given[layout]

@@ -1,4 +1,4 @@
-"""Capsules over words: questions, film reviews; trained on one class, tested on two (Zhao et al. 2018)."""
+"""Capsules that classify texts: questions, film reviews; trained on one class, tested on two (Zhao et al. 2018)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ZHAO = "Zhao et al. 2018, table 2, with word vectors that others trained"
+ZHAO = "Zhao et al. 2018, table 2, with pretrained word vectors"
 KIM = "Kim 2014, CNN-rand, recalled"
 
 CNN, SOFTMAX = "CNN, a sigmoid for each class", "CNN, softmax"
@@ -42,7 +42,7 @@ ROWS = {f"{name}: {network}": (name, network) for name in ROOTS for network in N
 ACCURACY = "test accuracy"
 MOST_ACTIVE, ABOVE = "two questions in one, the two most active", "two questions in one, exactly those above 0.5"
 TOLD = {MOST_ACTIVE: SeveralLabels(count=2), ABOVE: SeveralLabels(threshold=0.5)}
-"""How two classes are told: where it is known that there are two, and where it is not."""
+"""How two classes are predicted: knowing that there are two, and not knowing it."""
 
 _BEST = {TREC: 92.8, "SUBJ": 93.8, "MR": 82.3, "SST-2": 86.8}
 _CNN = {TREC: 91.2, "SUBJ": 89.6, "MR": 76.1, "SST-2": 82.7}
@@ -58,11 +58,11 @@ class WordsSettings(TrainingOptions):
     """One preset: how every network is trained, and on what it is tested.
 
     Attributes:
-        sizes: arguments of all networks.
-        capsules: of those with capsules, besides.
-        ngrams: of those with capsules over n-grams, besides.
-        ngram_epochs: of these; None for the same.
-        pairs: how many joined texts.
+        sizes: model arguments of all networks.
+        capsules: more arguments of the networks with capsules.
+        ngrams: more arguments of the networks with capsules over n-grams.
+        ngram_epochs: of the networks with capsules over n-grams; None for ``epochs``.
+        pairs: how many joined texts are tested.
     """
 
     sizes: Mapping[str, Any] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class WordsSettings(TrainingOptions):
 
 @register_recipe
 class WordsRecipe(Comparison[WordsSettings]):
-    """Trains on texts of one class each, and tests also on two of them in one."""
+    """Trains on texts of one class each, and tests also on two texts joined into one."""
 
     name: ClassVar[str] = "words"
     title: ClassVar[str] = "questions and reviews; trained on one class, tested on two in one text"
@@ -101,24 +101,24 @@ class WordsRecipe(Comparison[WordsSettings]):
         ),
     }
     notes: ClassVar[tuple[str, ...]] = (
-        "All word vectors start at random and are learned with the network; the published capsules had vectors that "
-        "others trained on 100 billion words. The collections must lie in the folder of the data sets (the environment "
+        "All word vectors start at random and are learned with the network; the published capsules had vectors "
+        "pretrained on 100 billion words. The collections must lie in the folder of the data sets (the environment "
         "variable TORCHCAPS_DATA): trec, mr, subj, sst, in their original form.",
-        "Two test questions of different classes, one behind the other, make one text; it counts only if both classes, "
-        "and no other, are told. No network saw two questions at once in training.",
-        "The published figure of form B is of windows of 3, 4 and 5 words; the released code has 3 and 4. In that code "
-        "all children of a window of convolutional capsules share their transforms, and absent classes weigh 0.25 in "
-        "the loss; here each child has its own, and they weigh 0.5. Batches of 25 and, in forms A and B, 16 types of "
-        "primary capsules and no dropout, as the paper preset has them, are those of the code.",
-        "MR and SUBJ have no test texts of their own: a fifth of each is put aside, where the papers have ten folds.",
+        "Two test questions of different classes are joined into one text; it counts as correct only if exactly these "
+        "two classes are predicted. No network saw two questions at once in training.",
+        "The published figure of form B is for windows of 3, 4 and 5 words; the released code has 3 and 4. In that "
+        "code all children of a window of convolutional capsules share their transforms, and absent classes weigh 0.25 "
+        "in the loss; here each child has its own, and they weigh 0.5. The paper preset takes batches of 25 and, for "
+        "forms A and B, 16 types of primary capsules and no dropout from the code.",
+        "MR and SUBJ have no test texts of their own: a fifth of each is put aside, while the papers use ten folds.",
     )
     caption: ClassVar[str] = (
-        "Trained on one question at a time: the share of joined test questions of which exactly the two classes are "
-        "told."
+        "Trained on one question at a time: the share of joined test questions for which exactly the two classes are "
+        "predicted."
     )
 
     def options(self, settings: WordsSettings, row: str) -> dict[str, Any]:
-        """The network of a row, on the collection of the row."""
+        """The network and the collection of the row."""
         name, kind = ROWS[row]
         network = NETWORKS[kind]
         sizes = {**settings.sizes, **network.get("model_args", {})}
@@ -137,7 +137,7 @@ class WordsRecipe(Comparison[WordsSettings]):
         return joined(test, study.settings.pairs)
 
     def measure(self, study: Study, row: str, given: TextSet) -> dict[str, float]:
-        """Questions of one class, and of two."""
+        """Accuracy on questions of one class and, for TREC, of two."""
         trained = study.trained[row]
         found = {ACCURACY: trained.test_accuracy}
         if ROWS[row][0] == TREC:
@@ -147,26 +147,26 @@ class WordsRecipe(Comparison[WordsSettings]):
         return found
 
     def finish(self, study: Study, given: TextSet) -> None:
-        """Bars of the joined questions, and some of them in colour."""
+        """Bars for the joined questions, and some of these in colour."""
         rows = [row for row in study.trained if ROWS[row][0] == TREC]
         told = {name: [study.figures[row, name] for row in rows] for name in TOLD}
         study.pictures["pairs"] = Picture(pairs_figure([ROWS[row][1] for row in rows], told), self.caption)
         for row in rows:
             if ROWS[row][1] in (CAPSULES, ENCODER, POOLED):
                 caption = (
-                    f"Joined test questions. What each word spoke for ({ROWS[row][1]}): the colour is that of the "
-                    "class to which routing gave the capsules that saw the word; strong where no word spoke more."
+                    f"Joined test questions ({ROWS[row][1]}): each word has the colour of the class to which routing "
+                    "assigned the capsules that saw it, the stronger the more they contributed."
                 )
                 name = "-".join(["colours", *ROWS[row][1].lower().replace(",", "").split()])
                 study.pictures[name] = Picture(_coloured(study.trained[row], given), caption)
 
 
 def pairs_figure(networks: Sequence[str], told: Mapping[str, Sequence[float]]) -> "Figure":
-    """Bars of the joined questions that each network told rightly, in percent, by how they were told."""
+    """Bars of the joined questions that each network classified correctly, in percent, with and without the count."""
     figure = new_figure(7.5, 3.6)
     axes = figure.add_subplot()
     bars_upwards(axes, networks, told, digits=1)
-    axes.set_ylabel("both classes told, %")
+    axes.set_ylabel("both classes correct, %")
     axes.set_title("Two questions in one text", fontsize=11)
     axes.legend(fontsize=8, frameon=False)
     axes.margins(y=0.3)
@@ -174,19 +174,19 @@ def pairs_figure(networks: Sequence[str], told: Mapping[str, Sequence[float]]) -
 
 
 def _coloured(trained: Trained, pairs: TextSet, count: int = 8) -> "Figure":
-    """The first joined questions that are not too long, each word in the colour of the class that it spoke for."""
+    """The first joined questions that are not too long, each word in the colour of the class that it supports."""
     classifier = trained.classifier
     network = classifier.network
     assert isinstance(network, TextClassifier)
     assert classifier.words is not None
     chosen = [text for text in pairs.texts if len(text) < 110][:count]
-    titles = [f"told: {', '.join(answer.top(2))}" for _, answer in classifier.stream(chosen)]
+    titles = [f"predicted: {', '.join(answer.top(2))}" for _, answer in classifier.stream(chosen)]
     shown = ColouredTexts.of(network, classifier.words, chosen, titles, pairs.classes)
     return coloured_figure(shown.texts, pairs.classes)
 
 
 def coloured_figure(texts: tuple[ColouredText, ...], classes: tuple[str, ...]) -> "Figure":
-    """Texts with coloured words, a line each, below the colours of the classes."""
+    """Texts with coloured words, one line for each, below a legend of the classes."""
     letters = max(sum(map(len, text.pieces)) for text in texts)
     figure = new_figure(0.085 * letters + 0.3, 0.46 * len(texts) + 0.5)
     figure.set_layout_engine("none")
@@ -205,7 +205,7 @@ def coloured_figure(texts: tuple[ColouredText, ...], classes: tuple[str, ...]) -
 
 
 def _word(axes: "Axes", at: int, row: float, piece: str, label: int, strength: float) -> int:
-    """Writes a word, a letter in each place, and gives where the next one begins."""
+    """Writes a word, one letter in each column, and returns the column after it."""
     word = piece.rstrip()
     axes.barh(row, len(word), 0.9, at, align="center", color=COLOURS[label % len(COLOURS)], alpha=0.75 * strength)
     for place, letter in enumerate(word, at):

@@ -1,4 +1,4 @@
-"""What a network is for: its loss, what is measured, what is found out about it, and what it says to people."""
+"""Tasks, what a network is for: its loss, measures, evaluation and answers."""
 
 from torchcaps.tasks.base import (
     Answer,

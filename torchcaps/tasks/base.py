@@ -16,15 +16,15 @@ from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.names import enter
 
 Forward = Callable[[Tensor, Tensor], Prediction]
-"""A network in one step of training: from the images and what to reconstruct of them, labels (B,) or a mask (B, E)."""
+"""A network in a training step: takes images and the classes to reconstruct, labels (B,) or a mask (B, E)."""
 
 
 class Criteria(NamedTuple):
-    """The losses that a user chose.
+    """The chosen losses.
 
     Attributes:
         loss: of the class activations and their targets.
-        reconstruction: of reconstructions and the images that they should be.
+        reconstruction: of reconstructions and the original images.
 
     Example:
         >>> from torchcaps.tasks import Criteria
@@ -39,13 +39,13 @@ class Criteria(NamedTuple):
 
 @dataclass(frozen=True)
 class Measure:
-    """What is measured of each image, and averaged: the accuracy, for one.
+    """A measure of each image, such as the accuracy, which is averaged.
 
     Attributes:
         name: in lower case.
-        higher_is_better: whether more of it is better.
+        higher_is_better: whether larger values are better.
         bounds: the range of its values; the worst of them cannot be an aim.
-        percent: whether people read it in percent.
+        percent: whether it is shown in percent.
 
     Example:
         >>> from torchcaps.tasks import Measure
@@ -60,7 +60,7 @@ class Measure:
     percent: bool = True
 
     def check_aim(self, aim: float) -> None:
-        """Raises a `ValueError` unless a training could stop at this value of the measure."""
+        """Raises a `ValueError` unless a training can stop at this value of the measure."""
         low, high = self.bounds
         fits = low < aim <= high if self.higher_is_better else low <= aim < high
         if not fits:
@@ -73,17 +73,17 @@ class Measure:
         return value >= aim if self.higher_is_better else value <= aim
 
     def text(self, value: float) -> str:
-        """The value for people."""
+        """The value as text."""
         return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
 
 
 @dataclass(frozen=True, eq=False)
 class Examination:
-    """What was found out about a network on a set of images.
+    """The results of testing a network on a set of images.
 
     Attributes:
         figures: numbers by name, those of the task's measures among them; kept in the summary of a run.
-        details: whatever else JSON can hold, by name.
+        details: other results, ready for JSON, by name.
         lines: the same for people, the most important one first.
         warnings: why the figures may not mean what they seem to.
 
@@ -103,10 +103,10 @@ class Examination:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Answer:
-    """What a network says about one image.
+    """The answer of a network for one image.
 
     Attributes:
-        classes: what it says is there, the most active first; exactly one in a classification.
+        classes: the predicted ones, the most active first; exactly one in a classification.
         probabilities: of all classes, by name, computed from the lengths and not calibrated: see :meth:`Task.answers`.
         lengths: the activation of each class: for capsules, the length or the activation from the routing.
         poses: of each class capsule, (*pose); None for a network without capsules.
@@ -114,7 +114,7 @@ class Answer:
             network is right, see :class:`~torchcaps.explain.Calibration`; None if nothing was fitted.
         seen: how the picture was prepared, if that depends on the picture, as for handwriting; else empty.
         boxes: where each of ``classes`` is, by name: left, top, right, bottom in pixels of the image as the network saw
-            it; None from a network that does not say.
+            it; None if the network predicts no boxes.
 
     Example:
         >>> from torchcaps.tasks import Answer
@@ -134,11 +134,11 @@ class Answer:
     boxes: Mapping[str, Sequence[float]] | None = None
 
     def top(self, count: int) -> tuple[str, ...]:
-        """The names of so many classes, the most active first."""
+        """The names of the ``count`` most active classes, the most active first."""
         return tuple(sorted(self.lengths, key=lambda name: -self.lengths[name])[:count])
 
     def json(self) -> dict[str, Any]:
-        """The same, ready for JSON; with ``class`` and ``length`` where exactly one class is said."""
+        """The answer, ready for JSON; with ``class`` and ``length`` if exactly one class is predicted."""
         only = {"class": self.classes[0], "length": self.lengths[self.classes[0]]} if len(self.classes) == 1 else {}
         row = {**only, "classes": list(self.classes), "lengths": dict(self.lengths)}
         row["probabilities"] = dict(self.probabilities)
@@ -189,12 +189,12 @@ class Task(ABC):
 
     measures: ClassVar[tuple[Measure, ...]] = (Measure(),)
 
-    probability: ClassVar[str] = "what the task makes of the activation of the class"
-    """What :attr:`Answer.probabilities` are, in a few words."""
+    probability: ClassVar[str] = "computed by the task from the activation of the class"
+    """The meaning of :attr:`Answer.probabilities`, in a few words."""
 
     @property
     def main(self) -> Measure:
-        """What a training is judged by."""
+        """The measure that judges a training."""
         return self.measures[0]
 
     @abstractmethod
@@ -210,11 +210,11 @@ class Task(ABC):
         Args:
             network: for what ``forward`` does not return; in training mode or not.
             forward: runs the network, compiled if that was chosen.
-            batch: of images as the network shall see them.
+            batch: of prepared images.
             criteria: the losses that were chosen.
 
         Returns:
-            The prediction, and the parts of the loss by name, scalars that are added up.
+            The prediction, and the parts of the loss by name, scalars, to be summed.
         """
 
     @abstractmethod
@@ -271,7 +271,7 @@ TaskType = TypeVar("TaskType", bound="type[Task]")
 
 
 def register_task(name: str) -> Callable[[TaskType], TaskType]:
-    """Class decorator: makes a task known to :func:`create_task`; a name taken is a `ValueError`."""
+    """Class decorator: makes a task known to :func:`create_task`; a `ValueError` if the name is taken."""
 
     def register(cls: TaskType) -> TaskType:
         enter(TASKS, "task", name, cls)

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from torchcaps.explain import Findings
 
 _LISTED = 20
-"""Classes, or else pairs of them, that are told in lines of text."""
+"""Most classes, or pairs of confused classes, that are listed in text."""
 
 
 @register_task("classification")
 class Classification(Task):
-    """Tells the one class of each image: the most active one.
+    """Predicts one class for each image: the most active one.
 
     Example:
         >>> from torchcaps.tasks import Classification
@@ -60,10 +60,10 @@ class Classification(Task):
         return {"accuracy": prediction.activation.argmax(1) == batch.labels}
 
     def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
-        """Accuracy, balanced or not, error, which classes were taken for which, and how well each is told.
+        """Accuracy, balanced accuracy, error, confusion matrix, and precision and recall of each class.
 
-        In the confusion matrix, rows are true and columns predicted. There is a warning if a network that always says
-        the most frequent class would do as well.
+        In the confusion matrix, rows are true and columns predicted. There is a warning if always predicting the most
+        frequent class would be as accurate.
         """
         from torchcaps.explain import examine
 
@@ -85,8 +85,8 @@ class Classification(Task):
     def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
         """The most active class; probabilities are the shares of the classes in all activations, a_j / sum_k a_k.
 
-        That is what :func:`~torchcaps.negative_log_likelihood` takes them for; a network that ends in a softmax gives
-        its own probabilities back.
+        :func:`~torchcaps.negative_log_likelihood` reads them in the same way; for a network that ends in a softmax,
+        these are its probabilities.
         """
         activation = prediction.activation.to(compute_dtype(prediction.activation))
         said = F.one_hot(activation.argmax(1), activation.shape[1]).bool()
@@ -107,21 +107,21 @@ class Classification(Task):
         summary: dict[str, Any],
         metrics: Sequence[dict[str, float]],
     ) -> Path:
-        """The page of :func:`torchcaps.explain.write_report`."""
+        """Writes the page of :func:`torchcaps.explain.write_report`."""
         from torchcaps.explain import write_report
 
-        told = {name: value for name, value in summary.items() if name != "test_per_class"}  # it has a table of its own
+        told = {name: value for name, value in summary.items() if name != "test_per_class"}  # it has its own table
         return write_report(folder, network, images, told, metrics)
 
 
 def _matrix(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
-    """A line of the confusion matrix for each class."""
+    """The lines of the confusion matrix, one for each class."""
     for name, row, figures in zip(classes, findings.confusion.tolist(), findings.per_class, strict=True):
         yield f"  {name}: {' '.join(f'{count:5}' for count in row)}  ({class_text(figures._asdict())})"
 
 
 def _pairs(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
-    """Of many classes those that are taken for others most often: a matrix would be as many lines, each as long."""
+    """For many classes, instead of a large matrix, the pairs that are confused most often."""
     from torchcaps.explain.findings import confused_pairs
 
     pairs = confused_pairs(findings.confusion, _LISTED)
@@ -134,7 +134,7 @@ def _pairs(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
 
 
 def _warnings(findings: "Findings", classes: Sequence[str]) -> tuple[str, ...]:
-    """Whether the accuracy is one that takes no network."""
+    """A warning if always predicting the most frequent class is as accurate."""
     label, share = findings.majority
     if findings.accuracy > share:
         return ()

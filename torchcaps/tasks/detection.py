@@ -1,4 +1,4 @@
-"""What is in an image, and where: boxes around things of several classes, one thing of a class at most."""
+"""Detection: boxes around things of several classes, at most one thing of each class."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ from torchcaps.tasks.several_labels import SeveralLabels
 
 
 def box_iou(one: Tensor, other: Tensor) -> Tensor:
-    """Intersection over union of boxes (..., 4), each with its counterpart: (...); 0 where both are empty.
+    """Intersection over union of pairs of boxes (..., 4): (...); 0 where both are empty.
 
     Args:
         one: left, top, right, bottom.
@@ -32,7 +32,7 @@ def _area(boxes: Tensor) -> Tensor:
 
 
 def box_loss(boxes: Tensor, true: Tensor) -> Tensor:
-    r"""How far boxes are off, in shares of the true one's size, plus what is missing of their overlap.
+    r"""Distance of boxes from the true ones, relative to the size of these, plus 1 - IoU.
 
     .. math:: \frac{1}{n} \sum \Big( \frac{|b - t|_1}{4 \sqrt{\text{area } t}} + 1 - \text{IoU}(b, t) \Big)
 
@@ -49,7 +49,7 @@ def box_loss(boxes: Tensor, true: Tensor) -> Tensor:
 
 
 def average_precision(activation: Tensor, boxes: Tensor, true: Tensor) -> dict[str, float]:
-    """Mean average precision as of COCO, by pycocotools: ``map``, over IoU 0.5 to 0.95, ``map_50`` and ``map_75``.
+    """Mean average precision as in COCO, by pycocotools: ``map``, over IoU 0.5 to 0.95, ``map_50`` and ``map_75``.
 
     Every class of every image is a detection, its score the activation.
 
@@ -92,7 +92,7 @@ def average_precision(activation: Tensor, boxes: Tensor, true: Tensor) -> dict[s
     scores = activation.flatten().tolist()
     said = [{**row, "score": score} for row, score in zip(rows(every, boxes), scores, strict=True)]
     found.dataset = {**known.dataset, "annotations": said}
-    with contextlib.redirect_stdout(io.StringIO()):  # they tell what they do
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints progress
         known.createIndex()
         found.createIndex()
         judge = COCOeval(known, found, "bbox")
@@ -101,20 +101,19 @@ def average_precision(activation: Tensor, boxes: Tensor, true: Tensor) -> dict[s
         judge.accumulate()
     precision = torch.from_numpy(judge.eval["precision"])[..., 0, -1]  # [overlaps, recalls, classes], all sizes
     each = {"map": precision, "map_50": precision[:1], "map_75": precision[5:6]}
-    return {name: one[one >= 0].mean().item() for name, one in each.items()}  # -1: of a class that is never there
+    return {name: one[one >= 0].mean().item() for name, one in each.items()}  # -1: a class that never occurs
 
 
 @register_task("detection")
 class Detection(SeveralLabels):
-    """Tells all classes of each image and puts a box around each, of which an image has one at most.
+    """Predicts all classes of each image, with a box around each; an image has at most one thing of a class.
 
-    It takes images whose batches say what they were put together from, such as those of
-    :class:`~torchcaps.data.DigitScenes`: the true boxes hold the ink of the parts. The network says where each class is
-    (:attr:`~torchcaps.models.Prediction.boxes`).
+    It takes images whose batches have their parts, such as those of :class:`~torchcaps.data.DigitScenes`: the true
+    boxes enclose the ink of the parts. The network must predict boxes (:attr:`~torchcaps.models.Prediction.boxes`).
 
     Args:
-        threshold: of the activation of a class that is there.
-        weight: of :func:`box_loss`, beside the loss of the activations.
+        threshold: classes with a larger activation count as predicted.
+        weight: of :func:`box_loss`, relative to the loss of the activations.
 
     Raises:
         ValueError: if the threshold is not in (0, 1), or the weight is negative.
@@ -133,7 +132,7 @@ class Detection(SeveralLabels):
         self.weight = weight
 
     def check(self, images: ImageSet) -> None:
-        """Raises a `ValueError` unless the labels are masks, and batches say their parts."""
+        """Raises a `ValueError` unless the labels are masks, and batches have their parts."""
         super().check(images)
         if len(images) and images[0].parts is None:
             raise ValueError(
@@ -147,7 +146,7 @@ class Detection(SeveralLabels):
         """Loss of the class activations, and of the boxes of the classes that are there.
 
         Raises:
-            ValueError: if the network says no boxes.
+            ValueError: if the network predicts no boxes.
         """
         prediction, parts = super().loss(network, forward, batch, criteria)
         boxes = _boxes(prediction, network)
@@ -155,7 +154,7 @@ class Detection(SeveralLabels):
         return prediction, parts
 
     def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
-        """``accuracy``, whether exactly the classes of the image are said; ``box_iou``, the mean over these."""
+        """``accuracy``, whether exactly the true classes are predicted; ``box_iou``, the mean over these classes."""
         true = _true_boxes(batch, prediction.activation.shape[1])
         there = _area(true) > 0
         assert prediction.boxes is not None
@@ -164,7 +163,7 @@ class Detection(SeveralLabels):
         return {**super().measure(prediction, batch), "box_iou": overlap}
 
     def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
-        """What :class:`SeveralLabels` finds, the mean IoU of the boxes, and their mean average precision."""
+        """The results of :class:`SeveralLabels`, the mean IoU of the boxes, and their mean average precision."""
         from torchcaps.explain import evaluating
 
         found = super().examine(network, images, batch_size)
@@ -194,9 +193,9 @@ def _boxes(prediction: Prediction, network: ImageClassifier) -> Tensor:
 
 
 def _true_boxes(batch: Batch, classes: int) -> Tensor:
-    """The box of each class, (B, E, 4); zeros where it is not there, even if its black part was made brighter.
+    """The box of each class, (B, E, 4); zeros if it is absent, even if its black part was made brighter.
 
-    Brightness, contrast and erasing change none: a part is looked at as it was before.
+    Boxes are computed from the parts before brightness, contrast and erasing.
     """
     if batch.parts is None:
         raise ValueError("task 'detection' takes images that were put together from parts, these have none")

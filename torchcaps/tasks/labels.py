@@ -1,4 +1,4 @@
-"""What the tasks have in common whose answers are classes."""
+"""Common functions of the tasks that predict classes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ def answers_of(prediction: Prediction, said: Tensor, probabilities: Tensor, clas
 
     Args:
         prediction: of B images.
-        said: which classes the network says are there, bool (B, E).
+        said: the predicted classes, bool (B, E).
         probabilities: (B, E).
         classes: their names.
     """
@@ -35,6 +35,6 @@ def answers_of(prediction: Prediction, said: Tensor, probabilities: Tensor, clas
 
 
 def class_text(figures: Mapping[str, float | int | None]) -> str:
-    """Precision and recall of a class for people; a dash where nothing can be said."""
+    """Precision and recall of a class as text; a dash if one is undefined."""
     shares = ((name, figures[name]) for name in ("precision", "recall"))
     return ", ".join(f"{name} {'-' if share is None else f'{share:.2%}'}" for name, share in shares)

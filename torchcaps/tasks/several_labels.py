@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 @register_task("several_labels")
 class SeveralLabels(Task):
-    """Tells all classes of each image, from targets that are masks, bool (B, E).
+    """Predicts all classes of each image; targets are masks, bool (B, E).
 
-    Where it is known how many classes each image has, the answer is so many of the most active ones; else all that are
-    more active than a threshold. An image counts as right only if its classes are told exactly.
+    If every image is known to have ``count`` classes, the answer is the ``count`` most active ones; else all that are
+    more active than a threshold. An image counts as correct only if exactly its classes are predicted.
 
     For a network whose activations add up to 1, such as one that ends in a softmax, each of k classes has at most 1/k:
-    give ``count``, or a threshold below 1/k. Losses that compare shares (``ActivationLoss.shares``) see the mask
-    divided by the number of its classes.
+    give ``count``, or a threshold below 1/k. Losses that compare shares (``ActivationLoss.shares``) get the mask
+    divided by its number of classes.
 
     Args:
         count: how many classes each image has; None if it varies.
-        threshold: of the activation of a class that is there, where ``count`` is None.
+        threshold: classes with a larger activation count as predicted, if ``count`` is None.
 
     Raises:
         ValueError: if ``count`` is less than 1 or the threshold is not in (0, 1).
@@ -58,7 +58,7 @@ class SeveralLabels(Task):
         self.threshold = threshold
 
     def check(self, images: ImageSet) -> None:
-        """Raises a `ValueError` unless the labels are masks, and of ``count`` classes each if that is known."""
+        """Raises a `ValueError` unless the labels are masks, with ``count`` classes each if that is not None."""
         if not len(images):
             return
         labels = images[0].labels
@@ -71,7 +71,7 @@ class SeveralLabels(Task):
             raise ValueError(f"count is {self.count}, but the first image has {int(labels.sum())} classes")
 
     def said(self, activation: Tensor) -> Tensor:
-        """Which classes are there, by their activations (B, E): bool (B, E)."""
+        """The predicted classes, from activations (B, E): bool (B, E)."""
         if self.count is None:
             return activation > self.threshold
         chosen = activation.topk(self.count, dim=1).indices
@@ -82,8 +82,8 @@ class SeveralLabels(Task):
     ) -> tuple[Prediction, dict[str, Tensor]]:
         """Loss of the class activations and, with a decoder, of reconstructions.
 
-        Where the batch says what its images were put together from, the capsule of each part alone reconstructs that
-        part, and the errors add up; else the capsules of all classes that are there reconstruct the image together.
+        If the batch has the parts of its images, the capsule of each part reconstructs that part alone, and the errors
+        are summed; else the capsules of all true classes together reconstruct the image.
         """
         shown = batch.labels if batch.parts is None else batch.parts.labels[:, 0]
         prediction = forward(batch.images, shown)
@@ -106,11 +106,11 @@ class SeveralLabels(Task):
         return loss
 
     def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
-        """``accuracy``: whether exactly the classes of the image are said."""
+        """``accuracy``: whether exactly the classes of the image are predicted."""
         return {"accuracy": (self.said(prediction.activation) == batch.labels).all(1)}
 
     def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
-        """Exact accuracy, and of each class in how many images it is, and precision, recall and F1 of saying so."""
+        """Exact accuracy, and for each class the number of images that have it, precision, recall and F1."""
         from torchcaps.explain import ask
 
         self.check(images)
@@ -128,15 +128,15 @@ class SeveralLabels(Task):
         )
 
     def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
-        """The classes that are there; the probability of a class is its activation, apart from the others.
+        """The predicted classes; the probability of a class is its activation, independent of the others.
 
-        This is what the length of a class capsule is trained to be: the probability that its class is present. It need
-        not add up to 1 over the classes.
+        The length of a class capsule is trained to be the probability that its class is present. They need not sum to
+        1.
         """
         return answers_of(prediction, self.said(prediction.activation), prediction.activation, classes)
 
     def calibrate(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Calibration | None:
-        """Platt scaling of each class for itself: :func:`~torchcaps.explain.fit_platt`."""
+        """Platt scaling of each class separately: :func:`~torchcaps.explain.fit_platt`."""
         from torchcaps.explain import ask
 
         if not len(images):
@@ -151,7 +151,7 @@ class SeveralLabels(Task):
         summary: dict[str, Any],
         metrics: Sequence[dict[str, float]],
     ) -> Path:
-        """A page with the figures of each class, learning curves, and what each class capsule of a few images tells."""
+        """Writes a page with the figures of each class, learning curves, and the class capsules of a few images."""
         from torchcaps.explain import write_page
 
         return write_page(folder, self._exhibits(network, images, summary, metrics))
@@ -182,7 +182,7 @@ class SeveralLabels(Task):
 
 
 def _each_class(images: ImageSet, most: int = 20) -> "Selection | None":
-    """The first images, each once for every class in it, up to so many together; None if they have no classes."""
+    """The first images, each once for every class in it, at most ``most`` in all; None if they have no classes."""
     from torchcaps.explain import Selection
 
     batch = images.__getitems__(list(range(min(most, len(images)))))
@@ -213,7 +213,7 @@ def _chosen(selection: "Selection", places: list[int]) -> "Selection":
 
 
 def _first_of_each(labels: Tensor) -> list[int]:
-    """The place of the first of each label."""
+    """The index of the first occurrence of each label."""
     first: dict[int, int] = {}
     for place, label in enumerate(labels.tolist()):
         first.setdefault(label, place)
@@ -226,7 +226,7 @@ def _labels(images: ImageSet, batch_size: int) -> Tensor:
 
 
 def _class_figures(said: Tensor, there: Tensor) -> dict[str, float | int | None]:
-    """How well one class is told; None where nothing can be said."""
+    """Figures of one class; None for undefined ones."""
     right, told, count = int((said & there).sum()), int(said.sum()), int(there.sum())
     return {
         "images": count,

@@ -1,4 +1,4 @@
-"""Checks for what one has written oneself: they raise an AssertionError that says what is off, and by how much."""
+"""Checks for your own classes: they raise an AssertionError that says what is off, and by how much."""
 
 from torchcaps.testing.backends import check_backend
 from torchcaps.testing.data import check_dataset

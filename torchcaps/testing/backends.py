@@ -1,4 +1,4 @@
-"""Whether a backend does what the readable reference does."""
+"""Compares a backend with the readable reference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Cauchy(Similarity):
 
 @dataclass(frozen=True)
 class Doubtful(AssignmentMap):
-    """An assignment map that no kernel knows: a softmax of which each parent believes a part, (J,)."""
+    """An assignment map that no kernel knows: a softmax times a factor for each parent, (J,)."""
 
     belief: Tensor = axes("J")
 
@@ -42,7 +42,7 @@ class Doubtful(AssignmentMap):
 
 @dataclass(frozen=True)
 class Problem:
-    """The shape of one call, and what it is given."""
+    """The sizes of a call, and which optional inputs it has."""
 
     rows: int
     children: int
@@ -55,7 +55,7 @@ class Problem:
     windows: bool = False
 
     def tensors(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-        """Leaves for all that a call may take, the same for all dtypes but for rounding."""
+        """Leaf tensors for all inputs of a call, the same for all dtypes except for rounding."""
         B, I, J, (M, P), D = self.rows, self.children, self.parents, self.in_pose, self.parent_dim
         H, N = M * D, B // 2 if self.windows else B
         G = I + 2 if self.windows else I
@@ -80,7 +80,7 @@ class Problem:
         return {name: tensor.float().to(device, dtype).requires_grad_() for name, tensor in numbers.items()}
 
     def sites(self, device: torch.device) -> Tensor | None:
-        """Two windows that share all children but two, or None for one window."""
+        """Indices of the children of two windows, which share all but two; None for one window."""
         if not self.windows:
             return None
         return torch.stack([torch.arange(self.children), torch.arange(self.children) + 2]).to(device, torch.int32)
@@ -102,7 +102,7 @@ EMPTY = (
     Problem(2, 3, 4, (1, 0), 2, coordinates=True, weights=True),
     Problem(2, 3, 4, (1, 3), 0, coordinates=True, weights=True),
 )
-"""No examples, no children, no parents, no numbers of a child's pose, or of a parent's."""
+"""No rows, no children, no parents, child poses or parent poses without numbers."""
 
 
 Tensors = dict[str, Tensor]
@@ -139,23 +139,23 @@ def check_backend(
     device: str = "cpu",
     tolerance: float | None = None,
 ) -> int:
-    """Asserts that a backend gives what ``naive`` gives, forward and backward, for all that it says it supports.
+    """Asserts that a backend agrees with ``naive``, forward and backward, in everything that it says it supports.
 
-    Similarities, rules, odd sizes, shared transforms, coordinates, weights and windows; moments with and without the
-    scatter, assignments and normalisers. Under a softmax also empty axes, and a child whose pose is NaN; the Gaussians
-    of moments; and routing by agreement, if the backend has all its steps in one.
+    Compared are moments with and without the scatter, assignments and normalisers, for all similarities and rules, odd
+    sizes, shared transforms, coordinates, weights and windows; with a softmax also empty axes and a child whose pose is
+    NaN; the Gaussians of moments; and routing by agreement, if the backend runs all its steps in one call.
 
     Args:
         backend: a :class:`~torchcaps.ops.VoteSource`.
         dtype: of the inputs; the reference is float64.
-        device: where the backend works.
+        device: to run the backend on.
         tolerance: relative to the root mean square of each tensor; by default 1e-8 in float64, 1e-3 in float32.
 
     Returns:
-        How many pairs of a similarity and a rule were compared, of 54 for each of six shapes.
+        How many pairs of a similarity and a rule were compared, at most 54 for each of six shapes.
 
     Raises:
-        AssertionError: if something is off; says what, by how much, and in which call.
+        AssertionError: if something differs; says what, by how much, and in which call.
     """
     compared = 0
     allowed = tolerance or TOLERANCE[dtype]
@@ -165,7 +165,7 @@ def check_backend(
         for (name, similarity), (manner, rule) in product(SIMILARITIES.items(), RULES.items()):
             trouble = backend.supports(similarity(tensors), rule(tensors))
             if not isinstance(trouble, str):
-                raise AssertionError(f"{backend.__name__}.supports must give a str, got {trouble!r}")
+                raise AssertionError(f"{backend.__name__}.supports must return a str, got {trouble!r}")
             if trouble:
                 continue
             compared += 1
@@ -175,10 +175,10 @@ def check_backend(
                 assert_same(actual, expected, allowed)
             except AssertionError as error:
                 raise AssertionError(
-                    f"{backend.__name__} is not what naive is for {name} under {manner}: {error}; {problem}"
+                    f"{backend.__name__} differs from naive for {name} under {manner}: {error}; {problem}"
                 ) from None
     if not compared:
-        raise AssertionError(f"{backend.__name__} supports nothing: its answers to supports(...) are never empty")
+        raise AssertionError(f"{backend.__name__} supports nothing: supports(...) never returns an empty string")
     for name, similarity in SIMILARITIES.items():
         _check_edges(backend, name, similarity, dtype, torch.device(device))
     _check_gaussians(backend, dtype, torch.device(device), allowed)
@@ -187,7 +187,7 @@ def check_backend(
 
 
 def _check_gaussians(backend: type[VoteSource], dtype: torch.dtype, device: torch.device, allowed: float) -> None:
-    """Asserts that the Gaussians of the first moments are what ``naive`` finds."""
+    """Asserts that the Gaussians of the first moments agree with those of ``naive``."""
     for problem in PROBLEMS:
         tensors, reference = problem.tensors(dtype, device), problem.tensors(torch.float64, torch.device("cpu"))
         try:
@@ -205,7 +205,7 @@ def _gaussians(votes: VoteSource) -> dict[str, Tensor]:
 
 
 def _check_agreement(backend: type[VoteSource], dtype: torch.dtype, device: torch.device, allowed: float) -> None:
-    """Asserts that routing by agreement, where a backend does it in one, is what ``naive`` does step by step."""
+    """Asserts that routing by agreement, if a backend runs it in one call, agrees with ``naive`` step by step."""
     for problem, agreement in product(PROBLEMS, AGREEMENTS):
         tensors, reference = problem.tensors(dtype, device), problem.tensors(torch.float64, torch.device("cpu"))
         found = _source(backend, problem, tensors).agree(agreement, tensors["parents"][0])
@@ -227,7 +227,7 @@ def _total(votes: VoteSource, agreement: Agreement, similarity: InnerProduct | N
 
 def _named(poses: Tensor, compared: Tensor | None) -> dict[str, Tensor]:
     if compared is None:
-        raise AssertionError("it must say what the last of several steps compared the votes with, and said None")
+        raise AssertionError("agree must return what the last of several steps compared the votes with, got None")
     return {"poses": poses, "what the last step compares with": compared}
 
 
@@ -238,7 +238,7 @@ def _check_edges(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Asserts that empty axes give what they give on ``naive``, and that NaN is where it is on ``naive``."""
+    """Asserts that results with empty axes, and where NaN appears, are those of ``naive``."""
     hurt = PROBLEMS[0]
     for problem in (hurt, *EMPTY):
         tensors = problem.tensors(dtype, device)
@@ -263,7 +263,7 @@ def _check_edges(
 def _results(
     backend: type[VoteSource], problem: Problem, tensors: Tensors, similarity: Similarity | None, rule: Rule
 ) -> dict[str, Tensor]:
-    """All that a backend says in one call, and the gradients of all that went in, on the CPU."""
+    """All results of a backend for a call, and the gradients of all inputs, on the CPU."""
     return _with_gradients(_outputs(backend, problem, tensors, similarity, rule), tensors)
 
 

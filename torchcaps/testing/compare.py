@@ -1,4 +1,4 @@
-"""Comparing tensors in a way that says what is off."""
+"""Comparisons of tensors whose errors say what is off."""
 
 from collections.abc import Mapping
 
@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
-"""Relative to the root mean square of what is expected."""
+"""Relative to the root mean square of the expected tensor."""
 
 LEAST_SCALE = 1e-3
-"""What is 0 in theory is compared with this."""
+"""Smallest root mean square that errors are compared with, for tensors that are 0 in theory."""
 
 
 def assert_same(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> None:
-    """Asserts that tensors agree: the root mean square of the difference against that of what is expected.
+    """Asserts that the root mean square of each difference is small, relative to that of the expected tensor.
 
     Raises:
-        AssertionError: with the name of the first that does not.
+        AssertionError: with the name of the first tensor that differs.
     """
     for name, tensor in expected.items():
         other = actual[name]

@@ -1,4 +1,4 @@
-"""Whether a data set keeps what training relies on."""
+"""Checks of what training relies on in a data set."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -14,19 +14,20 @@ from torchcaps.data.words import PADDING, RESERVED
 SPLITS = ("train", "validation", "test")
 
 DUPLICATES = 0.01
-"""The share of a split that may show the same as an image of another one: sources have a few duplicates."""
+"""The share of a split that may equal images of another split: sources have a few duplicates."""
 
 
 def check_dataset(source: ImageData | Callable[..., ImageData]) -> None:
-    """Asserts that a data set has three splits that belong together, and that they come from its seed alone.
+    """Asserts that a data set has three splits that fit together, and that they depend on its seed only.
 
-    Images are of one size in all splits, labels or masks of the same classes, and no split shows what another one
-    shows. The same seed gives the same splits; another seed gives another choice of validation images and the same test
-    images. Without validation images it works too.
+    All splits have images of one size, and labels or masks of the same classes, and they share no images. The same seed
+    gives the same splits; another seed gives other validation images and the same test images. It also works without
+    validation images.
 
     Args:
-        source: the data set, or, which checks more, what makes it: its class, or a `functools.partial` of that with the
-            arguments that it needs. It is made several times, with other ``validation`` and ``seed``.
+        source: the data set, or, which checks more, a callable that makes it: its class, or a `functools.partial` of
+            that with the arguments that it needs. It is called several times, with different ``validation`` and
+            ``seed``.
 
     Raises:
         AssertionError: if something does not hold; says what.
@@ -39,12 +40,12 @@ def check_dataset(source: ImageData | Callable[..., ImageData]) -> None:
         for split, images in sets.items():
             _check_batches(split, images)
         _check_disjoint(sets)
-        torch.manual_seed(2)  # the global generator has no say
+        torch.manual_seed(2)  # the global generator must not matter
         _check_seeds(source, sets, splits=data.load_validation() is None)
 
 
 def _make(source: ImageData | Callable[..., ImageData], **changes: Any) -> ImageData:
-    """The data set with another share for validation and another seed."""
+    """The data set with other ``validation`` and ``seed``."""
     if not isinstance(source, ImageData):
         data = source(**changes)
         _require(isinstance(data, ImageData), f"it must be an ImageData, got {type(data).__name__}")
@@ -68,7 +69,7 @@ def _require(holds: bool, message: str) -> None:
 
 
 def _check_belonging(data: ImageData, sets: Mapping[str, ImageSet]) -> None:
-    """One size, the same classes, targets of one form."""
+    """Asserts that all splits have one size, the same classes, and targets of the same form."""
     train = sets["train"]
     _require(len(train) > 0 and len(sets["test"]) > 0, "there must be images to train and to test on")
     _require(data.image_shape == train.image_shape, f"image_shape is {data.image_shape}, not {train.image_shape}")
@@ -87,7 +88,7 @@ def _check_belonging(data: ImageData, sets: Mapping[str, ImageSet]) -> None:
 
 
 def _check_batches(split: str, images: ImageSet) -> None:
-    """Pixels in [0, 1] of the right shape, labels or masks in range, the same each time."""
+    """Asserts that batches have pixels in [0, 1] of the right shape, labels or masks in range, and do not change."""
     if not len(images):
         return
     rows = [*range(0, len(images), max(1, len(images) // 16))]
@@ -105,9 +106,9 @@ def _check_batches(split: str, images: ImageSet) -> None:
         f"{split}: labels must be int64 (B,) below {classes} or bool (B, {classes}), got {labels.dtype} "
         f"{tuple(labels.shape)} from {int(labels.min())} to {int(labels.max())}",
     )
-    _require(batch.indices.tolist() == rows, f"{split}: indices of a batch are not those that were asked for")
-    _require(torch.equal(batch.images, again.images), f"{split}: the same images look different when fetched again")
-    _require(torch.equal(labels, again.labels), f"{split}: the same images have other labels when fetched again")
+    _require(batch.indices.tolist() == rows, f"{split}: indices of a batch are not those requested")
+    _require(torch.equal(batch.images, again.images), f"{split}: the images differ when fetched again")
+    _require(torch.equal(labels, again.labels), f"{split}: the labels differ when fetched again")
 
 
 def _check_pixels(split: str, expected: tuple[int, ...], pixels: Tensor) -> None:
@@ -120,7 +121,7 @@ def _check_pixels(split: str, expected: tuple[int, ...], pixels: Tensor) -> None
 
 
 def _check_words(split: str, texts: TextSet, words: Tensor) -> None:
-    """Numbers of words that there are, behind each text nothing but padding, and a word in each."""
+    """Asserts that word numbers are in range, only padding follows the end of a text, and no text is empty."""
     last = RESERVED + len(texts.words) - 1
     _require(
         words.dtype == torch.int64 and words.ndim == 2, f"{split}: a batch must be int64 (B, L), got {words.dtype}"
@@ -128,12 +129,12 @@ def _check_words(split: str, texts: TextSet, words: Tensor) -> None:
     low, high = int(words.min()), int(words.max())
     _require(0 <= low <= high <= last, f"{split}: words go from {low} to {high}, not from 0 to {last}")
     there = (words != PADDING).int()
-    _require(bool((there.diff(dim=1) <= 0).all()), f"{split}: there are words behind the end of a text")
-    _require(bool(there[:, 0].all()), f"{split}: there are texts without a word")
+    _require(bool((there.diff(dim=1) <= 0).all()), f"{split}: there are words after the end of a text")
+    _require(bool(there[:, 0].all()), f"{split}: there are texts without words")
 
 
 def _check_disjoint(sets: Mapping[str, ImageSet]) -> None:
-    """What one split shows, another one does not; nor do they share a file."""
+    """Asserts that splits share neither images nor files."""
     shown = {split: _contents(images) for split, images in sets.items()}
     for one, other in (("validation", "train"), ("test", "train"), ("test", "validation")):
         files = set(sets[one].files or ()) & set(sets[other].files or ())
@@ -153,7 +154,7 @@ def _contents(images: ImageSet) -> list[bytes]:
 
 
 def _check_seeds(source: ImageData | Callable[..., ImageData], sets: Mapping[str, ImageSet], splits: bool) -> None:
-    """The seed, and nothing else, chooses the validation images, where the source has none of its own."""
+    """Asserts that the seed alone chooses the validation images, if the source has none of its own."""
     again = _sets(_make(source, validation=0.2, seed=0))
     for split in SPLITS:
         _require(_same(sets[split], again[split]), f"the same seed gives other {split} images")

@@ -1,4 +1,4 @@
-"""Whether a layer of matrix capsules passes a change of viewpoint on."""
+"""Checks whether a layer of matrix capsules is equivariant to changes of viewpoint."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from torchcaps.capsules import Capsules
 
 
 def orthogonal(rows: int, generator: torch.Generator | None = None) -> Tensor:
-    """A random rotation or reflection, float64 (rows, rows), evenly distributed over all of them.
+    """A random rotation or reflection, float64 (rows, rows), uniformly distributed.
 
     Args:
         rows: M of the poses.
@@ -22,7 +22,7 @@ def orthogonal(rows: int, generator: torch.Generator | None = None) -> Tensor:
 
 
 def signed_permutation(rows: int, generator: torch.Generator | None = None) -> Tensor:
-    """A random matrix that permutes axes and turns some of them round, float64 (rows, rows).
+    """A random matrix that permutes axes and flips some of them, float64 (rows, rows).
 
     These are the orthogonal matrices that leave Gaussians with diagonal covariances diagonal.
 
@@ -41,19 +41,19 @@ def assert_equivariant(
     atol: float = 1e-5,
     rtol: float = 1e-4,
 ) -> None:
-    r"""Asserts that a change of viewpoint passes through a layer of matrix capsules.
+    r"""Asserts that a layer of matrix capsules is equivariant to a change of viewpoint.
 
     .. math:: f(T M, a) = (T M', a') \quad \text{where} \quad (M', a') = f(M, a)
 
-    Replacing the pose of every child by :math:`T M` has to replace the pose of every parent in the same way, and to
-    leave alone the activations, and the assignments of a layer that has a method ``route``. With votes
-    :math:`M_i W_{ij}` it does: for orthogonal T (:func:`orthogonal`) where routing compares by inner products or
-    distances, for signed permutations (:func:`signed_permutation`) in EM routing, whose Gaussians are diagonal.
+    Replacing the pose of every child by :math:`T M` must replace the pose of every parent in the same way, and leave
+    the activations unchanged, and the assignments of a layer that has a method ``route``. With votes :math:`M_i W_{ij}`
+    this holds for orthogonal T (:func:`orthogonal`) if routing compares by inner products or distances, and for signed
+    permutations (:func:`signed_permutation`) in EM routing, whose Gaussians are diagonal.
 
     Args:
-        layer: from capsules to capsules, both with matrix poses of M rows.
+        layer: maps capsules to capsules, both with matrix poses of M rows.
         children: with poses (B, *sites, M, P).
-        transforms: T, (M, M), or several, (N, M, M).
+        transforms: T, (M, M), or several of them, (N, M, M).
         atol: absolute tolerance.
         rtol: tolerance relative to the largest number of the expected tensor.
 
@@ -85,7 +85,7 @@ def assert_equivariant(
 
 
 def _observe(layer: Callable[[Capsules], Capsules], children: Capsules) -> dict[str, Tensor]:
-    """Everything that can be seen of the parents, by name."""
+    """Poses, activations and assignments of the parents, by name."""
     parents = layer(children)
     seen = {"poses": parents.pose, "activations": parents.activation}
     route = getattr(layer, "route", None)

@@ -1,4 +1,4 @@
-"""Whether a network keeps what training, saving and the command line rely on."""
+"""Checks of what training, saving and the command line rely on in a network."""
 
 import copy
 import json
@@ -19,7 +19,7 @@ BATCH = 3
 
 @dataclass
 class Subject:
-    """The network that is checked, and how to make batches for it; each check works on a copy of its own."""
+    """The network that is checked, and how to make batches for it; each check works on its own copy."""
 
     network: Network
     batch: Callable[[Network, int], Tensor]
@@ -38,22 +38,22 @@ class Subject:
 def check_model(
     model: Network | str, inputs: Callable[[int], Tensor] | None = None, *, skip: Collection[str] = ()
 ) -> None:
-    """Asserts that a network keeps what training, saving and the command line rely on.
+    """Asserts that a network has what training, saving and the command line rely on.
 
-    Configuration; forward and backward, with a gradient for every parameter; training and evaluation; one example as in
-    a batch; autocast to bfloat16; saving and loading; ``torch.export``; and of an
-    :class:`~torchcaps.models.ImageClassifier` shapes and ranges of its prediction, other images and numbers of classes,
-    images of any size where it says so, and errors for images that do not fit.
+    Checked are the configuration; forward and backward, with a gradient for every parameter; training and evaluation
+    mode; one example alone and in a batch; autocast to bfloat16; saving and loading; ``torch.export``; and for an
+    :class:`~torchcaps.models.ImageClassifier` shapes and ranges of its prediction, other image shapes and numbers of
+    classes, images of any size if it claims that, and errors for images that do not fit.
 
     Args:
-        model: a network, which is left as it is, or a registered name.
-        inputs: makes a batch of so many examples; an image classifier needs none.
+        model: a network, which is not changed, or a registered name.
+        inputs: makes a batch, given the number of examples; not needed for an image classifier.
         skip: names of checks that do not hold for this network: a function of this module without its underscore.
 
     Raises:
         AssertionError: with the name of the check that failed, and what is off.
-        ValueError: if the network is over something else than images and there are no inputs, or a name in ``skip`` is
-            that of no check.
+        ValueError: if the network is not an image classifier and ``inputs`` is missing, or a name in ``skip`` is not
+            that of a check.
     """
     checks = {check.__name__.removeprefix("_"): check for check in CHECKS}
     for name in skip:
@@ -63,7 +63,7 @@ def check_model(
         torch.manual_seed(0)
         network = create_model(model) if isinstance(model, str) else model
         if inputs is None and not isinstance(network, ImageClassifier):
-            raise ValueError(f"{type(network).__name__} is no image classifier: inputs must make a batch for it")
+            raise ValueError(f"{type(network).__name__} is not an image classifier: inputs must make a batch for it")
         given = inputs
         subject = Subject(network, _images if given is None else lambda _, batch: given(batch))
         if inputs is not None or not isinstance(network, ImageClassifier) or network.takes != "images":
@@ -85,7 +85,7 @@ def _images(network: Network, batch: int) -> Tensor:
 
 
 def _tensors(output: Any) -> list[Tensor]:
-    """All tensors of what a network returns, floating point ones."""
+    """All floating-point tensors in the output of a network."""
     if isinstance(output, Tensor):
         return [output] if output.is_floating_point() else []
     if isinstance(output, dict):
@@ -119,7 +119,7 @@ def _expect_close(actual: Any, expected: Any, where: str, tolerance: float) -> N
 
 
 def _objective(network: Network, batch: Tensor, output: Any) -> Tensor:
-    """Something that depends on all that the network says: losses of an image classifier, else all of its tensors."""
+    """A scalar that depends on the whole output: losses of an image classifier, or a random sum of all tensors."""
     if not isinstance(network, ImageClassifier):
         marks = (torch.randn_like(tensor) for tensor in _tensors(output))
         return torch.stack([(tensor * mark).sum() for tensor, mark in zip(_tensors(output), marks, strict=True)]).sum()
@@ -131,7 +131,7 @@ def _objective(network: Network, batch: Tensor, output: Any) -> Tensor:
 
 
 def _learn(network: Network, batch: Tensor) -> None:
-    """One step: every parameter gets a gradient."""
+    """Asserts that a training step gives every parameter a gradient."""
     network.train().zero_grad()
     output = network(batch)
     _expect_finite(output, "in training")
@@ -160,12 +160,12 @@ def _learning(subject: Subject) -> None:
 
 
 def _one_example(subject: Subject) -> None:
-    """In evaluation, an example is what it is in a batch, and the same each time."""
+    """In evaluation mode, an example gives the same alone as in a batch, and each time."""
     network = subject.copy().eval()
     batch = subject.batch(network, BATCH)
     with torch.no_grad():
         together = network(batch)
-        _expect_close(network(batch), together, "seen again, in evaluation,", 0.0)
+        _expect_close(network(batch), together, "in evaluation, the second time,", 0.0)
         for number in range(BATCH):
             alone = network(batch[number : number + 1])
             expected = [tensor[number : number + 1] for tensor in _tensors(together)]
@@ -203,9 +203,9 @@ def _saving(subject: Subject) -> None:
         network.save_pretrained(folder, **extra)
         loaded = load_pretrained(folder)
         if type(loaded) is not type(network):
-            raise AssertionError(f"what was loaded is a {type(loaded).__name__}")
+            raise AssertionError(f"the loaded network is a {type(loaded).__name__}")
         if loaded.training:
-            raise AssertionError("what was loaded is not in evaluation mode")
+            raise AssertionError("the loaded network is not in evaluation mode")
         if loaded.extra != extra or loaded.config() != network.config():
             raise AssertionError(f"loaded, it has {loaded.extra} and {loaded.config()}")
         _expect_close(loaded(batch), network(batch), "loaded,", 0.0)
@@ -226,7 +226,7 @@ def _prediction(subject: Subject) -> None:
 
 
 def _predict(network: ImageClassifier, images: Tensor) -> None:
-    """Shapes and ranges."""
+    """Asserts shapes and ranges of a prediction."""
     prediction = network(images, torch.arange(len(images)) % network.classes)
     shape = (len(images), network.classes)
     if prediction.activation.shape != shape:
@@ -248,7 +248,7 @@ def _predict(network: ImageClassifier, images: Tensor) -> None:
 
 
 def _expect_routed(network: CapsuleClassifier, images: Tensor) -> None:
-    """What is looked at says what the network says: evaluation reads the activations of ``route``."""
+    """Asserts that ``route``, which evaluation reads, gives the activations of the network."""
     network = copy.deepcopy(network).eval()
     with torch.no_grad():
         _expect_close(network.route(images).activation, network(images).activation, "the activations of route:", 1e-5)
@@ -306,7 +306,7 @@ def _expect_error(network: Network, images: Tensor, what: str) -> None:
         return
     except Exception as error:
         raise AssertionError(f"{what} must raise a ValueError, but raise {error!r}") from error
-    raise AssertionError(f"{what} must raise a ValueError, but are taken")
+    raise AssertionError(f"{what} must raise a ValueError, but are accepted")
 
 
 OF_IMAGES: tuple[Callable[[Subject], None], ...] = (

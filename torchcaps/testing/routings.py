@@ -1,4 +1,4 @@
-"""Whether a routing algorithm keeps what every layer relies on."""
+"""Checks of what every layer relies on in a routing algorithm."""
 
 import copy
 from collections.abc import Callable
@@ -20,7 +20,7 @@ B, I, J, M, P, D = 3, 7, 4, 2, 3, 2
 
 @dataclass
 class Problem:
-    """A layer's call: children (B, I, M, P), their activations (B, I), transforms and coordinates."""
+    """The inputs of a layer: children (B, I, M, P), their activations (B, I), transforms and coordinates."""
 
     children: Tensor
     activation: Tensor
@@ -51,12 +51,12 @@ class Problem:
 
     @property
     def shape(self) -> LayerShape:
-        """What the layer tells its routing; shared transforms are for any number of children."""
+        """The shape that the layer gives its routing; with shared transforms, for any number of children."""
         I = None if len(self.transforms) == 1 else len(self.transforms)
         return LayerShape(I, self.transforms.shape[1], (M, P), (M, D))
 
     def of_children(self, index: Tensor) -> "Problem":
-        """The same with these children alone, in this order; for shared transforms."""
+        """The problem with these children only, in this order; for shared transforms."""
         return Problem(self.children[:, index], self.activation[:, index], self.transforms, self.coordinates[index])
 
     def votes(self, **settings: Any) -> Votes:
@@ -64,24 +64,25 @@ class Problem:
         return Votes(self.children, self.transforms, self.coordinates, **settings)
 
     def leaves(self) -> "Problem":
-        """The same numbers, with gradients."""
+        """The same numbers, as tensors that require gradients."""
         return Problem(*(tensor.detach().requires_grad_() for tensor in vars(self).values()))
 
 
 def check_routing(routing: Routing | str) -> None:
-    """Asserts that a routing keeps what every layer and network relies on.
+    """Asserts that a routing has what every layer and network relies on.
 
-    Configuration and ``repr``; copies that :meth:`~torchcaps.routing.Routing.bind` makes; shapes; children in any
-    order; examples of a batch apart; float32, float64, and bfloat16 poses; one child, one parent, one example; finite
-    numbers and gradients for poses and activations of 0, and for votes far apart; children that are not there; a pose
-    of NaN, which must be seen in all parents of its example and in no other; the same on all backends that support it;
-    gradients against differences; going on from earlier parents, or saying that it cannot.
+    Checked are configuration and ``repr``; copies that :meth:`~torchcaps.routing.Routing.bind` makes; shapes; that the
+    order of the children does not matter and the examples of a batch are independent; float32, float64, and bfloat16
+    poses; one child, one parent, one example; finite numbers and gradients for poses and activations of 0, and for
+    votes far apart; masked children; a pose of NaN, which must show in all parents of its example and in no other;
+    equal results on all backends that support it; gradients against finite differences; and resuming from earlier
+    parents, or refusing to.
 
-    A routing that is not ``trainable`` is checked in evaluation mode, without gradients. One with batch normalisation
-    shares statistics in training: that examples do not change each other is checked in evaluation mode.
+    A routing that is not ``trainable`` is checked in evaluation mode, without gradients. With batch normalisation,
+    examples share statistics in training: their independence is checked in evaluation mode.
 
     Args:
-        routing: as one gives it to a layer, or a registered name.
+        routing: as passed to a layer, or a registered name.
 
     Raises:
         AssertionError: with the name of the check that failed, and by how much.
@@ -96,7 +97,7 @@ def check_routing(routing: Routing | str) -> None:
 
 
 def _bound(template: Routing, problem: Problem) -> Routing:
-    """A copy for the problem's layer, its parameters moved away from where they start."""
+    """A copy for the problem's layer, with noise added to its initial parameters."""
     generator = torch.Generator().manual_seed(1)
     routing = template.bind(problem.shape).to(problem.transforms.dtype).train(template.trainable)
     with torch.no_grad():
@@ -106,7 +107,7 @@ def _bound(template: Routing, problem: Problem) -> Routing:
 
 
 def _apart(routing: Routing) -> Routing:
-    """The same; in evaluation mode, if in training the examples of a batch share statistics."""
+    """The routing, set to evaluation mode if the examples of a batch share statistics in training."""
     return routing.eval() if any(isinstance(module, _BatchNorm) for module in routing.modules()) else routing
 
 
@@ -119,7 +120,7 @@ def _seen(routed: Routed) -> dict[str, Tensor]:
 
 
 def _results(routing: Routing, problem: Problem, mask: Tensor | None = None, **settings: Any) -> dict[str, Tensor]:
-    """What is seen of the parents, and the gradients of all that went in."""
+    """Poses, activations and assignments, and the gradients of all inputs."""
     leaves = problem.leaves()
     seen = _seen(routing(leaves.votes(mask=mask, **settings), leaves.activation))
     if not routing.trainable:
@@ -281,7 +282,7 @@ def _backends(template: Routing) -> None:
         expected = _results(routing, problem, backend="naive")
         for backend in BACKENDS:
             if backend not in ("naive", "chunked", FUSED["cpu"]) or (backend == FUSED["cpu"] and why_not(backend)):
-                continue  # of another device, or not to be had here
+                continue  # for another device, or not available here
             try:
                 found = _results(routing, problem, backend=backend)
             except ValueError as error:
@@ -317,7 +318,7 @@ def _earlier_parents(template: Routing) -> None:
             routing(problem.votes(), problem.activation, initial=first)
         except ValueError:
             return
-        raise AssertionError("it is not resumable, but takes initial= without a word")
+        raise AssertionError("it is not resumable, but accepts initial=")
     assert_finite(_seen(routing(problem.votes(), problem.activation, initial=first)))
     if hasattr(routing, "steps"):
         short, long = _with_steps(routing, 2), _with_steps(routing, 4)

@@ -1,4 +1,4 @@
-"""Training: the Lightning module, what it logs, and a run in a folder that can be killed and resumed."""
+"""Training: the Lightning module, its logs, and runs in folders, which can be killed and resumed."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -65,7 +65,7 @@ _MODULES = ("callbacks", "fitting", "learner", "loaders", "options", "run", "spe
 
 
 def __getattr__(name: str) -> Any:
-    """What needs Lightning is imported when it is first asked for: whoever looks at a run does without."""
+    """Imports what needs Lightning on first use: reading a run does not need it."""
     if name in __all__:
         modules = [import_module(f"{__name__}.{module}") for module in _MODULES]
         return next(getattr(module, name) for module in modules if hasattr(module, name))

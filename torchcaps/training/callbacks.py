@@ -1,4 +1,4 @@
-"""What watches a training: its history, the health of its routing, and when it may stop."""
+"""Callbacks of a training: its history, the health of its routing, early stopping, and the best epoch."""
 
 import csv
 import time
@@ -44,7 +44,7 @@ class History(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Adds the row of this epoch; runs before the checkpoint is written."""
-        epoch = trainer.current_epoch + 1  # people count from one
+        epoch = trainer.current_epoch + 1  # epochs are shown from one
         rate = trainer.optimizers[0].param_groups[0]["lr"]
         metrics = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
         seconds = time.perf_counter() - self._started
@@ -67,7 +67,7 @@ class History(Callback):
         return {"rows": self.rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from these rows; those of earlier versions count the epochs from zero."""
+        """Continues from these rows; earlier versions counted the epochs from zero."""
         self.rows = [{**row, "epoch": place} for place, row in enumerate(state_dict["rows"], 1)]
 
 
@@ -97,11 +97,11 @@ class StopAt(Callback):
         self.history = history
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Looks whether the epoch before an interruption was the last."""
+        """Checks whether the epoch before an interruption was the last."""
         self.on_train_epoch_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Ends the training if the last epoch was good enough."""
+        """Ends the training if the last epoch has reached the value."""
         last = self.history.rows[-1] if self.history.rows else {}
         value = last.get(f"val_{self.measure.name}")
         if value is not None and self.measure.reached(value, self.aim):
@@ -112,7 +112,7 @@ class StopEarly(EarlyStopping):
     """Lightning's early stopping, by the task's measure on the validation images.
 
     Args:
-        patience: epochs without anything better.
+        patience: epochs without improvement.
         measure: of the task.
     """
 
@@ -121,7 +121,7 @@ class StopEarly(EarlyStopping):
         super().__init__(f"val_{measure.name}", patience=patience, mode=mode, verbose=False)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Looks whether the epoch before an interruption was the last."""
+        """Checks whether the epoch before an interruption was the last."""
         if self.wait_count >= self.patience:
             trainer.should_stop = True
 
@@ -133,7 +133,7 @@ ONE_AN_EPOCH: dict[str, Any] = {
     "save_on_train_epoch_end": True,
     "enable_version_counter": False,
 }
-"""Arguments of a checkpoint that is written at the end of an epoch, in place of the one before."""
+"""Arguments of a checkpoint that is written at the end of each epoch and replaces the one before."""
 
 
 class KeepBest(ModelCheckpoint):
@@ -152,7 +152,7 @@ class KeepBest(ModelCheckpoint):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from there; the folder may have moved."""
+        """Continues from there; the folder may have moved."""
         here = {name: self._here(state_dict[name]) for name in ("best_model_path", "kth_best_model_path")}
         models = {self._here(path): score for path, score in state_dict["best_k_models"].items()}
         super().load_state_dict({**state_dict, **here, "best_k_models": models, "dirpath": self.dirpath})
@@ -173,7 +173,7 @@ class RoutingHealth(Callback):
     All processes observe the same images; the mean over the processes is logged.
 
     Args:
-        images: where they come from: those for validation, or those for training where there are none.
+        images: the validation images, or the training images if there are none.
         count: how many, the first of the set; all if there are fewer.
         threshold: of the activation, for dead capsules.
 

@@ -1,4 +1,4 @@
-"""Checkpoints that a training is resumed from: written whole, sealed, and looked at before they are used."""
+"""Checkpoints that a training is resumed from: written whole, sealed, and checked before use."""
 
 import hashlib
 import struct
@@ -19,10 +19,10 @@ _NO_COMMENT = struct.pack("<H", 0)
 
 
 class SealedCheckpoints(TorchCheckpointIO):
-    """Lightning's way to write checkpoints, but in their own folder, to the disk, and with a seal.
+    """Writes Lightning's checkpoints with a seal, each whole or not at all.
 
     The seal is the SHA-256 of the file, as the comment of the zip archive that a checkpoint is: ``torch.load`` reads
-    the file as any other.
+    the file as usual.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
@@ -36,13 +36,13 @@ class SealedCheckpoints(TorchCheckpointIO):
         with written_whole(path) as part:
             try:
                 torch.save(checkpoint, part)
-            except RuntimeError as error:  # what torch makes of a full disk
+            except RuntimeError as error:  # torch raises this on a full disk
                 raise OSError(f"checkpoint {path} cannot be written: {str(error).splitlines()[0]}") from error
             seal(part)
 
 
 def seal(path: Path) -> None:
-    """Ends a zip archive with the SHA-256 of all before it."""
+    """Appends to a zip archive, as its comment, the SHA-256 of everything before it."""
     with path.open("r+b") as file:
         file.seek(-len(_NO_COMMENT), 2)
         if file.read() != _NO_COMMENT:
@@ -55,7 +55,7 @@ def seal(path: Path) -> None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the seal of a checkpoint is right; without one, whether its zip archive says so of all of its parts."""
+    """Whether the seal of a checkpoint is right; without a seal, whether the checksums of its zip archive are."""
     try:
         with zipfile.ZipFile(path) as archive:
             if not archive.comment:  # written by an earlier version
@@ -76,18 +76,18 @@ def _digest(path: Path, size: int) -> str:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint in a folder that is whole, if there is one; nothing is touched."""
+    """The newest undamaged checkpoint in a folder, or None; changes nothing."""
     return next(filter(is_whole, sorted(folder.glob("*.ckpt"), reverse=True)), None)
 
 
 def checkpoint_to_resume(folder: Path) -> Path | None:
-    """The newest checkpoint in a folder that is whole; all others go, and so does what interruptions left.
+    """The newest undamaged checkpoint in a folder; deletes all others and left-overs of interruptions.
 
     Returns:
         Its path; None if there is no checkpoint at all. A warning names newer ones that are damaged.
 
     Raises:
-        ValueError: if there are some, and all of them are damaged.
+        ValueError: if all checkpoints are damaged.
     """
     sweep(folder)
     there, found = sorted(folder.glob("*.ckpt")), newest_checkpoint(folder)
@@ -102,7 +102,7 @@ def checkpoint_to_resume(folder: Path) -> Path | None:
 
 
 def read_checkpoint(path: Path, learner: nn.Module) -> Mapping[str, Any]:
-    """What is in a checkpoint; looks whether it can be resumed from before Lightning does, for a clear word if not.
+    """Reads a checkpoint and checks, before Lightning does, whether it can be resumed from, for clearer errors.
 
     Raises:
         ValueError: if it is damaged or belongs to another model.

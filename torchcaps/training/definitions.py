@@ -1,4 +1,4 @@
-"""What source code says: digests of its definitions, wherever they stand and however they are written down."""
+"""Digests of the definitions in source code, independent of their place and formatting."""
 
 import ast
 import hashlib
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def definitions(source: str, file: str) -> dict[str, str]:
-    """The names of the definitions in the text of a source file, by the digests of what acts in them."""
+    """The names of the definitions in a source file, by digests of the code that has an effect."""
     if not file.endswith(".py"):
         return {digest_of(_without_comments(source)): file}
     tree = _Essence().visit(ast.parse(source))
@@ -26,7 +26,7 @@ def _without_comments(source: str) -> str:
 
 
 def _name_of(node: ast.stmt, file: str) -> str | None:
-    """What a message calls a statement of the first level; None for one that is left out."""
+    """The name of a top-level statement in messages; None for one that is left out."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return node.name
     if isinstance(node, ast.Assign):
@@ -36,7 +36,7 @@ def _name_of(node: ast.stmt, file: str) -> str | None:
 
 
 class _Essence(ast.NodeTransformer):
-    """Leaves out what does not act."""
+    """Removes code without effect."""
 
     def visit(self, node: Any) -> Any:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -58,6 +58,6 @@ class _Essence(ast.NodeTransformer):
 
     @staticmethod
     def _plain(node: ast.AnnAssign) -> ast.AST:
-        """Without the annotation; a field of a dataclass keeps its place."""
+        """The assignment without its annotation; a field of a dataclass is kept, because its order matters."""
         plain = ast.Expr(node.target) if node.value is None else ast.Assign([node.target], node.value)
         return ast.fix_missing_locations(ast.copy_location(plain, node))

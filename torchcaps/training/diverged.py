@@ -1,4 +1,4 @@
-"""Where in a network the first number is that is not finite."""
+"""Finds the first number in a network that is not finite."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from torchcaps.tasks import Criteria, Task
 
 
 class TrainingDiverged(FloatingPointError):
-    """The loss, or a weight, is not a number any more; the last checkpoint is from before.
+    """The loss or a weight is no longer finite; the last checkpoint is from before that.
 
     Example:
         >>> from torchcaps.training import TrainingDiverged
@@ -32,9 +32,9 @@ def not_finite(model: nn.Module) -> list[str]:
 
 @torch.no_grad()
 def first_not_finite(model: ImageClassifier, task: Task, batch: Batch, criteria: Criteria) -> str:
-    """Says in words where the first number that is not finite comes from, when a batch goes through a network.
+    """Runs a batch through a network and says where the first number that is not finite appears.
 
-    In this order: the images, weights, the first layer whose output is not finite (of layers in layers the
+    Checked in this order: the images, the weights, the first layer whose output is not finite (of nested layers, the
     innermost), the activations of the classes, the parts of the loss.
     """
     if not bool(batch.images.isfinite().all()):
@@ -63,7 +63,7 @@ def first_not_finite(model: ImageClassifier, task: Task, batch: Batch, criteria:
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:
-    """The floating-point tensors in what a layer gives."""
+    """The floating-point tensors in the output of a layer."""
     if isinstance(output, Tensor):
         if output.is_floating_point():
             yield output

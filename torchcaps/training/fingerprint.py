@@ -1,4 +1,4 @@
-"""What a training was started with, kept in its checkpoints: nobody goes on with something else unawares."""
+"""The options and data of a training, kept in its checkpoints, so that it is not resumed with others by mistake."""
 
 import warnings
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ _ENDS = ("epochs", "stop_at", "stop", "patience")
 _PLACES = ("run", "import", "report", "speed.resident", "speed.keep_memory", "data.root", "data.data_dir")
 _WHERE = ("trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy", "shard_optimizer")
 FREE = (*_ENDS, *_PLACES, *_WHERE)
-"""What may change when a training is resumed: when it ends, where things lie, and where it runs."""
+"""Options that may change when a training is resumed: when it ends, where files are, and where it runs."""
 
 _OPEN = ("model_args", "extra", "dict_kwargs")
-"""Options that hold any names: one that is missing is a difference, too."""
+"""Options that hold arbitrary names; a missing name is a difference, too."""
 
 
 class Fingerprint(Callback):
-    """Keeps in every checkpoint what the training was started with.
+    """Keeps the options and digests of the data in every checkpoint.
 
     Args:
         options: of the training, by name, as in a file of options.
@@ -38,14 +38,14 @@ class Fingerprint(Callback):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What the checkpoint keeps."""
+        """The content kept in the checkpoint."""
         return self.started
 
     def check(self, checkpoint: Mapping[str, Any], allow_changes: bool) -> None:
-        """Compares with what a checkpoint was trained with.
+        """Compares with the options and data of a checkpoint.
 
         Raises:
-            ValueError: if something differs and ``allow_changes`` is not set; then it is a warning.
+            ValueError: if something differs; with ``allow_changes`` this is a warning.
         """
         was = checkpoint.get("callbacks", {}).get(self.state_key)
         if not was:
@@ -61,17 +61,17 @@ class Fingerprint(Callback):
                 "the new ones"
             )
         if found:
-            warnings.warn(f"the run goes on with changes: {found}", stacklevel=2)
+            warnings.warn(f"the run continues with changes: {found}", stacklevel=2)
 
 
 def recorded_options(config: str, seed: int, batch_size: int, preprocess: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a training by name: those of its configuration, and what is known without one."""
+    """The options of a training by name: those of its configuration, or the few that are known without one."""
     known = {"seed": seed, "batch_size": batch_size, "preprocess": dict(preprocess)}
     return {**known, **(yaml.safe_load(config) or {})} if config else known
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two trainings, but for what is free to: "seed was 0, is 1"."""
+    """The differences between two trainings, except in :data:`FREE` options: "seed was 0, is 1"."""
     found = _compared(was["options"], now["options"], "")
     for name in ("classes", "images"):
         if was[name] != now[name]:
@@ -99,12 +99,12 @@ def _compared(was: Any, now: Any, place: str) -> list[str]:
 
 
 def _name(place: str) -> str:
-    """As it is written on the command line."""
+    """The option as written on the command line."""
     return place.replace(".init_args", "")
 
 
 def _class(options: Mapping[str, Any]) -> str:
-    """The name of a class, which may have moved."""
+    """The name of a class, without its module, which may have changed."""
     return str(options.get("class_path", "")).rpartition(".")[2]
 
 

@@ -40,7 +40,7 @@ def fit(
     options: TrainerOptions | None = None,
     caller: Caller | None = None,
 ) -> tuple[L.Trainer, list[dict[str, float]]]:
-    """Trains, or goes on where the newest checkpoint in the folder left off.
+    """Trains, or continues from the newest checkpoint in the folder.
 
     Writes ``metrics.csv``, ``checkpoints/`` (the end of the last epoch) and ``tensorboard/`` into the folder.
 
@@ -49,9 +49,9 @@ def fit(
         train: the training images.
         validation: the validation images, may be empty.
         folder: of the run.
-        schedule: how many epochs, of which batches; its seed is that of the order of the images.
-        options: where and how.
-        caller: who wants to see a progress bar, or a line of text for each epoch.
+        schedule: epochs and batches; its seed determines the order of the images.
+        options: where and how to train.
+        caller: whether to show a progress bar, or a line of text for each epoch.
 
     Returns:
         The trainer, and the metrics of each epoch.
@@ -60,7 +60,7 @@ def fit(
         TrainingDiverged: if the loss is not finite.
         ValueError: if a checkpoint is damaged, from another model or other images or options, if the network does not
             take the images, the batch does not suit the processes, the machine does not have what the options ask
-            for, or there is no validation to stop at.
+            for, or validation images are missing.
     """
     return Fitting(learner, train, validation, folder, schedule, options, caller).run()
 
@@ -69,7 +69,7 @@ class Fitting:
     """A training, checked as far as possible without writing anything; for the arguments see :func:`fit`.
 
     Raises:
-        ValueError: likewise, but for what checkpoints tell.
+        ValueError: as :func:`fit`, except for checkpoints.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Fitting:
         last = ModelCheckpoint(self.checkpoints, **ONE_AN_EPOCH)
         kept = [last] if self.best is None else [self.best, last]
         self.speed = ChooseSpeed(folder / "speed.json", train, schedule)
-        # The last one keeps what all others know.
+        # The last one saves the state of all others.
         watching = [self.speed, health, self.history, self.fingerprint, *ends, *kept]
         self.trainer = self._trainer(options or TrainerOptions(), schedule, watching, folder, bool(len(validation)))
         self.loaders = Loaders(train, validation, schedule, learner.speed)
@@ -122,7 +122,7 @@ class Fitting:
                 enable_progress_bar=self.caller.progress_bar,
                 enable_model_summary=False,
                 num_sanity_val_steps=0,
-                inference_mode=False,  # whose tensors do not say when they are written to: kernels keep nothing of them
+                inference_mode=False,  # its tensors do not count writes to them: kernels could cache nothing
                 limit_val_batches=1.0 if validate else 0,
                 use_distributed_sampler=False,
             )
@@ -144,7 +144,7 @@ class Fitting:
         return limited - limited % group
 
     def _steps(self, batches: int) -> tuple[int, int]:
-        """How many steps a whole epoch has, and the training if nothing ends it before: what Lightning finds later."""
+        """Steps of a whole epoch, and of the training if nothing ends it early; Lightning computes the same later."""
         each = batches // self.trainer.accumulate_grad_batches
         steps = each * (self.trainer.max_epochs or 1)
         return each, steps if self.trainer.max_steps == -1 else min(steps, self.trainer.max_steps)
@@ -177,7 +177,7 @@ class Fitting:
         with _expected_warnings(), kept_memory(self.learner.speed.keep_memory), _ctrl_c():
             self.trainer.fit(self.learner, datamodule=self.loaders, ckpt_path=newest, weights_only=True)
         if is_first_process():
-            checkpoint_to_resume(self.checkpoints)  # Lightning leaves the one that was resumed from
+            checkpoint_to_resume(self.checkpoints)  # Lightning does not delete the one it resumed from
         return self.trainer, self.history.rows
 
     def take_best(self) -> dict[str, Any]:
@@ -201,14 +201,14 @@ def rehearse(learner: Learner, images: ImageSet, steps: int, epochs: int) -> Non
         epochs: of the training.
 
     Raises:
-        ValueError: if they do not.
+        ValueError: if they do not fit.
     """
     batch = images.prepared(learner.preprocess).__getitems__(list(range(min(2, len(images)))))
     how = learner.optimisation
     try:
         network = copy.deepcopy(learner.model).eval()  # batch normalisation of two images may fail
         criteria = copy.deepcopy(Criteria(learner.loss, learner.reconstruction))
-    except RuntimeError:  # weights that are computed from others cannot be copied: nothing is tried then
+    except RuntimeError:  # weights that are computed from others cannot be copied: no rehearsal
         return
 
     def loss() -> Any:  # torch's types want a number, its optimizers take a tensor
@@ -222,7 +222,7 @@ def rehearse(learner: Learner, images: ImageSet, steps: int, epochs: int) -> Non
         with torch.random.fork_rng(devices=[]):
             optimizer = how.optimizer(network.parameters())
             if any(group.get("capturable") for group in optimizer.param_groups):
-                loss()  # and no step, which such an optimizer makes on a GPU alone
+                loss()  # no step, which such an optimizer can only make on a GPU
             else:
                 optimizer.step(loss)
         if how.scheduler is not None:
@@ -240,7 +240,7 @@ def _ctrl_c() -> Iterator[None]:
     except SystemExit as stop:
         if not isinstance(stop.__context__, KeyboardInterrupt):
             raise
-        if listening is not None:  # None: of no Python's making
+        if listening is not None:  # None: a handler that was not set from Python
             signal.signal(signal.SIGINT, listening)
         raise KeyboardInterrupt from stop
 
@@ -254,11 +254,11 @@ def _expected_warnings() -> Iterator[None]:
         warnings.filterwarnings("ignore", ".*number of training batches.*")
         warnings.filterwarnings("ignore", ".*scheduler is using 'interval': 'epoch'.*")  # one cycle, in whole epochs
         warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists.*")
-        warnings.filterwarnings("ignore", "The dirpath has changed.*")  # what is kept is found in the new place
+        warnings.filterwarnings("ignore", "The dirpath has changed.*")  # kept checkpoints are found in the new place
         yield
 
 
 def quiet_lightning() -> None:
-    """Leaves Lightning's notes on hardware and tips out of what the command line prints."""
+    """Silences Lightning's notes on hardware and its tips."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)

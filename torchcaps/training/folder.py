@@ -17,11 +17,11 @@ _LOCK = ".lock"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where everything lies that a training leaves behind.
+    """The files of a run.
 
     Args:
         path: the folder.
-        option: what names another folder, for messages.
+        option: the option that chooses the folder, for messages.
 
     Example:
         >>> from pathlib import Path
@@ -40,12 +40,12 @@ class RunFolder:
 
     @property
     def summary(self) -> Path:
-        """What came out, written at the end."""
+        """The results, written at the end."""
         return self.path / "summary.json"
 
     @property
     def metrics(self) -> Path:
-        """One row an epoch."""
+        """One row for each epoch."""
         return self.path / "metrics.csv"
 
     @property
@@ -55,7 +55,7 @@ class RunFolder:
 
     @property
     def record(self) -> Path:
-        """The manifest of the images, where they are files."""
+        """The manifest of the images, if they are files."""
         return self.path / "data.json"
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -64,12 +64,12 @@ class RunFolder:
 
     @contextmanager
     def opened(self, config: str, resumed: bool, begin: Callable[[], None] | None = None) -> Iterator[None]:
-        """Holds the folder for this process alone while it trains, which a process that died does not.
+        """Locks the folder for this process while it trains; the lock of a process that died is released.
 
         Args:
             config: YAML of all options, written into a new folder.
-            resumed: whether this goes on with a run that was there before.
-            begin: called in a new folder before the options are written: a folder that has these has the rest too.
+            resumed: whether this continues an earlier run.
+            begin: called in a new folder before the options are written, so that a folder with options is complete.
 
         Raises:
             BlockingIOError: if another process trains in it.
@@ -96,19 +96,19 @@ class RunFolder:
             lock.release()
 
     def unused(self) -> "RunFolder":
-        """The folder, checked.
+        """The folder, if it is new or empty.
 
         Raises:
-            FileExistsError: if there is something in it.
+            FileExistsError: if it is not empty.
         """
         if self.path.exists() and (not self.path.is_dir() or any(map(_counts, self.path.iterdir()))):
             going_on = f", or continue it with --resume {self.path}" if self.config.is_file() else ""
-            state = "exists already and is not empty" if self.path.is_dir() else "is no folder"
+            state = "exists already and is not empty" if self.path.is_dir() else "is not a folder"
             raise FileExistsError(f"{self.path} {state}: choose another {self.option}{going_on}")
         return self
 
     def existing(self) -> "RunFolder":
-        """The folder, checked.
+        """The folder, if it is that of a run.
 
         Raises:
             FileNotFoundError: if it is not that of a run.
@@ -119,7 +119,7 @@ class RunFolder:
 
 
 def _counts(path: Path) -> bool:
-    """Whether a file says that a run was begun: not if it was left before anything was written."""
+    """Whether a file shows that a run was begun, unlike a lock, a manifest or an unfinished file."""
     return path.name not in (_LOCK, RunFolder(path.parent).record.name) and not path.name.endswith(UNFINISHED)
 
 

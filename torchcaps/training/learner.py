@@ -18,7 +18,7 @@ from torchcaps.training.options import Optimisation
 from torchcaps.training.speed import Speed
 
 LOOK_EVERY = 50
-"""Steps between two looks at the loss where each one waits for the device, or for other processes."""
+"""Steps between two checks of the loss, if each check waits for the device or for other processes."""
 
 
 REMEDY = (
@@ -39,7 +39,7 @@ class Mean(Metric):
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, values: Tensor, count: int) -> None:
-        """Adds the numbers (B,) of some images, or their mean over so many of them, a scalar."""
+        """Adds the numbers (B,) of some images, or their mean, a scalar, over ``count`` images."""
         self.total = torch.add(self.total, values.detach().sum(), alpha=1 if values.ndim else count)
         self.count += len(values) if values.ndim else count
 
@@ -59,7 +59,7 @@ class Learner(L.LightningModule):
         model: the network.
         optimisation: the losses, the optimizer and the scheduler.
         task: what the network is for; default: classification.
-        preprocess: how the training images are prepared; validation images come prepared, by their ImageSet.
+        preprocess: how the training images are prepared; validation images are prepared by their ImageSet.
         seed: of these random numbers.
         speed: how the steps are made faster.
 
@@ -114,11 +114,11 @@ class Learner(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Drops the length of a one-cycle schedule from a checkpoint: the training may have become longer."""
         for state in checkpoint.get("lr_schedulers", []):
-            if "_schedule_phases" in state:  # those of OneCycleLR, which finds them by its options alone
+            if "_schedule_phases" in state:  # those of OneCycleLR, which computes them from its options
                 del state["total_steps"], state["_schedule_phases"]
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer; of several processes' weights shared out among them, if it shall be."""
+        """The optimizer; with ``shard_optimizer``, its state is divided among the processes."""
 
         def make(weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
             optimizer = self.optimisation.optimizer(weights)
@@ -132,9 +132,9 @@ class Learner(L.LightningModule):
         return make(self.model.parameters())
 
     def on_train_start(self) -> None:
-        """Lays out what the optimizer took from a checkpoint."""
+        """Sets the memory layout of the optimizer's state from a checkpoint."""
         for optimizer in self.trainer.optimizers:
-            self.speed.settle(getattr(optimizer, "optim", optimizer))  # of one that is shared out its own part
+            self.speed.settle(getattr(optimizer, "optim", optimizer))  # or its shard here
 
     def on_train_epoch_start(self) -> None:
         """Sets the seed of the epoch, and starts to watch its losses."""
@@ -172,7 +172,7 @@ class Learner(L.LightningModule):
 
     @property
     def _look_every(self) -> int:
-        """Steps between two looks at the loss: each look waits for the device, and for all of several processes."""
+        """Steps between two checks of the loss: each one waits for the device, and for all processes."""
         return 1 if self.device.type == "cpu" and self.trainer.world_size == 1 else LOOK_EVERY
 
     def _check_loss(self, batch: Batch | None) -> None:
@@ -188,7 +188,7 @@ class Learner(L.LightningModule):
         raise TrainingDiverged(f"the loss is not finite since epoch {self.current_epoch + 1}, {when}{where}. {REMEDY}")
 
     def on_train_epoch_end(self) -> None:
-        """Looks at loss and weights before they are kept.
+        """Checks loss and weights before they are saved.
 
         Raises:
             TrainingDiverged: if they are not finite.

@@ -1,4 +1,4 @@
-"""Batches of one process: the same training for any number of processes."""
+"""Loaders of batches, such that any number of processes trains in the same way."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,14 +15,14 @@ from torchcaps.training.speed import Speed
 
 
 def _same(batch: Any) -> Any:
-    """Batches come whole from :meth:`ImageSet.__getitems__`."""
+    """Returns the batch, which :meth:`ImageSet.__getitems__` made already."""
     return batch
 
 
 def balanced_order(labels: Tensor, generator: torch.Generator) -> Tensor:
-    """As many indices as labels (N,), in which every class comes up equally often, up to one.
+    """As many indices as labels (N,), in which all classes occur equally often, up to one.
 
-    All images of a class come up before one of them does again.
+    All images of a class occur before any of them is repeated.
     """
     members = [(labels == label).nonzero().squeeze(1) for label in labels.unique()]
     counts = torch.full((len(members),), len(labels) // len(members))
@@ -36,7 +36,7 @@ def balanced_order(labels: Tensor, generator: torch.Generator) -> Tensor:
 
 
 class BalancedSampler(DistributedSampler[int]):
-    """One process's shard of :func:`balanced_order`, which the seed and the epoch alone decide.
+    """One process's shard of :func:`balanced_order`, which depends only on the seed and the epoch.
 
     Raises:
         ValueError: if there are masks of several classes instead of labels.
@@ -61,9 +61,9 @@ def train_loader(
     sampler: SamplerName = "shuffled",
     group: int = 1,
 ) -> DataLoader:
-    """Shuffled batches of one process: its shard of batches that are the same for any number of processes.
+    """Shuffled batches for one process: its shard of batches that are the same for any number of processes.
 
-    Batches are full, and so are groups of them: the few images that are left over in an epoch come up in others.
+    Batches and groups of batches are always full; the few images left over in an epoch occur in other epochs.
 
     Args:
         images: the training images.
@@ -72,7 +72,7 @@ def train_loader(
         rank: of this process.
         processes: how many there are.
         sampler: ``shuffled``, each image once, or ``balanced``, each class equally often.
-        group: batches whose gradients are added up before each step; all there are if they are fewer.
+        group: batches whose gradients are accumulated before each step; all batches if there are fewer.
 
     Raises:
         ValueError: if the batch cannot be shared out evenly, there is not one image for each process, or classes that
@@ -94,12 +94,12 @@ def train_loader(
 
 
 def evaluation_loader(images: ImageSet, batch_size: int) -> DataLoader:
-    """All images in order, in every process: exact figures, and no image counted twice."""
+    """All images in order, in every process, so that figures are exact and no image counts twice."""
     return DataLoader(images, batch_size, collate_fn=_same)
 
 
 class Loaders(L.LightningDataModule):
-    """Makes the loaders once the processes are known, and puts training images together anew in each epoch.
+    """Makes the loaders once the processes are known, and applies compositions to training images in each epoch.
 
     Example:
         >>> from torchcaps.data import Digits
@@ -131,7 +131,7 @@ class Loaders(L.LightningDataModule):
         return evaluation_loader(self._near(self.sets[1]), self.schedule.batch_size)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Puts the images of a training step together, on the device."""
+        """Applies the composition to the images of a training step, on the device."""
         assert self.trainer is not None
         if self.composition is None or not self.trainer.training:
             return batch

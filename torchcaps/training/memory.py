@@ -1,8 +1,8 @@
-"""Memory of the processor that a training step frees stays with the process.
+"""Keeps CPU memory that a training step frees in the process.
 
-Every step needs as much memory as the one before. glibc hands large blocks back to the system at once, and takes them
-again page by page, each one wiped by the system first: 5,000 page faults in a step of ``capsnet_small`` with 128
-images, a tenth of its time.
+Every step needs as much memory as the one before. glibc returns large blocks to the system at once, and gets them back
+page by page, each one zeroed by the system: 5,000 page faults in a step of ``capsnet_small`` with 128 images, a tenth
+of its time.
 """
 
 import ctypes
@@ -14,15 +14,15 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 """Names of ``mallopt``, in glibc's malloc.h."""
 
 _KEEPING = {_MMAP_MAX: 0, _TRIM_THRESHOLD: -1}
-"""No block, however large, is one of the system's that goes back to it; the heap's end does not either."""
+"""Large blocks are not mapped separately, and the end of the heap is not returned to the system."""
 
 _GIVING_BACK = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 32 << 20, _TRIM_THRESHOLD: 64 << 20}
-"""What glibc begins with; of the two thresholds, what it raises them to in time."""
+"""The defaults of glibc; for the two thresholds, the values that it raises them to in time."""
 
 
 @contextmanager
 def kept_memory(keep: bool = True) -> Iterator[None]:
-    """Lets this process keep the memory that it frees, if it shall and its allocator is glibc's; all goes back behind.
+    """Lets this process keep freed memory within the context, if ``keep`` and with the allocator of glibc.
 
     Example:
         >>> from torchcaps.training.memory import kept_memory

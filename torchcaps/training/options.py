@@ -1,4 +1,4 @@
-"""What is trained, how it is optimised, for how long, and where: the options of ``torchcaps train``."""
+"""The options of ``torchcaps train``: what is trained, how it is optimised, for how long, and where."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ OURS = {
     **dict.fromkeys(("callbacks", "logger", "plugins", "enable_progress_bar", "enable_model_summary", "inference_mode",
                      "num_sanity_val_steps", "use_distributed_sampler", "enable_checkpointing"), ""),
 }  # fmt: skip
-"""Arguments of Lightning's Trainer that :func:`torchcaps.training.fit` gives itself, and the options they come from."""
+"""Arguments of Lightning's Trainer that :func:`torchcaps.training.fit` sets, and the options they come from."""
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 SamplerName = Literal["shuffled", "balanced"]
@@ -40,7 +40,7 @@ def one_class_each(images: ImageSet, option: str) -> Tensor:
 
 @dataclass(kw_only=True)
 class Subject:
-    """What is trained, on which images, and what for.
+    """The network, its data and its task.
 
     Attributes:
         data: the images: Digits, MNIST, FashionMNIST, ImageFolder, or any other ImageData.
@@ -67,7 +67,7 @@ class Subject:
     preprocess: Preprocess = field(default_factory=Preprocess)
 
     def purpose(self) -> Task:
-        """The task that was chosen, or that of the data set.
+        """The chosen task, or that of the data set.
 
         Raises:
             ValueError: if there is no such task, or the images do not have its targets.
@@ -78,11 +78,11 @@ class Subject:
 
     @property
     def architecture(self) -> str:
-        """The name of the network that was chosen, or of the default of the data set."""
+        """The name of the chosen network, or of the default of the data set."""
         return self.data.model if self.model is None else self.model
 
     def network(self, seed: int) -> ImageClassifier:
-        """The network, with initial weights that depend on the seed alone.
+        """The network, with initial weights that depend only on the seed.
 
         Raises:
             ValueError: if arguments do not fit each other or the images.
@@ -102,16 +102,16 @@ class Subject:
 
 @dataclass(kw_only=True)
 class Optimisation:
-    """What is optimised, and with what.
+    """The losses, the optimizer and the schedule of its learning rate.
 
     Attributes:
         loss: on the activations of the class capsules.
         reconstruction: weight of the sum of squared errors of the reconstruction.
         optimizer: its class, such as Adam, and its arguments.
         scheduler: of the learning rate; one that takes ``total_steps`` and was not given any, such as OneCycleLR with
-            ``max_lr`` alone, spans all steps of the training.
-        scheduler_interval: whether the scheduler steps each epoch or each step; ReduceLROnPlateau looks at the loss on
-            the validation images after each epoch, or at that of the training where there are none.
+            only ``max_lr``, spans all steps of the training.
+        scheduler_interval: whether the scheduler steps each epoch or each step; ReduceLROnPlateau monitors the loss on
+            the validation images after each epoch, or on the training images if there are none.
         class_weights: 'balanced' weights each image in the loss by how rare its class is, N / (E N_c), for N training
             images of E classes, N_c of its own; None weights all alike.
         shard_optimizer: each of several processes keeps only a share of the optimizer's state; the steps are the same
@@ -138,10 +138,10 @@ class Optimisation:
         check_finite(0, reconstruction=self.reconstruction)
 
     def weigh(self, images: ImageSet) -> None:
-        """Gives the loss the weights of the classes in the training images, if it shall have some.
+        """Gives the loss the weights of the classes in the training images, if ``class_weights`` is set.
 
         Raises:
-            ValueError: if the loss takes none, or the images have masks of several classes.
+            ValueError: if the loss takes no weights, or the images have masks of several classes.
         """
         if self.class_weights == "balanced":
             counts = torch.bincount(one_class_each(images, "class_weights").cpu(), minlength=len(images.classes))
@@ -150,7 +150,7 @@ class Optimisation:
 
     @property
     def spans_all_steps(self) -> bool:
-        """Whether the scheduler must be told how many steps there are."""
+        """Whether the scheduler needs the number of steps."""
         arguments = getattr(self.scheduler, "keywords", {})
         return "total_steps" in arguments and arguments["total_steps"] is None and arguments.get("epochs") is None
 
@@ -271,11 +271,11 @@ class TrainerOptions:
                 raise ValueError(f"extra takes arguments of Lightning's Trainer, which has no {name}")
 
     def callbacks(self) -> list[Callback]:
-        """What the Trainer shall call besides: the averaging of the weights."""
+        """Callbacks that the options need: the averaging of the weights."""
         return [] if self.average is None else [EMAWeightAveraging(decay=self.average)]
 
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for the Trainer. A CPU counts as one device unless told otherwise."""
+        """Keyword arguments for the Trainer. On a CPU, the default is one device."""
         named = {name: value for name, value in vars(self).items() if name not in ("average", "extra")}
         if self.devices == "auto" and self.accelerator == "cpu":
             named["devices"] = 1
@@ -304,14 +304,14 @@ class Running:
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """Who started the training, and what they want to see.
+    """How the training was started, and what it shows.
 
     Attributes:
         config: YAML of all options, kept in a new folder.
         command: how this was started, for the summary.
         progress_bar: whether to show one.
         show: takes lines of text; None for silence.
-        allow_changes: whether a run may go on with other options or images than it was started with.
+        allow_changes: whether a run may be resumed with other options or images than it was started with.
 
     Example:
         >>> from torchcaps.training import Caller

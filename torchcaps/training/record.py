@@ -1,4 +1,4 @@
-"""Which images a run was trained, validated and tested on: kept with it, so that the folder may change."""
+"""The record of the images that a run was trained, validated and tested on, so that the folder may change."""
 
 import torch
 
@@ -7,10 +7,10 @@ from torchcaps.training.folder import RunFolder
 
 
 def follow_record(folder: RunFolder, data: ImageData) -> tuple[str, ...]:
-    """Keeps data to the parts that a run has recorded, if it has; gives what changed since, for people.
+    """Applies the splits that a run has recorded, if any; returns notes on what changed since.
 
     Raises:
-        ValueError: the record is damaged, or that of other data.
+        ValueError: the record is damaged, or belongs to other data.
     """
     path = folder.record
     if path.is_file() and folder.config.is_file():
@@ -19,17 +19,17 @@ def follow_record(folder: RunFolder, data: ImageData) -> tuple[str, ...]:
 
 
 def write_record(folder: RunFolder, data: ImageData) -> None:
-    """Keeps the parts of data in the folder of a run, where they are files."""
+    """Records the splits of data in the folder of a run, if the images are files."""
     manifest = data.manifest()
     if manifest is not None:
         manifest.write(folder.record)
 
 
 def images_apart(folder: RunFolder, data: ImageData, split: str) -> tuple[ImageSet, tuple[str, ...]]:
-    """Images of data that are not those of the run; test images without those that the run was trained on.
+    """Images of other data than those of the run; test images without those that the run was trained on.
 
     Returns:
-        The images, and for people, what was left out.
+        The images, and notes on what was left out.
     """
     images: ImageSet = getattr(data, split)
     manifest, path = data.manifest(), folder.record

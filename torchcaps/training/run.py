@@ -1,4 +1,4 @@
-"""A run: one training in a folder of its own, from the configuration to the report."""
+"""A run: one training in its own folder, from the configuration to the report."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -34,18 +34,18 @@ def train(
     running: Running | None = None,
     caller: Caller | None = None,
 ) -> dict[str, Any] | None:
-    """Trains a network on images, tests the last epoch, or the best if that is to be kept, and writes the report.
+    """Trains a network, tests the last epoch, or the best if that is kept, and writes the report.
 
     The test images are read once, after the training. Continues from the newest checkpoint if the folder has one.
-    Nothing is written before everything was checked that can be: a start that was refused can be made again.
+    Everything that can be checked is checked before anything is written, so that a refused start can be repeated.
 
     Args:
         folder: of the run.
-        subject: what is trained, on which images, and what for.
-        optimisation: the losses and what makes them smaller.
-        schedule: for how long, in which steps, from which seed.
-        running: where and how.
-        caller: who trains, and what they want to see.
+        subject: the network, its data and its task.
+        optimisation: the losses, the optimizer and its schedule.
+        schedule: epochs, batches and seed.
+        running: where and how to train.
+        caller: how it was started, and what it shows.
 
     Returns:
         The summary, on the first process; None on the others.
@@ -77,9 +77,9 @@ def train(
         if caller.allow_changes:
             write_whole(folder.config, caller.config)
         used = fitting.take_best()
-        network.float()  # in whatever precision it was trained
+        network.float()  # whatever the precision of the training
         save(network, folder, subject, task)
-        network = load_pretrained(folder.model)  # what the summary speaks of is what was saved
+        network = load_pretrained(folder.model)  # so that the summary describes what was saved
         test = data.test.prepared(subject.preprocess)
         summary = {
             **_described(subject, task, network),
@@ -100,7 +100,7 @@ def train(
 
 
 def _described(subject: Subject, task: Task, network: ImageClassifier) -> dict[str, Any]:
-    """What was trained, on what and for what, for the summary."""
+    """Network, data and task, for the summary."""
     data = subject.data
     return {
         "model": subject.architecture,
@@ -113,7 +113,7 @@ def _described(subject: Subject, task: Task, network: ImageClassifier) -> dict[s
 
 
 def _findings(found: Examination) -> dict[str, Any]:
-    """What the test showed, for the summary."""
+    """The results of the test, for the summary."""
     figures = {name: round(one, 4) if name.endswith("_percent") else one for name, one in found.figures.items()}
     return {
         **{f"test_{name}": value for name, value in figures.items()},
@@ -123,9 +123,9 @@ def _findings(found: Examination) -> dict[str, Any]:
 
 
 def save(network: ImageClassifier, folder: RunFolder, subject: Subject, task: Task) -> None:
-    """Saves a network with all that it takes to use it: the names of the classes, how images are prepared, the task.
+    """Saves a network with everything needed to use it: the names of the classes, the preprocessing, the task.
 
-    With them goes a calibration of its probabilities on the validation images, where there are enough of these.
+    It also gets a calibration of its probabilities on the validation images, if there are enough of these.
     """
     calibration = task.calibrate(network, subject.data.validation.prepared(subject.preprocess))
     network.save_pretrained(
@@ -139,7 +139,7 @@ def save(network: ImageClassifier, folder: RunFolder, subject: Subject, task: Ta
 
 
 GROUPS = (Subject, Optimisation, Schedule, Running)
-"""The options of :func:`train`; on the command line and in YAML they stand side by side."""
+"""The groups of options of :func:`train`, which are on one level on the command line and in YAML."""
 
 
 def option_hints() -> dict[str, Any]:
@@ -151,7 +151,7 @@ def train_parser(imported: Sequence[str] = ()) -> "ArgumentParser":
     """The options of :func:`train` on the command line and in YAML, and the folder of the run as ``run``.
 
     Args:
-        imported: the modules that were named on the command line: files of options may use what is in them.
+        imported: the modules that were named on the command line, which files of options may use.
     """
     from torchcaps.training.parser import OptionParser, TrustedConfigFile
 
@@ -186,7 +186,7 @@ def train_parsed(folder: RunFolder, parser: "ArgumentParser", config: Any, **how
         how: ``command``, ``progress_bar`` and ``show`` of :class:`Caller`.
 
     Returns:
-        What :func:`train` returns; raises what it raises.
+        As :func:`train`; raises what that raises.
     """
     ready = instantiated(parser, config)
     caller = Caller(config=parser.dump(config), **how)
@@ -204,7 +204,7 @@ def instantiated(parser: "ArgumentParser", config: Any) -> dict[str, Any]:
     """The objects that options describe, by name.
 
     Raises:
-        ValueError: if they do not fit.
+        ValueError: if they do not fit together.
     """
     try:
         return vars(parser.instantiate(config))
@@ -213,13 +213,13 @@ def instantiated(parser: "ArgumentParser", config: Any) -> dict[str, Any]:
 
 
 def _chosen(group: type[Options], options: Mapping[str, Any]) -> Options:
-    """One group of options out of all."""
+    """One group of the options."""
     names = [field.name for field in fields(cast(Any, group))]
     return group(**{name: options[name] for name in names})
 
 
 def circumstances(trainer: Trainer, metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """How long a training took, on what, and with which versions: for its summary."""
+    """Time, hardware and versions of a training, for its summary."""
     return {
         "training_seconds": round(sum(row["seconds"] for row in metrics), 1),
         "hardware": _hardware(trainer.strategy.root_device, trainer.world_size),

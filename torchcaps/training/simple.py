@@ -58,7 +58,7 @@ def train(
 
 
 def _data(data: str | Path, arguments: dict[str, Any], options: set[str]) -> dict[str, Any]:
-    """The data set as an option."""
+    """The option ``data``."""
     folder = Path(data).is_dir()
     kind = torchcaps.data.ImageFolder if folder else getattr(torchcaps.data, str(data), None)
     if not (inspect.isclass(kind) and issubclass(kind, torchcaps.data.ImageData)):
@@ -75,7 +75,7 @@ def _data(data: str | Path, arguments: dict[str, Any], options: set[str]) -> dic
 
 
 def _written(name: str, value: Any) -> Any:
-    """An option as a file of options has it."""
+    """An option as in a file of options."""
     if isinstance(value, Routing):
         kind = type(value)
         return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": _written(name, value.config())}
@@ -98,6 +98,6 @@ def _written(name: str, value: Any) -> Any:
 
 
 def _call(data: str | Path, run: str | Path | None, options: dict[str, Any]) -> str:
-    """The call as it was written, about, for the summary."""
+    """The call, about as it was written, for the summary."""
     named = {**({} if run is None else {"run": str(run)}), **options}
     return f"torchcaps.train({', '.join([repr(str(data)), *(f'{name}={value!r}' for name, value in named.items())])})"

@@ -1,4 +1,4 @@
-"""What makes a training faster."""
+"""Options that make a training faster."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,28 +24,28 @@ def _predict(model: ImageClassifier, images: Tensor, target: Tensor) -> Predicti
 _FUSED = torch.optim.Adam, torch.optim.SGD  # AdamW is an Adam
 _FUSED_ON = "cpu", "cuda"
 _UNFUSED = "capturable", "differentiable"
-"""Arguments of optimizers that ask for other steps."""
+"""Arguments of optimizers that exclude fused steps."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What makes a training faster beside the trainer's ``precision``.
+    """Options that make a training faster, besides the trainer's ``precision``.
 
     On by default are ``resident``, ``fused`` and ``keep_memory``.
 
     Attributes:
-        channels_last: keep images and the weights of convolutions with the channels innermost in memory. The results
-            are the same up to rounding.
+        channels_last: store images and the weights of convolutions with the channels innermost. The results are the
+            same up to rounding.
         compile: compile the training step's network with ``torch.compile`` in this mode; ``reduce-overhead`` replays
             CUDA graphs. The same up to rounding. None does not compile.
         resident: data sets of up to this many GiB are copied to the GPU once instead of batch by batch. Nothing else
             changes.
-        fused: make the optimizer's step in one kernel where torch has one (Adam, AdamW, SGD), unless the optimizer's
-            own arguments say how. The same up to rounding.
+        fused: run the optimizer's step in one kernel if torch has one (Adam, AdamW, SGD), unless the arguments of the
+            optimizer exclude it. The same up to rounding.
         auto: choose ``channels_last``, and in long trainings ``compile``, by timing a few steps before the first one;
-            options that are given stay. The run keeps the choice and the times in ``speed.json``.
-        keep_memory: CPU memory that a step frees stays with the process for the next step, as long as the training
-            lasts (with the allocator of glibc). Nothing else changes.
+            options that are set are kept. The run stores the choice and the times in ``speed.json``.
+        keep_memory: keep CPU memory that a step frees in the process for the next step, during the training (with the
+            allocator of glibc). Nothing else changes.
 
     Raises:
         ValueError: if ``resident`` is negative.
@@ -68,7 +68,7 @@ class Speed:
             raise ValueError(f"resident must be 0 GiB or more, got {self.resident}")
 
     def lay_out(self, model: nn.Module) -> None:
-        """Puts the weights of the model's convolutions in the order of ``channels_last``, in place."""
+        """Stores the weights of the model's convolutions in the order of ``channels_last``, in place."""
         for module in model.modules():
             if self.channels_last and isinstance(module, nn.Conv2d):
                 module.weight.data = self.arrange(module.weight.data)
@@ -79,12 +79,12 @@ class Speed:
             return images
         images = images.contiguous(memory_format=torch.channels_last)
         _, channels, height, width = images.shape
-        if channels == 1:  # in either order; torch takes it for the other one unless the strides say this one
+        if channels == 1:  # both orders apply; unless the strides say so, torch assumes the other one
             images = images.as_strided(images.shape, (height * width, 1, width, 1))
         return images
 
     def fuse(self, optimizer: torch.optim.Optimizer) -> None:
-        """Has the optimizer make its steps in one kernel, in place, where ``fused`` says so and torch can."""
+        """Makes the optimizer run its steps in one kernel, if ``fused`` is set and torch can; in place."""
         if not self.fused or not isinstance(optimizer, _FUSED):
             return
         for group in optimizer.param_groups:
@@ -93,9 +93,9 @@ class Speed:
                 group["fused"] = True
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
-        """Lays out what the optimizer keeps of each weight like the weight, in place: fused kernels take it for given.
+        """Gives the state of the optimizer the memory layout of its weights, as fused kernels assume; in place.
 
-        A checkpoint may hold it in another order.
+        The state from a checkpoint may have another layout.
         """
         for weight, kept in optimizer.state.items():
             for name, value in kept.items():
@@ -103,10 +103,10 @@ class Speed:
                     kept[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
     def step(self) -> Step:
-        """What runs a model in a training step: compiled if it shall be."""
+        """The function that runs a model in a training step, compiled if ``compile`` is set."""
         if self.compile is None:
             return _predict
-        # torch.compile counts by code object: with the same one, the ninth network of a process would not be compiled.
+        # torch.compile counts compilations by code object: with the same one, the ninth network would not be compiled.
         own = FunctionType(_predict.__code__.replace(), globals())
         return torch.compile(own, mode=self.compile)
 

@@ -1,4 +1,4 @@
-"""Which of the layouts and compilers is quickest here, found out by a few steps at the start of a training."""
+"""Finds the fastest memory layout and compiler by timing a few steps at the start of a training."""
 
 import copy
 import json
@@ -26,27 +26,27 @@ from torchcaps.training.options import Schedule
 from torchcaps.training.speed import CompileMode, Speed
 
 BUDGET = 20.0
-"""Seconds after which no further step is timed; compiling, which cannot be stopped, is not in them."""
+"""Seconds after which no further step is timed, without compiling, which cannot be stopped."""
 
 ROUNDS = 5
 WORTH = 0.97
-"""Share of the time that a candidate may take at most to be preferred to what it changes."""
+"""A candidate is preferred if it takes at most this share of the time."""
 
 COMPILE_FROM = 1800.0
-"""Seconds that a training must be expected to take before compiling is tried: that takes a minute or so itself."""
+"""Shortest expected training, in seconds, for which compiling is tried, which takes about a minute itself."""
 
 Clock = Callable[[], float]
 
 
 @dataclass
 class Trial:
-    """Steps of a training, without the optimizer, on copies of its network: nothing of it is touched.
+    """Times training steps, without the optimizer, on copies of the network; the training itself is not changed.
 
     Args:
-        learner: what is trained.
-        batch: of images as the network shall see them.
-        trainer: whose device and precision are those of the training.
-        clock: default: the processor's time where one thread of it computes, else the clock's.
+        learner: of the training.
+        batch: of prepared images.
+        trainer: gives device and precision.
+        clock: gives seconds; default: CPU time if the CPU computes with one thread, else the wall clock.
     """
 
     learner: Learner
@@ -54,7 +54,7 @@ class Trial:
     trainer: L.Trainer
     clock: Clock | None = None
     milliseconds: dict[str, float] = field(default_factory=dict)
-    """Of a step of each candidate, by its name, in the median."""
+    """Median seconds of a step of each candidate, by name."""
 
     def __post_init__(self) -> None:
         self.device = self.trainer.strategy.root_device
@@ -63,7 +63,7 @@ class Trial:
         self.end = time.perf_counter() + BUDGET
 
     def quickest(self, steps: int) -> Speed:
-        """The quickest way to make so many steps."""
+        """The fastest settings for a training of ``steps`` steps."""
         speed = replace(self.learner.speed, auto=False)
         maps = any(isinstance(module, nn.Conv2d) for module in self.learner.model.modules())
         if maps and not speed.channels_last:
@@ -77,10 +77,10 @@ class Trial:
         return speed
 
     def _better(self, now: Speed, name: str, other: Speed) -> Speed:
-        """The other way if it takes clearly less time, from paired rounds."""
+        """The other settings if they are clearly faster, from paired rounds; else the present ones."""
         try:
             calls = [self._ready(now), self._ready(other)]
-        except Exception:  # a compiler that is not there must not end the training
+        except Exception:  # a missing compiler must not end the training
             if other.compile is None:
                 raise
             return now
@@ -107,7 +107,7 @@ class Trial:
         return self.now() - start
 
     def _ready(self, speed: Speed) -> Callable[[], object]:
-        """A step in this way, after one that was not timed."""
+        """A step with these settings, after one to warm up."""
         learner, precision = self.learner, self.trainer.precision_plugin
         network = copy.deepcopy(learner.model).to(self.device).train()
         network = cast(ImageClassifier, precision.convert_module(network))
@@ -129,10 +129,10 @@ class Trial:
 
 
 class ChooseSpeed(Callback):
-    """Chooses layout and compiler before the training begins, if its speed is ``auto``, and keeps what it chose.
+    """Chooses layout and compiler before the training begins, if its speed is ``auto``, and stores the choice.
 
-    Weights, random numbers and everything else that is trained stay as they are. A training that is resumed goes on
-    with what was chosen; of several processes the first one chooses for all.
+    Weights, random numbers and everything else that is trained stay as they are. A resumed training keeps the choice;
+    the first of several processes chooses for all.
 
     Args:
         path: of a JSON file with the choice and the times.
@@ -145,7 +145,7 @@ class ChooseSpeed(Callback):
         self.found: dict[str, Any] = {}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Chooses, or reads what was chosen."""
+        """Chooses, or reads the stored choice."""
         if not isinstance(pl_module, Learner) or not pl_module.speed.auto:
             return
         if is_first_process():

@@ -1,4 +1,4 @@
-"""What a file of options may name: it is looked through before anything that it names is imported or called."""
+"""Checks of what a file of options names, before anything that it names is imported or called."""
 
 import importlib
 import inspect
@@ -20,7 +20,7 @@ from torchcaps.routing import Routing
 from torchcaps.tasks import Task
 
 KINDS = (ImageData, Task, Routing, ActivationLoss, torch.optim.Optimizer, LRScheduler)
-"""What a file of options may name once it is loaded; any other class, and functions, of imported modules only."""
+"""Classes that a file of options may name; other classes, and functions, only from imported modules."""
 
 LARGEST_FILE = 2**20
 MOST_VALUES = 10_000
@@ -29,11 +29,11 @@ DEEPEST = 40
 _PLAIN = (str, int, float, complex, bool, bytes, type(None), Path)
 _NO_YAML = (yaml.YAMLError, ValueError, RecursionError, OverflowError)
 _UNKNOWN = object()
-"""Instead of a type hint: strings that could be imported are looked at, too."""
+"""Stands for an unknown type hint: strings that could be imported are checked, too."""
 
 
 class UntrustedOptions(ValueError):
-    """A file of options names what it may not name.
+    """A file of options names something that it may not.
 
     Example:
         >>> from torchcaps.training import UntrustedOptions
@@ -45,42 +45,42 @@ class UntrustedOptions(ValueError):
 def read_options(
     path: Path, allowed: Mapping[str, Any], imported: Sequence[str] = (), only: str | None = None
 ) -> dict[str, Any]:
-    """Reads a file of options, or the ``only`` one that is wanted, and looks through it: see :func:`check_options`."""
+    """Reads and checks a file of options, or only the option ``only``: see :func:`check_options`."""
     if path.stat().st_size > LARGEST_FILE:
         raise ValueError(f"{path} has {path.stat().st_size} bytes: options take less than {LARGEST_FILE}")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no YAML file of options: {error}") from error
+        raise ValueError(f"{path} is not a YAML file of options: {error}") from error
     return check_options(text, str(path), allowed, imported, only)
 
 
 def check_options(
     text: str, source: str, allowed: Mapping[str, Any], imported: Sequence[str] = (), only: str | None = None
 ) -> dict[str, Any]:
-    """Looks through options written as YAML. Nothing is imported, but for modules of this package, or called.
+    """Checks options written as YAML. Nothing is called, and only modules of this package are imported.
 
     A class path may name data sets, tasks, routings and losses of this package, optimizers and schedulers of torch, and
-    what was defined in imported modules; where an option takes one, and of the kind that it takes.
+    anything defined in imported modules, where an option takes a class and of the kind that it takes.
 
     Args:
         text: the YAML.
-        source: what messages call it: the path of the file.
+        source: the path of the file, for messages.
         allowed: the options by name, with their type hints.
-        imported: the modules that were named to be imported: not by the file.
-        only: the option that is wanted, where the others are left alone; None for all.
+        imported: the modules that the user named for import, not the file.
+        only: the option to check, without the others; None for all.
 
     Returns:
-        The options, as the YAML has them.
+        The options, as in the YAML.
 
     Raises:
-        ValueError: if this is no YAML, or not of options.
-        UntrustedOptions: if it names what it may not name, or modules to be imported that are not among ``imported``.
+        ValueError: if this is not YAML, or does not hold options.
+        UntrustedOptions: if it names something that it may not, or modules for import that are not in ``imported``.
     """
     try:
         options = yaml.safe_load(text)
     except _NO_YAML as error:
-        raise ValueError(f"{source} is no YAML file of options: {str(error) or type(error).__name__}") from error
+        raise ValueError(f"{source} is not a YAML file of options: {str(error) or type(error).__name__}") from error
     if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
         raise ValueError(f"{source} must hold options by name, got {type(options).__name__}")
     check_imports(source, options, imported)
@@ -88,7 +88,7 @@ def check_options(
         raise UntrustedOptions(f"{source}: options cannot name another file of them, got config: {options['config']!r}")
     if only is not None:
         if only not in options:
-            raise ValueError(f"{source} does not say {only}")
+            raise ValueError(f"{source} has no option {only}")
         options = {only: options[only]}
     look = _Look(source, {module_of(name).partition(".")[0] for name in imported})
     look.entries(options, lambda name: str if name == "import" else allowed.get(name, _UNKNOWN), "", 0)
@@ -96,7 +96,7 @@ def check_options(
 
 
 def check_imports(source: str, options: Mapping[str, Any], imported: Sequence[str]) -> None:
-    """Raises an :class:`UntrustedOptions` if options want modules imported that are not among those."""
+    """Raises an :class:`UntrustedOptions` if options name modules for import that are not in ``imported``."""
     wanted = options.get("import") or []
     if not isinstance(wanted, list) or not all(isinstance(name, str) for name in wanted):
         raise ValueError(f"{source}: import must be a list of modules, got {wanted!r}")
@@ -109,18 +109,18 @@ def check_imports(source: str, options: Mapping[str, Any], imported: Sequence[st
 
 
 def module_of(name: str) -> str:
-    """What a module is called once ``--import`` has imported it."""
+    """The name of a module that ``--import`` has imported."""
     return Path(name).stem if name.endswith(".py") else name
 
 
 @dataclass
 class _Look:
-    """A look through the options of one file.
+    """Checks the options of a file.
 
     Args:
-        source: what messages call the file.
+        source: the name of the file in messages.
         own: the first names of the imported modules.
-        values: how many were looked at.
+        values: how many were checked.
     """
 
     source: str
@@ -128,7 +128,7 @@ class _Look:
     values: int = field(default=0)
 
     def at(self, value: Any, hint: Any, place: str, depth: int = 0) -> None:
-        """Looks at a value of a type hint, and at all inside it."""
+        """Checks a value for a type hint, and everything inside it."""
         self.values += 1
         if self.values > MOST_VALUES or depth > DEEPEST:
             raise ValueError(f"{self.source}: {place.split('.')[0]} holds more than options do")
@@ -144,7 +144,7 @@ class _Look:
                 self.at(one, _inside(hint), place, depth + 1)
 
     def _text(self, text: str, hint: Any, place: str, depth: int) -> None:
-        meant = _parsed(text)  # as jsonargparse does: text may be YAML of a class path
+        meant = _parsed(text)  # as in jsonargparse, text may be YAML with a class path
         if isinstance(meant, Mapping | list) or (isinstance(meant, str) and meant != text):
             self.at(meant, hint, place, depth + 1)
         parts = _parts(hint)
@@ -176,13 +176,13 @@ class _Look:
         self.entries(rest, lambda key: fields.get(key, otherwise), place, depth)
 
     def entries(self, value: Mapping[Any, Any], hint: Callable[[str], Any], place: str, depth: int) -> None:
-        """Looks at values by name, each with the type hint of its name."""
+        """Checks values by name, each with the type hint of its name."""
         for key, one in value.items():
-            first, dot, more = str(key).partition(".")  # optimizer.class_path is a way to write it
+            first, dot, more = str(key).partition(".")  # such as optimizer.class_path
             self.at({more: one} if dot else one, hint(first), f"{place}.{key}".lstrip("."), depth + 1)
 
     def _found(self, name: str, parts: list[Any], place: str) -> Any:
-        """What a class path names, if that is allowed."""
+        """The object that a class path names, if that is allowed."""
         kinds = _kinds(parts)
         found = _loaded(name, kinds)
         if found is not None and self._fits(found, kinds, any(_is_callable(part) for part in parts)):
@@ -208,7 +208,7 @@ def _parts(hint: Any) -> list[Any]:
 
 
 def _inside(hint: Any) -> Any:
-    """The type hint of what is in a container."""
+    """The type hint of the elements of a container."""
     inner = [get_args(part)[-1] for part in _parts(hint) if get_origin(part) in (dict, Mapping)]
     inner += [
         one
@@ -236,7 +236,7 @@ def _kinds(parts: list[Any]) -> tuple[type, ...]:
 
 
 def _loaded(name: str, kinds: tuple[type, ...]) -> Any:
-    """What a name means without importing anything but modules of this package; None if it means nothing."""
+    """The object of a name, importing only modules of this package; None if there is none."""
     if "." not in name:
         return next((cls for kind in kinds for cls in subclasses(kind) if cls.__name__ == name), None)
     names = name.split(".")

@@ -1,4 +1,4 @@
-"""What a recipe is: a named experiment with the published figures, its presets, and what it measured."""
+"""Recipes: named experiments with published figures, presets and results."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 RECIPES: dict[str, "Recipe[Any]"] = {}
 
 Key = tuple[str, str]
-"""A row and a measure: where a figure stands in a table."""
+"""A row and a measure: the place of a figure in a table."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Line:
     """One line of a recipe's table, known before anything is run.
 
     Args:
-        row: what is compared, such as a network: "3 steps, with reconstruction".
-        measure: what is measured of it: "test error".
-        published: the figure in the literature, in ``unit``; None where there is none.
-        source: where that stands, and what must be known about it.
+        row: the network or variant: "3 steps, with reconstruction".
+        measure: the quantity: "test error".
+        published: the figure in the literature, in ``unit``; None if there is none.
+        source: of the published figure, with remarks.
         unit: "%" or another; "" for a plain number.
-        higher_is_better: False for an error; None where neither is better.
-        elsewhere: whether it is another program's figure, which no preset measures.
+        higher_is_better: False for an error; None if neither direction is better.
+        elsewhere: whether it is a figure of another implementation, which no preset measures.
 
     Example:
         >>> from torchcaps.recipes import Line
@@ -50,10 +50,10 @@ def lines_of(
     """The lines of a table.
 
     Args:
-        keys: where they stand, in order.
-        published: the figures of some of them, alone or with what must be known about them.
-        source: of figures that stand alone.
-        kind: what all have in common: ``unit``, ``higher_is_better``, ``elsewhere``.
+        keys: of the lines, in order.
+        published: the figures of some of them, alone or with their sources.
+        source: of figures without one.
+        kind: arguments of all lines: ``unit``, ``higher_is_better``, ``elsewhere``.
     """
     found = {key: one if isinstance(one, tuple) else (one, source) for key, one in published.items()}
     return tuple(Line(*key, *found.get(key, ()), **kind) for key in keys)
@@ -61,11 +61,11 @@ def lines_of(
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A figure with the words that belong under it.
+    """A figure with its caption.
 
     Args:
         figure: with a title, axes and units.
-        caption: what is to be seen, one or two sentences.
+        caption: what it shows, in one or two sentences.
 
     Example:
         >>> from torchcaps.explain.draw import new_figure
@@ -80,11 +80,11 @@ class Picture:
 
 @dataclass
 class Outcome:
-    """What a recipe measured with one seed.
+    """The results of a recipe with one seed.
 
     Args:
         figures: the value of each line that was measured, in the line's unit.
-        facts: of each row, what belongs beside its figures: parameters, epochs, seconds of training.
+        facts: other facts about each row: parameters, epochs, seconds of training.
         pictures: by a short name for the file.
         curves: numbers behind the pictures, ready for JSON.
 
@@ -106,16 +106,16 @@ Settings = TypeVar("Settings")
 class Recipe(ABC, Generic[Settings]):
     """A named, complete experiment: data, networks, losses, schedules, evaluation, and the figures to compare with.
 
-    A subclass sets the class attributes and :meth:`run`, and is made known by :func:`register_recipe`.
+    A subclass sets the class attributes and :meth:`run`, and is registered with :func:`register_recipe`.
 
     Attributes:
-        name: what the command line calls it.
+        name: on the command line.
         title: one line, for people.
         source: where the experiment was published.
         lines: of its table, in order.
         presets: its settings, a frozen dataclass, for ``paper`` (the published ones, for a GPU), ``quick`` (two cores
             of a CPU, at most an hour) and ``smoke`` (seconds, on the digits that come with scikit-learn).
-        notes: what must be known to read the table, sentences: in what the settings differ from the published ones.
+        notes: sentences for readers of the table, such as how the settings differ from the published ones.
 
     Example:
         >>> from torchcaps.recipes import Recipe, get_recipe
@@ -144,10 +144,10 @@ AnyRecipe = TypeVar("AnyRecipe", bound=type[Recipe[Any]])
 
 
 def register_recipe(recipe: AnyRecipe) -> AnyRecipe:
-    """Class decorator: makes a recipe known by its name.
+    """Class decorator: registers a recipe under its name.
 
     Raises:
-        ValueError: if the name is taken, a preset is missing or a line stands there twice.
+        ValueError: if the name is taken, a preset is missing or a line occurs twice.
     """
     if recipe.name in RECIPES:
         raise ValueError(f"a recipe named {recipe.name!r} exists already")

@@ -1,4 +1,4 @@
-"""Which code a result came from: by what its definitions say, wherever they stand."""
+"""Identifies the code that a result came from, by digests of its definitions."""
 
 import ast
 import inspect
@@ -14,28 +14,28 @@ from torchcaps.training.definitions import definitions, digest_of
 _PACKAGE = Path(torchcaps.__file__).parent
 _DRAWING = ("explain/draw", "explain/exhibits", "explain/page")
 _BESIDE = ("__main__", "bench", "cli", "mixture", "recipes", "testing", *_DRAWING)
-"""What no result depends on; of the recipes, only the one at hand and those that it imports matter, not their kit."""
+"""Folders that no result depends on; of the recipes, only the present one and those it imports count, not the kit."""
 
 Definitions = Mapping[str, str]
-"""Names of definitions by their digest; two definitions that say the same are one."""
+"""Names of definitions by their digest; equal definitions count once."""
 
 
 def code_version(recipe: object) -> dict[str, Any]:
     """The version of the package, digests of the definitions that a recipe's results may depend on, and the commit.
 
-    A definition is a function, a class, a constant or another statement on the first level of a file. Its digest is of
-    what acts in it: docstrings, comments, annotations, imports and decorators that register do not count, nor does
-    the file that it stands in. So files may be renamed, definitions moved, rooms rebuilt around them.
+    A definition is a function, a class, a constant or another statement on the first level of a file. Its digest covers
+    code that has an effect, without docstrings, comments, annotations, imports and decorators that register, and
+    without the name of its file. So definitions may be moved between files, and files renamed.
 
-    What this cannot see: an import that now brings another definition of the same name, as long as both exist;
-    annotations that act, such as those a command line reads; other versions of Python, torch and other packages.
+    It does not see: an import that now gives another definition of the same name, while both exist; annotations with an
+    effect, such as those read for the command line; other versions of Python, torch and other packages.
 
     Args:
-        recipe: the object.
+        recipe: the recipe object.
 
     Returns:
         ``version``; ``definitions``, see :data:`Definitions`; ``digest``, of all of them; and, in a git checkout,
-        ``commit`` (with ``+`` behind it if files were changed since).
+        ``commit`` (followed by ``+`` if files were changed since).
     """
     found = {**package_definitions(), **recipe_definitions(recipe)}
     version = {"version": torchcaps.__version__, "digest": digest_of("".join(sorted(found)), 12), "definitions": found}
@@ -44,9 +44,9 @@ def code_version(recipe: object) -> dict[str, Any]:
 
 
 def changed(was: Definitions, now: Definitions) -> list[str]:
-    """The names of those definitions that are no more, or say something else now.
+    """The names of the definitions that were removed or changed.
 
-    New ones alone change no result: nothing uses them unless something older says so, and has changed.
+    New definitions alone change no result: they are only used by older ones that have changed.
     """
     return sorted({name for digest, name in was.items() if digest not in now})
 
@@ -55,8 +55,8 @@ def older(noted: Sequence[Definitions], now: Definitions) -> list[str]:
     """The names of the definitions that changed since a network was trained.
 
     Args:
-        noted: of each code that trained it.
-        now: of the code at hand.
+        noted: the definitions of each code that trained it.
+        now: those of the present code.
 
     Returns:
         The names; ``["unknown"]`` if nothing was noted.
@@ -66,17 +66,16 @@ def older(noted: Sequence[Definitions], now: Definitions) -> list[str]:
 
 @cache
 def package_definitions() -> Definitions:
-    """What a training may depend on besides its options: the package without the recipes."""
+    """The definitions that a training may depend on, besides its options: those of the package without the recipes."""
     return _all_of(
         path for path in _PACKAGE.rglob("*") if path.suffix in (".py", ".cpp", ".hpp") and not is_beside(path)
     )
 
 
 def recipe_definitions(recipe: object) -> Definitions:
-    """Of the file of a recipe and of those of recipes that it imports, directly or not.
+    """The definitions in the file of a recipe and in those of recipes that it imports, directly or not.
 
-    The kit is not among them: it carries settings, which are kept in the result, to trainings, whose options are kept
-    with each run.
+    The kit is left out: it turns settings, which are kept in the result, into options, which are kept with each run.
     """
     files, waiting = set(), [Path(inspect.getfile(type(recipe)))]
     while waiting:
@@ -94,7 +93,7 @@ def _all_of(paths: Iterable[Path]) -> Definitions:
 
 
 def is_beside(path: Path) -> bool:
-    """Whether no result depends on a file of the package."""
+    """Whether a file of the package is one that no result depends on."""
     return f"{path.relative_to(_PACKAGE).with_suffix('').as_posix()}/".startswith(tuple(f"{one}/" for one in _BESIDE))
 
 

@@ -21,10 +21,10 @@ RUNS = Path("runs/recipes")
 
 
 def results_folder() -> Path:
-    """Where results are by default: inside a checkout of this project its own, else beside the runs.
+    """The default folder of the results: that of the checkout if there is one, else beside the runs.
 
     Returns:
-        ``docs/results/recipes`` of the checkout that the package lies in, if that is where we are;
+        ``docs/results/recipes`` of the checkout that contains the package, if the current folder is in it;
         ``runs/recipes/results`` below the current folder otherwise.
     """
     checkout = Path(torchcaps.__file__).resolve().parents[1]
@@ -44,10 +44,10 @@ def run_recipe(
     command: str = "",
     show: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Runs a recipe to the end and, with a folder for them, writes its result, its pictures and the table of all.
+    """Runs a recipe to the end and, given a folder, writes its result, its pictures and the table of all recipes.
 
-    Networks that are trained already are not trained again, an interrupted training goes on: run it again after a kill.
-    The result is written after each seed, with those that are done.
+    Trained networks are reused, and interrupted trainings resumed: just run it again. The result is written after each
+    seed, with all seeds so far.
 
     Args:
         name: of the recipe.
@@ -56,15 +56,15 @@ def run_recipe(
         runs: folder for the trained networks.
         results: folder for the result; None writes nothing.
         trainer: options of the trainer, over those of the preset, such as ``{"accelerator": "cpu"}``.
-        command: how this was started.
+        command: the command line, for the result.
         show: takes lines of text.
 
     Returns:
         The content of the result file.
 
     Raises:
-        ValueError: if there is no such recipe, preset or option of the trainer, or no seed; or the file of another
-            result is damaged.
+        ValueError: if there is no such recipe, preset or option of the trainer, or no seed; or another result file is
+            damaged.
         FileExistsError: if ``runs`` holds a run of the same name with other options.
     """
     recipe = get_recipe(name)
@@ -76,7 +76,7 @@ def run_recipe(
     if unknown := sorted(set(trainer or {}) - set(known)):
         raise ValueError(f"trainer takes {', '.join(known)}, got {', '.join(unknown)}")
     if results is not None:
-        read_results(results)  # which the table needs in the end
+        read_results(results)  # they are needed for the table at the end
     labs: list[Lab] = []
     outcomes: list[Outcome] = []
     for seed in seeds:
@@ -92,7 +92,7 @@ def run_recipe(
 def _result(
     recipe: Recipe[Any], labs: Sequence[Lab], outcomes: Sequence[Outcome], files: Mapping[str, Picture]
 ) -> dict[str, Any]:
-    """The content of the result file, of the seeds so far."""
+    """The content of the result file, with the seeds so far."""
     preset, trainer, command = labs[0].preset, labs[0].trainer, labs[0].command
     return {
         "recipe": recipe.name,
@@ -136,7 +136,7 @@ def _circumstances(recipe: Recipe[Any], networks: Collection[Trained]) -> dict[s
 
 
 def _write(folder: Path, result: Mapping[str, Any], files: Mapping[str, Picture]) -> None:
-    """The pictures, the result file in one step, and the table of all."""
+    """Writes the pictures, the result file in one step, and the table of all recipes."""
     folder.mkdir(parents=True, exist_ok=True)
     for file, picture in files.items():
         picture.figure.savefig(folder / file, dpi=150)
@@ -146,7 +146,7 @@ def _write(folder: Path, result: Mapping[str, Any], files: Mapping[str, Picture]
 
 
 def check(names: Sequence[str], results: Path, show: Callable[[str], None]) -> list[str]:
-    """Runs the smoke preset of recipes and shows which results came from other code than the present one.
+    """Runs the smoke preset of recipes, and shows which results came from older code.
 
     Returns:
         The recipes whose smoke preset failed.
@@ -159,7 +159,7 @@ def check(names: Sequence[str], results: Path, show: Callable[[str], None]) -> l
                 run_recipe(name, "smoke", runs=Path(folder) / "runs", results=Path(folder) / "results",
                            trainer={"accelerator": "cpu"})  # fmt: skip
             show(f"{name}: the smoke preset runs, {time.perf_counter() - start:.0f} s")
-        except Exception as error:  # whatever is wrong with one recipe, the others are looked at
+        except Exception as error:  # one recipe must not stop the check of the others
             failed.append(name)
             show(f"{name}: the smoke preset fails: {type(error).__name__}: {error}")
     for (name, preset), result in read_results(results).items():
@@ -170,7 +170,7 @@ def check(names: Sequence[str], results: Path, show: Callable[[str], None]) -> l
 
 
 def _outdated(name: str, result: Mapping[str, Any]) -> Iterator[str]:
-    """What is to be said of a result and its networks that came from other code."""
+    """Messages about a result, or its networks, that came from older code."""
     code, networks = result["code"], result.get("older_networks", {})
     if since := changed(code["definitions"], code_version(get_recipe(name))["definitions"]):
         yield f"from older code, {code['version']} of {result['finished']}; changed since: {_first(since)}"

@@ -1,4 +1,4 @@
-"""Most recipes: rows, each a network that is trained and measured, beside the published figures."""
+"""The base of most recipes: rows of networks, each trained, measured and compared with published figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +13,10 @@ TEST_ERROR = "test error"
 
 @dataclass(kw_only=True)
 class Study(Outcome):
-    """One run of a comparison, with one seed: what its rows share, and the outcome so far.
+    """One run of a comparison, with one seed: data shared by its rows, and the outcome so far.
 
     Args:
-        lab: where it is run.
+        lab: trains the networks.
         settings: of the preset.
         trained: the network of each row.
 
@@ -34,25 +34,25 @@ class Study(Outcome):
     trained: dict[str, Trained] = field(default_factory=dict)
 
     def note(self, row: str, found: Mapping[str, float]) -> None:
-        """Takes down figures of a row, by measure, and shows them."""
+        """Records figures of a row, by measure, and shows them."""
         self.figures |= {(row, measure): value for measure, value in found.items()}
         self.lab.show(f"{row}: " + ", ".join(f"{measure} {value:.2f}" for measure, value in found.items()))
 
 
 class Comparison(Recipe[Settings]):
-    """Rows of networks, each trained and measured alike.
+    """Rows of networks, all trained and measured alike.
 
-    A subclass says how a row is trained (:meth:`options`). Where the test error is not all that counts, it says what is
-    measured (:meth:`measure`), what all rows share (:meth:`begin`) and what is to be said of all together
+    A subclass defines how a row is trained (:meth:`options`). If it measures more than the test error, it also defines
+    the measures (:meth:`measure`), what all rows share (:meth:`begin`) and results of all rows together
     (:meth:`finish`).
 
     Attributes:
         rows: of networks, in order; the settings of a preset may name fewer, as ``rows``.
-        twins: of a row, an earlier one whose last validation accuracy its training stops at.
-        borrowed: of a row whose network is that of another recipe, with the same preset: that recipe, and its row.
-        experiment: what the names of the runs begin with; default: the name.
-        heading: over the bars of the test errors; default: the title.
-        caption: under them.
+        twins: for some rows, an earlier row; training stops at its final validation accuracy.
+        borrowed: for rows that use a network of another recipe, with the same preset: that recipe, and its row.
+        experiment: start of the names of the runs; default: the name.
+        heading: of the bars of the test errors; default: the title.
+        caption: of these bars.
 
     Example:
         >>> from torchcaps.recipes import Comparison, get_recipe
@@ -91,30 +91,30 @@ class Comparison(Recipe[Settings]):
         return run_name(self.experiment or self.name, row), {**self.options(settings, row), **stop}
 
     def begin(self, study: Study) -> Any:
-        """What all rows are measured with, such as test images."""
+        """Prepares what all rows are measured with, such as test images."""
 
     def measure(self, study: Study, row: str, given: Any) -> Mapping[str, float]:
         """The figures of a row, by measure, from its network, ``study.trained[row]``, and what :meth:`begin` gave."""
         return {TEST_ERROR: study.trained[row].test_error}
 
     def finish(self, study: Study, given: Any) -> None:
-        """Adds to the study what is to be said of all rows: bars of the test errors."""
+        """Adds results of all rows together: by default bars of the test errors."""
         title = self.heading or self.title
         study.pictures["errors"] = error_bars(self.lines, study.figures, title, self.caption)
 
     def present(self, settings: Settings) -> Sequence[str]:
-        """The rows that a preset has."""
+        """The rows of a preset."""
         return getattr(settings, "rows", ()) or self.rows
 
     def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
-        """Trains the network of a row, or opens it."""
+        """Trains the network of a row, or opens it if it is trained."""
         if row in self.borrowed:
             recipe, own = self.borrowed[row]
             return recipe().network(study.lab, own)
         return study.lab.train(*self.job(study.settings, row, stop_at))
 
     def network(self, lab: Lab, row: str) -> Trained:
-        """The network of a row with the settings of the lab's preset, for another recipe; it has no twin."""
+        """The network of a row without a twin, for another recipe, with the settings of the lab's preset."""
         study = Study(lab=lab, settings=self.presets[lab.preset])
         return self.train(study, row, self._stop_at(study, row))
 
@@ -136,7 +136,7 @@ class Comparison(Recipe[Settings]):
         return study
 
     def _stop_at(self, study: Study, row: str) -> float | None:
-        """That of the settings, if they have one, or what the twin reached, if that is less."""
+        """The ``stop_at`` of the settings, or what the twin reached, whichever is less; None if there is neither."""
         limits = [getattr(study.settings, "stop_at", None)]
         if row in self.twins:
             limits.append(study.trained[self.twins[row]].accuracy_to_match)

@@ -1,4 +1,4 @@
-"""Where recipes train: every network in a folder of its own, resumed if interrupted, reused once it is done."""
+"""Training for recipes: every network in its own folder, resumed if interrupted, reused once it is done."""
 
 import json
 import math
@@ -33,7 +33,7 @@ class Trained:
         network: at the end of the last epoch, in evaluation mode, on the device of the lab.
         summary: of its run, as :func:`torchcaps.training.train` writes it.
         folder: of its run.
-        code: what trained it; more than one if the code changed in between, none if nobody took note.
+        code: the definitions that trained it; several if the code changed in between, none if they were not recorded.
 
     Example:
         >>> from pathlib import Path
@@ -55,18 +55,18 @@ class Trained:
 
     @property
     def data(self) -> ImageData:
-        """What it was trained on."""
+        """The data it was trained on."""
         return data_of(read_options(self.folder / "config.yaml", option_hints())["data"])
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What belongs beside its figures in a table."""
+        """Facts for the table, besides its figures."""
         names = ("model", "parameters", "epochs", "training_seconds", "hardware")
         return {**{name: self.summary[name] for name in names}, "run": self.folder.name}
 
     @property
     def validation_accuracy(self) -> float:
-        """Of the last epoch, from 0 to 1.
+        """That of the last epoch, from 0 to 1.
 
         Raises:
             ValueError: if there were no validation images.
@@ -77,7 +77,7 @@ class Trained:
 
     @property
     def accuracy_to_match(self) -> float:
-        """Where another network shall stop: the validation accuracy down to 3 decimals, at least 0.001."""
+        """Where the training of a twin stops: the validation accuracy, rounded down to 3 decimals, at least 0.001."""
         return max(math.floor(1000 * self.validation_accuracy) / 1000, 0.001)
 
     @property
@@ -87,31 +87,31 @@ class Trained:
 
     @property
     def test_error(self) -> float:
-        """Likewise."""
+        """On the same images, in percent."""
         return 100 * (1 - self.summary["test_accuracy"])
 
     def error_on(self, images: ImageSet, crops: int | None = None) -> float:
-        """On other images, not prepared yet, in percent; activations are averaged over 1 or 13 crops of each."""
+        """The error on other, unprepared images, in percent; activations are averaged over 1 or 13 crops of each."""
         return 100 * examine(self.network, self.classifier.prepared(images, crops)).error
 
 
 @dataclass(frozen=True, eq=False)
 class Lab:
-    """What a recipe trains with.
+    """Trains networks for a recipe.
 
     Args:
         preset: of the recipe; networks of different presets are kept apart.
         seed: of everything random.
-        runs: folder for the runs of all recipes: a network that two of them need is trained once.
+        runs: folder for the runs of all recipes; a network that two of them need is trained once.
         trainer: options of the trainer, over those of the recipe: see :class:`torchcaps.training.TrainerOptions`.
-        command: how this was started, for the summaries.
+        command: the command line, for the summaries.
         show: takes lines of text.
-        code: the definitions of the package at hand: beside each run it is noted which ones trained it. Those of the
-            recipe are not among them: it acts on a training by its options alone, which are compared.
+        code: the present definitions of the package, which are recorded beside each run that they train. Those of the
+            recipe are not among them: it affects a training only through its options, which are compared.
         trained: the networks so far.
 
     Raises:
-        ValueError: if the trainer shall use several processes.
+        ValueError: if the trainer is set to several devices.
 
     Example:
         >>> from pathlib import Path
@@ -139,21 +139,21 @@ class Lab:
 
     @property
     def device(self) -> torch.device:
-        """Where trained networks are looked at."""
+        """The device on which trained networks are measured."""
         accelerator = self.trainer.get("accelerator", "auto")
         present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return torch.device("cpu") if accelerator == "cpu" or present is None else present
 
     def train(self, name: str, config: Mapping[str, Any]) -> Trained:
-        """Trains a network, goes on with it, or opens it if it is trained already.
+        """Trains a network, resumes its training, or opens it if it is trained already.
 
         Args:
             name: of the run; recipes that give the same name and options share the network.
-            config: options of ``torchcaps train``, as in its YAML files, but for the seed.
+            config: options of ``torchcaps train``, as in its YAML files, without the seed.
 
         Raises:
             FileExistsError: if there is a run of this name and preset with other options.
-            ValueError: if options do not fit each other.
+            ValueError: if options do not fit together.
         """
         parser = train_parser()
         trainer = {"devices": 1, **config.get("trainer", {}), **self.trainer}
@@ -179,7 +179,7 @@ class Lab:
         return RunFolder(self.runs / self.preset / f"{name}-seed{self.seed}", "--runs")
 
     def _code(self, folder: RunFolder, more: Definitions | None = None) -> list[Definitions]:
-        """The code that trained, noted beside the folder, for a run begins with an empty one; takes note of more."""
+        """The recorded code of a run, with ``more`` added; in a file beside its folder, which is empty at the start."""
         path = folder.path.with_name(f"{folder.path.name}.code.json")
         noted: list[Definitions] = json.loads(path.read_text()) if path.is_file() else []
         if more is not None and more not in noted:
@@ -190,7 +190,7 @@ class Lab:
 
 
 def check_same(folder: RunFolder, options: Any, complete: Callable[[Any], Any] = dict) -> None:
-    """Raises a `FileExistsError` if the folder holds a run with other options, once its own are completed."""
+    """Raises a `FileExistsError` if the folder holds a run with other options, after ``complete`` adds defaults."""
     if not folder.config.is_file():
         folder.unused()
         return
@@ -203,7 +203,7 @@ def check_same(folder: RunFolder, options: Any, complete: Callable[[Any], Any] =
 
 
 def _at_home(options: Any) -> Any:
-    """Options in which each class is named by where it is defined: it may have moved, or have several names."""
+    """Options with each class named by the module that defines it: it may have moved, or have several names."""
     if isinstance(options, Mapping):
         return {key: _home(value) if key == "class_path" else _at_home(value) for key, value in options.items()}
     return [_at_home(one) for one in options] if isinstance(options, list) else options
@@ -231,5 +231,5 @@ def data_of(config: Mapping[str, Any] | str) -> ImageData:
 
 
 def at_random(images: ImageSet, count: int) -> ImageSet:
-    """So many images at random, the same for all networks and seeds; all if there are fewer."""
+    """``count`` random images, the same for all networks and seeds; all if there are fewer."""
     return images.subset(torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:count])

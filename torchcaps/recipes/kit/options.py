@@ -1,4 +1,4 @@
-"""What recipes give ``torchcaps train``: its options, as in its YAML files."""
+"""Options of ``torchcaps train`` for recipes, as in its YAML files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 
 def option(kind: str | type, **arguments: Any) -> dict[str, Any]:
-    """An object, by its class or the name of that, and its arguments."""
+    """An object as an option: its class, or the name of that, and its arguments."""
     path = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
     return {"class_path": path, "init_args": arguments}
 
@@ -31,7 +31,7 @@ def pace(
 
 
 def one_cycle(rate: float) -> dict[str, Any]:
-    """The option ``scheduler``: the learning rate rises to this and falls to nothing, over all of the training."""
+    """The option ``scheduler``: the learning rate rises to this and falls to zero over the whole training."""
     return option("torch.optim.lr_scheduler.OneCycleLR", max_lr=rate)
 
 
@@ -43,7 +43,7 @@ def cycle(epochs: int, rate: float, batch_size: int, average: float) -> dict[str
 
 
 FAST: dict[str, Any] = {"trainer": {"precision": "bf16-mixed"}, "speed": {"channels_last": True}}
-"""What makes the quick presets fast on a CPU."""
+"""Options that make the quick presets fast on a CPU."""
 
 SPREAD, MARGIN, ENTROPY = option("SpreadLoss"), option("MarginLoss"), option("NegativeLogLikelihood")
 
@@ -60,8 +60,8 @@ class TrainingOptions:
         scheduler_interval: whether the scheduler steps each epoch or each step.
         preprocess: of the images.
         trainer: options of the trainer.
-        speed: what makes the steps faster.
-        data: the images; empty where a recipe has them elsewhere.
+        speed: options that make the steps faster.
+        data: the data set; empty if the recipe sets it otherwise.
         model: the network, by its name.
         model_args: arguments of the network, over those of its name.
         loss: of the class activations.
@@ -85,14 +85,14 @@ class TrainingOptions:
     rows: tuple[str, ...] = ()
 
     def options(self, **more: Any) -> dict[str, Any]:
-        """The options by name, and those that a row has besides; without those of what there is not."""
+        """The options by name, with those of a row; options that are None are left out."""
         names = (one.name for one in fields(TrainingOptions) if one.name != "rows")
         values = {**{name: getattr(self, name) for name in names}, **more}
         return {name: plain(value) for name, value in values.items() if value is not None}
 
 
 def plain(value: Any) -> Any:
-    """A value as YAML holds it: lists for tuples, dictionaries for mappings."""
+    """A value as in YAML: lists for tuples, dictionaries for mappings."""
     if isinstance(value, Mapping):
         return {key: plain(one) for key, one in value.items()}
     return [plain(one) for one in value] if isinstance(value, tuple | list) else value

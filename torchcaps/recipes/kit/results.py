@@ -1,4 +1,4 @@
-"""Result files: what a recipe measured, from which code, and one table of them all."""
+"""Result files of recipes, and the page with all of them."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from torchcaps.recipes.kit.lab import PRESETS, PresetName
 
 TABLE = "README.md"
 _Results = Mapping[PresetName, Mapping[str, Any]]
-"""Of one recipe."""
+"""The results of one recipe, by preset."""
 
 _SHOWN: tuple[PresetName, ...] = ("paper", "quick")
 
@@ -44,13 +44,13 @@ def read_results(folder: Path) -> dict[tuple[str, PresetName], dict[str, Any]]:
 
 
 def values_of(result: Mapping[str, Any] | None, line: Line) -> list[float]:
-    """What a result says of a line, one value for each seed that has one."""
+    """The values of a line in a result, one for each seed that has one."""
     rows = result["rows"] if result else []
     return [value for row in rows if (row["row"], row["measure"]) == (line.row, line.measure) for value in row["ours"]]
 
 
 def in_words(values: list[float], line: Line) -> str:
-    """Mean and, of several seeds, standard deviation, with the unit; nothing for what is not run here."""
+    """Mean and, for several seeds, standard deviation, with the unit; empty for figures of other implementations."""
     if not values:
         return "" if line.elsewhere else "not run"
     spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
@@ -63,7 +63,7 @@ def published_in_words(line: Line) -> str:
 
 
 def gap_in_words(values: list[float], line: Line) -> str:
-    """How far ours is from the published figure, with its sign and whether that is better or worse."""
+    """The difference from the published figure, with its sign, and whether it is better or worse."""
     if not values or line.published is None:
         return ""
     gap = mean(values) - line.published
@@ -75,13 +75,13 @@ def gap_in_words(values: list[float], line: Line) -> str:
 def describe(
     recipe: Recipe[Any], results: _Results, published_only: bool = False, without_missing: bool = False
 ) -> str:
-    """The lines of a recipe for a terminal, published figures beside ours.
+    """The lines of a recipe as text, published figures beside ours.
 
     Args:
         recipe: whose lines.
-        results: by preset, those that there are.
-        published_only: leave out the lines that nobody published, if there are others.
-        without_missing: leave out the lines of ours that are in none of the results.
+        results: the available ones, by preset.
+        published_only: leave out lines without a published figure, unless none has one.
+        without_missing: leave out our lines that are in none of the results.
     """
     presets = [preset for preset in PRESETS if preset != "smoke" or preset in results]
     published = [line for line in recipe.lines if line.published is not None]
@@ -123,10 +123,10 @@ def write_table(folder: Path) -> Path:
 _INTRODUCTION = """# The published experiments
 
 Written by `torchcaps run`; do not edit. Each recipe is run by name, `torchcaps run RECIPE --preset quick`. Every figure
-is of the last epoch (or, where it says so, of the first epoch that reached a validation accuracy); nothing was chosen
-on test images. The gap is ours (quick preset, unless the paper preset was run) less the published figure. The quick
-presets train for minutes on a CPU what the papers trained for days: a gap says how far minutes go, and what counts
-there is the comparison between rows."""
+is from the last epoch (or, where noted, from the first epoch that reached a validation accuracy); nothing was chosen on
+test images. The gap is our figure (quick preset, unless the paper preset was run) minus the published one. The quick
+presets train for minutes on a CPU what the papers trained for days: a gap shows how far minutes go, and the comparison
+between rows is what counts."""
 
 
 def _overview(results: Mapping[str, _Results]) -> str:
@@ -151,7 +151,7 @@ def _heading(recipe: Recipe[Any]) -> str:
 
 
 def _anchor(recipe: Recipe[Any]) -> str:
-    """As GitHub makes it of the heading."""
+    """The anchor that GitHub makes from the heading."""
     kept = [c for c in _heading(recipe).lower() if c.isalnum() or c in " -_"]
     return "".join(kept).replace(" ", "-")
 
@@ -167,7 +167,7 @@ def _section(recipe: Recipe[Any], results: _Results) -> str:
 
 
 def _all_figures(recipe: Recipe[Any], result: Mapping[str, Any]) -> list[str]:
-    """A table with the recipe's rows down and its measures across."""
+    """A table with the rows of the recipe down and its measures across."""
     lines = [line for line in recipe.lines if not line.elsewhere]
     cells = {(line.row, line.measure): in_words(values_of(result, line), line) for line in lines}
     rows, measures = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
