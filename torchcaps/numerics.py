@@ -1,4 +1,4 @@
-"""What all rooms need of numbers: precision, divisors that cannot vanish, sizes that are sizes."""
+"""Numbers, for all rooms: precision, divisors that cannot vanish, checks of arguments."""
 
 import math
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from torch.autograd import forward_ad
 
 
 def positive(mass: Tensor) -> Tensor:
-    """The mass, or next to nothing where there is less: a divisor whose inverse is finite, and its gradient too."""
-    return mass.clamp(min=_next_to_nothing(mass))
+    """The mass, at least a tiny positive number: a divisor whose inverse is finite, and the gradient of that too."""
+    return mass.clamp(min=_smallest_divisor(mass))
 
 
 def negligible(mass: Tensor) -> Tensor:
-    """Whether there is so little that :func:`positive` takes more."""
-    return mass <= _next_to_nothing(mass)
+    """Whether the mass is no more than the number that :func:`positive` takes at least."""
+    return mass <= _smallest_divisor(mass)
 
 
 def quotient(part: Tensor, whole: Tensor) -> Tensor:
@@ -28,15 +28,15 @@ def quotient(part: Tensor, whole: Tensor) -> Tensor:
     return torch.where(nothing, 0.0, part / torch.where(nothing, 1.0, whole))
 
 
-def _next_to_nothing(mass: Tensor) -> float:
-    """1 / x^2 is finite above it: the second derivative of a quotient."""
+def _smallest_divisor(mass: Tensor) -> float:
+    """Above it 1 / x^2 is finite, which the derivative of a quotient has."""
     return torch.finfo(mass.dtype).tiny ** 0.5
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     """The dtype that routing computes in: the widest of the inputs, and float32 at least.
 
-    Whole numbers alone are computed in the default dtype, as ``torch.sqrt`` does.
+    If all are integers it is the default dtype, as for ``torch.sqrt``, and float32 at least.
     """
     for tensor in tensors:
         if tensor is not None and tensor.dtype != torch.float32:
@@ -50,7 +50,7 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
 
 
 def real_dtype(name: str, tensor: Tensor) -> torch.dtype:
-    """The dtype of what is found from a tensor: its own, or of whole numbers the default one, as for ``torch.sqrt``.
+    """The dtype of a result computed from a tensor: its own, or for integers the default one, as for ``torch.sqrt``.
 
     Raises:
         TypeError: if it is no tensor.
@@ -66,30 +66,30 @@ def real_dtype(name: str, tensor: Tensor) -> torch.dtype:
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Switches autocast off, if it is on: sums that run over all children do not survive half precision."""
+    """Switches autocast off, if it is on: sums over all children do not survive half precision."""
     kind = tensor.device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind):  # an exported program with the switch is not to be saved
+    if kind == "meta" or not torch.is_autocast_enabled(kind):  # only if on: torch.export cannot save the switch
         return nullcontext()
     return torch.autocast(device_type=kind, enabled=False)
 
 
 def transformed() -> bool:
-    """Whether forward mode or ``torch.func`` differentiate here."""
+    """Whether this runs in forward-mode differentiation, or inside a transform of ``torch.func``."""
     return forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
 
 
 def at_hand(tensor: Tensor) -> bool:
-    """Whether numbers of a tensor may be looked at: on a CPU, where nothing is recorded or transformed.
+    """Whether the numbers of a tensor can be read at once: on a CPU, outside of tracing and ``torch.func``.
 
-    On a GPU it would wait for all that was asked of it before.
+    On a GPU it would mean waiting for all kernels launched before.
     """
     return tensor.device.type == "cpu" and not only_formulas() and not torch._C._len_torch_dispatch_stack()
 
 
 def only_formulas() -> bool:
-    """Whether derivatives must come from formulas: in forward mode, in ``torch.func``, and where a graph is recorded.
+    """Whether derivatives must come from formulas: in forward mode, in ``torch.func``, and where a graph is traced.
 
-    Elsewhere an operation may have a backward pass of its own, which is quicker.
+    Elsewhere an operation may have a backward pass of its own, which is faster.
     """
     recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
     return recorded or transformed()
@@ -101,7 +101,7 @@ def given(**arguments: Any) -> dict[str, Any]:
 
 
 def check_size(least: int = 1, /, **sizes: Any) -> None:
-    """Sees that arguments are sizes: one whole number each.
+    """Checks that arguments are sizes: one whole number each.
 
     Raises:
         ValueError: if one is no whole number, or smaller than ``least``; names the argument.
@@ -116,7 +116,7 @@ def check_size(least: int = 1, /, **sizes: Any) -> None:
 
 
 def check_sizes(least: int = 1, /, **sizes: Any) -> None:
-    """Sees that arguments which may be one size, or several, are: whole numbers, or sequences of them.
+    """Checks arguments that may be one size or several: whole numbers, or sequences of them.
 
     Raises:
         ValueError: if one is no whole number, or smaller than ``least``; names the argument.
@@ -131,7 +131,8 @@ def check_sizes(least: int = 1, /, **sizes: Any) -> None:
 
 
 def check_series(count: int | None = None, /, **series: Any) -> None:
-    """Sees that arguments are sequences of sizes, of ``count`` of them, or else of one at least; 0 is any number.
+    """Checks that arguments are sequences of sizes: of ``count`` of them; of any number if that is 0, of one or more
+    if it is None.
 
     Raises:
         ValueError: if one is not; names the argument.
@@ -152,12 +153,12 @@ def _is_sequence(value: Any) -> bool:
 
 
 def is_finite(number: Any) -> TypeGuard[float]:
-    """Whether it is a number at all, and neither infinite nor NaN."""
+    """Whether it is a real number, and neither a bool, nor infinite, nor NaN."""
     return isinstance(number, Real) and not isinstance(number, bool) and math.isfinite(number)
 
 
 def check_finite(least: float = -math.inf, /, **numbers: Any) -> None:
-    """Sees that arguments are finite numbers.
+    """Checks that arguments are finite numbers.
 
     Raises:
         ValueError: if one is no number, infinite, NaN, or smaller than ``least``; names the argument.
@@ -170,7 +171,7 @@ def check_finite(least: float = -math.inf, /, **numbers: Any) -> None:
 
 
 def check_positive(**numbers: Any) -> None:
-    """Sees that arguments are finite numbers above 0.
+    """Checks that arguments are finite numbers above 0.
 
     Raises:
         ValueError: if one is not; names the argument.
@@ -181,10 +182,10 @@ def check_positive(**numbers: Any) -> None:
 
 
 def check_share(**shares: Any) -> None:
-    """Sees that arguments are shares of a whole.
+    """Checks that arguments are numbers from 0 to 1.
 
     Raises:
-        ValueError: if one is not from 0 to 1; names the argument.
+        ValueError: if one is not; names the argument.
     """
     for name, share in shares.items():
         if not is_finite(share) or not 0 <= share <= 1:
@@ -196,8 +197,8 @@ def class_mask(activation: Tensor, target: Tensor) -> Tensor:
 
     Raises:
         TypeError: if one is no tensor.
-        ValueError: if shapes do not fit, a label is none of 0..E - 1 (on a GPU that stops the device's own check), or
-            on a CPU a mask has numbers outside of [0, 1].
+        ValueError: if shapes do not fit, a label is none of 0..E - 1 (on a GPU, CUDA's own assertion fails instead), or
+            a mask has numbers outside of [0, 1] (which is checked on a CPU only).
     """
     dtype = real_dtype("activation", activation)
     real_dtype("target", target)
@@ -220,11 +221,11 @@ def class_mask(activation: Tensor, target: Tensor) -> Tensor:
 
 
 _ROUNDING = 0.01
-"""Of shares that were added up in bfloat16."""
+"""The tolerance for shares that were added up in bfloat16."""
 
 
 def _check_mask(mask: Tensor) -> None:
-    """Sees that a mask (B, E) is of shares, rounded or not, where that can be seen at once."""
+    """Checks that a mask (B, E) has numbers in [0, 1], up to rounding, where they can be read at once."""
     if mask.dtype == torch.bool or not mask.numel() or not at_hand(mask):
         return
     low, high = (float(one) for one in mask.detach().aminmax())
