@@ -105,8 +105,8 @@ def choose_backend(votes: "Votes", similarity: Similarity | None = None) -> Choi
     1. the backend that was asked for by name: the argument ``backend`` of the votes or the layer, else
        :func:`use_backend`, else the environment variable ``TORCHCAPS_BACKEND``;
     2. ``naive``, stored votes, for forward-mode derivatives, ``torch.func`` and export to ONNX;
-    3. ``naive`` for small votes: at most 256 numbers on a CPU, 2^20 on a GPU; on a CPU also for Gaussians of vector
-       capsules in at most 3 rows;
+    3. ``naive`` for small votes: at most 256 numbers on a CPU, 2^20 on a GPU; on a CPU also those of vector capsules
+       for Gaussians in at most 3 rows, if they are 2^15 to 2^20 numbers;
     4. the fused kernels of the device, ``native`` or ``triton``, if they can run there and know the similarity and the
        rule;
     5. plain PyTorch: ``chunked``, tile by tile; or ``naive`` for at most 8192 numbers, and where an exported program
