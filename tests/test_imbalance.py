@@ -128,7 +128,7 @@ class TestClassWeights:
             def forward(self, activation, target):
                 return activation.sum()
 
-        with pytest.raises(ValueError, match="class_weights are not known to Plain"):
+        with pytest.raises(ValueError, match="class_weights are not supported by Plain"):
             Plain().weigh(WEIGHTS)
         with pytest.raises(ValueError, match=r"weight must be \(3,\), one for each class, got \(2,\)"):
             tc.margin_loss(torch.rand(4, 3), torch.tensor([0, 1, 2, 0]), weight=WEIGHTS[:2])

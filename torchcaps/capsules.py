@@ -1,4 +1,4 @@
-"""The one value that flows between capsule layers."""
+"""What capsule layers take and return: poses with activations."""
 
 from typing import NamedTuple, TypeVar
 
@@ -16,13 +16,13 @@ def exportable(cls: TupleType) -> TupleType:
 
 @exportable
 class Capsules(NamedTuple):
-    """A set of capsules: what each one looks like, and whether it is there.
+    """A set of capsules: the pose of each, and an activation that says whether its entity is present.
 
     Args:
         pose: (B, *sites, D) for vector capsules, (B, *sites, M, D) for matrix capsules.
         activation: (B, *sites), one number for each capsule.
 
-    The sites are the axes of the layer: ``(rows, columns, types)`` after a convolution, one axis of capsules after
+    The sites are the axes that capsules are arranged on: ``(rows, columns, types)`` after a convolution, one axis after
     :class:`~torchcaps.layers.CapsLinear`.
 
     Example:

@@ -27,7 +27,7 @@ def _as_mask(activation: Tensor, target: Tensor) -> Tensor:
 
 
 def _mean(losses: Tensor, mask: Tensor, weight: Tensor | None) -> Tensor:
-    """The mean of losses (B,), each weighted by the mean weight of the classes that the mask (B, E) gives its image."""
+    """The mean of losses (B,), each times the mean weight of the classes in its image, which the mask (B, E) has."""
     if weight is None:
         return losses.mean()
     if weight.shape != mask.shape[1:]:
@@ -56,8 +56,8 @@ def margin_loss(
     .. math::
         L = \sum_k T_k \max(0, m^+ - a_k)^2 + \lambda (1 - T_k) \max(0, a_k - m^-)^2
 
-    averaged over the batch. The released code halves it and averages over the classes instead of adding them up, so
-    beside it the same reconstruction loss weighs 2 E times more (20 times for ten classes).
+    averaged over the batch. The released code halves it and averages over the E classes instead of adding them up, so
+    that the same reconstruction loss weighs 2 E times more beside it (20 times for ten classes).
 
     Args:
         activation: (B, E).
@@ -66,11 +66,12 @@ def margin_loss(
         absent: :math:`m^-`.
         down_weight: :math:`\lambda` (0.5; Su: 0.25).
         weighting: ``"paper"``, or ``"released"`` for that of the code.
-        weight: of the classes, (E,): each image counts as much as its classes do in the mean; default: all alike.
+        weight: of the classes, (E,): each image counts by the mean weight of its classes; default: all 1.
 
     Raises:
-        ValueError: if shapes do not fit, a target is impossible, or there is no such weighting. The numbers of a mask
-            are checked on a CPU only.
+        TypeError: if the activation or the target is no tensor.
+        ValueError: if shapes do not fit, a label or the mask is out of range, or there is no such weighting. The
+            numbers of a mask are checked on a CPU only.
 
     Source: Sabour, Frosst & Hinton 2017, equation 4; the code released with it.
     """
@@ -87,10 +88,10 @@ class ActivationLoss(nn.Module, ABC):
     """Base of the losses on class activations: what the command line's ``--loss`` takes."""
 
     shares: ClassVar[bool] = False
-    """Whether a mask (B, E) must hold the shares of the classes in a whole, which add up to 1."""
+    """Whether a mask (B, E) must hold probabilities of the classes, which add up to 1."""
 
     weighs: ClassVar[bool] = False
-    """Whether :meth:`forward` counts each image by the weight of its class in ``class_weights``."""
+    """Whether :meth:`forward` weights each image by the mean of its classes in ``class_weights``."""
 
     class_weights: Tensor | None
 
@@ -99,16 +100,16 @@ class ActivationLoss(nn.Module, ABC):
         self.register_buffer("class_weights", None, persistent=False)
 
     def weigh(self, weights: Tensor) -> None:
-        """Weights each image by its class from now on.
+        """Weights each image by its classes from now on.
 
         Args:
             weights: of the classes, (E,).
 
         Raises:
-            ValueError: if the loss does not take weights.
+            ValueError: if the loss does not support weights.
         """
         if not self.weighs:
-            raise ValueError(f"class_weights are not known to {type(self).__name__}: choose another loss")
+            raise ValueError(f"class_weights are not supported by {type(self).__name__}: choose another loss")
         self.class_weights = weights
 
     @abstractmethod
@@ -116,11 +117,11 @@ class ActivationLoss(nn.Module, ABC):
         """The loss, a scalar, of activations (B, E) and labels (B,) or a mask (B, E)."""
 
     def advance(self, epoch: int, epochs: int, step: int) -> None:
-        """Called before each step with the progress of training; most losses ignore it.
+        """Tells the loss how far training has come, before each step; most losses ignore it.
 
         Args:
             epoch: the present one, from 0.
-            epochs: how many there will be.
+            epochs: the number of all.
             step: steps so far, over all epochs.
         """
 
@@ -132,7 +133,7 @@ class MarginLoss(ActivationLoss):
         present: length that a present class should exceed.
         absent: length that an absent class should stay below.
         down_weight: weight of the absent classes.
-        weighting: ``paper``, or ``released`` for that of the code, where reconstruction weighs 2 E times more.
+        weighting: ``paper``, or ``released`` for that of the code, beside which reconstruction weighs 2 E times more.
 
     Raises:
         ValueError: if a number is not finite, or there is no such weighting.
@@ -174,11 +175,11 @@ def length_cross_entropy(
     Args:
         activation: (B, E).
         target: labels (B,), or probabilities (B, E).
-        inverse_temperature: :math:`\lambda`; lengths lie in [0, 1], where a plain softmax is never confident.
+        inverse_temperature: :math:`\lambda`; for lengths, which lie in [0, 1], a softmax with 1 stays close to uniform.
         weight: see :func:`margin_loss`.
 
     Raises:
-        ValueError: if shapes do not fit, or a target is impossible, as in :func:`margin_loss`.
+        ValueError: if shapes do not fit, or a label or the mask is out of range, as in :func:`margin_loss`.
     """
     activation = _wide(activation)
     mask = _as_mask(activation, target)
@@ -190,6 +191,9 @@ class LengthCrossEntropy(ActivationLoss):
 
     Args:
         inverse_temperature: factor of the lengths before the softmax.
+
+    Raises:
+        ValueError: if it is not finite.
 
     Example:
         >>> loss = tc.LengthCrossEntropy()
@@ -221,7 +225,7 @@ def negative_log_likelihood(activation: Tensor, target: Tensor, weight: Tensor |
         weight: see :func:`margin_loss`.
 
     Raises:
-        ValueError: if shapes do not fit, or a target is impossible, as in :func:`margin_loss`.
+        ValueError: if shapes do not fit, or a label or the mask is out of range, as in :func:`margin_loss`.
     """
     activation = _wide(activation)
     logs = activation.clamp_min(torch.finfo(activation.dtype).tiny).log()
@@ -249,8 +253,8 @@ class NegativeLogLikelihood(ActivationLoss):
 def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
     """Sum of squared errors of each image, averaged over the batch.
 
-    The paper adds 0.0005 times this to the margin loss; so does its code, to a margin loss that is 2 E times
-    smaller: see ``weighting`` of :func:`margin_loss`.
+    The paper adds 0.0005 times this to the margin loss; so does its code, whose margin loss is 2 E times smaller: see
+    ``weighting`` of :func:`margin_loss`.
 
     Args:
         reconstruction: (B, C, H, W).
@@ -278,6 +282,9 @@ class ReconstructionLoss(nn.Module):
     Args:
         weight: of the sum of squared errors.
 
+    Raises:
+        ValueError: if it is not finite.
+
     Example:
         >>> loss = tc.ReconstructionLoss(weight=0.0005)
         >>> loss(torch.rand(4, 1, 28, 28), torch.rand(4, 1, 28, 28)).shape
@@ -295,7 +302,7 @@ class ReconstructionLoss(nn.Module):
 
 
 def spread_loss(activation: Tensor, target: Tensor, margin: float = 0.9, weight: Tensor | None = None) -> Tensor:
-    r"""Spread loss: the true class should be more active than each other one by a margin.
+    r"""Spread loss: the true class should be more active than each of the others by a margin.
 
     .. math:: L = \sum_{i \ne t} \max(0, m - (a_t - a_i))^2
 
@@ -309,7 +316,7 @@ def spread_loss(activation: Tensor, target: Tensor, margin: float = 0.9, weight:
         weight: see :func:`margin_loss`.
 
     Raises:
-        ValueError: if shapes do not fit, or a target is impossible, as in :func:`margin_loss`.
+        ValueError: if shapes do not fit, the target is no labels, or a label is out of range.
 
     Source: Hinton, Sabour & Frosst 2018, equation 3.
     """
@@ -329,7 +336,7 @@ class SpreadLoss(ActivationLoss):
     ============ ===============================================================
     ``linear``   from ``start`` to ``end`` over the epochs, and ``end`` after them
     ``stepped``  ``start``, and 0.1 more each epoch, up to ``end``
-    ``sigmoid``  ``start + (end + 0.09 - start) sigmoid(min(10, step / period - 4))``, the released code's
+    ``sigmoid``  ``start + (end + 0.09 - start) sigmoid(min(10, step / period - 4))``, as in the released code
     ``constant`` ``end``
     ============ ===============================================================
 
@@ -340,7 +347,7 @@ class SpreadLoss(ActivationLoss):
         period: of the sigmoid, in steps.
 
     Raises:
-        ValueError: if a number is not finite, the period not above 0, or there is no such schedule.
+        ValueError: if a number is not finite, the period is not above 0, or there is no such schedule.
 
     Source: Hinton, Sabour & Frosst 2018, section 4.2; the code released with it.
 

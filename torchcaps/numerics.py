@@ -13,13 +13,13 @@ from torch.autograd import forward_ad
 
 
 def positive(mass: Tensor) -> Tensor:
-    """The mass, clamped to a tiny number: a divisor whose inverse and its gradient are finite."""
-    return mass.clamp(min=_next_to_nothing(mass))
+    """The mass, at least a tiny positive number: a divisor whose inverse is finite, and the gradient of that too."""
+    return mass.clamp(min=_smallest_divisor(mass))
 
 
 def negligible(mass: Tensor) -> Tensor:
-    """Whether the mass is so small that :func:`positive` clamps it."""
-    return mass <= _next_to_nothing(mass)
+    """Whether the mass is no more than the number that :func:`positive` takes at least."""
+    return mass <= _smallest_divisor(mass)
 
 
 def quotient(part: Tensor, whole: Tensor) -> Tensor:
@@ -28,15 +28,15 @@ def quotient(part: Tensor, whole: Tensor) -> Tensor:
     return torch.where(nothing, 0.0, part / torch.where(nothing, 1.0, whole))
 
 
-def _next_to_nothing(mass: Tensor) -> float:
-    """The smallest divisor: above it 1 / x^2, as in the gradient of a quotient, is finite."""
+def _smallest_divisor(mass: Tensor) -> float:
+    """Above it 1 / x^2 is finite, which the derivative of a quotient has."""
     return torch.finfo(mass.dtype).tiny ** 0.5
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     """The dtype that routing computes in: the widest of the inputs, and float32 at least.
 
-    If all are whole numbers, it is the default dtype, as for ``torch.sqrt``.
+    If all are integers it is the default dtype, as for ``torch.sqrt``, and float32 at least.
     """
     for tensor in tensors:
         if tensor is not None and tensor.dtype != torch.float32:
@@ -50,7 +50,7 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
 
 
 def real_dtype(name: str, tensor: Tensor) -> torch.dtype:
-    """The dtype of results from a tensor: its own, or for whole numbers the default one, as for ``torch.sqrt``.
+    """The dtype of a result computed from a tensor: its own, or for integers the default one, as for ``torch.sqrt``.
 
     Raises:
         TypeError: if it is not a tensor.
@@ -66,30 +66,30 @@ def real_dtype(name: str, tensor: Tensor) -> torch.dtype:
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Switches autocast off, if it is on: sums that run over all children do not survive half precision."""
+    """Switches autocast off, if it is on: sums over all children do not survive half precision."""
     kind = tensor.device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind):  # an exported program with the switch is not to be saved
+    if kind == "meta" or not torch.is_autocast_enabled(kind):  # only if on: torch.export cannot save the switch
         return nullcontext()
     return torch.autocast(device_type=kind, enabled=False)
 
 
 def transformed() -> bool:
-    """Whether forward mode or ``torch.func`` is active."""
+    """Whether this runs in forward-mode differentiation, or inside a transform of ``torch.func``."""
     return forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
 
 
 def at_hand(tensor: Tensor) -> bool:
-    """Whether the values of a tensor may be read: on a CPU, while nothing is traced or transformed.
+    """Whether the numbers of a tensor can be read at once: on a CPU, outside of tracing and ``torch.func``.
 
-    On a GPU, reading would wait for all earlier work.
+    On a GPU it would mean waiting for all kernels launched before.
     """
     return tensor.device.type == "cpu" and not only_formulas() and not torch._C._len_torch_dispatch_stack()
 
 
 def only_formulas() -> bool:
-    """Whether derivatives must come from formulas: in forward mode, in ``torch.func``, and while a graph is traced.
+    """Whether derivatives must come from formulas: in forward mode, in ``torch.func``, and where a graph is traced.
 
-    Otherwise an operation may have its own, faster backward pass.
+    Elsewhere an operation may have a backward pass of its own, which is faster.
     """
     recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
     return recorded or transformed()
@@ -152,7 +152,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def is_finite(number: Any) -> TypeGuard[float]:
-    """Whether it is a number, and neither infinite nor NaN."""
+    """Whether it is a real number, and neither a bool, nor infinite, nor NaN."""
     return isinstance(number, Real) and not isinstance(number, bool) and math.isfinite(number)
 
 
@@ -181,10 +181,10 @@ def check_positive(**numbers: Any) -> None:
 
 
 def check_share(**shares: Any) -> None:
-    """Checks that arguments are shares of a whole.
+    """Checks that arguments are numbers from 0 to 1.
 
     Raises:
-        ValueError: if one is not from 0 to 1; names the argument.
+        ValueError: if one is not; names the argument.
     """
     for name, share in shares.items():
         if not is_finite(share) or not 0 <= share <= 1:
@@ -195,9 +195,9 @@ def class_mask(activation: Tensor, target: Tensor) -> Tensor:
     """Labels (B,), or a mask (B, E), as a mask (B, E) in the dtype of the activations (B, E).
 
     Raises:
-        TypeError: if one is not a tensor.
-        ValueError: if shapes do not fit, a label is not in 0..E - 1 (on a GPU, the check of the device reports it), or
-            on a CPU a mask has numbers outside [0, 1].
+        TypeError: if one is no tensor.
+        ValueError: if shapes do not fit, a label is none of 0..E - 1 (on a GPU, CUDA's own assertion fails instead), or
+            a mask has numbers outside of [0, 1] (which is checked on a CPU only).
     """
     dtype = real_dtype("activation", activation)
     real_dtype("target", target)
@@ -220,11 +220,11 @@ def class_mask(activation: Tensor, target: Tensor) -> Tensor:
 
 
 _ROUNDING = 0.01
-"""Tolerance for shares that were summed in bfloat16."""
+"""The tolerance for shares that were added up in bfloat16."""
 
 
 def _check_mask(mask: Tensor) -> None:
-    """Checks that a mask (B, E) holds shares, up to rounding, if its values can be read at once."""
+    """Checks that a mask (B, E) has numbers in [0, 1], up to rounding, where they can be read at once."""
     if mask.dtype == torch.bool or not mask.numel() or not at_hand(mask):
         return
     low, high = (float(one) for one in mask.detach().aminmax())

@@ -1,4 +1,4 @@
-"""Length of a pose, and the squash functions that turn it into the probability that the thing is there."""
+"""The length of a pose, and the squash functions that make it a probability that the entity is present."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,37 +16,42 @@ def _squared_length(pose: Tensor, dim: Dims, keepdim: bool = True) -> Tensor:
 
 
 def _safe_length(squared: Tensor) -> Tensor:
-    """The square root with gradient 0 at 0, where that of sqrt is infinite. NaN stays NaN."""
+    """The square root, with gradient 0 at 0, where that of ``sqrt`` is infinite. NaN gives NaN."""
     none = squared == 0
     return torch.where(none, 0.0, torch.where(none, 1.0, squared).sqrt())
 
 
 def _found_length(pose: Tensor, dim: Dims, keepdim: bool = True) -> Tensor:
-    """The length, not made for differentiation."""
+    """The length, for where autograd does not differentiate it."""
     if dim == -1 or _last(dim, pose.ndim):
         return torch.linalg.vector_norm(pose, dim=dim, keepdim=keepdim)
     return _squared_length(pose, dim, keepdim).sqrt_()  # along other axes the norm takes a hundred times longer
 
 
 def _last(dim: Dims, ndim: int) -> bool:
-    """Whether these are the last axes."""
+    """Whether these axes are the last ones."""
     axes = (dim,) if isinstance(dim, int) else dim
     return all(axis % ndim >= ndim - len(axes) for axis in axes)
 
 
 def _length(pose: Tensor, dim: Dims) -> Tensor:
-    """The length as a formula, to be differentiated to any order."""
+    """The length as a formula, which autograd differentiates to any order."""
     return _safe_length(_squared_length(pose, dim))
 
 
 def length(pose: Tensor, dim: Dims = -1) -> Tensor:
     r"""Euclidean length :math:`n = \sqrt{\langle s, s \rangle}` along ``dim``, which is dropped; gradient 0 at 0.
 
-    Computed in float32 at least and returned in the dtype of ``pose``, for whole numbers in the default one. NaN gives
-    NaN, in value and gradient; a pose whose square overflows (1.8e19 in float32) has length inf.
+    Computed in float32 at least and returned in the dtype of ``pose``, for integers in the default one. NaN gives NaN,
+    in value and gradient; a pose whose square overflows (1.8e19 in float32) has length inf.
+
+    Args:
+        pose: any shape.
+        dim: the axis, or axes for matrix capsules, that one pose spans.
 
     Raises:
-        ValueError: if the pose is complex.
+        TypeError: if the pose is no tensor.
+        ValueError: if it is complex.
     """
     dtype = real_dtype("pose", pose)
     wide = pose.to(compute_dtype(pose))
@@ -80,13 +85,13 @@ class _Length(torch.autograd.Function):
 
 
 def _unit(length: Tensor, value: Tensor) -> Tensor:
-    """``value / length``, or 1 at 0, for a value that is about ``length`` near 0."""
+    """``value / length`` for a value that goes to 0 as ``length`` does: the ratio is 1 there."""
     none = length == 0
     return torch.where(none, 1.0, value / torch.where(none, 1.0, length))
 
 
 class Kind(NamedTuple):
-    """A squash, as the factor of a pose."""
+    """A squash with lengths f(n), as the factor f(n) / n that it multiplies a pose of length n by."""
 
     factor: Callable[[Tensor, Tensor], Tensor]
     """f(n) / n, from n and n²."""
@@ -129,23 +134,23 @@ def kind_of(name: str, argument: str = "squash") -> Kind:
 
 
 def check_squash(name: str) -> str:
-    """The name of a squash, if there is one of that name.
+    """The name of a squash, checked.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is no such squash.
     """
     kind_of(name)
     return name
 
 
 def _squash(pose: Tensor, kind: Kind, dim: Dims) -> Tensor:
-    """The squash as a formula, to be differentiated to any order."""
+    """The squash as a formula, which autograd differentiates to any order."""
     squared = _squared_length(pose, dim)
     return pose * kind.factor(_safe_length(squared), squared)
 
 
 def _squashed(pose: Tensor, kind: Kind, dim: Dims) -> tuple[Tensor, Tensor, Tensor]:
-    """The squashed pose, not made for differentiation; and the length, and the factor."""
+    """The squashed pose, its length before and the factor, for where autograd does not differentiate them."""
     squared = _squared_length(pose, dim)
     n = squared.sqrt()
     factor = kind.factor(n, squared)
@@ -174,7 +179,7 @@ class _Squash(torch.autograd.Function):
 
 
 def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
-    r"""Shortens a pose to a length below 1 and keeps its direction: :math:`f(n)\, s / n`.
+    r"""Shortens a pose s of length n to a length below 1 and keeps its direction: :math:`f(n)\, s / n`.
 
     =============== ================== ======================================
     kind            f(n)               source
@@ -187,10 +192,10 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
     ``none``        n
     =============== ================== ======================================
 
-    Zero in gives zero out with a finite gradient; NaN gives NaN, in value and gradient, and so does an infinite number,
-    but for ``none``. A pose whose square overflows (1.8e19 in float32) is infinitely long: NaN, or 0 under ``tanh``,
-    ``exponential`` and ``rational``. Computed in float32 at least and returned in the dtype of ``pose``, for whole
-    numbers in the default one.
+    Zero gives zero, with a finite gradient; NaN gives NaN, in value and gradient, and so does an infinite number (not
+    under ``none``). A pose whose square overflows (1.8e19 in float32) counts as infinitely long and gives NaN, or 0
+    under ``tanh``, ``exponential`` and ``rational``. Computed in float32 at least and returned in the dtype of
+    ``pose``, for integers in the default one.
 
     Args:
         pose: any shape.
@@ -198,6 +203,7 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
         dim: the axis, or axes for matrix capsules, that one pose spans.
 
     Raises:
+        TypeError: if the pose is no tensor.
         ValueError: if ``kind`` is not in the table, or the pose is complex.
     """
     found = kind_of(kind, "kind")
@@ -214,6 +220,9 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
 
 class Squash(nn.Module):
     """Module form of :func:`squash`.
+
+    Raises:
+        ValueError: if there is no such kind.
 
     Example:
         >>> pose = torch.tensor([[3.0, 4.0]])  # 5 long

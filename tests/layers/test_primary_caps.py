@@ -152,7 +152,7 @@ class TestLearnedActivation:
         assert PrimaryCaps(5, 4, 3).activation_conv is None
 
     def test_unknown(self) -> None:
-        with pytest.raises(ValueError, match="activation must be 'length' or 'learned', got 'sigmoid'"):
+        with pytest.raises(ValueError, match=r"activation must be one of .*'length', 'learned'.*got 'sigmoid'"):
             PrimaryCaps(2, 3, 4, activation="sigmoid")
 
     def test_zero_map(self) -> None:

@@ -228,7 +228,7 @@ class TestWhoDoesIt:
         assert choose_backend(self.large, known).backend == "native"
         choice = choose_backend(self.large, self.own())
         assert choice.backend == "chunked"
-        assert choice.reason == ("native is not for this call: the kernels have inner products and Gaussians, not City")
+        assert choice.reason == ("native cannot do this call: the kernels have inner products and Gaussians, not City")
         assert choose_backend(self.large, known).backend == "native"
 
     def test_the_call_goes_where_the_choice_says(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ class TestWhoDoesIt:
     def test_a_rule_that_the_kernels_have_not(self, changes: dict, words: str) -> None:
         votes = self.large.restricted(**changes)
         choice = choose_backend(votes)
-        assert choice == ("chunked", f"native is not for this call: the kernels do not have {words}")
+        assert choice == ("chunked", f"native cannot do this call: the kernels do not have {words}")
 
     @pytest.mark.parametrize("changes", [{"sharpness": 2.0}, {"sharpness": torch.ones(J)}])
     def test_sharpness_needs_no_kernel(self, changes: dict) -> None:

@@ -26,13 +26,14 @@ def coordinate_addition(
 ) -> Tensor:
     r"""What coordinate addition adds to the votes of each position, a tensor of shape ``sizes``, (\*grid, H).
 
-    The first elements of a vote, one for each axis of the grid, get the position along that axis, in (0, 1] times the
-    scale: on an image :math:`((y + \frac12) / H, (x + \frac12) / W)`; the others get 0. First are those of a matrix's
-    first row, as in the released code; the paper's text names those of its right-hand column.
+    The first elements of a vote, one for each axis of the grid, get the position along that axis, in (0, 1) times the
+    scale: on an image :math:`((y + \frac12) / \text{rows}, (x + \frac12) / \text{columns})`; the others get 0. In a
+    matrix these are the first elements of the first row, as in the released code; the paper's text names those of the
+    right-hand column.
 
     Args:
-        sizes: of the grid, (L,), (H, W) or (D, H, W); and last that of a vote, at least as many as the grid has axes.
-        scale: of the coordinates.
+        sizes: of the grid, one for each axis, and last H, the size of a vote, at least the number of axes.
+        scale: factor of the coordinates.
         dtype: of the result.
         device: of the result.
 
@@ -55,8 +56,8 @@ def coordinate_addition(
 class ClassCaps(nn.Module):
     r"""Every child of a map votes for every class, :math:`V_{yxtj} = u_{yxt} W_{tj} + c_{yx}`.
 
-    The transforms are shared by all positions, so that a map of any size does; the position comes back into the votes
-    by coordinate addition. A map is an image's grid of capsules, or with ``axes`` that of a sequence or a volume.
+    All positions share the transforms, so the layer takes maps of any size; coordinate addition puts the position back
+    into the votes. A map is the grid of capsules of an image, or with ``axes`` of a sequence or a volume.
 
     Args:
         in_types: types of children at each position.
@@ -64,13 +65,13 @@ class ClassCaps(nn.Module):
         in_pose: child pose: P for vectors, (M, P) for matrices.
         out_pose: class pose: D for vectors, (M, D) for matrices.
         routing: any routing; the layer keeps a copy of its own. Default: EM routing.
-        coordinates: whether to add the positions to the votes: True, as :func:`coordinate_addition` has them; or
-            ``"scaled"`` to the children's poses, that is multiplied by how large these are
-            (:class:`~torchcaps.layers.PoseMagnitude`: of the batch in training, a running one in evaluation, no
-            gradient). Unscaled they drown poses that have faded from layer to layer, and are drowned by large ones.
-        coordinate_scale: of the positions; a further factor of scaled ones.
+        coordinates: whether to add the positions to the votes: True, as :func:`coordinate_addition` gives them; or
+            ``"scaled"``, times the magnitude of the children's poses (:class:`~torchcaps.layers.PoseMagnitude`: that of
+            the batch in training, a running one in evaluation, without a gradient); or False. Unscaled, they drown
+            poses that have faded from layer to layer, and are drowned by large ones.
+        coordinate_scale: a factor of the positions, scaled or not.
         axes: of the grid: 1, 2 or 3.
-        init_std: deviation of the transforms' normal initialisation.
+        init_std: standard deviation of the transforms' normal initialisation.
         backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the dispatcher's choice, which
             :func:`~torchcaps.ops.use_backend` can force.
 
@@ -79,7 +80,8 @@ class ClassCaps(nn.Module):
         *out_pose) and activations (B, classes).
 
     Raises:
-        ValueError: if arguments contradict each other, or the children do not fit them.
+        TypeError: if the children are no :class:`Capsules`.
+        ValueError: if an argument is out of its range or contradicts another, or the children do not fit the layer.
 
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 4.
 
@@ -118,9 +120,7 @@ class ClassCaps(nn.Module):
         self.axes = check_axes(axes)
         self.backend = known_backend(backend)
         if coordinates:
-            coordinate_addition(
-                *[1] * axes, math.prod(self.out_pose)
-            )  # so that a vote too small for it is told at once
+            coordinate_addition(*[1] * axes, math.prod(self.out_pose))  # raises if votes are too small for it
         self.weight = nn.Parameter(torch.empty(in_types, classes, self.in_pose[-1], self.out_pose[-1]))
         self.routing = routing_of(LayerShape(None, classes, self.in_pose, self.out_pose), routing, EMRouting())
         self.magnitude = PoseMagnitude() if coordinates == "scaled" else None
@@ -128,9 +128,12 @@ class ClassCaps(nn.Module):
         without_own_transforms(self, self.routing)
 
     def route(self, children: Capsules, mask: Tensor | None = None, *, initial: Routed | None = None) -> Routed:
-        """Routes and keeps what an observer wants: the votes and the last assignment; ``mask`` as in forward.
+        """Routes as :meth:`forward` does, but returns the votes and the last assignment too.
 
-        ``initial``: parents of an earlier call, which a routing that is ``resumable`` goes on from.
+        Args:
+            children: on a grid.
+            mask: as in :meth:`forward`.
+            initial: parents of an earlier call, from which a ``resumable`` routing goes on.
         """
         grid = check_map(children, self.in_types, self.in_pose, self.axes)
         transforms = self.weight.expand(math.prod(grid), *self.weight.shape).flatten(0, 1)
@@ -160,7 +163,8 @@ class ClassCaps(nn.Module):
 
         Args:
             children: on a grid.
-            mask: bool (B, *grid, in_types), False for children that are not there, whatever they hold; None: all are.
+            mask: bool (B, *grid, in_types), False for children that are not there, whose numbers are then ignored;
+                None if all are there.
             initial: as in :meth:`route`.
         """
         if initial is not None:
@@ -168,9 +172,9 @@ class ClassCaps(nn.Module):
         return self.parents(self.route(children) if mask is None else self.route(children, mask), children)
 
     def parents(self, routed: Routed, children: Capsules) -> Capsules:
-        """What :meth:`route` found for these children, as :meth:`forward` gives it."""
+        """What :meth:`route` returned for these children, as :meth:`forward` returns it."""
         return as_capsules(routed, self.out_pose, torch.promote_types(children.pose.dtype, self.weight.dtype))
 
     def extra_repr(self) -> str:
-        """Shapes and coordinates."""
+        """Types, classes and shapes of poses."""
         return f"{self.in_types}, {self.weight.shape[1]}, in_pose={self.in_pose}, out_pose={self.out_pose}"

@@ -1,4 +1,4 @@
-"""Concurrent routing: all layers at once, each from what the others found in the round before."""
+"""Concurrent routing: all layers at once, each from what the others gave in the round before."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,22 +12,23 @@ from torchcaps.layers.linear import CapsLinear
 def concurrent_routing(
     layers: Sequence[CapsLinear | CapsConvNd | ClassCaps], children: Capsules, rounds: int
 ) -> list[Capsules]:
-    """Capsule layers on top of each other, routed side by side.
+    """Routes a stack of capsule layers concurrently.
 
-    The first round goes through the layers once, from below. In each further round every layer makes the steps of its
-    routing from its own parents and its children as they were after the round before. With routings of one step, the
-    authors' way, ``rounds`` counts as their steps do, and 1 is the same as layer by layer.
+    The first round routes the layers one after the other, from the bottom up. In each further round every layer makes
+    the steps of its routing once more, from its own parents and its children as the round before left them. The authors
+    use routings of one step: then ``rounds`` counts as the steps of sequential routing do. One round alone is
+    sequential routing.
 
     Args:
-        layers: from below; their routings are ``resumable``.
+        layers: from the bottom up; for more than one round, their routings must be ``resumable``.
         children: of the lowest layer.
-        rounds: how many.
+        rounds: number of rounds.
 
     Returns:
-        The capsules of each layer, from below.
+        The capsules of each layer, from the bottom up.
 
     Raises:
-        ValueError: if there is not one round at least, or a routing cannot go on from earlier parents.
+        ValueError: if there is not at least one round, or a routing is not resumable.
 
     Source: Tsai et al. 2020, "Capsules with Inverted Dot-Product Attention Routing", section 2.2 and Procedure 2.
     """
@@ -47,6 +48,6 @@ def concurrent_routing(
         routed = [layer.route(inputs, initial=parents) for layer, inputs, parents in below]
         found = [layer.parents(parents, inputs) for (layer, inputs, _), parents in zip(below, routed, strict=True)]
         capsules = [children, *found]
-    # The last round calls the layers, so that hooks see each of them run once.
+    # The last round calls the layers themselves, so that their hooks run, once for each.
     below = list(zip(layers, capsules, routed, strict=False))
     return [layer(inputs, initial=parents) for layer, inputs, parents in below]

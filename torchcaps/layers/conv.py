@@ -1,7 +1,7 @@
 """Convolutional capsules: every window of children votes for the parents at its position."""
 
 import math
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from torchcaps.numerics import check_finite, given
 from torchcaps.ops import GridWide, Normaliser, PositionWide, Votes, Windows
 from torchcaps.ops.dispatch import known_backend
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
-from torchcaps.routing.base import routing_of
+from torchcaps.routing.base import check_choice, routing_of
 
 Competition = Literal["image", "grid", "position", "window"]
 COMPETITIONS: dict[str, type[GridWide] | None] = {
@@ -38,8 +38,8 @@ COMPETITIONS: dict[str, type[GridWide] | None] = {
 class CapsConvNd(nn.Module):
     r"""Convolutional capsules over a grid of any number of axes.
 
-    Each parent takes the votes of the children in its window, :math:`V_{ij} = u_i W_{ij}`, with transforms for each
-    place in the window, type of child and type of parent, shared by all positions.
+    The children in a window vote for the parents at its position, :math:`V_{ij} = u_i W_{ij}`, through one transform
+    for each place in the window, type of child and type of parent; all positions share them.
 
     Args:
         in_types: types of children at each position.
@@ -50,18 +50,21 @@ class CapsConvNd(nn.Module):
         stride: between windows.
         padding: positions added on each side; children there have activation 0.
         dilation: between the positions of a window.
-        groups: types of children and of parents are cut into that many groups that do not see each other.
-        routing: any routing; the layer keeps copies of its own. Default: EM routing.
-        competition: which parents compete for a child: all that see it, in the whole ``"image"`` (the paper's meaning;
-            ``"grid"`` is the same and reads better for a sequence or a volume); those of one type at all that see it,
-            whatever the ``"position"`` (types do not compete, as in the released code's ``update_conv_routing``); or
-            only those of one ``"window"``, each window for itself (as in most ports).
-        pose_norm: normalise the parents' poses, see :class:`~torchcaps.layers.PoseNorm`; None leaves them.
-        residual: add the children's poses to the routed ones (before they are normalised), see
-            :class:`~torchcaps.layers.IdentityPath`; children and parents then have poses of the same shape.
-        init_std: deviation of the transforms' normal initialisation; None for sqrt(I / P), with I children in a window
-            (of a group): the mean vote of equally active children that agree on nothing then has their deviation, where
-            none of them are padding. :func:`~torchcaps.layers.preserve_deviation` scales to that of any.
+        groups: the types of children and of parents are split into this many groups; children vote for parents of
+            their own group only.
+        routing: any routing; the layer keeps a copy for each group. Default: EM routing.
+        competition: which of the parents that a child votes for compete for it. ``"image"``: all of them (the paper's
+            meaning; ``"grid"`` is the same and reads better for a sequence or a volume). ``"position"``: those of one
+            type, at whatever position, so that types do not compete (the released code's ``update_conv_routing``).
+            ``"window"``: those of one window (most ports).
+        pose_norm: how to normalise the parents' poses, a row of the table in :class:`~torchcaps.layers.PoseNorm`; None
+            for not at all.
+        residual: whether to add the children's poses to the routed ones, before they are normalised, see
+            :class:`~torchcaps.layers.IdentityPath`; ``in_pose`` and ``out_pose`` must then be the same.
+        init_std: standard deviation of the transforms' normal initialisation; None for sqrt(I / P), with the I children
+            of one window and group: away from the padding, the mean vote of equally active children that agree on
+            nothing then has the standard deviation of their poses. For other children, and other routings, there is
+            :func:`~torchcaps.layers.preserve_deviation`.
         backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the dispatcher's choice, which
             :func:`~torchcaps.ops.use_backend` can force.
 
@@ -70,7 +73,8 @@ class CapsConvNd(nn.Module):
         out_types, *out_pose) and activations (B, *grid', out_types).
 
     Raises:
-        ValueError: if arguments contradict each other, or the children do not fit them.
+        TypeError: if the children are no :class:`Capsules`.
+        ValueError: if an argument is out of its range or contradicts another, or the children do not fit the layer.
 
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 4.
 
@@ -109,8 +113,7 @@ class CapsConvNd(nn.Module):
         self.dilation = per_axis("dilation", dilation, self.axes, 1)
         check_groups(groups, in_types, out_types)
         check_finite(0, **given(init_std=init_std))
-        if competition not in COMPETITIONS:
-            raise ValueError(f"competition must be one of {list(COMPETITIONS)}, got {competition!r}")
+        check_choice("competition", competition, get_args(Competition))
         self.in_types, self.out_types, self.groups = in_types, out_types, groups
         self.in_pose, self.out_pose = pose_shape("in_pose", in_pose), pose_shape("out_pose", out_pose)
         check_rows(self.in_pose, self.out_pose)
@@ -124,7 +127,7 @@ class CapsConvNd(nn.Module):
         self.routings = nn.ModuleList(routing_of(shape, routing, EMRouting()) for _ in range(groups))
         if self.routing.within_window and competition != "window":
             name = type(self.routing).__name__
-            raise ValueError(f"competition must be 'window' with {name}, which knows no other, got {competition!r}")
+            raise ValueError(f"competition must be 'window' with {name}, which supports no other, got {competition!r}")
         if residual and self.in_pose != self.out_pose:
             raise ValueError(f"residual needs poses of one shape: in_pose is {in_pose}, out_pose is {out_pose}")
         self.identity_path = IdentityPath(in_types, out_types, groups) if residual else None
@@ -137,12 +140,14 @@ class CapsConvNd(nn.Module):
     def route(
         self, children: Capsules, mask: Tensor | None = None, *, initial: list[Routed] | None = None
     ) -> list[Routed]:
-        """Routes each group and keeps what an observer wants; batch and windows share the first axis.
+        """Routes as :meth:`forward` does, but returns the votes and the last assignment of each group too.
+
+        Batch and windows share the first axis of what is returned, B = N * windows.
 
         Args:
             children: on a grid.
             mask: as in :meth:`forward`.
-            initial: parents of an earlier call, which a routing that is ``resumable`` goes on from.
+            initial: parents of an earlier call, from which a ``resumable`` routing goes on.
         """
         windows = self.windows(children)
         children = present(children, mask)
@@ -155,7 +160,8 @@ class CapsConvNd(nn.Module):
             types = slice(first, first + share)
             pose = windows.pad(children.pose.narrow(1 + self.axes, first, share))
             activation = windows.pad(children.activation.narrow(1 + self.axes, first, share))
-            there = None if mask is None else windows.pad(mask[..., types], value=True)  # as without a mask
+            # Padding counts as children of activation 0, with a mask as without.
+            there = None if mask is None else windows.pad(mask[..., types], value=True)
             transforms = self.weight[:, types].flatten(0, 1)
             votes = Votes(pose, transforms, normaliser=normaliser, backend=self.backend, sites=sites, mask=there)
             routed.append(routing(votes, activation, initial=None if initial is None else initial[group]))
@@ -168,8 +174,8 @@ class CapsConvNd(nn.Module):
 
         Args:
             children: on a grid.
-            mask: bool (B, *grid, in_types), False for children that are not there, whatever they hold; None: all are.
-                Which parents are then there, for a layer above, :meth:`out_mask` says.
+            mask: bool (B, *grid, in_types), False for children that are not there, whose numbers are then ignored;
+                None if all are there. For the mask of the parents, see :meth:`out_mask`.
             initial: as in :meth:`route`.
         """
         if initial is not None:
@@ -177,7 +183,7 @@ class CapsConvNd(nn.Module):
         return self.parents(self.route(children) if mask is None else self.route(children, mask), children, mask)
 
     def parents(self, groups: list[Routed], children: Capsules, mask: Tensor | None = None) -> Capsules:
-        """What :meth:`route` found for these children, as :meth:`forward` gives it."""
+        """What :meth:`route` returned for these children, as :meth:`forward` returns it."""
         windows = self.windows(children)
         dtype = torch.promote_types(children.pose.dtype, self.weight.dtype)
         parts = [as_capsules(routed, self.out_pose, dtype) for routed in groups]
@@ -188,7 +194,7 @@ class CapsConvNd(nn.Module):
         return Capsules(pose if self.pose_norm is None else self.pose_norm(pose), activation)
 
     def out_mask(self, mask: Tensor) -> Tensor:
-        """Which parents have a child in their window: bool (B, *grid, in_types) to (B, *grid', out_types)."""
+        """The mask of the parents, True where one has a child: bool (B, *grid, in_types) to (B, *grid', out_types)."""
         windows = self._windows_on(tuple(mask.shape[1:-1]))
         children = windows.pad(mask.unflatten(-1, (self.groups, -1)).any(-1)).unflatten(1, (windows.padded, -1))
         seen = children[:, windows.sites(mask.device)].any(2).unflatten(1, windows.out)  # [B, *grid', groups]

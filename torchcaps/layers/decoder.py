@@ -15,15 +15,16 @@ DecoderInput = Literal["masked", "pose", "pose_and_class"]
 
 
 def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
-    """The poses with all but the chosen classes set to zero, whatever they were, (B, J, *pose).
+    """The poses, (B, J, *pose), with 0 for all but the chosen classes, even where a pose is NaN.
 
     Args:
         capsules: class capsules.
-        target: the classes to keep, as labels (B,) or as a mask (B, J) for several at once; None keeps the capsule with
-            the largest activation.
+        target: the classes to keep, as labels (B,), or for several at once as a mask (B, J), whose numbers in [0, 1]
+            the poses are multiplied by; None keeps the capsule with the largest activation.
 
     Raises:
-        ValueError: if the target is neither, or a label is out of range.
+        TypeError: if the target is no tensor.
+        ValueError: if it is neither labels nor a mask, or a label is out of range.
 
     Source: Sabour, Frosst & Hinton 2017, section 4.1.
     """
@@ -43,21 +44,20 @@ class FullyConnectedDecoder(nn.Module):
 
     Args:
         in_features: numbers in all class poses together, J x H.
-        image_shape: (C, H, W) of the image, any; or that of a sequence or a volume.
+        image_shape: (C, H, W), or the shape of a sequence or a volume.
         hidden: widths of the hidden layers.
         by_class: whether each class has weights of its own in the first layer, as in the paper. If not, the decoder
-            sees the pose of the chosen class alone and not which class it is, so that a pose must say the same in all
-            classes; ``in_features`` is then the size H of one pose.
+            sees the pose of the chosen class but not which class it is, so the numbers of a pose must mean the same in
+            all classes; ``in_features`` is then H, the size of one pose.
 
     Shape:
-        Masked poses (B, J, *pose) to images (B, C, H, W) in [0, 1].
+        Masked poses (B, J, *pose) to images (B, *image_shape) in [0, 1].
 
     Source: Sabour, Frosst & Hinton 2017, figure 2.
 
     Example:
         >>> decoder = tc.FullyConnectedDecoder(10 * 16, image_shape=(1, 28, 28))
         >>> classes = tc.Capsules(torch.randn(2, 10, 16), torch.rand(2, 10))
-        ...
         >>> decoder(tc.mask_capsules(classes, torch.tensor([3, 7]))).shape
         torch.Size([2, 1, 28, 28])
     """
@@ -95,30 +95,29 @@ class PoseInput(nn.Module):
     kind               numbers what a pose dimension means
     ================== ======= ==========================================================================
     ``masked``         J H     all poses, 0 but for the chosen one: each class has dimensions of its own
-    ``pose``           H       the chosen pose alone, which has to say as well which class it is of
+    ``pose``           H       the chosen pose alone, from which the decoder must also tell the class
     ``pose_and_class`` H + J   how the chosen pose differs from others of its class, and which class it is
     ================== ======= ==========================================================================
 
-    The last one standardises the poses of each class, :math:`(v_j - m_j) / s_j`, with running means and deviations
-    (J, H). A capsule that is there is about 1 long, and so the poses of a class lie close together, each class in a
-    corner of its own: without this the decoder would read the class from the pose, and a pose would carry its class
-    along.
+    The last one standardises the poses of each class, :math:`(v_j - m_j) / s_j`, with running means and standard
+    deviations (J, H). The pose of a class that is present has a length near 1, so the poses of one class lie close
+    together and apart from those of other classes: unstandardised, a pose would still tell the decoder its class.
 
-    Noise lets a pose say only so much: what the decoder knows from the class need not be told again by the pose, and
-    poses near to each other have to draw similar images.
+    Noise limits how much a pose can say: it does not pay to repeat what the class tells already, and nearby poses must
+    decode to similar images.
 
     Args:
         classes: J.
         size: H, the numbers of one pose.
         kind: a row of the table.
-        noise: deviation of the normal noise that is added to the chosen pose in training; to the standardised one, if
-            it is.
+        noise: standard deviation of the normal noise that is added to the chosen pose in training, after it was
+            standardised, if it is.
 
     Shape:
         Masked poses (B, J, *pose) to (B, numbers).
 
     Raises:
-        ValueError: if ``kind`` is not in the table, or ``noise`` is negative.
+        ValueError: if ``kind`` is not in the table, or another argument is out of its range.
 
     Source: ``masked``: Sabour, Frosst & Hinton 2017, section 4.1; ``pose``: Rajasegaran et al. 2019 (DeepCaps), section
     3.3, the class-independent decoder; ``pose_and_class``, and the noise: ours, after conditional variational
@@ -150,12 +149,12 @@ class PoseInput(nn.Module):
             self.register_buffer("updates", torch.zeros(classes))
 
     def forward(self, poses: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """Picks out what the decoder is told.
+        """The input of the decoder, (B, numbers).
 
         Args:
             poses: masked, (B, J, *pose).
-            chosen: which of them were kept, a mask (B, J); None: those that are not zero. A capsule may be kept whose
-                pose is zero, and is of its class all the same.
+            chosen: the classes that were kept, a mask (B, J), which tells the class even of a pose that is all 0; None
+                for those whose poses are not.
         """
         dtype, poses = real_dtype("poses", poses), poses.flatten(2)
         alive = (poses != 0).any(2, keepdim=True)
@@ -174,7 +173,7 @@ class PoseInput(nn.Module):
 
     @torch.no_grad()
     def _follow(self, poses: Tensor, alive: Tensor) -> None:
-        """Moves mean and deviation of the classes in a batch towards it: over all batches at first, then over 50."""
+        """Updates mean and deviation of the classes in a batch: plain averages at first, exponential ones after 50."""
         count = alive.sum(0)  # [J, 1]
         share = torch.where(count > 0, 1 / (self.updates[:, None] + 1).clamp(max=50), 0.0)
         mean = (poses * alive).sum(0) / count.clamp(min=1)
@@ -186,15 +185,15 @@ class PoseInput(nn.Module):
         self.updates += (count > 0).squeeze(1)
 
     def shared(self, poses: Tensor, source: Tensor) -> Tensor:
-        """Of poses (B, *pose) of the classes ``source`` (B,) what the decoder is told beside the class, (B, H)."""
+        """What the decoder is told besides the class, (B, H), of poses (B, *pose) of the classes ``source`` (B,)."""
         poses = poses.flatten(1)
         return (poses - self.mean[source]) / self.deviation[source] if self.kind == "pose_and_class" else poses
 
     def carried(self, poses: Tensor, source: Tensor, target: Tensor) -> Tensor:
-        """The poses (B, *pose) of classes ``source`` (B,) as poses of ``target`` (B,) that draw with the same numbers.
+        """Poses (B, *pose) of the classes ``source`` (B,) as poses of ``target`` (B,) with the same :meth:`shared`.
 
-        With ``pose_and_class`` what differs from others of the source's class differs likewise from others of the
-        target's; with the other kinds the pose stays what it is.
+        With ``pose_and_class`` a pose then differs from others of the target's class as it did from those of the
+        source's; with the other kinds it stays the same.
         """
         if self.kind != "pose_and_class":
             return poses
@@ -207,7 +206,7 @@ class PoseInput(nn.Module):
 
 
 class ToldDecoder(nn.Sequential):
-    """A decoder behind the :class:`PoseInput` that picks out what it is told."""
+    """A decoder behind the :class:`PoseInput` that makes its input."""
 
     def forward(self, poses: Tensor, chosen: Tensor | None = None) -> Tensor:
         """Decodes masked poses, see :meth:`PoseInput.forward`."""
@@ -216,17 +215,17 @@ class ToldDecoder(nn.Sequential):
 
 
 def told(kind: DecoderInput, noise: float, classes: int, size: int, make: Callable[[int], nn.Module]) -> nn.Module:
-    """The decoder that ``make`` makes for so many numbers, behind a :class:`PoseInput` where there is a need of one.
+    """A decoder of masked poses, behind a :class:`PoseInput` if it needs one.
 
     Args:
-        kind: of :class:`PoseInput`; what networks call ``decoder_input``.
-        noise: likewise; ``pose_noise``.
+        kind: of :class:`PoseInput`; networks call it ``decoder_input``.
+        noise: of :class:`PoseInput`; networks call it ``pose_noise``.
         classes: J.
         size: H, the numbers of one pose.
         make: from ``in_features`` to a decoder.
 
     Raises:
-        ValueError: if there is no such kind, or the noise is negative; names the arguments as networks do.
+        ValueError: if there is no such kind, or the noise is negative or not finite; names them as networks do.
     """
     check_choice("decoder_input", kind, get_args(DecoderInput))
     check_finite(0, pose_noise=noise)

@@ -1,4 +1,4 @@
-"""Layers whose output is the solution of an equation, found by a few unrolled iterations: routing in the small."""
+"""Layers whose output is the solution of an equation, found by a few unrolled iterations: routing in miniature."""
 
 from collections.abc import Callable
 
@@ -15,17 +15,17 @@ def implicit_activation(x: Tensor, function: Callable[[Tensor], Tensor] = torch.
     .. math:: y_0 = x, \quad y_{n+1} = x - f(y_n)
 
     With f = cos and three steps: :math:`y = x - \cos(x - \cos(x - \cos x))`. The inverse of :math:`y + \cos y` has no
-    formula, and needs none. Where :math:`|f'| < 1` the error shrinks by about :math:`|f'(y)|` a step, and the gradient
-    goes to that of the solution, :math:`\partial y / \partial x = 1 / (1 + f'(y))`; for cos that is everywhere but at
-    :math:`y = \pi / 2 + k \pi`.
+    formula, and needs none. Where :math:`|f'| < 1` the error shrinks by a factor of about :math:`|f'(y)|` in each step,
+    and the gradient converges to that of the solution, :math:`\partial y / \partial x = 1 / (1 + f'(y))`; for cos that
+    is everywhere but at :math:`y = \pi / 2 + k \pi`.
 
     Args:
         x: any shape.
         function: f, element by element.
-        steps: how often f is applied, at least 0.
+        steps: how often f is applied, from 0 to 1,000.
 
     Raises:
-        ValueError: if ``steps`` is negative or absurd.
+        ValueError: if ``steps`` is out of this range.
 
     Source: Su 2018, "A feast of capsules" (kexue.fm/archives/4819), the first warm-up.
     """
@@ -70,21 +70,21 @@ def self_weighted_pooling(
         x^{(0)} = \frac1n \sum_i x_i, \quad
         x^{(t+1)} = \sum_i \operatorname{softmax}_i \big( K \langle x^{(t)}, x_i \rangle \big) \, x_i
 
-    No step raises the energy :math:`\frac12 |x|^2 - \frac1K \log \sum_i \exp (K \langle x, x_i \rangle)`: it settles.
-    Here the softmax is over the members: one parent, and the children compete. In routing it is over the parents.
+    For K > 0 no step raises the energy :math:`\frac12 |x|^2 - \frac1K \log \sum_i \exp (K \langle x, x_i \rangle)`, so
+    it converges. Here the softmax is over the members: one parent, and the children compete. In routing it is over the
+    parents.
 
     Args:
         sequence: (B, n, D).
-        mask: True where there is a member, (B, n); what stands elsewhere does not matter, and may be NaN. None if there
-            is one everywhere.
-        steps: how often the weights are made, at least 0; 0 gives the mean.
+        mask: bool (B, n), True for members; the other places are ignored, even if NaN. None if all are members.
+        steps: how often the weights are updated, from 0, which gives the mean, to 1,000.
         sharpness: K.
 
     Returns:
         (B, D).
 
     Raises:
-        ValueError: if shapes do not fit, a sequence has no member, or ``steps`` is negative or absurd.
+        ValueError: if shapes do not fit, a sequence has no member, or ``steps`` is out of its range.
 
     Source: Su 2018, "A feast of capsules" (kexue.fm/archives/4819), the second warm-up; the same step as the retrieval
     of Ramsauer et al. 2021, "Hopfield Networks is All You Need".

@@ -1,4 +1,4 @@
-"""A way past the routing: children's poses that are added to those of the parents."""
+"""A residual connection around the routing: children's poses added to those of the parents."""
 
 import math
 
@@ -12,23 +12,23 @@ from torchcaps.ops import Windows
 
 
 class IdentityPath(nn.Module):
-    r"""What a convolution adds to the routed poses of its parents: the poses of their children, as they are.
+    r"""What a convolution adds to the routed poses of its parents: the poses of their children, untransformed.
 
     .. math:: M_{ws} = M^{\text{routed}}_{ws} + \sum_t c_{ts} \tilde M_{wt}, \quad
         \tilde M_{wt} = \frac{\sum_k a_{wkt} M_{wkt}}{\sum_k a_{wkt}}
 
-    with k the places of window w. Where parents lie at the places of the children (stride 1, as many windows as
-    places), :math:`\tilde M_{wt}` is the child at the parent's place and no mean. With as many types of parents as of
-    children c is the identity; otherwise it is learned, one number for each pair of types (of a group). Numbers commute
-    with a change of viewpoint, so :math:`M \to T M` passes through.
+    with k the places of window w, t the types of children, s those of parents, and a the activations. Where each parent
+    lies at the place of a child (stride 1, as many windows as places), :math:`\tilde M_{wt}` is that child instead of a
+    mean. With as many types of parents as of children c is the identity; otherwise it is learned, one number for each
+    pair of types (of a group). Numbers commute with a change of viewpoint, :math:`M \to T M`: the path is equivariant.
 
     Args:
         in_types: types of children.
         out_types: types of parents.
-        groups: of types that do not see each other.
+        groups: as in the convolution.
 
     Raises:
-        ValueError: if these are no sizes, or types cannot be cut into so many groups.
+        ValueError: if an argument is no size, or ``groups`` does not divide both numbers of types.
 
     Source: Liu et al. 2025, "Capsule networks with residual pose routing" (ResCaps), by its abstract and its released
     code. There the identity replaces the routing: each child has one vote, :math:`M W + M`, and no parents to choose

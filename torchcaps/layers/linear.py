@@ -12,7 +12,7 @@ from torchcaps.numerics import check_positive, check_size, given
 from torchcaps.ops import Votes
 from torchcaps.ops.dispatch import known_backend
 from torchcaps.routing import DynamicRouting, LayerShape, Routed, Routing, as_capsules
-from torchcaps.routing.base import routing_of
+from torchcaps.routing.base import check_choice, routing_of
 from torchcaps.squash import length
 
 Transforms = Literal["full", "shared", "factored", "orthogonal", "subspace"]
@@ -52,10 +52,10 @@ class CapsLinear(nn.Module):
         out_pose: parent pose: D for vectors, (M, D) for matrices.
         transforms: a row of the table.
         routing: any routing; the layer keeps a copy of its own. Default: dynamic routing in 3 steps.
-        init_std: deviation of the transforms' normal initialisation, cut off at two deviations. By default children of
-            length 1 that agree on nothing give parents of length about 1 before the squash, at any depth:
-            J / sqrt(I D) (0.07 for CapsNet's 1152 children, where the released code has 0.1); sqrt(2 / (P + J D)) for
-            shared transforms, and sqrt(2 / (P + D)) for one. Of reflections it changes nothing.
+        init_std: standard deviation of the transforms' normal initialisation, truncated at twice that. By default
+            J / sqrt(I D), by which children of length 1 that agree on nothing give parents of length about 1 before the
+            squash, at any depth (0.07 for CapsNet's 1152 children; the released code has 0.1); sqrt(2 / (P + J D)) for
+            ``shared`` transforms, sqrt(2 / (P + D)) for ``subspace``. Those of ``orthogonal`` do not depend on it.
         backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the dispatcher's choice, which
             :func:`~torchcaps.ops.use_backend` can force.
 
@@ -64,7 +64,8 @@ class CapsLinear(nn.Module):
         (B, J, D) or (B, J, M, D) and activations (B, J). All sites together are the children.
 
     Raises:
-        ValueError: if arguments contradict each other, or the children do not fit them.
+        TypeError: if the children are neither :class:`Capsules` nor a tensor.
+        ValueError: if an argument is out of its range or contradicts another, or the children do not fit the layer.
 
     Source: Sabour, Frosst & Hinton 2017, section 2; shared transforms: Su 2018; orthogonal: Geng et al. 2024
     (OrthCaps); one for all: Everett et al. 2023 (ProtoCaps).
@@ -92,10 +93,7 @@ class CapsLinear(nn.Module):
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        if transforms not in get_args(Transforms):
-            raise ValueError(
-                f"transforms must be 'orthogonal', 'subspace', 'full', 'shared' or 'factored', got {transforms!r}"
-            )
+        check_choice("transforms", transforms, get_args(Transforms))
         if in_capsules is None and transforms not in ("shared", "subspace"):
             raise ValueError(f"{transforms} transforms need the number of children: in_capsules is None")
         check_size(out_capsules=out_capsules, **given(in_capsules=in_capsules))
@@ -114,7 +112,7 @@ class CapsLinear(nn.Module):
         bound = routing_of(shape, routing, DynamicRouting())
         own = in_capsules if in_capsules and transforms in ("full", "orthogonal") else 1
         pairs = (own, 1 if transforms == "subspace" else out_capsules)
-        if bound.own_transforms:  # the votes, which nobody forms, are as if all pairs shared one transform of zeros
+        if bound.own_transforms:  # these votes are never formed: one transform of zeros stands for all pairs
             pairs = (1, 1)
         self.weight = nn.Parameter(torch.empty(*pairs, P, D))
         without_own_transforms(self, bound)
@@ -156,9 +154,12 @@ class CapsLinear(nn.Module):
     def route(
         self, children: Capsules | Tensor, mask: Tensor | None = None, *, initial: Routed | None = None
     ) -> Routed:
-        """Routes and keeps what an observer wants: the votes and the last assignment; ``mask`` as in forward.
+        """Routes as :meth:`forward` does, but returns the votes and the last assignment too.
 
-        ``initial``: parents of an earlier call, which a routing that is ``resumable`` goes on from.
+        Args:
+            children: capsules, or their poses alone.
+            mask: as in :meth:`forward`.
+            initial: parents of an earlier call, from which a ``resumable`` routing goes on.
         """
         children = self._as_children(children, mask)
         return self.routing(self._votes(children, mask), children.activation, initial=initial)
@@ -170,7 +171,8 @@ class CapsLinear(nn.Module):
 
         Args:
             children: capsules, or their poses alone.
-            mask: bool (B, *sites), False for children that are not there, whatever they hold; None: all are.
+            mask: bool (B, *sites), False for children that are not there, whose numbers are then ignored; None if all
+                are there.
             initial: as in :meth:`route`.
         """
         if initial is not None:
@@ -178,7 +180,7 @@ class CapsLinear(nn.Module):
         return self.parents(self.route(children) if mask is None else self.route(children, mask), children)
 
     def parents(self, routed: Routed, children: Capsules | Tensor) -> Capsules:
-        """What :meth:`route` found for these children, as :meth:`forward` gives it."""
+        """What :meth:`route` returned for these children, as :meth:`forward` returns it."""
         given = children.pose if isinstance(children, Capsules) else children
         return as_capsules(routed, self.out_pose, torch.promote_types(given.dtype, self.weight.dtype))
 
@@ -186,7 +188,7 @@ class CapsLinear(nn.Module):
         """Children with all sites on one axis, 0 where they are not there."""
         if isinstance(children, Tensor):
             pose_axes = tuple(range(-len(self.in_pose), 0))
-            if mask is not None:  # before the length, whose gradient they could spoil
+            if mask is not None:  # before the length: its gradient would be NaN where a pose is
                 children = present(Capsules(children, children.detach().sum(pose_axes)), mask).pose
             children = Capsules(children, length(children, pose_axes))
         if not isinstance(children, Capsules):

@@ -25,7 +25,7 @@ def pose_shape(argument: str, pose: Pose | tuple[int, ...]) -> tuple[int, ...]:
     """(D,) or (M, D).
 
     Raises:
-        ValueError: if it is neither; names the argument.
+        ValueError: if it is neither, or a number is less than 1; names the argument.
     """
     if not isinstance(pose, Sequence):
         check_size(**{argument: pose})
@@ -43,14 +43,14 @@ def check_rows(in_pose: tuple[int, ...], out_pose: tuple[int, ...]) -> None:
 
 
 def check_groups(groups: int, in_types: int, out_types: int) -> None:
-    """Raises a ValueError unless the types of children and of parents can be cut into so many groups."""
+    """Raises a ValueError unless ``groups`` divides the numbers of types of children and of parents."""
     check_size(in_types=in_types, out_types=out_types, groups=groups)
     if in_types % groups or out_types % groups:
         raise ValueError(f"groups must divide in_types and out_types, got {groups} for {in_types} and {out_types}")
 
 
 def check_axes(axes: int) -> int:
-    """The number of axes of a grid, if layers have a name for it.
+    """The number of axes of a grid, checked.
 
     Raises:
         ValueError: if it is not 1, 2 or 3.
@@ -64,7 +64,7 @@ def per_axis(argument: str, value: PerAxis, axes: int, least: int) -> tuple[int,
     """One number for each axis of a grid.
 
     Raises:
-        ValueError: if they are not as many, or too small; names the argument.
+        ValueError: if there are more or fewer, or one is less than ``least``; names the argument.
     """
     if not isinstance(value, Sequence):
         check_size(least, **{argument: value})
@@ -77,11 +77,11 @@ def per_axis(argument: str, value: PerAxis, axes: int, least: int) -> tuple[int,
 
 
 def check_map(children: Capsules, types: int, pose: tuple[int, ...], axes: int) -> tuple[int, ...]:
-    """The size of the grid on which children lie, (B, *grid, types) with poses of that shape.
+    """The size of the grid on which children lie, (B, *grid, types).
 
     Raises:
-        TypeError: if they are no capsules.
-        ValueError: if they do not lie on a grid of so many axes.
+        TypeError: if they are no :class:`Capsules`.
+        ValueError: if the grid has another number of axes, or there are other types or poses.
     """
     if not isinstance(children, Capsules):
         raise TypeError(f"children must be Capsules, poses with activations, got {type(children).__name__}")
@@ -96,7 +96,7 @@ def check_map(children: Capsules, types: int, pose: tuple[int, ...], axes: int) 
 
 
 def without_own_transforms(layer: nn.Module, routing: Routing) -> None:
-    """Takes the transforms, ``weight``, of a layer whose routing has its own: zeros that are not learned stay."""
+    """Makes the transforms, ``weight``, of a layer zeros that are not learned, if its routing has transforms."""
     if routing.own_transforms:
         fix_weight(layer, torch.zeros_like)
 
@@ -106,8 +106,8 @@ def fix_weight(layer: nn.Module, values: Callable[..., Tensor]) -> None:
 
     Args:
         layer: any with that parameter.
-        values: of the buffer, from a tensor of its shape and dtype, and a ``device``. They are made anew wherever a
-            state is loaded: in a network that was built without memory, the buffer holds whatever stood there.
+        values: makes the buffer, from a tensor of its shape and dtype, and a ``device``. It is made anew whenever a
+            state is loaded: if the network was built on the device "meta", the buffer is not initialised before.
     """
     weight = layer.get_parameter("weight").detach()
     del layer.weight
@@ -124,11 +124,11 @@ def _make_anew(
 
 
 def present(children: Capsules, mask: Tensor | None) -> Capsules:
-    """The children with poses and activations 0 where the mask, bool (B, *sites), is False, whatever stood there.
+    """The children with poses and activations 0 where the mask, bool (B, *sites), is False, even if they are NaN.
 
     Raises:
         TypeError: if the mask is no tensor.
-        ValueError: if it is not of that kind.
+        ValueError: if it is not bool, or of another shape.
     """
     if mask is None:
         return children

@@ -14,10 +14,11 @@ PoseScale = Literal["element", "type"]
 
 
 class PoseNorm(nn.Module):
-    r"""Normalises the poses of capsules with running statistics.
+    r"""Normalises the poses of capsules over the batch, as batch normalisation does channels.
 
     A parent is the mean of many votes that agree on little at first, so poses fade from layer to layer (in
-    ``matrixcapsnet_small`` from a deviation of 0.24 over 0.058 to 0.008), until floors and coordinates drown them.
+    ``matrixcapsnet_small`` their standard deviation is 0.24, then 0.058, then 0.008), until the floor of the variances
+    and the coordinates drown them.
 
     =========== ================================================== ====================================================
     kind        :math:`M'` of type t                               :math:`M \to T M` for orthogonal T
@@ -26,22 +27,23 @@ class PoseNorm(nn.Module):
     ``type``    :math:`M_t / \sqrt{\overline{M_{t}^2}}`             is kept: one scale a type, and no shift
     =========== ================================================== ====================================================
 
-    Mean and square are over the batch, all places and (``type``) the elements of a pose. In training they are those of
-    the batch (of more than one place), and running means of them are kept for evaluation. No parameters: the next
-    transforms scale as they need.
+    Means are over the batch, all positions and (``type``) the elements of a pose. Training uses those of the batch
+    (``element``: of a batch with more than one position) and keeps running means of them for evaluation. Nothing is
+    learned: the transforms of the next layer can scale as they need.
 
     Args:
-        types: of capsules, the last site.
+        types: number of types of capsules.
         pose: D for vectors, (M, D) for matrices.
         kind: a row of the table.
-        momentum: share of a batch in the running statistics.
+        momentum: weight of a new batch in the running statistics, from 0 to 1.
         eps: added to the variance, or the mean square.
 
     Shape:
-        Poses (B, *sites, types, *pose) to the same, whole numbers to the default dtype; computed in float32 at least.
+        Poses (B, *sites, types, *pose) to the same shape and dtype (integers: the default dtype); computed in float32
+        at least.
 
     Raises:
-        ValueError: if there is no such kind, the momentum is no share, or the poses do not fit.
+        ValueError: if there is no such kind, an argument is out of its range, or the poses do not fit.
 
     Source: ``element``: Ioffe & Szegedy 2015, for poses as in Ribeiro et al. 2020 ("Capsule routing via variational
     Bayes"), which has one mean and scale a type.
@@ -98,10 +100,10 @@ class PoseNorm(nn.Module):
 
 
 def norm_of(types: int, pose: Pose, pose_norm: PoseScale | None) -> PoseNorm | None:
-    """The normalisation of a layer that was given this ``pose_norm``.
+    """The normalisation of a layer with this argument ``pose_norm``, None for None.
 
     Raises:
-        ValueError: if there is none of that kind.
+        ValueError: if there is no such kind.
     """
     if pose_norm is None:
         return None
@@ -110,20 +112,20 @@ def norm_of(types: int, pose: Pose, pose_norm: PoseScale | None) -> PoseNorm | N
 
 
 class PoseMagnitude(nn.Module):
-    r"""How large poses are, :math:`\sqrt{\overline{M^2}}` over all of their numbers: one number, and no gradient.
+    r"""The magnitude of poses, :math:`\sqrt{\overline{M^2}}` over all of their numbers: a scalar without gradient.
 
-    In training it is that of the batch; evaluation has a running one: the mean of the squares over the first batches,
-    and from then on with ``momentum``. An orthogonal change of viewpoint leaves it as it is.
+    In training it is that of the batch, in evaluation a running one: the squares are averaged over the first batches,
+    and from the (1 / ``momentum``)-th on exponentially. An orthogonal change of viewpoint leaves it as it is.
 
     Args:
-        momentum: least share of a batch in the running square.
+        momentum: least weight of a new batch in the running mean, from 0 to 1.
 
     Raises:
-        ValueError: if the momentum is no share.
+        ValueError: if the momentum is out of this range.
 
     Example:
         >>> magnitude = tc.layers.PoseMagnitude()
-        >>> magnitude(2 * torch.ones(4, 10, 16))  # how large poses are
+        >>> magnitude(2 * torch.ones(4, 10, 16))
         tensor(2.)
     """
 

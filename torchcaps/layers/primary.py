@@ -10,7 +10,8 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import AXES, PerAxis, Pose, per_axis, pose_shape
 from torchcaps.layers.pose_norm import PoseScale, norm_of
 from torchcaps.numerics import check_size
-from torchcaps.squash import kind_of, length, squash
+from torchcaps.routing.base import check_choice
+from torchcaps.squash import check_squash, length, squash
 
 _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -25,9 +26,9 @@ class PrimaryCapsNd(nn.Module):
     of a second convolution.
 
     A capsule is ``dim`` channels of one type at one position (not one channel at ``dim`` positions). With ``routed``
-    the convolution's output passes one routing step on its way, as in the code released with the paper: it has no
-    bias, its votes are shared out evenly over the types, and each type has a bias of its own inside the squash,
-    :math:`u_t = \operatorname{squash}(x_t / \text{types} + \text{bias}_t)`, starting at 0.1.
+    the output of the convolution, then without bias, goes through one step of routing, as in the code released with the
+    paper: each vote is divided evenly among the types, and each type has a bias inside the squash,
+    :math:`u_t = \operatorname{squash}(x_t / \text{types} + \text{bias}_t)`, initially 0.1.
 
     Args:
         in_channels: channels of the feature map.
@@ -37,16 +38,20 @@ class PrimaryCapsNd(nn.Module):
         stride: of the convolution.
         padding: of the convolution.
         squash: a row of the table in :func:`~torchcaps.squash.squash`.
-        batch_norm: normalise the convolution's output.
-        routed: the released code's routing step with a bias.
-        activation: ``"length"`` of the pose, or ``"learned"``.
-        bias: of the convolutions.
-        pose_norm: normalise the poses, see :class:`~torchcaps.layers.PoseNorm`, behind the squash; None leaves them.
-        groups: of the channels, each convolved alone; ``in_channels`` of them make the convolution depthwise.
+        batch_norm: whether to batch-normalise the convolution's output, which then has no bias of its own.
+        routed: whether to add the released code's routing step with a bias.
+        activation: ``"length"`` of the squashed pose, or ``"learned"``.
+        bias: whether the convolutions have a bias.
+        pose_norm: how to normalise the squashed poses, a row of the table in :class:`~torchcaps.layers.PoseNorm`; None
+            for not at all.
+        groups: of the channels in the convolution of the poses; ``in_channels`` of them make it depthwise.
 
     Shape:
         (B, in_channels, *grid) to poses (B, *grid', types, *dim) and activations (B, *grid', types), grid' that of the
         convolution.
+
+    Raises:
+        ValueError: if an argument is out of its range or contradicts another.
 
     Source: Sabour, Frosst & Hinton 2017, section 4, and the code released with it; learned activations: Hinton, Sabour
     & Frosst 2018, section 4.
@@ -78,13 +83,11 @@ class PrimaryCapsNd(nn.Module):
         groups: int = 1,
     ) -> None:
         super().__init__()
-        if activation not in ("length", "learned"):
-            raise ValueError(f"activation must be 'length' or 'learned', got {activation!r}")
-        kind_of(squash)
+        check_choice("activation", activation, ("length", "learned"))
         check_size(in_channels=in_channels, types=types, groups=groups)
         self.types = types
         self.dim = pose_shape("dim", dim)
-        self.squash = squash
+        self.squash = check_squash(squash)
         channels = types * math.prod(self.dim)
         needs_bias = bias and not (routed or batch_norm)
         options = (
@@ -126,7 +129,7 @@ class PrimaryCapsNd(nn.Module):
         return conv.groups == conv.in_channels == conv.out_channels and not any(conv.padding)
 
     def _one_place(self, features: Tensor) -> Tensor:
-        """A depthwise convolution to a single place: a product, ten times as fast as torch's kernels for the CPU."""
+        """A depthwise convolution to a single position, as a product: on a CPU ten times as fast as torch's."""
         conv = self.conv
         window = (slice(None), slice(None), *map(slice, conv.kernel_size))
         seen = features[window]

@@ -123,7 +123,7 @@ def weighted_step(
     Args:
         votes: of I children for J parents.
         parents: of the iteration before; None for uniform R.
-        weights: the child activations, (B, I), from 0 to 1, or None for ones.
+        weights: the child activations, (N, G), from 0 to 1, or None for ones.
         costs: of the activation.
         floor: added to the variances, at least 0.
     """
@@ -142,7 +142,7 @@ def em_step(
     Args:
         votes: of I children for J parents.
         parents: of the iteration before; None for uniform R.
-        weights: the child activations, (B, I), from 0 to 1, or None for ones.
+        weights: the child activations, (N, G), from 0 to 1, or None for ones.
         costs: of the activation.
         floor: added to the variances, at least 0.
     """

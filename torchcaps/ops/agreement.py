@@ -1,4 +1,4 @@
-"""Routing by agreement, one step after the other."""
+"""Routing by agreement, step by step."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -11,7 +11,7 @@ from torchcaps.ops.similarity import InnerProduct
 from torchcaps.squash import squash
 
 Total = Callable[[InnerProduct | None], Tensor]
-"""The sums of the votes, (B, J, H), assigned by a similarity, or uniformly."""
+"""From a similarity, or None for a uniform assignment, to the sums of the votes under it, (B, J, H)."""
 
 
 def step_by_step(
@@ -20,17 +20,17 @@ def step_by_step(
     """The poses (B, J, H), and what the last step compared the votes with; None if its assignment was uniform.
 
     Args:
-        total: of the votes.
-        agreement: what is to be done.
+        total: the sums of the votes.
+        agreement: the settings; ``orphan`` is a matter of ``total``.
         bias: added before each squash, (J, H), or None.
-        alpha: what the first step compares with; None for a uniform one.
-        constant: no gradient flows through what the last step compares with.
+        alpha: what the first step compares the votes with, (B, J, H); None for a uniform assignment.
+        constant: whether alpha is taken as constant, so that no gradient flows through the steps before the last.
     """
     pose: Tensor | None = None
     for step in range(agreement.steps):
         with torch.no_grad() if constant and step < agreement.steps - 1 else nullcontext():
             if pose is not None:
-                alpha = after(pose, alpha, agreement.accumulate)
+                alpha = next_alpha(pose, alpha, agreement.accumulate)
             if alpha is not None and constant:
                 alpha = alpha.detach()
             found = total(None if alpha is None else InnerProduct(alpha))
@@ -39,6 +39,6 @@ def step_by_step(
     return pose, alpha
 
 
-def after(pose: Tensor, alpha: Tensor | None, accumulate: bool) -> Tensor:
-    """What the next step compares the votes with."""
+def next_alpha(pose: Tensor, alpha: Tensor | None, accumulate: bool) -> Tensor:
+    """What the next step compares the votes with: the pose, or with ``accumulate`` the sum of all poses so far."""
     return pose if alpha is None or not accumulate else alpha + pose

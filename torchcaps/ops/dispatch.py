@@ -35,17 +35,19 @@ FUSED = {"cpu": "native", "cuda": "triton"}
 
 
 FEW = {"cpu": 2**8, "cuda": 2**20}
-"""Votes of at most so many numbers are stored. On a CPU the kernels are quicker at any size (``torchcaps bench
-small``) but for :data:`FEW_ROWS`; yet so few votes shall not wait for a compiler; a guess for a GPU."""
+"""Votes of at most this many numbers are stored. On a CPU the kernels are faster at any size (``torchcaps bench
+small``; exception: :data:`FEW_ROWS`), but they have to be compiled first, which so few votes are not worth. The number
+for a GPU is a guess, not measured."""
 
 
 FEW_TILES = 2**13
-"""Where there are no kernels for what is asked, votes of at most so many numbers are stored: quicker than by tiles."""
+"""Where there are no kernels for a call, votes of at most this many numbers are stored: that is faster than tiles."""
 
 
 FEW_ROWS, STORED_ROWS = 3, (2**15, 2**20)
-"""Votes of vectors for Gaussians, of at most so many rows of the batch and about so many numbers, are stored on a CPU:
-the kernels have a row in each lane there, most of them empty."""
+"""The votes of vector capsules for Gaussians are stored on a CPU if the batch has at most ``FEW_ROWS`` rows and the
+votes have a number of elements between the two ``STORED_ROWS``. The kernels have one row of the batch in each lane of a
+register, so most lanes would be empty."""
 
 
 _forced: ContextVar[str | None] = ContextVar("torchcaps_backend", default=None)
@@ -55,9 +57,9 @@ _forced: ContextVar[str | None] = ContextVar("torchcaps_backend", default=None)
 def use_backend(name: str | None) -> Iterator[None]:
     """Forces a backend inside the ``with`` block, for all votes and layers that were not given one of their own.
 
-    It holds in this thread alone, as long as the block: not in other threads of Python, those of ``nn.DataParallel``
-    among them, and not where ``torch.utils.checkpoint`` computes anew in a backward pass outside of the block or, for a
-    GPU, in a thread of autograd's own. There a layer's argument ``backend`` counts, or the environment variable
+    It holds in the current thread only: not in other Python threads, such as those of ``nn.DataParallel``. Nor does it
+    hold where ``torch.utils.checkpoint`` runs a forward pass again, if the backward pass lies outside the block or, on
+    a GPU, runs in a thread of autograd. There a layer's argument ``backend`` counts, or the environment variable
     ``TORCHCAPS_BACKEND``.
 
     Args:
@@ -75,7 +77,7 @@ def use_backend(name: str | None) -> Iterator[None]:
 
 
 def known_backend(name: str | None) -> str | None:
-    """The name of a backend, ``"auto"``, or None.
+    """The name of a backend, ``"auto"``, or None, checked.
 
     Raises:
         ValueError: if there is no such backend.
@@ -98,10 +100,19 @@ class Choice(NamedTuple):
 def choose_backend(votes: "Votes", similarity: Similarity | None = None) -> Choice:
     """The backend for one call on these votes, ``votes.moments(similarity)``, and why.
 
-    A name given to :func:`use_backend`, or else in the environment variable ``TORCHCAPS_BACKEND``, comes first. The
-    fewest votes are stored; others are formed in fused kernels, and where these cannot run, or have not got the
-    similarity or the rule, tile by tile, or stored if they are few, or if an exported program leaves a size open: it
-    cannot hold a loop over tiles. ``torch.compile`` keeps the choice that it met.
+    The first of these that applies:
+
+    1. the backend that was asked for by name: the argument ``backend`` of the votes or the layer, else
+       :func:`use_backend`, else the environment variable ``TORCHCAPS_BACKEND``;
+    2. ``naive``, stored votes, for forward-mode derivatives, ``torch.func`` and export to ONNX;
+    3. ``naive`` for small votes: at most 256 numbers on a CPU, 2^20 on a GPU; on a CPU also those of vector capsules
+       for Gaussians in at most 3 rows, if they are 2^15 to 2^20 numbers;
+    4. the fused kernels of the device, ``native`` or ``triton``, if they can run there and know the similarity and the
+       rule;
+    5. plain PyTorch: ``chunked``, tile by tile; or ``naive`` for at most 8192 numbers, and where an exported program
+       leaves a size open, since it cannot hold a loop over tiles.
+
+    ``torch.compile`` fixes the choice when it traces the call.
 
     Raises:
         ValueError: if a backend that was asked for by name cannot do the call.
@@ -110,7 +121,7 @@ def choose_backend(votes: "Votes", similarity: Similarity | None = None) -> Choi
 
 
 def preferred_backend(votes: "Votes") -> Choice:
-    """The backend for these votes, as long as it can do what is asked."""
+    """The backend for these votes, whatever the similarity and the rule of a call."""
     forced = known_backend(votes.backend) or _forced_backend()
     stored = only_stored()
     if forced != "auto":
@@ -132,21 +143,21 @@ def preferred_backend(votes: "Votes") -> Choice:
 
 
 def without_kernels(votes: "Votes", similarity: Similarity | None = None) -> tuple[str, str]:
-    """The backends in plain PyTorch, the quicker one for these votes first."""
+    """The backends in plain PyTorch, the faster one for these votes first."""
     numbers = math.prod(votes.shape)
-    # Given logits need no tiles, which an exported program with a size left open could not hold.
+    # An exported program with a size left open cannot hold a loop over tiles; given logits need none.
     stored = not isinstance(similarity, Given) if isinstance(numbers, torch.SymInt) else numbers <= FEW_TILES
     return ("naive", "chunked") if stored else ("chunked", "naive")
 
 
 def stored_rows(votes: "Votes", preferred: Choice, similarity: Similarity | None, scatter: bool) -> Choice | None:
-    """The choice for votes of few rows and their Gaussians, where the kernels are the slower ones; None elsewhere.
+    """Stored votes for Gaussians in few rows, where the kernels are slower (:data:`FEW_ROWS`); None for other calls.
 
     Args:
-        votes: for whom it is.
-        preferred: the backend for them otherwise.
-        similarity: of one call.
-        scatter: whether the call finds the second moment, which Gaussians are made of.
+        votes: of the call.
+        preferred: the backend for the votes otherwise.
+        similarity: of the call.
+        scatter: whether the call computes the second moment, as it does to fit Gaussians.
     """
     if preferred.backend != FUSED["cpu"] or preferred.reason == ASKED_FOR:
         return None
@@ -167,7 +178,7 @@ def left_open(votes: "Votes") -> bool:
 def able_backend(
     preferred: Choice, similarity: Similarity | None, rule: Rule, others: Sequence[str] = ("chunked", "naive")
 ) -> Choice:
-    """The preferred backend, or the first of the others that can do that similarity under that rule.
+    """The preferred backend, or the first of the others that can do this similarity under this rule.
 
     Raises:
         ValueError: if the preferred one cannot, and was asked for by name.
@@ -179,11 +190,11 @@ def able_backend(
         name = "uniform logits" if similarity is None else type(similarity).__name__
         raise ValueError(f"backend {preferred.backend!r} cannot do {name}: {trouble}")
     able = next(name for name in others if not BACKENDS[name].supports(similarity, rule))
-    return Choice(able, f"{preferred.backend} is not for this call: {trouble}")
+    return Choice(able, f"{preferred.backend} cannot do this call: {trouble}")
 
 
 def _at_most(numbers: int | torch.SymInt, most: int) -> bool:
-    """Whether there are at most so many numbers; where an exported program leaves a size open, whether always."""
+    """Whether there are at most this many numbers; if an exported program leaves a size open, whether for all sizes."""
     if not isinstance(numbers, torch.SymInt):
         return numbers <= most
     from torch.fx.experimental.symbolic_shapes import statically_known_true

@@ -44,16 +44,16 @@ class Votes:
         coordinates: added to each vote of a child, (I, H) with H = M * D, or None.
         normaliser: which parents compete for a child.
         backend: one of :data:`BACKENDS`, ``"auto"``, or None to let :func:`choose_backend` decide.
-        sites: int32 (W, I): the children of each of W windows, as places among the G; the rows of the batch are then
-            B = N * W. None: one window with all children, B = N and I = G.
-        mask: bool (N, G), False for children that are not there. Their poses and activations do not matter, and may be
-            NaN: nothing of them is in any result or gradient.
+        sites: int32 (W, I): the children of each of W windows, as indices into the G children; the rows of the batch
+            are then B = N * W. None: one window with all children, B = N and I = G.
+        mask: bool (N, G), False for children that are not there. Their poses and activations may be anything, NaN too:
+            they enter no result and no gradient.
 
     Attributes:
         shape: (B, I, J, H), the shape the votes would have if they were stored.
 
     Raises:
-        ValueError: if shapes or devices do not fit, a tensor is complex, or a site lies outside the children.
+        ValueError: if a shape, dtype or device does not fit, a tensor is complex, or a site lies outside the children.
 
     Example:
         >>> votes = tc.Votes(torch.randn(4, 32, 8), torch.randn(32, 10, 8, 16))  # children, transforms
@@ -107,7 +107,7 @@ class Votes:
 
     @property
     def source(self) -> VoteSource:
-        """The backend at work on these votes, as long as it can do what is asked."""
+        """The votes on the backend that is preferred for them, whatever the similarity and the rule."""
         if self._preferred is None:
             self._preferred = preferred_backend(self)
         return self._source_of(self._preferred)
@@ -121,9 +121,9 @@ class Votes:
     def _make_source(self, backend: type[VoteSource]) -> VoteSource:
         dtype = compute_dtype(self.children, self.transforms)
         coordinates = None if self.coordinates is None else self.coordinates.to(dtype)
-        if backend.indexed and self.children.dtype == self.transforms.dtype == dtype:  # nothing is computed
+        if backend.indexed and self.children.dtype == self.transforms.dtype == dtype:  # nothing to cast or gather
             return backend(self.children, self.transforms, coordinates, self.sites)
-        # With gradients even where the first look is without: the backend stays for later ones.
+        # With gradients even if the first call is without: the source is kept for later ones.
         with full_precision(self.children), torch.enable_grad():
             children, transforms = self.children.to(dtype), self.transforms.to(dtype)
             if backend.indexed:
@@ -131,7 +131,7 @@ class Votes:
             return backend(in_windows(children, self.sites), transforms, coordinates)
 
     def choose(self, similarity: Similarity | None = None) -> Choice:
-        """The backend of ``moments(similarity)`` and why: :func:`~torchcaps.ops.choose_backend`."""
+        """The backend that ``moments(similarity)`` runs on, and why: :func:`~torchcaps.ops.choose_backend`."""
         if self._offset_apart(similarity) is not None:
             return self.restricted(offset=None).choose(similarity)
         with full_precision(self.children):
@@ -139,26 +139,30 @@ class Votes:
         return self._choice(similarity, rule)
 
     def restricted(self, **changes: Any) -> "Votes":
-        """The same votes under a normaliser with these changes, and no others: ``restricted(orphan=True)``.
+        """The same votes under the normaliser with these arguments changed: ``restricted(orphan=True)``.
 
         The votes themselves are not formed again.
 
         Raises:
-            TypeError: if a name is no argument of the normaliser.
+            TypeError: if a name is not an argument of the normaliser.
         """
         return self.under(replace(self.normaliser, **changes))
 
     def under(self, normaliser: Normaliser) -> "Votes":
         """The same votes under another normaliser; they are not formed again."""
-        _ = self.source  # chosen here, and shared from now on
+        _ = self.source  # made before the copy, so that both share it
         votes = copy(self)
         votes.normaliser = normaliser
         return votes
 
     def with_bias(self, bias: Tensor) -> "Votes":
-        """The votes ``V_ij + b_ij`` with a bias of each pair, (I, J, H), or (1, J, H) when all children share it.
+        """The votes ``V_ij + b_ij`` with a bias for each pair, (I, J, H), or (1, J, H) when all children share it.
 
-        The bias is a transform of one more number a row that is 1, so no backend has to know it.
+        Each row of a pose gets M more numbers, a 1 at its own place and 0 elsewhere, whose transform is the bias: so
+        backends need not know of it.
+
+        Raises:
+            ValueError: if the bias has another shape.
         """
         N, G, M, _ = self.children.shape
         _, J, P, D = self.transforms.shape
@@ -180,13 +184,13 @@ class Votes:
         Args:
             similarity: of votes and parents; None before the first step: uniform assignment.
             weights: the child activations ``a``, (N, G); None for ones.
-            scatter: whether the second moment is wanted too.
+            scatter: whether to compute the second moment, about the mean, too.
 
         Returns:
             Mass (B, J), sum (B, J, H) and scatter (B, J, H) or None, float32 at least.
 
         Raises:
-            TypeError: if the similarity is none.
+            TypeError: if the similarity is not a :class:`~torchcaps.ops.Similarity`.
             ValueError: if its tensors, or the weights, do not fit the votes, or a backend that was asked for by name
                 cannot do it.
         """
@@ -206,14 +210,15 @@ class Votes:
         """All steps of routing by agreement at once, where the backend can: :meth:`VoteSource.agree`.
 
         Args:
-            agreement: what is to be done, but for the orphan, which the normaliser has.
+            agreement: the settings; ``orphan`` is that of the normaliser.
             bias: added before each squash, (J, H), or None.
 
         Returns:
-            The poses (B, J, H), float32 at least, and what the last step compared the votes with; or None.
+            The poses (B, J, H), float32 at least, and what the last step compared the votes with, None if it was the
+            first; or None alone where the steps must be made one by one.
 
         Raises:
-            ValueError: if there is no step, or no such squash.
+            ValueError: if the number of steps is not a whole number of at least 1, or there is no such squash.
         """
         check_size(steps=agreement.steps)
         kind_of(agreement.squash)
@@ -233,7 +238,7 @@ class Votes:
 
         Args:
             moments: of these votes, with the scatter.
-            floor: under the variances, a number.
+            floor: added to the variances.
 
         Raises:
             ValueError: if the moments hold no scatter, or the floor is no finite number of at least 0.
@@ -243,11 +248,11 @@ class Votes:
         return self.source.gaussians(moments, floor)
 
     def total(self) -> Tensor:
-        """The sum of all votes for each parent, whoever competes for whom, (B, J, H); without votes being formed."""
+        """The sum of the votes of all children for each parent, unweighted, (B, J, H), whatever the normaliser."""
         return self.under(Normaliser()).moments().sum * self.parents
 
     def _offset_apart(self, similarity: Similarity | None) -> Tensor | None:
-        """The offset of the pairs, where it is added to the sums by itself: the backend need not know it."""
+        """The normaliser's offset, if it is (I, J) and can be added to the sums afterwards; else None."""
         offset = self.normaliser.offset
         if similarity is None or offset is None or offset.ndim != 2 or type(self.source) is NaiveVotes:
             return None
@@ -273,7 +278,7 @@ class Votes:
             return any_similarity.gram(tile, tile_numbers(children.device))
 
     def _with_offset(self, moments: Moments, weights: Tensor | None, offset: Tensor) -> Moments:
-        """The moments with what an offset of each pair, (I, J), adds to them: sums that need no vote."""
+        """The moments plus what an offset of each pair, (I, J), adds to them, found without forming votes."""
         with full_precision(self.children):
             source, weights = self.source, self.present(weights)
             offset = self._fitting(Rule(offset=offset)).tensors[0]
@@ -286,11 +291,11 @@ class Votes:
     def assignment(self, similarity: Similarity | None = None) -> Tensor:
         """The assignment probabilities (coupling coefficients) ``R_ij``, (B, I, J); 0 for children that are not there.
 
-        Without the weights of pairs behind the softmax, where the normaliser has some.
+        The normaliser's ``scale`` and ``offset``, which act after the softmax, are left out.
 
         Raises:
-            RuntimeError: if children or transforms were changed in place since, as by a step of an optimizer, and the
-                votes would have to be formed of what they are now.
+            RuntimeError: if children or transforms were changed in place since the votes were made, as by a step of an
+                optimizer, and the votes are not stored.
         """
         if self.normaliser.scale is not None or self.normaliser.offset is not None:
             return self.restricted(scale=None, offset=None).assignment(similarity)
@@ -298,8 +303,8 @@ class Votes:
             similarity, rule, source = self._competition(similarity)
             if self._versions != versions(self.children, self.transforms) and not isinstance(source, NaiveVotes):
                 raise RuntimeError(
-                    "children or transforms were changed in place since they voted: read the assignment before that, "
-                    "as before a step of the optimizer"
+                    "children or transforms were changed in place since they voted: read the assignment before they "
+                    "change, as before a step of the optimizer"
                 )
             assignment = source.assignment(similarity, rule)
             return assignment if self.mask is None else assignment * self.gather(self.mask)[..., None]
@@ -311,30 +316,30 @@ class Votes:
             return source.logits(similarity)
 
     def dense(self) -> Tensor:
-        """All votes, stored, (B, I, J, H): for looking at them."""
+        """All votes, (B, I, J, H), stored on any backend: to look at them."""
         source = self.source
         with full_precision(self.children):
             return dense_votes(in_windows(source.children, source.sites), source.transforms, source.coordinates)
 
     def present(self, weights: Tensor | None) -> Tensor | None:
-        """The child activations, (N, G), with 0 for children that are not there; None for ones."""
+        """The child activations, (N, G), 0 for children that are not there; None if all are 1."""
         if self.mask is None:
             return weights
         return self.mask.to(self.children.dtype) if weights is None else torch.where(self.mask, weights, 0.0)
 
     @property
     def count(self) -> int | Tensor:
-        """How many children there are to a row, to divide by: I, or with a mask, (B, 1), 1 at least."""
+        """The number of children in each row, to divide by: I, or with a mask a tensor (B, 1), at least 1."""
         return self.shape[1] if self.mask is None else self.gather(self.mask).sum(1, keepdim=True).clamp(min=1)
 
     def gather(self, field: Tensor) -> Tensor:
-        """What belongs to the children of each window, (N, G, ...) to (B, I, ...)."""
+        """A field of all children, (N, G, ...), as one of the children of each window, (B, I, ...)."""
         return in_windows(field, self.sites)
 
     def _competition(
         self, similarity: Similarity | None, scatter: bool = False
     ) -> tuple[Similarity | None, Rule, VoteSource]:
-        """What one E-step is made of: similarity, rule, and a backend that can do them."""
+        """What one E-step needs: the similarity, the rule, and a backend that can do both."""
         similarity = self.normaliser.adjusted(_checked_similarity(similarity))
         if similarity is not None:
             similarity = self._fitting(similarity)
@@ -367,7 +372,7 @@ class Votes:
         return fields.fitting(self._shapes, self.source.children.dtype)
 
     def _for_source(self, source: VoteSource, field: Tensor) -> Tensor:
-        """A number for each child, (N, G), as the backend takes it."""
+        """A number for each child, (N, G), as the backend takes it: (N, G) if it is ``indexed``, else (B, I)."""
         return field if source.indexed else self.gather(field)
 
 

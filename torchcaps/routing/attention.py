@@ -40,7 +40,7 @@ def attention_routing(
 
     Args:
         votes: of I children for J parents.
-        weights: child activations, (B, I), or None. The paper has none.
+        weights: child activations, (N, G), or None. The paper has none.
         gain: of the layer normalisation, (H,), or None for ones; the same in all parents and steps.
         bias: of the layer normalisation, (H,), or None for zeros.
         steps: how many times the assignment is made, the uniform first one included (the authors' num_routing).

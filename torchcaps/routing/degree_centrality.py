@@ -46,7 +46,7 @@ def degree_centrality_routing(
 
     Args:
         votes: of I children for J parents.
-        weights: child activations, (B, I), or None. The paper has none.
+        weights: child activations, (N, G), or None. The paper has none.
         squash_kind: a row of the table in :func:`~torchcaps.squash.squash`.
         epsilon: the least squared length that is divided by.
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.ops import Agreement, InnerProduct, Votes
-from torchcaps.ops.agreement import after, step_by_step
+from torchcaps.ops.agreement import next_alpha, step_by_step
 from torchcaps.routing.base import (
     GRADIENTS,
     About,
@@ -44,7 +44,7 @@ def dynamic_routing(
 
     Args:
         votes: of I children for J parents.
-        weights: child activations, (B, I), or None. The paper has none: the length of a child's pose is its
+        weights: child activations, (N, G), or None. The paper has none: the length of a child's pose is its
             activation, and scales its votes already.
         steps: how many times the assignment is made, the uniform first one included (the paper's r).
         bias: added before each squash, (J, H), or None (the released code has one).
@@ -79,7 +79,7 @@ def _alpha_after(routed: Routed, accumulate: bool) -> Tensor:
         return routed.pose
     if not isinstance(routed.similarity, InnerProduct):
         raise ValueError(f"initial must come from inner products, got {type(routed.similarity).__name__}")
-    return after(routed.pose, routed.similarity.alpha, accumulate)
+    return next_alpha(routed.pose, routed.similarity.alpha, accumulate)
 
 
 @register_routing("dynamic")

@@ -223,7 +223,7 @@ def em_routing(
 
     Args:
         votes: of I children for J parents.
-        weights: child activations, (B, I), or None for ones.
+        weights: child activations, (N, G), or None for ones.
         beta_u: (J,).
         beta_a: (J,).
         inverse_temperatures: lambda of each step.

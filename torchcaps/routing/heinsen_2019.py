@@ -52,7 +52,7 @@ def heinsen_2019_routing(
 
     Args:
         votes: of I children for J parents.
-        weights: f, the child activations, (B, I), or None for ones.
+        weights: f, the child activations, (N, G), or None for ones.
         benefit: :math:`\beta^{use}` of each pair, (I, J), or (1, J) when all children share it.
         cost: :math:`\beta^{ign}`, likewise.
         bias: added to the votes of each pair, (I, J, H), or (1, J, H); None for 0.

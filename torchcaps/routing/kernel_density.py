@@ -73,7 +73,7 @@ def kernel_density_routing(
 
     Args:
         votes: of I children for J parents.
-        weights: child activations, (B, I), or None. The paper has none.
+        weights: child activations, (N, G), or None. The paper has none.
         steps: how many times the assignment is made, the uniform first one included; with ``settled``, at most.
         settled: 0.05 in the authors' code; None makes all steps.
         squash_kind: a row of the table in :func:`~torchcaps.squash.squash`, for votes and parents.
@@ -213,7 +213,7 @@ def fast_kernel_density_routing(
 
     Args:
         votes: of I children for J parents.
-        weights: child activations a, (B, I), or None for ones.
+        weights: child activations a, (N, G), or None for ones.
         steps: how many times the parents are found, the first from uniform shares.
         method: ``"shift"``, gradient ascent of the shares, or ``"em"``, a mixture of the kernels.
         width: w.

@@ -41,7 +41,7 @@ def inner_product_kmeans_routing(
 
     Args:
         votes: of I children for J parents.
-        weights: child activations, (B, I), or None.
+        weights: child activations, (N, G), or None.
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; at 1 the scale of the transforms learns it.
         squash_kind: a row of the table in :func:`~torchcaps.squash.squash`.
@@ -79,7 +79,7 @@ def euclidean_kmeans_routing(
 
     Args:
         votes: of I children for J parents.
-        weights: child activations, (B, I), or None.
+        weights: child activations, (N, G), or None.
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; the larger, the harder the assignment.
         initial: parents of an earlier call, to go on from their means.
@@ -114,7 +114,7 @@ def hard_kmeans_routing(
 
     Args:
         votes: of I children for J parents.
-        weights: child activations, (B, I), or None.
+        weights: child activations, (N, G), or None.
         steps: how many times the assignment is made, the uniform first one included.
         metric: ``"euclidean"`` (centres are means) or ``"inner"`` (centres are sums, squashed at the end).
         squash_kind: for ``"inner"``, a row of the table in :func:`~torchcaps.squash.squash`.

@@ -55,7 +55,7 @@ def max_min_routing(
 
     Args:
         votes: of I children for J parents.
-        weights: child activations, (B, I), or None.
+        weights: child activations, (N, G), or None.
         steps: how many times the assignment is made, the first one included.
         lower: assignment of the least similar parent.
         upper: assignment of the most similar parent.

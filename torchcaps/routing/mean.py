@@ -14,7 +14,7 @@ def mean_routing(votes: Votes, weights: Tensor | None = None) -> Routed:
 
     Args:
         votes: of I children for J parents.
-        weights: child activations, (B, I), or None for ones.
+        weights: child activations, (N, G), or None for ones.
 
     Source: Paik, Kwak & Kim 2019, "Capsule Networks Need an Improved Routing Algorithm".
     """

@@ -34,7 +34,7 @@ def prototype_routing(
 
     Args:
         votes: of I children for J parents.
-        weights: child activations, (B, I), or None for ones.
+        weights: child activations, (N, G), or None for ones.
         prototypes: p, (J, H).
         sharpness: K; None for 1 / sqrt(H).
 

@@ -32,7 +32,7 @@ def self_attention_routing(
 
     Args:
         votes: of I children for J parents.
-        weights: child activations, (B, I), or None. The paper has none: the length of a child's pose is its
+        weights: child activations, (N, G), or None. The paper has none: the length of a child's pose is its
             activation, and scales its votes already.
         prior: b, (I, J), or (1, J) when all children share it; None for 0.
         squash_kind: a row of the table in :func:`~torchcaps.squash.squash`.

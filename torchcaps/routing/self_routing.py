@@ -26,7 +26,7 @@ def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Ten
 
     Args:
         votes: of I children for J parents.
-        weights: child activations, (B, I), or None for ones.
+        weights: child activations, (N, G), or None for ones.
         weight: :math:`W^{(2)}`, (I, J, M * P), or (1, J, M * P) when all children share it.
         bias: :math:`b^{(2)}`, (I, J) or (1, J).
 

@@ -62,7 +62,7 @@ def sparse_attention_routing(votes: Votes, weights: Tensor | None = None, *, squ
 
     Args:
         votes: of I children for J parents.
-        weights: child activations, (B, I), or None. The paper has none.
+        weights: child activations, (N, G), or None. The paper has none.
         squash_kind: a row of the table in :func:`~torchcaps.squash.squash`.
 
     Source: Geng et al. 2024, "OrthCaps: An Orthogonal CapsNet with Sparse Attention Routing and Pruning", section 3.

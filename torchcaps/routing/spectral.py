@@ -30,7 +30,7 @@ def spectral_routing(
 
     Args:
         votes: of I children for J parents.
-        weights: child activations a, (B, I), or None for ones.
+        weights: child activations a, (N, G), or None for ones.
         bias: b, (J,), or one number.
         sharpness: :math:`\eta`; the authors raise it linearly in training.
 

@@ -54,7 +54,7 @@ def variational_bayes_routing(
 
     Args:
         votes: of I children for J parents.
-        weights: child activations, (B, I), or None for ones.
+        weights: child activations, (N, G), or None for ones.
         unit_cost: :math:`\beta_u`, (J,).
         activation_cost: :math:`\beta_a`, (J,).
         steps: how many times the parents are estimated.

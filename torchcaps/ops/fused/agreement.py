@@ -1,6 +1,6 @@
-"""All steps of routing by agreement in one call of the kernels, where nothing comes between the steps.
+"""All steps of routing by agreement in one call of the kernels.
 
-A step of its own takes longer in Python than in the kernels where images are few.
+In a small batch, a call for each step would spend more time in Python than in the kernels.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ def agree(call: Call, bias: Tensor | None, settings: Agreement) -> tuple[Tensor,
     """The poses (B, J, H) after all steps, and what the last step compared the votes with; None if it was the first.
 
     Args:
-        call: of the votes, without a similarity, weights or a normaliser.
+        call: of the votes, without similarity, weights and log_partition.
         bias: added before each squash, (J, H), or None.
         settings: of the algorithm.
     """

@@ -1,4 +1,4 @@
-"""One call of the fused kernels: its tensors, and what it does in plain PyTorch."""
+"""One call of the fused kernels: its tensors, and the same computation in plain PyTorch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -35,12 +35,12 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Any], sites: Tensor | None) -> "Call":
-        """Of the other tensors in a row: those of the similarity come last."""
+        """From the other tensors, in the order of :attr:`listed`."""
         return cls._make([*tensors[:5], sites, tuple(tensors[5:])])
 
     @property
     def listed(self) -> list[Tensor | None]:
-        """All but the sites in a row; None where there is none."""
+        """All tensors but the sites, those of the similarity last; None for those that the call does not have."""
         return [*self[:5], *self.similarity]
 
     @property
@@ -52,15 +52,15 @@ class Call(NamedTuple):
         return N * windows, children, J, M, P, D
 
     def gradients(self, made: Callable[[Tensor], Tensor] = torch.zeros_like) -> "Call":
-        """Zeros for the gradients of the tensors, or what else is made like them."""
+        """Tensors for the gradients: zeros, or what ``made`` gives for each tensor."""
         fields = (None if field is None else made(field) for field in self[:5])
         return Call._make([*fields, None, tuple(made(field) for field in self.similarity)])
 
     def readable(self) -> "Call":
-        """The same tensors, each in one piece, as the kernels read them.
+        """The same tensors, contiguous, as the kernels read them.
 
         Raises:
-            ValueError: if one does not fit the children: the kernels would read memory that is not its own.
+            ValueError: if one does not fit the children: the kernels would read beyond its memory.
         """
         B, I, J, M, P, D = self.sizes
         children, by_child, by_vote = self.children, self.children.shape[:2], (B, J, M * D)
@@ -82,17 +82,17 @@ class Call(NamedTuple):
         )
 
     def flat(self) -> list[Tensor]:
-        """The tensors that are there, but for the sites."""
+        """The tensors of :attr:`listed` that the call has."""
         return [field for field in self.listed if field is not None]
 
 
 def readable(
     name: str, tensor: Tensor | None, shape: Sequence[int], children: Tensor, dtype: torch.dtype | None = None
 ) -> Any:
-    """The tensor in one piece, if it is there and fits the children.
+    """The tensor, contiguous, or None if there is none.
 
     Raises:
-        ValueError: if its shape, dtype or device is another one.
+        ValueError: if its shape, dtype or device is another one; names the tensor.
     """
     if tensor is None:
         return None
@@ -120,7 +120,7 @@ def stored_scores(call: Call, orphan: bool, reduced: bool) -> Tensors:
 
 
 def _stored(call: Call) -> tuple[naive.NaiveVotes, Similarity | None]:
-    """The votes of a call, and what they are compared with."""
+    """The votes of a call, stored, and its similarity."""
     kinds: dict[int, Callable[..., Similarity | None]] = {0: lambda: None, 1: InnerProduct, 3: Gaussian}
     votes = naive.NaiveVotes(in_windows(call.children, call.sites), call.transforms, call.coordinates)
     return votes, kinds[len(call.similarity)](*call.similarity)

@@ -17,7 +17,7 @@ bool empty(const Call& call) { return call.J == 0 || call.images == 0 || call.wi
 
 }  // namespace
 
-// Where a site is no place among the children, nothing is done.
+// If a site is not the index of a child, nothing is done.
 extern "C" int64_t torchcaps_run(const TorchcapsCall* call, int64_t pass_number, int64_t is_double) {
   if (!within(*call)) return kOutside;
   if (empty(*call)) return kDone;

@@ -1,5 +1,5 @@
 // All steps of routing by agreement in one call: R = softmax_j <alpha_t, V_ij>, s_t = sum_i R_ij V_ij + bias,
-// v_t = n / (c + n^2) s_t with n = |s_t|, and alpha_{t+1} = alpha_t + v_t from alpha_0 = 0, or v_t if nothing is added up.
+// v_t = n / (c + n^2) s_t with n = |s_t|, and alpha_{t+1} = alpha_t + v_t from alpha_0 = 0, or v_t alone without `accumulate`.
 #pragma once
 
 #include <algorithm>
@@ -8,15 +8,15 @@
 
 #include "passes.hpp"
 
-// Mirrored in torchcaps/ops/fused/native.py. Fields of the parents are [B, J, H]; a null pointer is one that is not there.
+// Mirrored in torchcaps/ops/fused/native.py. Fields of the parents are [B, J, H]; those not there are null.
 struct TorchcapsAgreement {
   int64_t steps, accumulate;
   double constant;  // c
   const void* bias;  // [J, H]
   // Forward: s_t of all steps; alpha_t of all steps but the first and the last; alpha_t and v_t of the last.
   void *sums, *alphas, *alpha, *pose;
-  // Backward: what flows in, gradients of s_t and of the bias, and the coefficients of all steps, `room` numbers each, or a
-  // number for all parents in the first step.
+  // Backward: upstream gradients; gradients of s_t and of the bias; and the coefficients of all steps, `room` numbers each,
+  // but in the first step, where all parents share them, room / J.
   const void *grad_alpha, *grad_pose;
   void *grad_sums, *grad_bias, *coefficients;
   int64_t room;
@@ -45,7 +45,7 @@ struct Agreement {
   T* grad_sums(int64_t t) const { return writable(a.grad_sums) + t * numbers; }
   T* alpha(int64_t t) const { return t == last ? writable(a.alpha) : writable(a.alphas) + (t - 1) * numbers; }
 
-  // The passes of a step, but for the last one of all.
+  // The call for the passes of one step, that is for all passes but the last, which is for all steps together.
   Call step(int64_t t) const {
     Call step = call;
     step.grad_children = step.grad_transforms = step.grad_coordinates = nullptr;
@@ -67,9 +67,9 @@ struct Agreement {
     return call.formed ? kKept : kDone;
   }
 
-  // From the last step to the first. What alpha_t gets of alpha_{t+1} it gets of all later ones.
+  // From the last step to the first. If poses accumulate, the gradient of alpha_{t+1} is a part of that of alpha_t.
   void backward() {
-    const std::vector<T> none(numbers / H);  // flows into the masses
+    const std::vector<T> none(numbers / H);  // no gradient flows into the masses
     std::vector<T> flowing(numbers), later(numbers);
     std::vector<TorchcapsTerm> terms;
     T* coefficient = writable(a.coefficients);
@@ -115,7 +115,7 @@ struct Agreement {
     for (int64_t h = 0; h < H; ++h) to[h] = (before ? before[h] : T(0)) + s[h] * factor;
   }
 
-  // g u + g' <s, u> s / n, with g = n / (c + n^2).
+  // The gradient g u + g' <s, u> s / n, with g = n / (c + n^2) and the upstream gradient u.
   void squash_back(const T* s, const T* upstream, T* out) const {
     if (!upstream) return std::fill_n(out, H, T(0)), void();
     const T squared = dot(s, s), n = std::sqrt(squared), part = T(1) / (T(a.constant) + squared), factor = n * part;
@@ -125,7 +125,7 @@ struct Agreement {
   }
 
   T dot(const T* x, const T* y) const {
-    constexpr int kSums = 8;  // so that no addition waits for the one before
+    constexpr int kSums = 8;  // independent ones, so that no addition waits for the one before
     T sums[kSums] = {};
     int64_t h = 0;
     for (; h + kSums <= H; h += kSums)

@@ -71,7 +71,7 @@ class AnyPose : Rows<T> {
   }
 
   // Some rows of V_ij = u_i W_ij + c_i, from row m on.
-#ifdef __AVX512F__  // with fewer registers, the compiler knows better where to have it inline
+#ifdef __AVX512F__  // with fewer registers, the compiler knows better where to inline it
   __attribute__((always_inline))
 #endif
   inline void form(const V* u, const T* w, const T* c, int m, int rows, V* v) const {
@@ -81,7 +81,7 @@ class AnyPose : Rows<T> {
         for (int d = 0; d < D; ++d) v[r * D + d] += u[(m + r) * P + p] * w[p * D + d];
   }
 
-  // Forms a vote, as much of it at a time as registers hold: `use(v, first, count)`, some of its numbers.
+  // Forms a vote, as much of it at a time as registers hold, and calls `use(v, first, count)` for each part.
   template <typename Use>
   __attribute__((always_inline)) inline void each_rows(const V* u, const T* w, const T* c, V* scratch, const Use& use) const {
     if constexpr (kKnown) {
@@ -167,7 +167,7 @@ class AnyPose : Rows<T> {
     return both;
   }
 
-  // R_ij = exp(l_ij - Z_i) of logits that were written down, for one parent, and 0 for children that are not there.
+  // R_ij = exp(l_ij - Z_i) for one parent, from logits that were written down; 0 for children past `count`.
   __attribute__((always_inline)) inline void probabilities(const T* logits, int j, int count, const V* log_partition,
                                                            V* R) const {
     for (int i = 0; i < kChildren; ++i)
@@ -208,7 +208,7 @@ class AnyPose : Rows<T> {
         k.load_child(k.call.children, row, end, start + i, k.M * k.P, u.data() + i * k.M * k.P);
     }
 
-    // Logits [count, J] of some children, written down or not.
+    // Logits [count, J] of some children, also written to `to` if that is not null.
     void compare(int start, int count, T* to = nullptr) {
       if (k.call.similarity == kGaussian) return compare_by<kGaussian>(start, count, to);
       if (k.call.similarity == kInnerProduct) return compare_by<kInnerProduct>(start, count, to);
@@ -268,7 +268,7 @@ class AnyPose : Rows<T> {
           });
         }
       }
-      if (k.call.scatter) {  // first is the mean, less the shift
+      if (k.call.scatter) {  // first is the mean minus the shift
         for (int j = 0; j < k.J; ++j)
           for (int h = 0; h < k.H; ++h) {
             const int at = j * k.H + h;
@@ -280,12 +280,12 @@ class AnyPose : Rows<T> {
       k.store(first.data(), row, end, int64_t{k.J} * k.H, k.call.sum);
     }
 
-    // Votes are taken from a point near them: float32 has the digits for a small deviation, not for a large mean.
+    // Votes are measured from one of them: float32 has too few digits for a small deviation beside a large mean.
     void place_shift() {
       for (int j = 0; j < k.J; ++j) k.store_vote(u.data(), k.transform(0, j), k.offset(0), shift.data() + j * k.H);
     }
 
-    // Adds up the votes of some children times their shares, `find(j, shares)`.
+    // Adds up the votes of some children times their shares, which `find(j, shares)` gives.
     template <typename Find>
     __attribute__((noinline)) void add(int start, int count, const Find& find) {
       for (int j = 0; j < k.J; ++j) {
@@ -310,7 +310,7 @@ class AnyPose : Rows<T> {
       }
     }
 
-    // Mean and scatter of some votes, r of each and `total` together, joined with those of the votes before (Chan, Golub &
+    // Merges the mean and scatter of some votes, with weights r of sum `total`, into those of the votes before (Chan, Golub &
     // LeVeque 1979).
     __attribute__((noinline)) void add_moments(int j, const V* r, V total) {
       V *mean = first.data() + int64_t{j} * k.H, *scatter = second.data() + int64_t{j} * k.H;
@@ -338,15 +338,15 @@ class AnyPose : Rows<T> {
     }
   };
 
-  // One block of rows: shares, gradients of the logits, and what they come to for the similarity and children's activations.
+  // One block of rows: shares and gradients of the logits, and from these those of the similarity and the activations.
   struct Flow {
-    enum Worth { kOfNothing, kOfSum, kOfScatter };  // what a share is worth to the loss, by which gradients there are
+    enum Worth { kOfNothing, kOfSum, kOfScatter };  // a share's gradient, from those of sum and scatter
 
     const AnyPose& k;
-    const bool moments;   // or scores
-    const bool compares;  // and passes gradients to what it compares with
+    const bool moments;   // else scores
+    const bool compares;  // and passes gradients on to the parents
     std::vector<V> centre, precision, log_weight, mean, up_mass, up_sum, up_scatter;  // of the parents
-    std::vector<V> mass, first, second;                                               // of the gradients of the logits
+    std::vector<V> mass, first, second;                                               // weighted by the logits' gradients
     std::vector<V> u, votes, share, gradient, scratch;                                // of some children
     typename Base::Own own;
 
@@ -403,7 +403,7 @@ class AnyPose : Rows<T> {
         for (int h = 0; h < k.H; ++h) up_mass[j] += mean[j * k.H + h] * up_sum[j * k.H + h];
     }
 
-    // Logits into `share`, and what a share is worth to the loss into `gradient`.
+    // Puts logits into `share`, and the worth of each share, its gradient, into `gradient`.
     void compare(int start, int count) {
       if (k.call.similarity == kGaussian) return compare_by<kGaussian>(start, count);
       if (k.call.similarity == kInnerProduct) return compare_by<kInnerProduct>(start, count);
@@ -446,7 +446,7 @@ class AnyPose : Rows<T> {
       });
     }
 
-    // Logits and worth to a_i R_ij and the gradient of the logits.
+    // From logits and worth to a_i R_ij and the gradients of the logits.
     void flow_of_moments(int64_t row, int64_t end, int start, int count) {
       V worth[kChildren];
       k.load_own(row, end, start, count, own);
@@ -454,7 +454,7 @@ class AnyPose : Rows<T> {
       k.add_own(worth, own, row, end, start, count);
     }
 
-    // The gradient of the logits, from that of the logits or of their normaliser; the logits are in `share`.
+    // The gradients of the logits, from the upstream ones of the logits or of their normaliser; the logits are in `share`.
     void flow_of_scores(int64_t row, int64_t end, int start, int count) {
       if (!k.call.reduced) return load_scores(k.call.grad_scores, row, end, start, count, k.J, gradient.data());
       V grad[kChildren], log_partition[kChildren];
@@ -469,7 +469,7 @@ class AnyPose : Rows<T> {
       k.gather(scores, row, end, count * numbers, out, [&](int64_t r) { return (r * k.I + start) * numbers; });
     }
 
-    // Shares that no other parent has a part in: even ones, and those of logits that were written down.
+    // For shares that can be found one parent at a time: even ones, and those of logits that were written down.
     void flow_apart(int64_t row, int64_t end, int64_t block, int start, int count) {
       V worth[kChildren] = {};
       k.load_own(row, end, start, count, own);
@@ -481,7 +481,7 @@ class AnyPose : Rows<T> {
       k.add_own(worth, own, row, end, start, count);
     }
 
-    // What a share is worth to the loss.
+    // The worth of a share: the gradient of the loss with respect to it.
     template <Worth worth>
     __attribute__((always_inline)) inline V worth_of(int start, int i, int j) {
       Sums worths = {};
@@ -529,8 +529,8 @@ class AnyPose : Rows<T> {
       });
     }
 
-    // Puts down the gradients of the logits of some children, `find(j, flow)` and maybe what is there, and adds up the votes,
-    // or their deviations from the centres, times these.
+    // Stores the gradients of the logits of some children, which `find(j, flow)` gives, with `adds` plus those that are there,
+    // and adds up the votes, or their deviations from the centres, times these.
     template <typename Find>
     __attribute__((noinline)) void put_gradients(int64_t block, int start, int count, const Find& find) {
       T* to = k.call.flow ? writable(k.call.flow) + k.coefficient(block, start, 0, k.J) : nullptr;
@@ -587,10 +587,10 @@ class AnyPose : Rows<T> {
     }
   };
 
-  // Some blocks of rows: the gradients of the votes, from what all steps have to do with them, and what they pass on.
+  // Some blocks of rows: the gradients of the votes, from the terms of all steps, and from these those of all inputs.
   struct PassOn {
     static constexpr int kTerms = 6;  // at once
-    static constexpr int kPair = 2;   // children at once, which share what the parents have
+    static constexpr int kPair = 2;   // children at once, which share the parents' fields
 
     // Where the coefficients of a term lie, and how far it is to those of the next parent and of the next children.
     struct Source {

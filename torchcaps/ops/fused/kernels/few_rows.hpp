@@ -1,6 +1,6 @@
 // Vector poses under inner products, few rows: the numbers of a parent's pose lie in the lanes, so that a batch of one fills
-// them, and a transform is read from memory as it lies there. Logits have a pair of a child and a row in each lane: as many
-// children are at work at a time as fill them.
+// them, and a transform is read in the order of its memory. Logits have a pair of a child and a row in each lane: as many
+// children are processed at a time as fill the lanes.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ struct FewRows : VectorCall<T, P_, D_> {
   static constexpr int kLanes = Lanes<T>::count;
   static constexpr int kColumns = 8;  // rows of a transform that are held at once
 
-  const int vectors, together;  // of a parent's pose; children at work at a time
+  const int vectors, together;  // in a parent's pose; children processed at a time
   const int64_t field;          // vectors of all parents of all rows
 
   explicit FewRows(const Call& call)
@@ -34,7 +34,7 @@ struct FewRows : VectorCall<T, P_, D_> {
   void flow() const { this->flow_by(*this); }
   void pass_on() const { this->pass_on_by(*this); }
 
-  // Of the pose of parent j of row b.
+  // Where the pose of parent j of row b begins.
   int64_t pose(int64_t b, int j) const { return (b * J + j) * vectors; }
   const T* child(int64_t b, int i) const { return this->readable(call.children) + (b * this->I + i) * P; }
 
@@ -44,7 +44,7 @@ struct FewRows : VectorCall<T, P_, D_> {
     return out;
   }
 
-  // a_i of some children, a pair in each lane; 0 where there is none.
+  // a_i of some children, a pair in each lane; 0 in lanes without one.
   V weights_of(int start, int count) const {
     V out{};
     for (int i = 0; i < count; ++i)
@@ -53,13 +53,13 @@ struct FewRows : VectorCall<T, P_, D_> {
     return out;
   }
 
-  // Where the votes of some children are kept, or else what is there for them.
+  // Where the votes of some children are kept, or scratch memory if they are not.
   V* kept(int start, std::vector<V>& scratch) const {
     return call.votes ? reinterpret_cast<V*>(this->writable(call.votes)) + start * field : scratch.data();
   }
 
-  // The votes of some children, [count, b, J, vectors], unless they are there, and their inner products with some fields,
-  // [J] with a pair in each lane.
+  // Forms the votes of some children, [count, b, J, vectors], unless they are formed already, and their inner products with
+  // some fields, [J] with a pair in each lane.
   template <size_t fields>
   void form(int start, int count, V* votes, const std::array<const V*, fields> with, const std::array<V*, fields> products) const {
     for (int j = 0; j < J; ++j) {
@@ -147,7 +147,7 @@ struct FewRows : VectorCall<T, P_, D_> {
     }
   };
 
-  // Shares, gradients of the logits, and what they come to for parents and children's activations.
+  // Shares and gradients of the logits, and from these the gradients of the parents and of the children's activations.
   struct Flow {
     const FewRows& k;
     T* grad_parents;
@@ -199,7 +199,7 @@ struct FewRows : VectorCall<T, P_, D_> {
       if (grad_parents) k.add_votes(count, votes, gradient.data(), d_centre.data());
     }
 
-    // The coefficients of some children for parent j, a pair in each lane.
+    // Stores the coefficients of some children for parent j, given with a pair in each lane.
     void put(int start, int count, int j, int64_t parents, V values, void* tensor) const {
       if (!tensor) return;
       for (int i = 0; i < count; ++i) {
@@ -214,7 +214,7 @@ struct FewRows : VectorCall<T, P_, D_> {
     }
   };
 
-  // The gradients of the votes, from what all steps have to do with them, and what they pass on.
+  // The gradients of the votes, from the terms of all steps, and from these those of children and transforms.
   struct PassOn {
     const FewRows& k;
     T* grad_transforms;

@@ -1,4 +1,4 @@
-// Gaussians that are fitted to the votes of each parent: mu = S / N, sigma^2 = Q / N + floor, 1 / sigma^2, and the sum of
+// Gaussians fitted to the votes of each parent: mu = S / N, sigma^2 = Q / N + floor, 1 / sigma^2, and the sum of
 // log sigma^2.
 #pragma once
 
@@ -8,12 +8,12 @@
 
 #include "rows.hpp"
 
-// Mirrored in torchcaps/ops/fused/native.py. Fields are [B * J, H], or a number a row; a null pointer is one that is not there.
+// Mirrored in torchcaps/ops/fused/native.py. Fields are [B * J, H] or [B * J]; a null pointer stands for one that is not there.
 struct TorchcapsGaussians {
   int64_t rows, H, threads;
   double floor;
   const void *mass, *sum, *scatter;
-  // Results of the forward pass, and of these the backward pass reads mean and precision.
+  // Results of the forward pass; the backward pass reads mean and precision.
   void *mean, *variance, *precision, *log_determinant;
   const void *grad_mean, *grad_variance, *grad_precision, *grad_log_determinant;
   void *grad_mass, *grad_sum, *grad_scatter;
@@ -43,7 +43,7 @@ struct Gaussians {
     return T(1) / (mass < tiny ? tiny : mass);
   }
 
-  // Numbers of a row from `at` on, 0 past its end and where there is no tensor.
+  // A vector of the numbers of a row from `at` on: 0 past its end, and if there is no tensor.
   V load(const void* tensor, int64_t row, int64_t at) const {
     if (!tensor) return V{};
     const T* from = readable(tensor) + row * g.H + at;
@@ -73,7 +73,7 @@ struct Gaussians {
 
   void backward(int64_t row) const {
     const T one = inverse(row), along = g.grad_log_determinant ? readable(g.grad_log_determinant)[row] : T(0);
-    V flow{};  // to the mass
+    V flow{};  // the gradient of the mass
     for (int64_t at = 0; at < g.H; at += kLanes) {
       const V precision = load(g.precision, row, at);
       const V mean = load(g.grad_mean, row, at) * one;

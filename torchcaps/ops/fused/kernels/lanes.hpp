@@ -49,7 +49,7 @@ inline Vec<T> larger(Vec<T> a, Vec<T> b) {
   return a > b ? a : b;
 }
 
-// exp from -log(2) / 2 to log(2) / 2 (Cephes).
+// exp(x) for x in [-log(2) / 2, log(2) / 2] (Cephes).
 inline Vec<float> polynomial(Vec<float> x) {
   using V = Vec<float>;
   V y = splat(1.9875691500e-4f);
@@ -61,7 +61,7 @@ inline Vec<float> polynomial(Vec<float> x) {
   return y * x * x + x + 1.0f;
 }
 
-// exp with a relative error of 2e-7, exact 0 for -inf, NaN for NaN; `below` says that nothing is above 88.
+// exp with a relative error of 2e-7, exact 0 for -inf, NaN for NaN; with `below`, no x may be above 88.
 template <bool below>
 __attribute__((always_inline)) inline Vec<float> exponential_of(Vec<float> x) {
   using V = Vec<float>;
@@ -81,7 +81,7 @@ __attribute__((always_inline)) inline Vec<float> exponential_of(Vec<float> x) {
 #endif
 }
 
-// inf where it overflows.
+// The same for any x: inf where it overflows.
 __attribute__((always_inline)) inline Vec<float> exponential(Vec<float> x) {
   return exponential_of<false>(x > 89.0f ? splat(89.0f) : x);
 }
@@ -91,12 +91,12 @@ inline Vec<double> exponential(Vec<double> x) {
   return x;
 }
 
-// The same where nothing is above 0, as in a softmax, or hardly.
+// exp where no x is above 0, as in a softmax, or only a little.
 __attribute__((always_inline)) inline Vec<float> exponential_below(Vec<float> x) { return exponential_of<true>(x); }
 
 inline Vec<double> exponential_below(Vec<double> x) { return exponential(x); }
 
-// log with an error of 1e-7, relative or absolute (Cephes); -inf for 0, NaN for less, inf and NaN come through.
+// log with an error of 1e-7, relative or absolute (Cephes); -inf for 0, NaN below 0, inf for inf and NaN for NaN.
 inline Vec<float> logarithm(Vec<float> x) {
   using V = Vec<float>;
   typedef Lanes<float>::Mask Mask;
@@ -126,7 +126,7 @@ inline Vec<double> logarithm(Vec<double> x) {
   return x;
 }
 
-// In each stretch of 2 * width lanes, the lower or the upper halves of a and b, that of a first.
+// In each group of 2 * width lanes: the lower, or the upper, half of a, and after it that of b.
 template <typename V, int width, size_t... lane>
 inline V lower_halves(V a, V b, std::index_sequence<lane...>) {
   return __builtin_shufflevector(a, b, (int)((lane & width) ? sizeof...(lane) + lane - width : lane)...);
@@ -147,20 +147,20 @@ __attribute__((always_inline)) inline void fold_all(Vec<T>* v) {
   if constexpr (width > 1) fold_all<T, width / 2>(v);
 }
 
-// The lower or the upper halves of each 16 bytes of a and b, a number of a before each of b.
+// The lower or the upper halves of each 16 bytes of a and b, interleaved: a number of a, then one of b.
 template <typename V, int upper, int within, size_t... lane>
 inline V interleaved(V a, V b, std::index_sequence<lane...>) {
   constexpr auto from = [](int n) { return n / within * within + n % within / 2 + upper * within / 2; };
   return __builtin_shufflevector(a, b, ((lane & 1 ? sizeof...(lane) : 0) + from(lane))...);
 }
 
-// Some vectors, as many as they have lanes or a part of that: in each stretch of as many lanes, lane l of vector k changes
-// places with lane k of vector l.
+// Transposes `count` vectors, as many as they have lanes or a fraction of that: in each group of `count` lanes, lane l of
+// vector k and lane k of vector l change places.
 template <typename T, int count = Lanes<T>::count, int width = count / 2>
 __attribute__((always_inline)) inline void transpose(Vec<T>* v) {
   constexpr auto lanes = std::make_index_sequence<Lanes<T>::count>{};
   constexpr int within = 16 / sizeof(T);
-  if constexpr (kVectorBytes <= 32 && count >= within && width == within / 2) {  // what is one instruction each
+  if constexpr (kVectorBytes <= 32 && count >= within && width == within / 2) {  // where a shuffle is one instruction
     for (int step = 1; step < within; step *= 2) {
       Vec<T> old[count];
 #pragma GCC unroll 16
@@ -203,7 +203,7 @@ inline Vec<T> joined(Half<T> lower, Half<T> upper, std::index_sequence<lane...>)
   return __builtin_shufflevector(lower, upper, (int)lane...);
 }
 
-// What is loaded from memory once: GCC would load it again wherever it is used, if registers are few.
+// Keeps a value in a register: where these are few, GCC would load it from memory again at each use.
 template <typename T>
 __attribute__((always_inline)) inline Vec<T> in_register(Vec<T> value) {
 #if defined(__x86_64__) && !defined(__AVX512F__)
@@ -217,7 +217,7 @@ inline void store_vector(Vec<T> value, T* to) {
   std::memcpy(to, &value, sizeof value);
 }
 
-// The same past the caches, for what is written once and read much later, where it lies as vectors do.
+// The same past the caches, if `to` is aligned: for what is written once and read much later.
 template <typename T>
 inline void stream_vector(Vec<T> value, T* to) {
 #ifdef __AVX512F__
@@ -227,15 +227,15 @@ inline void stream_vector(Vec<T> value, T* to) {
   store_vector<T>(value, to);
 }
 
-// Other threads see what this one streamed before.
+// From here on, other threads see what this one has streamed.
 inline void streams_end() {
 #ifdef __AVX512F__
   _mm_sfence();
 #endif
 }
 
-// Numbers nearer to 0 than any normal one are 0 in this thread, for as long as this lives: shares that all but vanish make
-// many of them, and some processors take far longer for each.
+// Flushes subnormal numbers to 0 in this thread for as long as it lives: shares that all but vanish make many of them, and
+// on some processors each takes far longer than a normal number.
 class WithoutSubnormals {
 #if defined(__x86_64__)
   const unsigned before = _mm_getcsr();
@@ -255,7 +255,7 @@ class WithoutSubnormals {
 #endif
 };
 
-// All lanes taken together, two at a time.
+// Reduces all lanes to one number: `both` takes two halves of them together.
 template <typename T, int width = Lanes<T>::count / 2, typename Both>
 inline T lane_fold(Vec<T> v, const Both& both) {
   constexpr auto lanes = std::make_index_sequence<Lanes<T>::count>{};

@@ -1,7 +1,8 @@
-// Vector poses under inner products, rows in the lanes: the votes of a child for all parents are formed once a pass, and lie
+// Vector poses under inner products, rows in the lanes: the votes of a child for all parents are formed once a pass, and stay
 // in the nearest cache until they are added up.
 //
-// Some blocks of rows pass by while the transforms of some children are at hand, so that these come from memory once.
+// Several blocks of rows are processed while the transforms of some children are in a cache, so that these are read from
+// memory once.
 #pragma once
 
 #include <algorithm>
@@ -29,25 +30,25 @@ struct ManyRows : VectorCall<T, P_, D_> {
   void flow() const { this->flow_by(*this); }
   void pass_on() const { this->pass_on_by(*this); }
 
-  // What is held of a block: numbers of the poses of some children, of what is of each pair, and of votes.
+  // How many numbers of a block are held: of the children's poses, of the pairs of a child and a parent, of the votes.
   int64_t poses() const { return kChildren * P; }
   int64_t pairs() const { return int64_t{kPair} * J; }
   int64_t votes() const { return pairs() * D; }
 
-  // Where registers are few, a number of a transform serves two blocks, and there are fewer of them at once.
+  // Blocks at once: two where registers are few, so that each number of a transform that is loaded serves both.
   static constexpr int kSide = kManyRegisters ? 1 : 2;
-  // Where they are many, sums are two, so that no addition waits for the one before.
+  // Where registers are many, there are two sums, so that no addition waits for the one before.
   static constexpr int kSums = kManyRegisters ? 2 : 1;
 
-  // Each vote V_ij = u_i W_ij + c_i of a child from the number `first` on, as many times `tile` numbers as there are, and
-  // what they add to its inner products with some vectors of its parent; in some blocks of rows.
+  // Forms the votes V_ij = u_i W_ij + c_i of a child in some blocks of rows, from number `first` on in as many tiles of `tile`
+  // numbers as there are, and adds to the inner products of each vote with some vectors of its parent.
   template <int blocks, int tile, size_t products>
   __attribute__((noinline)) void form(const V* u, int i, int first, V* votes, const std::array<const V*, products> with,
                                       const std::array<V*, products> product) const {
     const int last = after<tile>(first);
     constexpr int sums = blocks == 1 ? 2 : 1;
     const T *w = this->transform(i, 0), *offset = this->offset(i);
-    const int64_t field = int64_t{J} * D, next = P * field;  // the next child's transforms are called for meanwhile
+    const int64_t field = int64_t{J} * D, next = P * field;  // the next child's transforms are prefetched
     for (int j = 0; j < J; ++j, w += P * D) {
       V inner[sums][products + 1][blocks] = {};
       if (!kManyRegisters)
@@ -88,7 +89,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
     }
   }
 
-  // Where what is left of the votes begins.
+  // Where the numbers behind the last whole tile begin.
   template <int tile>
   int after(int first) const {
     return first + (D - first) / tile * tile;
@@ -116,7 +117,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
     return sum;
   }
 
-  // Calls for the poses of some children of a block of rows, which come next: they lie in too many places to be foreseen.
+  // Prefetches the poses of the children that come next in a block of rows: in too many places for the hardware to foresee.
   void call_for(int64_t row, int64_t end, int start, int last) const {
     if (call.sites) return;
     constexpr int kLine = 64 / sizeof(T);
@@ -125,7 +126,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
       for (int n = 0; n < numbers; n += kLine) __builtin_prefetch(this->readable(call.children) + (row * I + start) * P + n);
   }
 
-  // Some children at a time, some blocks of rows pass by: `work(start, count, row, b)`.
+  // Goes through some blocks of rows for some children at a time: `work(start, count, row, b)`.
   template <int blocks = 1, typename Work>
   void each_children(const Part& part, int64_t row, int count, const Work& work) const {
     for (int start = part.first; start < part.last; start += kChildren)
@@ -261,12 +262,12 @@ struct ManyRows : VectorCall<T, P_, D_> {
       for (; at + 4 <= k.D; at += 4) add_transformed<blocks, 4>(start, count, at, sums);
     }
 
-    // u_i W_ij of some children, `tile` numbers of it.
+    // Adds `tile` numbers of u_i W_ij of some children.
     template <int blocks, int tile>
     __attribute__((noinline)) void add_transformed(int start, int count, int at, V* sums) {
       const int64_t child = int64_t{k.J} * k.P * k.D, field = int64_t{k.J} * k.D;
       const bool line = at % (64 / sizeof(T)) == 0;
-      const int64_t ahead = (kManyRegisters ? 1 : kChildren) * child;  // is called for meanwhile
+      const int64_t ahead = (kManyRegisters ? 1 : kChildren) * child;  // is prefetched
       for (int j = 0; j < k.J; ++j) {
         V total[blocks][tile];
         V* s = sums + j * k.D + at;
@@ -309,11 +310,11 @@ struct ManyRows : VectorCall<T, P_, D_> {
     }
   };
 
-  // Shares, gradients of the logits, and what they come to for parents and children's activations.
+  // Shares and gradients of the logits, and from these the gradients of the parents and of the children's activations.
   struct Flow {
     const ManyRows& k;
     T* grad_parents;
-    const bool compares;                               // and passes gradients to what it compares with
+    const bool compares;                               // and passes gradients on to the parents
     std::vector<V> centre, up_mass, up_sum, d_centre;  // of each block
     std::vector<V> u, votes, share, gradient;
 
@@ -389,7 +390,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
       for (int n = 0; n < blocks; ++n) k.add_own(worth[n], own[n], row + n * kLanes, end, start, count);
     }
 
-    // Logits of child i, and what its shares are worth to the loss.
+    // Logits of child i, and the worth of its shares: the gradients of the loss with respect to them.
     template <int blocks>
     void compare(int i, int one, const V* pose, int b) {
       const int64_t at = int64_t{b} * k.J * k.D;
@@ -404,11 +405,11 @@ struct ManyRows : VectorCall<T, P_, D_> {
     }
   };
 
-  // The gradients of the votes, from what all steps have to do with them, and what they pass on.
+  // The gradients of the votes, from the terms of all steps, and from these those of all inputs.
   struct PassOn {
     struct Coefficients {
       const T* from;
-      int64_t parent, block, children;  // how far it is to those of the next one, and to those that are called for meanwhile
+      int64_t parent, block, children;  // how far it is to those of the next one, and to those to prefetch
     };
 
     const ManyRows& k;
@@ -418,7 +419,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
     V gradients[kSide * kSide * kLanes];
     std::vector<Coefficients> coefficients;  // of each term, for some blocks
     std::vector<T> poses;                    // of some children, [child, row]; 0 for a row that is not there
-    bool first_rows = true;                  // that reach a transform: its gradient is not there yet
+    bool first_rows = true;                  // that reach a transform: its gradient is written, not added to
 
     PassOn(const ManyRows& k, T* grad_transforms, T* grad_coordinates)
         : k(k), grad_transforms(grad_transforms), grad_coordinates(grad_coordinates),
@@ -469,7 +470,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
       for (int n = 0; n < count * k.D; ++n) grad_coordinates[int64_t{start} * k.D + n] += lane_sum<T>(d_offset[n]);
     }
 
-    // To where they do not lie in each other's way in the cache. Their gradients are called for to be written.
+    // Copies them to where they do not evict each other from the cache. Their gradients are prefetched for writing.
     void load_poses(int start, int count, int64_t row, int64_t end, int lanes) {
       const T *children = k.readable(k.call.children), *gradients = k.readable(k.call.grad_children);
       for (int lane = 0; lane < lanes; ++lane)
@@ -564,7 +565,7 @@ struct ManyRows : VectorCall<T, P_, D_> {
     // du_i += W_ij dV_ij, some numbers of the pose.
     template <int blocks, int count, int columns>
     inline void pull(const V* g, const T* w, V* d_pose) const {
-      constexpr int apart = std::max(columns, kLanes);  // what is of one block and of the next
+      constexpr int apart = std::max(columns, kLanes);  // from one block to the next
       V sums[kSums][blocks][count] = {};
 #pragma GCC unroll kManyRegisters ? 16 : 1
       for (int d = 0; d < columns; ++d) {

@@ -1,4 +1,4 @@
-// The kernel for each call.
+// Chooses the kernel for a call.
 #pragma once
 
 #include "any_pose.hpp"
@@ -18,7 +18,7 @@ void run_kernel(const Call& call, Pass pass) {
   if constexpr (requires { kernel.scores(); }) kernel.scores();
 }
 
-// What came of it: sites that are no places among the children; it is done; and the votes are kept.
+// The outcome of a call: nothing done, a site lies outside the children; done; done, and the votes are kept.
 enum Outcome : int64_t { kOutside, kDone, kKept };
 
 template <typename T, int P, int D>

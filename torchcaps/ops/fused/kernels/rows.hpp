@@ -1,4 +1,4 @@
-// What all kernels share: the call, work shared out among threads, rows of the batch in the lanes of vectors.
+// What all kernels share: the call, how work is divided among threads, and rows of the batch in the lanes of vectors.
 #pragma once
 
 #include <omp.h>
@@ -16,28 +16,28 @@ enum Similarity : int64_t { kUniform = 0, kInnerProduct = 1, kGaussian = 2 };
 
 }  // namespace
 
-// Mirrored in torchcaps/ops/fused/native.py. Tensors are contiguous; a null pointer is a tensor that is not there.
+// Mirrored in torchcaps/ops/fused/native.py. Tensors are contiguous; a null pointer stands for one that is not there.
 
-// What one step of routing has to do with the gradients of the votes: dV_ij += coefficient_ij (constant_j + slope_j V_ij).
+// What one step of routing adds to the gradients of the votes: dV_ij += coefficient_ij (constant_j + slope_j V_ij).
 struct TorchcapsTerm {
   const void *coefficient, *constant, *slope;
-  int64_t parents;  // of the coefficients: J, or 1 where all parents have the same
+  int64_t parents;  // of the coefficients: J, or 1 if all parents share them
 };
 
 struct TorchcapsCall {
   int64_t images, grid, windows, I, J, M, P, D, shared, similarity, orphan, hard, parts, threads;
   const void *children, *transforms, *coordinates, *weights, *log_partition, *parents, *precision, *log_weight;
   const int32_t* sites;
-  // Results of the forward functions, upstream gradients of the flow.
+  // Results in the forward passes, upstream gradients in the flow.
   void *mass, *sum, *scatter, *mean, *scores;
   int64_t reduced;
   void *grad_children, *grad_transforms, *grad_coordinates, *grad_weights, *grad_log_partition, *grad_parents,
       *grad_precision, *grad_log_weight, *grad_scores;
   // Coefficients [blocks, I / 8, parents, 8, width]: the logits, which the scores write and other passes read; a_i R_ij; and the
-  // gradients of the logits, added to what is there or not.
+  // gradients of the logits, with `adds` added to what is there.
   void *logits, *shares, *flow;
   int64_t adds;
-  // The votes of few rows, [I, B, J, D], and whether they are there: if not, the moments write them.
+  // The votes of few rows, [I, B, J, D], and whether they are formed already: if not, the moments write them.
   void* votes;
   int64_t formed;
   const TorchcapsTerm* terms;
@@ -48,7 +48,7 @@ namespace {
 
 using Call = TorchcapsCall;
 
-// Shares [0, count) out among threads, at least `grain` to each; inside of another such region, there is but one.
+// Divides [0, count) among threads, at least `grain` for each; inside another parallel region, one thread does all.
 template <typename Work>
 void parallel_for(int64_t threads, int64_t count, int64_t grain, const Work& work) {
   const int64_t parts = omp_in_parallel() ? 1 : std::min(threads, (count + grain - 1) / grain);
@@ -60,13 +60,13 @@ void parallel_for(int64_t threads, int64_t count, int64_t grain, const Work& wor
 #pragma omp parallel num_threads(static_cast<int>(parts))
   {
     [[maybe_unused]] const WithoutSubnormals here{};
-    const int64_t part = omp_get_thread_num(), all = omp_get_num_threads();  // fewer than asked for, maybe
+    const int64_t part = omp_get_thread_num(), all = omp_get_num_threads();  // may be fewer than asked for
     work(count * part / all, count * (part + 1) / all);
     streams_end();
   }
 }
 
-// A size known when compiling, or only when running (0).
+// A size known at compile time, or (0) only at run time.
 template <int known>
 struct Size {
   explicit Size(int64_t) {}
@@ -79,21 +79,21 @@ struct Size<0> {
   int value;
 };
 
-// The rows of the batch (images x windows), a vector of them at a time: a block.
+// The rows of the batch (images x windows) in blocks: a vector with a row in each lane.
 template <typename T>
 struct Rows {
   using V = Vec<T>;
   static constexpr int kLanes = Lanes<T>::count;
   static constexpr int kHalf = kLanes / 2;
-  static constexpr int kTogether = 8;  // children at most whose logits are held at once
-  static constexpr int kFew = kLanes / 4;  // rows, which leave most lanes empty; mirrored in native.py
+  static constexpr int kTogether = 8;  // most children whose logits are held at once
+  static constexpr int kFew = kLanes / 4;  // at most so many rows leave most lanes empty; mirrored in native.py
 
   explicit Rows(const Call& call) : call(call), I(call.I), J(call.J), rows(call.images * call.windows), follows(followers(call)) {}
 
   const Call& call;
   const int I, J;
   const int64_t rows;
-  const std::vector<bool> follows;  // whether a child lies behind the one before in all windows; empty without windows
+  const std::vector<bool> follows;  // whether a child is stored right after the one before in all windows; empty without
 
   static int64_t blocks(int64_t count) { return (count + kLanes - 1) / kLanes; }
   static T* writable(void* tensor) { return static_cast<T*>(tensor); }
@@ -107,14 +107,14 @@ struct Rows {
     return call.coordinates ? readable(call.coordinates) + int64_t{i} * call.M * call.D : nullptr;
   }
 
-  // Where the child i of a row lies among all children.
+  // The index of child i of a row among all children.
   int64_t site(int64_t row, int i) const {
     if (!call.sites) return row * I + i;
     return row / call.windows * call.grid + call.sites[row % call.windows * I + i];
   }
 
-  // Which rows a task has, and where their blocks begin in the coefficients. Windows of one image share children, whose
-  // gradients they add to: a task has whole images then, and there are as many tasks in each step.
+  // The rows of a task, and where their blocks begin in the coefficients. Windows of one image share children and add to
+  // their gradients: so with windows a task has whole images, and all steps have the same number of tasks.
   struct Range {
     int64_t row, end, block;
   };
@@ -130,7 +130,7 @@ struct Rows {
     return {block * kLanes, std::min(rows, blocks(rows) * (part + 1) / parts * kLanes), block};
   }
 
-  // Ranges of rows, each a task's: where there are logits, as these lie.
+  // Runs a task for each range of rows: where logits are written down, the ranges that they are laid out by.
   template <typename Work>
   void each_range(const Work& work) const {
     if (call.logits) return each_part(row_parts(), [&](int64_t part) { work(row_range(part, row_parts())); });
@@ -146,11 +146,11 @@ struct Rows {
     });
   }
 
-  // Numbers of a coefficient: a row in each lane, unless there are but few.
+  // Numbers that a coefficient has in a block: one for each lane, or if rows are few, one for each row.
   int width() const { return rows > kFew ? kLanes : static_cast<int>(rows); }
 
-  // Where the coefficient of a pair lies, for a block of rows: children that are at work together lie side by side, one parent
-  // after the other.
+  // Where the coefficient of a pair lies, for a block of rows: those of a group of kTogether children side by side, for one
+  // parent after the other.
   int64_t coefficient(int64_t block, int i, int j, int64_t parents) const {
     return ((block * groups() + i / kTogether) * parents + j) * next_parent() + i % kTogether * width();
   }
@@ -173,7 +173,7 @@ struct Rows {
     std::memcpy(to, &value, width() * sizeof(T));
   }
 
-  // The coefficients of some children that are at work together, from those of all parents [count, J].
+  // Stores the coefficients [count, J] of some children of one group.
   void put_coefficients(const V* from, int64_t block, int start, int count, int64_t parents, void* tensor) const {
     if (!tensor) return;
     T* to = writable(tensor) + coefficient(block, start, 0, parents);
@@ -181,7 +181,7 @@ struct Rows {
       for (int i = 0; i < count; ++i) store_coefficient(from[i * J + j], to + i * width());
   }
 
-  // One of these coefficients, for each of J parents; the same of the children that come next is called for.
+  // The coefficient of child i of a group for parent j of J; that of the next group is prefetched.
   __attribute__((always_inline)) V coefficient_of(const T* first, int i, int j) const {
     const T* from = first + j * next_parent() + i * width();
     __builtin_prefetch(from + J * next_parent());
@@ -192,14 +192,14 @@ struct Rows {
     if (first) store_coefficient(value, first + j * next_parent() + i * width());
   }
 
-  // Shares do not depend on the parent.
+  // Whether shares do not depend on the parent.
   bool even() const { return call.similarity == kUniform && !call.hard; }
 
   V even_share(V log_partition) const {
     return call.log_partition ? exponential(-log_partition) : splat(T(1) / (J + call.orphan));
   }
 
-  // What a step has to do with the gradients of the votes, from shares and gradients of the logits, [count, J].
+  // Stores the coefficients of a step's terms: shares and gradients of the logits, [count, J].
   void put_flow(const V* share, const V* gradient, int64_t block, int start, int count) const {
     put_coefficients(share, block, start, count, even() ? 1 : J, call.shares);
     put_coefficients(gradient, block, start, count, J, call.flow);
@@ -212,14 +212,14 @@ struct Rows {
   int64_t transforms() const { return (call.shared ? 1 : call.I) * call.J * call.P * call.D; }
   int64_t coordinates() const { return call.coordinates ? call.I * call.M * call.D : 0; }
 
-  // What the flow adds to: windows share children.
+  // Clears what the flow adds to, as windows share children.
   void clear_flow() const {
     clear(call.grad_weights, call.images * call.grid);
     clear(call.grad_log_partition, call.images * call.grid);
   }
 
-  // Passes gradients on to transforms and coordinates, `work(part, those of transforms, those of coordinates)`: each task but
-  // the first adds up its own.
+  // Runs `work(part, grad_transforms, grad_coordinates)` for each task. All tasks but the first add to sums of their own,
+  // which are added to the gradients at the end.
   template <typename Work>
   void sum_over_parts(int64_t parts, const Work& work) const {
     std::vector<std::vector<T>> others(parts - 1);
@@ -251,14 +251,14 @@ struct Rows {
     return follows;
   }
 
-  // Whether these children of a row lie one after the other.
+  // Whether these children of a row are stored one after the other.
   bool adjacent(int start, int count) const {
     if (!call.sites) return true;
     return std::all_of(follows.begin() + start + 1, follows.begin() + start + count, [](bool next) { return next; });
   }
 
-  // Numbers that lie together in memory, `count` for each row from `row` on, to count vectors with a row in each lane;
-  // lanes past `end` get 0. `place` says where those of a row begin.
+  // Loads `count` adjacent numbers of each row from `row` on, as `count` vectors with a row in each lane; lanes past `end`
+  // get 0. `place(row)` is where the numbers of a row begin.
   template <typename Place>
   void gather(const void* tensor, int64_t row, int64_t end, int64_t count, V* out, Place place) const {
     const int lanes = static_cast<int>(std::clamp<int64_t>(end - row, 0, kLanes));
@@ -281,7 +281,7 @@ struct Rows {
     }
   }
 
-  // The way back. Lanes past `end` go nowhere.
+  // The reverse: stores or adds the vectors. Lanes past `end` are dropped.
   template <bool add, typename Place>
   void scatter(const V* in, int64_t row, int64_t end, int64_t count, void* tensor, Place place) const {
     const int lanes = static_cast<int>(std::clamp<int64_t>(end - row, 0, kLanes));
@@ -313,7 +313,7 @@ struct Rows {
       }
   }
 
-  // A field of the rows.
+  // A field with `count` numbers for each row.
   void load(const void* tensor, int64_t row, int64_t end, int64_t count, V* out) const {
     gather(tensor, row, end, count, out, [=](int64_t r) { return r * count; });
   }
@@ -322,7 +322,7 @@ struct Rows {
     scatter<false>(in, row, end, count, tensor, [=](int64_t r) { return r * count; });
   }
 
-  // A field of a child, `size` numbers, or of some that lie one after the other.
+  // A field with `size` numbers for a child, or for several that are stored one after the other.
   void load_child(const void* tensor, int64_t row, int64_t end, int i, int size, V* out, int children = 1) const {
     gather(tensor, row, end, children * size, out, [=, this](int64_t r) { return site(r, i) * size; });
   }
@@ -349,7 +349,7 @@ struct Rows {
     for (int i = 0; i < count; ++i) out[i] = peak[i] + logarithm(total[i]);
   }
 
-  // The largest logits of some children, or that of the orphan.
+  // The largest logit of each of some children, that of the orphan included.
   template <int count>
   void peaks(const V* logits, V (&peak)[count]) const {
     for (int i = 0; i < count; ++i) peak[i] = logits[i * J];
@@ -358,7 +358,7 @@ struct Rows {
     for (int i = 0; i < count && call.orphan; ++i) peak[i] = larger<T>(peak[i], V{});
   }
 
-  // What some children have of their own.
+  // The fields of some children: activations, and normalisers if these are given.
   struct Own {
     V weight[kTogether], log_partition[kTogether];
   };
@@ -377,7 +377,7 @@ struct Rows {
     for (; i < count; ++i) assign_together<1>(logits + i * J, log_partition + i);
   }
 
-  // Of several children at once, so that no sum waits for the one before.
+  // For several children at once, so that no sum waits for the one before.
   template <int count>
   void assign_together(V* logits, const V* log_partition) const {
     if (call.hard) {
@@ -403,7 +403,7 @@ struct Rows {
       for (int i = 0; i < count; ++i) logits[i * J + j] *= total[i];
   }
 
-  // a_i R_ij of some children, from their logits [count, J], in place; `first` of those whose own fields these are.
+  // a_i R_ij of some children, from their logits [count, J], in place; they begin with child `first` of `own`.
   void share_out(V* logits, const Own& own, int first, int count) const {
     assign(logits, count, own.log_partition + first);
     if (!call.weights) return;
@@ -411,7 +411,7 @@ struct Rows {
       for (int j = 0; j < J; ++j) logits[i * J + j] *= own.weight[first + i];
   }
 
-  // One number of each of some children.
+  // A field with one number for each of some children.
   void load_each(const void* tensor, int64_t row, int64_t end, int start, int count, V* out) const {
     if (adjacent(start, count)) return load_child(tensor, row, end, start, 1, out, count);
     for (int i = 0; i < count; ++i) load_child(tensor, row, end, start + i, 1, out + i);
@@ -422,8 +422,8 @@ struct Rows {
     for (int i = 0; i < count; ++i) add_child(in + i, row, end, start + i, 1, tensor);
   }
 
-  // Logits R [count, J] and what a share is worth to the loss, g, to a_i R_ij and the gradient of the logits, in place, and
-  // sum_j R_ij g_ij to `worth`.
+  // From the logits, in R [count, J], and the gradients g of the shares a_i R_ij: in place, the shares in R and the gradients
+  // of the logits in g; and sum_j R_ij g_ij in `worth`.
   void flow_of_moments(V* R, V* g, const Own& own, int first, int count, V* worth) const {
     assign(R, count, own.log_partition + first);
     int i = 0;
@@ -447,7 +447,7 @@ struct Rows {
       }
   }
 
-  // The gradients of what some children have of their own, from sum_j R_ij g_ij.
+  // Adds the gradients of the fields of some children, from sum_j R_ij g_ij.
   void add_own(const V* worth, const Own& own, int64_t row, int64_t end, int start, int count) const {
     if (call.grad_weights) add_each(worth, row, end, start, count, call.grad_weights);
     if (!call.grad_log_partition) return;

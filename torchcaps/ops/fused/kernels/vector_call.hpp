@@ -1,4 +1,4 @@
-// Vector poses under inner products: what a call has, and how its work is shared out.
+// Vector poses under inner products or no similarity: which calls these are, and how their work is divided.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace {
 
-// What a task has to do: rows, where their blocks begin in the coefficients, and children of them.
+// The work of a task: rows, where their blocks begin in the coefficients, and a range of their children.
 struct Part {
   int64_t row, end, block;
   int first, last;
@@ -18,7 +18,7 @@ template <typename T, int P_, int D_>
 struct VectorCall : Rows<T> {
   using Base = Rows<T>;
   using Base::blocks, Base::call, Base::I, Base::J, Base::rows, Base::writable;
-  static constexpr int kStep = std::max(Lanes<T>::count / 2, 4);  // numbers of a vote that are at work at once, at least
+  static constexpr int kStep = std::max(Lanes<T>::count / 2, 4);  // fewest numbers of a vote that are processed at once
 
   const Size<P_> P;
   const Size<D_> D;
@@ -58,7 +58,7 @@ struct VectorCall : Rows<T> {
     }
   }
 
-  // Coefficients of the gradients of votes, and the gradients of parents; a kernel's Flow has where to write the latter.
+  // Coefficients of the gradients of votes, and the gradients of parents; a kernel's Flow is told where to write the latter.
   template <typename Kernel>
   void flow_by(const Kernel& kernel) const {
     using Flow = typename Kernel::Flow;
@@ -81,7 +81,7 @@ struct VectorCall : Rows<T> {
     for (const auto& other : others) add(other.data(), numbers, writable(call.grad_parents));
   }
 
-  // Gradients of children, transforms and coordinates; a kernel's PassOn has where to add those that are sums.
+  // Gradients of children, transforms and coordinates; a kernel's PassOn is told where to add those that are sums.
   template <typename Kernel>
   void pass_on_by(const Kernel& kernel) const {
     using PassOn = typename Kernel::PassOn;
@@ -100,7 +100,7 @@ struct VectorCall : Rows<T> {
   }
 
  private:
-  // Among how many tasks the children are shared out; windows share children, so that they share rows out.
+  // The number of tasks that divide the children; with windows, which share children, tasks divide the rows instead.
   int64_t child_parts() const { return call.sites ? 1 : std::clamp<int64_t>(I / 16, 1, call.threads); }
 
   Part children_part(int64_t part, int64_t parts) const {
