@@ -18,7 +18,7 @@ def positive(mass: Tensor) -> Tensor:
 
 
 def negligible(mass: Tensor) -> Tensor:
-    """Whether the mass is no more than the number that :func:`positive` takes at least."""
+    """Whether the mass is so small that :func:`positive` replaces it."""
     return mass <= _smallest_divisor(mass)
 
 

@@ -22,7 +22,7 @@ def implicit_activation(x: Tensor, function: Callable[[Tensor], Tensor] = torch.
     Args:
         x: any shape.
         function: f, element by element.
-        steps: how often f is applied, from 0 to 1,000.
+        steps: how often f is applied, from 0 to 10,000.
 
     Raises:
         ValueError: if ``steps`` is out of this range.

@@ -303,7 +303,7 @@ def routing_of(shape: LayerShape, routing: Any, default: Routing) -> Routing:
     return (routing or default).bind(shape)
 
 
-MOST_STEPS = 1_000
+MOST_STEPS = 10_000
 """More steps are taken for a typing error: gradients flow through a few, and hundreds converge."""
 
 
