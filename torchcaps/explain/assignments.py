@@ -76,7 +76,7 @@ def assignment_entropy(assignment: Tensor) -> Tensor:
     if J == 1:
         return assignment.new_zeros(len(assignment))
     share = ratio(assignment, assignment.sum(-1, keepdim=True), 1 / J)
-    return (-torch.xlogy(share, share).sum(-1).mean(-1) / math.log(J)).clamp(0, 1)  # rounding leads out of it
+    return (-torch.xlogy(share, share).sum(-1).mean(-1) / math.log(J)).clamp(0, 1)  # rounding may lead out of [0, 1]
 
 
 def ratio(part: Tensor, whole: Tensor, otherwise: Tensor | float) -> Tensor:

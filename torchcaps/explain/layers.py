@@ -275,7 +275,7 @@ def _wide_entropy(layer: Layer, R: Tensor) -> tuple[Tensor, Tensor]:
     competing = together(layer.scatter(torch.ones_like(R)))  # [B, children, J or 1]
     share = ratio(R, total, 1 / layer.gather(competing))
     entropy = -together(layer.scatter(torch.xlogy(share, share))) / competing.clamp(min=2).log()
-    return competing.amax(-1), entropy.mean(-1).clamp(0, 1)  # rounding leads out of it
+    return competing.amax(-1), entropy.mean(-1).clamp(0, 1)  # rounding may lead out of [0, 1]
 
 
 def peak_activation(capsules: Capsules) -> Tensor:
