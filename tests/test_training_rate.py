@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from torchcaps.cli import main
 from torchcaps.data import Digits
@@ -105,3 +106,12 @@ def test_the_steps_of_a_training_are_known_before_it_begins(extra: dict[str, flo
     assert fitting.steps == fitting.trainer.estimated_stepping_batches
     group = fitting.trainer.accumulate_grad_batches
     assert fitting.trainer.num_training_batches % group == 0  # no step of fewer batches than the others
+
+
+def test_a_limit_of_less_than_a_batch_is_an_error(tmp_path: Path) -> None:
+    few = Digits().train.subset(torch.arange(20))
+    network = create_model("capsnet_digits", channels=2, types=1, decoder_hidden=None)
+    learner = Learner(network, Optimisation(optimizer=torch.optim.SGD))
+    options = TrainerOptions(accelerator="cpu", extra={"limit_train_batches": 0.5})
+    with pytest.raises(MisconfigurationException, match="limit_train_batches"):
+        Fitting(learner, few, few, tmp_path, Schedule(epochs=1, batch_size=20), options).run()

@@ -182,8 +182,15 @@ class TestItem13:
         (tmp_path / "written.yaml").write_text(parser.dump(config))
         assert read_options(tmp_path / "written.yaml", option_hints())["epochs"] == 1
 
-    def test_a_routing_goes_by_its_name_and_options_count_wherever_they_stand(self, tmp_path: Path) -> None:
-        config = write(tmp_path / "c.yaml", {**SMALL, "routing": "kmeans"})
+    @pytest.mark.parametrize(
+        "routing",
+        ["kmeans", "'kmeans'", "&own kmeans", "InnerProductKMeansRouting", "{class_path: InnerProductKMeansRouting}"],
+    )
+    def test_a_routing_goes_by_its_name_and_options_count_wherever_they_stand(
+        self, routing: str, tmp_path: Path
+    ) -> None:
+        config = write(tmp_path / "c.yaml", SMALL)
+        config.write_text(f"{config.read_text()}\nrouting: {routing}\n")
         found = train_parser().parse_args(["--epochs", "7", "--config", str(config), "--run", "x"])
         assert found.routing.class_path.endswith("InnerProductKMeansRouting")
         assert found.epochs == 7

@@ -139,7 +139,7 @@ class Fitting:
         batches -= batches % group
         limited = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
         group = trainer.accumulate_grad_batches = max(min(group, limited), 1)
-        if limited < batches:
+        if limited % group:
             trainer.limit_train_batches = limited - limited % group
         return limited - limited % group
 

@@ -109,8 +109,9 @@ def routing_path(name: str) -> str:
 def with_routing_path(text: str) -> str:
     """Options in YAML, where a routing may go by either of its names, as :func:`routing_path` has it."""
     for option, value in yaml.compose(text, Loader=yaml.SafeLoader).value:
-        if option.value == "routing" and isinstance(value, yaml.ScalarNode):
-            return text[: value.start_mark.index] + routing_path(value.value) + text[value.end_mark.index :]
+        if option.value == "routing" and isinstance(value, yaml.ScalarNode) and value.value in ROUTINGS:
+            first, last = value.start_mark.index, value.end_mark.index
+            return text[:first] + text[first:last].replace(value.value, routing_path(value.value)) + text[last:]
     return text
 
 
