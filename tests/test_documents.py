@@ -1,5 +1,6 @@
 """What the documents show works."""
 
+import ast
 import os
 import re
 import subprocess
@@ -32,6 +33,14 @@ def test_the_torch_that_is_asked_for_is_one() -> None:
 
 def python_blocks(document: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("document", [document for document in DOCUMENTS if python_blocks(document)])
+def test_what_code_imports_is_there(document: str) -> None:
+    """The guide is executed among the slow tests only."""
+    for node in (node for block in python_blocks(document) for node in ast.walk(ast.parse(block))):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("torchcaps"):
+            exec(ast.unparse(node), {})
 
 
 def trained(folder: Path) -> None:
