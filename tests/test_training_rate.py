@@ -91,6 +91,8 @@ def test_a_scheduler_that_ends_before_the_training_is_refused_at_the_start(
         {"accumulate_grad_batches": 2, "limit_train_batches": 5},
         {"accumulate_grad_batches": 2, "limit_train_batches": 0.9},
         {"accumulate_grad_batches": 5, "limit_train_batches": 3},
+        {"accumulate_grad_batches": 4, "limit_train_batches": 0.9},
+        {"accumulate_grad_batches": 20, "limit_train_batches": 0.9},
     ],
     ids=str,
 )

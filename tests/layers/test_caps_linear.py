@@ -318,3 +318,14 @@ def test_what_are_no_children(children: Any) -> None:
         TypeError, match=r"children must be Capsules, or a tensor of their poses, got (list|ndarray|tuple)"
     ):
         layer()(children)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("backend", ["native", "chunked", "naive"])
+@pytest.mark.parametrize("transforms", ["full", "shared"])
+def test_votes_keep_the_transforms_that_a_layer_had(transforms: Any, backend: str) -> None:
+    one = tc.CapsLinear(9, 3, 4, 4, transforms=transforms, backend=backend)
+    routed = one.route(3 * torch.randn(5, 9, 4))
+    before = routed.assignment
+    one.double().weight.data = torch.zeros_like(one.weight)
+    torch.testing.assert_close(routed.assignment, before)

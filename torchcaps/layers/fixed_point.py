@@ -77,7 +77,7 @@ def self_weighted_pooling(
     Args:
         sequence: (B, n, D).
         mask: bool (B, n), True for members; the other places are ignored, even if NaN. None if all are members.
-        steps: how often the weights are updated, from 0, which gives the mean, to 1,000.
+        steps: how often the weights are updated, from 0, which gives the mean, to 10,000.
         sharpness: K.
 
     Returns:

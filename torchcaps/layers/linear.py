@@ -149,7 +149,8 @@ class CapsLinear(nn.Module):
     def _transforms(self) -> Tensor:
         """``W``, (I or 1, J, P, D)."""
         weight = reflected(self.weight) if self.transforms == "orthogonal" else self.weight
-        return weight if weight.shape[1] == self.out_capsules else weight.expand(-1, self.out_capsules, -1, -1)
+        # Always a view, which the votes keep even if the parameter gets other numbers, as by ``double()``.
+        return weight.expand(-1, self.out_capsules, -1, -1)
 
     def route(
         self, children: Capsules | Tensor, mask: Tensor | None = None, *, initial: Routed | None = None

@@ -135,11 +135,11 @@ class Fitting:
     def _whole_groups(self, batches: int) -> int:
         """The batches of an epoch that are trained on: whole groups of those whose gradients are added up."""
         trainer, limit = self.trainer, self.trainer.limit_train_batches
-        group = min(trainer.accumulate_grad_batches, batches)
+        group = trainer.accumulate_grad_batches = min(trainer.accumulate_grad_batches, batches)
         batches -= batches % group
         limited = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-        group = trainer.accumulate_grad_batches = max(min(group, limited), 1)
-        if limited % group:
+        if 0 < limited < batches:  # Lightning refuses less than one batch
+            group = trainer.accumulate_grad_batches = min(group, limited)
             trainer.limit_train_batches = limited - limited % group
         return limited - limited % group
 
