@@ -60,6 +60,17 @@ def test_item1_other_data_are_tested_without_what_the_run_was_trained_on(tmp_pat
     output = capsys.readouterr()
     assert json.loads(output.out)["images"] == expected
     assert f"{len(rows) - expected} of {len(rows)} test images left out: the run was trained on them" in output.err
+    every = sum(len(part) for part in ImageFolder(str(other)).manifest().parts.values())
+    assert (
+        f"{len(rows)} of {every} images are in the test split of this data; --split all takes every one" in output.err
+    )
+    assert main(["evaluate", str(run), *data, "--split", "all", "--json"]) == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out)["images"] == every - len(trained)
+    assert "--split all" not in output.err
+    for images, reason in (([], "the run was trained on some of its own"), (["--data", "Digits"], "Digits has splits")):
+        assert main(["evaluate", str(run), *images, "--split", "all"]) == 1
+        assert reason in capsys.readouterr().err
 
 
 def test_item7_a_folder_of_troubles_trains_and_the_summary_says_what_was_left_out(tmp_path, capsys, monkeypatch):

@@ -176,6 +176,14 @@ class TestItem13:
         with pytest.raises(UntrustedOptions, match=r"optimizer names friendly_caps\.system"):
             read_options(config, option_hints(), [str(own)])
 
+    @pytest.mark.parametrize("text", ["epochs: 3\nepochs: 1\n", "data: {class_path: Digits, class_path: MNIST}\n"])
+    def test_a_name_that_stands_twice(self, text: str, tmp_path: Path) -> None:
+        (tmp_path / "c.yaml").write_text(text)
+        with pytest.raises(
+            ValueError, match=r"c\.yaml is not a YAML file of options: (epochs|class_path) stands twice"
+        ):
+            read_options(tmp_path / "c.yaml", option_hints())
+
     def test_item13_what_a_run_writes_down_is_taken_back(self, tmp_path: Path) -> None:
         parser = train_parser()
         config = parser.parse_args(["--config", str(write(tmp_path / "c.yaml", SMALL)), "--run", "x"])

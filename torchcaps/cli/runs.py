@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torchcaps.data import ImageSet
     from torchcaps.training.parser import OptionParser
 
-SPLITS = ("test", "validation", "train")
+SPLITS = ("test", "validation", "train", "all")
 
 
 def open_classifier(path: str, device: str = "cpu") -> "Classifier":
@@ -51,7 +51,7 @@ def look_parser(command: str, description: str, arguments: list[str]) -> "Option
     parser.imported = named_imports(arguments)
     parser.add_argument("run", type=str, help="folder of a run; with --data also of a saved network, or its name")
     parser.add_argument("--data", type=ImageData, help="other images than those of the run, as in 'torchcaps train'")
-    parser.add_argument("--split", choices=SPLITS, default="test", help="which of the images")
+    parser.add_argument("--split", choices=SPLITS, default="test", help="which of the images; all: of --data")
     add_import(parser)
     return parser
 
@@ -68,6 +68,8 @@ def open_run(parser: "OptionParser", options: Any) -> "tuple[Classifier, ImageSe
 
     folder = RunFolder(Path(options.run))
     own = options.data is None
+    if own and options.split == "all":
+        raise ValueError("--split all is for other images, named by --data: the run was trained on some of its own")
     if own:
         if not folder.config.is_file():
             raise FileNotFoundError(

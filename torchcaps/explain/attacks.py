@@ -12,6 +12,7 @@ from torchcaps.data import ImageSet, Preprocess
 from torchcaps.models import ImageClassifier
 from torchcaps.numerics import check_finite, check_size
 from torchcaps.routing import DynamicRouting, EMRouting
+from torchcaps.routing.base import check_choice
 
 UNTARGETED, TARGETED = "untargeted", "targeted"
 WHITE, BLACK = "white box", "black box"
@@ -187,8 +188,9 @@ class Attacker:
             targeted: which of them.
 
         Raises:
-            ValueError: if ``epsilon`` is negative or not finite.
+            ValueError: if there is no such attack, or ``epsilon`` is negative or not finite.
         """
+        check_choice("attack", attack, ("FGSM", "BIM"))
         check_finite(0, epsilon=epsilon)
         if not epsilon:
             return pixels.clone()

@@ -76,7 +76,8 @@ class OptionParser(ArgumentParser):
         if option and "is abstract" in message:
             message = f"--{option[1]} must name a class before its arguments"
         if kind is not None and ("import path" in message or "before its arguments" in message):
-            message += f"\n  There are {', '.join(_names(kind))}; those of your own once --import names their module"
+            own = f"those of your own, derived from {kind.__name__}, once --import names their module"
+            message += f"\n  There are {', '.join(_names(kind))}; {own}"
         if not self.exit_on_error:
             raise ArgumentError(None, message) from ex
         self.exit(2, f"{self.prog}: error: {message}\n'{self.prog} --help' lists the options.\n")

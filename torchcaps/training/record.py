@@ -3,6 +3,7 @@
 import torch
 
 from torchcaps.data import ImageData, ImageSet, Manifest
+from torchcaps.data.manifest import PARTS
 from torchcaps.training.folder import RunFolder
 
 
@@ -28,16 +29,50 @@ def write_record(folder: RunFolder, data: ImageData) -> None:
 def images_apart(folder: RunFolder, data: ImageData, split: str) -> tuple[ImageSet, tuple[str, ...]]:
     """Images of other data than those of the run; test images without those that the run was trained on.
 
+    Args:
+        folder: of the run.
+        data: the other data.
+        split: ``train``, ``validation``, ``test``, or ``all``: all files of the data, as test images.
+
     Returns:
         The images, and notes on what was left out.
+
+    Raises:
+        ValueError: if ``all`` are wanted of data that are not files.
     """
+    notes: tuple[str, ...] = ()
+    if split == "all":
+        split = _all_to_test(data)
+    else:
+        notes = _of_how_many(data, split)
     images: ImageSet = getattr(data, split)
     manifest, path = data.manifest(), folder.record
     if split != "test" or manifest is None or not path.is_file():
-        return images, ()
+        return images, notes
     known = {entry.digest for entry in Manifest.read(path).parts["train"]}
     rows = [row for row, entry in enumerate(manifest.parts[split]) if entry.digest not in known]
     if len(rows) == len(images):
-        return images, ()
+        return images, notes
     line = f"{len(images) - len(rows):,} of {len(images):,} test images left out: the run was trained on them"
-    return images.subset(torch.tensor(rows, dtype=torch.int64)), (line,)
+    return images.subset(torch.tensor(rows, dtype=torch.int64)), (*notes, line)
+
+
+def _all_to_test(data: ImageData) -> str:
+    """Makes all files of the data its test images; the name of that split."""
+    manifest = data.manifest()
+    if manifest is None:
+        raise ValueError(f"--split all is for folders and lists of images, {type(data).__name__} has splits of its own")
+    entries = [entry for part in PARTS for entry in manifest.parts[part]]
+    data.follow(Manifest(manifest.classes, {"train": [], "validation": [], "test": entries}, manifest.left_out))
+    return "test"
+
+
+def _of_how_many(data: ImageData, split: str) -> tuple[str, ...]:
+    """A note, if the split is only a share of the files."""
+    manifest = data.manifest()
+    if manifest is None:
+        return ()
+    part, every = len(manifest.parts[split]), sum(len(manifest.parts[part]) for part in PARTS)
+    if part == every:
+        return ()
+    return (f"{part:,} of {every:,} images are in the {split} split of this data; --split all takes every one",)

@@ -42,6 +42,18 @@ class UntrustedOptions(ValueError):
     """
 
 
+class _EachOnce(yaml.SafeLoader):
+    """Refuses a name that stands twice in one mapping: the first value would be lost without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in names:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands twice", key.start_mark)
+            names.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 def read_options(
     path: Path, allowed: Mapping[str, Any], imported: Sequence[str] = (), only: str | None = None
 ) -> dict[str, Any]:
@@ -78,7 +90,7 @@ def check_options(
         UntrustedOptions: if it names something that it may not, or modules for import that are not in ``imported``.
     """
     try:
-        options = yaml.safe_load(text)
+        options = yaml.load(text, Loader=_EachOnce)
     except _NO_YAML as error:
         raise ValueError(f"{source} is not a YAML file of options: {str(error) or type(error).__name__}") from error
     if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
