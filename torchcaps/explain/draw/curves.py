@@ -54,7 +54,7 @@ def reliability_figure(curves: Sequence[ReliabilityCurve]) -> "Figure":
         axes.plot(curve.confidence, curve.accuracy, f"C{place}o-", markersize=4, label=curve.name)
     axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="probability of the class that was said", ylabel="share that is right")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, loc="upper left", fontsize=8)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return figure
 
 
