@@ -69,7 +69,7 @@ def open_run(parser: "OptionParser", options: Any) -> "tuple[Classifier, ImageSe
     folder = RunFolder(Path(options.run))
     own = options.data is None
     if own and options.split == "all":
-        raise ValueError("--split all is for other images, named by --data: the run was trained on some of its own")
+        parser.error("--split all is for other images, named by --data: the run was trained on some of its own")
     if own:
         if not folder.config.is_file():
             raise FileNotFoundError(
