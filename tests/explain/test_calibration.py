@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchcaps.explain import Calibration, Findings, fit_platt, fit_temperature
-from torchcaps.explain.calibration import calibration_error
+from torchcaps.explain.calibration import calibration_bins, calibration_error
 from torchcaps.explain.exhibits import Reliability
 
 
@@ -157,7 +157,28 @@ def test_calibration_error_written_out():
 
 
 def test_calibration_error_of_what_rounding_made_more_than_certain():
-    """Beyond 1 the library would take the numbers for logits."""
     p, labels = torch.tensor([[1 + 1e-7, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
     assert p.max() > 1
     assert calibration_error(p, labels, 15) == pytest.approx(0, abs=1e-6)
+
+
+def test_certain_images_share_a_bin_with_nearly_certain_ones():
+    """Right in 8 of 10 at 1 and in 10 of 10 at 0.92: together 0.9 at 0.96, in the figure as on the curve."""
+    activation = torch.tensor([[1.0, 0.0], [0.92, 0.08]]).repeat_interleave(10, 0)
+    labels = torch.tensor([0] * 8 + [1] * 2 + [0] * 10)
+    assert calibration_error(activation, labels, 10) == pytest.approx(0.06)
+    (curve,) = Reliability.of(Findings(labels, activation, None), None).curves
+    assert (curve.confidence, curve.accuracy) == (pytest.approx([0.96]), pytest.approx([0.9]))
+    assert curve.error == pytest.approx(0.06)
+
+
+def test_bins_of_scikit_learn():
+    from sklearn.calibration import calibration_curve
+
+    torch.manual_seed(0)
+    p, labels = (3 * torch.randn(500, 3, dtype=torch.float64)).softmax(1), torch.randint(3, (500,))
+    confidence, said = p.max(1)
+    accuracy, mean = calibration_curve((said == labels).numpy(), confidence.numpy(), n_bins=10)
+    bins = calibration_bins(p, labels, 10)
+    assert bins.accuracy.tolist() == pytest.approx(accuracy.tolist())
+    assert bins.confidence.tolist() == pytest.approx(mean.tolist())

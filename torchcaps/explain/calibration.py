@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 LEAST_IMAGES = 20
 """With fewer images nothing is fitted."""
@@ -83,6 +84,44 @@ class Calibration:
         return None if config is None else cls(config["method"], tuple(config["parameters"]), config["images"])
 
 
+class CalibrationBins(NamedTuple):
+    """Images by how sure a network was of what it said; bins without images are left out.
+
+    Args:
+        confidence: mean probability of the class that was said, (M,).
+        accuracy: share of the images for which that class was right, (M,).
+        share: of all images, (M,).
+    """
+
+    confidence: Tensor
+    accuracy: Tensor
+    share: Tensor
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error: see :func:`calibration_error`."""
+        return ((self.accuracy - self.confidence).abs() @ self.share).item()
+
+
+def calibration_bins(probabilities: Tensor, labels: Tensor, bins: int) -> CalibrationBins:
+    r"""Bins of how sure a network was, all equally wide, :math:`\left(\frac{b - 1}{B}, \frac{b}{B}\right]`.
+
+    Args:
+        probabilities: of the classes, (N, E); the largest is that of the class that is said.
+        labels: the true classes, (N,).
+        bins: B.
+    """
+    confidence, said = probabilities.double().max(1)
+    confidence = confidence.clamp(0, 1)  # rounding may lead out of [0, 1]
+    edges = torch.linspace(0, 1, bins + 1, dtype=confidence.dtype, device=confidence.device)
+    inside = one_hot(torch.bucketize(confidence, edges[1:-1]), bins).to(confidence)  # [N, bins]
+    count = inside.sum(0)
+    sums = torch.stack([confidence, (said == labels).to(confidence)]) @ inside
+    there = count > 0
+    mean, accuracy = sums[:, there] / count[there]
+    return CalibrationBins(mean, accuracy, count[there] / count.sum())
+
+
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float:
     r"""The expected calibration error: how far a network is from being right as often as it says, in [0, 1].
 
@@ -91,15 +130,11 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float
     Args:
         probabilities: of the classes, (N, E); the largest is that of the class that is said.
         labels: the true classes, (N,).
-        bins: how many, of [0, 1], all equally wide.
+        bins: how many, of [0, 1], all equally wide; a probability between two of them belongs to the lower one.
 
     Source: Guo, Pleiss, Sun & Weinberger 2017, "On Calibration of Modern Neural Networks", section 2.
     """
-    from torchmetrics.functional.classification import binary_calibration_error
-
-    confidence, said = probabilities.max(1)
-    right = (said == labels).long()
-    return binary_calibration_error(confidence.clamp(0, 1), right, n_bins=bins).item()  # beyond 1 it takes logits
+    return calibration_bins(probabilities, labels, bins).error
 
 
 def fit_temperature(activation: Tensor, labels: Tensor) -> Calibration | None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchcaps.explain.calibration import Calibration, calibration_error
+from torchcaps.explain.calibration import Calibration, calibration_bins
 from torchcaps.explain.exhibits.base import Exhibit, register_exhibit
 from torchcaps.explain.findings import Findings
 
@@ -78,10 +78,5 @@ class Reliability(Exhibit):
 
 def _curve(name: str, probabilities: Tensor, labels: Tensor) -> ReliabilityCurve:
     """The points of the bins that have images, and the error over them."""
-    from sklearn.calibration import calibration_curve
-
-    confidence, said = probabilities.max(1)
-    right = said == labels
-    accuracy, mean = calibration_curve(right.numpy(), confidence.clamp(0, 1).numpy(), n_bins=_BINS, pos_label=True)
-    error = calibration_error(probabilities, labels, _BINS)
-    return ReliabilityCurve(name, mean.tolist(), accuracy.tolist(), error)
+    bins = calibration_bins(probabilities, labels, _BINS)
+    return ReliabilityCurve(name, bins.confidence.tolist(), bins.accuracy.tolist(), bins.error)
