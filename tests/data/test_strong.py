@@ -11,7 +11,7 @@ from torch import Tensor
 from torchcaps.data import Preprocess, RandAugment, RandomErasing, RandomRotation
 from torchcaps.data.strong import OPERATIONS
 
-pytest.importorskip("kornia")
+kornia = pytest.importorskip("kornia")
 
 CHANGES = [RandomRotation(30.0), RandAugment(2), RandomErasing(0.7)]
 
@@ -89,6 +89,17 @@ def test_preprocess_does_them_in_training_only():
         assert torch.equal(strong.evaluate(images).images, images)
         assert Preprocess.from_config(strong.config()) == strong
     assert Preprocess.from_config({"flip": True}) == plain  # as runs of before have it
+
+
+def test_autocontrast_leaves_a_channel_of_one_value():
+    """As Pillow does; the others reach from 0 to 1."""
+    images = 0.2 + 0.3 * pictures(2)
+    images[0, 1], images[1] = 0.7, 1.0
+    found = OPERATIONS["autocontrast"](kornia, images, torch.ones(2))
+    assert torch.equal(found[0, 1], images[0, 1])
+    assert torch.equal(found[1], images[1])
+    low, high = found[0, [0, 2]].flatten(1).aminmax(dim=1)
+    torch.testing.assert_close((low, high), (torch.zeros(2), torch.ones(2)), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(

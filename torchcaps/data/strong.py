@@ -165,6 +165,12 @@ Operation = Callable[[Any, Tensor, Tensor], Tensor]
 """Changes images (B, C, H, W) by strengths (B,) in [-1, 1], with kornia."""
 
 
+def _stretched(kornia: Any, images: Tensor, strength: Tensor) -> Tensor:
+    """Each channel to [0, 1]; one of a single value has no contrast to stretch, and kornia makes it black."""
+    flat = images.amin((2, 3), keepdim=True) == images.amax((2, 3), keepdim=True)
+    return torch.where(flat, images, kornia.enhance.normalize_min_max(images))
+
+
 def _contrasted(kornia: Any, images: Tensor, strength: Tensor) -> Tensor:
     """Around the mean of each image; kornia before 0.9 takes that of the batch, unless there are three channels."""
     grey = kornia.color.rgb_to_grayscale(images) if images.shape[1] == 3 else images
@@ -197,7 +203,7 @@ def _along(axis: int, values: Tensor) -> Tensor:
 
 OPERATIONS: dict[str, Operation] = {
     "identity": lambda kornia, images, strength: images,
-    "autocontrast": lambda kornia, images, strength: kornia.enhance.normalize_min_max(images),
+    "autocontrast": _stretched,
     "brightness": lambda kornia, images, strength: images * (1 + 0.9 * strength)[:, None, None, None],
     "contrast": _contrasted,
     "sharpness": lambda kornia, images, strength: kornia.enhance.sharpness(images, 1 + 0.9 * strength),
