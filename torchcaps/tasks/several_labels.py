@@ -136,7 +136,7 @@ class SeveralLabels(Task):
         return answers_of(prediction, self.said(prediction.activation), prediction.activation, classes)
 
     def calibrate(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Calibration | None:
-        """Platt scaling of each class separately: :func:`~torchcaps.explain.fit_platt`."""
+        """Platt scaling, one slope and one intercept for all classes: :func:`~torchcaps.explain.fit_platt`."""
         from torchcaps.explain import ask
 
         if not len(images):
