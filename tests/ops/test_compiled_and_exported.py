@@ -143,6 +143,37 @@ def test_every_routing_exports_with_any_batch(name: str, monkeypatch: pytest.Mon
     torch.testing.assert_close(program.module()(other), layer(other))
 
 
+class GivenLogits(nn.Module):
+    """Moments under given logits: of votes with coordinates, with a scatter, or where all windows compete."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+        self.windows = tc.ops.Windows((3,), (2,), (1,), (0,), (1,))
+
+    def forward(self, children: Tensor, transforms: Tensor, coordinates: Tensor, logits: Tensor) -> Tensor:
+        wide = tc.ops.GridWide(windows=self.windows, types=2) if self.what == "windows" else None
+        sites = self.windows.children(2, children.device)
+        votes = tc.Votes(children, transforms, coordinates, normaliser=wide, sites=sites)
+        moments = votes.moments(tc.ops.Given(logits), scatter=self.what == "scatter")
+        return moments.sum if moments.scatter is None else moments.scatter
+
+
+@pytest.mark.parametrize("what", ["coordinates", "scatter", "windows"])
+def test_given_logits_export_with_any_batch(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchcaps.ops.dispatch.FEW", {"cpu": 0})
+    monkeypatch.setattr("torchcaps.ops.dispatch.FEW_TILES", 0)
+    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 100)
+    torch.manual_seed(0)
+    layer, rest = GivenLogits(what), (torch.randn(4, 3, 2, 5), torch.randn(4, 5), torch.randn(4, 3))
+    shapes = ({0: torch.export.Dim("batch")}, None, None, None)
+    program = torch.export.export(layer, (torch.randn(3, 6, 2), *rest), dynamic_shapes=shapes)
+    other = torch.randn(7, 6, 2)
+    with use_backend("naive"):
+        expected = layer(other, *rest)
+    torch.testing.assert_close(program.module()(other, *rest), expected)
+
+
 def saved(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """The program, written and read again."""
     file = BytesIO()

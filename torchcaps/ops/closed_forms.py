@@ -62,12 +62,15 @@ def offset_moments(
     return Moments(mass, total, None)
 
 
-def given_moments(children: Tensor, transforms: Tensor, shares: Tensor) -> Moments:
+def given_moments(children: Tensor, transforms: Tensor, coordinates: Tensor | None, shares: Tensor) -> Moments:
     """Mass and sum with shares ``r_ij`` (B, I, J) that are known: children are weighted before they are transformed."""
     if transforms.shape[0] == 1:
-        pooled = torch.einsum("bij,bimp->bjmp", shares, children)
-        return Moments(shares.sum(1), _transformed(pooled, transforms), None)
-    return Moments(shares.sum(1), _GivenSum.apply(children, transforms, shares), None)
+        total = _transformed(torch.einsum("bij,bimp->bjmp", shares, children), transforms)
+    else:
+        total = _GivenSum.apply(children, transforms, shares)
+    if coordinates is not None:
+        total = total + torch.einsum("bij,ih->bjh", shares, coordinates)
+    return Moments(shares.sum(1), total, None)
 
 
 class _GivenSum(torch.autograd.Function):

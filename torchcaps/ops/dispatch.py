@@ -142,11 +142,12 @@ def preferred_backend(votes: "Votes") -> Choice:
     return Choice(fused, f"votes of more than {few:,} numbers are not stored on {device}")
 
 
-def without_kernels(votes: "Votes", similarity: Similarity | None = None) -> tuple[str, str]:
-    """The backends in plain PyTorch, the faster one for these votes first."""
+def without_kernels(votes: "Votes", similarity: Similarity | None = None, scatter: bool = False) -> tuple[str, str]:
+    """The backends in plain PyTorch, the faster one for these votes first; ``scatter``: if the call computes it."""
     numbers = math.prod(votes.shape)
-    # An exported program with a size left open cannot hold a loop over tiles; given logits need none.
-    stored = not isinstance(similarity, Given) if isinstance(numbers, torch.SymInt) else numbers <= FEW_TILES
+    # An exported program with a size left open cannot hold a loop over tiles; sums under given logits need none.
+    tiles = scatter or not isinstance(similarity, Given)
+    stored = tiles if isinstance(numbers, torch.SymInt) else numbers <= FEW_TILES
     return ("naive", "chunked") if stored else ("chunked", "naive")
 
 

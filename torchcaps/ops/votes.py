@@ -363,7 +363,7 @@ class Votes:
         stored = stored_rows(self, self._preferred, similarity, scatter)
         if stored or not source.supports(similarity, rule):
             return stored or self._preferred
-        return able_backend(self._preferred, similarity, rule, without_kernels(self, similarity))
+        return able_backend(self._preferred, similarity, rule, without_kernels(self, similarity, scatter))
 
     def _fitting(self, fields: FieldsType) -> FieldsType:
         """A similarity or rule whose tensors fit the votes, in the dtype of the votes."""

@@ -53,8 +53,9 @@ class ChunkedVotes(VoteSource):
         """One E-step and the sums of the M-step that follows."""
         if self.empty:
             return naive.stored_moments(self, similarity, weights, rule, scatter)
-        if isinstance(similarity, Given) and not (scatter or self.coordinates is not None):
-            return given_moments(self.children, self.transforms, self._given_shares(similarity, weights, rule))
+        if isinstance(similarity, Given) and not scatter:
+            shares = self._given_shares(similarity, weights, rule)
+            return given_moments(self.children, self.transforms, self.coordinates, shares)
         if rule.special or not _is_known(similarity):
             return any_similarity.moments(self._tile(similarity, weights, rule), scatter, self.budget)
         without_votes = not (scatter or rule.hard or self.coordinates is not None)
@@ -81,7 +82,7 @@ class ChunkedVotes(VoteSource):
         if similarity is None:
             parents = self.transforms.shape[1] + orphan
             return self.children.new_full(self.children.shape[:2], math.log(parents) if parents else -math.inf)
-        if self.empty:
+        if self.empty or isinstance(similarity, Given):
             return naive.logits_partition(self.logits(similarity), orphan)
         if not _is_known(similarity):
             return any_similarity.log_partition(self._tile(similarity, None, Rule(orphan)), self.budget)
@@ -91,6 +92,8 @@ class ChunkedVotes(VoteSource):
         """The logits, (B, I, J)."""
         if similarity is None:
             return naive.uniform_logits(self.children, self.transforms)
+        if isinstance(similarity, Given):
+            return similarity.values.expand(*self.children.shape[:2], -1)
         if self.empty:
             return naive.stored(self).logits(similarity)
         if not _is_known(similarity):
@@ -103,8 +106,7 @@ class ChunkedVotes(VoteSource):
         return ChunkedScores.apply(options, reduced, *fields, *similarity.tensors)
 
     def _given_shares(self, similarity: Given, weights: Tensor | None, rule: Rule) -> Tensor:
-        logits = similarity.values.expand(*self.children.shape[:2], -1)
-        shares = naive.pair_shares(naive.logits_assignment(logits, rule), rule)
+        shares = naive.pair_shares(naive.logits_assignment(self.logits(similarity), rule), rule)
         return shares if weights is None else shares * weights[..., None]
 
     def _tile(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule) -> any_similarity.Tile:
