@@ -188,6 +188,35 @@ def test_item3_checkpoints(backend: str, similarity: str) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented the batching rule")
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(("backend", "similarity"), CALLS)
+def test_several_gradients_at_once(backend: str, similarity: str, again: bool) -> None:
+    """``is_grads_batched``, which is ``vectorize`` of ``torch.autograd.functional``, and a vmap of a backward pass."""
+    given = list(leaves().values())
+    value, factors = objective(backend, similarity)(*given), torch.tensor([1.0, -2.0], dtype=torch.float64)
+
+    def gradients(factor: Tensor, batched: bool = False) -> tuple[Tensor, ...]:
+        options = {"retain_graph": True, "create_graph": again, "is_grads_batched": batched}
+        found = torch.autograd.grad(value, given, factor, materialize_grads=not batched, allow_unused=True, **options)
+        return tuple(one for one in found if one is not None)
+
+    expected = [one for one in gradients(factors[0]) if one.any()]
+    for found in (gradients(factors, True), torch.func.vmap(gradients)(factors)):
+        found = [one for one in found if one.any()]
+        torch.testing.assert_close(found, [torch.stack([one, -2 * one]) for one in expected])
+
+
+def test_vectorized_second_derivatives_of_a_layer() -> None:
+    layer, parts = tc.CapsLinear(40, 3, 2, 3).double(), torch.randn(4, 40, 2, dtype=torch.float64).split([1, 39], 1)
+
+    def objective(first: Tensor) -> Tensor:
+        return layer(torch.cat([first.expand(4, 1, 2), parts[1]], 1)).pose.square().sum()
+
+    hessian = torch.autograd.functional.hessian(objective, parts[0][0], vectorize=True)
+    torch.testing.assert_close(hessian, torch.autograd.functional.hessian(objective, parts[0][0]))
+
+
 @every_backend
 def test_item3_meta_tensors_have_the_right_shapes(backend: str) -> None:
     layers = [

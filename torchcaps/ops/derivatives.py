@@ -48,6 +48,23 @@ def check_forward_mode(name: str) -> None:
         raise RuntimeError(f"{name} has no forward-mode derivatives, which need stored votes: {STORED}")
 
 
+_is_batched, _is_legacy_batched = torch._C._functorch.is_batchedtensor, torch._C._functorch.is_legacy_batchedtensor
+
+
+def several(upstream: Tensors) -> bool:
+    """Whether several gradients flow at once, as one tensor that no kernel can read: then formulas must do.
+
+    So it is under ``is_grads_batched`` of ``torch.autograd.grad``, ``vectorize`` of ``torch.autograd.functional``, and
+    a ``vmap`` of a backward pass alone.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    for gradient in upstream:  # a generator takes longer
+        if gradient is not None and (_is_legacy_batched(gradient) or _is_batched(gradient)):
+            return True
+    return False
+
+
 def gradients(work: Work, function: Function, tensors: Tensors, upstream: Tensors) -> Tensors:
     """What a backward pass returns, the gradients of tensors, in a form that can be differentiated again.
 
@@ -57,7 +74,13 @@ def gradients(work: Work, function: Function, tensors: Tensors, upstream: Tensor
         tensors: those that went in; None where there is none.
         upstream: the gradients of the outputs; None where none flows.
     """
-    if not torch.is_grad_enabled():  # nobody will differentiate again
+    again = torch.is_grad_enabled()
+    if several(upstream):
+        with torch.enable_grad():
+            wanted = [None if one is None or not one.requires_grad else one.view_as(one) for one in tensors]
+            outputs = function(*(one if leaf is None else leaf for one, leaf in zip(tensors, wanted, strict=True)))
+        return tuple(_differentiated(outputs, upstream, wanted, create_graph=again))
+    if not again:  # nobody will differentiate again
         return work(tensors, upstream)
     return _Gradients.apply(work, function, len(tensors), *tensors, *upstream)
 

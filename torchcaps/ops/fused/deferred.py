@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.numerics import positive
-from torchcaps.ops.derivatives import Tensors, gradients
+from torchcaps.ops.derivatives import Tensors, gradients, several
 from torchcaps.ops.fused import native
 from torchcaps.ops.fused.call import Call, stored_moments, stored_scores
 
@@ -230,7 +230,7 @@ def _gradients(
     tensors, results = saved[: len(saved) - ctx.results], saved[len(saved) - ctx.results :]
     beside = [None] * (len(ctx.needs_input_grad) - len(tensors))  # the arguments that come first
 
-    if torch.is_grad_enabled():  # it may be differentiated again
+    if torch.is_grad_enabled() or several(upstream):  # it may be differentiated again, or no kernel can read it
         found = gradients(
             lambda tensors, upstream: work(Call.of(tensors, sites).readable(), results, upstream).listed,
             lambda *tensors: function(Call.of(tensors, sites), *ctx.step.options),
