@@ -85,6 +85,13 @@ def test_length_has_gradient_zero_at_zero(dtype: torch.dtype) -> None:
     torch.testing.assert_close(gradient.double(), torch.tensor([[0, 0], [0.6, 0.8]]).double(), rtol=4e-3, atol=0)
 
 
+@pytest.mark.parametrize("numbers", [1, 2])
+def test_the_length_of_numbers_that_are_all_but_zero(numbers: int) -> None:
+    pose = torch.tensor([[1e-40], [-1e-45], [1e-20]]).repeat(1, numbers).requires_grad_()
+    (gradient,) = torch.autograd.grad(length(pose).sum(), pose)
+    assert gradient.abs().max() < 1.01
+
+
 @kinds
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["f32", "f16", "bf16"])
 def test_extremes_are_finite(kind: str, dtype: torch.dtype) -> None:

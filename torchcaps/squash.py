@@ -23,7 +23,7 @@ def _safe_length(squared: Tensor) -> Tensor:
 
 def _found_length(pose: Tensor, dim: Dims, keepdim: bool = True) -> Tensor:
     """The length, for where autograd does not differentiate it."""
-    if dim == -1 or _last(dim, pose.ndim):
+    if pose.shape[-1:] != (1,) and (dim == -1 or _last(dim, pose.ndim)):  # the norm of one number does not square it
         return torch.linalg.vector_norm(pose, dim=dim, keepdim=keepdim)
     return _squared_length(pose, dim, keepdim).sqrt_()  # along other axes the norm takes a hundred times longer
 
