@@ -96,6 +96,11 @@ def test_stops_when_settled(backend: str, settled: float) -> None:
     )
 
 
+def test_an_empty_batch_settles() -> None:
+    children, transforms, _ = problem()
+    assert kernel_density_routing(Votes(children[:0], transforms), settled=0.05).pose.shape[0] == 0
+
+
 def test_several_numbers_of_steps_are_seen() -> None:
     children, transforms, _ = problem()
     stored = Votes(children, 0.3 * transforms).dense().numpy()

@@ -108,7 +108,7 @@ def _log_density(
     present = votes.present(weights)
     if present is not None:
         share = share * votes.gather(present).to(share.dtype)[..., None]
-    density = float((share / positive(share.sum(1, keepdim=True)) * votes.logits(agreement)).sum()) / len(share)
+    density = float((share / positive(share.sum(1, keepdim=True)) * votes.logits(agreement)).sum()) / max(len(share), 1)
     return math.log(density) if density > 0 else -math.inf
 
 
