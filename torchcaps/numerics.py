@@ -24,8 +24,7 @@ def negligible(mass: Tensor) -> Tensor:
 
 def quotient(part: Tensor, whole: Tensor) -> Tensor:
     """``part / whole``; where the whole is negligible, 0 with a gradient of 0."""
-    nothing = negligible(whole)
-    return torch.where(nothing, 0.0, part / torch.where(nothing, 1.0, whole))
+    return part / torch.threshold(whole, _smallest_divisor(whole), math.inf)
 
 
 def _smallest_divisor(mass: Tensor) -> float:

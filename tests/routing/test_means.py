@@ -5,10 +5,18 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from torchcaps import CapsLinear, Capsules
 from torchcaps.ops import Votes
-from torchcaps.routing import Routed, euclidean_kmeans_routing, hard_kmeans_routing, prototype_routing, self_routing
+from torchcaps.routing import (
+    Routed,
+    create_routing,
+    euclidean_kmeans_routing,
+    hard_kmeans_routing,
+    prototype_routing,
+    self_routing,
+)
 
 Function = Callable[[Votes, Tensor | None, float], Routed]
 
@@ -87,3 +95,13 @@ def test_hard_means_of_faint_children() -> None:
     votes = Votes(CHILDREN, TRANSFORMS)
     expected, routed = (hard_kmeans_routing(votes, ACTIVATIONS * factor) for factor in (1, 1e-25))
     torch.testing.assert_close(routed.pose, expected.pose)
+
+
+@pytest.mark.parametrize("name", ["self_routing", "prototypes"])
+def test_layers_whose_children_are_all_off_have_no_gradient(name: str) -> None:
+    routing = create_routing(name)
+    layers = nn.Sequential(*(CapsLinear(None, 3, 4, 4, transforms="shared", routing=routing) for _ in range(3)))
+    out = layers(Capsules(torch.ones(2, 5, 4), torch.tensor([[1.0], [0.0]]).expand(2, 5)))
+    assert not out.activation[1].any()
+    gradients = torch.autograd.grad(out.activation[:, 0].sum() + out.pose.sum(), list(layers.parameters()))
+    assert all(gradient.isfinite().all() for gradient in gradients)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import positive
+from torchcaps.numerics import quotient
 from torchcaps.ops import Moments, Similarity, Votes
 
 
@@ -34,6 +34,9 @@ def moments_and_shares(votes: Votes, similarity: Similarity | None, weights: Ten
 
     .. math:: \frac{\sum_i a_i R_{ij}}{\sum_i a_i}
 
+    Where all children are off that is 0, with a gradient of 0: in a stack of layers, the large numbers that other
+    gradients are there would multiply, and overflow.
+
     Args:
         votes: of I children for J parents.
         similarity: of votes and parents.
@@ -41,4 +44,4 @@ def moments_and_shares(votes: Votes, similarity: Similarity | None, weights: Ten
     """
     weights = weights_for_means(votes, weights)
     moments = votes.moments(similarity, weights)
-    return moments, moments.mass / positive(votes.gather(weights).sum(1, keepdim=True))
+    return moments, quotient(moments.mass, votes.gather(weights).sum(1, keepdim=True))
