@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from torchcaps.cli import main
 from torchcaps.data import Digits
@@ -21,7 +22,7 @@ CYCLE = ["--scheduler", "OneCycleLR", "--scheduler.max_lr", "0.01"]
 
 
 def trained(run: Path, *options: str) -> list[float]:
-    """The learning rate after each epoch."""
+    """The learning rate of the last step of each epoch."""
     assert main([*TRAIN, *SMALL, *FEW, *CYCLE, *options, "--run", str(run)]) == 0
     return rates_of(run)
 
@@ -32,11 +33,11 @@ def rates_of(run: Path) -> list[float]:
 
 
 def cycle(total: int, epochs: int = EPOCHS) -> list[float]:
-    """The learning rate after each epoch but the last, when the cycle is over."""
+    """The learning rate of the last step of each epoch."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1e-3)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=total)
-    rates = []
-    for _ in range(STEPS * (epochs - 1)):
+    rates = [scheduler.get_last_lr()[0]]
+    for _ in range(STEPS * epochs - 1):
         optimizer.step()
         scheduler.step()
         rates.append(scheduler.get_last_lr()[0])
@@ -45,22 +46,33 @@ def cycle(total: int, epochs: int = EPOCHS) -> list[float]:
 
 def test_one_cycle_spans_all_steps_of_the_training(tmp_path: Path) -> None:
     rates = trained(tmp_path / "run")
-    assert rates[:-1] == pytest.approx(cycle(EPOCHS * STEPS), rel=1e-12)
+    assert rates == pytest.approx(cycle(EPOCHS * STEPS), rel=1e-12)
     assert rates[-1] < 1e-4
 
 
 def test_a_number_of_steps_that_was_given_holds(tmp_path: Path) -> None:
     rates = trained(tmp_path / "run", "--scheduler.total_steps", "1000", "--scheduler_interval", "step")
-    assert rates[:-1] == pytest.approx(cycle(1000), rel=1e-12)
+    assert rates == pytest.approx(cycle(1000), rel=1e-12)
 
 
 def test_one_cycle_follows_a_training_that_becomes_longer(tmp_path: Path) -> None:
     trained(tmp_path / "run")
     assert main(["train", "--resume", str(tmp_path / "run"), "--epochs", "5"]) == 0
     rates = rates_of(tmp_path / "run")
-    assert rates[:2] == pytest.approx(cycle(30), rel=1e-12)
-    assert rates[3:-1] == pytest.approx(cycle(50, 5)[3:], rel=1e-12)
+    assert rates[:3] == pytest.approx(cycle(30), rel=1e-12)
+    assert rates[3:] == pytest.approx(cycle(50, 5)[3:], rel=1e-12)
     assert rates[-1] < 1e-4
+
+
+def test_the_learning_rate_of_an_epoch_is_the_one_it_was_trained_with(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    halving = ["--optimizer.lr", "0.008", "--scheduler", "ExponentialLR", "--scheduler.gamma", "0.5"]
+    assert main([*TRAIN, *SMALL, *FEW, *halving, "--run", str(run)]) == 0
+    assert rates_of(run) == [0.008, 0.004, 0.002]
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    drawn, beside = events.Scalars("learning_rate"), events.Scalars("train_loss")
+    assert [point.value for point in drawn] == pytest.approx([0.008, 0.004, 0.002])
+    assert [point.step for point in drawn] == [point.step for point in beside]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 
 from torchcaps.data import ImageSet
@@ -17,6 +18,8 @@ from torchcaps.tasks import Measure
 
 class History(Callback):
     """One row of metrics for each epoch, in a CSV file and in the checkpoint: a resumed training continues the file.
+
+    The learning rate in it, which the loggers get too, is that of the last step of the epoch.
 
     Args:
         path: of the CSV file, written anew after each epoch.
@@ -36,19 +39,26 @@ class History(Callback):
         self.show = show
         self.shown = {f"{stage}_{name}" for stage in ("train", "val") for name in (measure, "loss")}
         self.rows: list[dict[str, float]] = []
-        self._started = 0.0
+        self._started = self._rate = 0.0
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts the clock."""
         self._started = time.perf_counter()
 
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Keeps the learning rate of the step: at the end of the epoch the scheduler has set the next one already."""
+        self._rate = optimizer.param_groups[0]["lr"]
+
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Adds the row of this epoch; runs before the checkpoint is written."""
         epoch = trainer.current_epoch + 1  # epochs are shown from one
-        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        for logger in trainer.loggers:
+            logger.log_metrics({"learning_rate": self._rate}, step=trainer.global_step - 1)  # that of the others
         metrics = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
         seconds = time.perf_counter() - self._started
-        self.rows.append({"epoch": epoch, "seconds": seconds, "learning_rate": rate, **metrics})
+        self.rows.append({"epoch": epoch, "seconds": seconds, "learning_rate": self._rate, **metrics})
         if trainer.is_global_zero:
             self._write()
             if self.show is not None:
