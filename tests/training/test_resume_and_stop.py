@@ -311,6 +311,11 @@ class TestItem4:
             fit(learner(lr=torch.inf), FEW, FEW, tmp_path, Schedule(batch_size=64), CPU)
         assert newest_checkpoint(tmp_path / "checkpoints") is None
 
+    def test_item4_weights_too_large_for_the_next_step_are_not_kept(self, tmp_path: Path) -> None:
+        with pytest.raises(TrainingDiverged, match="the loss on the validation images is nan after epoch 1"):
+            fit(learner(lr=1e10), FEW, FEW, tmp_path, Schedule(batch_size=64), CPU)
+        assert newest_checkpoint(tmp_path / "checkpoints") is None
+
     def test_item4_exit_status(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         assert main([*TRAIN, "--optimizer", "SGD", "--optimizer.lr", "1e30", "--run", str(tmp_path / "run")]) == 1
         assert "not finite" in capsys.readouterr().err

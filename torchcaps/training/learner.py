@@ -1,5 +1,6 @@
 """The Lightning module."""
 
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
@@ -188,15 +189,19 @@ class Learner(L.LightningModule):
         raise TrainingDiverged(f"the loss is not finite since epoch {self.current_epoch + 1}, {when}{where}. {REMEDY}")
 
     def on_train_epoch_end(self) -> None:
-        """Checks loss and weights before they are saved.
+        """Checks losses and weights before they are saved.
 
         Raises:
             TrainingDiverged: if they are not finite.
         """
         self._check_loss(None)
+        epoch = self.current_epoch + 1
         if bad := not_finite(self.model):
-            names = ", ".join(bad[:3])
-            raise TrainingDiverged(f"weights are not finite after epoch {self.current_epoch + 1}: {names}. {REMEDY}")
+            raise TrainingDiverged(f"weights are not finite after epoch {epoch}: {', '.join(bad[:3])}. {REMEDY}")
+        # Finite weights may be too large already: the next step would fail, and every one after resuming here.
+        loss = float(self.trainer.callback_metrics.get("val_loss", 0.0))
+        if not math.isfinite(loss):
+            raise TrainingDiverged(f"the loss on the validation images is {loss} after epoch {epoch}. {REMEDY}")
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss and measures on the validation images."""
