@@ -170,6 +170,15 @@ class TestOptions:
         assert all(weight.grad is None for weight in one.parameters())
         assert torch.equal(state, torch.get_rng_state())
 
+    @pytest.mark.parametrize(("name", "zero"), [("StepLR", "step_size"), ("CosineAnnealingLR", "T_max")])
+    def test_a_scheduler_that_fails_in_its_first_step_is_refused(
+        self, name: str, zero: str, tmp_path: Path, capsys: pytest.CaptureFixture
+    ) -> None:
+        run = tmp_path / "run"
+        assert main([*TRAIN, "--run", str(run), "--scheduler", name, f"--scheduler.{zero}", "0"]) == 1
+        assert f"scheduler {name} cannot make a step: integer modulo by zero" in capsys.readouterr().err
+        assert not run.exists()
+
     def test_a_scheduler_that_watches_lowers_the_rate(self, tmp_path: Path) -> None:
         one = learner()
         one.optimisation.scheduler = partial(

@@ -192,7 +192,7 @@ class Fitting:
 
 
 def rehearse(learner: Learner, images: ImageSet, steps: int, epochs: int) -> None:
-    """Makes one step with two images on a copy, to see whether network, task, loss and optimizer fit each other.
+    """Makes one step with two images on a copy, to see whether network, task, loss, optimizer and scheduler fit.
 
     Args:
         learner: the network, its task and how it is optimised.
@@ -221,14 +221,24 @@ def rehearse(learner: Learner, images: ImageSet, steps: int, epochs: int) -> Non
     try:
         with torch.random.fork_rng(devices=[]):
             optimizer = how.optimizer(network.parameters())
+            scheduler = None if how.scheduler is None else how.scheduled(optimizer, steps, epochs)["scheduler"]
             if any(group.get("capturable") for group in optimizer.param_groups):
                 loss()  # no step, which such an optimizer can only make on a GPU
             else:
                 optimizer.step(loss)
-        if how.scheduler is not None:
-            how.scheduled(optimizer, steps, epochs)
+                if scheduler is not None:
+                    _rehearse_scheduler(scheduler)
     except (RuntimeError, TypeError, IndexError, AttributeError, ZeroDivisionError) as error:
         raise ValueError(f"network, task, losses and optimizer do not fit the images or each other: {error}") from error
+
+
+def _rehearse_scheduler(scheduler: Any) -> None:
+    """Makes its first step, in which some divide by their arguments; a `ValueError` names it."""
+    watched = [1.0] if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) else []
+    try:
+        scheduler.step(*watched)
+    except Exception as error:  # schedulers of the user may raise anything
+        raise ValueError(f"scheduler {type(scheduler).__name__} cannot make a step: {error}") from error
 
 
 @contextmanager
