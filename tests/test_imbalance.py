@@ -13,7 +13,7 @@ from torchcaps.cli import main
 from torchcaps.data import ImageSet
 from torchcaps.explain import Findings
 from torchcaps.losses import ActivationLoss, LengthCrossEntropy, MarginLoss, NegativeLogLikelihood, SpreadLoss
-from torchcaps.tasks import Classification
+from torchcaps.tasks import Classification, SeveralLabels
 from torchcaps.training import Optimisation, train_loader
 from torchcaps.training.loaders import balanced_order
 
@@ -67,6 +67,33 @@ class TestFigures:
         if warned:
             assert "87.21%, the share of the most frequent class, 'a'" in found.warnings[0]
             assert "balanced accuracy 33.33%" in found.lines[0]
+
+
+class Fixed(tc.models.ImageClassifier):
+    """Gives the same activations for each image."""
+
+    def __init__(self, *activation: float) -> None:
+        super().__init__((1, 8, 8), len(activation))
+        self.activation = torch.tensor(activation)
+
+    def forward(self, images, target=None):
+        return tc.models.Prediction(self.activation.expand(len(images), -1), None, None)
+
+
+def test_classes_without_images_are_named():
+    images = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 2]), ("a", "b", "c"))
+    found = Classification().examine(Fixed(0.9, 0.1, 0.2), images)
+    assert found.warnings[0] == "there are no images of 'b': the figures say nothing about such"
+
+
+@pytest.mark.parametrize("task", [Classification(), SeveralLabels()])
+def test_activations_that_are_not_finite_are_warned_of(task):
+    labels = torch.tensor([0, 1])
+    if isinstance(task, SeveralLabels):
+        labels = F.one_hot(labels).bool()
+    images = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), labels, ("a", "b"))
+    found = task.examine(Fixed(torch.nan, 0.1), images)
+    assert found.warnings[0].startswith("the activations of 2 of 2 are not finite")
 
 
 def test_item8_of_many_classes_the_most_confused_are_told():

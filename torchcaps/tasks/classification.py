@@ -12,7 +12,7 @@ from torchcaps.explain.calibration import Calibration, fit_temperature
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.numerics import compute_dtype
 from torchcaps.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
-from torchcaps.tasks.labels import answers_of, class_text
+from torchcaps.tasks.labels import answers_of, class_text, finite_warning
 
 if TYPE_CHECKING:
     from torchcaps.explain import Findings
@@ -62,8 +62,8 @@ class Classification(Task):
     def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
         """Accuracy, balanced accuracy, error, confusion matrix, and precision and recall of each class.
 
-        In the confusion matrix, rows are true and columns predicted. There is a warning if always predicting the most
-        frequent class would be as accurate.
+        In the confusion matrix, rows are true and columns predicted. There are warnings if always predicting the most
+        frequent class would be as accurate, if classes have no images, and if activations are not finite.
         """
         from torchcaps.explain import examine
 
@@ -79,7 +79,7 @@ class Classification(Task):
                 f"{accuracy:.2%} of {len(images)} {images.what} right, balanced accuracy {balanced:.2%}",
                 *(_matrix if len(images.classes) <= _LISTED else _pairs)(findings, images.classes),
             ),
-            _warnings(findings, images.classes),
+            _warnings(findings, images),
         )
 
     def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
@@ -133,12 +133,17 @@ def _pairs(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
         yield f"  {classes[true]} taken for {classes[said]}: {count} of {figures.images}  ({told})"
 
 
-def _warnings(findings: "Findings", classes: Sequence[str]) -> tuple[str, ...]:
-    """A warning if always predicting the most frequent class is as accurate."""
+def _warnings(findings: "Findings", images: ImageSet) -> tuple[str, ...]:
+    """Warnings: numbers that are not finite, classes without images, and an accuracy that guessing has, too."""
+    told, classes = [*finite_warning(findings.activation)], images.classes
+    if absent := [name for name, row in zip(classes, findings.per_class, strict=True) if not row.images]:
+        names = ", ".join(map(repr, absent[:5])) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
+        told.append(f"there are no {images.what} of {names}: the figures say nothing about such")
     label, share = findings.majority
     if findings.accuracy > share:
-        return ()
+        return tuple(told)
     return (
+        *told,
         f"the accuracy, {findings.accuracy:.2%}, is not above {share:.2%}, the share of the most frequent class, "
         f"{classes[label]!r}: a network that always says it does as well",
     )

@@ -38,3 +38,11 @@ def class_text(figures: Mapping[str, float | int | None]) -> str:
     """Precision and recall of a class as text; a dash if one is undefined."""
     shares = ((name, figures[name]) for name in ("precision", "recall"))
     return ", ".join(f"{name} {'-' if share is None else f'{share:.2%}'}" for name, share in shares)
+
+
+def finite_warning(activation: Tensor) -> tuple[str, ...]:
+    """A warning if activations (N, E) are not finite; none otherwise."""
+    bad = int((~activation.isfinite()).any(1).sum())
+    if not bad:
+        return ()
+    return (f"the activations of {bad:,} of {len(activation):,} are not finite: the figures say nothing about these",)

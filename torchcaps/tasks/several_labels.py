@@ -13,7 +13,7 @@ from torchcaps.explain.calibration import Calibration, fit_platt
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.numerics import check_size, given
 from torchcaps.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
-from torchcaps.tasks.labels import answers_of, class_text
+from torchcaps.tasks.labels import answers_of, class_text, finite_warning
 
 if TYPE_CHECKING:
     from torchcaps.explain import Exhibit, Selection
@@ -114,7 +114,8 @@ class SeveralLabels(Task):
         from torchcaps.explain import ask
 
         self.check(images)
-        said = self.said(ask(network, images, batch_size).activation)
+        activation = ask(network, images, batch_size).activation
+        said = self.said(activation)
         labels = _labels(images, batch_size)
         accuracy = (said == labels).all(1).double().mean().item()
         classes = {name: _class_figures(said[:, index], labels[:, index]) for index, name in enumerate(images.classes)}
@@ -125,6 +126,7 @@ class SeveralLabels(Task):
                 f"{accuracy:.2%} of {len(images)} {images.what} right in all their classes",
                 *(f"  {name}: in {row['images']} images, {class_text(row)}" for name, row in classes.items()),
             ),
+            finite_warning(activation),
         )
 
     def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
