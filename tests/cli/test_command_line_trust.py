@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -147,18 +148,27 @@ class TestItem12CommandLine:
         (curves,) = [exhibit for exhibit in exhibits if exhibit["kind"] == "learning_curves"]
         assert curves["panels"][0]["curves"]["training"]["epochs"] == [1, 2]
 
-    def test_item12_a_pipe_that_nobody_reads_is_no_error(self, monkeypatch, capsys):
+    @pytest.mark.parametrize("arguments", [["models"], ["--help"], ["--version"]], ids=lambda given: given[0])
+    def test_item12_a_pipe_that_nobody_reads_is_no_error(self, arguments, monkeypatch, capsys):
         reading, writing = os.pipe()
         os.close(reading)
         with os.fdopen(writing, "w") as closed:
             monkeypatch.setattr(sys, "stdout", closed)
-            assert main(["models"]) == 141
+            assert main(arguments) == 141
         assert capsys.readouterr().err == ""
+
+    def test_letters_that_the_output_cannot_show_are_escaped(self, monkeypatch):
+        written = BytesIO()
+        monkeypatch.setattr(sys, "stdout", TextIOWrapper(written, encoding="ascii", errors="strict"))
+        monkeypatch.setitem(COMMANDS, "models", lambda arguments: sys.stdout.write("猫 ü \udcff\n"))
+        assert main(["models"]) == 0
+        assert written.getvalue() == b"\\u732b \\xfc \\udcff\n"
 
 
 class TestItem10CoreInstall:
     CODE = """
 import sys
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 import torch
 allowed = {name.partition(".")[0] for name in sys.modules} | set(sys.stdlib_module_names) | {"torchcaps"}

@@ -4,6 +4,7 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 
 import torchcaps
 from torchcaps.cli import (
@@ -47,22 +48,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     It is 0 for success, 1 for an error, 2 for wrong usage, 130 after Ctrl-C, 141 for a broken pipe.
     """
     _open_closed_streams()
+    _escape_what_cannot_be_shown()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments == ["--version"]:
-        print(torchcaps.__version__)
-        return 0
-    if arguments in (["-h"], ["--help"]):
-        print(_usage())
-        return 0
-    if not arguments or arguments[0] not in COMMANDS:
+    asks = arguments in (["--version"], ["-h"], ["--help"])
+    if not arguments or (arguments[0] not in COMMANDS and not asks):
         print(_unknown(arguments[0]) if arguments else _usage(), file=sys.stderr)
         return 2
     name, *rest = arguments
     try:
-        import_plugins()
-        for module in named_imports(rest):
-            import_named(module)
-        COMMANDS[name](rest)
+        if asks:
+            print(torchcaps.__version__ if name == "--version" else _usage())
+        else:
+            import_plugins()
+            for module in named_imports(rest):
+                import_named(module)
+            COMMANDS[name](rest)
         sys.stdout.flush()
     except BrokenPipeError:
         return _quietly()
@@ -83,6 +83,15 @@ def _open_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+
+
+def _escape_what_cannot_be_shown() -> None:
+    """Has letters that the output's encoding lacks, in names of classes and files, printed as ``\\u4e2d``.
+
+    They would end the command with an error, a training after its last epoch.
+    """
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _quietly() -> int:
