@@ -87,6 +87,15 @@ def test_classes_without_images_are_named():
 
 
 @pytest.mark.parametrize("task", [Classification(), SeveralLabels()])
+def test_a_class_takes_one_line_whatever_its_name(task):
+    labels = torch.tensor([0, 1])
+    if isinstance(task, SeveralLabels):
+        labels = F.one_hot(labels).bool()
+    images = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), labels, ("a\nb", "c"))
+    assert task.examine(Fixed(0.2, 0.1), images).lines[1].startswith("  a\\nb: ")
+
+
+@pytest.mark.parametrize("task", [Classification(), SeveralLabels()])
 def test_activations_that_are_not_finite_are_warned_of(task):
     labels = torch.tensor([0, 1])
     if isinstance(task, SeveralLabels):

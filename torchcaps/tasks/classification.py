@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.data import Batch, ImageSet
+from torchcaps.data.manifest import readable
 from torchcaps.explain.calibration import Calibration, fit_temperature
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.numerics import compute_dtype
@@ -117,7 +118,7 @@ class Classification(Task):
 def _matrix(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
     """The lines of the confusion matrix, one for each class."""
     for name, row, figures in zip(classes, findings.confusion.tolist(), findings.per_class, strict=True):
-        yield f"  {name}: {' '.join(f'{count:5}' for count in row)}  ({class_text(figures._asdict())})"
+        yield f"  {readable(name)}: {' '.join(f'{count:5}' for count in row)}  ({class_text(figures._asdict())})"
 
 
 def _pairs(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
@@ -130,7 +131,7 @@ def _pairs(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
     for true, said, count in pairs:
         figures = findings.per_class[true]
         told = class_text(figures._asdict())
-        yield f"  {classes[true]} taken for {classes[said]}: {count} of {figures.images}  ({told})"
+        yield f"  {readable(classes[true])} taken for {readable(classes[said])}: {count} of {figures.images}  ({told})"
 
 
 def _warnings(findings: "Findings", images: ImageSet) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import Batch, ImageSet
+from torchcaps.data.manifest import readable
 from torchcaps.explain.calibration import Calibration, fit_platt
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.numerics import check_size, given
@@ -124,7 +125,7 @@ class SeveralLabels(Task):
             {"per_class": classes},
             (
                 f"{accuracy:.2%} of {len(images)} {images.what} right in all their classes",
-                *(f"  {name}: in {row['images']} images, {class_text(row)}" for name, row in classes.items()),
+                *(f"  {readable(name)}: in {row['images']} images, {class_text(row)}" for name, row in classes.items()),
             ),
             finite_warning(activation),
         )
