@@ -107,6 +107,17 @@ class TestItem17:
         assert json.loads((run / "summary.json").read_text())["epochs"] == 2
         assert main(["train", "--resume", str(run)]) == 0  # the options of the run are the new ones now
 
+    def test_a_longer_training_goes_on_after_a_kill(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The defect: config.yaml kept the old number of epochs, and --resume ended there, or refused to."""
+        run = tmp_path / "run"
+        assert main([*TRAIN, "--run", str(run)]) == 0
+        with monkeypatch.context() as killed:
+            killed.setattr(Learner, "on_train_epoch_start", lambda self: signal.raise_signal(signal.SIGINT))
+            assert main(["train", "--resume", str(run), "--epochs", "3"]) == 130
+        assert main(["train", "--resume", str(run), "--optimizer.lr", "1"]) == 1  # refused, and not kept
+        assert main(["train", "--resume", str(run)]) == 0
+        assert json.loads((run / "summary.json").read_text())["epochs"] == 3
+
     @pytest.mark.parametrize(
         ("was", "now", "expected"),
         [
@@ -281,7 +292,7 @@ def test_ctrl_c_in_a_training_is_ctrl_c(tmp_path: Path) -> None:
 def test_a_stopped_run_is_told_how_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(fitting: Fitting) -> None:
+    def stopped(fitting: Fitting, begin: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Fitting, "run", stopped)

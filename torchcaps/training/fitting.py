@@ -4,7 +4,7 @@ import copy
 import logging
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -165,8 +165,12 @@ class Fitting:
             )
         return notes
 
-    def run(self) -> tuple[L.Trainer, list[dict[str, float]]]:
-        """Trains from the start, or from the newest checkpoint that is whole; see :func:`fit`."""
+    def run(self, begin: Callable[[], None] | None = None) -> tuple[L.Trainer, list[dict[str, float]]]:
+        """Trains from the start, or from the newest checkpoint that is whole; see :func:`fit`.
+
+        Args:
+            begin: called once that checkpoint is known to fit.
+        """
         newest = checkpoint_to_resume(self.checkpoints) if is_first_process() else newest_checkpoint(self.checkpoints)
         if newest is not None:
             checkpoint = read_checkpoint(newest, self.learner)
@@ -174,6 +178,8 @@ class Fitting:
             done, wanted = checkpoint["epoch"] + 1, self.trainer.max_epochs or 0
             if done > wanted:
                 raise ValueError(f"epochs must be {done} or more, as many as are done already, got {wanted}")
+        if begin is not None:
+            begin()
         with _expected_warnings(), kept_memory(self.learner.speed.keep_memory), _ctrl_c():
             self.trainer.fit(self.learner, datamodule=self.loaders, ckpt_path=newest, weights_only=True)
         if is_first_process():

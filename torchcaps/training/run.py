@@ -71,11 +71,11 @@ def train(
         if is_first_process() and caller.show is not None:
             for note in notes:
                 caller.show(f"note: {note}")
-        runner, metrics = fitting.run()
+        goes_on = resumed and is_first_process()
+        # At the start, so that the next resume after a kill goes on with these options.
+        runner, metrics = fitting.run(partial(write_whole, folder.config, caller.config) if goes_on else None)
         if not runner.is_global_zero:
             return None
-        if caller.allow_changes:
-            write_whole(folder.config, caller.config)
         used = fitting.take_best()
         network.float()  # whatever the precision of the training
         save(network, folder, subject, task)
