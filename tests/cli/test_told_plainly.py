@@ -114,11 +114,40 @@ def test_nothing_of_types_that_were_not_meant(
     assert len(error.splitlines()) <= 4
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["train", *DIGITS, "--batch-size", "3"],
+            "unrecognized arguments: --batch-size 3; did you mean --batch_size?\n",
+        ),
+        (["predict", "digits", "x.png", "--jsn"], "unrecognized arguments: --jsn; did you mean --json?\n"),
+        (
+            ["train", *DIGITS, "--data.validatoin", "0"],
+            "Option 'validatoin' is not accepted; did you mean validation?\n",
+        ),
+        (
+            ["train", *DIGITS, "--scheduler", "StepLR", "--scheduler.step", "1"],
+            "not accepted; did you mean step_size?\n",
+        ),
+        (["train", "--config", "epoch: 3\n"], "error: Option 'epoch' is not accepted; did you mean epochs?\n"),
+        (["train", "--config", "trainer: {device: 1}\n"], "option 'device'; did you mean trainer.devices?\n"),
+        (["train", *DIGITS, "--xyzzy"], "unrecognized arguments: --xyzzy\n"),
+    ],
+    ids=str,
+)
+def test_a_misspelt_option_is_told_its_like(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in told_by(capsys, *arguments)
+
+
 def test_an_option_of_no_class_at_all() -> None:
     message = "Does not validate against any of the Union subtypes\nSubtypes: x\nErrors:\n  - Expected a <class 'int'>"
     assert told(f"{message}\n  - Expected a <class 'NoneType'>\nGiven value type: y\nGiven value: z") == (
         "Expected a <class 'int'>\n  Expected a <class 'NoneType'>. Got value: z"
     )
+    assert told(f"{message}, got 0\nGiven value: Namespace(steps=0)").endswith("Expected a <class 'int'>, got 0")
     assert told("steps must be at least 1\n- or so") == "steps must be at least 1\n- or so"
 
 

@@ -3,6 +3,7 @@
 import re
 from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,7 +31,12 @@ KINDS: dict[str, type] = {
 
 _UNION = "Does not validate against any of the Union subtypes"
 _FACTORY = re.compile(
-    r"Type collections\.abc\.Callable\[.*?expects a function or a callable class: |\. Got value: Namespace\(.*\)$"
+    r"Type collections\.abc\.Callable\[.*?expects a function or a callable class: |\.? Got value: Namespace\(.*\)$",
+    re.MULTILINE,
+)
+_NO_OPTION = re.compile(
+    r"unrecognized arguments: --([\w.-]+)|Group '(\w+)' does not accept option '([\w.-]+)'|"
+    r"Option '([\w.-]+)' is not accepted"
 )
 _AROUND = (_UNION, "Subtypes:", "Errors:", "Given value type:", "Given value:")
 
@@ -70,7 +76,7 @@ class OptionParser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Says what is wrong, where the options are listed, and ends the process."""
-        message = told(message)
+        message = told(message) + self._near(message)
         option = re.search(r'Parser key "(\w+)"', message)
         kind = KINDS.get(option[1]) if option else None
         if option and "is abstract" in message:
@@ -81,6 +87,19 @@ class OptionParser(ArgumentParser):
         if not self.exit_on_error:
             raise ArgumentError(None, message) from ex
         self.exit(2, f"{self.prog}: error: {message}\n'{self.prog} --help' lists the options.\n")
+
+    def _near(self, message: str) -> str:
+        """A question after the known option that looks like the unknown one that jsonargparse names, if there is one.
+
+        The arguments of a class have a parser of their own, whose message is part of the one for the whole option.
+        """
+        found = _NO_OPTION.match(message)
+        if found is None:
+            return ""
+        flag, group, of_group, plain = found.groups()
+        names = [name[2:] for name in self._option_string_actions if name[:2] == "--" and name[-1] != "+"]
+        near = get_close_matches((flag or plain or f"{group}.{of_group}").replace("-", "_"), names, 1)
+        return f"; did you mean {'--' if flag else ''}{near[0]}?" if near else ""
 
 
 class TrustedConfigFile(ActionConfigFile):
@@ -129,7 +148,9 @@ def told(message: str) -> str:
         apart = []
     chosen = apart if any(line.lstrip().startswith("- ") for line in apart) else lines
     text = "\n".join(re.sub(r"^(\s*)- ", r"\1", line) for line in chosen).strip()
-    return text if given is None or text.endswith(given[1]) else f"{text}. Got value: {given[1]}"
+    if given is None or given[1].startswith("Namespace(") or text.endswith(given[1]):
+        return text
+    return f"{text}{'' if text.endswith('?') else '.'} Got value: {given[1]}"
 
 
 def _names(kind: type) -> list[str]:
