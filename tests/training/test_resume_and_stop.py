@@ -363,6 +363,17 @@ class TestEnd:
             resumed = self.run(tmp_path / f"{epochs}", 12, stop="early", patience=2)
             assert [row["val_accuracy"] for row in resumed] == values
 
+    @pytest.mark.parametrize(("epochs", "used"), [(1, "the last: no epoch ended with a validation"), (3, "the best")])
+    def test_validation_every_second_epoch(self, epochs: int, used: str, tmp_path: Path) -> None:
+        """The defects: errors before the first one, and its values in the rows of later epochs."""
+        run = tmp_path / "run"
+        more = ["--keep", "best", "--scheduler", "ReduceLROnPlateau", "--epochs", str(epochs), "--batch_size", "700"]
+        assert main([*TRAIN, *more, "--trainer.extra", "{check_val_every_n_epoch: 2}", "--run", str(run)]) == 0
+        summary = json.loads((run / "summary.json").read_text())
+        assert summary["used_epoch"]["by"].startswith(used)
+        assert summary["epochs"] == epochs
+        assert "val_loss" not in summary["last_epoch"]
+
     def test_the_best_epoch_is_kept_and_told(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         small = [*TRAIN, "--batch_size", "256", "--keep", "best", "--optimizer.lr", "0.03"]
         whole, moved = tmp_path / "whole", tmp_path / "moved"

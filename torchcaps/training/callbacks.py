@@ -56,7 +56,13 @@ class History(Callback):
         epoch = trainer.current_epoch + 1  # epochs are shown from one
         for logger in trainer.loggers:
             logger.log_metrics({"learning_rate": self._rate}, step=trainer.global_step - 1)  # that of the others
-        metrics = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
+        every = trainer.check_val_every_n_epoch
+        stale = every is not None and epoch % every  # Lightning keeps the values of the last validation
+        metrics = {
+            name: float(value)
+            for name, value in sorted(trainer.callback_metrics.items())
+            if not (stale and name.startswith("val_"))
+        }
         seconds = time.perf_counter() - self._started
         self.rows.append({"epoch": epoch, "seconds": seconds, "learning_rate": self._rate, **metrics})
         if trainer.is_global_zero:
@@ -160,6 +166,11 @@ class KeepBest(ModelCheckpoint):
         super().__init__(
             folder, monitor=f"val_{measure.name}", mode="max" if measure.higher_is_better else "min", **ONE_AN_EPOCH
         )
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Keeps the epoch if it is the best, once there was a validation."""
+        if self.monitor in trainer.callback_metrics:
+            super().on_train_epoch_end(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues from there; the folder may have moved."""

@@ -191,6 +191,8 @@ class Fitting:
         main, rows = self.learner.task.main, self.history.rows
         if self.best is None:
             return {"epoch": len(rows), "by": "the last"}
+        if not self.best.best_model_path:
+            return {"epoch": len(rows), "by": "the last: no epoch ended with a validation"}
         best = read_checkpoint(Path(self.best.best_model_path), self.learner)
         self.learner.load_state_dict(best["state_dict"])
         value = rows[self.best.epoch][f"val_{main.name}"]

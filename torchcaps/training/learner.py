@@ -109,7 +109,8 @@ class Learner(L.LightningModule):
         scheduler = how.scheduled(optimizer, trainer.estimated_stepping_batches, trainer.max_epochs or 1)
         if isinstance(scheduler["scheduler"], torch.optim.lr_scheduler.ReduceLROnPlateau):
             stage = "val" if trainer.limit_val_batches else "train"
-            scheduler |= {"interval": "epoch", "monitor": f"{stage}_loss"}
+            often = (trainer.check_val_every_n_epoch or 1) if stage == "val" else 1
+            scheduler |= {"interval": "epoch", "frequency": often, "monitor": f"{stage}_loss"}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
