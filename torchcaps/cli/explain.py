@@ -35,6 +35,9 @@ def command(arguments: list[str]) -> None:
 
 def _read_metrics(path: Path) -> list[dict[str, float]]:
     """The rows of the epochs, counted from one; earlier versions counted from zero."""
-    with path.open(newline="") as file:
-        rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+    except (ValueError, TypeError, csv.Error) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
     return [{**row, "epoch": place} for place, row in enumerate(rows, 1)]
