@@ -107,6 +107,7 @@ class TestTrain:
             (["--loss.present", "x", "--loss", "MarginLoss"], "present"),
             (["--routing", "HardKMeansRouting"], "routing must have gradients"),
             (["--batch_size", "0"], "batch_size must be at least 1, got 0"),
+            (["--seed", str(2**64)], r"seed must be less than 2\^64, got 18446744073709551616"),
             (["--model_args.kernel_size", "20"], "smaller than kernel_size 20"),
             (["--model_args.colour", "1"], "colour"),
             (["--preprocess.crop", "9"], "crop must be at most 8 for images of 8 x 8, got 9"),
@@ -115,8 +116,8 @@ class TestTrain:
             (["--preprocess.contrast", "[2,1]"], "contrast must be two factors"),
         ],
         ids=[
-            *("model", "number", "routing", "loss name", "data", "hard", "loss", "batch", "kernel", "argument"),
-            *("crop", "margin", "crops", "contrast"),
+            *("model", "number", "routing", "loss name", "data", "hard", "loss", "batch", "seed", "kernel"),
+            *("argument", "crop", "margin", "crops", "contrast"),
         ],
     )
     def test_wrong_options_are_named(self, options, message, tmp_path, capsys):
@@ -296,6 +297,12 @@ class TestLooking:
         (tmp_path / "note.txt").write_text("hello")
         assert main(["predict", str(run), str(tmp_path / "note.txt")]) == 1
         assert "note.txt" in capsys.readouterr().err
+
+    def test_damaged_metrics(self, run, tmp_path, capsys):
+        shutil.copytree(run, tmp_path / "run")
+        (tmp_path / "run" / "metrics.csv").write_text("epoch,loss\n1,x\n")
+        assert main(["explain", str(tmp_path / "run")]) == 1
+        assert "metrics.csv is damaged: could not convert string to float: 'x'" in capsys.readouterr().err
 
     def test_damaged_model(self, run, tmp_path, capsys):
         shutil.copytree(run, tmp_path / "run")

@@ -197,7 +197,7 @@ class Schedule:
             validation images, the first of equal ones.
 
     Raises:
-        ValueError: if ``epochs``, ``batch_size`` or ``patience`` is less than 1.
+        ValueError: if ``epochs``, ``batch_size`` or ``patience`` is less than 1, or ``seed`` is not in -2^63..2^64 - 1.
 
     Example:
         >>> from torchcaps.training import Schedule
@@ -216,6 +216,9 @@ class Schedule:
 
     def __post_init__(self) -> None:
         check_size(epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
+        check_size(-(2**63), seed=self.seed)
+        if self.seed >= 2**64:
+            raise ValueError(f"seed must be less than 2^64, got {self.seed}")
 
 
 @dataclass
