@@ -4,6 +4,7 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of this process and of those that tests start; before torch starts any threads
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -15,6 +16,14 @@ settings.load_profile("tests")
 torch.set_num_threads(1)  # with tensors this small, threads only wait for each other
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_reports() -> Iterator[None]:
+    """Reports show up to 4 images, not 20, each of which has a picture of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torchcaps.explain.selection._SAMPLES", 4)
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

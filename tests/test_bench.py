@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -420,20 +421,25 @@ class TestNames:
         assert done.returncode == 1
         assert "stability needs the package lightning: pip install 'torchcaps[train]'" in done.stderr
 
-    def test_python_m_benchmarks_is_torchcaps_bench(self) -> None:
-        arguments = [sys.executable, "-m", "benchmarks", "digitcaps", "--device", "nowhere"]
-        done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 2
-        assert "usage: torchcaps bench" in done.stderr
-        assert "nowhere" in done.stderr
+    def test_python_m_benchmarks_is_torchcaps_bench(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(sys, "argv", ["benchmarks", "digitcaps", "--device", "nowhere"])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_module("benchmarks", run_name="__main__")
+        assert end.value.code == 2
+        told = capsys.readouterr().err
+        assert "usage: torchcaps bench" in told
+        assert "nowhere" in told
 
 
-def test_the_page_about_the_algorithm_has_the_figures_of_its_script(tmp_path: Path) -> None:
-    arguments = [sys.executable, "-W", "error", "-m", "docs.algorithm", "--pictures", str(tmp_path)]
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_the_page_about_the_algorithm_has_the_figures_of_its_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["docs.algorithm", "--pictures", str(tmp_path)])
+    runpy.run_module("docs.algorithm", run_name="__main__")
     page = (ROOT / "docs" / "algorithm.md").read_text(encoding="utf-8")
-    assert f"```text\n{done.stdout}```" in page
+    assert f"```text\n{capsys.readouterr().out}```" in page
     assert "20.25 MiB" in page
     assert (tmp_path / "algorithm.png").stat().st_size > 10_000
     assert (ROOT / "docs" / "pictures" / "algorithm.png").exists()

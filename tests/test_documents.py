@@ -118,7 +118,8 @@ assert (page.parent / "lengths.png").stat().st_size > 1000
 assert '"kind": "lengths"' in (page.parent / "exhibits.json").read_text()
 """
     code = tmp_path / "my_parts.py"
-    code.write_text("\n\n".join([*python_blocks("docs/extending.md"), facts]))
+    few = "import torchcaps.explain.selection\n\ntorchcaps.explain.selection._SAMPLES = 4"  # as in tests/conftest.py
+    code.write_text("\n\n".join([few, *python_blocks("docs/extending.md"), facts]))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, code.name], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300

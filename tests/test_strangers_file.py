@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from torchcaps.cli import main
 from torchcaps.data import Digits
 
 ROOT = Path(__file__).parent.parent
@@ -65,14 +66,18 @@ def test_a_run_remembers_the_module(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_saved_network_alone_executes_nothing(folder: Path) -> None:
+def test_a_saved_network_alone_executes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = [f"{number}.png" for number in range(3)]
     of_run = torchcaps(folder, "predict", "run", *files, "--json", "--import", "my_capsules")
     assert of_run.returncode == 0, of_run.stderr
-    alone = torchcaps(folder, "predict", "run/model", *files, "--json")
-    assert alone.returncode == 1
-    assert "PlainCaps" in alone.stderr
-    assert "--import my_capsules" in alone.stderr
+    monkeypatch.chdir(folder)
+    assert main(["predict", "run/model", *files, "--json"]) == 1
+    alone = capsys.readouterr().err
+    assert "PlainCaps" in alone
+    assert "--import my_capsules" in alone
+    assert "my_capsules" not in sys.modules
     named = torchcaps(folder, "predict", "run/model", *files, "--json", "--import", "./my_capsules.py")
     assert named.returncode == 0, named.stderr
     assert named.stdout == of_run.stdout

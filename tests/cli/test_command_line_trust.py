@@ -122,11 +122,12 @@ class TestItem12CommandLine:
 
     @pytest.mark.skipif(torch.__version__ < (2, 12), reason="PyTorch imports its compiler itself")
     def test_item12_lightning_is_for_training_only(self, run, photos, monkeypatch):
-        """And the compiler, which a kernel imported (a second), for those who compile."""
+        """Not for its options, either. And the compiler, which a kernel imported (a second), for those who compile."""
         monkeypatch.setenv("TORCHCAPS_BACKEND", "native")
         code = (
-            "import sys; from torchcaps.cli import main; run, photo = sys.argv[1:];"
-            "assert main(['predict', run, photo]) == main(['evaluate', run]) == main(['models']) == 0;"
+            "import contextlib, sys; from torchcaps.cli import main; run, photo = sys.argv[1:];\n"
+            "with contextlib.suppress(SystemExit): main(['train', '--help'])\n"
+            "assert main(['predict', run, photo]) == main(['evaluate', run]) == main(['models', 'capsnet']) == 0;"
             "heavy = {'lightning', 'torchmetrics', 'matplotlib', 'tensorboard', 'torch._dynamo'} & set(sys.modules);"
             "assert not heavy, heavy"
         )
@@ -148,7 +149,7 @@ class TestItem12CommandLine:
         (curves,) = [exhibit for exhibit in exhibits if exhibit["kind"] == "learning_curves"]
         assert curves["panels"][0]["curves"]["training"]["epochs"] == [1, 2]
 
-    @pytest.mark.parametrize("arguments", [["models"], ["--help"], ["--version"]], ids=lambda given: given[0])
+    @pytest.mark.parametrize("arguments", [["models", "capsnet_digits"], ["--help"], ["--version"]], ids=lambda given: given[0])
     def test_item12_a_pipe_that_nobody_reads_is_no_error(self, arguments, monkeypatch, capsys):
         reading, writing = os.pipe()
         os.close(reading)

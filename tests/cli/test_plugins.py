@@ -50,11 +50,11 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ["--import", "own_caps"],
         ["--import=own_caps"],
         ["--import", "own_caps.py"],
-        ["*", "--import=own_caps", "--json", "--import", "own_caps.py"],
+        ["--import=own_caps", "--json", "--import", "own_caps.py"],
     ],
 )
 def test_every_command_imports_first(own, arguments, capsys):
-    assert main(["models", *arguments]) == 0
+    assert main(["models", "capsnet_digits", *arguments]) == 0
     assert "own_routing_a" in list_routings()
     if "--json" not in arguments:
         assert "own_routing_a" in capsys.readouterr().out
@@ -63,7 +63,7 @@ def test_every_command_imports_first(own, arguments, capsys):
 def test_from_another_folder_by_path(own, tmp_path_factory, monkeypatch):
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     assert main(["models", "--import", "own_caps"]) == 1
-    assert main(["models", "--import", str(own / "own_caps.py")]) == 0
+    assert main(["models", "capsnet_digits", "--import", str(own / "own_caps.py")]) == 0
     assert sys.modules["own_caps"].own_routing_a is ROUTINGS["own_routing_a"]
 
 
@@ -108,7 +108,7 @@ class TestEntryPoints:
         monkeypatch.syspath_prepend(own)
         point = EntryPoint("mine", "own_caps", plugins.GROUP)
         monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == "torchcaps.plugins" else [])
-        assert main(["models"]) == 0
+        assert main(["models", "capsnet_digits"]) == 0
         assert "own_routing_a" in capsys.readouterr().out
 
     def test_a_broken_one_is_named(self, monkeypatch, capsys):

@@ -1,7 +1,8 @@
 """Fully connected capsules."""
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,9 +14,17 @@ from torchcaps import CapsLinear, Capsules, create_routing, length, list_routing
 from torchcaps.routing import DynamicRouting, EMRouting
 
 I, J, P, D = 7, 5, 4, 3
-TRANSFORMS = pytest.mark.parametrize("transforms", ["full", "shared", "factored"])
+KINDS = ("full", "shared", "factored")
+TRANSFORMS = pytest.mark.parametrize("transforms", KINDS)
+BACKENDS, SCALES, HALF = ("naive", "chunked"), (1e-3, 1.0, 1e3), (torch.bfloat16, torch.float16)
 ROUTINGS = pytest.mark.parametrize("routing", list_routings())
 TRAINABLE = pytest.mark.parametrize("routing", [name for name in list_routings() if name != "hard_kmeans"])
+
+
+def in_turns(*options: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """All combinations of options, each with one of the kinds of transforms, so that every pair occurs."""
+    places = itertools.product(*(enumerate(values) for values in options))
+    return [(*(value for _, value in one), KINDS[sum(place for place, _ in one) % 3]) for one in places]
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -193,12 +202,10 @@ class TestRoutingOfALayer:
 
 
 class TestZeroInput:
-    @TRANSFORMS
     @TRAINABLE
-    @pytest.mark.parametrize("backend", ["naive", "chunked"])
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["f32", "bf16", "f16"])
+    @pytest.mark.parametrize(("dtype", "backend", "transforms"), in_turns((torch.float32, *HALF), BACKENDS))
     def test_zero_in_zero_out_finite_gradients(
-        self, transforms: str, routing: str, backend: str, dtype: torch.dtype
+        self, routing: str, dtype: torch.dtype, backend: str, transforms: str
     ) -> None:
         made = with_routing(routing, transforms=transforms, backend=backend).to(dtype)
         children = torch.zeros(2, I, P, dtype=dtype, requires_grad=True)
@@ -212,12 +219,9 @@ class TestZeroInput:
 
 
 @TRAINABLE
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-@pytest.mark.parametrize("backend", ["naive", "chunked"])
 class TestPrecision:
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
-    @TRANSFORMS
-    def test_half(self, routing: str, scale: float, backend: str, dtype: torch.dtype, transforms: str) -> None:
+    @pytest.mark.parametrize(("scale", "dtype", "backend", "transforms"), in_turns(SCALES, HALF, BACKENDS))
+    def test_half(self, routing: str, scale: float, dtype: torch.dtype, backend: str, transforms: str) -> None:
         if dtype == torch.float16 and scale == 1e3 and routing == "heinsen_2019" and torch.__version__ < (2, 12):
             pytest.skip("PyTorch adds up in float16, which does not hold that much")
         made = with_routing(routing, transforms=transforms, backend=backend).to(dtype)
@@ -230,6 +234,8 @@ class TestPrecision:
             made.routing.weight.grad.zero_()  # sums of children of length 1000: more than float16 holds
         assert_finite_gradients(made, children)
 
+    @pytest.mark.parametrize("scale", SCALES)
+    @pytest.mark.parametrize("backend", BACKENDS)
     def test_autocast(self, routing: str, scale: float, backend: str) -> None:
         made = with_routing(routing, backend=backend)
         children = (scale * random(3, I, P)).requires_grad_()

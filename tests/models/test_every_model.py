@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.small_networks import SMALLER
 from torchcaps import create_model, create_routing, list_models, list_routings, load_pretrained, margin_loss
 from torchcaps.models import CapsNet, ImageClassifier, describe_models
 from torchcaps.models.network import CONFIG_FILE, NETWORKS, WEIGHTS_FILE
@@ -49,6 +50,13 @@ STARTS = dict.fromkeys(("heinsen_smallnorb", "self_routing_resnet20"), ("learnin
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in TWICE else name for name in MODELS]
 )
 def test_every_model(name: str) -> None:
+    torch.manual_seed(0)
+    check_without_export(create_model(name, **SMALLER.get(name, {})), STARTS.get(name, ()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in SMALLER if name not in TWICE])
+def test_every_model_at_its_size(name: str) -> None:
     check_without_export(name, STARTS.get(name, ()))
 
 

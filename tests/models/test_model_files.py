@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.small_networks import SMALLER
 from torchcaps.models import create_model, list_models, load_pretrained
 
 
@@ -103,7 +104,7 @@ def test_item18_weights_that_are_cut(saved: Path) -> None:
 
 @pytest.mark.parametrize("name", list_models())
 def test_item18_whole_files_still_load(name: str, tmp_path: Path) -> None:
-    network = create_model(name)
+    network = create_model(name, **SMALLER.get(name, {}))
     network.save_pretrained(tmp_path)
     loaded = load_pretrained(tmp_path)
     assert all(tensor.device.type == "cpu" for tensor in loaded.state_dict().values())

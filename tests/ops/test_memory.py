@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pytest
@@ -136,10 +137,10 @@ RULES: dict[str, Callable[..., Routed]] = {
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("coordinates", [False, True], ids=["plain", "coordinates"])
-@pytest.mark.parametrize("transforms", [1, I], ids=["shared", "full"])
 @pytest.mark.parametrize("routing", RULES)
-@pytest.mark.parametrize("backend", ["chunked", "naive"])
+@pytest.mark.parametrize(
+    ("backend", "transforms", "coordinates"), [*product(["chunked"], [1, I], [False, True]), ("naive", I, True)]
+)
 def test_nor_under_a_similarity_or_rule_of_ones_own(
     monkeypatch: pytest.MonkeyPatch, backend: str, routing: str, transforms: int, coordinates: bool
 ) -> None:

@@ -331,7 +331,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("tiling", [None, Tiling(parents=2)], ids=["whole", "blocks"])
 def test_nothing_grows_with_children_times_parents(tiling: Tiling | None, device: str) -> None:
-    B, I, J, M, P, D = 16, 12, 4, 1, 2, 2
+    B, I, J, M, P, D = 8, 12, 4, 1, 2, 2
     call = Case(sizes=(B, J, M, P, D)).call(device)
     call = call._replace(
         children=torch.randn(B, I, M, P, device=device), transforms=torch.randn(I, J, P, D, device=device)
@@ -434,7 +434,7 @@ def test_layers(routing: str, device: str) -> None:
     torch.manual_seed(0)
     conv = CapsConv2d(2, 3, (2, 2), (2, 2), 3, 2, padding=1, routing=create_routing(routing, steps=2)).to(device)
     classes = ClassCaps(3, 2, (2, 2), (2, 2), routing=create_routing(routing, steps=2)).to(device)
-    children = Capsules(torch.randn(2, 3, 4, 2, 2, 2, device=device), torch.rand(2, 3, 4, 2, device=device))
+    children = Capsules(torch.randn(1, 2, 3, 2, 2, 2, device=device), torch.rand(1, 2, 3, 2, device=device))
     found = {}
     for backend in ("naive", "triton"):
         with use_backend(backend):
