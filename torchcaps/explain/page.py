@@ -116,12 +116,14 @@ class _Drawn(NamedTuple):
 
 def _draw(exhibit: Exhibit, report: Path, drawn: set[str], marks: dict[str, str]) -> Iterator[_Drawn]:
     """Saves the pictures of an exhibit, beside those drawn before; ``marks`` are those of the page so far, by word."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     for file, description, figure in pictures_of(exhibit):
         if file in drawn:
             raise ValueError(f"pictures must have names of their own, got {file} twice")
         drawn.add(file)
         used = make_legible(figure, marks)
-        figure.savefig(report / file)
+        FigureCanvasAgg(figure).print_png(report / file)  # savefig would go through it twice, to the same bytes
         yield _Drawn(file, description, used)
 
 

@@ -1,13 +1,11 @@
 """The options of ``torchcaps train``: what is trained, how it is optimised, for how long, and where."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
-from lightning import Trainer
-from lightning.pytorch.callbacks import Callback, EMAWeightAveraging
 from torch import Tensor, nn
 
 from torchcaps.data import ImageData, ImageSet, Preprocess
@@ -17,6 +15,9 @@ from torchcaps.numerics import check_finite, check_size, given
 from torchcaps.routing import Routing
 from torchcaps.tasks import Task, as_task
 from torchcaps.training.speed import Speed
+
+if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback
 
 OURS = {
     "max_epochs": "epochs",
@@ -221,6 +222,13 @@ class Schedule:
             raise ValueError(f"seed must be less than 2^64, got {self.seed}")
 
 
+def _trainer_arguments() -> Collection[str]:
+    """What Lightning's Trainer takes. Lightning takes seconds to import, which help and wrong options need not wait."""
+    from lightning import Trainer
+
+    return inspect.signature(Trainer).parameters
+
+
 @dataclass
 class TrainerOptions:
     """Where and how the training runs; see the documentation of Lightning's Trainer.
@@ -270,12 +278,16 @@ class TrainerOptions:
                 raise ValueError(
                     f"extra takes other arguments of Lightning's Trainer: {name} is set by torchcaps itself{source}"
                 )
-            if name not in inspect.signature(Trainer).parameters:
+            if name not in _trainer_arguments():
                 raise ValueError(f"extra takes arguments of Lightning's Trainer, which has no {name}")
 
-    def callbacks(self) -> list[Callback]:
+    def callbacks(self) -> "list[Callback]":
         """Callbacks that the options need: the averaging of the weights."""
-        return [] if self.average is None else [EMAWeightAveraging(decay=self.average)]
+        if self.average is None:
+            return []
+        from lightning.pytorch.callbacks import EMAWeightAveraging
+
+        return [EMAWeightAveraging(decay=self.average)]
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for the Trainer. On a CPU, the default is one device."""

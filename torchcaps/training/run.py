@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from lightning import Trainer
@@ -138,46 +138,8 @@ def save(network: ImageClassifier, folder: RunFolder, subject: Subject, task: Ta
     )
 
 
-GROUPS = (Subject, Optimisation, Schedule, Running)
-"""The groups of options of :func:`train`, which are on one level on the command line and in YAML."""
-
-
-def option_hints() -> dict[str, Any]:
-    """The options of :func:`train` by name, with their type hints."""
-    return {name: hint for group in GROUPS for name, hint in get_type_hints(group).items()} | {"run": str}
-
-
-def train_parser(imported: Sequence[str] = ()) -> "ArgumentParser":
-    """The options of :func:`train` on the command line and in YAML, and the folder of the run as ``run``.
-
-    Args:
-        imported: the modules that were named on the command line, which files of options may use.
-    """
-    from torchcaps.training.parser import OptionParser, TrustedConfigFile
-
-    parser = OptionParser(
-        prog="torchcaps train",
-        description="Train a network. '--resume RUN' instead of '--run RUN' continues an interrupted run.",
-    )
-    parser.allowed, parser.imported = option_hints(), imported
-    parser.add_argument("--config", action=TrustedConfigFile, help="YAML file with any of these options")
-    parser.add_argument("--run", type=str, required=True, help="folder to write; must be new or empty")
-    parser.add_argument(
-        "--import", type=list[str], default=[], help="modules or .py files of your own to execute first"
-    )
-    for group in GROUPS:
-        parser.add_class_arguments(group)
-    parser.set_defaults(
-        {
-            "loss": {"class_path": "torchcaps.losses.MarginLoss"},
-            "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 1e-3}},
-        }
-    )
-    return parser
-
-
 def train_parsed(folder: RunFolder, parser: "ArgumentParser", config: Any, **how: Any) -> dict[str, Any] | None:
-    """Trains with options that :func:`train_parser` has read.
+    """Trains with options that :func:`~torchcaps.training.train_parser` has read.
 
     Args:
         folder: of the run.

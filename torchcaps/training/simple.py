@@ -11,10 +11,11 @@ import torchcaps.data
 from torchcaps.classifier import Classifier
 from torchcaps.data import Preprocess
 from torchcaps.routing import Routing
+from torchcaps.training.command_line import GROUPS, train_parser
 from torchcaps.training.fitting import quiet_lightning
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.parser import routing_path
-from torchcaps.training.run import GROUPS, train_parsed, train_parser
+from torchcaps.training.run import train_parsed
 
 
 def train(
