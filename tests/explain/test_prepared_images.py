@@ -68,7 +68,7 @@ def test_report_draws_pixels_and_decodes_what_was_said(tmp_path: Path, monkeypat
 
     for draw in (pictures.worst_mistakes, pictures.reconstructions, pictures.assignment_figure):
         monkeypatch.setattr(pictures, draw.__name__, partial(spy, draw))
-    model, images = tiny(), image_set()
+    model, images = tiny(), image_set(6)
     images = images.prepared(PREPROCESS)
     findings = examine(model, images)
     write_report(tmp_path, model, images, {}, [])

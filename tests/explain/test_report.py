@@ -89,7 +89,7 @@ def test_a_network_with_everything(tmp_path: Path) -> None:
 
 def test_colour_images_and_names_that_are_markup(tmp_path: Path) -> None:
     model = tiny("capsnet_digits", 5, image_shape=(3, 8, 10)).eval()
-    index = write_report(tmp_path, model, image_set(WEIRD, (3, 8, 10), files=True), {"<u>": "<s>&amp;"}, METRICS)
+    index = write_report(tmp_path, model, image_set(WEIRD, (3, 8, 10), count=6, files=True), {"<u>": "<s>&amp;"}, METRICS)
     check(index)
     page = Page(index)
     assert not {"b", "i", "u", "s"} & set(page.tags)
@@ -112,7 +112,7 @@ def test_colour_images_and_names_that_are_markup(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_network_lacks_is_left_out(name: str, pictures: set[str], tmp_path: Path) -> None:
-    images = image_set(("cat", "dog"), (1, 19, 21))
+    images = image_set(("cat", "dog"), (1, 19, 21), count=6)
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "perturbation_000.png").touch()  # of an earlier network
     assert check(write_report(tmp_path, tiny(name, 2), images, {}, [])) == pictures

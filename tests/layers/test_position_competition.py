@@ -86,14 +86,14 @@ def looped(layer: CapsConvNd, children: Capsules) -> tuple[Tensor, Tensor]:
     return torch.stack([mean[w] for w in windows])[None], torch.stack([active[w] for w in windows])[None]
 
 
-@pytest.mark.parametrize("axes", [1, 2])
-@pytest.mark.parametrize("padding", [0, 1])
-@pytest.mark.parametrize("kernel", [2, 3, 5])
-@pytest.mark.parametrize("stride", [1, 2, 3])
+CASES = itertools.product((1, 2, 3), (2, 3, 5), (0, 1), (1, 2))
+
+
+@pytest.mark.parametrize(("stride", "kernel", "padding", "axes"), [case for case in CASES if sum(case) % 2 == 0])
 def test_against_loops(stride: int, kernel: int, padding: int, axes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 100)
     children = capsules(*((9,) if axes == 1 else (5, 5)))
-    backend = "chunked" if (stride + kernel + padding) % 2 else "naive"
+    backend = "chunked" if (stride + padding) % 2 else "naive"
     layer = make_layer(axes, kernel, stride, padding, backend)
     parents = layer(children)
     pose, activation = parents.pose.flatten(1, axes).flatten(-2), parents.activation.flatten(1, axes)

@@ -147,7 +147,7 @@ class TestCapsNet:
     @pytest.mark.parametrize("shape", [(3, 32, 32), (2, 96, 80)], ids=["32x32x3", "96x80x2"])
     def test_other_images_and_classes(self, shape: tuple[int, int, int]) -> None:
         with torch.no_grad():
-            prediction = create_model("capsnet", image_shape=shape, classes=5)(images(1, *shape))
+            prediction = create_model("capsnet", image_shape=shape, classes=5, channels=16, types=4)(images(1, *shape))
         assert prediction.capsules.pose.shape == (1, 5, 16)
         assert prediction.reconstruction.shape == (1, *shape)
         assert prediction.activation.isfinite().all()

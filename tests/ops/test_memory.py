@@ -96,8 +96,11 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize(("rows", "coordinates"), [(1, False), (2, True)], ids=["vectors", "matrices-coordinates"])
-@pytest.mark.parametrize("transforms", [1, I], ids=["shared", "full"])
+@pytest.mark.parametrize(
+    ("transforms", "rows", "coordinates"),
+    [(1, 1, False), (I, 2, True)],
+    ids=["shared-vectors", "full-matrices-coordinates"],
+)
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("backend", ["chunked", "native"])
 def test_no_tensor_is_as_large_as_the_votes(

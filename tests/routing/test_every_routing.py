@@ -179,7 +179,7 @@ def test_gradcheck(routing: Function, backend: str, monkeypatch: pytest.MonkeyPa
     assert torch.autograd.gradcheck(call, tuple(random((1, 3, 2), (3, 2, 2, 2), (1, 3))))
 
 
-@backends
+@pytest.mark.parametrize("backend", ["chunked", pytest.param("naive", marks=pytest.mark.slow)])  # nothing but autograd
 @pytest.mark.parametrize("name", [name for name in list_routings() if ROUTINGS[name].trainable])
 def test_second_derivatives(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 10)
