@@ -11,6 +11,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "capsnet_released": {"channels": 4, "types": 2},
     "capsnet_small": {"channels": 4, "types": 2},
     "capsnet_small_cnn": {"channels": (4, 4, 4), "hidden": (4, 4), "dropout": 0.0},
+    "deepcaps": {"types": 8},
     "heinsen_smallnorb": {"channels": 4, "parts": 3, "image_shape": (2, 30, 30)},
     "matrixcapsnet": {"types": (4, 3, 2)},
     "matrixcapsnet_cifar10": {"types": (4, 3, 2), "channels": 8},
