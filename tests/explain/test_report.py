@@ -89,7 +89,8 @@ def test_a_network_with_everything(tmp_path: Path) -> None:
 
 def test_colour_images_and_names_that_are_markup(tmp_path: Path) -> None:
     model = tiny("capsnet_digits", 5, image_shape=(3, 8, 10)).eval()
-    index = write_report(tmp_path, model, image_set(WEIRD, (3, 8, 10), count=6, files=True), {"<u>": "<s>&amp;"}, METRICS)
+    images = image_set(WEIRD, (3, 8, 10), count=6, files=True)
+    index = write_report(tmp_path, model, images, {"<u>": "<s>&amp;"}, METRICS)
     check(index)
     page = Page(index)
     assert not {"b", "i", "u", "s"} & set(page.tags)
