@@ -9,6 +9,7 @@ import pytest
 
 import torchcaps as tc
 from torchcaps.layers import FullyConnectedDecoder, ImplicitActivation, PoseMagnitude, PoseNorm, SelfWeightedPooling
+from torchcaps.models.registry import MODELS
 from torchcaps.numerics import check_finite, check_positive, check_series, check_share, check_size, check_sizes
 from torchcaps.routing import EMRouting, EMSettings, SpectralRouting, constructor_arguments
 from torchcaps.routing.base import MOST_STEPS
@@ -23,7 +24,7 @@ LAYERS: dict[type, dict[str, Any]] = {
     PoseNorm: {"types": 2, "pose": (2, 2)},
     FullyConnectedDecoder: {"in_features": 4, "image_shape": (1, 4, 4), "hidden": (4, 4)},
 }
-NETWORKS = sorted({type(tc.create_model(name)) for name in tc.list_models()}, key=lambda cls: cls.__name__)
+NETWORKS = sorted({MODELS[name].network for name in tc.list_models()}, key=lambda cls: cls.__name__)
 
 
 def wrong(value: Any) -> Iterator[Any]:
