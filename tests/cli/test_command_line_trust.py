@@ -149,7 +149,9 @@ class TestItem12CommandLine:
         (curves,) = [exhibit for exhibit in exhibits if exhibit["kind"] == "learning_curves"]
         assert curves["panels"][0]["curves"]["training"]["epochs"] == [1, 2]
 
-    @pytest.mark.parametrize("arguments", [["models", "capsnet_digits"], ["--help"], ["--version"]], ids=lambda given: given[0])
+    @pytest.mark.parametrize(
+        "arguments", [["models", "capsnet_digits"], ["--help"], ["--version"]], ids=lambda given: given[0]
+    )
     def test_item12_a_pipe_that_nobody_reads_is_no_error(self, arguments, monkeypatch, capsys):
         reading, writing = os.pipe()
         os.close(reading)
