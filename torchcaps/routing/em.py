@@ -62,7 +62,8 @@ class EMSettings:
             Two parents then always get -1 and 1, and one parent 0: use another setting for fewer than three.
         relative_floor: above 0, in place of ``variance_floor``: the floor is this share of :func:`votes_variance`, and
             costs count variances in that unit, as if the votes of each example had variance 1. No scale of the votes
-            then changes assignments and activations.
+            then changes assignments and activations; in float32 gradients need deviations of the votes between about
+            1e-7 and 1e10.
 
     Raises:
         ValueError: if one is no finite number, or outside of these bounds.
@@ -322,7 +323,8 @@ class EMRouting(Routing):
         learn_sharpness: learn a factor of it, kept positive: one for the ``"layer"``, or one a ``"parent"``; None
             learns none.
         relative_floor: above 0, in place of ``variance_floor``: a share of the variance of the votes, in whose unit
-            costs are then counted too, so that no scale of the votes changes assignments and activations.
+            costs are then counted too, so that no scale of the votes changes assignments and activations; in float32
+            gradients need deviations of the votes between about 1e-7 and 1e10.
 
     Example:
         >>> layer = tc.CapsLinear(32, 10, (4, 4), (4, 4), routing=tc.routing.EMRouting.preset("soft", steps=2))
