@@ -165,6 +165,8 @@ class TestWhatIsSavedWithIt:
         assert classifier.activations(images[:0]).shape == (0, 2)
         with pytest.raises(ValueError, match=r"images must be \(B, 1, 12, 12\), got \(7, 1, 6, 6\)"):
             classifier.activations(images[:, :, :6, :6])
+        with pytest.raises(ValueError, match="images must be one tensor, got list: predict takes files and lists"):
+            classifier.activations([images[0]])
 
     def test_misfits_are_named(self, folder, tmp_path):
         network = tc.load_pretrained(folder / "model")

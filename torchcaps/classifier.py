@@ -318,8 +318,10 @@ class Classifier:
             batch_size: how many crops of images at a time.
 
         Raises:
-            ValueError: if the images have another shape, or ``batch_size`` is not a whole number, 1 or more.
+            ValueError: if the images are no tensor of this shape, or ``batch_size`` is not a whole number, 1 or more.
         """
+        if not isinstance(images, Tensor):
+            raise ValueError(f"images must be one tensor, got {type(images).__name__}: predict takes files and lists")
         if images.shape[1:] != self.image_shape:
             raise ValueError(f"images must be (B, {str(self.image_shape)[1:-1]}), got {tuple(images.shape)}")
         parts = images.split(self._at_once(batch_size))
