@@ -178,6 +178,15 @@ class TestFit:
         for name, weight in weights.items():
             torch.testing.assert_close(weight, expected[name], msg=name, rtol=1e-6, atol=1e-9)
 
+    def test_a_frozen_part_is_no_surprise(self, few, tmp_path):
+        one = Schedule(epochs=1, batch_size=64)
+        learner = task()
+        learner.model.conv.eval()
+        fit(learner, few, few, tmp_path / "part", one, CPU)
+        learner.model.eval()
+        with pytest.warns(UserWarning, match="in eval mode at the start of training"):
+            fit(learner, few, few, tmp_path / "whole", one, CPU)
+
     def test_works_without_validation_images(self, few, tmp_path):
         _, metrics = fit(task(), few, few.subset(torch.arange(0)), tmp_path, Schedule(epochs=1, batch_size=16), CPU)
         assert "val_loss" not in metrics[0]

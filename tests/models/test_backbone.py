@@ -58,6 +58,13 @@ def test_a_head_of_capsules_on_the_features_of_the_twin(tmp_path) -> None:
         create_model("capsnet_on_backbone", weights=str(tmp_path / "none"), **SMALL)
 
 
+def test_a_backbone_out_of_a_run(tmp_path) -> None:
+    twin = create_model("capsnet_on_backbone_cnn", classes=3, **SMALL)
+    twin.save_pretrained(tmp_path / "run" / "model")
+    network = create_model("capsnet_on_backbone", classes=5, weights=str(tmp_path / "run"), **SMALL)
+    assert torch.equal(network.features.stem[0].weight, twin.features.stem[0].weight)
+
+
 @pytest.mark.parametrize("kind", [CapsNetOnBackbone, BackboneTwin])
 @pytest.mark.parametrize(
     ("arguments", "message"),

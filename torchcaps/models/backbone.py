@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps, told
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
-from torchcaps.models.network import WEIGHTS_FILE
+from torchcaps.models.network import WEIGHTS_FILE, network_folder
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import check_series, check_size, given
 from torchcaps.routing import DynamicRouting, Routing
@@ -143,9 +143,9 @@ def _numbers_only() -> Iterator[None]:
 
 
 def _weights_file(path: str) -> Path:
-    """A file with weights, or the one that lies in a folder."""
+    """A file with weights, or the one that lies in a folder, or in that of a run."""
     here = Path(path)
-    files = [here / name for name in (WEIGHTS_FILE, "pytorch_model.bin")] if here.is_dir() else [here]
+    files = [network_folder(here) / name for name in (WEIGHTS_FILE, "pytorch_model.bin")] if here.is_dir() else [here]
     found = next((file for file in files if file.is_file()), None)
     if found is None:
         raise FileNotFoundError(f"weights must be {HUB!r}, a file, or a folder with {WEIGHTS_FILE}, got {path!r}")
@@ -240,9 +240,9 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
         widths: channels of the stages of ``residual``; each but the first halves height and width.
         blocks: in each stage of ``residual``.
         stride: of the first convolution of ``residual``.
-        weights: initial ones of the backbone: for ``residual`` the folder of a saved network on such a one, for timm
-            ``hub``, a file, or a folder with ``model.safetensors``; None for random ones. The attribute is None: a
-            saved network brings its own.
+        weights: initial ones of the backbone: for ``residual`` the folder of a run, or of a saved network, on such a
+            one, for timm ``hub``, a file, or a folder with ``model.safetensors``; None for random ones. The attribute
+            is None: a saved network brings its own.
         frozen: train only what stands on the backbone.
         types: types of primary capsules.
         primary_dim: dimension of their poses.

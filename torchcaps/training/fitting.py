@@ -180,7 +180,7 @@ class Fitting:
                 raise ValueError(f"epochs must be {done} or more, as many as are done already, got {wanted}")
         if begin is not None:
             begin()
-        with _expected_warnings(), kept_memory(self.learner.speed.keep_memory), _ctrl_c():
+        with _expected_warnings(self.learner), kept_memory(self.learner.speed.keep_memory), _ctrl_c():
             self.trainer.fit(self.learner, datamodule=self.loaders, ckpt_path=newest, weights_only=True)
         if is_first_process():
             checkpoint_to_resume(self.checkpoints)  # Lightning does not delete the one it resumed from
@@ -264,8 +264,10 @@ def _ctrl_c() -> Iterator[None]:
 
 
 @contextmanager
-def _expected_warnings() -> Iterator[None]:
+def _expected_warnings(learner: Learner) -> Iterator[None]:
     with warnings.catch_warnings():
+        if learner.model.training:  # parts in evaluation mode are frozen on purpose, the whole network hardly is
+            warnings.filterwarnings("ignore", ".*in eval mode at the start of training.*")
         # In-memory images need no workers; epochs of a few steps are fine.
         warnings.filterwarnings("ignore", ".*does not have many workers.*")
         warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")  # between Lightning and torch
