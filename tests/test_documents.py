@@ -113,6 +113,9 @@ assert moments.variance.shape == (4, 10, 16)
 assert not torch.equal(moments.mass, sharpened.mass)
 assert layer(torch.randn(2, 288, 8)).activation.shape == (2, 10)
 assert tc.list_routings().count("apart") == 1
+known = tc.load_pretrained("mnist/efficient_capsnet").primary_caps.state_dict()
+assert all(torch.equal(known[name], weight) for name, weight in fine.primary_caps.state_dict().items())
+assert fine.config() == {"image_shape": [1, 28, 28], "classes": 4, "start": None, "frozen": True}
 assert examination.figures["accuracy"] <= examination.figures["top_accuracy"] < 0.9
 assert (page.parent / "lengths.png").stat().st_size > 1000
 assert '"kind": "lengths"' in (page.parent / "exhibits.json").read_text()
