@@ -3,4 +3,4 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="module")
 def small_reports() -> None:
-    """Reports show as many images here as elsewhere than in tests."""
+    """Here reports show as many images as they do outside of tests."""
