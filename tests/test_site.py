@@ -131,3 +131,17 @@ class TestNotebooks:
         shown = [output for cell in kernel.nb.cells for output in cell.get("outputs", [])]
         assert sum("image/png" in output.get("data", {}) for output in shown) >= 3
         assert not any(output.get("name") == "stderr" for output in shown)
+
+    def test_what_is_told_of_clusters_and_faces(self) -> None:
+        """The exercise with four centres runs, and the nose is the part that stays divided."""
+        (path,) = (path for path in NOTEBOOKS if path.stem.startswith("2"))
+        cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+        code = "\n".join(cells).replace("%matplotlib inline", "").replace("points[[0, 1, 2]]", "points[[0, 1, 2, 3]]")
+        names: dict[str, Any] = {}
+        exec(code, names)
+        names["plt"].close("all")
+        assert names["moments"].mean.shape == (1, 4, 2)
+        routed = names["tc"].create_routing("euclidean", steps=4).bind(2, 2)(names["vote"](names["upright"]))
+        shares = dict(zip(names["parts"], routed.assignment[0, :, 0].tolist(), strict=True))
+        assert shares.pop("nose") == pytest.approx(0.5, abs=0.01)
+        assert min(shares.values()) > 0.95
