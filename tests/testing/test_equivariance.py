@@ -1,14 +1,16 @@
 """The checks are checked: they pass what is equivariant, and nothing else."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from torchcaps import CapsConv2d, CapsLinear, Capsules, ClassCaps, create_routing
+from torchcaps import CapsConv2d, CapsLinear, Capsules, ClassCaps, create_routing, list_routings
 from torchcaps.routing import EM_PRESETS, DynamicRouting, EMRouting, Routing
+from torchcaps.routing.base import ROUTINGS
 from torchcaps.testing import assert_equivariant, orthogonal, signed_permutation
 
 M, P, D = 3, 2, 4
@@ -58,6 +60,28 @@ class TestEquivariant:
         tolerance = 1e-9 if dtype == torch.float64 else 1e-3
         layer = build(make, EMRouting.preset(preset)).to(dtype)
         assert_equivariant(layer, children(dtype), several(signed_permutation), atol=tolerance, rtol=tolerance)
+
+
+NEVER = {"attention", "heinsen_2019", "heinsen_2022", "homogeneous", "prototypes", "self_routing", "variational_bayes"}
+
+
+OURS = [name for name in list_routings() if ROUTINGS[name].__module__.startswith("torchcaps.")]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_the_documents_say_of_each_routing(name: str) -> None:
+    """With weights and statistics as after a training: initial ones are often 0."""
+    layer = build(lambda routing: CapsLinear(12, 3, (M, P), (M, P), routing=routing), create_routing(name))
+    layer.double().eval()
+    with torch.no_grad():
+        for tensor in layer.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.add_(0.3 * torch.rand(tensor.shape, generator=generator(1)))
+    random = generator()
+    pose, activation = torch.randn(2, 12, M, P, generator=random).double(), torch.rand(2, 12, generator=random).double()
+    for make, fails in ((orthogonal, name in NEVER | {"em"}), (signed_permutation, name in NEVER)):
+        with pytest.raises(AssertionError, match="off by up to") if fails else nullcontext():
+            assert_equivariant(layer, Capsules(pose, activation), several(make), atol=1e-9, rtol=1e-9)
 
 
 class TestBroken:
