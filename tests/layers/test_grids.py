@@ -206,6 +206,17 @@ class TestConvolution:
         total = torch.zeros(2, windows.padded * 2, dtype=torch.float64).scatter_add(1, places, given)
         torch.testing.assert_close(total, torch.ones_like(total), rtol=1e-10, atol=0)
 
+    @pytest.mark.parametrize("competition", ["image", "position"])
+    @pytest.mark.parametrize("backend", ["naive", "chunked", None])
+    def test_rounding_of_large_logits_gives_no_child_away_twice(self, backend: str | None, competition: Any) -> None:
+        torch.manual_seed(0)
+        routing = create_routing("dynamic", squash="none")
+        layer = CapsConv1d(2, 3, (2, 2), (2, 2), 3, routing=routing, competition=competition, backend=backend)
+        children = Capsules(1e4 * random(4, 9, 2, 2, 2).float(), torch.ones(4, 9, 2))
+        (routed,) = layer.route(children)
+        mass = routed.votes.moments(routed.similarity).mass.sum().item()
+        assert mass == pytest.approx(4 * 9 * 2 * (1 if competition == "image" else 3))
+
     @pytest.mark.parametrize("axes", [1, 2, 3])
     def test_grid_is_another_name_of_image(self, axes: int) -> None:
         children = make_children(1, *(4,) * axes, 2)

@@ -28,7 +28,7 @@ from torchcaps.ops.dispatch import (
 from torchcaps.ops.fields import FieldsType, Shapes
 from torchcaps.ops.gaussians import Gaussians
 from torchcaps.ops.naive import NaiveVotes, dense_votes, gram
-from torchcaps.ops.similarity import Similarity
+from torchcaps.ops.similarity import Given, Similarity
 from torchcaps.ops.windows import in_windows
 from torchcaps.squash import kind_of
 
@@ -204,7 +204,7 @@ class Votes:
             weights = self.present(weights)
             if weights is not None:
                 weights = self._for_source(source, weights.to(source.children.dtype))
-            return source.moments(similarity, weights, rule, scatter)
+            return source.moments(self._normalised(similarity, rule), weights, rule, scatter)
 
     def agree(self, agreement: Agreement, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None] | None:
         """All steps of routing by agreement at once, where the backend can: :meth:`VoteSource.agree`.
@@ -306,7 +306,7 @@ class Votes:
                     "children or transforms were changed in place since they voted: read the assignment before they "
                     "change, as before a step of the optimizer"
                 )
-            assignment = source.assignment(similarity, rule)
+            assignment = source.assignment(self._normalised(similarity, rule), rule)
             return assignment if self.mask is None else assignment * self.gather(self.mask)[..., None]
 
     def logits(self, similarity: Similarity | None = None) -> Tensor:
@@ -352,6 +352,15 @@ class Votes:
             check_field("log_partition", partition, self.children, self.parents)
             rule = replace(rule, log_partition=self._for_source(source, partition.to(source.children.dtype)))
         return similarity, rule, source
+
+    def _normalised(self, similarity: Similarity | None, rule: Rule) -> Similarity | None:
+        """The similarity; with a normaliser for each pair, the logits that it was made of.
+
+        Those of another backend, or of another order of sums, differ by rounding, which their exponential magnifies.
+        """
+        if similarity is None or rule.log_partition is None or rule.log_partition.ndim == 2:
+            return similarity
+        return Given(self._able(similarity, SOFTMAX).logits(similarity))
 
     def _able(self, similarity: Similarity | None, rule: Rule, scatter: bool = False) -> VoteSource:
         return self._source_of(self._choice(similarity, rule, scatter))

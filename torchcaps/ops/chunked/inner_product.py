@@ -26,12 +26,11 @@ class InnerProductMoments(torch.autograd.Function):
         transforms: Tensor,
         alpha: Tensor,
         weights: Tensor | None,
-        log_partition: Tensor | None,
         orphan: bool,
         budget: int,
     ) -> tuple[Tensor, Tensor]:
         """Mass (B, J) and sum (B, J, M * D)."""
-        ctx.save_for_backward(children, transforms, alpha, weights, log_partition)
+        ctx.save_for_backward(children, transforms, alpha, weights)
         ctx.orphan, ctx.budget = orphan, budget
         B, I, M, P = children.shape
         _, J, _, D = transforms.shape
@@ -42,7 +41,7 @@ class InnerProductMoments(torch.autograd.Function):
             part_mass = parents.new_zeros(J, rows.stop - rows.start)
             part_sum = torch.zeros_like(parents)
             for columns in slices(I, column_step):
-                tile = _InnerProductTile(children, transforms, weights, log_partition, rows, columns)
+                tile = _InnerProductTile(children, transforms, weights, rows, columns)
                 share = tile.share(tile.logits(tile.project(parents)), orphan)
                 part_mass += share.sum(1)
                 part_sum.baddbmm_(tile.transforms.mT, tile.spread(share))
@@ -58,26 +57,22 @@ class InnerProductMoments(torch.autograd.Function):
         def work(tensors: Tensors, upstream: Tensors) -> Tensors:
             return _backward(tensors, upstream, orphan, budget)
 
-        def function(
-            children: Tensor, transforms: Tensor, alpha: Tensor, weights: Tensor | None, partition: Tensor | None
-        ) -> Tensors:
+        def function(children: Tensor, transforms: Tensor, alpha: Tensor, weights: Tensor | None) -> Tensors:
             stored = naive.NaiveVotes(children, transforms)
-            rule = Rule(orphan, log_partition=partition)
-            return stored.moments(InnerProduct(alpha), weights, rule, scatter=False)[:2]
+            return stored.moments(InnerProduct(alpha), weights, Rule(orphan), scatter=False)[:2]
 
         return *gradients(work, function, ctx.saved_tensors, (grad_mass, grad_sum)), None, None
 
 
 def _backward(tensors: Any, upstream: Any, orphan: bool, budget: int) -> Tensors:
-    """The gradients of children, transforms, alpha, weights and the normaliser, tile by tile."""
+    """The gradients of children, transforms, alpha and weights, tile by tile."""
     grad_mass, grad_sum = upstream
-    children, transforms, alpha, weights, log_partition = tensors
+    children, transforms, alpha, weights = tensors
     B, I, M, P = children.shape
     _, J, _, D = transforms.shape
     grad_children, grad_transforms = torch.empty_like(children), torch.zeros_like(transforms)
     grad_alpha = torch.empty_like(alpha)
     grad_weights = None if weights is None else torch.empty_like(weights)
-    grad_partition = None if log_partition is None else torch.empty_like(log_partition)
     row_step, column_step = tile_shape(B, I, 2 * J * M * P, budget)
     for rows in slices(B, row_step):
         n = rows.stop - rows.start
@@ -85,7 +80,7 @@ def _backward(tensors: Any, upstream: Any, orphan: bool, budget: int) -> Tensors
         grad_child = grad_mass[rows].T[:, None]  # [J, 1, B]
         part_alpha = both.new_zeros(J, D, M * n)
         for columns in slices(I, column_step):
-            tile = _InnerProductTile(children, transforms, weights, log_partition, rows, columns)
+            tile = _InnerProductTile(children, transforms, weights, rows, columns)
             projected, grad_projected = tile.project(both).view(J, -1, 2, M * n).unbind(2)
             logits = tile.logits(projected)
             assignment = tile.assignment(logits, orphan)
@@ -95,10 +90,7 @@ def _backward(tensors: Any, upstream: Any, orphan: bool, budget: int) -> Tensors
             inflow = flow.sum(0)  # [i, B]
             if grad_weights is not None:
                 grad_weights[rows, columns] = (assignment * grad_share).sum(0).T
-            if grad_partition is not None:
-                grad_partition[rows, columns] = -inflow.T
-            else:
-                flow = flow.addcmul_(assignment, inflow, value=-1)  # now the gradient of the logits
+            flow = flow.addcmul_(assignment, inflow, value=-1)  # now the gradient of the logits
             share = assignment if tile.weights is None else assignment * tile.weights
             grad_tile = tile.gather(projected, flow) + tile.gather(grad_projected, share)
             grad_children[rows, columns] = grad_tile.permute(3, 0, 2, 1)  # [i, P, M, B] -> [B, i, M, P]
@@ -106,7 +98,7 @@ def _backward(tensors: Any, upstream: Any, orphan: bool, budget: int) -> Tensors
             grad_transforms[columns] += (spread @ both.mT).view(J, -1, P, D).transpose(0, 1)
             part_alpha.baddbmm_(tile.transforms.mT, spread[..., : M * n])
         grad_alpha[rows] = uncolumns(part_alpha, M)
-    return grad_children, grad_transforms, grad_alpha, grad_weights, grad_partition
+    return grad_children, grad_transforms, grad_alpha, grad_weights
 
 
 class _InnerProductTile:
@@ -117,14 +109,12 @@ class _InnerProductTile:
         children: Tensor,
         transforms: Tensor,
         weights: Tensor | None,
-        log_partition: Tensor | None,
         rows: slice,
         columns: slice,
     ) -> None:
         self.children = children[rows, columns].permute(1, 3, 2, 0).contiguous()  # [i, P, M, B]
         self.transforms = transforms[columns].transpose(0, 1).flatten(1, 2)  # [J, iP, D]
         self.weights = None if weights is None else weights[rows, columns].T  # [i, B]
-        self.log_partition = None if log_partition is None else log_partition[rows, columns].T
 
     def project(self, parents: Tensor) -> Tensor:
         """``W_ij alpha_j``, (J, iP, *)."""
@@ -137,12 +127,9 @@ class _InnerProductTile:
 
     def assignment(self, logits: Tensor, orphan: bool) -> Tensor:
         """``R_ij``, (J, i, B): the softmax is over the leading axis."""
-        partition = self.log_partition
-        if partition is None:
-            if not orphan:
-                return logits.softmax(0)
-            partition = torch.logaddexp(logits.logsumexp(0), logits.new_zeros(()))
-        return (logits - partition).exp()
+        if not orphan:
+            return logits.softmax(0)
+        return (logits - torch.logaddexp(logits.logsumexp(0), logits.new_zeros(()))).exp()
 
     def share(self, logits: Tensor, orphan: bool) -> Tensor:
         """``a_i R_ij``, (J, i, B)."""

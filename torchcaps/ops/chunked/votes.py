@@ -6,7 +6,8 @@ Five cases, from the cheapest:
 * Given logits say how much of a child goes where before it is transformed: a matrix product for each parent.
 * Inner products never need the vote itself: ``<alpha_j, u_i W_ij> = <u_i, W_ij alpha_j>`` and
   ``sum_i r_ij u_i W_ij = sum_i (r_ij u_i) W_ij``. With shared transforms this is attention over the children.
-* Inner products with coordinates or a scatter, and Gaussians, work on tiles of votes; backward forms each tile again.
+* Inner products with coordinates, a scatter or a given normaliser, and Gaussians, work on tiles of votes; backward
+  forms each tile again.
 * Any other similarity, or rule, does so too, with autograd inside each tile.
 """
 
@@ -61,10 +62,11 @@ class ChunkedVotes(VoteSource):
         without_votes = not (scatter or rule.hard or self.coordinates is not None)
         if without_votes and similarity is None:
             return uniform_moments(self.children, self.transforms, weights, rule)
-        if without_votes and isinstance(similarity, InnerProduct):
+        # A given normaliser was made of the logits of tiles of votes: others differ by rounding.
+        if without_votes and isinstance(similarity, InnerProduct) and rule.log_partition is None:
             if self.transforms.shape[0] == 1:
                 return attention_moments(self.children, self.transforms, similarity.alpha, weights, rule)
-            pairs = (self.children, self.transforms, similarity.alpha, weights, rule.log_partition)
+            pairs = (self.children, self.transforms, similarity.alpha, weights)
             mass, total = InnerProductMoments.apply(*pairs, rule.orphan, self.budget)
             return Moments(mass, total, None)
         options = Options(None if similarity is None else type(similarity), rule.orphan, rule.hard, self.budget)
