@@ -69,7 +69,7 @@ class TestFigures:
             assert "balanced accuracy 33.33%" in found.lines[0]
 
 
-class Fixed(tc.models.ImageClassifier):
+class Told(tc.models.ImageClassifier):
     """Gives the same activations for each image."""
 
     def __init__(self, *activation: float) -> None:
@@ -82,7 +82,7 @@ class Fixed(tc.models.ImageClassifier):
 
 def test_classes_without_images_are_named():
     images = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 2]), ("a", "b", "c"))
-    found = Classification().examine(Fixed(0.9, 0.1, 0.2), images)
+    found = Classification().examine(Told(0.9, 0.1, 0.2), images)
     assert found.warnings[0] == "there are no images of 'b': the figures say nothing about such"
 
 
@@ -92,7 +92,7 @@ def test_a_class_takes_one_line_whatever_its_name(task):
     if isinstance(task, SeveralLabels):
         labels = F.one_hot(labels).bool()
     images = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), labels, ("a\nb", "c"))
-    assert task.examine(Fixed(0.2, 0.1), images).lines[1].startswith("  a\\nb: ")
+    assert task.examine(Told(0.2, 0.1), images).lines[1].startswith("  a\\nb: ")
 
 
 @pytest.mark.parametrize("task", [Classification(), SeveralLabels()])
@@ -101,7 +101,7 @@ def test_activations_that_are_not_finite_are_warned_of(task):
     if isinstance(task, SeveralLabels):
         labels = F.one_hot(labels).bool()
     images = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), labels, ("a", "b"))
-    found = task.examine(Fixed(torch.nan, 0.1), images)
+    found = task.examine(Told(torch.nan, 0.1), images)
     assert found.warnings[0].startswith("the activations of 2 of 2 are not finite")
 
 

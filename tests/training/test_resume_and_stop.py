@@ -109,10 +109,14 @@ class TestItem17:
 
     def test_a_longer_training_goes_on_after_a_kill(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The defect: config.yaml kept the old number of epochs, and --resume ended there, or refused to."""
+
+        def ctrl_c(learner: Learner) -> None:
+            raise KeyboardInterrupt
+
         run = tmp_path / "run"
         assert main([*TRAIN, "--run", str(run)]) == 0
         with monkeypatch.context() as killed:
-            killed.setattr(Learner, "on_train_epoch_start", lambda self: signal.raise_signal(signal.SIGINT))
+            killed.setattr(Learner, "on_train_epoch_start", ctrl_c)
             assert main(["train", "--resume", str(run), "--epochs", "3"]) == 130
         assert main(["train", "--resume", str(run), "--optimizer.lr", "1"]) == 1  # refused, and not kept
         assert main(["train", "--resume", str(run)]) == 0
