@@ -86,22 +86,22 @@ def test_classes_without_images_are_named():
     assert found.warnings[0] == "there are no images of 'b': the figures say nothing about such"
 
 
-@pytest.mark.parametrize("task", [Classification(), SeveralLabels()])
-def test_a_class_takes_one_line_whatever_its_name(task):
+def two_images(task, classes):
+    """One of each class, labelled as the task wants it."""
     labels = torch.tensor([0, 1])
     if isinstance(task, SeveralLabels):
         labels = F.one_hot(labels).bool()
-    images = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), labels, ("a\nb", "c"))
-    assert task.examine(Told(0.2, 0.1), images).lines[1].startswith("  a\\nb: ")
+    return ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), labels, classes)
+
+
+@pytest.mark.parametrize("task", [Classification(), SeveralLabels()])
+def test_a_class_takes_one_line_whatever_its_name(task):
+    assert task.examine(Told(0.2, 0.1), two_images(task, ("a\nb", "c"))).lines[1].startswith("  a\\nb: ")
 
 
 @pytest.mark.parametrize("task", [Classification(), SeveralLabels()])
 def test_activations_that_are_not_finite_are_warned_of(task):
-    labels = torch.tensor([0, 1])
-    if isinstance(task, SeveralLabels):
-        labels = F.one_hot(labels).bool()
-    images = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), labels, ("a", "b"))
-    found = task.examine(Told(torch.nan, 0.1), images)
+    found = task.examine(Told(torch.nan, 0.1), two_images(task, ("a", "b")))
     assert found.warnings[0].startswith("the activations of 2 of 2 are not finite")
 
 
