@@ -118,7 +118,7 @@ class TestEntryPoints:
         assert "the plug-in mine (no_such_module_here) cannot be imported" in capsys.readouterr().err
 
 
-def test_options_of_a_file_name_imports_that_the_command_line_names_too(own, tmp_path, capsys):
+def test_options_of_a_file_name_imports_that_the_command_line_names_too(own, tmp_path, capsys, monkeypatch):
     config = tmp_path / "options.yaml"
     options = {"import": [str(own / "own_caps.py")], "data": "Digits", "epochs": 1, "routing": "own_caps.own_routing_a"}
     small = {"channels": 4, "types": 2, "decoder_hidden": None}
@@ -130,6 +130,10 @@ def test_options_of_a_file_name_imports_that_the_command_line_names_too(own, tmp
     assert main([*command, "--import", "own_caps.py"]) == 0
     recorded = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert recorded["import"] == options["import"]
+    opened = []
+    monkeypatch.setattr("torchcaps.explore.serve", lambda explorer, *rest: opened.append(explorer))
+    assert main(["explore", str(tmp_path / "run"), "--import", "own_caps.py"]) == 0
+    assert opened[0].answer(opened[0].sample(str(tmp_path / "run"), "7"))["label"] == 7
 
 
 def test_runs_of_before_have_no_imports():

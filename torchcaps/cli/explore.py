@@ -37,7 +37,7 @@ def command(arguments: list[str]) -> None:
     classifiers = {name: open_classifier(name, options.device) for name in options.networks or list_pretrained()}
     if not options.networks:
         classifiers = dict(sorted(_with_capsules(classifiers), key=lambda item: _shows(item[1]), reverse=True))
-    explorer = Explorer(classifiers, {name: _samples(name, one) for name, one in classifiers.items()})
+    explorer = Explorer(classifiers, {name: _samples(name, one, arguments) for name, one in classifiers.items()})
 
     def ready(address: str) -> None:
         print(f"torchcaps explore: {address} (Ctrl-C ends it)", flush=True)
@@ -65,18 +65,18 @@ def _shows(classifier: "Classifier") -> tuple[bool, bool]:
     return getattr(network, "decoder", None) is not None, hasattr(network.routing, "steps")
 
 
-def _samples(name: str, classifier: "Classifier") -> "Callable[[], ImageSet | None]":
+def _samples(name: str, classifier: "Classifier", arguments: list[str]) -> "Callable[[], ImageSet | None]":
     """A function that reads images to try: the test images of a run, else data sets on this machine."""
     from torchcaps.explore import local_samples
 
     if (Path(name) / "config.yaml").is_file():
-        return partial(_test_images, name)
+        return partial(_test_images, name, arguments)
     return partial(local_samples, name, classifier, _note)
 
 
-def _test_images(name: str) -> "ImageSet | None":
+def _test_images(name: str, arguments: list[str]) -> "ImageSet | None":
     """The test images of a run; None, with a message, if they are no longer there."""
-    parser = look_parser("explore", "", [name])
+    parser = look_parser("explore", "", arguments)  # which name the modules that it may want imported
     try:
         return open_run(parser, parser.parse_args([name]))[1]
     except (OSError, ValueError) as error:
