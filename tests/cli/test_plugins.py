@@ -67,6 +67,12 @@ def test_from_another_folder_by_path(own, tmp_path_factory, monkeypatch):
     assert sys.modules["own_caps"].own_routing_a is ROUTINGS["own_routing_a"]
 
 
+def test_a_file_imports_from_beside_it(own, tmp_path_factory, monkeypatch):
+    (own / "more_caps.py").write_text("from own_caps import own_routing_a")
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert import_named(str(own / "more_caps.py")).own_routing_a is ROUTINGS["own_routing_a"]
+
+
 def test_arguments_are_told_apart():
     arguments = ["runs/x", "--import", "a.b", "--json", "--import=c/d.py", "image.png"]
     assert named_imports(arguments) == ["a.b", str(Path("c/d.py").absolute())]

@@ -88,10 +88,14 @@ def import_named(name: str) -> ModuleType:
 
 
 def _import_module(name: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
+    _look_in(Path.cwd())
     return importlib.import_module(name)
+
+
+def _look_in(folder: Path) -> None:
+    """Lets Python find modules in a folder, after all others."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -107,6 +111,7 @@ def _import_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # where options and saved classes look it up
+    _look_in(path.absolute().parent)  # for what it imports from beside it, as in 'python FILE'
     try:
         spec.loader.exec_module(module)
     except BaseException:
