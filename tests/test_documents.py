@@ -15,6 +15,7 @@ from PIL import Image
 import torchcaps as tc
 from docs import house
 from torchcaps.data import Words
+from torchcaps.training import train_parser
 
 ROOT = Path(__file__).parent.parent
 
@@ -130,6 +131,14 @@ assert '"kind": "lengths"' in (page.parent / "exhibits.json").read_text()
     assert done.returncode == 0, done.stderr
 
 
+def test_code_of_a_recipe_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchcaps.recipes.kit.base.RECIPES", {})
+    recipe = executed("docs/recipes.md", tmp_path, monkeypatch)["MyComparison"]()
+    for settings in recipe.presets.values():
+        for row in recipe.rows:
+            train_parser().parse_object({"run": "x", **recipe.job(settings, row)[1]})
+
+
 def test_code_of_the_explorer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = executed("docs/explore.md", tmp_path, monkeypatch)
     assert names["again"].shape == (1, 10)
@@ -159,8 +168,8 @@ def test_code_of_words_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_no_code_is_left_unexecuted() -> None:
     """The guide's is executed by its own tests, CONTRIBUTING's by those of a stranger's file."""
     with_code = {document for document in DOCUMENTS if python_blocks(document) and "guide/" not in document}
-    pages = ("explaining", "explore", "extending", "first-steps", "layers", "poses", "pretrained", "routings", "speed",
-             "training", "words")  # fmt: skip
+    pages = ("explaining", "explore", "extending", "first-steps", "layers", "poses", "pretrained", "recipes",
+             "routings", "speed", "training", "words")  # fmt: skip
     assert with_code == {"README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in pages)}
 
 
