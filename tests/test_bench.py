@@ -286,7 +286,7 @@ def test_compare_runs_the_other_version_from_its_own_tree(tmp_path: Path) -> Non
     """A copy of this version whose CapsLinear sleeps."""
     shutil.copytree(ROOT / "torchcaps", tmp_path / "torchcaps", ignore=shutil.ignore_patterns("__pycache__", "bench"))
     layer = tmp_path / "torchcaps" / "layers" / "linear.py"
-    line = "        children = self._as_children(children, mask)\n"
+    line = "        pose, activation = self._as_children(children, mask)\n"
     assert line in layer.read_text()
     layer.write_text(layer.read_text().replace(line, "        __import__('time').sleep(0.1)\n" + line))
     with compare.Worker(tmp_path, ["sharedcapsnet", "chunked", "0", "cpu", "1", "1"]) as worker:

@@ -48,6 +48,11 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in that dtype: ``to``, which takes a microsecond even where there is nothing to do."""
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
+
+
 def real_dtype(name: str, tensor: Tensor) -> torch.dtype:
     """The dtype of a result computed from a tensor: its own, or for integers the default one, as for ``torch.sqrt``.
 

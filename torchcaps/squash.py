@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import compute_dtype, only_formulas, real_dtype
+from torchcaps.numerics import cast, compute_dtype, only_formulas, real_dtype
 
 Dims = int | tuple[int, ...]
 
@@ -54,12 +54,12 @@ def length(pose: Tensor, dim: Dims = -1) -> Tensor:
         ValueError: if it is complex.
     """
     dtype = real_dtype("pose", pose)
-    wide = pose.to(compute_dtype(pose))
+    wide = cast(pose, compute_dtype(pose))
     if only_formulas():
-        return _length(wide, dim).squeeze(dim).to(dtype)
+        return cast(_length(wide, dim).squeeze(dim), dtype)
     if _needs_gradient(wide):
-        return _Length.apply(wide, dim).squeeze(dim).to(dtype)
-    return _found_length(wide, dim, keepdim=False).to(dtype)
+        return cast(_Length.apply(wide, dim).squeeze(dim), dtype)
+    return cast(_found_length(wide, dim, keepdim=False), dtype)
 
 
 def _needs_gradient(pose: Tensor) -> bool:
@@ -209,13 +209,13 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
     found = kind_of(kind, "kind")
     dtype = real_dtype("pose", pose)
     if kind == "none":
-        return pose.to(dtype)
-    wide = pose.to(compute_dtype(pose))
+        return cast(pose, dtype)
+    wide = cast(pose, compute_dtype(pose))
     if only_formulas():
         squashed = _squash(wide, found, dim)
     else:
         squashed = _Squash.apply(wide, found, dim) if _needs_gradient(wide) else _squashed(wide, found, dim)[0]
-    return squashed.to(dtype)
+    return cast(squashed, dtype)
 
 
 class Squash(nn.Module):

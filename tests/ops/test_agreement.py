@@ -96,6 +96,20 @@ def test_is_the_same_step_by_step(size: tuple[int, ...], steps: int, options: di
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_is_the_same_without_gradients(size: tuple[int, ...], steps: int) -> None:
+    children, transforms, bias = tensors(size)
+    work = routing(children, transforms, bias=bias, steps=steps)
+    expected = work()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            found = work()
+        assert torch.equal(found.pose, expected.pose)
+        assert (found.similarity is None) == (steps == 1)
+        assert steps == 1 or torch.equal(found.similarity.alpha, expected.similarity.alpha)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
 def test_in_float32(size: tuple[int, ...]) -> None:
     children, transforms, bias = tensors(size, torch.float32)
     with torch.no_grad():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps import CapsConv2d, CapsLinear, ClassCaps, create_model, load_pretrained
+from torchcaps import CapsConv2d, CapsLinear, Capsules, ClassCaps, create_model, load_pretrained
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.ops import Votes
 from torchcaps.routing import (
@@ -238,6 +238,18 @@ def test_poses_in_whole_numbers_are_numbers(name: str) -> None:
     poses = torch.arange(2 * 6 * 3).view(2, 6, 3) % 5
     for found, expected in zip(layer(poses), layer(poses.float()), strict=True):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", list_routings())
+def test_activations_are_used_or_not(name: str) -> None:
+    """Those of poses alone are their lengths, which nobody computes if they are not used."""
+    layer = CapsLinear(6, 3, 4, 4, routing=create_routing(name)).double().eval()
+    poses, activation = (tensor.detach() for tensor in random((2, 6, 4), (2, 6)))
+    alone, given = layer(poses), layer(Capsules(poses, length(poses)))
+    other = layer(Capsules(poses, activation.sigmoid()))
+    assert torch.equal(alone.pose, given.pose)
+    assert torch.equal(alone.activation, given.activation)
+    assert torch.equal(other.pose, given.pose) == (not layer.routing.uses_activation)
 
 
 class TestRegistry:

@@ -137,10 +137,9 @@ class CapsLinear(nn.Module):
 
     def votes(self, children: Capsules | Tensor, mask: Tensor | None = None) -> Votes:
         """The votes of the children, not yet formed; ``mask`` as in :meth:`forward`."""
-        return self._votes(self._as_children(children, mask), mask)
+        return self._votes(self._as_children(children, mask)[0], mask)
 
-    def _votes(self, children: Capsules, mask: Tensor | None) -> Votes:
-        pose = children.pose
+    def _votes(self, pose: Tensor, mask: Tensor | None) -> Votes:
         if self.child_weight is not None:
             pose = torch.einsum("bi...p,ipq->bi...q", pose, self.child_weight)
         mask = None if mask is None else mask.flatten(1)
@@ -162,8 +161,8 @@ class CapsLinear(nn.Module):
             mask: as in :meth:`forward`.
             initial: parents of an earlier call, from which a ``resumable`` routing goes on.
         """
-        children = self._as_children(children, mask)
-        return self.routing(self._votes(children, mask), children.activation, initial=initial)
+        pose, activation = self._as_children(children, mask)
+        return self.routing(self._votes(pose, mask), activation, initial=initial)
 
     def forward(
         self, children: Capsules | Tensor, mask: Tensor | None = None, *, initial: Routed | None = None
@@ -185,28 +184,35 @@ class CapsLinear(nn.Module):
         given = children.pose if isinstance(children, Capsules) else children
         return as_capsules(routed, self.out_pose, torch.promote_types(given.dtype, self.weight.dtype))
 
-    def _as_children(self, children: Capsules | Tensor, mask: Tensor | None) -> Capsules:
-        """Children with all sites on one axis, 0 where they are not there."""
+    def _as_children(self, children: Capsules | Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Poses and activations with all sites on one axis, 0 where children are not there.
+
+        The activations of poses alone are their lengths, or None for a routing that does not use them.
+        """
         if isinstance(children, Tensor):
-            pose_axes = tuple(range(-len(self.in_pose), 0))
-            if mask is not None:  # before the length: its gradient would be NaN where a pose is
-                children = present(Capsules(children, children.detach().sum(pose_axes)), mask).pose
-            children = Capsules(children, length(children, pose_axes))
-        if not isinstance(children, Capsules):
+            pose, sites = children, children.shape[: -len(self.in_pose)]
+        elif isinstance(children, Capsules):
+            pose, sites = children.pose, children.activation.shape
+        else:
             raise TypeError(f"children must be Capsules, or a tensor of their poses, got {type(children).__name__}")
-        sites = children.activation.shape
-        if len(sites) < 2 or children.pose.shape != (*sites, *self.in_pose):
+        if len(sites) < 2 or pose.shape != (*sites, *self.in_pose):
             raise ValueError(
                 f"children must have poses (B, *sites, {', '.join(map(str, self.in_pose))}) and activations "
-                f"(B, *sites), got {tuple(children.pose.shape)} and {tuple(sites)}"
+                f"(B, *sites), got {tuple(pose.shape)} and {tuple(sites)}"
             )
-        children = present(children, mask).flatten()
-        if self.in_capsules is not None and children.activation.shape[1] != self.in_capsules:
+        count = math.prod(sites[1:])
+        if self.in_capsules is not None and count != self.in_capsules:
             raise ValueError(
-                f"this layer has transforms for {self.in_capsules} children, got {children.activation.shape[1]} "
+                f"this layer has transforms for {self.in_capsules} children, got {count} "
                 "(transforms='shared' takes any number)"
             )
-        return children
+        if isinstance(children, Capsules):
+            return present(children, mask).flatten()
+        if mask is not None:  # before the length: its gradient would be NaN where a pose is
+            pose = present(Capsules(pose, pose.new_zeros(sites)), mask).pose
+        if len(sites) > 2:
+            pose = pose.flatten(1, len(sites) - 1)
+        return pose, length(pose, tuple(range(2, pose.ndim))) if self.routing.uses_activation else None
 
     def extra_repr(self) -> str:
         """Shapes and the kind of transforms."""

@@ -100,6 +100,7 @@ class AttentionRouting(Routing):
     )
 
     resumable = True
+    uses_activation = False
 
     def __init__(self, steps: int = 2, dropout: float = 0.0, readout: bool = False) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from torchcaps.capsules import Capsules
 from torchcaps.names import enter
-from torchcaps.numerics import check_finite, check_series, check_share, check_size, given
+from torchcaps.numerics import cast, check_finite, check_series, check_share, check_size, given
 from torchcaps.ops import Similarity, Votes
 
 ROUTINGS: dict[str, type["Routing"]] = {}
@@ -156,6 +156,10 @@ class Routing(nn.Module, ABC):
 
     within_window: ClassVar[bool] = False
     """Whether parents can compete only within one window of a convolution, as by an argmax or an assignment map."""
+
+    uses_activation: ClassVar[bool] = True
+    """Whether the activations of the children matter. If not, :class:`~torchcaps.layers.CapsLinear` passes None for
+    those of poses alone, which would be their lengths."""
 
     def bind(self, shape: LayerShape | int, size: int | None = None) -> "Routing":
         """A copy of this routing with fresh parameters.
@@ -365,7 +369,7 @@ def as_capsules(routed: Routed, pose_shape: tuple[int, ...], dtype: Any) -> Caps
             f"{tuple(pose.shape)} and {tuple(activation.shape)}"
         )
     pose = pose.unflatten(-1, pose_shape) if len(pose_shape) > 1 else pose
-    return Capsules(pose.to(dtype), activation.to(dtype))
+    return Capsules(cast(pose, dtype), cast(activation, dtype))
 
 
 class BatchStandard(nn.BatchNorm1d):

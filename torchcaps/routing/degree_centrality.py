@@ -88,6 +88,7 @@ class DegreeCentralityRouting(Routing):
     )
 
     within_window = True
+    uses_activation = False
 
     def __init__(self, squash: str = "sabour", epsilon: float = 1e-8) -> None:
         super().__init__()

@@ -113,6 +113,7 @@ class DynamicRouting(Routing):
     )
 
     resumable = True
+    uses_activation = False
 
     def __init__(
         self,

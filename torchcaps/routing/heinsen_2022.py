@@ -178,6 +178,8 @@ class Heinsen2022Routing(Routing):
         reported="ImageNet, IMDB and others on top of pretrained networks",
     )
 
+    uses_activation = False
+
     def __init__(self, steps: int = 2, normalise: bool = True) -> None:
         super().__init__()
         self.steps = check_steps(steps)

@@ -82,6 +82,8 @@ class HomogeneousRouting(Routing):
         reported="MNIST about 0.2 %, 0.13 % with an ensemble",
     )
 
+    uses_activation = False
+
     def __init__(self, momentum: float = 0.1, epsilon: float = 1e-3) -> None:
         super().__init__()
         check_share(momentum=momentum)

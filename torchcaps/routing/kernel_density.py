@@ -266,6 +266,8 @@ class KernelDensityRouting(Routing):
         reported="EUR-Lex precision at 1 of 80.6 %",
     )
 
+    uses_activation = False
+
     def __init__(self, steps: int = 3, settled: float | None = None, squash: str = "half") -> None:
         super().__init__()
         self.steps = check_steps(steps)

@@ -165,6 +165,7 @@ class InnerProductKMeansRouting(Routing):
     )
 
     resumable = True
+    uses_activation = False
 
     def __init__(self, steps: int = 3, sharpness: float = 1.0, squash: str = "half") -> None:
         super().__init__()

@@ -96,6 +96,7 @@ class MaxMinRouting(Routing):
     )
 
     within_window = True
+    uses_activation = False
 
     def __init__(self, steps: int = 3, lower: float = 0.0, upper: float = 1.0, squash: str = "sabour") -> None:
         super().__init__()

@@ -75,6 +75,8 @@ class SelfAttentionRouting(Routing):
         reported="MNIST 0.26 %, smallNORB 2.54 %",
     )
 
+    uses_activation = False
+
     def __init__(self, prior: bool = True, squash: str = "exponential") -> None:
         super().__init__()
         self.prior = prior

@@ -99,6 +99,7 @@ class SparseAttentionRouting(Routing):
     )
 
     within_window = True
+    uses_activation = False
 
     def __init__(self, squash: str = "sabour") -> None:
         super().__init__()

@@ -29,9 +29,7 @@ def agree(call: Call, bias: Tensor | None, settings: Agreement) -> tuple[Tensor,
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         found: tuple[Tensor, Tensor | None] = _Agree.apply(settings, call.sites, *tensors)
         return found
-    readable = call.readable()
-    pose, alpha, *_ = native.agreement(readable, _whole(bias), settings, native.Kept(*readable[:2]))
-    return pose, alpha
+    return native.agreement(call.readable(), _whole(bias), settings)
 
 
 def _whole(bias: Tensor | None) -> Tensor | None:
@@ -50,7 +48,7 @@ class _Agree(torch.autograd.Function):
         *votes, bias = tensors
         call = _call(sites, *votes)
         kept = native.Kept(call.children, call.transforms)
-        pose, alpha, sums, alphas = native.agreement(call, _whole(bias), settings, kept)
+        pose, alpha, sums, alphas = native.agreement_forward(call, _whole(bias), settings, kept)
         ctx.settings = settings
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(sites, *tensors, sums, alphas, alpha, kept.votes)

@@ -277,28 +277,40 @@ def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool
     return gradients
 
 
-def agreement(
-    call: Call, bias: Tensor | None, settings: Agreement, kept: Kept
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """All steps of :func:`~torchcaps.routing.dynamic_routing`.
+def agreement(call: Call, bias: Tensor | None, settings: Agreement) -> tuple[Tensor, Tensor | None]:
+    """All steps of :func:`~torchcaps.routing.dynamic_routing`, with nothing kept for a backward pass.
 
     Args:
         call: of the votes, without a similarity.
         bias: (J, H), or None.
         settings: of the algorithm.
-        kept: the votes, if they are few.
 
     Returns:
-        The poses, and what the last step compared with (None in the first one); the sums of all steps before the
-        squash, and what the steps between compared with.
+        The poses, and what the last step compared with; None in the first one.
     """
-    B, _, J, M, _, D = call.sizes
+    pose, alpha = _poses(call, settings.steps > 1)
+    packed = _packed_agreement(settings, bias, None, None, alpha, pose)
+    _agree(packed, False, call, orphan=settings.orphan, parts=row_parts(call))
+    return pose, alpha
+
+
+def agreement_forward(
+    call: Call, bias: Tensor | None, settings: Agreement, kept: Kept
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """:func:`agreement` before a backward pass: also the sums of all steps, and what the steps between compared with.
+
+    Args:
+        call: as in :func:`agreement`.
+        bias: likewise.
+        settings: likewise.
+        kept: the votes, if they are few.
+    """
     fields = kept.fields(call)
-    sums, pose = call.children.new_empty(settings.steps, B, J, M * D), call.children.new_empty(B, J, M * D)
-    alphas = call.children.new_empty(max(settings.steps - 2, 0), B, J, M * D)
-    alpha = torch.empty_like(pose) if settings.steps > 1 else None
+    pose, alpha = _poses(call, settings.steps > 1)
+    sums = pose.new_empty(settings.steps, *pose.shape)
+    alphas = pose.new_empty(max(settings.steps - 2, 0), *pose.shape)
     packed = _packed_agreement(settings, bias, sums, alphas, alpha, pose)
-    outcome = _agree(packed, False, call, orphan=settings.orphan, **_read(call, None), **fields)
+    outcome = _agree(packed, False, call, orphan=settings.orphan, parts=row_parts(call), **fields)
     if fields:
         kept.note(outcome)
     return pose, alpha, sums, alphas
@@ -336,6 +348,13 @@ def agreement_backward(
     fields = {"parts": parts, "votes": votes, "formed": votes is not None}
     _agree(packed, True, call, orphan=settings.orphan, **fields, **_gradients_of(gradients))
     return made
+
+
+def _poses(call: Call, compared: bool) -> tuple[Tensor, Tensor | None]:
+    """Memory for the poses, and if wanted for what the last step compares with."""
+    B, _, J, M, _, D = call.sizes
+    pose = call.children.new_empty(B, J, M * D)
+    return pose, torch.empty_like(pose) if compared else None
 
 
 def _packed_agreement(settings: Agreement, *fields: Tensor | int | None) -> bytes:

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <vector>
 
 #include "passes.hpp"
@@ -13,7 +14,8 @@ struct TorchcapsAgreement {
   int64_t steps, accumulate;
   double constant;  // c
   const void* bias;  // [J, H]
-  // Forward: s_t of all steps; alpha_t of all steps but the first and the last; alpha_t and v_t of the last.
+  // Forward: s_t of all steps; alpha_t of all steps but the first and the last; alpha_t and v_t of the last. Where no backward
+  // pass follows, the first two are null.
   void *sums, *alphas, *alpha, *pose;
   // Backward: upstream gradients; gradients of s_t and of the bias; and the coefficients of all steps, `room` numbers each,
   // but in the first step, where all parents share them, room / J.
@@ -27,7 +29,7 @@ namespace {
 template <typename T>
 struct Agreement {
   Call call;
-  const TorchcapsAgreement& a;
+  TorchcapsAgreement a;
   const int64_t J, H, last, numbers;
 
   Agreement(const Call& call, const TorchcapsAgreement& a)
@@ -39,11 +41,16 @@ struct Agreement {
   }
 
  private:
+  using V = Vec<T>;
   static T* writable(void* tensor) { return static_cast<T*>(tensor); }
   static const T* readable(const void* tensor) { return static_cast<const T*>(tensor); }
   T* sums(int64_t t) const { return writable(a.sums) + t * numbers; }
   T* grad_sums(int64_t t) const { return writable(a.grad_sums) + t * numbers; }
   T* alpha(int64_t t) const { return t == last ? writable(a.alpha) : writable(a.alphas) + (t - 1) * numbers; }
+
+  // Whether votes of few rows are kept from pass to pass, as in Kept of native.py.
+  bool keeps() const { return call.M == 1 && !call.sites && call.images < call.P && call.images <= Rows<T>::kFew; }
+  int64_t vectors_of_votes() const { return (call.I * numbers + Lanes<T>::count - 1) / Lanes<T>::count; }
 
   // The call for the passes of one step, that is for all passes but the last, which is for all steps together.
   Call step(int64_t t) const {
@@ -55,6 +62,14 @@ struct Agreement {
   }
 
   Outcome forward() {
+    std::unique_ptr<T[]> steps;
+    std::unique_ptr<V[]> votes;
+    if (!a.sums) {
+      steps.reset(new T[2 * a.steps * numbers]);
+      a.sums = steps.get(), a.alphas = steps.get() + a.steps * numbers;
+      if (keeps()) votes.reset(new V[vectors_of_votes()]);
+      call.votes = votes.get();
+    }
     std::vector<T> mass(numbers / H);
     for (int64_t t = 0; t <= last; ++t) {
       Call pass = step(t);
