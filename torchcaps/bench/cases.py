@@ -410,6 +410,7 @@ CASES: dict[str, Case] = {
     "sharedcapsnet": NetworkCase("sharedcapsnet", 32),
     "matrixcapsnet": NetworkCase("matrixcapsnet", 8),
     **{f"digitcaps{batch}": LinearCase(f"DigitCaps, batch {batch}", batch) for batch in FEW_IMAGES},
+    "call": LinearCase("layer of 8 children", 1, children=8),  # next to no work: the time of a call
     "pose32": LinearCase("poses of 32", 32, children=288, pose=(1, 32), parent_dim=32),
 }
 """The cases of the suite; of networks, it measures the training step only."""
