@@ -86,8 +86,7 @@ def test_a_parent_that_no_child_chose() -> None:
     assert (found.mean[:, 1] == 0).all()
     assert (found.variance[:, 1] == 0.25).all()
     grads = torch.autograd.grad(sum(one.sum() for one in found), given)
-    assert all(one.isfinite().all() for one in grads)
-    assert (grads[0][:, 1] == 0).all()
+    assert not any(one[:, 1].any() for one in grads)
 
 
 def test_what_has_no_logarithm() -> None:

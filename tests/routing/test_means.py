@@ -105,3 +105,14 @@ def test_layers_whose_children_are_all_off_have_no_gradient(name: str) -> None:
     assert not out.activation[1].any()
     gradients = torch.autograd.grad(out.activation[:, 0].sum() + out.pose.sum(), list(layers.parameters()))
     assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+@pytest.mark.parametrize("name", ["mean", "euclidean", "prototypes", "em"])
+def test_a_pose_of_children_that_are_all_off_has_no_gradient(name: str, backend: str) -> None:
+    layer = CapsLinear(5, 3, 4, 4, routing=create_routing(name), backend=backend)
+    activation = torch.tensor([[1.0], [0.0]]).repeat(1, 5).requires_grad_()
+    pose = layer(Capsules(torch.ones(2, 5, 4), activation)).pose
+    (gradient,) = torch.autograd.grad(pose.square().sum() + pose.sum(), activation)
+    assert gradient[0].any()
+    assert not gradient[1].any()

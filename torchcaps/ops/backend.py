@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from torchcaps.numerics import positive
+from torchcaps.numerics import quotient
 from torchcaps.ops.fields import Fields, axes
 from torchcaps.ops.gaussians import Gaussians
 from torchcaps.ops.similarity import Similarity
@@ -112,19 +112,19 @@ class Moments(NamedTuple):
 
     @property
     def mean(self) -> Tensor:
-        """The mean vote ``sum / mass``, (B, J, H); zero for a parent that no child chose.
+        """The mean vote ``sum / mass``, (B, J, H); zero, with zero gradients, for a parent that no child chose.
 
-        A mass below 1e-19 in float32 (1e-154 in float64) counts as that much, so that derivatives are finite: the mean
-        goes to zero with it. Where that matters, give ``moments`` larger weights, all times one number.
+        A mass of at most 1e-19 in float32 (1e-154 in float64) counts as none: derivatives there, which grow with 1 /
+        mass, would overflow. Where that matters, give ``moments`` larger weights, all times one number.
         """
-        return self.sum / positive(self.mass)[..., None]
+        return quotient(self.sum, self.mass[..., None])
 
     @property
     def variance(self) -> Tensor:
-        """The variance ``scatter / mass`` of the votes, (B, J, H); zero for a parent that no child chose."""
+        """The variance ``scatter / mass`` of the votes, (B, J, H); as the mean, zero for a parent without children."""
         if self.scatter is None:
             raise ValueError("these moments hold no scatter: ask for it with moments(..., scatter=True)")
-        return self.scatter / positive(self.mass)[..., None]
+        return quotient(self.scatter, self.mass[..., None])
 
 
 class Agreement(NamedTuple):

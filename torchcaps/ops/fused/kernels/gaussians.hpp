@@ -26,7 +26,7 @@ struct Gaussians {
   using V = Vec<T>;
   static constexpr int kLanes = Lanes<T>::count;
   const TorchcapsGaussians& g;
-  const T tiny = std::sqrt(std::numeric_limits<T>::min());  // as torchcaps.numerics.positive
+  const T tiny = std::sqrt(std::numeric_limits<T>::min());  // as torchcaps.numerics.quotient
 
   void run(bool back) const {
     parallel_for(g.threads, g.rows, std::max<int64_t>(1, 4096 / g.H), [&](int64_t first, int64_t end) {
@@ -40,7 +40,7 @@ struct Gaussians {
 
   T inverse(int64_t row) const {
     const T mass = readable(g.mass)[row];
-    return T(1) / (mass < tiny ? tiny : mass);
+    return mass <= tiny ? T(0) : T(1) / mass;
   }
 
   // A vector of the numbers of a row from `at` on: 0 past its end, and if there is no tensor.
@@ -83,8 +83,7 @@ struct Gaussians {
       store(mean, g.grad_sum, row, at);
       store(variance, g.grad_scatter, row, at);
     }
-    const T total = lane_sum<T>(flow);
-    if (g.grad_mass) writable(g.grad_mass)[row] = readable(g.mass)[row] >= tiny ? total : T(0);
+    if (g.grad_mass) writable(g.grad_mass)[row] = lane_sum<T>(flow);
   }
 };
 
