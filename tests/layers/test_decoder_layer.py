@@ -57,6 +57,12 @@ class TestMask:
         assert torch.equal(masked[0, 0], 0.25 * capsules.pose[0, 0])
         assert (masked[0, 1] == 0).all()
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+    def test_poses_keep_their_dtype(self, capsules: Capsules, dtype: torch.dtype) -> None:
+        masked = mask_capsules(capsules._replace(pose=capsules.pose.to(dtype)), torch.tensor([2, 0]))
+        assert torch.equal(masked[0, 2], capsules.pose[0, 2].to(dtype))
+        assert masked.dtype == dtype
+
     def test_shape_that_does_not_fit(self, capsules: Capsules) -> None:
         with pytest.raises(ValueError, match=r"labels \(2,\) or a mask \(2, 3\), got torch.float32 of shape \(2, 4\)"):
             mask_capsules(capsules, torch.zeros(2, 4))

@@ -15,7 +15,7 @@ DecoderInput = Literal["masked", "pose", "pose_and_class"]
 
 
 def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
-    """The poses, (B, J, *pose), with 0 for all but the chosen classes, even where a pose is NaN.
+    """The poses, (B, J, *pose), in their dtype, with 0 for all but the chosen classes, even where a pose is NaN.
 
     Args:
         capsules: class capsules.
@@ -30,7 +30,8 @@ def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
     """
     mask = chosen_classes(capsules, target)
     mask = mask.reshape(*mask.shape, *[1] * len(capsules.pose_shape))
-    return capsules.pose.masked_fill(mask == 0, 0.0) * mask  # NaN times 0 is NaN
+    dtype = real_dtype("pose", capsules.pose)
+    return (capsules.pose.masked_fill(mask == 0, 0.0) * mask).to(dtype)  # NaN times 0 is NaN
 
 
 def chosen_classes(capsules: Capsules, target: Tensor | None = None) -> Tensor:
