@@ -126,6 +126,8 @@ def test_axis() -> None:
     assert torch.equal(squash(pose, dim=1), squash(pose.transpose(1, 2)).transpose(1, 2))
     assert length(pose, 1).shape == (3, 2)
     torch.testing.assert_close(length(pose, 1), (pose**2).sum(1) ** 0.5)
+    for whole in (pose, pose.detach().requires_grad_()):
+        torch.testing.assert_close(length(whole, ()), whole.norm())
 
 
 class TestModule:

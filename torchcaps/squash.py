@@ -47,7 +47,7 @@ def length(pose: Tensor, dim: Dims = -1) -> Tensor:
 
     Args:
         pose: any shape.
-        dim: the axis, or axes for matrix capsules, that one pose spans.
+        dim: the axis, or axes for matrix capsules, that one pose spans; ``()`` for all, as in ``torch.sum``.
 
     Raises:
         TypeError: if the pose is no tensor.
@@ -55,6 +55,8 @@ def length(pose: Tensor, dim: Dims = -1) -> Tensor:
     """
     dtype = real_dtype("pose", pose)
     wide = cast(pose, compute_dtype(pose))
+    if not isinstance(dim, int) and not dim:  # no axes are all of them in sums and norms, and none in squeeze
+        dim = tuple(range(wide.ndim))
     if only_formulas():
         return cast(_length(wide, dim).squeeze(dim), dtype)
     if _needs_gradient(wide):
