@@ -164,6 +164,17 @@ def test_built_without_memory(layer: Callable[[], nn.Module], sites: tuple[int, 
         assert torch.equal(one(children).pose, full(children).pose)
 
 
+@pytest.mark.parametrize("competition", ["grid", "position", "window"])
+def test_assignments_are_read_whichever_backend_was_asked_for(competition: str) -> None:
+    layer = CapsConv2d(2, J, d, D, 2, routing=Heinsen2022Routing(), competition=competition)
+    children, found = Capsules(normal(B, 3, 3, 2, d).float(), torch.ones(B, 3, 3, 2)), []
+    for layer.backend in ("naive", "native"):
+        (routed,) = layer.route(children)
+        found.append(routed.assignment)
+        assert torch.equal(routed.votes.logits(routed.similarity), routed.similarity.values)
+    torch.testing.assert_close(*found)
+
+
 def test_a_class_has_a_score() -> None:
     layer = CapsLinear(I, J, d, 1, routing=Heinsen2022Routing()).double()
     parents = layer(normal(B, I, d))

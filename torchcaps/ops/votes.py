@@ -299,20 +299,21 @@ class Votes:
         """
         if self.normaliser.scale is not None or self.normaliser.offset is not None:
             return self.restricted(scale=None, offset=None).assignment(similarity)
+        votes = self._to_read(similarity)
         with full_precision(self.children):
-            similarity, rule, source = self._competition(similarity)
+            similarity, rule, source = votes._competition(similarity)
             if self._versions != versions(self.children, self.transforms) and not isinstance(source, NaiveVotes):
                 raise RuntimeError(
                     "children or transforms were changed in place since they voted: read the assignment before they "
                     "change, as before a step of the optimizer"
                 )
-            assignment = source.assignment(self._normalised(similarity, rule), rule)
+            assignment = source.assignment(votes._normalised(similarity, rule), rule)
             return assignment if self.mask is None else assignment * self.gather(self.mask)[..., None]
 
     def logits(self, similarity: Similarity | None = None) -> Tensor:
         """The logits ``l_ij`` that the parents compete with, (B, I, J)."""
         with full_precision(self.children):
-            similarity, _, source = self.restricted(mapping=None)._competition(similarity)
+            similarity, _, source = self.restricted(mapping=None)._to_read(similarity)._competition(similarity)
             return source.logits(similarity)
 
     def dense(self) -> Tensor:
@@ -335,6 +336,15 @@ class Votes:
     def gather(self, field: Tensor) -> Tensor:
         """A field of all children, (N, G, ...), as one of the children of each window, (B, I, ...)."""
         return in_windows(field, self.sites)
+
+    def _to_read(self, similarity: Similarity | None) -> "Votes":
+        """The same votes; given logits, which take no votes to read, on any backend, whichever was asked for."""
+        if not isinstance(similarity, Given) or not self.source.supports(similarity, SOFTMAX):
+            return self
+        assert self._preferred is not None
+        votes = copy(self)
+        votes._preferred = self._preferred._replace(reason="given logits are read on any backend")
+        return votes
 
     def _competition(
         self, similarity: Similarity | None, scatter: bool = False
