@@ -149,6 +149,17 @@ def test_every_routing_exports_with_any_batch(name: str, monkeypatch: pytest.Mon
     torch.testing.assert_close(program.module()(other), layer(other))
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
+@pytest.mark.parametrize("name", ["mean", *(pytest.param(name, marks=SLOW) for name in ("euclidean", "self_routing"))])
+def test_a_strict_export_leaves_the_batch_open(name: str) -> None:
+    torch.manual_seed(0)
+    layer = tc.CapsLinear(6, 3, 4, 4, routing=tc.create_routing(name)).eval()
+    batch = {0: torch.export.Dim("batch")}
+    program = torch.export.export(layer, (torch.randn(4, 6, 4),), dynamic_shapes=(batch,), strict=True)
+    other = torch.randn(7, 6, 4)
+    torch.testing.assert_close(program.module()(other), layer(other))
+
+
 class GivenLogits(nn.Module):
     """Moments under given logits: of votes with coordinates, with a scatter, or where all windows compete."""
 

@@ -147,7 +147,7 @@ def without_kernels(votes: "Votes", similarity: Similarity | None = None, scatte
     numbers = math.prod(votes.shape)
     # An exported program with a size left open cannot hold a loop over tiles; sums under given logits need none.
     tiles = scatter or not isinstance(similarity, Given)
-    stored = tiles if isinstance(numbers, torch.SymInt) else numbers <= FEW_TILES
+    stored = tiles if _is_open(numbers) else numbers <= FEW_TILES
     return ("naive", "chunked") if stored else ("chunked", "naive")
 
 
@@ -165,7 +165,7 @@ def stored_rows(votes: "Votes", preferred: Choice, similarity: Similarity | None
     if not (isinstance(similarity, Gaussian) or scatter) or votes.children.shape[2] > 1:
         return None
     rows, numbers, (least, most) = votes.shape[0], math.prod(votes.shape), STORED_ROWS
-    if isinstance(numbers, torch.SymInt) or rows > FEW_ROWS or not least <= numbers <= most:
+    if _is_open(numbers) or rows > FEW_ROWS or not least <= numbers <= most:
         return None
     reason = f"for Gaussians, at most {FEW_ROWS} rows of vectors fill few lanes of the {preferred.backend} kernels"
     return Choice("naive", reason)
@@ -173,7 +173,7 @@ def stored_rows(votes: "Votes", preferred: Choice, similarity: Similarity | None
 
 def left_open(votes: "Votes") -> bool:
     """Whether an exported program leaves a size open, so that it cannot hold a loop over tiles."""
-    return isinstance(math.prod(votes.shape), torch.SymInt)
+    return _is_open(math.prod(votes.shape))
 
 
 def able_backend(
@@ -194,9 +194,18 @@ def able_backend(
     return Choice(able, f"{preferred.backend} cannot do this call: {trouble}")
 
 
+def _is_open(numbers: int | torch.SymInt) -> bool:
+    """Whether an exported program leaves a size open; ``strict=True`` shows it as an int."""
+    if isinstance(numbers, torch.SymInt) or not torch.compiler.is_exporting():
+        return isinstance(numbers, torch.SymInt)
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return not has_static_value(numbers)
+
+
 def _at_most(numbers: int | torch.SymInt, most: int) -> bool:
     """Whether there are at most this many numbers; if an exported program leaves a size open, whether for all sizes."""
-    if not isinstance(numbers, torch.SymInt):
+    if not _is_open(numbers):
         return numbers <= most
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
