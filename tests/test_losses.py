@@ -87,7 +87,7 @@ class TestMargin:
         torch.testing.assert_close(each.mean(), margin_loss(ACTIVATION, LABELS))
 
     def test_wrong_arguments(self) -> None:
-        with pytest.raises(ValueError, match="weighting must be 'paper' or 'released', got 'sum'"):
+        with pytest.raises(ValueError, match=r"weighting must be one of \['paper', 'released'\], got 'sum'"):
             margin_loss(ACTIVATION, LABELS, weighting="sum")
 
 
@@ -203,7 +203,7 @@ class TestSpread:
         assert (values[0] < values[-1]) == (schedule != "constant")
 
     def test_unknown_schedule(self) -> None:
-        with pytest.raises(ValueError, match=r"schedule must be 'linear', .* or 'constant', got 'cosine'"):
+        with pytest.raises(ValueError, match=r"schedule must be one of \['linear', .* 'constant'\], got 'cosine'"):
             SpreadLoss(schedule="cosine")
 
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.numerics import check_finite, check_positive, class_mask, compute_dtype, real_dtype
+from torchcaps.numerics import check_choice, check_finite, check_positive, class_mask, compute_dtype, real_dtype
 
 Weighting = Literal["paper", "released"]
+Schedule = Literal["linear", "stepped", "sigmoid", "constant"]
 
 
 def _wide(activation: Tensor) -> Tensor:
@@ -35,11 +36,6 @@ def _mean(losses: Tensor, mask: Tensor, weight: Tensor | None) -> Tensor:
     count = mask.sum(1)
     mean = (mask @ weight.to(mask)) / count.clamp_min(torch.finfo(mask.dtype).tiny)
     return (losses * torch.where(count > 0, mean, 1)).mean()
-
-
-def _check_weighting(weighting: Weighting) -> None:
-    if weighting not in get_args(Weighting):
-        raise ValueError(f"weighting must be 'paper' or 'released', got {weighting!r}")
 
 
 def margin_loss(
@@ -75,7 +71,7 @@ def margin_loss(
 
     Source: Sabour, Frosst & Hinton 2017, equation 4; the code released with it.
     """
-    _check_weighting(weighting)
+    check_choice("weighting", weighting, get_args(Weighting))
     activation = _wide(activation)
     mask = _as_mask(activation, target)
     missed = mask * (present - activation).relu().square()
@@ -155,7 +151,7 @@ class MarginLoss(ActivationLoss):
     ) -> None:
         super().__init__()
         check_finite(present=present, absent=absent, down_weight=down_weight)
-        _check_weighting(weighting)
+        check_choice("weighting", weighting, get_args(Weighting))
         self.present = present
         self.absent = absent
         self.down_weight = down_weight
@@ -364,12 +360,11 @@ class SpreadLoss(ActivationLoss):
         self,
         start: float = 0.2,
         end: float = 0.9,
-        schedule: Literal["linear", "stepped", "sigmoid", "constant"] = "linear",
+        schedule: Schedule = "linear",
         period: float = 50000.0,
     ) -> None:
         super().__init__()
-        if schedule not in ("linear", "stepped", "sigmoid", "constant"):
-            raise ValueError(f"schedule must be 'linear', 'stepped', 'sigmoid' or 'constant', got {schedule!r}")
+        check_choice("schedule", schedule, get_args(Schedule))
         check_finite(start=start, end=end)
         check_positive(period=period)
         self.start = start

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from numbers import Integral, Real
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+Choice = TypeVar("Choice", bound=str)
 
 
 def positive(mass: Tensor) -> Tensor:
@@ -193,6 +195,17 @@ def check_share(**shares: Any) -> None:
     for name, share in shares.items():
         if not is_finite(share) or not 0 <= share <= 1:
             raise ValueError(f"{name} must be a share in [0, 1], got {share!r}")
+
+
+def check_choice(argument: str, value: Choice, choices: tuple[str, ...]) -> Choice:
+    """The value, checked.
+
+    Raises:
+        ValueError: if it is not one of the choices; names the argument.
+    """
+    if value not in choices:
+        raise ValueError(f"{argument} must be one of {list(choices)}, got {value!r}")
+    return value
 
 
 def class_mask(activation: Tensor, target: Tensor) -> Tensor:

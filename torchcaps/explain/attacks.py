@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from torchcaps.data import ImageSet, Preprocess
 from torchcaps.models import ImageClassifier
-from torchcaps.numerics import check_finite, check_size
+from torchcaps.numerics import check_choice, check_finite, check_size
 from torchcaps.routing import DynamicRouting, EMRouting
-from torchcaps.routing.base import check_choice
 
 UNTARGETED, TARGETED = "untargeted", "targeted"
 WHITE, BLACK = "white box", "black box"

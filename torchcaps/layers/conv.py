@@ -20,11 +20,11 @@ from torchcaps.layers.pose import (
     without_own_transforms,
 )
 from torchcaps.layers.pose_norm import PoseScale, norm_of
-from torchcaps.numerics import check_finite, given
+from torchcaps.numerics import check_choice, check_finite, given
 from torchcaps.ops import GridWide, Normaliser, PositionWide, Votes, Windows
 from torchcaps.ops.dispatch import known_backend
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
-from torchcaps.routing.base import check_choice, routing_of
+from torchcaps.routing.base import routing_of
 
 Competition = Literal["image", "grid", "position", "window"]
 COMPETITIONS: dict[str, type[GridWide] | None] = {

@@ -8,8 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.numerics import check_finite, check_series, check_size, class_mask, compute_dtype, real_dtype
-from torchcaps.routing.base import check_choice
+from torchcaps.numerics import (
+    check_choice,
+    check_finite,
+    check_series,
+    check_size,
+    class_mask,
+    compute_dtype,
+    real_dtype,
+)
 
 DecoderInput = Literal["masked", "pose", "pose_and_class"]
 

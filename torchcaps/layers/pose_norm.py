@@ -7,8 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.layers.pose import Pose, pose_shape
-from torchcaps.numerics import check_finite, check_share, check_size, compute_dtype, full_precision, real_dtype
-from torchcaps.routing.base import BatchStandard, check_choice
+from torchcaps.numerics import (
+    check_choice,
+    check_finite,
+    check_share,
+    check_size,
+    compute_dtype,
+    full_precision,
+    real_dtype,
+)
+from torchcaps.routing.base import BatchStandard
 
 PoseScale = Literal["element", "type"]
 

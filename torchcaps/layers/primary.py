@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import AXES, PerAxis, Pose, per_axis, pose_shape
 from torchcaps.layers.pose_norm import PoseScale, norm_of
-from torchcaps.numerics import check_size
-from torchcaps.routing.base import check_choice
+from torchcaps.numerics import check_choice, check_size
 from torchcaps.squash import check_squash, length, squash
 
 _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

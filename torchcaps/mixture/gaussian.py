@@ -16,6 +16,7 @@ from torchcaps.mixture.base import (
 )
 from torchcaps.mixture.density import Mixture
 from torchcaps.mixture.kmeans import KMeans
+from torchcaps.numerics import check_choice
 from torchcaps.ops import Gaussian, Similarity, Votes
 
 
@@ -210,8 +211,7 @@ class GaussianMixture(Mixture):
         return COVARIANCES[self.covariance_type]
 
     def _clusters(self) -> int:
-        if self.covariance_type not in COVARIANCES:
-            raise ValueError(f"covariance_type must be one of {list(COVARIANCES)}, got {self.covariance_type!r}")
+        check_choice("covariance_type", self.covariance_type, tuple(COVARIANCES))
         check_number("reg_covar", self.reg_covar, 0)
         check_learn(self.learn, ("weights", "means", "covariances"))
         return super()._clusters()

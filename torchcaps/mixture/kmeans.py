@@ -22,6 +22,7 @@ from torchcaps.mixture.base import (
     shares_of_points,
     weighted_sum,
 )
+from torchcaps.numerics import check_choice
 from torchcaps.ops import Gaussian, InnerProduct, Similarity, Votes
 from torchcaps.squash import squash
 
@@ -71,8 +72,7 @@ class CentreClustering(ClusterMixin, Clustering):
 
     def _clusters(self) -> int:
         check_number("n_clusters", self.n_clusters, 1, integral=True)
-        if self.metric not in self._metrics:
-            raise ValueError(f"metric must be one of {list(self._metrics)}, got {self.metric!r}")
+        check_choice("metric", self.metric, self._metrics)
         return int(self.n_clusters)
 
     def _start(self, points: Tensor, weights: Tensor | None) -> Centres:

@@ -10,9 +10,9 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_series, check_size, compute_dtype
+from torchcaps.numerics import check_choice, check_series, check_size, compute_dtype
 from torchcaps.routing import HomogeneousRouting, Routed, Routing
-from torchcaps.routing.base import BatchStandard, check_choice
+from torchcaps.routing.base import BatchStandard
 from torchcaps.squash import length
 
 CapsulesFrom = Literal["positions", "maps"]

@@ -14,9 +14,8 @@ from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, Pr
 from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.initial import cut_normal, he_deviation
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_finite, check_series, check_size, given
+from torchcaps.numerics import check_choice, check_finite, check_series, check_size, given
 from torchcaps.routing import Routing, SelfAttentionRouting
-from torchcaps.routing.base import check_choice
 
 Norm = Literal["batch", "instance"]
 

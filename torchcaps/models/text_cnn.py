@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torchcaps.models.base import Prediction
 from torchcaps.models.registry import register_model
 from torchcaps.models.text import TextClassifier, ahead
-from torchcaps.numerics import check_series, check_size
-from torchcaps.routing.base import check_choice
+from torchcaps.numerics import check_choice, check_series, check_size
 
 Output = Literal["softmax", "sigmoid"]
 

@@ -22,7 +22,6 @@ Gradient = Literal["all", "last"]
 GRADIENTS = get_args(Gradient)
 
 RoutingType = TypeVar("RoutingType", bound="type[Routing]")
-Choice = TypeVar("Choice", bound=str)
 
 
 class Routed(NamedTuple):
@@ -340,17 +339,6 @@ def unbound(routing: Routing) -> RuntimeError:
     return RuntimeError(
         f"this {type(routing).__name__} has no parameters yet: give it to a layer, or call bind(parents, size)"
     )
-
-
-def check_choice(argument: str, value: Choice, choices: tuple[str, ...]) -> Choice:
-    """The value, checked.
-
-    Raises:
-        ValueError: if it is not one of the choices; names the argument.
-    """
-    if value not in choices:
-        raise ValueError(f"{argument} must be one of {list(choices)}, got {value!r}")
-    return value
 
 
 def as_capsules(routed: Routed, pose_shape: tuple[int, ...], dtype: Any) -> Capsules:

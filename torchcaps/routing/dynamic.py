@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from torchcaps.numerics import check_choice
 from torchcaps.ops import Agreement, InnerProduct, Votes
 from torchcaps.ops.agreement import next_alpha, step_by_step
 from torchcaps.routing.base import (
@@ -12,7 +13,6 @@ from torchcaps.routing.base import (
     LayerShape,
     Routed,
     Routing,
-    check_choice,
     check_parents,
     check_steps,
     register_routing,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, logsigmoid
 
-from torchcaps.numerics import check_finite, check_positive, check_share, given, is_finite, positive
+from torchcaps.numerics import check_choice, check_finite, check_positive, check_share, given, is_finite, positive
 from torchcaps.ops import Gaussian, Gaussians, Moments, Votes
 from torchcaps.routing.base import (
     GRADIENTS,
@@ -19,7 +19,6 @@ from torchcaps.routing.base import (
     LayerShape,
     Routed,
     Routing,
-    check_choice,
     check_parents,
     check_steps,
     register_routing,

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from torchcaps.numerics import compute_dtype, full_precision
+from torchcaps.numerics import check_choice, compute_dtype, full_precision
 from torchcaps.ops import Gaussian, Moments, Votes
 from torchcaps.routing.base import (
     About,
     LayerShape,
     Routed,
     Routing,
-    check_choice,
     check_steps,
     register_routing,
     unbound,

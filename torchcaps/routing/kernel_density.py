@@ -7,9 +7,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import check_positive, given, positive, quotient
+from torchcaps.numerics import check_choice, check_positive, given, positive, quotient
 from torchcaps.ops import Similarity, Votes, axes
-from torchcaps.routing.base import About, Routed, Routing, check_choice, check_steps, register_routing
+from torchcaps.routing.base import About, Routed, Routing, check_steps, register_routing
 from torchcaps.routing.maps import Direct
 from torchcaps.squash import check_squash, length, squash
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from torchcaps.numerics import check_finite, negligible
+from torchcaps.numerics import check_choice, check_finite, negligible
 from torchcaps.ops import Gaussian, InnerProduct, Moments, Similarity, Votes
-from torchcaps.routing.base import About, Routed, Routing, check_choice, check_steps, register_routing
+from torchcaps.routing.base import About, Routed, Routing, check_steps, register_routing
 from torchcaps.routing.means import weights_for_means
 from torchcaps.squash import check_squash, length, squash
 
