@@ -21,6 +21,7 @@ from torchcaps.data.text_set import TextSet
 from torchcaps.data.words import Reading, Words, together
 from torchcaps.explain.calibration import Calibration
 from torchcaps.models import ImageClassifier, Prediction, load_pretrained
+from torchcaps.models.base import in_precision_of
 from torchcaps.models.network import network_folder
 from torchcaps.numerics import check_size
 from torchcaps.tasks import Answer, Examination, Task, as_task
@@ -375,18 +376,13 @@ class Classifier:
         The network computes in its own precision; what it predicts is float32, on the CPU.
         """
         crops = self.preprocess.evaluate_crops(pixels.to(self.device))
-        prediction = self.network(self._in_its_precision(crops.flatten(0, 1)))
+        prediction = self.network(in_precision_of(self.network, crops.flatten(0, 1)))
         activation = prediction.activation.unflatten(0, crops.shape[:2]).float().mean(1).cpu()
         capsules = prediction.capsules
         if capsules is not None:
             capsules = capsules._replace(pose=capsules.pose[:: crops.shape[1]].float().cpu(), activation=activation)
         boxes = None if prediction.boxes is None else prediction.boxes[:: crops.shape[1]].float().cpu()
         return Prediction(activation, capsules, None, boxes)
-
-    def _in_its_precision(self, inputs: Tensor) -> Tensor:
-        """Pixels in the dtype of the network's parameters; numbers of words as they are."""
-        dtype = next((p.dtype for p in self.network.parameters()), inputs.dtype)
-        return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
 
 def shortened(text: str, most: int = 60) -> str:

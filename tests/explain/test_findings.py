@@ -67,6 +67,12 @@ def test_findings_do_not_depend_on_the_batches(batch_size: int) -> None:
     assert torch.equal(findings.labels, images.labels)
 
 
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-5), (torch.bfloat16, 0.05)])
+def test_networks_in_any_precision(dtype: torch.dtype, bound: float) -> None:
+    expected, found = (examine(tiny().to(precision), random_set(10)) for precision in (torch.float32, dtype))
+    torch.testing.assert_close(found.activation, expected.activation, rtol=0, atol=bound)
+
+
 def test_counts_add_up_and_the_diagonal_is_the_accuracy() -> None:
     findings = examine(tiny(), random_set())
     assert int(findings.confusion.sum()) == 30

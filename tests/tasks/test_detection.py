@@ -85,6 +85,8 @@ class TestDetection:
         assert found.figures["box_iou"] > max(0.6, before["box_iou"] + 0.2)
         assert found.figures["map_50"] > max(0.5, before["map_50"] + 0.2)
         assert "mean IoU" in found.lines[1]
+        wide = task.examine(net.double(), images)  # pixels in the precision of the network
+        assert wide.figures["box_iou"] == pytest.approx(found.figures["box_iou"], abs=1e-3)
 
     def test_measures(self) -> None:
         images = scenes()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchcaps.data.base import ImageSet
 from torchcaps.explain.assignments import assignment_entropy
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, in_precision_of
 
 _AT_ONCE = 8192
 """Images times classes in one batch at most: an image has an assignment for each child and each class."""
@@ -217,7 +217,7 @@ def ask(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> A
     What the images show is not needed here: labels, masks of labels or anything else may be compared with the answers.
 
     Args:
-        model: any network, on any device.
+        model: any network, on any device, in any precision.
         image_set: the images; of several crops, if its ``preprocess`` says so.
         batch_size: how many images, or crops of images, at a time.
 
@@ -239,7 +239,7 @@ def ask(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> A
         step = max(1, min(batch_size, most) // image_set.preprocess.crops)
         for start in range(0, len(image_set), step):
             crops = image_set.crops(list(range(start, min(start + step, len(image_set)))))
-            images = crops.flatten(0, 1).to(device)
+            images = in_precision_of(model, crops.flatten(0, 1).to(device))
             if isinstance(model, CapsuleClassifier):
                 routed = model.route(images)
                 activation = routed.activation

@@ -108,6 +108,12 @@ class ImageClassifier(Network):
             raise ValueError("images hold NaN or infinite values")
 
 
+def in_precision_of(network: nn.Module, inputs: Tensor) -> Tensor:
+    """Images in the dtype of the network's parameters; numbers of words as they are."""
+    dtype = next((parameter.dtype for parameter in network.parameters()), inputs.dtype)
+    return inputs.to(dtype) if inputs.is_floating_point() else inputs
+
+
 def _all_finite(images: Tensor) -> bool:
     """Whether there is no NaN and no infinite number: then the sum is finite, too, unless it overflows."""
     return bool(images.detach().sum().isfinite()) or bool(images.isfinite().all())

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchcaps.data import Batch, ImageSet, class_boxes
 from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.models.base import in_precision_of
 from torchcaps.numerics import check_finite
 from torchcaps.tasks.base import Criteria, Examination, Forward, Measure, register_task
 from torchcaps.tasks.several_labels import SeveralLabels
@@ -170,7 +171,7 @@ class Detection(SeveralLabels):
         activation, boxes, true = [], [], []
         with evaluating(network) as device:
             for batch in images.batches(batch_size):
-                prediction = network(batch.images.to(device))
+                prediction = network(in_precision_of(network, batch.images.to(device)))
                 activation.append(prediction.activation.float().cpu())
                 boxes.append(_boxes(prediction, network).float().cpu())
                 true.append(_true_boxes(batch, network.classes).cpu())
