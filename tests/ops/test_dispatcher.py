@@ -193,6 +193,14 @@ def test_shapes_that_do_not_fit(
         Votes(torch.zeros(children), torch.zeros(transforms), extra)
 
 
+@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+def test_weights_of_second_moments_that_do_not_fit(backend: str) -> None:
+    made = Votes(torch.ones(2, 3, 4), torch.ones(3, 2, 4, 5), backend=backend)
+    for shape in ((1, 3), (2, 1), (3,)):
+        with pytest.raises(ValueError, match=r"weights must be \(N, G\) = \(2, 3\), got shape"):
+            made.gram(torch.ones(shape))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_empty_batch(backend: str) -> None:
     if backend == "triton":

@@ -263,7 +263,12 @@ class Votes:
 
         Args:
             weights: the child activations ``a``, (N, G); None for ones.
+
+        Raises:
+            ValueError: if the weights do not fit the votes.
         """
+        if weights is not None:
+            check_field("weights", weights, self.children)
         source = self._able(None, SOFTMAX)
         with full_precision(self.children):
             weights = self.present(weights)
