@@ -180,6 +180,19 @@ class TestWhatIsNone:
         with pytest.raises(ValueError, match=message):
             votes.moments(similarity)
 
+    @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+    def test_no_tensor(self, backend: str) -> None:
+        votes = Votes(torch.ones(B, I, P), torch.ones(I, J, P, D), backend=backend)
+        with pytest.raises(TypeError, match="alpha of InnerProduct must be a tensor, got float"):
+            votes.moments(InnerProduct(2.0))
+
+    @pytest.mark.parametrize("shape", [(B, 1), (J, 1), (1,), (J + 1,)])
+    def test_a_sharpness_for_each_parent(self, shape: tuple[int, ...]) -> None:
+        field = torch.ones(B, J, D)
+        for similarity in (InnerProduct(field), Gaussian(field, field, field[..., 0])):
+            with pytest.raises(ValueError, match=r"sharpness must be a number or \(J,\) = \(4,\), got"):
+                similarity.sharpened(torch.ones(shape))
+
     def test_a_tensor_without_axes(self) -> None:
         @dataclass(frozen=True)
         class Forgetful(Similarity):

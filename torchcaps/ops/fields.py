@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, field
+from numbers import Real
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -47,7 +48,7 @@ class Fields:
         """Name, tensor and axes of each tensor that is there, those of inner ``Fields`` too.
 
         Raises:
-            TypeError: if a tensor has no declared axes.
+            TypeError: if a tensor has no declared axes, or something else stands where a tensor must be.
             ValueError: if it has another number of axes.
         """
         for name, value in vars(self).items():
@@ -55,6 +56,13 @@ class Fields:
                 yield from value.items()
             elif isinstance(value, Tensor):
                 yield name, value, self._layout(name, value)
+            elif not self._may_be(name, value):
+                raise TypeError(f"{name} of {type(self).__name__} must be a tensor, got {type(value).__name__}")
+
+    def _may_be(self, name: str, value: Any) -> bool:
+        """Whether a field may be this, which is no tensor: None, a number where it has no axes, anything undeclared."""
+        layouts = self._layouts.get(name)
+        return value is None or layouts is None or (0 in layouts and isinstance(value, Real))
 
     def _layout(self, name: str, value: Tensor) -> str:
         layouts = self._layouts.get(name)

@@ -45,7 +45,11 @@ class Similarity(Fields, ABC):
         """The logits (B, I, J) of votes (B, I, J, H): of all of them, or of a tile of some rows and children."""
 
     def sharpened(self, sharpness: float | Tensor) -> "Similarity":
-        """The similarity with logits ``sharpness`` times as large: a number, or one for each parent, (J,)."""
+        """The similarity with logits ``sharpness`` times as large: a number, or one for each parent, (J,).
+
+        Raises:
+            ValueError: if there are not as many numbers as parents.
+        """
         return Adjusted(self, sharpness)
 
 
@@ -72,7 +76,7 @@ class InnerProduct(Similarity):
 
     def sharpened(self, sharpness: float | Tensor) -> "InnerProduct":
         """The same with a longer alpha."""
-        return InnerProduct(self.alpha * _for_each_number(sharpness))
+        return InnerProduct(self.alpha * _for_each_number(sharpness, self.alpha))
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +118,8 @@ class Gaussian(Similarity):
 
     def sharpened(self, sharpness: float | Tensor) -> "Gaussian":
         """The same with other precisions and weights."""
-        return Gaussian(self.mean, self.precision * _for_each_number(sharpness), self.log_weight * sharpness)
+        factor = _for_each_number(sharpness, self.precision)
+        return Gaussian(self.mean, self.precision * factor, self.log_weight * sharpness)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +170,10 @@ class Adjusted(Similarity):
         return logits if self.prior is None else logits + self.prior
 
 
-def _for_each_number(sharpness: float | Tensor) -> float | Tensor:
-    """The sharpness so that it broadcasts with (B, J, H): a number as it is, (J,) as (J, 1)."""
-    return sharpness[:, None] if isinstance(sharpness, Tensor) and sharpness.ndim else sharpness
+def _for_each_number(sharpness: float | Tensor, field: Tensor) -> float | Tensor:
+    """The sharpness so that it broadcasts with a field (B, J, H): a number as it is, (J,) as (J, 1)."""
+    if not isinstance(sharpness, Tensor) or not sharpness.ndim:
+        return sharpness
+    if sharpness.shape != field.shape[-2:-1]:
+        raise ValueError(f"sharpness must be a number or (J,) = {(*field.shape[-2:-1],)}, got {tuple(sharpness.shape)}")
+    return sharpness[:, None]
