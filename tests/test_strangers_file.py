@@ -44,7 +44,7 @@ def torchcaps(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 def test_it_trains_reports_and_saves(folder: Path) -> None:
     summary = json.loads((folder / "run" / "summary.json").read_text())
     assert summary["data"] == "Inverted"
-    assert summary["test_accuracy"] > 0.3  # ten classes: it learns
+    assert summary["test_accuracy"] > 0.85  # ten classes: it learns, visibly
     assert (folder / "run" / "report" / "index.html").is_file()
     saved = json.loads((folder / "run" / "model" / "config.json").read_text())
     assert saved["network"] == "PlainCaps"
