@@ -88,6 +88,18 @@ class TestDetection:
         wide = task.examine(net.double(), images)  # pixels in the precision of the network
         assert wide.figures["box_iou"] == pytest.approx(found.figures["box_iou"], abs=1e-3)
 
+    def test_runs_the_network_once(self) -> None:
+        """Making the scenes and looking at them is most of the time of a test."""
+        net = create_model("scene_capsnet", image_shape=(1, 24, 24), channels=(8, 16), boxes=True)
+        calls: list[int] = []
+        net.what.register_forward_hook(lambda *_: calls.append(1))
+        task, images = Detection(threshold=0.01), scenes()
+        found = task.examine(net, images, batch_size=10)
+        assert len(calls) == 3
+        assert found.details == SeveralLabels(threshold=0.01).examine(net, images).details
+        with pytest.raises(ValueError, match="image_set holds no images"):
+            task.examine(net, images.subset(torch.arange(0)))
+
     def test_measures(self) -> None:
         images = scenes()
         batch = images.__getitems__(list(range(24)))

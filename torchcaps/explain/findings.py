@@ -225,14 +225,7 @@ def ask(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> A
         TypeError: if the model is no :class:`~torchcaps.models.ImageClassifier`, compiled or not.
         ValueError: if there are no images, or the network has another number of classes.
     """
-    if not hasattr(model, "classes"):  # a compiled one has another type, but the same attributes
-        raise TypeError(f"model must be an ImageClassifier, got {type(model).__name__}")
-    if not len(image_set):
-        raise ValueError("image_set holds no images")
-    if len(image_set.classes) != model.classes:
-        raise ValueError(f"image_set has {len(image_set.classes)} classes, but the model has {model.classes}")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    check_asked(model, image_set, batch_size)
     activations, entropies = [], []
     with evaluating(model) as device:
         most = max(1, _AT_ONCE // model.classes)
@@ -249,6 +242,18 @@ def ask(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> A
             activations.append(activation.float().unflatten(0, crops.shape[:2]).mean(1).cpu())
     entropy = torch.cat(entropies).mean().item() if entropies else None
     return Answers(torch.cat(activations), entropy)
+
+
+def check_asked(model: ImageClassifier, image_set: ImageSet, batch_size: int) -> None:
+    """Raises the errors of :func:`ask`."""
+    if not hasattr(model, "classes"):  # a compiled one has another type, but the same attributes
+        raise TypeError(f"model must be an ImageClassifier, got {type(model).__name__}")
+    if not len(image_set):
+        raise ValueError("image_set holds no images")
+    if len(image_set.classes) != model.classes:
+        raise ValueError(f"image_set has {len(image_set.classes)} classes, but the model has {model.classes}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
 
 
 def examine(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> Findings:

@@ -165,20 +165,24 @@ class Detection(SeveralLabels):
 
     def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
         """The results of :class:`SeveralLabels`, the mean IoU of the boxes, and their mean average precision."""
-        from torchcaps.explain import evaluating
+        from torchcaps.explain import ask
+        from torchcaps.explain.findings import check_asked, evaluating
 
-        found = super().examine(network, images, batch_size)
-        activation, boxes, true = [], [], []
+        self.check(images)
+        check_asked(network, images, batch_size)
+        rows = []
         with evaluating(network) as device:
-            for batch in images.batches(batch_size):
+            for batch in images.batches(batch_size):  # once for classes and boxes: making scenes takes time, too
                 prediction = network(in_precision_of(network, batch.images.to(device)))
-                activation.append(prediction.activation.float().cpu())
-                boxes.append(_boxes(prediction, network).float().cpu())
-                true.append(_true_boxes(batch, network.classes).cpu())
-        told, real = torch.cat(boxes), torch.cat(true)
+                row = prediction.activation, _boxes(prediction, network), _true_boxes(batch, network.classes)
+                rows.append((batch.labels.cpu(), *(part.float().cpu() for part in row)))
+        labels, activation, told, real = (torch.cat(part) for part in zip(*rows, strict=True))
         there = _area(real) > 0
         figures = {"box_iou": box_iou(told, real)[there].mean().item() if there.any() else 0.0}
-        figures |= average_precision(torch.cat(activation), told, real)
+        figures |= average_precision(activation, told, real)
+        if images.preprocess.crops > 1:  # boxes are those of the centre crop
+            activation = ask(network, images, batch_size).activation
+        found = self._examination(activation, labels, images)
         line = (
             f"boxes: mean IoU {figures['box_iou']:.3f}, mean average precision {figures['map_50']:.3f} at IoU 0.5, "
             f"{figures['map']:.3f} over 0.5 to 0.95"

@@ -115,9 +115,10 @@ class SeveralLabels(Task):
         from torchcaps.explain import ask
 
         self.check(images)
-        activation = ask(network, images, batch_size).activation
+        return self._examination(ask(network, images, batch_size).activation, _labels(images, batch_size), images)
+
+    def _examination(self, activation: Tensor, labels: Tensor, images: ImageSet) -> Examination:
         said = self.said(activation)
-        labels = _labels(images, batch_size)
         accuracy = (said == labels).all(1).double().mean().item()
         classes = {name: _class_figures(said[:, index], labels[:, index]) for index, name in enumerate(images.classes)}
         return Examination(
