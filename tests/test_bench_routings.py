@@ -40,6 +40,16 @@ def test_measures_in_turn_and_writes_into_a_page(tmp_path: Path) -> None:
     assert "medians of 1 rounds in which all took turns. A note." in shown[0]
 
 
+def test_a_backend_is_forced() -> None:
+    shown = list[str]()
+    options = ["--batch", "1", "--runs", "1", "--threads", "1", "--no-memory", "--backend", "native"]
+    main(["routings", "--only", "mean", "max_min", *options], shown.append)
+    assert shown[0].endswith("backend native, which cannot do max_min.")
+    assert shown[0].count("`max_min`") == 2  # described, not measured
+    with pytest.raises(ValueError, match="--backend native can do none of max_min: backend 'native' cannot do"):
+        main(["routings", "--only", "max_min", *options], shown.append)
+
+
 def test_words_alone() -> None:
     shown = list[str]()
     main(["routings", "--words"], shown.append)

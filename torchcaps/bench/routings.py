@@ -3,6 +3,7 @@
 The descriptions come from the routings themselves. Times of the forward pass and of a training step, and the memory of
 the latter, are measured on two layers, with all routings in turn in each round: the class capsules of CapsNet, and a
 convolution over matrix capsules in which the parents of a window compete. Each routing has its default settings.
+With ``--backend chunked`` all of them run in plain PyTorch, so that algorithms are compared, not kernels.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from torchcaps.bench import measure, report
 from torchcaps.bench.cases import ConvCase, LayerCase, LinearCase, call_of
 from torchcaps.bench.options import positive
 from torchcaps.bench.suite import Show
+from torchcaps.ops.dispatch import BACKENDS
 from torchcaps.routing.base import ROUTINGS, About
 
 BEGIN, END = "<!-- torchcaps bench routings: begin -->", "<!-- torchcaps bench routings: end -->"
@@ -75,13 +77,33 @@ def measured(layer: str, names: list[str], options: argparse.Namespace) -> dict[
     """Measures the routings of these names on a layer, in turn."""
     torch.set_num_threads(options.threads)
     trained = [name for name in names if ROUTINGS[name].trainable]
-    calls = {(name, False): call_of(cases(name, options.batch)[layer], "auto", False) for name in names}
-    calls |= {(name, True): call_of(cases(name, options.batch)[layer], "auto", True) for name in trained}
+    calls = {(name, False): call_of(cases(name, options.batch)[layer], options.backend, False) for name in names}
+    calls |= {(name, True): call_of(cases(name, options.batch)[layer], options.backend, True) for name in trained}
     times = measure.interleaved({str(key): call for key, call in calls.items()}, options.runs)
     found = {key: median(times[str(key)]) for key in calls}
     wanted = trained if measure.HAVE_PEAK and not options.no_memory else []
     memory = {name: measure.peak_growth(calls[name, True]) for name in wanted}
     return {name: Measured(found[name, False], found.get((name, True)), memory.get(name)) for name in names}
+
+
+def refused(names: list[str], backend: str) -> list[str]:
+    """Those of the routings that the backend cannot do on one of the layers.
+
+    Raises:
+        ValueError: if there is no other, with what the backend says to the last one.
+    """
+    found: list[str] = []
+    why: Exception | None = None
+    for name in names:
+        try:
+            for case in cases(name, 1).values():
+                call_of(case, backend, ROUTINGS[name].trainable)()
+        except (RuntimeError, ValueError) as error:
+            found.append(name)
+            why = error
+    if len(found) == len(names):
+        raise ValueError(f"--backend {backend} can do none of {', '.join(names)}: {why}")
+    return found
 
 
 def words(names: list[str]) -> str:
@@ -148,6 +170,7 @@ def main(arguments: list[str], show: Show, program: str) -> None:
     parser.add_argument("--only", nargs="+", choices=sorted(ROUTINGS), default=sorted(ROUTINGS), help="default: all")
     parser.add_argument("--batch", type=positive, default=16, help="images")
     parser.add_argument("--runs", type=positive, default=5, help="rounds that count")
+    parser.add_argument("--backend", choices=("auto", *BACKENDS), default="auto", help="default: auto")
     parser.add_argument("--threads", type=positive, default=torch.get_num_threads(), help="of torch")
     parser.add_argument("--no-memory", action="store_true", help="measure times only")
     parser.add_argument("--words", action="store_true", help="measure nothing")
@@ -158,9 +181,15 @@ def main(arguments: list[str], show: Show, program: str) -> None:
     if not options.words:
         measure.full_float32()
         about = report.environment("cpu", options.threads, report.command_line())
-        found = {layer: measured(layer, options.only, options) for layer in cases("mean", 1)}
+        left_out = refused(options.only, options.backend) if options.backend != "auto" else []
+        names = [name for name in options.only if name not in left_out]
+        found = {layer: measured(layer, names, options) for layer in cases("mean", 1)}
         where = f"{about['hardware']}, {options.threads} threads, torch {about['versions']['torch']}"
         settings = f"batches of {options.batch}, medians of {options.runs} rounds in which all took turns"
+        if options.backend != "auto":
+            settings += f"; backend {options.backend}"
+        if left_out:
+            settings += f", which cannot do {', '.join(left_out)}"
         parts += [figures(found), f"{where}; {settings}. {options.note}".strip()]
     text = "\n\n".join(parts)
     show(text)
