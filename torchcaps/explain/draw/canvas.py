@@ -56,8 +56,8 @@ def show(axes: "Axes", image: Tensor, **options: Any) -> None:
 
 
 def set_title(axes: "Axes", text: str, fontsize: float = 9) -> None:
-    """A title as it is written, whatever it means to TeX."""
-    axes.set_title(text, fontsize=fontsize, parse_math=False)
+    """A title as it is written, whatever it means to TeX, on top of the axes: nothing else is there to avoid."""
+    axes.set_title(text, y=1.0, fontsize=fontsize, parse_math=False)
 
 
 def title_width(text: str, fontsize: float = 9) -> float:

@@ -82,7 +82,7 @@ def _label(axes: "Axes", values: Tensor, changes: Sequence[float]) -> None:
 
 
 def _mosaic(tiles: Tensor, side: int = 44) -> tuple[Tensor, float, float]:
-    """Images (R, V, C, H, W) as one picture (h, w, 3) on grey, and the height and width of a cell in it.
+    """Images (R, V, C, H, W) as one opaque picture (h, w, 4) on grey, and the height and width of a cell in it.
 
     Small images are enlarged, pixel by pixel, to about ``side`` pixels.
     """
@@ -93,6 +93,7 @@ def _mosaic(tiles: Tensor, side: int = 44) -> tuple[Tensor, float, float]:
     gap = max(2, round(0.05 * enlarge * max(H, W)))
     pictures = F.pad(pictures, (gap, gap, gap, gap), value=0.6).unflatten(0, (R, V))
     mosaic = pictures.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)
+    mosaic = F.pad(mosaic, (0, 1), value=1.0)  # without the alpha, matplotlib goes on with float64 for all of it
     return mosaic, mosaic.shape[0] / R, mosaic.shape[1] / V
 
 
