@@ -124,6 +124,13 @@ def test_the_extent_of_cells_that_see_less_at_the_border() -> None:
     assert map_extent(network, torch.zeros(1, 1, 64, 96)) == (0, 96, 64, 0)
 
 
+@pytest.mark.parametrize("height", [40, 48])
+def test_the_extent_of_cells_that_see_the_border_from_the_middle(height: int) -> None:
+    """Their centres lay close together, and the map of a scene was drawn in the middle of it; 40 rows are all seen."""
+    scenes = create_model("scene_capsnet", image_shape=(1, height, 64), channels=(4, 4, 8), child_dim=16).eval()
+    assert map_extent(scenes, torch.zeros(1, 1, height, 64)) == (0, 64, height, 0)  # cells of 8 x 8 tile it
+
+
 def test_the_extent_of_a_single_position_is_the_whole_image() -> None:
     model = tiny(image_shape=(1, 5, 5))
     with torch.no_grad():  # gradients may be off outside

@@ -65,7 +65,7 @@ def map_extent(model: CapsuleClassifier, images: Tensor) -> Extent:
         images: (B, C, H, W), for their shape.
 
     Returns:
-        The rectangle; that of the whole image if every child sees all of it.
+        The rectangle; that of the whole image if the children see so much of it that their places cannot be told.
 
     Raises:
         ValueError: if the children do not lie on a grid.
@@ -122,27 +122,30 @@ def _extent(images: Tensor, capsules: Capsules) -> Extent:
 
 
 def _sides(images: Tensor, pose: Tensor, axis: int) -> tuple[float, float]:
-    """The outer edges of the cells along an axis of poses (B, H', W', ...).
+    """The outer edges of the cells along an axis of poses (B, H', W', ...); those of the image if they cannot be found.
 
-    Two cells in the middle say where all are, if what they see ends inside of the image: with padding the outer ones
-    see less than that, and the centre of it lies further inside. Else the first and the last cell say it.
+    Two cells in the middle say where all are, if what they see ends inside of the image: with padding, others see less
+    than that, and the centre of it lies further inside. Else the ends say it up to which the outer cells look into the
+    image: padding does not move them.
     """
     count, size = pose.shape[axis], images.shape[axis + 1]
-    middle = (count - 1) // 2
-    for first, last in ((middle, middle + 1), (0, count - 1)):
-        if last >= count or count < 2:
-            continue
-        spans = [_seen(images, pose.select(axis, place), axis) for place in (first, last)]
-        if None in spans:
-            break
-        (low, high), (next_low, next_high) = (span for span in spans if span is not None)
-        if first and (low == 0 or next_high == size):
-            continue
-        centre, step = (low + high) / 2, (next_low + next_high - low - high) / 2 / (last - first)
-        if step > 0:
-            start = centre - (first + 0.5) * step
-            return start, start + count * step
-    return 0.0, float(size)
+
+    def seen(place: int) -> tuple[int, int] | None:
+        return _seen(images, pose.select(axis, place), axis)
+
+    centre, step = 0.0, 0.0  # of the first cell, and from each to the next
+    if count > 1:
+        middle = (count - 1) // 2
+        one, other = seen(middle), seen(middle + 1)
+        if one and other and (count == 2 or (one[0] > 0 and other[1] < size)):
+            step = (sum(other) - sum(one)) / 2
+            centre = sum(one) / 2 - middle * step
+        elif one and other:
+            first, second, last = seen(0), seen(1), seen(count - 1)
+            if first and second and last and second[1] < size and last[0] > 0:
+                step = second[1] - first[1]
+                centre = (first[1] + last[0] - (count - 1) * step) / 2
+    return (centre - step / 2, centre + (count - 0.5) * step) if step > 0 else (0.0, float(size))
 
 
 def _above(windows: Windows, children: Extent) -> Extent:
