@@ -13,7 +13,10 @@ from torchcaps.training.parser import OptionParser
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"))
+    for path in (
+        *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")),
+        *(*ROOT.glob("examples/*.yaml"), *ROOT.glob("torchcaps/pretrained/**/card.md")),
+    )
     if not path.is_relative_to(ROOT / "docs" / "results" / "recipes")  # those are what was typed then
 )
 OTHERS = {"bench", "convert"}
@@ -25,10 +28,11 @@ class Parsed(Exception):
 
 
 def commands(text: str) -> list[list[str]]:
-    """The arguments of each whole command that has some, in blocks and in lines, without modules and runs of others."""
+    """The arguments of each whole command that has some, in blocks, lines and comments, without runs and modules."""
     text = text.replace("\\\n", " ")
     blocks = "\n".join(re.findall(r"```\n(.*?)```", text, re.DOTALL))
     shown = re.findall(r"^torchcaps (.*)$", blocks, re.MULTILINE) + re.findall(r"`torchcaps ([^`\n]+)`", text)
+    shown += re.findall(r"^#  +torchcaps (.*)$", text, re.MULTILINE)  # of a file of options
     whole = [re.sub(r"\s#.*", "", one) for one in shown if not re.search(r"\.\.\.|RECIPE|--config$", one)]
     found = [shlex.split(one) for one in whole if "--import" not in one and "--resume" not in one]
     return [one for one in found if one[1:] and one[0] in COMMANDS.keys() - OTHERS]
@@ -38,6 +42,7 @@ def test_finds_them() -> None:
     text = "`torchcaps models x*`, `torchcaps train --config` and `torchcaps offers more`\n"
     text += "```\ntorchcaps train --data X \\\n  --run y   # so\n```\n"
     assert commands(text) == [["train", "--data", "X", "--run", "y"], ["models", "x*"]]
+    assert commands("# Three words.\n#   torchcaps train --run z\nrun: torchcaps\n") == [["train", "--run", "z"]]
 
 
 @pytest.mark.slow
