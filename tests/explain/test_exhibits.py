@@ -146,6 +146,12 @@ def test_what_is_not_finite_is_null() -> None:
     assert valid(summary)["measured"] == [{"name": "m", "value": 0.1, "percent": False}]
 
 
+def test_a_summary_is_words_not_python() -> None:
+    images = {"train": 1200, "test": {"b": 0.12345, "c": None}}
+    rows = Summary.of("t", {"images": images, "notes": ["one", "two"]}, []).table().rows
+    assert rows == [["images", "train 1,200; test (b 0.1235; c None)"], ["notes", "one; two"]]
+
+
 def test_positions_that_no_window_sees_are_null() -> None:
     model = tiny("matrixcapsnet")
     images = torch.rand(3, 1, 23, 26)

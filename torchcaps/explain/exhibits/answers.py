@@ -64,8 +64,13 @@ class Summary(Exhibit):
 
 
 def _words(value: Any) -> str:
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        return "; ".join(value)
+    if isinstance(value, Mapping):
+        return "; ".join(
+            f"{name} ({_words(part)})" if isinstance(part, Mapping) else f"{name} {_words(part)}"
+            for name, part in value.items()
+        )
+    if isinstance(value, list):
+        return "; ".join(map(_words, value))
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
 
 
