@@ -35,6 +35,25 @@ METRICS = [
 ]
 
 
+def test_no_text_lies_on_curves_or_beside_its_row() -> None:
+    """The legend lay on the end of the lower curve, and the row's label reached into the row above."""
+    falls = [{"epoch": epoch, "val_accuracy": 0.5 - 0.1 * epoch, "train_accuracy": 0.2} for epoch in (0.0, 1.0)]
+    figure = explain.learning_curves(falls)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    legend = axes.get_legend()
+    assert legend is not None
+    frame = legend.get_window_extent()
+    for line in axes.lines:
+        along = np.linspace(*line.get_xydata(), 50)
+        assert not any(frame.contains(x, y) for x, y in axes.transData.transform(along))
+
+    wide = explain.activation_figure(torch.rand(3, 1, 30, 40), {"class_caps.children": torch.rand(3, 6, 8)}, ["a"] * 3)
+    wide.draw_without_rendering()
+    above, row = (wide.axes[place].yaxis.label.get_window_extent() for place in (0, 3))
+    assert row.y1 < wide.axes[0].get_window_extent().y0 < above.y0
+
+
 def test_learning_curves_hold_the_numbers() -> None:
     loss, accuracy = explain.learning_curves(METRICS).axes
     curves = {str(line.get_label()): line.get_xydata().tolist() for line in loss.lines}

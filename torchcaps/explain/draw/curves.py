@@ -59,13 +59,12 @@ def reliability_figure(curves: Sequence[ReliabilityCurve]) -> "Figure":
 
 
 def _draw_performance(axes: "Axes", panel: Panel) -> None:
-    rises = panel.quantity == "accuracy"
     for name, curve in panel.curves.items():
         _draw_curve(axes, curve, name, _COLOURS[name])
-    if not rises and _spreads(panel):
+    if panel.quantity != "accuracy" and _spreads(panel):
         axes.set_yscale("log")
     axes.set(ylabel=panel.unit, title=panel.quantity)
-    axes.legend(frameon=False, loc="lower right" if rises else "upper right")
+    axes.legend(frameon=False, loc="best")
 
 
 def _draw_health(axes: "Axes", panel: Panel, layers: Sequence[str]) -> None:

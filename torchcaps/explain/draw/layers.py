@@ -60,7 +60,7 @@ def activation_figure(
 def _row(figure: "Figure", grid: Any, row: int, columns: Sequence[int], label: str) -> list["Axes"]:
     """The axes of some columns of a row of a grid, the first of them labelled."""
     drawn = [figure.add_subplot(grid[row, column]) for column in columns]
-    drawn[0].set_ylabel(label, fontsize=9)
+    drawn[0].set_ylabel(label.replace(".children", "\nchildren"), fontsize=9)  # on one line it is longer than the row
     return drawn
 
 
