@@ -100,9 +100,13 @@ def hold(page: Any, start: str) -> None:
     """The next request that begins so waits until ``answer()`` is called."""
     hold = """start => {
         const own = window.fetch;
+        delete document.body.dataset.held;
         window.fetch = async (path, ...more) => {
-            if (path.startsWith(start)) await new Promise((done) => { window.answer = done; });
-            window.fetch = own;
+            if (path.startsWith(start)) {
+                window.fetch = own;
+                document.body.dataset.held = "yes";
+                await new Promise((done) => { window.answer = done; });
+            }
             return own(path, ...more);
         };
     }"""
@@ -189,6 +193,23 @@ def test_another_network_is_chosen_before_the_answer(page: Any, tmp_path: Path) 
     page.set_input_files("#upload", digit(tmp_path))
     page.select_option("#network", QUESTIONS)
     expect(page.locator("#sample")).to_have_text("another question")
+    page.evaluate("answer()")
+    settle(page)
+    expect(page.locator("#message")).to_be_hidden()
+    assert not page.trouble
+
+
+def test_another_network_is_chosen_before_its_routing_is_shown(page: Any, tmp_path: Path) -> None:
+    """The steps that then came were drawn over a picture that was gone."""
+    page.select_option("#network", "steps")
+    expect(page.locator("#about")).to_contain_text("DynamicRouting")
+    settle(page)
+    hold(page, "api/routing")
+    page.set_input_files("#upload", digit(tmp_path))
+    page.wait_for_selector("body[data-held]")
+    page.select_option("#network", QUESTIONS)
+    expect(page.locator("#sample")).to_have_text("another question")
+    expect(page.locator("#coloured span")).not_to_have_count(0)
     page.evaluate("answer()")
     settle(page)
     expect(page.locator("#message")).to_be_hidden()

@@ -36,6 +36,19 @@ async function ask(path, query = {}, body = undefined) {
   return told;
 }
 
+// Asks about a look, and a class: undefined if another one is on the page by the time of the answer.
+async function askOf(path, query) {
+  const shown = () => query.look === state.look && (query.target ?? state.shown) === state.shown;
+  if (query.look === null) return undefined; // another network was chosen
+  try {
+    const told = await ask(path, query);
+    return shown() ? told : undefined;
+  } catch (error) {
+    if (shown()) throw error;
+    return undefined;
+  }
+}
+
 function complain(error) {
   $("message").textContent = error.message;
   $("message").hidden = false;
@@ -441,7 +454,10 @@ const current = () => ({ look: state.look, target: state.shown });
 
 // ---- the pose
 
-const askPose = latest(async () => showPose(await ask("pose", current())));
+const askPose = latest(async () => {
+  const exhibit = await askOf("pose", current());
+  if (exhibit !== undefined) showPose(exhibit);
+});
 
 function showPose(exhibit) {
   state.pose = exhibit;
@@ -523,9 +539,8 @@ function nothing(section, text) {
 }
 
 const showMaps = latest(async () => {
-  const asked = current();
-  const exhibit = await ask("assignments", asked);
-  if (asked.look !== state.look || asked.target !== state.shown) return; // another one is on its way
+  const exhibit = await askOf("assignments", current());
+  if (exhibit === undefined) return; // another one is on its way
   nothing("maps", exhibit ? "" : "The child capsules of this network do not lie at places of the image: each of them sees all of it.");
   $("layers").replaceChildren(...(exhibit?.layers ?? []).map(({ layer, share, extent }) => {
     const over = element("canvas");
@@ -545,7 +560,8 @@ const showMaps = latest(async () => {
 
 const showRouting = latest(async () => {
   stop();
-  const exhibit = await ask("routing", { look: state.look });
+  const exhibit = await askOf("routing", { look: state.look });
+  if (exhibit === undefined) return;
   state.routing = exhibit;
   nothing("routing", exhibit ? "" : "The classes of this network are not found by routing votes.");
   $("stage").hidden = exhibit === null;
@@ -638,7 +654,8 @@ function offerSteps(side) {
 }
 
 const compare = sides.map((side) => latest(async () => {
-  const found = await ask("compare", { ...current(), routing: side.routing.value, steps: side.steps.value });
+  const found = await askOf("compare", { ...current(), routing: side.routing.value, steps: side.steps.value });
+  if (found === undefined) return;
   bars(side.bars, found.activations.activation, [found.activations.said]);
   const layer = found.assignments?.layers[0];
   side.mapFigure.hidden = !layer;
@@ -664,13 +681,14 @@ const showSwap = latest(async () => {
   if (!state.kept || state.pose === null) return;
   let found;
   try {
-    found = await ask("swap", { ...current(), other: state.kept.look, other_target: state.kept.target });
+    found = await askOf("swap", { ...current(), other: state.kept.look, other_target: state.kept.target });
   } catch {
     state.kept = null; // so long ago that the server has forgotten it
     $("swapped").replaceChildren();
     nothing("swap", "Keep an image, then draw another one.");
     return;
   }
+  if (found === undefined) return;
   says("swap", found);
   const [here, kept] = found.targets.map(name);
   nothing("swap", "");
