@@ -140,6 +140,19 @@ def test_moves_a_slider_and_sees_the_picture_change(page: Any) -> None:
     assert not page.trouble
 
 
+def test_the_pose_is_reset_before_the_picture_comes(page: Any) -> None:
+    draw(page, SEVEN)
+    before = page.locator("#drawn").get_attribute("src")
+    hold(page, "api/decode")
+    page.locator("#sliders input").nth(2).press("End")
+    page.wait_for_selector("body[data-held]")
+    page.click("#reset")
+    page.evaluate("answer()")
+    settle(page)
+    assert page.locator("#drawn").get_attribute("src") == before
+    assert not page.trouble
+
+
 def test_points_at_a_class(page: Any) -> None:
     draw(page, SEVEN)
     expect(said(page)).to_have_text("7")

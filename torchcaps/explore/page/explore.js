@@ -501,9 +501,9 @@ function makeSliders(count) {
 
 // The one picture first: what the numbers draw in all classes is asked for when the slider rests.
 const redraw = latest(async (since) => {
-  const exhibit = state.pose;
-  const [drawn] = await ask("decode", { look: state.look, target: state.shown }, JSON.stringify(state.moved));
-  if (exhibit !== state.pose) return;
+  const { moved } = state; // another list for another pose, and when it is reset
+  const [drawn] = await ask("decode", { look: state.look, target: state.shown }, JSON.stringify(moved));
+  if (moved !== state.moved) return;
   $("drawn").src = drawn;
   await $("drawn").decode();
   $("drawn").dataset.ms = performance.now() - since;
@@ -511,9 +511,9 @@ const redraw = latest(async (since) => {
 });
 
 const redrawClasses = latest(async () => {
-  const exhibit = state.pose;
-  const drawn = await ask("decode", { look: state.look }, JSON.stringify(state.moved));
-  if (exhibit === state.pose) showInClasses(drawn);
+  const { moved } = state;
+  const drawn = await ask("decode", { look: state.look }, JSON.stringify(moved));
+  if (moved === state.moved) showInClasses(drawn);
 });
 
 const rests = later(redrawClasses, 80);
