@@ -440,3 +440,22 @@ def test_uploads_of_any_kind_of_picture(explorer: Explorer) -> None:
         file = BytesIO()
         Image.new(mode, (40, 31)).save(file, kind)
         assert explorer.answer(explorer.look("a", file.getvalue()))["activations"]["said"] in range(10)
+
+
+def test_no_program_is_started_for_an_upload(explorer: Explorer) -> None:
+    """Ghostscript executed the program that an EPS file is."""
+    file = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\n0 0 20 20 rectfill\n%%EOF\n"
+    with pytest.raises(ValueError, match=r"me\.png: EPS files are programs"):
+        explorer.look("a", file, "me.png")
+
+
+def test_an_upload_with_damaged_exif_is_taken_as_it_is_stored(explorer: Explorer) -> None:
+    """It was an error of the server."""
+    from PIL import Image
+
+    file, exif = BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    Image.new("L", (40, 31)).save(file, "JPEG", exif=exif)
+    damaged = file.getvalue().replace(b"Exif\0\0MM", b"Exif\0\0M?")
+    assert damaged != file.getvalue()
+    assert explorer.answer(explorer.look("a", damaged))["activations"]["said"] in range(10)

@@ -75,12 +75,23 @@ def read_handwriting(image: "Image", image_shape: tuple[int, int, int]) -> Handw
     return Handwriting(_tensor(_centred(sign, image_shape[1:]), image_shape), note)
 
 
+def upright(image: "Image") -> "Image":
+    """An image turned as its Exif data say; as it is stored where these are damaged. Decodes the whole file."""
+    from PIL import ImageOps
+
+    image.load()
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # Pillow raises many types: SyntaxError, struct.error, ...
+        return image
+
+
 def _opaque(image: "Image") -> "Image":
     """An image in RGB; what is transparent becomes white under dark ink, and black under light ink."""
     import numpy as np
-    from PIL import Image, ImageOps
+    from PIL import Image
 
-    image = ImageOps.exif_transpose(image)
+    image = upright(image)
     if image.getbands()[-1] != "A" and "transparency" not in image.info:
         return image.convert("RGB")
     image = image.convert("RGBA")

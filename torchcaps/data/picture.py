@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.base import Resize
-from torchcaps.data.handwriting import Handwriting, read_handwriting
+from torchcaps.data.handwriting import Handwriting, read_handwriting, upright
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -127,9 +127,9 @@ def open_image(source: Path | BytesIO, channels: int, name: str | Path = "") -> 
 
 def in_mode(source: "Image", channels: int) -> "Image":
     """An image, upright, in the mode L (1 channel) or RGB (3 channels)."""
-    from PIL import Image, ImageOps
+    from PIL import Image
 
-    image = ImageOps.exif_transpose(source)  # This decodes the whole file.
+    image = upright(source)
     if image.mode == "F":
         raise ValueError("floating-point pixels have no fixed range, expected 8 or 16 bit")
     if image.mode.startswith("I"):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchcaps.classifier import Classifier
 from torchcaps.data import ImageSet
-from torchcaps.data.picture import naming
+from torchcaps.data.picture import check_format, naming
 from torchcaps.data.text_set import TextSet
 from torchcaps.explain import (
     Exhibit,
@@ -444,6 +444,7 @@ def _picture(file: bytes, name: str) -> "PILImage":
 
     source = BytesIO(file)
     with naming(source, name), Image.open(source) as picture:
+        check_format(picture)
         width, height = picture.size
         if width * height <= MOST_PIXELS:
             picture.load()
