@@ -26,6 +26,7 @@ FLAGS = [
 ]
 PATIENCE = 20_000  # milliseconds, of one step: other work may share the machine
 
+LONG = "a name that is much longer than its panel, with a word as pneumonoultramicroscopicsilicovolcanoconiosis"
 SCENES, QUESTIONS = "scenes/scene_capsnet", "trec/text_pooled"
 SEVEN = [(0.28, 0.22), (0.72, 0.22), (0.45, 0.85)]
 ZERO = [(0.5, 0.18), (0.32, 0.32), (0.29, 0.58), (0.42, 0.8), (0.58, 0.8), (0.7, 0.6), (0.67, 0.32), (0.5, 0.18)]
@@ -37,7 +38,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: 
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The page, with a trained network that comes with the package and one that routes in three steps."""
     torch.manual_seed(0)
-    steps = Classifier(create_model("capsnet_digits", channels=8, types=4, pose_dim=4, decoder_hidden=(16,)))
+    small = create_model("capsnet_digits", channels=8, types=4, pose_dim=4, decoder_hidden=(16,))
+    steps = Classifier(small, classes=[f"{LONG} number {label}" for label in range(10)])
     networks = {"trained": Classifier.open("mnist/efficient_capsnet"), "steps": steps}
     networks |= {name: Classifier.open(name) for name in (SCENES, QUESTIONS)}
     samples = {name: partial(local_samples, name, networks[name]) for name in (SCENES, QUESTIONS)}
@@ -122,6 +124,28 @@ def test_draws_a_digit_and_sees_its_class(page: Any) -> None:
         draw(page, points)
         expect(said(page)).to_have_text(digit)
         expect(page.locator("#pose h2")).to_have_text(f"The pose of {digit}")
+    assert not page.trouble
+
+
+def test_only_the_first_finger_and_the_main_button_draw(page: Any) -> None:
+    """Two fingers drew lines from one to the other; the right button drew until the next click."""
+    draw(page, SEVEN)
+    canvas = page.locator("#canvas")
+    before = canvas.evaluate("canvas => canvas.toDataURL()")
+    box = canvas.bounding_box()
+    there = {"clientX": box["x"] + 20, "clientY": box["y"] + 250, "bubbles": True}
+    page.mouse.move(box["x"] + 20, box["y"] + 250)
+    page.mouse.down(button="right")
+    page.mouse.move(box["x"] + 250, box["y"] + 250)
+    page.mouse.up(button="right")
+    assert canvas.evaluate("canvas => canvas.toDataURL()") == before
+    page.mouse.move(box["x"] + 250, box["y"] + 20)
+    page.mouse.down()
+    first = canvas.evaluate("canvas => canvas.toDataURL()")
+    canvas.dispatch_event("pointermove", {**there, "pointerId": 9, "pointerType": "touch", "isPrimary": False})
+    assert canvas.evaluate("canvas => canvas.toDataURL()") == first
+    page.mouse.up()
+    settle(page)
     assert not page.trouble
 
 
@@ -227,6 +251,48 @@ def test_another_network_is_chosen_before_its_routing_is_shown(page: Any, tmp_pa
     settle(page)
     expect(page.locator("#message")).to_be_hidden()
     assert not page.trouble
+
+
+def test_the_pointer_leaves_the_classes_of_another_network(page: Any) -> None:
+    page.select_option("#network", "trained")
+    settle(page)
+    page.hover("#bars .bar:nth-child(3)")
+    hold(page, "api/look")
+    page.select_option("#network", "steps")
+    page.wait_for_selector("body[data-held]")
+    page.dispatch_event("#bars", "mouseleave")
+    page.wait_for_timeout(100)  # longer than the page waits before it follows the pointer
+    page.evaluate("answer()")
+    settle(page)
+    assert not page.trouble
+
+
+@pytest.mark.parametrize("width", [320, 375, 1280])
+def test_panels_stay_on_the_page_and_apart(page: Any, width: int) -> None:
+    """Long names of classes laid the left panel over the right one, and made the page wider than a phone."""
+    page.set_viewport_size({"width": width, "height": 900})
+    try:
+        page.select_option("#network", "steps")
+        settle(page)
+        draw(page, SEVEN)
+        page.click("#keep")
+        expect(page.locator("#swapped figure")).to_have_count(6)
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        left, right = (page.locator(f"#{side}").bounding_box() for side in ("left", "right"))
+        assert left["x"] + left["width"] <= right["x"] or left["y"] + left["height"] <= right["y"]
+    finally:
+        page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_all_classes_can_be_reached_beside_the_panels(page: Any) -> None:
+    """Those below the lower edge of the window could only be seen at the end of the page."""
+    page.select_option("#network", "steps")
+    settle(page)
+    draw(page, SEVEN)
+    page.evaluate("scrollTo(0, 200)")
+    page.locator("#bars .bar").last.hover()
+    assert page.evaluate("scrollY") == 200
+    page.evaluate("scrollTo(0, 0)")
 
 
 def test_asks_a_question(page: Any) -> None:

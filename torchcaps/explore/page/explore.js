@@ -11,6 +11,7 @@ const state = {
   fixed: null, // the class that was clicked
   pointed: null, // the class under the pointer
   shown: null, // the class that is asked about
+  activation: null, // of each class
   pose: null, // the exhibit
   moved: [], // the pose as the sliders have it
   routing: null, // the exhibit
@@ -217,7 +218,7 @@ function drawTable(canvas, rows, paint) {
   context.textAlign = "center";
   for (let x = 0; top && x < columns; x++) {
     context.fillStyle = x === state.shown ? colour(RED) : "#667080";
-    context.fillText(name(x).slice(0, 3), (x + 0.5) * cell, 11);
+    context.fillText(name(x).slice(0, 3), (x + 0.5) * cell, 11, cell - 1);
   }
   rows.forEach((row, y) => row.forEach((value, x) => {
     context.fillStyle = paint(value ?? 0);
@@ -251,14 +252,15 @@ function stroke(event) {
   showDrawing();
 }
 
+// One finger, or the main button, draws: a second finger would join its strokes to those of the first.
 canvas.addEventListener("pointerdown", (event) => {
-  if (!state.network?.draws) return;
+  if (!state.network?.draws || !event.isPrimary || event.button !== 0) return;
   canvas.setPointerCapture(event.pointerId);
   $("truth").textContent = "";
   stroke(event);
 });
-canvas.addEventListener("pointermove", (event) => last && stroke(event));
-for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => { last = null; });
+canvas.addEventListener("pointermove", (event) => last && event.isPrimary && stroke(event));
+for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, (event) => { if (event.isPrimary) last = null; });
 
 const showDrawing = latest(async () => {
   const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
@@ -435,6 +437,7 @@ function fix(label) {
 $("bars").addEventListener("mouseleave", () => point(null));
 
 const aim = later(() => {
+  if (state.activation === null) return; // another network was chosen
   const target = state.pointed ?? state.fixed ?? state.said;
   const changed = target !== state.shown;
   state.shown = target;
