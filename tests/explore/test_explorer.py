@@ -230,6 +230,15 @@ class TestExplorer:
         with pytest.raises(ValueError, match="OwnCapsulesOfWords whose words cannot be followed to the classes"):
             Explorer({"own": Classifier(network)})
 
+    def test_activations_that_are_not_finite_are_told(self, drawing: bytes) -> None:
+        """They were shown as 0.00, beside an error of JavaScript."""
+        network = small()
+        with torch.no_grad():
+            next(network.network.parameters()).fill_(3e38)
+        explorer = Explorer({"huge": network})
+        with pytest.raises(ValueError, match="huge gives this input activations that are not finite"):
+            explorer.answer(explorer.look("huge", drawing))
+
     def test_what_has_no_capsules(self) -> None:
         with pytest.raises(ValueError, match="nothing to explore"):
             Explorer({"cnn": Classifier(create_model("sharedcapsnet_cnn", channels=(4, 4, 4, 4), hidden=4))})

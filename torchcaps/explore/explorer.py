@@ -269,14 +269,18 @@ class Explorer:
         """The first results of a look: network, label, activations, and which classes are predicted.
 
         For an image also boxes, if the network predicts them; for a text, how its words support the classes.
+
+        Raises:
+            ValueError: if there is no such look, or its activations are not finite.
         """
         taken = self._any_look(look)
         told = {"look": look, "network": taken.network, "label": taken.label}
-        opened = self._networks[taken.network]
+        activation = taken.words.activation if isinstance(taken, _TextLook) else taken.observation.activation[0]
+        if not activation.isfinite().all():
+            raise ValueError(f"{taken.network} gives this input activations that are not finite: nothing can be shown")
+        there = self._networks[taken.network].there(activation)
         if isinstance(taken, _TextLook):
-            there = opened.there(taken.words.activation)
             return {**told, "text": taken.text, "there": _labels(there), "activations": taken.words.to_json()}
-        there = opened.there(taken.observation.activation[0])
         shown = self._exhibit(look, "activations", None, ClassActivations.of)
         boxes = self._exhibit(look, "boxes", None, lambda seen: ClassBoxes.of(seen, there))
         return {**told, "there": _labels(there), "activations": shown, "boxes": boxes}
