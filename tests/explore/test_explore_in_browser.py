@@ -187,6 +187,22 @@ def test_points_at_a_class(page: Any) -> None:
     expect(page.locator("#pose h2")).to_have_text("The pose of 7")
 
 
+def test_the_keyboard_points_at_classes_and_uploads(page: Any) -> None:
+    draw(page, SEVEN)
+    bar = page.locator("#bars .bar:nth-child(3)")
+    bar.focus()
+    expect(page.locator("#pose h2")).to_have_text("The pose of 2")
+    for pressed in ("true", "false"):
+        page.keyboard.press("Enter")
+        expect(bar).to_have_attribute("aria-pressed", pressed)
+    page.locator("#clear").focus()
+    expect(page.locator("#pose h2")).to_have_text("The pose of 7")
+    page.keyboard.press("Tab")
+    outline = "getComputedStyle(document.querySelector('label[for=upload]')).outlineStyle"
+    assert page.evaluate("document.activeElement.id") == "upload"
+    assert page.evaluate(outline) == "solid"
+
+
 def test_swaps_poses(page: Any) -> None:
     draw(page, SEVEN)
     expect(said(page)).to_have_text("7")

@@ -123,6 +123,7 @@ function surface(canvas, width, height) {
 }
 
 const name = (label) => state.network.classes[label];
+const counted = (steps) => `${steps} step${steps === 1 ? "" : "s"}`;
 const blend = (from, to, share) => from.map((one, place) => Math.round(one + (to[place] - one) * share));
 const colour = (rgb) => `rgb(${rgb.join(",")})`;
 const [RED, BLUE, PALE] = [[181, 56, 44], [43, 92, 138], [240, 242, 244]];
@@ -145,12 +146,13 @@ function bars(place, activation, said, asButtons = false) { // said: the labels 
     place.style.setProperty("--name", `${Math.max(...classes.map((text) => text.length)) + 0.5}ch`);
   }
   [...place.children].forEach((bar, label) => {
-    const value = Math.max(0, Math.min(1, activation[label] ?? 0));
-    bar.querySelector(".fill").style.width = `${100 * value}%`;
-    bar.querySelector(".value").textContent = value.toFixed(2);
+    const value = activation[label]; // null: not finite
+    bar.querySelector(".fill").style.width = `${100 * Math.max(0, Math.min(1, value ?? 0))}%`;
+    bar.querySelector(".value").textContent = value === null ? "NaN" : value.toFixed(2);
     bar.classList.toggle("said", said.includes(label));
     bar.classList.toggle("asked", label === state.shown);
     bar.classList.toggle("fixed", asButtons && label === state.fixed);
+    if (asButtons) bar.ariaPressed = label === state.fixed;
   });
 }
 
@@ -434,7 +436,7 @@ function fix(label) {
   aim();
 }
 
-$("bars").addEventListener("mouseleave", () => point(null));
+for (const end of ["mouseleave", "focusout"]) $("bars").addEventListener(end, () => point(null));
 
 const aim = later(() => {
   if (state.activation === null) return; // another network was chosen
@@ -651,8 +653,8 @@ function offerRoutings() {
 function offerSteps(side) {
   const chosen = state.network.routings.find((one) => one.name === side.routing.value);
   const own = chosen ? chosen.steps : state.network.steps;
-  side.steps.replaceChildren(option("", own === null ? "one pass" : `${own} steps`),
-    ...(own === null ? [] : [1, 2, 3, 4, 5, 6, 8, 10, 15, 20].map((count) => option(count, count === 1 ? "1 step" : `${count} steps`))));
+  side.steps.replaceChildren(option("", own === null ? "one pass" : counted(own)),
+    ...(own === null ? [] : [1, 2, 3, 4, 5, 6, 8, 10, 15, 20].map((count) => option(count, counted(count)))));
   side.steps.disabled = own === null;
 }
 
@@ -709,7 +711,7 @@ const choose = latest(async (network) => {
   state.network = await ask("network", { name: network });
   Object.assign(state, { fixed: null, pointed: null, kept: null, look: null, routing: null });
   const { model, parameters, image_shape, classes, routing, steps, samples, draws, reads, scenes } = state.network;
-  const route = steps === null ? `${routing} in one pass` : `${routing} in ${steps} step${steps === 1 ? "" : "s"}`;
+  const route = `${routing} in ${steps === null ? "one pass" : counted(steps)}`;
   const takes = reads ? "texts" : `images of ${image_shape.slice(1).join(" x ")}`;
   $("about").textContent = `${model}: ${parameters.toLocaleString("en")} parameters, ${takes}, ${route}`;
   Object.assign(state, { pose: null, picture: null, boxes: null, words: null, map: null, activation: null });
