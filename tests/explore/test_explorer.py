@@ -25,7 +25,7 @@ from torchcaps.explain.exhibits.base import png
 from torchcaps.explore import Explorer, application, digit_samples, local_samples, serve
 from torchcaps.explore.explorer import MOST_LOOKS
 from torchcaps.explore.samples import digit_scenes
-from torchcaps.explore.server import MOST_BYTES, _body
+from torchcaps.explore.server import MOST_BYTES, _body, _Calls
 from torchcaps.layers import CapsLinear
 from torchcaps.models import CapsuleClassifier, TextClassifier
 from torchcaps.models.pretrained import list_pretrained
@@ -386,10 +386,25 @@ class TestServer:
         ],
     )
     def test_what_is_wrong_is_told(self, address: str, path: str, body: bytes | None, message: str) -> None:
-        ask(f"{address}/api/sample?network=a&number=0")
-        status, told, _ = ask(f"{address}/api/{path}", body)
+        look = ask(f"{address}/api/sample?network=a&number=0")[1]["look"]
+        status, told, _ = ask(f"{address}/api/{path.replace('look=1', f'look={look}')}", body)
         assert status == 400
         assert re.search(message, told["error"])
+
+    def test_looks_of_others_are_kept(self, drawing: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One browser that drew for a while made the server forget what the others had drawn."""
+        monkeypatch.setattr("torchcaps.explore.explorer.MOST_LOOKS", 3)
+        calls = _Calls(Explorer({"a": small()}))
+        other = calls.look(drawing, {"network": "a"})["look"]
+        past = {}
+        for _ in range(5):
+            past = {"instead": calls.look(drawing, {"network": "a", **past})["look"]}
+        assert calls.pose(b"", {"look": other, "target": "1"})["target"] == 1
+        assert len(calls.explorer._looks) == 2
+
+    def test_a_page_of_an_earlier_server_gets_no_look_of_this_one(self, drawing: bytes) -> None:
+        one, other = (Explorer({"a": small()}).look("a", drawing) for _ in range(2))
+        assert one != other
 
     def test_broken_picture(self, address: str, drawing: bytes) -> None:
         status, told, _ = ask(f"{address}/api/look?network=a&name=half.png", drawing[: len(drawing) // 2])

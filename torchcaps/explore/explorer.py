@@ -1,5 +1,6 @@
 """The data of the page: looks of networks at single images, and their exhibits."""
 
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -48,7 +49,7 @@ MOST_STEPS = 20
 """Steps of routing that the page offers."""
 
 MOST_LOOKS = 256
-"""How many looks are kept; the page never asks for older ones."""
+"""How many looks are kept, of all browsers; each has the latest one, the one before and one to swap poses with."""
 
 MOST_PIXELS = 40_000_000
 """Pictures with more pixels are refused, judging by their header."""
@@ -180,7 +181,7 @@ class Explorer:
         self._networks = {name: _Opened(one, readers.get(name)) for name, one in classifiers.items()}
         self._looks: OrderedDict[str, Look | _TextLook] = OrderedDict()
         self._made: dict[tuple[Any, ...], Any] = {}
-        self._count = 0
+        self._count = secrets.randbits(40)  # a page that was open before the server started has numbers of its own
         self._lock = RLock()
 
     def networks(self) -> list[str]:
@@ -264,6 +265,12 @@ class Explorer:
             labels = one.labels[0]
             known = tuple(labels.nonzero()[:, 0].tolist()) if labels.ndim else int(labels)
             return self._seen(network, one.images[0], known)
+
+    def forget(self, look: str) -> None:
+        """Drops a look that nobody asks about any more, so that those of others are kept longer; or does nothing."""
+        with self._lock:
+            if self._looks.pop(look, None) is not None:
+                self._made = {key: made for key, made in self._made.items() if key[0] != look}
 
     def answer(self, look: str) -> dict[str, Any]:
         """The first results of a look: network, label, activations, and which classes are predicted.
@@ -404,8 +411,7 @@ class Explorer:
         number = str(self._count)
         self._looks[number] = look
         while len(self._looks) > MOST_LOOKS:
-            gone, _ = self._looks.popitem(last=False)
-            self._made = {key: made for key, made in self._made.items() if key[0] != gone}
+            self.forget(next(iter(self._looks)))
         return number
 
     def _exhibit(

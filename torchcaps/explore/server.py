@@ -87,13 +87,15 @@ class _Calls:
             text = body.decode()
         except UnicodeDecodeError as error:
             raise ValueError(f"a text must be UTF-8: {error}") from error
-        return self.explorer.answer(self.explorer.read(_named(query, "network"), text))
+        return self._seen(self.explorer.read(_named(query, "network"), text), query)
 
     def sample(self, body: bytes, query: dict[str, str]) -> Any:
         label, number = query.get("class"), _whole(query, "number")
         return self._seen(self.explorer.sample(_named(query, "network"), label, number), query)
 
     def _seen(self, look: str, query: dict[str, str]) -> Any:
+        if "instead" in query:
+            self.explorer.forget(query["instead"])
         answer = self.explorer.answer(look)
         if "text" in answer:
             return answer

@@ -7,6 +7,7 @@ const AT_ONCE = 20; // classes up to which a pose is drawn in all of them
 const state = {
   network: null, // what the server tells of it
   look: null, // the number of the latest look
+  past: null, // that of the one before, for the server to forget
   said: null, // the class it says
   fixed: null, // the class that was clicked
   pointed: null, // the class under the pointer
@@ -333,10 +334,12 @@ async function see(path, query, body) {
   const network = state.network.name;
   const asked = ++looks;
   const overtaken = () => asked !== looks || network !== state.network.name;
-  const answer = await ask(path, { network, ...query, ...(state.fixed === null ? {} : { target: state.fixed }) }, body);
+  const also = { ...(state.fixed === null ? {} : { target: state.fixed }), ...(state.past === null ? {} : { instead: state.past }) };
+  const answer = await ask(path, { network, ...query, ...also }, body);
   if (overtaken()) return false;
   $("message").hidden = true;
   const { activations } = answer;
+  state.past = state.look === state.kept?.look ? null : state.look;
   state.look = answer.look;
   state.said = activations.said;
   state.there = answer.there;
