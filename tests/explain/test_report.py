@@ -9,6 +9,8 @@ import torch
 from torchcaps import create_model
 from torchcaps.data import ImageSet
 from torchcaps.explain import write_report
+from torchcaps.explain.exhibits import Table
+from torchcaps.explain.page import _table
 from torchcaps.models import ImageClassifier
 
 METRICS = [{"epoch": 0.0, "train_loss": 0.5}, {"epoch": 1.0, "train_loss": 0.3, "val_accuracy": 0.5}]
@@ -130,3 +132,11 @@ def test_misfits_write_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 classes, but the model has 3"):
         write_report(tmp_path, tiny("sharedcapsnet_cnn", 3), image_set(("a", "b"), (1, 16, 16)), {}, [])
     assert not list(tmp_path.iterdir())
+
+
+def test_tables_break_no_words_but_long_ones() -> None:
+    """A wide neighbour, or a narrow window, broke words and figures anywhere."""
+    page = _table(Table([["test_balanced_accuracy", "95.8%", "a few words of some length", 25 * "x"]]))
+    assert page.count('class="long"') == 1
+    assert f'<td class="long">{25 * "x"}</td>' in page
+    assert page.startswith('<div class="table">')  # which scrolls

@@ -19,10 +19,12 @@ h1, h2 { line-height: 1.2; } h2 { margin-top: 2em; border-bottom: 1px solid #ddd
 p { max-width: 46em; } img { max-width: 100%; height: auto; }
 table { border-collapse: collapse; } td, th { padding: .2em 1em .2em 0; text-align: left; vertical-align: top; }
 tr { border-bottom: 1px solid #eee; } td.number { text-align: right; font-variant-numeric: tabular-nums; }
-td { overflow-wrap: anywhere; }
-.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(420px, 1fr)); gap: 1em; }
+td.long { overflow-wrap: anywhere; } .table { overflow-x: auto; }
+.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(420px, 100%), 1fr)); gap: 1em; }
 """
 _DATA = "exhibits.json"
+_LONGEST = 24
+"""Letters of a word that a cell of a table does not break: a narrow column would break the short ones, too."""
 
 
 def write_report(
@@ -154,10 +156,15 @@ def _gallery(pictures: Sequence[_Drawn]) -> str:
 
 def _table(table: Table) -> str:
     def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+        return "<tr>" + "".join(f"<{tag}{_breaks(cell)}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
     head = [] if table.header is None else [line(table.header, "th")]
-    return "\n".join(["<table>", *head, *(line(row, "td") for row in table.rows), "</table>"])
+    rows = [line(row, "td") for row in table.rows]
+    return "\n".join(['<div class="table"><table>', *head, *rows, "</table></div>"])
+
+
+def _breaks(cell: str) -> str:
+    return ' class="long"' if max(map(len, cell.split()), default=0) > _LONGEST else ""
 
 
 def _page(body: str) -> str:
