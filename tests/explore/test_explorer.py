@@ -428,6 +428,12 @@ class TestServer:
         for name, status in (("evil.example", 400), ("localhost:1", 200), ("[::1]:8765", 200)):
             assert ask(f"{address}/api/networks", Host=name)[0] == status
 
+    def test_pages_of_other_sites_are_not_answered(self, address: str, drawing: bytes) -> None:
+        """They could have pictures decoded and looks forgotten, though not read the answers."""
+        for site, status in (("cross-site", 403), ("same-origin", 200), ("none", 200)):
+            assert ask(f"{address}/api/look?network=a", drawing, **{"Sec-Fetch-Site": site})[0] == status
+        assert ask(f"{address}/", **{"Sec-Fetch-Site": "cross-site"})[0] == 200  # a link to the page
+
     def test_files_beside_the_page_are_not_served(self, address: str) -> None:
         for path in ("../server.py", "%2e%2e/server.py", "..%2fserver.py"):
             assert ask(f"{address}/{path}")[0] == 404
