@@ -238,6 +238,20 @@ def test_plays_routing(page: Any) -> None:
     assert not page.trouble
 
 
+def test_a_server_that_was_stopped_is_told(page: Any) -> None:
+    """The list showed the network that was chosen, and the page the one before."""
+    page.select_option("#network", "trained")
+    settle(page)
+    page.route("**/api/network?*", lambda route: route.abort())
+    page.select_option("#network", "steps")
+    expect(page.locator("#message")).to_have_text("the server does not answer: was it stopped?")
+    assert page.input_value("#network") == "trained"
+    page.unroute("**/api/network?*")
+    draw(page, SEVEN)
+    expect(page.locator("#message")).to_be_hidden()
+    assert not page.trouble
+
+
 def test_another_network_is_chosen_before_the_answer(page: Any, tmp_path: Path) -> None:
     """The picture that then comes is not for the page any more, and there is none to be drawn on."""
     page.select_option("#network", "trained")

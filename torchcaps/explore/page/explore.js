@@ -711,7 +711,10 @@ const showSwap = latest(async () => {
 
 const choose = latest(async (network) => {
   stop();
-  state.network = await ask("network", { name: network });
+  state.network = await ask("network", { name: network }).catch((error) => {
+    $("network").value = state.network?.name ?? network; // which the page still shows
+    throw error;
+  });
   Object.assign(state, { fixed: null, pointed: null, kept: null, look: null, routing: null });
   const { model, parameters, image_shape, classes, routing, steps, samples, draws, reads, scenes } = state.network;
   const route = `${routing} in ${steps === null ? "one pass" : counted(steps)}`;
