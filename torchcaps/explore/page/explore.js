@@ -220,7 +220,7 @@ function drawTable(canvas, rows, paint) {
   context.font = "11px system-ui, sans-serif";
   context.textAlign = "center";
   for (let x = 0; top && x < columns; x++) {
-    context.fillStyle = x === state.shown ? colour(RED) : "#667080";
+    context.fillStyle = x === state.shown ? colour(RED) : "#5f6978";
     context.fillText(name(x).slice(0, 3), (x + 0.5) * cell, 11, cell - 1);
   }
   rows.forEach((row, y) => row.forEach((value, x) => {
