@@ -18,7 +18,7 @@ import torch
 from torchcaps.ops import Votes, choose_backend
 from torchcaps.ops.dispatch import FEW_TILES
 from torchcaps.ops.fused import native, why_not
-from torchcaps.ops.fused.compiling import LEVELS
+from torchcaps.ops.fused.compiling import GCC_ONLY, LEVELS
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +107,15 @@ def test_item16_a_compiler_with_options(cache: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CXX", f"{os.environ['CXX']} -m64 '-DNAME=two words'")
     assert chosen() == "native"
     assert calls(cache)[0].startswith("-m64 -DNAME=two words -O3")
+
+
+def test_clang_is_asked_again_without_the_flag_that_it_refuses(cache: Path) -> None:
+    compiler = Path(os.environ["CXX"])
+    refuses = f'case "$*" in *{GCC_ONLY}*) echo "error: unknown argument: \'{GCC_ONLY}\'" >&2; exit 1;; esac'
+    compiler.write_text(compiler.read_text().replace("#!/bin/sh", f"#!/bin/sh\n{refuses}"))
+    assert chosen() == "native"
+    (call,) = calls(cache)
+    assert call.startswith("-O3")
 
 
 BUILD = "from torchcaps.ops.fused import native; native.library(); print(native.build())"
