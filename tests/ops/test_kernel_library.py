@@ -18,7 +18,7 @@ import torch
 from torchcaps.ops import Votes, choose_backend
 from torchcaps.ops.dispatch import FEW_TILES
 from torchcaps.ops.fused import native, why_not
-from torchcaps.ops.fused.compiling import GCC_ONLY, LEVELS
+from torchcaps.ops.fused.compiling import GCC_ONLY, LEVELS, find_compiler
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +101,31 @@ def test_item16_something_that_is_no_library_is_no_end(cache: Path, tmp_path: Pa
     (tmp_path / "compiler").write_text('#!/bin/sh\nwhile [ "$1" != "-o" ]; do shift; done\necho no library > "$2"\n')
     with pytest.warns(RuntimeWarning, match="slower routing.*could not be loaded"):
         assert chosen() == "chunked"
+
+
+def test_a_library_without_the_kernels_is_no_end(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: object())
+    with pytest.warns(RuntimeWarning, match="slower routing.*could not be loaded.*torchcaps_run"):
+        assert chosen() == "chunked"
+
+
+def test_a_command_that_is_none_is_no_end(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "g++ '-DX")
+    with pytest.warns(RuntimeWarning, match="slower routing.*CXX must be a command, got .*: No closing quotation"):
+        assert chosen() == "chunked"
+
+
+def test_a_compiler_that_speaks_in_another_encoding_is_no_end(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "compiler").write_text("#!/bin/sh\nprintf 'no m\\366glich' >&2; exit 1\n")
+    with pytest.warns(RuntimeWarning, match="(?s)slower routing.*could not be compiled.*no m.glich"):
+        assert chosen() == "chunked"
+
+
+def test_a_blank_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    found = find_compiler()
+    monkeypatch.setenv("CXX", "  ")
+    assert find_compiler() == found
 
 
 def test_item16_a_compiler_with_options(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,9 +32,19 @@ LEVELS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}
 
 
 def find_compiler() -> list[str] | None:
-    """The C++ compiler with its options: ``CXX``, or the first of c++, g++ and clang++ that is there."""
-    named = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    return None if named is None else shlex.split(named)
+    """The C++ compiler with its options: ``CXX``, or the first of c++, g++ and clang++ that is there.
+
+    Raises:
+        RuntimeError: if ``CXX`` is no command.
+    """
+    named = os.environ.get("CXX", "").strip()
+    if not named:
+        found = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+        return None if found is None else [found]
+    try:
+        return shlex.split(named)
+    except ValueError as error:
+        raise RuntimeError(f"the environment variable CXX must be a command, got {named!r}: {error}") from error
 
 
 def compile_library(compiler: Sequence[str], target: Path) -> None:
@@ -67,7 +77,7 @@ def compile_for_others(compiler: Sequence[str], folder: Path) -> list[Path]:
 
 def _run(command: Sequence[str]) -> None:
     try:
-        subprocess.run(command, capture_output=True, text=True, check=True)
+        subprocess.run(command, capture_output=True, text=True, errors="replace", check=True)
     except subprocess.CalledProcessError as error:
         if GCC_ONLY in command and GCC_ONLY in error.stderr:
             return _run([part for part in command if part != GCC_ONLY])

@@ -531,6 +531,10 @@ def _checked(call: Call, outcome: int) -> int:
     return outcome
 
 
+_UNLOADABLE = (OSError, AttributeError)
+"""What ctypes raises for what is no library, and for one without the kernels."""
+
+
 @cache
 def library() -> ctypes.CDLL:
     """The compiled library.
@@ -539,12 +543,12 @@ def library() -> ctypes.CDLL:
         RuntimeError: if none can be loaded or compiled here, with what the compiler or the loader said.
     """
     for path in built():
-        with suppress(OSError):  # a C library that is older than that of the machine that built it, for one
+        with suppress(*_UNLOADABLE):  # a C library that is older than that of the machine that built it, for one
             return _loaded(path)
     path = build()
     try:
         return _loaded(path)
-    except OSError as error:
+    except _UNLOADABLE as error:
         raise RuntimeError(
             f"torchcaps' C++ kernels could not be loaded: {error}; if programs may not run from {path.parent}, let "
             "XDG_CACHE_HOME name a folder where they may"
