@@ -163,7 +163,7 @@ def test_unknown_names_list_the_choices(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ValueError, match=message):
         votes(backend="fast").moments()
     monkeypatch.setenv("TORCHCAPS_BACKEND", "fast")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"TORCHCAPS_BACKEND must be one of {message}"):
         votes().moments()
 
 

@@ -76,14 +76,14 @@ def use_backend(name: str | None) -> Iterator[None]:
         _forced.reset(token)
 
 
-def known_backend(name: str | None) -> str | None:
-    """The name of a backend, ``"auto"``, or None, checked.
+def known_backend(name: str | None, argument: str = "backend") -> str | None:
+    """The name of a backend, ``"auto"``, or None, checked; ``argument`` is where it came from.
 
     Raises:
         ValueError: if there is no such backend.
     """
     if name is not None and name != "auto" and name not in BACKENDS:
-        raise ValueError(f"backend must be one of {['auto', *BACKENDS]}, got {name!r}")
+        raise ValueError(f"{argument} must be one of {['auto', *BACKENDS]}, got {name!r}")
     return name
 
 
@@ -214,7 +214,7 @@ def _at_most(numbers: int | torch.SymInt, most: int) -> bool:
 
 @constant
 def _forced_backend() -> str:
-    return _forced.get() or known_backend(os.environ.get(BACKEND_VARIABLE) or None) or "auto"
+    return _forced.get() or known_backend(os.environ.get(BACKEND_VARIABLE) or None, BACKEND_VARIABLE) or "auto"
 
 
 @constant
