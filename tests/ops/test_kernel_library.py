@@ -128,6 +128,21 @@ def test_a_blank_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_compiler() == found
 
 
+def test_each_c_library_has_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home that a container shares: a library that needs a newer C library cannot be loaded there."""
+    here = native.build()
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.17"))
+    assert native.build() != here
+
+
+@pytest.mark.parametrize("name", ["flags", "Features"])
+def test_each_processor_has_its_own(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On x86 and on ARM, where processors without SVE end a program that uses it."""
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{name}\t: first second\n")
+    monkeypatch.setattr(native, "Path", lambda path: tmp_path / "cpuinfo")
+    assert "first second" in native._machine()
+
+
 def test_item16_a_compiler_with_options(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", f"{os.environ['CXX']} -m64 '-DNAME=two words'")
     assert chosen() == "native"

@@ -598,7 +598,7 @@ def build() -> Path:
     compiler = find_compiler()
     if compiler is None:
         raise RuntimeError("torchcaps' C++ kernels need a compiler, and there is no c++, g++ or clang++")
-    known = "\0".join([*(path.read_text() for path in SOURCES), *compiler, *FLAGS, _processor()])
+    known = "\0".join([*(path.read_text() for path in SOURCES), *compiler, *FLAGS, _machine()])
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torchcaps" / "native"
     name = hashlib.sha256(known.encode()).hexdigest()[:16]
     try:
@@ -641,8 +641,9 @@ def _made(compiler: list[str], folder: Path, name: str) -> Path:
         return made.replace(folder / f"{name}-{_digest(made)}.so")
 
 
-def _processor() -> str:
-    """What ``-march=native`` means here: a home may be shared between machines."""
+def _machine() -> str:
+    """What ``-march=native`` and the C library are here: machines and containers may share a home."""
     info = Path("/proc/cpuinfo")
-    flags = [line for line in info.read_text().splitlines() if line.startswith("flags")][:1] if info.is_file() else []
-    return " ".join([platform.machine(), platform.processor(), *flags])
+    lines = info.read_text().splitlines() if info.is_file() else []
+    flags = [line for line in lines if line.startswith(("flags", "Features"))][:1]  # x86, ARM
+    return " ".join([platform.machine(), platform.processor(), *platform.libc_ver(), *flags])
