@@ -334,6 +334,33 @@ def test_another_number_of_threads_in_the_middle() -> None:
         torch.testing.assert_close(actual, one, rtol=1e-9, atol=1e-11)
 
 
+def agreed(votes: Votes, weights: Tensor) -> Tensor:
+    """All steps at once, and Gaussians at once."""
+    found = votes.agree(tc.ops.Agreement(3))
+    assert found is not None
+    return found[0].square().sum() + votes.gaussians(votes.moments(weights=weights, scatter=True), 0.1).precision.sum()
+
+
+def turned(tensor: Tensor) -> Tensor:
+    return tensor if tensor.ndim < 2 else tensor.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+def moved(tensor: Tensor) -> Tensor:
+    return torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape)
+
+
+@pytest.mark.parametrize("given_back", [turned, moved])
+@pytest.mark.parametrize("routing", [dynamic, gaussian, agreed])
+def test_hooks_may_give_back_saved_tensors_with_other_strides_and_places(
+    routing: Callable[..., Tensor], given_back: Callable[[Tensor], Tensor]
+) -> None:
+    inputs = tensors(2, torch.float32)
+    expected = gradients("native", routing, inputs)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach(), given_back):
+        actual = gradients("native", routing, inputs)
+    torch.testing.assert_close(actual, expected)
+
+
 def test_whoever_looks_on_sees_operators() -> None:
     children, transforms, _ = tensors(4, torch.float32)
     seen = []

@@ -62,7 +62,7 @@ class _Agree(torch.autograd.Function):
 
         def work(tensors: Tensors, upstream: Tensors) -> Tensors:
             *fields, bias = tensors
-            call, steps = _call(sites, *fields), (sums, alphas, alpha, votes)
+            call, steps = _call(sites, *fields), native.read_back((sums, alphas, alpha, votes))
             return native.agreement_backward(call, _whole(bias), settings, steps, upstream, wanted)
 
         def function(children: Any, *others: Any) -> Tensors:

@@ -226,8 +226,9 @@ def _gradients(
         function: the forward pass in plain PyTorch, from a call and its options.
         upstream: the gradients of the results.
     """
-    sites, *saved, logits, votes = ctx.saved_tensors  # read once: a checkpoint gives them out only once
-    tensors, results = saved[: len(saved) - ctx.results], saved[len(saved) - ctx.results :]
+    sites, *saved = ctx.saved_tensors  # read once: a checkpoint gives them out only once
+    last = len(saved) - ctx.results - len(_Written._fields)
+    tensors, (*results, logits, votes) = saved[:last], native.read_back(saved[last:])
     beside = [None] * (len(ctx.needs_input_grad) - len(tensors))  # the arguments that come first
 
     if torch.is_grad_enabled() or several(upstream):  # it may be differentiated again, or no kernel can read it

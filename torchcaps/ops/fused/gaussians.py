@@ -40,7 +40,7 @@ class _Fitted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
-        *moments, mean, precision = ctx.saved_tensors
+        *moments, mean, precision = native.read_back(ctx.saved_tensors)
 
         def work(moments: Sequence[Any], upstream: Tensors) -> Tensors:
             return native.gaussians_backward(moments, mean, precision, upstream)

@@ -148,6 +148,16 @@ class Flow(NamedTuple):
 _pool = MemoryPool()
 
 
+def read_back(saved: Sequence[Tensor | None]) -> list[Any]:
+    """What a forward pass saved, as the kernels read it: hooks may give back the same numbers with other strides."""
+    return [None if tensor is None else tensor.contiguous() for tensor in saved]
+
+
+def _aligned(votes: Tensor | None) -> Tensor | None:
+    """Votes that were saved, as vectors lie: hooks may put them anywhere."""
+    return votes if votes is None or votes.data_ptr() % 64 == 0 else votes.clone()
+
+
 def moments(
     call: Call, *, orphan: bool, hard: bool, scatter: bool, logits: Logits | None = None, kept: Kept | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -202,7 +212,7 @@ def moments_flow(
         hard: as in :func:`moments`.
     """
     grad_mass, grad_sum, grad_scatter = (None if grad is None else grad.contiguous() for grad in upstream)
-    gradients = _flowing(call, wanted)
+    gradients, votes = _flowing(call, wanted), _aligned(votes)
     shares = _coefficients(call, parts, even=not call.similarity and not hard)
     flow = _coefficients(call, parts) if call.similarity and not hard else None
     slope = None if grad_scatter is None else 2 * grad_scatter
@@ -320,7 +330,7 @@ def agreement_backward(
     call: Call,
     bias: Tensor | None,
     settings: Agreement,
-    steps: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+    steps: Sequence[Any],
     upstream: Tensors,
     wanted: Sequence[bool],
 ) -> Gradients:
@@ -336,6 +346,7 @@ def agreement_backward(
         wanted: which gradients are.
     """
     (sums, alphas, alpha, votes), parts = steps, row_parts(call)
+    votes = _aligned(votes)
     made = _empty_gradients(wanted, (*call[:3], bias), call)
     *gradients, grad_bias = made
     room = math.prod(_layout(call, parts))
