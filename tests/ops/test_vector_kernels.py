@@ -1,6 +1,8 @@
 """Vector poses in C++: many rows and few, odd sizes, several threads, against the readable reference."""
 
+import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -126,3 +128,23 @@ def test_numbers_below_the_normal_ones_are_0_in_the_kernels_alone() -> None:
     assert (votes.moments(weights=torch.full((64, 40), 1e-40), scatter=True).mass == 0).all()
     everywhere = torch.full((2**20,), 1e-40)  # work for all threads
     assert (everywhere * 0.5 > 0).all()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not say how much memory is taken")
+@pytest.mark.parametrize("rows", [5, 20], ids=["one thread", "two threads"])
+def test_where_memory_ends_there_is_an_error_and_not_the_end(rows: int) -> None:
+    parents = 2**15  # the kernel has eight blocks of vectors for their sums, 128 MiB with AVX-512
+    votes = Votes(torch.ones(rows, 2, 1), torch.ones(2, parents, 1, 8), backend="native")
+    similarity = InnerProduct(torch.ones(rows, parents, 8))
+    few = torch.ones(rows, 2, 8)
+    Votes(torch.ones(rows, 2, 1), torch.ones(2, 2, 1, 8), backend="native").moments(
+        InnerProduct(few)
+    )  # starts the threads
+    page, before = resource.getpagesize(), resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * page
+    resource.setrlimit(resource.RLIMIT_AS, (taken + 2**25, before[1]))
+    try:
+        with pytest.raises(MemoryError, match=rf"votes \(B, I, J, H\) = \({rows}, 2, 32768, 8\)"):
+            votes.moments(similarity)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

@@ -3,6 +3,8 @@
 // The formulas are those of torchcaps/ops/chunked/moments.py. Symbols: rows B (images x windows), children I, parents J, pose
 // rows M, child dimension P, parent dimension D, H = M * D.
 
+#include <new>
+
 #include "kernels/agreement.hpp"
 #include "kernels/gaussians.hpp"
 
@@ -15,20 +17,29 @@ bool within(const Call& call) {
 
 bool empty(const Call& call) { return call.J == 0 || call.images == 0 || call.windows == 0; }
 
+// If a site is not the index of a child, nothing is done.
+template <typename Work>
+Outcome checked(const Call& call, const Work& work) {
+  if (!within(call)) return kOutside;
+  if (empty(call)) return kDone;
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    return kNoMemory;
+  }
+}
+
 }  // namespace
 
-// If a site is not the index of a child, nothing is done.
 extern "C" int64_t torchcaps_run(const TorchcapsCall* call, int64_t pass_number, int64_t is_double) {
-  if (!within(*call)) return kOutside;
-  if (empty(*call)) return kDone;
   const Pass pass = static_cast<Pass>(pass_number);
-  return is_double ? run<double>(*call, pass) : run<float>(*call, pass);
+  return checked(*call, [&] { return is_double ? run<double>(*call, pass) : run<float>(*call, pass); });
 }
 
 extern "C" int64_t torchcaps_agree(const TorchcapsCall* call, const TorchcapsAgreement* agreement, int64_t back, int64_t is_double) {
-  if (!within(*call)) return kOutside;
-  if (empty(*call)) return kDone;
-  return is_double ? Agreement<double>(*call, *agreement).run(back) : Agreement<float>(*call, *agreement).run(back);
+  return checked(*call, [&] {
+    return is_double ? Agreement<double>(*call, *agreement).run(back) : Agreement<float>(*call, *agreement).run(back);
+  });
 }
 
 extern "C" void torchcaps_gaussians(const TorchcapsGaussians* gaussians, int64_t back, int64_t is_double) {

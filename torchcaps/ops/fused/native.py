@@ -45,7 +45,7 @@ _FIELDS = (
 )
 """Of ``TorchcapsCall`` in the C++ source: a number or a pointer each, 8 bytes."""
 
-_OUTSIDE, _, _KEPT = range(3)
+_OUTSIDE, _, _KEPT, _NO_MEMORY = range(4)
 _TOGETHER = 8
 """Children that are at work together, ``kTogether`` of the C++ source."""
 _PLACES = {name: place for place, name in enumerate(_FIELDS)}
@@ -539,6 +539,9 @@ def _packed(call: Call, **fields: Tensor | int | None) -> bytes:
 def _checked(call: Call, outcome: int) -> int:
     if outcome == _OUTSIDE:
         raise IndexError(f"sites must be from 0 to {call.children.shape[1] - 1}, got {call.sites}")
+    if outcome == _NO_MEMORY:
+        B, I, J, M, _, D = call.sizes
+        raise MemoryError(f"no memory for the native kernels to work on votes (B, I, J, H) = {(B, I, J, M * D)}")
     return outcome
 
 

@@ -18,8 +18,8 @@ void run_kernel(const Call& call, Pass pass) {
   if constexpr (requires { kernel.scores(); }) kernel.scores();
 }
 
-// The outcome of a call: nothing done, a site lies outside the children; done; done, and the votes are kept.
-enum Outcome : int64_t { kOutside, kDone, kKept };
+// The outcome of a call: nothing done, a site lies outside the children; done; done, and the votes are kept; no memory.
+enum Outcome : int64_t { kOutside, kDone, kKept, kNoMemory };
 
 template <typename T, int P, int D>
 Outcome run_vectors(const Call& call, Pass pass) {

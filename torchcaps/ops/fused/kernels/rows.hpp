@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <limits>
 #include <vector>
 
@@ -57,13 +58,20 @@ void parallel_for(int64_t threads, int64_t count, int64_t grain, const Work& wor
     work(int64_t{0}, count);
     return streams_end();
   }
+  std::exception_ptr failed;  // no exception may leave the parallel region
 #pragma omp parallel num_threads(static_cast<int>(parts))
   {
     [[maybe_unused]] const WithoutSubnormals here{};
     const int64_t part = omp_get_thread_num(), all = omp_get_num_threads();  // may be fewer than asked for
-    work(count * part / all, count * (part + 1) / all);
+    try {
+      work(count * part / all, count * (part + 1) / all);
+    } catch (...) {
+#pragma omp critical
+      failed = std::current_exception();
+    }
     streams_end();
   }
+  if (failed) std::rethrow_exception(failed);
 }
 
 // A size known at compile time, or (0) only at run time.
