@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from torchcaps.cli import main
@@ -122,10 +121,22 @@ def test_the_steps_of_a_training_are_known_before_it_begins(extra: dict[str, flo
     assert fitting.trainer.num_training_batches % group == 0  # no step of fewer batches than the others
 
 
-def test_a_limit_of_less_than_a_batch_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("extra", [{"limit_train_batches": 0.5}, {"limit_train_batches": 0}, {"max_steps": 0}], ids=str)
+def test_a_training_without_a_step_is_refused_at_the_start(extra: dict[str, float], tmp_path: Path) -> None:
+    options = TrainerOptions(accelerator="cpu", extra=extra)
+    name, value = next(iter(extra.items()))
+    with pytest.raises(ValueError, match=rf"got none of 1 batch an epoch: trainer.extra {name} {value} ends it"):
+        _few_images(tmp_path, options)
+
+
+def test_a_training_that_ends_before_its_first_step_is_an_error(tmp_path: Path) -> None:
+    options = TrainerOptions(accelerator="cpu", extra={"max_time": "00:00:00:00"})
+    with pytest.raises(ValueError, match=r"nothing was trained: trainer.extra max_time 00:00:00:00"):
+        _few_images(tmp_path, options).run()
+
+
+def _few_images(folder: Path, options: TrainerOptions) -> Fitting:
     few = Digits().train.subset(torch.arange(20))
     network = create_model("capsnet_digits", channels=2, types=1, decoder_hidden=None)
     learner = Learner(network, Optimisation(optimizer=torch.optim.SGD))
-    options = TrainerOptions(accelerator="cpu", extra={"limit_train_batches": 0.5})
-    with pytest.raises(MisconfigurationException, match="limit_train_batches"):
-        Fitting(learner, few, few, tmp_path, Schedule(epochs=1, batch_size=20), options).run()
+    return Fitting(learner, few, few, folder, Schedule(epochs=1, batch_size=20), options)

@@ -205,6 +205,8 @@ class TestItem9:
             (["--trainer.extra.accelerator", "cpu"], "accelerator is set by torchcaps itself, from trainer.acc"),
             (["--trainer.extra.inference_mode", "true"], "inference_mode is set by torchcaps itself"),
             (["--trainer.extra.colour", "red"], "extra takes arguments of Lightning's Trainer, which has no colour"),
+            (["--trainer.extra.limit_train_batches", "2.5"], r"trainer.extra limit_train_batches 2.5\): .*int.$"),
+            (["--trainer.extra.accumulate_grad_batches", "0"], "accumulate_grad_batches must be at least 1, got 0"),
             (["--stop_at", "0.9", "--data.validation", "0"], "stop_at needs validation images"),
             (["--model_args.image_shape", "[3,8,8]"], "do not fit the images|image"),
             (["--optimizer", "Adam", "--optimizer.lr", "-1"], "learning rate"),

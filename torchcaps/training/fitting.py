@@ -82,7 +82,7 @@ class Fitting:
         options: TrainerOptions | None = None,
         caller: Caller | None = None,
     ) -> None:
-        self.learner, self.caller = learner, caller or Caller()
+        self.learner, self.caller, self.options = learner, caller or Caller(), options or TrainerOptions()
         self.checkpoints = folder / "checkpoints"
         learner.optimisation.weigh(train)
         main = learner.task.main
@@ -102,11 +102,15 @@ class Fitting:
         self.speed = ChooseSpeed(folder / "speed.json", train, schedule)
         # The last one saves the state of all others.
         watching = [self.speed, health, self.history, self.fingerprint, *ends, *kept]
-        self.trainer = self._trainer(options or TrainerOptions(), schedule, watching, folder, bool(len(validation)))
+        self.trainer = self._trainer(self.options, schedule, watching, folder, bool(len(validation)))
         self.loaders = Loaders(train, validation, schedule, learner.speed)
         batches = len(train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size))
         self.epoch_steps, self.steps = self._steps(self._whole_groups(batches))
-        self.average = None if options is None else options.average
+        if not self.steps:
+            raise ValueError(
+                f"a training must have a step, got none of {batches} batch{'es' * (batches != 1)} an epoch: "
+                f"{_extra(self.options)} ends it before the first"
+            )
 
     def _trainer(
         self, options: TrainerOptions, schedule: Schedule, watching: list[Callback], folder: Path, validate: bool
@@ -128,9 +132,10 @@ class Fitting:
             )
         except (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError) as error:
             asked = ", ".join(f"{name} {getattr(options, name)}" for name in ("accelerator", "devices", "precision"))
-            raise ValueError(
-                f"this machine cannot train as asked ({asked}): {error}; --trainer.accelerator auto takes what is there"
-            ) from error
+            more = f", {_extra(options)}" if options.extra else ""
+            there = options.accelerator in ("auto", "cpu")
+            advice = "" if there else "; --trainer.accelerator auto takes what is there"
+            raise ValueError(f"this machine cannot train as asked ({asked}{more}): {error}{advice}") from error
 
     def _whole_groups(self, batches: int) -> int:
         """The batches of an epoch that are trained on: whole groups of those whose gradients are added up."""
@@ -158,9 +163,9 @@ class Fitting:
                 f"max_steps {steps} ends the training in the middle of epoch {epoch}, which has {self.epoch_steps} "
                 "steps"
             )
-        if self.average is not None and (share := self.average ** max(steps - 1, 0)) > OLD_WEIGHTS:
+        if (average := self.options.average) is not None and (share := average ** max(steps - 1, 0)) > OLD_WEIGHTS:
             notes.append(
-                f"trainer.average {self.average} reaches back about {1 / (1 - self.average):,.0f} steps, the training "
+                f"trainer.average {average} reaches back about {1 / (1 - average):,.0f} steps, the training "
                 f"has {steps:,}: the tested weights are still {share:.0%} those after the first step"
             )
         return notes
@@ -182,6 +187,8 @@ class Fitting:
             begin()
         with _expected_warnings(self.learner), kept_memory(self.learner.speed.keep_memory), _ctrl_c():
             self.trainer.fit(self.learner, datamodule=self.loaders, ckpt_path=newest, weights_only=True)
+        if not self.trainer.global_step:
+            raise ValueError(f"the training ended before its first step, nothing was trained: {_extra(self.options)}")
         if is_first_process():
             checkpoint_to_resume(self.checkpoints)  # Lightning does not delete the one it resumed from
         return self.trainer, self.history.rows
@@ -247,6 +254,11 @@ def _rehearse_scheduler(scheduler: Any) -> None:
         scheduler.step(*watched)
     except Exception as error:  # schedulers of the user may raise anything
         raise ValueError(f"scheduler {type(scheduler).__name__} cannot make a step: {error}") from error
+
+
+def _extra(options: TrainerOptions) -> str:
+    """For messages: the arguments that go to the Trainer as they are."""
+    return "trainer.extra " + ", ".join(f"{name} {value}" for name, value in options.extra.items())
 
 
 @contextmanager

@@ -248,7 +248,7 @@ class TrainerOptions:
 
     Raises:
         ValueError: if ``average`` is not between 0 and 1, ``gradient_clip_val`` is negative or not finite, or ``extra``
-            has an argument that the Trainer does not take, or that torchcaps sets itself.
+            has an argument that the Trainer does not take, or that torchcaps sets itself, or accumulates no batch.
 
     Example:
         >>> from torchcaps.training import TrainerOptions
@@ -271,6 +271,7 @@ class TrainerOptions:
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average must be a share between 0 and 1, got {self.average}")
         check_finite(0, **given(gradient_clip_val=self.gradient_clip_val))
+        check_size(**given(accumulate_grad_batches=self.extra.get("accumulate_grad_batches")))
         options = {**OURS, **{name: f"trainer.{name}" for name in vars(self)}}
         for name in self.extra:
             if name in options:
