@@ -283,7 +283,7 @@ class TestItem11Predict:
         assert main(["predict", str(run), str(tmp_path)]) == 1
         assert f"there are no images in {tmp_path}" in capsys.readouterr().err
         assert main(["predict", str(run), str(tmp_path / "*.jpg")]) == 1
-        assert "nothing fits" in capsys.readouterr().err
+        assert "no file fits the pattern" in capsys.readouterr().err
 
     def test_item11_the_output_says_what_is_a_probability_and_what_a_length(self, run, photos, capsys):
         assert main(["predict", str(run), str(photos / "red" / "00.png")]) == 0

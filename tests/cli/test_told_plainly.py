@@ -48,8 +48,11 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     [
         (["models", "nope*"], "no network fits 'nope*'; there are attentioncapsnet, "),
         (["models", "--pretrained", "nope"], "no trained network fits 'nope'; there are "),
-        (["predict", "digits", ""], "images must be names of files or folders, or texts, got an empty one"),
-        (["predict", "texts", ""], "images must be names of files or folders, or texts, got an empty one"),
+        (["predict", "digits", ""], "images must be names of files or folders, got an empty one"),
+        (["predict", "", "x.png"], "error: run must not be empty"),
+        (["check", ""], "an argument must not be empty"),
+        (["train", "--data", "ImageFolder", "--data.root", "", "--run", "r"], "--data.root must not be empty"),
+        (["train", "--data", "Digits", "--run="], "--run must not be empty"),
         (["predict", "digits", "one.png", "--resize", "keep"], "--resize keep is for networks of any size, a CapsNet"),
         (["predict", "texts", "one.png"], "one.png is not text in UTF-8 or Latin-1"),
         (["predict", "texts", "who", "--resize", "crop"], "--resize is for images: a TextCapsNet takes words"),
@@ -132,6 +135,9 @@ def test_nothing_of_types_that_were_not_meant(
         ),
         (["train", "--config", "epoch: 3\n"], "error: Option 'epoch' is not accepted; did you mean epochs?\n"),
         (["train", "--config", "trainer: {device: 1}\n"], "option 'device'; did you mean trainer.devices?\n"),
+        (["train", "--config", "trainer: {max_epochs: 1}\n"], "'max_epochs'; torchcaps sets it itself, from epochs\n"),
+        (["train", *DIGITS, "--trainer.max_time", "1"], "Trainer go into --trainer.extra: --trainer.extra.max_time\n"),
+        (["train", *DIGITS, "--epo", "1"], "unrecognized arguments: --epo 1; did you mean --epochs?\n"),
         (["train", *DIGITS, "--xyzzy"], "unrecognized arguments: --xyzzy\n"),
     ],
     ids=str,
@@ -140,6 +146,15 @@ def test_a_misspelt_option_is_told_its_like(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in told_by(capsys, *arguments)
+
+
+def test_an_empty_text_is_named_and_the_others_are_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "texts", "who", "", "where"]) == 1
+    out, err = capsys.readouterr()
+    assert [line.partition(":")[0] for line in out.splitlines()[2:]] == ["who", "where"]
+    assert err == (
+        "torchcaps predict: there are no words in ''\ntorchcaps predict: error: 1 of 3 texts could not be read\n"
+    )
 
 
 def test_an_option_of_no_class_at_all() -> None:

@@ -44,6 +44,7 @@ def command(arguments: list[str]) -> None:
     add("--json", action="store_true", help="print one JSON object a line, with all lengths, probabilities and poses")
     add("--boxes", type=str, help="folder to write pictures into, with a box around each predicted class")
     add_import(parser)
+    parser.takes_empty = True  # one of many texts may be
     options = parser.parse_args(arguments)
     _check(options)
     classifier = open_classifier(options.run, options.device)
@@ -90,8 +91,8 @@ def _check(options: Any) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}")
-    if not all(options.images):
-        raise ValueError("images must be names of files or folders, or texts, got an empty one")
+    if not options.run:
+        raise ValueError("run must not be empty")
     if options.boxes is not None and (path := Path(options.boxes)).exists() and (path.is_file() or any(path.iterdir())):
         state = "exists already and is not empty" if path.is_dir() else "exists already, and is a file"
         raise ValueError(f"--boxes {path} {state}: choose another folder")
@@ -117,12 +118,14 @@ def _files(named: Sequence[str]) -> Iterator[Path]:
     """The named files, with folders and patterns expanded; missing files are reported when they are read.
 
     Raises:
-        ValueError: if a folder holds no images, or nothing fits a pattern.
+        ValueError: if a folder holds no images, no file fits a pattern, or a name is empty.
     """
     from torchcaps.data.folder import image_files
 
     for name in named:
         path = Path(name)
+        if not name:
+            raise ValueError("images must be names of files or folders, got an empty one")
         if path.is_dir():
             found = image_files(path)
         elif not path.exists() and any(sign in name for sign in "*?["):
@@ -130,7 +133,7 @@ def _files(named: Sequence[str]) -> Iterator[Path]:
         else:
             found = [path]
         if not found:
-            raise ValueError(f"there are no images in {name}" if path.is_dir() else f"nothing fits {name}")
+            raise ValueError(f"there are no images in {name}" if path.is_dir() else f"no file fits the pattern {name}")
         yield from found
 
 

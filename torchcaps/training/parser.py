@@ -17,6 +17,7 @@ from torchcaps.losses import ActivationLoss
 from torchcaps.routing import Routing
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.tasks import Task
+from torchcaps.training.options import OURS
 from torchcaps.training.trust import check_options, read_options, subclasses
 
 KINDS: dict[str, type] = {
@@ -44,21 +45,34 @@ _AROUND = (_UNION, "Subtypes:", "Errors:", "Given value type:", "Given value:")
 class OptionParser(ArgumentParser):
     """jsonargparse's parser, whose errors list the classes that an option could have named.
 
+    Options are written in full: a shortened ``--conf`` would go past what looks for ``--config``.
+
     Attributes:
         allowed: the options by name with their type hints, for files of them.
         imported: the modules that were named on the command line.
+        takes_empty: whether an argument that is no value of an option may be empty.
     """
 
     allowed: Mapping[str, Any]
     imported: Sequence[str] = ()
+    takes_empty: bool = False
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **{"allow_abbrev": False, **named})
 
     def parse_args(self, args: Sequence[str], *rest: Any, **named: Any) -> Any:  # type: ignore[override]
         """The options on a command line, where a routing may go by either of its names.
 
-        Files of options come first, so that an option counts wherever it stands.
+        Files of options come first, so that an option counts wherever it stands. Empty arguments are refused: as the
+        name of a folder, one would be the working directory.
         """
         files, others = [], []
-        for before, one in zip([None, *args], args, strict=False):
+        for before, one in zip(["", *args], args, strict=False):
+            option = before if before.startswith("--") else "an argument"
+            if one.startswith("--") and one.endswith("="):
+                self.error(f"{one[:-1]} must not be empty")
+            if not one and not (self.takes_empty and option == "an argument"):
+                self.error(f"{option} must not be empty")
             if "--config" in (before, one) or one.startswith("--config="):
                 files.append(one)
             else:
@@ -97,9 +111,22 @@ class OptionParser(ArgumentParser):
         if found is None:
             return ""
         flag, group, of_group, plain = found.groups()
+        wanted = (flag or plain or f"{group}.{of_group}").replace("-", "_")
+        place, _, last = wanted.rpartition(".")
         names = [name[2:] for name in self._option_string_actions if name[:2] == "--" and name[-1] != "+"]
-        near = get_close_matches((flag or plain or f"{group}.{of_group}").replace("-", "_"), names, 1)
-        return f"; did you mean {'--' if flag else ''}{near[0]}?" if near else ""
+        within = [name.removeprefix(f"{place}.") for name in names if name.startswith(f"{place}.")]
+        before = ("--" if flag else "") + (f"{place}." if within else "")
+        looked, among = (last, within) if within else (wanted, names)
+        if near := [name for name in among if name.startswith(looked)] or get_close_matches(looked, among, 1):
+            return f"; did you mean {before}{near[0]}?"
+        return _of_the_trainer(before, last) if place == "trainer" else ""
+
+
+def _of_the_trainer(before: str, name: str) -> str:
+    """Where an argument of Lightning's Trainer goes that is no option of its own."""
+    if name in OURS:
+        return f"; torchcaps sets it itself{OURS[name] and f', from {OURS[name]}'}"
+    return f"; other arguments of Lightning's Trainer go into {before}extra: {before}extra.{name}"
 
 
 class TrustedConfigFile(ActionConfigFile):
