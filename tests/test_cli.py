@@ -355,3 +355,16 @@ class TestLooking:
     def test_a_run_is_loaded_as_its_network(self, run):
         weights = load_pretrained(run / "model").state_dict()
         assert all(torch.equal(tensor, weights[name]) for name, tensor in load_pretrained(run).state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(["--routing", "em"], ["--routing=em"], ["--routing.class_path", "em"]),
+        *(["--config", "routing: em\n"], ["--config", "routing: {init_args: {steps: 2}, class_path: 'em'}\n"]),
+    ],
+    ids=str,
+)
+def test_a_routing_goes_by_its_short_name(options: list[str]) -> None:
+    chosen = train_parser().parse_args(["--data", "Digits", "--run", "r", *options])
+    assert chosen.routing.class_path == "torchcaps.routing.em.EMRouting"

@@ -76,7 +76,7 @@ class OptionParser(ArgumentParser):
             if "--config" in (before, one) or one.startswith("--config="):
                 files.append(one)
             else:
-                others.append(routing_path(one) if before == "--routing" else one)
+                others.append(_with_routing(before, one))
         return super().parse_args([*files, *others], *rest, **named)
 
     def instantiate(self, *arguments: Any, **named: Any) -> Any:
@@ -153,12 +153,23 @@ def routing_path(name: str) -> str:
     return name if kind is None else f"{kind.__module__}.{kind.__qualname__}"
 
 
+def _with_routing(before: str, argument: str) -> str:
+    """An argument after another, where a routing goes by :func:`routing_path`."""
+    if before in ("--routing", "--routing.class_path"):
+        return routing_path(argument)
+    option, equals, name = argument.partition("=")
+    return option + equals + routing_path(name) if option in ("--routing", "--routing.class_path") else argument
+
+
 def with_routing_path(text: str) -> str:
     """Options in YAML, where a routing may go by either of its names, as :func:`routing_path` has it."""
     for option, value in yaml.compose(text, Loader=yaml.SafeLoader).value:
-        if option.value == "routing" and isinstance(value, yaml.ScalarNode) and value.value in ROUTINGS:
-            first, last = value.start_mark.index, value.end_mark.index
-            return text[:first] + text[first:last].replace(value.value, routing_path(value.value)) + text[last:]
+        if option.value == "routing":
+            inside = value.value if isinstance(value, yaml.MappingNode) else [(None, value)]
+            named = [one for key, one in inside if key is None or key.value == "class_path"]
+            if len(named) == 1 and isinstance(named[0], yaml.ScalarNode) and named[0].value in ROUTINGS:
+                name, first, last = named[0].value, named[0].start_mark.index, named[0].end_mark.index
+                return text[:first] + text[first:last].replace(name, routing_path(name)) + text[last:]
     return text
 
 

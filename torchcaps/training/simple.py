@@ -83,7 +83,7 @@ def _written(name: str, value: Any) -> Any:
     if isinstance(value, Preprocess):
         return value.config()
     if isinstance(value, str):
-        return routing_path(value) if name == "routing" else value
+        return routing_path(value) if name in ("routing", "routing.class_path") else value
     if isinstance(value, Mapping):
         return {key: _written(f"{name}.{key}", one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

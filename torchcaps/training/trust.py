@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchcaps.data import ImageData
 from torchcaps.losses import ActivationLoss
 from torchcaps.routing import Routing
+from torchcaps.routing.base import ROUTINGS
 from torchcaps.tasks import Task
 
 KINDS = (ImageData, Task, Routing, ActivationLoss, torch.optim.Optimizer, LRScheduler)
@@ -250,7 +251,9 @@ def _kinds(parts: list[Any]) -> tuple[type, ...]:
 def _loaded(name: str, kinds: tuple[type, ...]) -> Any:
     """The object of a name, importing only modules of this package; None if there is none."""
     if "." not in name:
-        return next((cls for kind in kinds for cls in subclasses(kind) if cls.__name__ == name), None)
+        return ROUTINGS.get(name) or next(
+            (cls for kind in kinds for cls in subclasses(kind) if cls.__name__ == name), None
+        )
     names = name.split(".")
     for count in range(len(names) - 1, 0, -1):
         module = sys.modules.get(".".join(names[:count])) or _of_this_package(names[:count])
