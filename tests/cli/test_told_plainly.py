@@ -54,7 +54,7 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["train", "--data", "ImageFolder", "--data.root", "", "--run", "r"], "--data.root must not be empty"),
         (["train", "--data", "Digits", "--run="], "--run must not be empty"),
         (["predict", "digits", "one.png", "--resize", "keep"], "--resize keep is for networks of any size, a CapsNet"),
-        (["predict", "texts", "one.png"], "one.png is not text in UTF-8 or Latin-1"),
+        (["predict", "texts", "one.png"], "one.png is not text in UTF-8, Latin-1 or UTF-16"),
         (["predict", "texts", "who", "--resize", "crop"], "--resize is for images: a TextCapsNet takes words"),
         (["predict", "digits", "one.png", "--boxes", "."], "--boxes . exists already and is not empty"),
         (["predict", "digits", "one.png", "--boxes", "one.png"], "--boxes one.png exists already, and is a file: ch"),

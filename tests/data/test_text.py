@@ -32,11 +32,14 @@ class TestForms:
         write(reviews(tmp_path), {"good/empty.txt": " \n", "good/picture.png": "x", "loose.txt": "nowhere"})
         (tmp_path / "bad" / "old.txt").write_bytes("très ennuyeux".encode("latin-1"))
         (tmp_path / "bad" / "marked.txt").write_bytes(b"\xef\xbb\xbfboring\r\nfilm")
+        (tmp_path / "bad" / "excel.txt").write_bytes(b"\xff\xfe" + "naïf\r\nfilm".encode("utf-16-le"))
+        (tmp_path / "bad" / "motorola.txt").write_bytes(b"\xfe\xff" + "plat".encode("utf-16-be"))
         data = Text(str(tmp_path))
         assert data.classes == ("bad", "good")
         found = texts_of(data.train) | texts_of(data.validation) | texts_of(data.test)
-        assert len(found) == len(data.train) + len(data.validation) + len(data.test) == 22
+        assert len(found) == len(data.train) + len(data.validation) + len(data.test) == 24
         assert found["très ennuyeux"] == found["boring\nfilm"] == "bad"
+        assert found["naïf\nfilm"] == found["plat"] == "bad"
         told = "\n".join(data.notes())
         assert "it has no words: good/empty.txt" in told
         assert "only .txt files are texts: good/picture.png" in told

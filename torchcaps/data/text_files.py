@@ -1,5 +1,6 @@
 """Readers of texts in folders, tables and lines, and of four published collections."""
 
+import codecs
 import csv
 import warnings
 from collections.abc import Iterator, Sequence
@@ -105,18 +106,19 @@ class _TextFiles(Listing):
 
 
 def decoded(path: Path) -> str:
-    """The text of a file: UTF-8, or else Latin-1, which decodes any file.
+    """The text of a file: UTF-16 if it begins with the mark of that, as Excel writes it, or else UTF-8, or Latin-1.
 
     Raises:
-        ValueError: if it holds zero bytes, as pictures do and texts do not.
+        ValueError: if it holds zeros, as pictures do and texts do not.
     """
     content = path.read_bytes()
-    if b"\0" in content:
-        raise ValueError(f"{path} is not text in UTF-8 or Latin-1: it holds zero bytes")
+    marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-16" if marked else "utf-8-sig")
     except UnicodeDecodeError:
         text = content.decode("latin-1")
+    if "\0" in text:
+        raise ValueError(f"{path} is not text in UTF-8, Latin-1 or UTF-16 with a byte order mark: it holds zero bytes")
     return text.replace("\r\n", "\n")
 
 
