@@ -336,3 +336,15 @@ def test_item13_an_image_starts_no_program(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ValueError, match=r"photo\.jpg: EPS files are programs, which Ghostscript would run"):
         load_image(path, (3, 8, 8))
     assert ".eps" not in image_suffixes()
+
+
+def test_an_orientation_that_means_nothing_turns_nothing(tmp_path: Path) -> None:
+    for number, orientation in enumerate((1, 6, 99)):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            Image.new("L", (4 + number, 3)).save(tmp_path / name / f"{orientation}.png", exif=exif)
+    found = check_folder(tmp_path)
+    assert found.turned == 2
+    assert found.sizes == {"3 x 4": 2, "5 x 3": 2, "3 x 6": 2}

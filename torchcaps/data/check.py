@@ -149,7 +149,7 @@ def _look(path: Path) -> _Look:
         with naming(path, path), Image.open(path) as image:
             check_format(image)
             kind, mode, frames = image.format or "", image.mode, getattr(image, "n_frames", 1)
-            turned = image.getexif().get(0x0112, 1) != 1
+            turned = image.getexif().get(0x0112) in range(2, 9)  # others mean nothing, and leave it as it is
             upright = in_mode(image, 3)
     except BrokenImage as problem:
         return _Look("", broken=problem.why)
