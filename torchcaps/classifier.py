@@ -193,7 +193,7 @@ class Classifier:
             FileNotFoundError: if there is no such file.
             ValueError: if an image cannot be read, or does not fit the network, or a text has no words; or
                 ``batch_size`` is not a whole number, 1 or more.
-            UserWarning: as a warning, if the network knows none of the words of a text.
+            UserWarning: as a warning, if the network knows none of the words of a text, or activations are not finite.
         """
         several = _is_several(images)
         each: Iterable[Any] = cast(Iterable[Any], images) if several else [images]
@@ -247,6 +247,10 @@ class Classifier:
     def _answered(self, batch: list[tuple[Any, Handwriting]]) -> Iterator[tuple[Any, Answer]]:
         rows = [looked.pixels for _, looked in batch]
         prediction = self._predict(torch.stack(rows) if self.words is None else together(rows))
+        if bad := int((~prediction.activation.isfinite()).any(1).sum()):
+            warnings.warn(
+                f"the activations of {bad} of {len(batch)} are not finite: their answers say nothing", stacklevel=3
+            )
         answers = self.task.answers(prediction, self.classes)
         answers = [replace(one, seen=looked.note) for one, (_, looked) in zip(answers, batch, strict=True)]
         if self.calibration is not None:

@@ -1,7 +1,7 @@
 """Numerical helpers for all rooms: precision, divisors that cannot vanish, checks of arguments."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from numbers import Integral, Real
@@ -160,6 +160,15 @@ def _is_sequence(value: Any) -> bool:
 def is_finite(number: Any) -> TypeGuard[float]:
     """Whether it is a real number, and neither a bool, nor infinite, nor NaN."""
     return isinstance(number, Real) and not isinstance(number, bool) and math.isfinite(number)
+
+
+def jsonable(value: Any) -> Any:
+    """A value for JSON, which has no NaN and no infinity: None in their place, in lists and mappings too."""
+    if isinstance(value, Mapping):
+        return {name: jsonable(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def check_finite(least: float = -math.inf, /, **numbers: Any) -> None:

@@ -1,16 +1,20 @@
 """What the commands say of options that cannot be, and that they write over nothing."""
 
 import json
+import math
 import socket
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 import torchcaps.cli as cli
 from torchcaps import create_model
 from torchcaps.cli import main
 from torchcaps.data import Digits, Words
+from torchcaps.models import load_pretrained
+from torchcaps.training import RunFolder, read_summary
 from torchcaps.training.parser import told
 
 
@@ -155,6 +159,23 @@ def test_an_empty_text_is_named_and_the_others_are_read(capsys: pytest.CaptureFi
     assert err == (
         "torchcaps predict: there are no words in ''\ntorchcaps predict: error: 1 of 3 texts could not be read\n"
     )
+
+
+def test_json_has_null_for_what_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    network = load_pretrained("digits")
+    with torch.no_grad():
+        for weights in network.parameters():
+            weights.mul_(1e30)  # finite, and squares of what they make are not
+    network.save_pretrained(tmp_path, **network.extra)
+    assert main(["predict", str(tmp_path), "one.png", "--json"]) == 0
+    out, err = capsys.readouterr()
+    row = json.loads(out, parse_constant=pytest.fail)  # of NaN and Infinity
+    assert row["length"] is None
+    assert set(row["probabilities"].values()) == set(row["poses"]["3"]) == {None}
+    assert "warning: the activations of 1 of 1 are not finite: their answers say nothing" in err
+    folder = RunFolder(tmp_path)
+    folder.write_summary({"last_epoch": {"val_loss": math.nan, "rows": (1.5, math.inf)}, "epochs": 3})
+    assert read_summary(folder) == {"last_epoch": {"val_loss": None, "rows": [1.5, None]}, "epochs": 3}
 
 
 def test_an_option_of_no_class_at_all() -> None:

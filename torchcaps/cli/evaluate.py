@@ -4,6 +4,7 @@ import json
 from typing import Literal
 
 from torchcaps.cli.runs import look_parser, open_run
+from torchcaps.numerics import jsonable
 
 
 def command(arguments: list[str]) -> None:
@@ -25,7 +26,7 @@ def command(arguments: list[str]) -> None:
             "classes": list(images.classes),
             "warnings": list(found.warnings),
         }
-        print(json.dumps(result))
+        print(json.dumps(jsonable(result)))
         return
     print("\n".join([f"{options.split}: {found.lines[0]}", *found.lines[1:]]))
     for line in found.warnings:

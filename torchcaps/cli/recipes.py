@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from torchcaps.cli.plugins import add_import
+from torchcaps.numerics import jsonable
 
 
 def command(arguments: list[str]) -> None:
@@ -33,7 +34,7 @@ def command(arguments: list[str]) -> None:
     results = recipes.read_results(Path(options.results))
     found = {one.name: {preset: r for (name, preset), r in results.items() if name == one.name} for one in chosen}
     if options.json:
-        print(json.dumps([recipes.as_json(one, found[one.name]) for one in chosen], ensure_ascii=False))
+        print(json.dumps(jsonable([recipes.as_json(one, found[one.name]) for one in chosen]), ensure_ascii=False))
         return
     short = not options.names
     print("\n\n".join(recipes.describe(one, found[one.name], short) for one in chosen))

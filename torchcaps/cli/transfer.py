@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import torch
 from torchcaps.cli.plugins import add_import
 from torchcaps.cli.runs import open_classifier
 from torchcaps.models.whole import written_whole
+from torchcaps.numerics import jsonable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -137,9 +137,9 @@ def _report(options: Any, names: list[str], images: "Tensor") -> None:
         from torchcaps.explain.attributes import ATTRIBUTES, attributes
 
         measured = {
-            name: {key: value if math.isfinite(value) else None for key, value in zip(ATTRIBUTES, row, strict=True)}
+            name: dict(zip(ATTRIBUTES, row, strict=True))
             for name, row in zip(("content", "again", "transferred", "style"), attributes(images).tolist(), strict=True)
         }
-        print(json.dumps({**said, "attributes": measured}))
+        print(json.dumps(jsonable({**said, "attributes": measured})))
         return
     print(f"{names[0]} of {options.content} with the pose of {names[1]} of {options.style}: {options.out}")

@@ -14,6 +14,7 @@ from torchcaps.explain.calibration import Calibration
 from torchcaps.losses import ActivationLoss, ReconstructionLoss
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.names import enter
+from torchcaps.numerics import jsonable
 
 Forward = Callable[[Tensor, Tensor], Prediction]
 """A network in a training step: takes images and the classes to reconstruct, labels (B,) or a mask (B, E)."""
@@ -138,7 +139,10 @@ class Answer:
         return tuple(sorted(self.lengths, key=lambda name: -self.lengths[name])[:count])
 
     def json(self) -> dict[str, Any]:
-        """The answer, ready for JSON; with ``class`` and ``length`` if exactly one class is predicted."""
+        """The answer, ready for JSON; with ``class`` and ``length`` if exactly one class is predicted.
+
+        Numbers that are not finite are None.
+        """
         only = {"class": self.classes[0], "length": self.lengths[self.classes[0]]} if len(self.classes) == 1 else {}
         row = {**only, "classes": list(self.classes), "lengths": dict(self.lengths)}
         row["probabilities"] = dict(self.probabilities)
@@ -150,7 +154,7 @@ class Answer:
             row["poses"] = {name: pose.tolist() for name, pose in self.poses.items()}
         if self.boxes is not None:
             row["boxes"] = {name: list(box) for name, box in self.boxes.items()}
-        return row
+        return jsonable(row)
 
     def __str__(self) -> str:
         said = [f"{name} ({self.lengths[name]:.3f})" for name in self.classes]

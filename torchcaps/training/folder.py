@@ -11,6 +11,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from torchcaps.models.whole import UNFINISHED, sweep, write_whole
+from torchcaps.numerics import jsonable
 
 _LOCK = ".lock"
 
@@ -59,8 +60,8 @@ class RunFolder:
         return self.path / "data.json"
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes the summary in one step: a folder that has one holds a finished run."""
-        write_whole(self.summary, json.dumps(summary, indent=2) + "\n")
+        """Writes the summary in one step, what is not finite as null: a folder that has one holds a finished run."""
+        write_whole(self.summary, json.dumps(jsonable(summary), indent=2) + "\n")
 
     @contextmanager
     def opened(self, config: str, resumed: bool, begin: Callable[[], None] | None = None) -> Iterator[None]:

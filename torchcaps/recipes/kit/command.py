@@ -11,6 +11,7 @@ from typing import Any
 
 import torchcaps
 from torchcaps.models.whole import write_whole
+from torchcaps.numerics import jsonable
 from torchcaps.recipes.kit.base import Outcome, Picture, Recipe, get_recipe
 from torchcaps.recipes.kit.code import changed, code_version, older, package_definitions
 from torchcaps.recipes.kit.lab import Lab, PresetName, Trained
@@ -140,7 +141,7 @@ def _write(folder: Path, result: Mapping[str, Any], files: Mapping[str, Picture]
     folder.mkdir(parents=True, exist_ok=True)
     for file, picture in files.items():
         picture.figure.savefig(folder / file, dpi=150)
-    text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(jsonable(result), indent=1, ensure_ascii=False) + "\n"
     write_whole(result_path(folder, result["recipe"], result["preset"]), text)
     write_table(folder)
 

@@ -1,6 +1,7 @@
 """Result files of recipes, and the page with all of them."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import product
@@ -44,9 +45,10 @@ def read_results(folder: Path) -> dict[tuple[str, PresetName], dict[str, Any]]:
 
 
 def values_of(result: Mapping[str, Any] | None, line: Line) -> list[float]:
-    """The values of a line in a result, one for each seed that has one."""
+    """The values of a line in a result, one for each seed that has one; those that JSON cannot hold are NaN."""
     rows = result["rows"] if result else []
-    return [value for row in rows if (row["row"], row["measure"]) == (line.row, line.measure) for value in row["ours"]]
+    ours = [one for row in rows if (row["row"], row["measure"]) == (line.row, line.measure) for one in row["ours"]]
+    return [math.nan if value is None else value for value in ours]
 
 
 def in_words(values: list[float], line: Line) -> str:
