@@ -418,3 +418,26 @@ class TestEnd:
         none = FEW.subset(torch.arange(0))
         with pytest.raises(ValueError, match=f"{next(iter(how))} needs validation images"):
             fit(learner(), FEW, none, tmp_path, Schedule(**how), CPU)
+
+
+def test_a_run_goes_on_without_the_files_of_its_first_weights(tmp_path: Path, capsys) -> None:
+    small = {"image_shape": [1, 8, 8], "widths": [2], "blocks": 1, "decoder_hidden": None}
+    tc.create_model("capsnet_on_backbone", **small).save_pretrained(tmp_path / "first")
+    model = [
+        "--model",
+        "capsnet_on_backbone",
+        "--model_args",
+        json.dumps({**small, "weights": str(tmp_path / "first")}),
+    ]
+    few = ["--trainer.extra", "{limit_train_batches: 1}"]
+    run = tmp_path / "run"
+    assert (
+        main(["train", "--data", "Digits", *model, *few, "--epochs", "1", "--report", "false", "--run", str(run)]) == 0
+    )
+    (tmp_path / "first" / "model.safetensors").unlink()
+    assert main(["train", "--resume", str(run), "--epochs", "2"]) == 0
+    assert json.loads((run / "summary.json").read_text())["epochs"] == 2
+    newest_checkpoint(run / "checkpoints").unlink()
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run), "--epochs", "2"]) == 1
+    assert "error: weights must be 'hub', a file, or a folder" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchcaps.data import ImageData, ImageSet, Preprocess
 from torchcaps.losses import ActivationLoss, MarginLoss
 from torchcaps.models import ImageClassifier, create_model, list_models
+from torchcaps.models.registry import MODELS
 from torchcaps.numerics import check_finite, check_size, given
 from torchcaps.routing import Routing
 from torchcaps.tasks import Task, as_task
@@ -82,8 +83,12 @@ class Subject:
         """The name of the chosen network, or of the default of the data set."""
         return self.data.model if self.model is None else self.model
 
-    def network(self, seed: int) -> ImageClassifier:
+    def network(self, seed: int, trained: bool = False) -> ImageClassifier:
         """The network, with initial weights that depend only on the seed.
+
+        Args:
+            seed: of the weights.
+            trained: whether all weights come from a checkpoint: files of first ones need not be there any more.
 
         Raises:
             ValueError: if arguments do not fit each other or the images.
@@ -97,6 +102,8 @@ class Subject:
         arguments = {**of_data, "classes": len(self.data.classes), **(self.model_args or {})}
         if self.routing is not None:
             arguments["routing"] = self.routing
+        if trained and self.architecture in MODELS:
+            arguments |= dict.fromkeys(arguments.keys() & set(MODELS[self.architecture].network.outside))
         torch.manual_seed(seed)
         return create_model(self.architecture, **arguments)
 

@@ -14,6 +14,7 @@ import torchcaps
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.models.whole import write_whole
 from torchcaps.tasks import Examination, Task
+from torchcaps.training.checkpoints import newest_checkpoint
 from torchcaps.training.fitting import Fitting, rehearse
 from torchcaps.training.folder import RunFolder, is_first_process
 from torchcaps.training.learner import Learner
@@ -59,10 +60,11 @@ def train(
     changes = follow_record(folder, subject.data)
     task, data = subject.purpose(), subject.data
     untested = [] if len(data.test) else ["there are no test images: nothing is tested, and there is no report"]
-    network = subject.network(schedule.seed)
+    resumed = folder.config.exists()
+    trained = resumed and newest_checkpoint(folder.path / "checkpoints") is not None
+    network = subject.network(schedule.seed, trained)
     learner = Learner(network, optimisation, task, subject.preprocess, schedule.seed, running.speed)
     validation = data.validation.prepared(subject.preprocess)
-    resumed = folder.config.exists()
     fitting = Fitting(learner, data.train, validation, folder.path, schedule, running.trainer, caller)
     rehearse(learner, data.train, fitting.steps, schedule.epochs)
     notes = list(dict.fromkeys([*changes, *data.notes(), *untested, *fitting.notes()]))
