@@ -217,7 +217,7 @@ class TestPreprocess:
         assert (prepared_run / "report" / "index.html").read_text() == (tmp_path / "report" / "index.html").read_text()
 
     def test_images_of_another_size_are_refused(self, prepared_run, colour_folder, capsys):
-        data = ["--data", "ImageFolder", "--data.root", str(colour_folder)]
+        data = ["--data", "ImageFolder", "--data.root", str(colour_folder), "--data.size", "[17, 20]"]
         assert main(["evaluate", str(prepared_run), *data]) == 1
         assert "the images are (3, 17, 20), the network takes (3, 16, 18)" in capsys.readouterr().err
 
@@ -272,6 +272,7 @@ class TestLooking:
 
     def test_evaluate_refuses_images_that_do_not_fit(self, run, colour_folder, capsys):
         data = ["--data", "ImageFolder", "--data.root", str(colour_folder)]
+        data += ["--data.size", "[17, 20]", "--data.channels", "3"]
         assert main(["evaluate", str(run), *data]) == 1
         assert "the images are (3, 17, 20), the network takes (1, 8, 8)" in capsys.readouterr().err
 

@@ -178,6 +178,24 @@ def test_json_has_null_for_what_is_not_finite(tmp_path: Path, capsys: pytest.Cap
     assert read_summary(folder) == {"last_epoch": {"val_loss": None, "rows": [1.5, None]}, "epochs": 3}
 
 
+def test_images_get_the_shape_that_the_network_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "0123456789":
+        (tmp_path / name).mkdir()
+        for side in (5, 12):
+            Image.new("RGB", (side, 9)).save(tmp_path / name / f"{side}.png")
+    others = ["--data", "ImageFolder", "--data.root", str(tmp_path), "--split", "all"]
+    assert main(["evaluate", "digits", *others, "--json"]) == 0
+    out, err = capsys.readouterr()
+    brought = "note: images of another shape are brought to what the network takes, 8 x 8 pixels, grey\n"
+    assert (json.loads(out)["images"], err) == (20, brought)
+    assert main(["evaluate", "digits", *others, "--data.resize", "crop"]) == 0
+    assert capsys.readouterr().err == brought + (
+        "note: resize crop fits these images to the network, it was trained with pad: --data.resize pad\n"
+    )
+    assert main(["evaluate", "digits", *others, "--data.size", "9"]) == 1
+    assert "the images are (1, 9, 9), the network takes (1, 8, 8)" in capsys.readouterr().err
+
+
 def test_an_option_of_no_class_at_all() -> None:
     message = "Does not validate against any of the Union subtypes\nSubtypes: x\nErrors:\n  - Expected a <class 'int'>"
     assert told(f"{message}\n  - Expected a <class 'NoneType'>\nGiven value type: y\nGiven value: z") == (

@@ -8,7 +8,7 @@ from torchcaps.cli.plugins import add_import, named_imports
 
 if TYPE_CHECKING:
     from torchcaps.classifier import Classifier
-    from torchcaps.data import ImageSet
+    from torchcaps.data import ImageData, ImageSet
     from torchcaps.training.parser import OptionParser
 
 SPLITS = ("test", "validation", "train", "all")
@@ -37,7 +37,7 @@ def _recorded_resize(config: Path) -> Any:
     import yaml
 
     try:
-        return yaml.safe_load(config.read_text())["data"]["init_args"]["resize"]
+        return yaml.safe_load(config.read_text(encoding="utf-8"))["data"]["init_args"]["resize"]
     except (ValueError, yaml.YAMLError, KeyError, TypeError):
         return None
 
@@ -54,6 +54,28 @@ def look_parser(command: str, description: str, arguments: list[str]) -> "Option
     parser.add_argument("--split", choices=SPLITS, default="test", help="which of the images; all: of --data")
     add_import(parser)
     return parser
+
+
+def _take_shape(data: Any, classifier: "Classifier") -> tuple[str, ...]:
+    """Fills in the size and channels that the network takes where the options of images name none; a note on it."""
+    channels, height, width = classifier.image_shape
+    arguments = data.get("init_args") or {}
+    shape = {"size": (height, width), "channels": channels}
+    missing = {name: value for name, value in shape.items() if name in arguments and arguments[name] is None}
+    if not missing or channels not in (1, 3):
+        return ()
+    for name, value in missing.items():
+        arguments[name] = value
+    colour = "grey" if channels == 1 else "colour"
+    return (f"images of another shape are brought to what the network takes, {height} x {width} pixels, {colour}",)
+
+
+def _other_fit(data: "ImageData", classifier: "Classifier") -> tuple[str, ...]:
+    """A note, if images get to their size in another way than those that the network was trained on."""
+    fit, usual = getattr(data, "resize", None), classifier.resize
+    if fit in (None, usual) or usual == "keep":
+        return ()
+    return (f"resize {fit} fits these images to the network, it was trained with {usual}: --data.resize {usual}",)
 
 
 def open_run(parser: "OptionParser", options: Any) -> "tuple[Classifier, ImageSet]":
@@ -78,6 +100,7 @@ def open_run(parser: "OptionParser", options: Any) -> "tuple[Classifier, ImageSe
         recorded = read_options(folder.config, {"data": ImageData}, parser.imported, only="data")["data"]
         options = parser.parse_object({"run": options.run, "split": options.split, "data": recorded})
     classifier = open_classifier(options.run)
+    fitted = () if own else _take_shape(options.data, classifier)
     try:
         data: ImageData = parser.instantiate(options).data
         if own:
@@ -85,6 +108,7 @@ def open_run(parser: "OptionParser", options: Any) -> "tuple[Classifier, ImageSe
             images: ImageSet = getattr(data, options.split)
         else:
             images, notes = images_apart(folder, data, options.split)
+            notes = (*fitted, *_other_fit(data, classifier), *notes)
     except FileNotFoundError as error:
         if not own:
             raise
