@@ -14,7 +14,7 @@ from torchcaps import create_model
 from torchcaps.cli import main
 from torchcaps.data import Digits, Words
 from torchcaps.models import load_pretrained
-from torchcaps.training import RunFolder, read_summary
+from torchcaps.training import RunFolder, read_summary, train_parser
 from torchcaps.training.parser import told
 
 
@@ -194,6 +194,15 @@ def test_images_get_the_shape_that_the_network_takes(tmp_path: Path, capsys: pyt
     )
     assert main(["evaluate", "digits", *others, "--data.size", "9"]) == 1
     assert "the images are (1, 9, 9), the network takes (1, 8, 8)" in capsys.readouterr().err
+
+
+def test_a_resumed_run_whose_images_have_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--data", "ImageFolder", "--data.root", "nowhere", "--run", str(tmp_path)]
+    parser = train_parser()
+    RunFolder(tmp_path).config.write_text(parser.dump(parser.parse_args(options)), encoding="utf-8")
+    error = told_by(capsys, "train", "--resume", str(tmp_path))
+    assert "error: root nowhere does not exist" in error
+    assert error.endswith("; if the images have moved, --data.root says where they are now\n")
 
 
 def test_an_option_of_no_class_at_all() -> None:

@@ -482,7 +482,8 @@ class TestCommandLine:
 
     def test_all_are_listed(self, capsys, tmp_path):
         assert main(["recipes", "--results", str(tmp_path)]) == 0
-        out = capsys.readouterr().out
+        out, err = capsys.readouterr()
+        assert f"note: there are no results in {tmp_path}, so" in err
         assert all(f"{name}: " in out for name in RECIPES)
 
     def test_unknown_recipe(self, capsys):

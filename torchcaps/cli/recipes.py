@@ -1,6 +1,7 @@
 """``torchcaps recipes``."""
 
 import json
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +33,12 @@ def command(arguments: list[str]) -> None:
             raise ValueError(f"the smoke presets of {', '.join(failed)} fail")
         return
     results = recipes.read_results(Path(options.results))
+    if not results:
+        print(
+            f"note: there are no results in {options.results}, so nothing is told of ours: those of the package are in "
+            "docs/results/recipes of its source, for --results; torchcaps run makes new ones",
+            file=sys.stderr,
+        )
     found = {one.name: {preset: r for (name, preset), r in results.items() if name == one.name} for one in chosen}
     if options.json:
         print(json.dumps(jsonable([recipes.as_json(one, found[one.name]) for one in chosen]), ensure_ascii=False))

@@ -152,7 +152,12 @@ def train_parsed(folder: RunFolder, parser: "ArgumentParser", config: Any, **how
     Returns:
         As :func:`train`; raises what that raises.
     """
-    ready = instantiated(parser, config)
+    try:
+        ready = instantiated(parser, config)
+    except FileNotFoundError as error:
+        if not folder.config.is_file():
+            raise
+        raise FileNotFoundError(f"{error}; if the images have moved, --data.root says where they are now") from error
     caller = Caller(config=parser.dump(config), **how)
     return train(
         folder,
