@@ -205,6 +205,15 @@ def test_a_resumed_run_whose_images_have_moved(tmp_path: Path, capsys: pytest.Ca
     assert error.endswith("; if the images have moved, --data.root says where they are now\n")
 
 
+def test_all_texts_of_a_table_are_tested_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "all.csv").write_text("text,label\n" + "who wrote it,0\nwhere is it,1\n" * 5)
+    network = load_pretrained("texts")
+    network.save_pretrained(tmp_path / "run", **network.extra, raw_image_shape=[1, 1, 512])
+    others = ["--data", "Text", "--data.root", str(tmp_path / "all.csv"), "--split", "all"]
+    assert main(["evaluate", str(tmp_path / "run"), *others, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 10
+
+
 def test_an_option_of_no_class_at_all() -> None:
     message = "Does not validate against any of the Union subtypes\nSubtypes: x\nErrors:\n  - Expected a <class 'int'>"
     assert told(f"{message}\n  - Expected a <class 'NoneType'>\nGiven value type: y\nGiven value: z") == (

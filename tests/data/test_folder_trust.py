@@ -12,7 +12,7 @@ from PIL import EpsImagePlugin, Image
 
 from tests.data.folders import BROKEN, LEFT_OUT, LIMIT, READ, make_root, make_troubles, save
 from torchcaps.cli import main
-from torchcaps.data import ImageFolder, Manifest, Padded, load_image, stable_split
+from torchcaps.data import ImageFolder, Manifest, Padded, listed, load_image, stable_split
 from torchcaps.data.check import check_folder
 from torchcaps.data.manifest import readable
 from torchcaps.data.picture import image_suffixes
@@ -348,3 +348,13 @@ def test_an_orientation_that_means_nothing_turns_nothing(tmp_path: Path) -> None
     found = check_folder(tmp_path)
     assert found.turned == 2
     assert found.sizes == {"3 x 4": 2, "5 x 3": 2, "3 x 6": 2}
+
+
+def test_all_files_are_tested_on_and_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    original = listed._open
+    monkeypatch.setattr(listed, "_open", lambda item, channels: opened.append(item.name) or original(item, channels))
+    data = Padded(ImageFolder(make_root(tmp_path), size=8), pad=1)
+    data.test_on_all()
+    assert (len(data.test), data.notes()) == (len(data.data.listed.items), ())
+    assert sorted(opened) == sorted(item.name for item in data.data.listed.items)

@@ -377,6 +377,16 @@ class ImageData(ABC):
             raise ValueError(f"{type(self).__name__} has no files that could be those of the manifest")
         return Changes()
 
+    def test_on_all(self) -> None:
+        """Makes every file a test image.
+
+        Raises:
+            ValueError: the images are not files.
+        """
+        raise ValueError(
+            f"only folders and lists of images can all be tested on, {type(self).__name__} has splits of its own"
+        )
+
     def notes(self) -> tuple[str, ...]:
         """What a reader of results should know about the images, such as what was left out and why; a sentence each."""
         return ()

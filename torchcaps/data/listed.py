@@ -200,6 +200,13 @@ class ListedImages(ImageData):
         self._changes = Changes() if manifest is None else manifest.follow(present)[1]
         return self._changes
 
+    def test_on_all(self) -> None:
+        """Makes every file a test image; none is decoded for it."""
+        entries = tuple(self._entry(item) for item in self.listed.items)
+        self.follow(
+            Manifest(self.listed.classes, {"train": (), "validation": (), "test": entries}, self.listed.left_out)
+        )
+
     def fingerprint(self) -> str:
         """A digest of the training and validation files, in their order, and of how they are read."""
         how = (self.manifest().digest(), self.image_shape, self.resize)

@@ -39,6 +39,10 @@ class _MadeOf(ImageData):
         """Takes over the split of a manifest."""
         return self.data.follow(manifest)
 
+    def test_on_all(self) -> None:
+        """Makes every file of that data set a test image."""
+        self.data.test_on_all()
+
     def notes(self) -> tuple[str, ...]:
         """The notes of the data set that this one is made of."""
         return self.data.notes()

@@ -157,7 +157,8 @@ class Text(ListedImages):
         texts = {part: [self._texts[entry.name].text for entry in manifest.parts[part]] for part in PARTS}
         if not any(texts.values()):
             raise ValueError("none of the texts that the run was trained and tested on is there any more")
-        words = Words.of(texts["train"], self.most, self.least, lower=self.lower, longest=self.longest)
+        known = texts["train"] or texts["test"]  # texts that are only tested on are read with a network's words
+        words = Words.of(known, self.most, self.least, lower=self.lower, longest=self.longest)
         if not len(words):
             raise ValueError(f"no word occurs {self.least} times in the training texts: least must be smaller")
         label_of = {name: label for label, name in enumerate(manifest.classes)}

@@ -42,7 +42,8 @@ def images_apart(folder: RunFolder, data: ImageData, split: str) -> tuple[ImageS
     """
     notes: tuple[str, ...] = ()
     if split == "all":
-        split = _all_to_test(data)
+        data.test_on_all()
+        split = "test"
     else:
         notes = _of_how_many(data, split)
     images: ImageSet = getattr(data, split)
@@ -55,16 +56,6 @@ def images_apart(folder: RunFolder, data: ImageData, split: str) -> tuple[ImageS
         return images, notes
     line = f"{len(images) - len(rows):,} of {len(images):,} test images left out: the run was trained on them"
     return images.subset(torch.tensor(rows, dtype=torch.int64)), (*notes, line)
-
-
-def _all_to_test(data: ImageData) -> str:
-    """Makes all files of the data its test images; the name of that split."""
-    manifest = data.manifest()
-    if manifest is None:
-        raise ValueError(f"--split all is for folders and lists of images, {type(data).__name__} has splits of its own")
-    entries = [entry for part in PARTS for entry in manifest.parts[part]]
-    data.follow(Manifest(manifest.classes, {"train": [], "validation": [], "test": entries}, manifest.left_out))
-    return "test"
 
 
 def _of_how_many(data: ImageData, split: str) -> tuple[str, ...]:
