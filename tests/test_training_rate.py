@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.optim.lr_scheduler import ChainedScheduler, ExponentialLR, LRScheduler, OneCycleLR, SequentialLR
 
 from torchcaps.cli import main
 from torchcaps.data import Digits
@@ -89,6 +90,26 @@ def test_a_scheduler_that_ends_before_the_training_is_refused_at_the_start(
     assert main([*TRAIN, *SMALL, *FEW, *CYCLE, *few]) == 1
     assert f"error: scheduler OneCycleLR {told}" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("last", [2, 5])
+@pytest.mark.parametrize("kind", ["sequential", "chained"])
+def test_schedulers_in_a_row_are_refused_where_torch_would_end_them(kind: str, last: int) -> None:
+    def made(optimizer: torch.optim.Optimizer) -> LRScheduler:
+        parts = [ExponentialLR(optimizer, 0.9), OneCycleLR(optimizer, 0.1, total_steps=last)]
+        return SequentialLR(optimizer, parts, [3]) if kind == "sequential" else ChainedScheduler(parts, optimizer)
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    how = Optimisation(optimizer=torch.optim.SGD, scheduler=made, scheduler_interval="step")
+    steps = last + 3 if kind == "sequential" else last
+    scheduler = how.scheduled(optimizer, steps, 1)["scheduler"]
+    optimizer.step()
+    for _ in range(steps):
+        scheduler.step()
+    with pytest.raises(ValueError, match="Tried to step"):
+        scheduler.step()
+    with pytest.raises(ValueError, match=rf"{type(scheduler).__name__} ends after {steps} steps, and the training has"):
+        how.scheduled(optimizer, steps + 1, 1)
 
 
 @pytest.mark.parametrize(

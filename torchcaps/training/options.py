@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ChainedScheduler, SequentialLR
 
 from torchcaps.data import ImageData, ImageSet, Preprocess
 from torchcaps.losses import ActivationLoss, MarginLoss
@@ -177,13 +178,24 @@ class Optimisation:
             return {"scheduler": cast(Any, self.scheduler)(optimizer, total_steps=int(steps)), "interval": "step"}
         scheduler = cast(SchedulerFactory, self.scheduler)(optimizer)
         each, wanted = ("", steps) if self.scheduler_interval == "step" else (", one an epoch", epochs)
-        total = getattr(scheduler, "total_steps", None)
+        total = _last_step(scheduler)
         if total is not None and total < wanted:
+            more = f"its total_steps must be {wanted} or more; left out, it spans all steps of the training"
             raise ValueError(
                 f"scheduler {type(scheduler).__name__} ends after {total} steps{each}, and the training has {wanted}: "
-                f"its total_steps must be {wanted} or more; left out, it spans all steps of the training"
+                f"{more if hasattr(scheduler, 'total_steps') else 'the last of its parts must take more'}"
             )
         return {"scheduler": scheduler, "interval": self.scheduler_interval}
+
+
+def _last_step(scheduler: Any) -> int | None:
+    """The step after which a scheduler raises an error, or one that it is made of; None if there is none."""
+    if isinstance(scheduler, ChainedScheduler):
+        return min((last for one in scheduler._schedulers if (last := _last_step(one)) is not None), default=None)
+    if isinstance(scheduler, SequentialLR):  # the last part takes the steps from the last milestone on
+        last = _last_step(scheduler._schedulers[-1])
+        return None if last is None else scheduler._milestones[-1] + last
+    return getattr(scheduler, "total_steps", None)
 
 
 @dataclass(kw_only=True)
