@@ -1,6 +1,7 @@
 import torch
 from sklearn.datasets import load_digits
 
+from torchcaps import create_model
 from torchcaps.data import Digits
 
 
@@ -24,6 +25,13 @@ def test_shape_range_and_classes() -> None:
     assert data.image_shape == (1, 8, 8)
     assert data.classes == tuple("0123456789")
     assert (int(data.train.images.min()), int(data.train.images.max())) == (0, 255)
+
+
+def test_the_default_network_takes_them() -> None:
+    """That of other data sets has larger kernels than these images are."""
+    data = Digits()
+    network = create_model(data.model, image_shape=data.image_shape, classes=len(data.classes))
+    assert network(data.train.images[:2] / 255).activation.shape == (2, 10)
 
 
 def test_a_fifth_of_each_digit_is_the_test_set() -> None:

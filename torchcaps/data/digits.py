@@ -32,6 +32,8 @@ class Digits(ImageData):
         (torch.Size([1295, 1, 8, 8]), torch.Size([143, 1, 8, 8]), torch.Size([359, 1, 8, 8]))
     """
 
+    model = "capsnet_digits"
+
     def __init__(self, validation: float = 0.1, seed: int = 0, size: int = 8) -> None:
         super().__init__(validation, seed)
         check_size(size=size)
