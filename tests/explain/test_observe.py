@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchcaps import Capsules, create_model
+from torchcaps import Capsules, create_model, create_routing
 from torchcaps.data import ImageSet
 from torchcaps.explain import (
     Findings,
@@ -28,6 +28,7 @@ from torchcaps.explain import (
     share_maps,
     write_report,
 )
+from torchcaps.explain.exhibits import RoutingSteps
 from torchcaps.models import CapsuleClassifier, ImageClassifier
 
 
@@ -156,6 +157,17 @@ def test_without_labels_the_most_active_class_is_asked_about() -> None:
     kinds = [exhibit.kind for exhibit in exhibits_of(seen)]
     expected = ["reconstructions", "perturbations", "layer_activations", "layer_types", "layer_poses", "assignments"]
     assert kinds == expected
+
+
+@pytest.mark.parametrize(("orphan", "even"), [(False, 1 / 3), (True, 1 / 4)])
+def test_an_even_split_is_what_the_first_step_gives(orphan: bool, even: float) -> None:
+    model = digits_net(routing=create_routing("dynamic", steps=1, orphan=orphan))
+    exhibits = {part.kind: part for part in exhibits_of(look(model, images_for(model, 2)))}
+    shown = exhibits["assignments"]
+    torch.testing.assert_close(shown.layers[0].share, torch.full((2, 4, 4), even))
+    assert shown.even == even
+    assert f"every class {even:.2g}{', and no class as much' if orphan else ''}:" in shown.text
+    assert RoutingSteps.of(look(model, images_for(model, 1))).even == even
 
 
 @torch.no_grad()

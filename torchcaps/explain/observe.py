@@ -28,10 +28,12 @@ class _Seen(NamedTuple):
     Args:
         capsules: by the names of :func:`~torchcaps.explain.places.placed_capsules`.
         maps: of :func:`~torchcaps.explain.class_maps`, by the same names.
+        orphan: whether children may go to no class.
     """
 
     capsules: dict[str, Capsules]
     maps: dict[str, Tensor]
+    orphan: bool
 
 
 class Observation:
@@ -113,6 +115,16 @@ class Observation:
         """
         return self._seen.maps
 
+    @property
+    def orphan(self) -> bool:
+        """Whether children may go to no class, of :class:`~torchcaps.ops.Normaliser`."""
+        return self._seen.orphan
+
+    @property
+    def even(self) -> float:
+        """The share of a class if all got the same: 1 / E, or 1 / (E + 1) with an :attr:`orphan`."""
+        return 1 / (self.activation.shape[1] + self.orphan)
+
     @cached_property
     def extents(self) -> Mapping[str, Extent]:
         """The part of the image that each grid covers: :func:`~torchcaps.explain.layer_extents`. Runs it once more."""
@@ -177,19 +189,21 @@ class Observation:
         return _Seen(
             {name: _joined([part.capsules[name] for part in parts]) for name in parts[0].capsules},
             {name: torch.cat([part.maps[name] for part in parts]) for name in parts[0].maps},
+            parts[0].orphan,
         )
 
 
 def _keep(layers: dict[str, Layer]) -> _Seen:
     """What is kept of one run over some images."""
     capsules = {name: _to(capsules, torch.device("cpu")) for name, capsules in placed_capsules(layers).items()}
-    maps = {}
-    if layers and next(reversed(layers.values())).routed:
+    maps, orphan = {}, False
+    if layers and (routed := next(reversed(layers.values())).routed):
+        orphan = routed[0].votes.normaliser.orphan
         for name, shares in class_shares(layers).items():
             label, children = origin(layers, layers[name]), layers[name].children
             if children is not None and on_a_grid(children):
                 maps[label] = class_maps(shares, children.activation).cpu()
-    return _Seen(capsules, maps)
+    return _Seen(capsules, maps, orphan)
 
 
 def _to(capsules: Capsules, device: torch.device) -> Capsules:

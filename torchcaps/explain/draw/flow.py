@@ -31,8 +31,8 @@ def assignment_figure(
         maps: (N, H', W'), of :func:`~torchcaps.explain.assignment_maps`.
         titles: one an image.
         extent: the part of the image that a map covers, of :func:`~torchcaps.explain.map_extent`; None for all of it.
-        even: the share that is neither much nor little, 1 / E: red is more, blue is less. None for one colour scale
-            from the smallest to the largest share.
+        even: the share that is neither much nor little, :attr:`~torchcaps.explain.Observation.even`: red is more, blue
+            is less. None for one colour scale from the smallest to the largest share.
 
     Raises:
         ValueError: if numbers do not fit or there are no images.

@@ -41,7 +41,7 @@ class Assignments(Exhibit):
         titles: one an image.
         targets: the classes, (B,).
         layers: from the children of the classes down.
-        even: the share of a class if every class got the same.
+        even: the share of a class if all got the same: :attr:`~torchcaps.explain.Observation.even`.
 
     Example:
         >>> from torchcaps.explain import Observation, Selection
@@ -65,10 +65,11 @@ class Assignments(Exhibit):
             return None
         classes = observation.activation.shape[1]
         chosen = observation.selection.first(max(COLUMNS, classes))
-        targets, even = observation.target[chosen], 1 / classes
+        targets, even = observation.target[chosen], observation.even
         text = (
             "At each position, the share of the active child capsules that routing assigned to "
-            f"{observation.selection.about}. An even split would give every class {even:.2g}: red places spoke for "
+            f"{observation.selection.about}. An even split would give every class {even:.2g}"
+            f"{', and no class as much' if observation.orphan else ''}: red places spoke for "
             "this class, blue places for others. Each cell lies at the centre of what its children see, and they see "
             "more than the cell."
         )

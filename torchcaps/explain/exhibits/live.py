@@ -202,7 +202,7 @@ class RoutingSteps(Exhibit):
         sites: where each child that is shown lies: its indices on the axes of the children's sites.
         weight: how active each child that is shown is, (I',).
         children: how many there are in all.
-        even: the share of a class if every class got the same.
+        even: the share of a class if all got the same: :attr:`~torchcaps.explain.Observation.even`.
         extent: the part of the image that a map covers; None for all of it.
 
     Example:
@@ -252,7 +252,7 @@ class RoutingSteps(Exhibit):
             sites=torch.stack(torch.unravel_index(order, activation.shape), 1).tolist(),
             weight=activation.flatten()[order],
             children=activation.numel(),
-            even=1 / steps[0].assignment.shape[-1],
+            even=observation.even,
             extent=observation.extents.get(layer),
         )
 
