@@ -148,6 +148,7 @@ class TestColours:
         torch.testing.assert_close(shares.amax(1), model(words).activation)
         padded = torch.nn.functional.pad(words, (0, 5))
         torch.testing.assert_close(word_shares(model, padded)[:, : words.shape[1]], shares)
+        torch.testing.assert_close(word_shares(model.bfloat16(), words), shares, atol=0.05, rtol=0.05)
 
     def test_a_word_that_speaks_for_a_class_has_its_colour(self) -> None:
         """All words but one say nothing: their vectors are 0, and so are biases behind them."""

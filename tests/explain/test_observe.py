@@ -28,6 +28,7 @@ from torchcaps.explain import (
     share_maps,
     write_report,
 )
+from torchcaps.explain.draw import pictures_of
 from torchcaps.explain.exhibits import RoutingSteps
 from torchcaps.models import CapsuleClassifier, ImageClassifier
 
@@ -198,6 +199,25 @@ def test_a_network_without_capsules_has_an_activation_and_no_more() -> None:
         _ = seen.reconstructions
     with pytest.raises(RuntimeError, match="has no decoder"):
         next(seen.sweeps(default_sweep()))
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-4), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize("build", [digits_net, matrix_net, plain_net])
+def test_networks_in_any_precision_show_the_same(build: Any, dtype: torch.dtype, bound: float) -> None:
+    model = build().eval()
+    images, target = images_for(model, 2), torch.tensor([0, 1])
+    expected = look(model, images, target=target)
+    seen = look(build().eval().to(dtype), images, target=target)
+    assert seen.extents == expected.extents
+    assert all(picture.figure.axes for exhibit in exhibits_of(seen) for picture in pictures_of(exhibit))
+    if expected.decodes:
+        torch.testing.assert_close(seen.reconstructions.float(), expected.reconstructions, atol=bound, rtol=bound)
+    if expected.classes is None:
+        torch.testing.assert_close(seen.activation.float(), expected.activation, atol=bound, rtol=bound)
+        return
+    torch.testing.assert_close(seen.classes.pose.float(), expected.classes.pose, atol=bound, rtol=bound)
+    shown, told = RoutingSteps.of(seen).steps[0], RoutingSteps.of(expected).steps[0]
+    torch.testing.assert_close(shown.assignment.float(), told.assignment, atol=bound, rtol=bound)
 
 
 class Bare(nn.Module):

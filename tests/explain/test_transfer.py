@@ -191,6 +191,14 @@ def test_encoded_in_parts() -> None:
     torch.testing.assert_close(found.activation, whole.activation)
 
 
+def test_poses_of_a_network_in_bfloat16_are_carried_and_drawn() -> None:
+    model, images = create_model("capsnet_digits").bfloat16(), Digits().test.images[:2].float() / 255
+    capsules, target = encoded(model, images), torch.tensor([1, 2])
+    assert capsules.pose.dtype == torch.float32
+    drawn = transfer(model, capsules, capsules, target, target)
+    torch.testing.assert_close(drawn[:, 0], model.decode(model.encode(images.bfloat16()), target))
+
+
 class TestExhibit:
     def test_digits(self) -> None:
         test = Digits().test.subset(torch.arange(100))

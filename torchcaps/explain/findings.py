@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchcaps.data.base import ImageSet
 from torchcaps.explain.assignments import assignment_entropy
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, in_precision_of
+from torchcaps.numerics import compute_dtype
 
 _AT_ONCE = 8192
 """Images times classes in one batch at most: an image has an assignment for each child and each class."""
@@ -190,6 +191,11 @@ def evaluating(model: nn.Module) -> Iterator[torch.device]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def kept(values: Tensor) -> Tensor:
+    """On the CPU, in float32 at least: NumPy has no bfloat16, and sums in float16 overflow."""
+    return values.to("cpu", compute_dtype(values))
 
 
 class Answers(NamedTuple):

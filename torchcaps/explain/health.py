@@ -20,6 +20,7 @@ from torchcaps.explain.layers import (
     observe_layers,
     peak_activation,
 )
+from torchcaps.models.base import in_precision_of
 from torchcaps.numerics import check_size
 from torchcaps.routing import EMRouting, Routing
 from torchcaps.routing.em import inverse_temperatures
@@ -62,7 +63,7 @@ def _observed(
     found: tuple[dict[str, list[Tensor]], ...] = tuple(defaultdict(list) for _ in measures)
     with evaluating(network) as device:
         for part in images.split(_AT_ONCE):
-            for name, layer in observe_layers(network, part.to(device)).items():
+            for name, layer in observe_layers(network, in_precision_of(network, part.to(device))).items():
                 peaks[name].append(peak_activation(layer.capsules).float())
                 if layer.routed:
                     for measure, parts in zip(measures, found, strict=True):

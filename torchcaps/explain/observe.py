@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.explain.findings import evaluating
+from torchcaps.explain.findings import evaluating, kept
 from torchcaps.explain.flow import class_maps, class_shares
 from torchcaps.explain.layers import Layer, observe_layers
 from torchcaps.explain.places import Extent, layer_extents, on_a_grid, origin, placed_capsules
 from torchcaps.explain.poses import check_target, perturb
 from torchcaps.explain.selection import Selection
 from torchcaps.explain.transfer import draw_poses
-from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.base import CapsuleClassifier, in_precision_of
 
 _AT_ONCE = 16
 """Images that run together: the assignments of a convolutional layer are many times larger than its capsules."""
@@ -44,7 +44,8 @@ class Observation:
     assignments are dropped after each few images, because those of a convolution are large.
 
     Args:
-        model: any network of torchcaps layers; without capsules there is only an :attr:`activation`.
+        model: any network of torchcaps layers, in any precision; without capsules there is only an
+            :attr:`activation`.
         selection: the images.
         extents: those of another look at images of the same size; None: they are found when they are asked for.
 
@@ -91,7 +92,7 @@ class Observation:
         if self.classes is not None:
             return self.classes.activation
         with evaluating(self.model) as device:
-            parts = [self.model(images.to(device)).activation.cpu() for images in self.selection.images.split(_AT_ONCE)]
+            parts = [kept(self.model(images).activation) for images in self._batches(device)]
         return torch.cat(parts)
 
     @cached_property
@@ -147,7 +148,7 @@ class Observation:
         """
         model, classes = self._decoder()
         with evaluating(model) as device:
-            return model.decode(_to(classes, device), self.target.to(device)).cpu()
+            return kept(model.decode(_given(model, classes, device), self.target.to(device)))
 
     def sweeps(self, values: Tensor) -> Iterator[Tensor]:
         """For each image what :func:`~torchcaps.explain.perturb` makes of its :attr:`target`, (D, V, C, H, W).
@@ -161,8 +162,8 @@ class Observation:
         for place in range(len(self.selection)):
             one = slice(place, place + 1)
             with evaluating(model) as device:
-                capsules = _to(Capsules(classes.pose[one], classes.activation[one]), device)
-                yield perturb(model, capsules, self.target[one].to(device), values.to(device))[0].cpu()
+                capsules = _given(model, Capsules(classes.pose[one], classes.activation[one]), device)
+                yield kept(perturb(model, capsules, self.target[one].to(device), values.to(device))[0])
 
     def draw(self, poses: Tensor, target: Tensor) -> Tensor:
         """What the decoder draws from poses (N, D) in the capsules of classes (N,): images (N, C, H, W).
@@ -171,19 +172,24 @@ class Observation:
         """
         model, _ = self._decoder()
         with evaluating(model) as device:
-            return draw_poses(model, poses.to(device), target.to(device)).cpu()
+            return kept(draw_poses(model, poses.to(device), target.to(device)))
 
     def _decoder(self) -> tuple[CapsuleClassifier, Capsules]:
         if not isinstance(self.model, CapsuleClassifier) or self.model.decoder is None or self.classes is None:
             raise RuntimeError(f"this {type(self.model).__name__} has no decoder")
         return self.model, self.classes
 
+    def _batches(self, device: torch.device) -> Iterator[Tensor]:
+        """The images as the network takes them, a few at a time."""
+        for images in self.selection.images.split(_AT_ONCE):
+            yield in_precision_of(self.model, images.to(device))
+
     @cached_property
     def _seen(self) -> _Seen:
         parts = []
         with evaluating(self.model) as device:
-            for images in self.selection.images.split(_AT_ONCE):
-                parts.append(_keep(observe_layers(self.model, images.to(device))))
+            for images in self._batches(device):
+                parts.append(_keep(observe_layers(self.model, images)))
                 if not parts[0].capsules:
                     break  # and none will come
         return _Seen(
@@ -195,7 +201,8 @@ class Observation:
 
 def _keep(layers: dict[str, Layer]) -> _Seen:
     """What is kept of one run over some images."""
-    capsules = {name: _to(capsules, torch.device("cpu")) for name, capsules in placed_capsules(layers).items()}
+    placed = placed_capsules(layers).items()
+    capsules = {name: Capsules(kept(one.pose), kept(one.activation)) for name, one in placed}
     maps, orphan = {}, False
     if layers and (routed := next(reversed(layers.values())).routed):
         orphan = routed[0].votes.normaliser.orphan
@@ -206,8 +213,10 @@ def _keep(layers: dict[str, Layer]) -> _Seen:
     return _Seen(capsules, maps, orphan)
 
 
-def _to(capsules: Capsules, device: torch.device) -> Capsules:
-    return Capsules(capsules.pose.to(device), capsules.activation.to(device))
+def _given(model: CapsuleClassifier, capsules: Capsules, device: torch.device) -> Capsules:
+    """Capsules that were kept, as the decoder takes them."""
+    pose, activation = (in_precision_of(model, part.to(device)) for part in (capsules.pose, capsules.activation))
+    return Capsules(pose, activation)
 
 
 def _joined(parts: list[Capsules]) -> Capsules:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.explain.layers import Layer, below, observe_layers
-from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.base import CapsuleClassifier, in_precision_of
 from torchcaps.ops.windows import Windows
 
 
@@ -98,7 +98,8 @@ def layer_extents(model: nn.Module, images: Tensor) -> dict[str, Extent]:
 
 def _placed(model: nn.Module, images: Tensor) -> tuple[dict[str, Layer], dict[str, Extent]]:
     C, H, W = images.shape[1:]
-    noise = torch.rand(4, C, H, W, generator=torch.Generator().manual_seed(0)).to(images).requires_grad_()
+    noise = torch.rand(4, C, H, W, generator=torch.Generator().manual_seed(0)).to(images.device)
+    noise = in_precision_of(model, noise).requires_grad_()
     extents: dict[str, Extent] = {}
     with torch.enable_grad():
         layers = observe_layers(model, noise)

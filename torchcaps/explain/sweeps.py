@@ -7,7 +7,7 @@ from torch import Tensor
 from torchcaps.data import ImageSet
 from torchcaps.explain.findings import evaluating
 from torchcaps.explain.poses import default_sweep, perturb
-from torchcaps.models import CapsuleClassifier
+from torchcaps.models.base import CapsuleClassifier, in_precision_of
 
 
 def changes(grids: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def sweep(network: CapsuleClassifier, test: ImageSet, images: int) -> dict[int, 
         for label in test.labels.unique().tolist():
             places = (test.labels == label).nonzero().squeeze(1)[:images]
             batch = test.__getitems__(places.tolist())
-            capsules = network.encode(batch.images.to(device))
+            capsules = network.encode(in_precision_of(network, batch.images.to(device)))
             grids = perturb(network, capsules, batch.labels.to(device), default_sweep().to(device)).float().cpu()
             found[int(label)] = Sweep(changes(grids).mean(0), batch.pictures[0], grids[0])
     return found
@@ -85,7 +85,7 @@ def reconstruction_error(network: CapsuleClassifier, test: ImageSet, batch_size:
     with evaluating(network) as device:
         for batch in test.batches(batch_size):
             images, labels, pictures = (one.to(device) for one in (batch.images, batch.labels, batch.pictures))
-            drawn = network.decode(network.encode(images), labels)
+            drawn = network.decode(network.encode(in_precision_of(network, images)), labels)
             total += (drawn.double() - pictures).square().sum().item()
             numbers += pictures.numel()
     return 100 * (total / numbers) ** 0.5

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
-from torchcaps.explain.findings import evaluating
+from torchcaps.explain.findings import evaluating, kept
 from torchcaps.explain.poses import check_target
 from torchcaps.layers import PoseInput
-from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.base import CapsuleClassifier, in_precision_of
 from torchcaps.numerics import check_size
 
 
@@ -36,8 +36,9 @@ def encoded(model: CapsuleClassifier, images: Tensor, at_once: int = 64) -> Caps
         at_once: how many are kept in memory.
     """
     with evaluating(model) as device:
-        parts = [model.encode(part.to(device)) for part in images.split(at_once)]
-    return Capsules(torch.cat([one.pose.cpu() for one in parts]), torch.cat([one.activation.cpu() for one in parts]))
+        parts = [model.encode(in_precision_of(model, part.to(device))) for part in images.split(at_once)]
+    pose, activation = torch.cat([one.pose for one in parts]), torch.cat([one.activation for one in parts])
+    return Capsules(kept(pose), kept(activation))
 
 
 def pose_input(model: CapsuleClassifier) -> PoseInput | None:
@@ -76,6 +77,7 @@ def draw_poses(model: CapsuleClassifier, poses: Tensor, target: Tensor) -> Tenso
         raise ValueError(f"poses must be (B, {', '.join(map(str, shape))}), got shape {tuple(poses.shape)}")
     activation = poses.new_zeros(B, model.classes)
     check_target(target, activation)
+    poses = in_precision_of(model, poses)
     pose = poses.new_zeros(B, model.classes, *shape)
     pose[torch.arange(B, device=poses.device), target] = poses.reshape(B, *shape)
     with evaluating(model):

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from torchcaps.capsules import Capsules
 from torchcaps.explain.exhibits.base import PNG, Exhibit, register_exhibit
-from torchcaps.explain.findings import evaluating
+from torchcaps.explain.findings import evaluating, kept
 from torchcaps.explain.flow import class_maps
 from torchcaps.explain.observe import Observation
 from torchcaps.explain.places import Extent, on_a_grid
 from torchcaps.explain.poses import pose_changes
 from torchcaps.explain.shapes import pose_tells
 from torchcaps.explain.steps import Step, observe_steps, routes_votes
-from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.base import CapsuleClassifier, in_precision_of
 from torchcaps.models.scene_capsnet import SceneCapsNet
 
 _CHILDREN = 48
@@ -234,10 +234,10 @@ class RoutingSteps(Exhibit):
         if not isinstance(model, CapsuleClassifier) or not routes_votes(model):
             return None
         with evaluating(model) as device:
-            image = observation.selection.images[place : place + 1].to(device)
+            image = in_precision_of(model, observation.selection.images[place : place + 1].to(device))
             children = model.children_of(image)
             steps = [_on_cpu(step) for step in observe_steps(model, children)]
-        activation = children.activation[0].cpu()
+        activation = kept(children.activation[0])
         order = activation.flatten().argsort(descending=True, stable=True)[:_CHILDREN]
         final = steps[-1].assignment[0, order]
         order = order[(final.argmax(-1) - final.amax(-1)).argsort(stable=True)]
@@ -258,8 +258,8 @@ class RoutingSteps(Exhibit):
 
 
 def _on_cpu(step: Step) -> Step:
-    parents = step.parents._replace(pose=step.parents.pose.cpu(), activation=step.parents.activation.cpu())
-    return Step(step.assignment.cpu(), step.agreement.cpu(), parents)
+    parents = step.parents._replace(pose=kept(step.parents.pose), activation=kept(step.parents.activation))
+    return Step(kept(step.assignment), kept(step.agreement), parents)
 
 
 def _routing_step(step: Step, activation: Tensor, order: Tensor) -> RoutingStep:

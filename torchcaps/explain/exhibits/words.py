@@ -12,7 +12,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.data.text_set import TextSet
 from torchcaps.data.words import UNKNOWN, Words
 from torchcaps.explain.exhibits.base import Exhibit, Table, register_exhibit
-from torchcaps.explain.findings import Findings, evaluating
+from torchcaps.explain.findings import Findings, evaluating, kept
 from torchcaps.explain.flow import class_shares
 from torchcaps.explain.layers import observe_layers
 from torchcaps.models import TextCapsNet, TextClassifier, TextEncoder, TextPooled
@@ -71,7 +71,7 @@ def _shares(model: nn.Module, words: Tensor) -> tuple[Tensor, Tensor] | None:
         total = torch.stack([_of_words(mass, words != 0, *reach) for mass, reach in _given(model, words)]).sum(0)
         activation = model(words).activation
     shares = total / total.amax(1, keepdim=True).clamp_min(1e-30) * activation[:, None]
-    return shares.cpu(), activation.cpu()
+    return kept(shares), kept(activation)
 
 
 def _given(model: TextCapsNet | TextEncoder | TextPooled, words: Tensor) -> Iterator[tuple[Tensor, tuple[int, int]]]:
@@ -84,7 +84,7 @@ def _given(model: TextCapsNet | TextEncoder | TextPooled, words: Tensor) -> Iter
     else:  # of each capsule, as much as of its features come from there
         given = _lowest(model, words).split(model.types, 1)
         for width, capsules, places in zip(model.widths, given, model.places_of(words), strict=True):
-            yield places.mT @ capsules, (width, 1)
+            yield places.to(capsules).mT @ capsules, (width, 1)
 
 
 def _lowest(model: nn.Module, words: Tensor) -> Tensor:
