@@ -83,6 +83,7 @@ def test_a_network_with_everything(tmp_path: Path) -> None:
     }
     assert all(module.training for module in model.modules())
     assert "0.1235" in Page(index).text
+    assert "<title>What this CapsNet learned · torchcaps</title>" in index.read_text(encoding="utf-8")
 
     first = {path.name: path.read_bytes() for path in index.parent.iterdir()}
     write_report(tmp_path, model, images, {"seed": 7, "rate": 0.123456}, METRICS)

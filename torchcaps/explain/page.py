@@ -65,7 +65,7 @@ def write_page(folder: str | Path, exhibits: Iterable[Exhibit]) -> Path:
 
     Args:
         folder: where ``report`` is made; pictures of an earlier report in there are replaced.
-        exhibits: in the order of the page; the title of the first is that of the page.
+        exhibits: in the order of the page; the title of the first is that of the page, also in the browser.
 
     Returns:
         The path of ``index.html``.
@@ -79,16 +79,19 @@ def write_page(folder: str | Path, exhibits: Iterable[Exhibit]) -> Path:
         old.unlink()
     body: list[str] = []
     data: list[dict[str, Any]] = []
+    titles: list[str] = []
     drawn: set[str] = set()
     marks: dict[str, str] = {}
     for exhibit in exhibits:
         pictures = list(_draw(exhibit, report, drawn, marks))
         body.append(_section(exhibit, pictures, "h2" if body else "h1"))
+        titles.append(exhibit.title)
         data.append(exhibit.to_json())
     (report / _DATA).write_text(json.dumps({"format": 1, "exhibits": data}, allow_nan=False) + "\n", encoding="ascii")
     body.append(f'<p>What this page shows, as data: <a href="{_DATA}">{_DATA}</a></p>')
     index = report / "index.html"
-    index.write_text(_page("\n".join(body)), encoding="utf-8", errors="backslashreplace")
+    page = _page(" · ".join([*titles[:1], "torchcaps"]), "\n".join(body))
+    index.write_text(page, encoding="utf-8", errors="backslashreplace")
     return index
 
 
@@ -167,9 +170,9 @@ def _breaks(cell: str) -> str:
     return ' class="long"' if max(map(len, cell.split()), default=0) > _LONGEST else ""
 
 
-def _page(body: str) -> str:
+def _page(title: str, body: str) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width">\n'
-        f"<title>torchcaps report</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
