@@ -77,6 +77,14 @@ def test_missing_metrics_are_left_out(metrics: list[dict[str, float]], panels: l
     render(figure)
 
 
+@pytest.mark.parametrize("epochs", [1, 2, 3, 7])
+def test_epochs_are_whole_numbers(epochs: int) -> None:
+    (axes,) = explain.learning_curves([{"epoch": epoch, "train_loss": 1.0} for epoch in range(1, epochs + 1)]).axes
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
+    assert ticks == list(range(1, epochs + 1))
+
+
 def test_the_routing_has_panels_of_its_own() -> None:
     health = {"assignment_entropy_conv": 0.9, "assignment_entropy_class_caps": 0.5, "dead_capsules_class_caps": 0.0}
     loss, accuracy, entropy, dead = explain.learning_curves([*METRICS, {"epoch": 3.0, **health}]).axes

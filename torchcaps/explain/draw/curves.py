@@ -84,7 +84,7 @@ def _number_epochs(axes: "Axes") -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("epoch")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))  # of one epoch there is one tick
     axes.grid(alpha=0.3)
 
 
