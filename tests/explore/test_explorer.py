@@ -239,6 +239,16 @@ class TestExplorer:
         with pytest.raises(ValueError, match="huge gives this input activations that are not finite"):
             explorer.answer(explorer.look("huge", drawing))
 
+    def test_poses_that_are_not_finite_are_told(self, drawing: bytes) -> None:
+        """Beside finite activations they ended in an error of JavaScript."""
+        network = small()
+        encode = network.network.encode
+        broken = torch.full((1, 10, 4), torch.nan)
+        network.network.encode = lambda images: encode(images)._replace(pose=broken)
+        explorer = Explorer({"nan": network})
+        with pytest.raises(ValueError, match="nan gives this input poses that are not finite"):
+            explorer.answer(explorer.look("nan", drawing))
+
     def test_what_has_no_capsules(self) -> None:
         with pytest.raises(ValueError, match="nothing to explore"):
             Explorer({"cnn": Classifier(create_model("sharedcapsnet_cnn", channels=(4, 4, 4, 4), hidden=4))})

@@ -278,13 +278,15 @@ class Explorer:
         For an image also boxes, if the network predicts them; for a text, how its words support the classes.
 
         Raises:
-            ValueError: if there is no such look, or its activations are not finite.
+            ValueError: if there is no such look, or its activations or poses are not finite.
         """
         taken = self._any_look(look)
         told = {"look": look, "network": taken.network, "label": taken.label}
         activation = taken.words.activation if isinstance(taken, _TextLook) else taken.observation.activation[0]
-        if not activation.isfinite().all():
-            raise ValueError(f"{taken.network} gives this input activations that are not finite: nothing can be shown")
+        classes = None if isinstance(taken, _TextLook) else taken.observation.classes
+        for what, numbers in (("activations", activation), ("poses", None if classes is None else classes.pose)):
+            if numbers is not None and not numbers.isfinite().all():
+                raise ValueError(f"{taken.network} gives this input {what} that are not finite: nothing can be shown")
         there = self._networks[taken.network].there(activation)
         if isinstance(taken, _TextLook):
             return {**told, "text": taken.text, "there": _labels(there), "activations": taken.words.to_json()}
