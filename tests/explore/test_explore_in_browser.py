@@ -221,6 +221,25 @@ def test_uploads(page: Any, tmp_path: Path) -> None:
     expect(page.locator("#message")).to_be_hidden()
 
 
+DROPPED = """([kind, field, bytes]) => {
+  const given = new DataTransfer();
+  given.items.add(new File([new Uint8Array(bytes)], "zero.png", { type: "image/png" }));
+  const event = new Event(kind, { bubbles: true, cancelable: true });
+  event[field] = given;
+  return document.body.dispatchEvent(event);
+}"""
+
+
+@pytest.mark.parametrize(("kind", "field"), [("drop", "dataTransfer"), ("paste", "clipboardData")])
+def test_a_picture_is_dropped_or_pasted(page: Any, tmp_path: Path, kind: str, field: str) -> None:
+    draw(page, SEVEN)
+    expect(said(page)).to_have_text("7")
+    left_to_the_browser = page.evaluate(DROPPED, [kind, field, list(digit(tmp_path).read_bytes())])
+    assert not left_to_the_browser  # it would leave the page
+    expect(said(page)).to_have_text("0")
+    assert not page.trouble
+
+
 def test_plays_routing(page: Any) -> None:
     page.select_option("#network", "steps")
     expect(page.locator("#about")).to_contain_text("DynamicRouting")

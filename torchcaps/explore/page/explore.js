@@ -298,6 +298,18 @@ $("upload").addEventListener("change", (event) => {
   event.target.value = "";
 });
 
+// A picture that is dropped on the page, or pasted, is as one that is uploaded.
+function take(event, given) {
+  const [file] = given.files;
+  const draws = state.network?.draws;
+  if (!file || (event.type === "paste" && !draws)) return; // text, for the field that it came to
+  event.preventDefault(); // a browser would leave the page for the file
+  if (draws) showFile(file);
+}
+document.addEventListener("dragover", (event) => { if (event.dataTransfer.types.includes("Files")) event.preventDefault(); });
+document.addEventListener("drop", (event) => take(event, event.dataTransfer));
+document.addEventListener("paste", (event) => take(event, event.clipboardData));
+
 let sampled = 0;
 const sample = latest(async () => {
   const chosen = $("sample-class").value;
