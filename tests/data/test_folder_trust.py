@@ -293,6 +293,20 @@ class TestItem7:
         assert main(["check", str(tmp_path)]) == 1
         assert f"PROBLEM: {in_parts}" in capsys.readouterr().out
 
+    @pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
+    def test_damaged_exif_is_no_problem_as_for_the_readers(self, tmp_path, suffix):
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        damaged = exif.tobytes().replace(b"Exif\0\0MM", b"Exif\0\0M?")
+        for name, data in (("whole", exif.tobytes()), ("damaged", damaged)):
+            (tmp_path / name).mkdir()
+            Image.new("RGB", (6, 4)).save(tmp_path / name / f"x.{suffix}", exif=data)
+        report = check_folder(tmp_path)
+        assert not report.broken
+        assert report.sizes == {"6 x 4": 1, "4 x 6": 1}
+        assert report.turned == 1
+        assert load_image(tmp_path / "damaged" / f"x.{suffix}", (3, 4, 6)).shape == (3, 4, 6)
+
     def test_what_may_not_be_read_is_broken(self, tmp_path, monkeypatch):
         root, locked = make_root(tmp_path, 5), tmp_path / "a" / "000.png"
         monkeypatch.setattr(Path, "open", refusing(Path.open, locked))  # the tests may run as root, whom nothing stops

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcaps.data.files import ImageFile, Listing, list_folder
+from torchcaps.data.handwriting import is_turned
 from torchcaps.data.manifest import PARTS, Entry, Manifest, copies_lines, count_of, left_out_lines, readable, some
 from torchcaps.data.picture import BrokenImage, check_format, in_mode, naming
 from torchcaps.data.store import threaded
@@ -149,8 +150,7 @@ def _look(path: Path) -> _Look:
         with naming(path, path), Image.open(path) as image:
             check_format(image)
             kind, mode, frames = image.format or "", image.mode, getattr(image, "n_frames", 1)
-            turned = image.getexif().get(0x0112) in range(2, 9)  # others mean nothing, and leave it as it is
-            upright = in_mode(image, 3)
+            upright, turned = in_mode(image, 3), is_turned(image)
     except BrokenImage as problem:
         return _Look("", broken=problem.why)
     except OSError as error:

@@ -86,6 +86,14 @@ def upright(image: "Image") -> "Image":
         return image
 
 
+def is_turned(image: "Image") -> bool:
+    """Whether :func:`upright` turns an image."""
+    try:
+        return image.getexif().get(0x0112) in range(2, 9)
+    except Exception:  # as there
+        return False
+
+
 def _opaque(image: "Image") -> "Image":
     """An image in RGB; what is transparent becomes white under dark ink, and black under light ink."""
     import numpy as np
@@ -120,7 +128,7 @@ def _ink(pixels: "np.ndarray") -> "tuple[np.ndarray, bool]":
     if length / np.sqrt(3) < FAINTEST:
         raise ValueError(f"no ink found: only a difference of {length / np.sqrt(3):.2f} of 1 from the ground")
     if noise > 0.25:
-        raise ValueError("no ink stands out from its ground: take a picture with more empty paper around the sign")
+        raise ValueError("no ink stands out from its ground: leave more of the ground empty around the sign")
     mask = _without_specks(smooth_along > max(0.5, 3 * noise))
     near = ndimage.binary_dilation(mask, iterations=2)
     return np.where(near, along.clip(0, 1), 0), bool(colour.sum() < 0)
