@@ -138,6 +138,14 @@ class TestWhatIsNoHandwriting:
         with pytest.raises(ValueError, match=r"text\.png"):
             load_image(tmp_path / "text.png", MNIST, "handwriting")
 
+    def test_a_canvas_that_is_scribbled_full(self) -> None:
+        """It was told to take a picture with more empty paper."""
+        canvas = Image.new("L", (280, 280))
+        for start in range(0, 280, 40):
+            canvas.paste(255, (start, 0, start + 20, 280))
+        with pytest.raises(ValueError, match="leave more of the ground empty around the sign"):
+            read_handwriting(canvas, MNIST)
+
     def test_one_pixel(self) -> None:
         with pytest.raises(ValueError, match="no ink"):
             read_handwriting(Image.new("L", (1, 1)), MNIST)
