@@ -110,6 +110,34 @@ def test_item14_what_does_not_fit_is_refused_by_name(backend: str, changes: dict
         moments(backend, fields(**changes))
 
 
+NO_TENSORS: dict[str, tuple[dict[str, Any], str]] = {
+    name: ({name: kind}, f"{name} must be a tensor, got {type(kind).__name__}")
+    for name, kind in {
+        "children": [[[1.0]]],
+        "transforms": random(G, J, P, D).numpy(),
+        "coordinates": [1.0],
+        "sites": [[0, 1, 2, 3, 4]],
+        "mask": [True],
+    }.items()
+}
+NO_TENSORS["normaliser"] = ({"normaliser": "softmax"}, "normaliser must be a torchcaps.ops.Normaliser, got 'softmax'")
+
+
+@pytest.mark.parametrize(("changes", "message"), NO_TENSORS.values(), ids=NO_TENSORS)
+def test_item14_lists_arrays_and_names_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    """They ended in AttributeErrors."""
+    with pytest.raises(TypeError, match=message):
+        Votes(**{"children": random(N, G, M, P), "transforms": random(G, J, P, D), **changes})
+
+
+def test_item14_weights_and_normalisers_are_refused_by_name() -> None:
+    votes = Votes(random(N, G, M, P), random(G, J, P, D))
+    with pytest.raises(TypeError, match="weights must be a tensor, got list"):
+        votes.moments(weights=[1.0])
+    with pytest.raises(TypeError, match=r"normaliser must be a torchcaps\.ops\.Normaliser, got 'softmax'"):
+        votes.under("softmax")
+
+
 def test_item14_sites_that_were_written_to_are_looked_at_again() -> None:
     sites = torch.arange(G, dtype=torch.int32)[None]
     moments("native", fields(sites=sites))

@@ -4,6 +4,8 @@ They look at shapes, dtypes and devices, which costs next to nothing, and at the
 each tensor: these become addresses in memory.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -16,10 +18,12 @@ def check_votes(children: Tensor, transforms: Tensor, coordinates: Tensor | None
     """Checks that children (N, G, M, P) can vote.
 
     Raises:
+        TypeError: if something is no tensor.
         ValueError: if a shape, a dtype or a device does not fit, or a site lies outside the children.
     """
     if children.ndim != 4:
         raise ValueError(f"children must be (N, G, P) or (N, G, M, P), got shape {tuple(children.shape)}")
+    check_tensor("transforms", transforms)
     if transforms.ndim != 4:
         raise ValueError(f"transforms must be (I or 1, J, P, D), got shape {tuple(transforms.shape)}")
     if sites is not None:
@@ -35,22 +39,32 @@ def check_votes(children: Tensor, transforms: Tensor, coordinates: Tensor | None
         raise ValueError(
             f"transforms take child poses of dimension {transforms.shape[2]}, but children have dimension {P}"
         )
-    if coordinates is not None and coordinates.shape != (I, M * transforms.shape[3]):
+    check_numbers("children", children, children.device)
+    check_numbers("transforms", transforms, children.device)
+    if coordinates is None:
+        return
+    check_tensor("coordinates", coordinates)
+    if coordinates.shape != (I, M * transforms.shape[3]):
         raise ValueError(
             f"coordinates must be (I, H) = {(I, M * transforms.shape[3])}, got shape {tuple(coordinates.shape)}"
         )
-    check_numbers("children", children, children.device)
-    check_numbers("transforms", transforms, children.device)
-    if coordinates is not None:
-        check_numbers("coordinates", coordinates, children.device)
+    check_numbers("coordinates", coordinates, children.device)
+
+
+def check_tensor(name: str, value: Any) -> None:
+    """Raises a `TypeError` for a list or an array, say."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
 
 
 def check_mask(mask: Tensor, children: Tensor) -> None:
     """Checks that a mask has one entry for each of these children.
 
     Raises:
+        TypeError: if it is no tensor.
         ValueError: if its shape, dtype or device does not fit.
     """
+    check_tensor("mask", mask)
     if mask.dtype != torch.bool or mask.shape != children.shape[:2]:
         raise ValueError(
             f"mask must be bool (N, G) = {tuple(children.shape[:2])}, got {mask.dtype} {tuple(mask.shape)}"
@@ -62,8 +76,11 @@ def check_field(name: str, field: Tensor, children: Tensor, parents: int | None 
     """Checks that a field has a number for each child, (N, G), or, if ``parents`` are given, for each pair.
 
     Raises:
+        TypeError: if it is no tensor.
         ValueError: if its shape, dtype or device does not fit.
     """
+    if not isinstance(field, Tensor):  # at each step of routing: a call takes longer
+        check_tensor(name, field)
     sites = children.shape[:2]
     if field.shape != sites and (parents is None or field.shape != (*sites, parents)):
         pairs = "" if parents is None else f" or (N, G, J) = {(*sites, parents)}"
@@ -84,6 +101,7 @@ def check_numbers(name: str, tensor: Tensor, device: torch.device) -> None:
 
 
 def _check_sites(sites: Tensor, children: Tensor) -> None:
+    check_tensor("sites", sites)
     if sites.ndim != 2 or sites.dtype != torch.int32:
         raise ValueError(f"sites must be int32 (W, I), got {sites.dtype} {tuple(sites.shape)}")
     check_numbers("sites", sites, children.device)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchcaps.numerics import check_size, compute_dtype, full_precision
 from torchcaps.ops.backend import Agreement, Moments, Rule, VoteSource
-from torchcaps.ops.checks import check_field, check_mask, check_votes, versions
+from torchcaps.ops.checks import check_field, check_mask, check_tensor, check_votes, versions
 from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import offset_moments
@@ -53,6 +53,7 @@ class Votes:
         shape: (B, I, J, H), the shape the votes would have if they were stored.
 
     Raises:
+        TypeError: if something is no tensor, or the normaliser no :class:`Normaliser`.
         ValueError: if a shape, dtype or device does not fit, a tensor is complex, or a site lies outside the children.
 
     Example:
@@ -77,6 +78,9 @@ class Votes:
         sites: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> None:
+        check_tensor("children", children)
+        if normaliser is not None:
+            _check_normaliser(normaliser)
         self.children = children.unsqueeze(2) if children.ndim == 3 else children
         self.transforms = transforms
         self.coordinates = coordinates
@@ -149,7 +153,8 @@ class Votes:
         return self.under(replace(self.normaliser, **changes))
 
     def under(self, normaliser: Normaliser) -> "Votes":
-        """The same votes under another normaliser; they are not formed again."""
+        """The same votes under another normaliser; they are not formed again. A `TypeError` if it is none."""
+        _check_normaliser(normaliser)
         _ = self.source  # made before the copy, so that both share it
         votes = copy(self)
         votes.normaliser = normaliser
@@ -398,6 +403,11 @@ class Votes:
     def _for_source(self, source: VoteSource, field: Tensor) -> Tensor:
         """A number for each child, (N, G), as the backend takes it: (N, G) if it is ``indexed``, else (B, I)."""
         return field if source.indexed else self.gather(field)
+
+
+def _check_normaliser(normaliser: Any) -> None:
+    if not isinstance(normaliser, Normaliser):
+        raise TypeError(f"normaliser must be a torchcaps.ops.Normaliser, got {normaliser!r}")
 
 
 def _checked_similarity(similarity: Any) -> Similarity | None:
