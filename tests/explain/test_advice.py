@@ -94,6 +94,30 @@ class TestEachFactHasItsAdvice:
         assert hint.fact == "'cat' has 900 images, 'owl' 90"
         assert hint.option == "--class_weights balanced"
 
+    def test_classes_without_images_are_not_rare(self):
+        """They were to be weighed, or shown more often."""
+        labels = torch.tensor([0] * 450 + [1] * 450)
+        (hint,) = advice(labels, labels).hints
+        assert hint.fact == "1 of 3 classes without test images"
+        assert not hint.option
+
+    @pytest.mark.parametrize("right", [0.6, 1.0])
+    def test_images_of_one_class_tell_nothing_about_guessing(self, right):
+        """100 % right was 'the network has learned nothing of use yet'."""
+        labels = torch.zeros(900, dtype=torch.int64)
+        found = advice(labels, (torch.arange(900) >= 900 * right).long())
+        assert not any("nothing of use" in hint.advice for hint in found.hints)
+
+    def test_all_right_of_classes_that_are_far_from_balanced(self):
+        labels = (torch.arange(900) < 5).long() + (torch.arange(900) < 2).long()
+        assert not any("nothing of use" in hint.advice for hint in advice(labels, labels).hints)
+        guessed = advice(labels, torch.zeros_like(labels))
+        assert "nothing of use" in guessed.hints[0].advice
+
+    def test_one_epoch(self):
+        (hint,) = advice(EVEN, EVEN, metrics=[{"train_accuracy": 0.5, "val_accuracy": 0.5}]).hints
+        assert hint.fact.startswith("after 1 epoch 50.0%")
+
     def test_confused_classes_and_few_images(self):
         labels = torch.arange(60) % 3
         said = torch.where((labels == 0) & (torch.arange(60) < 24), 1, labels)

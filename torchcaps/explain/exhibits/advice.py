@@ -93,7 +93,7 @@ class Advice(Exhibit):
 def _majority(findings: Findings, images: ImageSet) -> Iterator[Hint]:
     counts = torch.bincount(findings.labels)
     share = counts.max().item() / len(findings.labels)
-    if findings.accuracy <= share + 0.01:
+    if share < 1 and findings.accuracy <= share + min(0.01, (1 - share) / 2):  # of images of one class it tells nothing
         name = images.classes[int(counts.argmax())]
         yield Hint(
             f"{findings.accuracy:.1%} are right; saying {name!r} every time gets {share:.1%} right",
@@ -164,7 +164,7 @@ def _larger(images: ImageSet, summary: Mapping[str, Any]) -> str:
 
 def _unfinished(train: list[float], images: ImageSet, summary: Mapping[str, Any]) -> Hint:
     rising = len(train) < 4 or train[-1] - train[-4] > 0.01
-    fact = f"after {len(train)} epochs {train[-1]:.1%} of the training {images.what} are right"
+    fact = f"after {len(train)} epoch{'s' * (len(train) > 1)} {train[-1]:.1%} of the training {images.what} are right"
     if rising:
         return Hint(fact, "it was still getting better: train longer", f"--epochs {max(20, 2 * len(train))}")
     option = _larger(images, summary)
@@ -174,8 +174,13 @@ def _unfinished(train: list[float], images: ImageSet, summary: Mapping[str, Any]
 
 def _balance(findings: Findings, images: ImageSet) -> Iterator[Hint]:
     counts = torch.bincount(findings.labels, minlength=len(images.classes))
-    most, least = int(counts.argmax()), int(counts.clamp_min(1).argmin())
-    if counts[most] > 3 * counts[least].clamp_min(1):
+    most, least = int(counts.argmax()), int(counts.where(counts > 0, len(findings.labels)).argmin())
+    if missing := int((counts == 0).sum()):
+        yield Hint(
+            f"{missing} of {len(counts)} classes without test {images.what}",
+            f"how good it is at them is not known: add {images.what} of each class",
+        )
+    if counts[most] > 3 * counts[least]:
         rare = f"{images.classes[least]!r} {int(counts[least])}"
         yield Hint(
             f"{images.classes[most]!r} has {int(counts[most])} {images.what}, {rare}",
