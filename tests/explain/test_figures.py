@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 from io import BytesIO
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -52,6 +53,23 @@ def test_no_text_lies_on_curves_or_beside_its_row() -> None:
     wide.draw_without_rendering()
     above, row = (wide.axes[place].yaxis.label.get_window_extent() for place in (0, 3))
     assert row.y1 < wide.axes[0].get_window_extent().y0 < above.y0
+
+
+def test_labels_of_rows_of_very_wide_images_stay_apart() -> None:
+    """They were written over each other."""
+    images, maps = torch.rand(3, 1, 8, 40), {"block3.convolution": torch.rand(3, 2, 6), "high": torch.rand(3, 2, 6)}
+    for figure in (
+        explain.flow_figure(images, maps, ["a"] * 3, even=0.5),
+        explain.assignment_figure(images, maps["high"], ["a"] * 3),
+        explain.reconstructions(images, images, ["a"] * 3),
+        explain.activation_figure(images, maps, ["a"] * 3),
+    ):
+        figure.draw_without_rendering()
+        labels = [axes.yaxis.label.get_window_extent() for axes in figure.axes if axes.get_subplotspec()]
+        shown = sorted((box for box in labels if box.width), key=lambda box: -box.y0)
+        assert len(shown) > 1
+        assert all(upper.y0 > lower.y1 for upper, lower in pairwise(shown))
+        assert min(box.x0 for box in shown) > 0
 
 
 def test_learning_curves_hold_the_numbers() -> None:

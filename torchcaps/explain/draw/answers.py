@@ -96,7 +96,8 @@ def worst_mistakes(images: Tensor, titles: Sequence[str]) -> "Figure":
     cell = max(1.7, max(map(title_width, titles)) + 0.15)
     columns = min(count, max(1, int(10.5 / cell)))
     rows = math.ceil(count / columns)
-    figure = new_figure(cell * columns + 0.2, rows * (1.5 + 0.16 * line_count(titles)), "constrained")
+    high = min(1.5, cell * images.shape[-2] / images.shape[-1])
+    figure = new_figure(cell * columns + 0.2, rows * (high + 0.16 * line_count(titles)), "constrained")
     grid = figure.add_gridspec(rows, columns)
     for place, title in enumerate(titles):
         axes = figure.add_subplot(grid[divmod(place, columns)])

@@ -2,7 +2,7 @@
 
 import math
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
@@ -71,6 +71,18 @@ def title_width(text: str, fontsize: float = 9) -> float:
     return max(widths) / 72
 
 
+def label_row(axes: "Axes", text: str, height: float) -> None:
+    """A label at the left of a row that is so high, in inches: upright, or lying where that would reach into others."""
+    label = axes.set_ylabel(text, fontsize=9)
+    if label_room([text], height):
+        label.set(rotation=0, ha="right", va="center")
+
+
+def label_room(labels: Iterable[str], height: float) -> float:
+    """The width, in inches, that those of the labels take that lie at the left of rows of this height; 0 for none."""
+    return max((width for width in map(title_width, labels) if width > height), default=0.0)
+
+
 def lay(axes: "Axes", cells: Any, image: Tensor, extent: Extent | None, **options: Any) -> None:
     """Lays a map over an image or beside it, each cell where it belongs."""
     height, width = image.shape[-2:]
@@ -91,24 +103,25 @@ def heat(values: Tensor) -> dict[str, Any]:
     return {"cmap": "magma", "vmin": 0.0, "vmax": max(values.max().item(), 1e-6)}
 
 
-def stacked(count: int, titles: Sequence[str], rows: Mapping[str, Fill]) -> "Figure":
+def stacked(images: Tensor, titles: Sequence[str], rows: Mapping[str, Fill]) -> "Figure":
     """Columns of pictures, wrapped into several rows.
 
     Args:
-        count: how many columns.
+        images: (N, C, H, W): one a column, and of their shape are the pictures.
         titles: one a column.
         rows: of a column, from above, by their labels.
 
     Raises:
         ValueError: if there are no columns, or titles are not as many.
     """
+    count, high = len(images), 1.25 * min(images.shape[-2] / images.shape[-1], 1.0)
     if len(titles) != count:
         raise ValueError(f"titles must be one for each of {count} images, got {len(titles)}")
     if not count:
         raise ValueError("images must hold at least one image")
     columns, blocks = min(count, _COLUMNS), math.ceil(count / _COLUMNS)
-    height = blocks * (1.25 * len(rows) + 0.17 * line_count(titles)) + 0.1
-    figure = new_figure(1.25 * columns + 0.5, height)
+    height = blocks * (max(high, 0.6) * len(rows) + 0.17 * line_count(titles)) + 0.1
+    figure = new_figure(1.25 * columns + 0.5 + label_room(rows, high), height)
     grid = figure.add_gridspec(len(rows) * blocks, columns)
     for place in range(count):
         block, column = divmod(place, columns)
@@ -116,7 +129,7 @@ def stacked(count: int, titles: Sequence[str], rows: Mapping[str, Fill]) -> "Fig
             axes = figure.add_subplot(grid[block * len(rows) + row, column])
             fill(axes, place)
             if column == 0:
-                axes.set_ylabel(label, fontsize=9)
+                label_row(axes, label, high)
             if row == 0:
                 set_title(axes, titles[place])
     return figure

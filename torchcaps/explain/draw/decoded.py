@@ -35,7 +35,7 @@ def reconstructions(images: Tensor, reconstructions: Tensor, titles: Sequence[st
         "image": lambda axes, place: show(axes, images[place]),
         "reconstruction": lambda axes, place: show(axes, reconstructions[place]),
     }
-    return stacked(len(images), titles, rows)
+    return stacked(images, titles, rows)
 
 
 def perturbation_grid(grids: Tensor, values: Tensor, title: str = "") -> "Figure":
@@ -123,4 +123,4 @@ def strip(images: Tensor, titles: Sequence[str]) -> "Figure":
     Raises:
         ValueError: if titles are not as many, or there are no images.
     """
-    return stacked(len(images), titles, {"": lambda axes, place: show(axes, images[place])})
+    return stacked(images, titles, {"": lambda axes, place: show(axes, images[place])})

@@ -69,7 +69,7 @@ def flow_figure(
     scale = ScalarMappable(_scale(low, high, even), "viridis" if even is None else "RdBu_r")
     rows: dict[str, Fill] = {"image": lambda axes, place: show(axes, images[place])}
     rows |= {label: _overlay(images, part, scale, (extents or {}).get(label)) for label, part in maps.items()}
-    figure = stacked(len(images), titles, rows)
+    figure = stacked(images, titles, rows)
     bar = figure.colorbar(scale, ax=figure.axes, label="share of the children", fraction=0.03, aspect=30, pad=0.01)
     if even is not None:
         ticks = [low, (low + even) / 2, even, (even + high) / 2, high]

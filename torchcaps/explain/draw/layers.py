@@ -7,7 +7,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps.explain.draw.canvas import check_maps, frame, heat, lay, line_count, new_figure, set_title, show
+from torchcaps.explain.draw.canvas import (
+    check_maps,
+    frame,
+    heat,
+    label_room,
+    label_row,
+    lay,
+    line_count,
+    new_figure,
+    set_title,
+    show,
+)
 from torchcaps.explain.exhibits.layers import TypeMaps
 from torchcaps.explain.places import Extent
 
@@ -38,30 +49,37 @@ def activation_figure(
     check_maps(images, maps)
     if len(titles) != len(images) or not len(images):
         raise ValueError(f"titles must be one for each image, of one at least, got {len(titles)} for {len(images)}")
-    N, height = len(images), images.shape[-2] / images.shape[-1]
-    rows = 1 + len(maps) + (classes is not None)
-    figure = new_figure(1.1 * N + 1.6, 1.15 * height * rows + 0.17 * line_count(titles) + 0.3, "constrained")
+    N, height = len(images), max(images.shape[-2] / images.shape[-1], 0.6)
+    rows, high = 1 + len(maps) + (classes is not None), 1.15 * height
+    wide, above = 1.1 * N + 1.6 + label_room(map(_broken, maps), high), 0.17 * line_count(titles)
+    figure = new_figure(wide, high * rows + above + 0.3, "constrained")
     grid = figure.add_gridspec(rows, N)
-    for place, axes in enumerate(_row(figure, grid, 0, range(N), "image")):
+    for place, axes in enumerate(_row(figure, grid, 0, range(N), "image", high)):
         show(axes, images[place])
         set_title(axes, titles[place])
     for row, (label, part) in enumerate(maps.items(), 1):
         part = part.detach().cpu().float()
-        drawn = _row(figure, grid, row, range(N), label)
+        drawn = _row(figure, grid, row, range(N), label, high)
         for place, axes in enumerate(drawn):
             lay(axes, part[place].numpy(), images[place], (extents or {}).get(label), **heat(part))
             frame(axes)
         _heat_bar(figure, drawn)
     if classes is not None:
-        _draw_bars(_row(figure, grid, rows - 1, range(N), "classes"), classes.detach().cpu().float(), 0.7 * height)
+        drawn = _row(figure, grid, rows - 1, range(N), "classes", high)
+        _draw_bars(drawn, classes.detach().cpu().float(), 0.7 * height)
     return figure
 
 
-def _row(figure: "Figure", grid: Any, row: int, columns: Sequence[int], label: str) -> list["Axes"]:
-    """The axes of some columns of a row of a grid, the first of them labelled."""
+def _row(figure: "Figure", grid: Any, row: int, columns: Sequence[int], label: str, high: float) -> list["Axes"]:
+    """The axes of some columns of a row of a grid, that is so high in inches, the first of them labelled."""
     drawn = [figure.add_subplot(grid[row, column]) for column in columns]
-    drawn[0].set_ylabel(label.replace(".children", "\nchildren"), fontsize=9)  # on one line it is longer than the row
+    label_row(drawn[0], _broken(label), high)
     return drawn
+
+
+def _broken(label: str) -> str:
+    """The label in lines: on one it is longer than the row."""
+    return label.replace(".children", "\nchildren")
 
 
 def _heat_bar(figure: "Figure", drawn: list["Axes"]) -> None:
@@ -126,7 +144,7 @@ def type_maps_figure(image: Tensor, layers: Sequence[TypeMaps], title: str) -> "
     show(axes, image)
     set_title(axes, title)
     for row, layer in enumerate(layers):
-        drawn = _row(figure, grid, row, range(1, 1 + len(layer.types)), layer.layer)
+        drawn = _row(figure, grid, row, range(1, 1 + len(layer.types)), layer.layer, 1.15 * height)
         for axes, kind, cells in zip(drawn, layer.types, layer.activation.unbind(-1), strict=True):
             lay(axes, cells.numpy(), image, layer.extent, **heat(layer.activation))
             frame(axes)
