@@ -93,15 +93,22 @@ def test_a_scheduler_that_ends_before_the_training_is_refused_at_the_start(
 
 
 @pytest.mark.parametrize("last", [2, 5])
-@pytest.mark.parametrize("kind", ["sequential", "chained"])
-def test_schedulers_in_a_row_are_refused_where_torch_would_end_them(kind: str, last: int) -> None:
+@pytest.mark.parametrize(
+    ("milestones", "place"), [((), 0), ((3,), 1), ((9,), 0), ((3, 6), 2), ((3, 10), 1), ((3, 5, 12), 2)], ids=str
+)
+def test_schedulers_in_a_row_are_refused_where_torch_would_end_them(
+    milestones: tuple[int, ...], place: int, last: int
+) -> None:
+    """Chained without milestones; else one after the other, of which one ends."""
+
     def made(optimizer: torch.optim.Optimizer) -> LRScheduler:
-        parts = [ExponentialLR(optimizer, 0.9), OneCycleLR(optimizer, 0.1, total_steps=last)]
-        return SequentialLR(optimizer, parts, [3]) if kind == "sequential" else ChainedScheduler(parts, optimizer)
+        parts: list[LRScheduler] = [ExponentialLR(optimizer, 0.9) for _ in range(max(1, len(milestones)))]
+        parts.insert(place, OneCycleLR(optimizer, 0.1, total_steps=last))
+        return SequentialLR(optimizer, parts, [*milestones]) if milestones else ChainedScheduler(parts, optimizer)
 
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
     how = Optimisation(optimizer=torch.optim.SGD, scheduler=made, scheduler_interval="step")
-    steps = last + 3 if kind == "sequential" else last
+    steps = last + (0, *milestones)[place]
     scheduler = how.scheduled(optimizer, steps, 1)["scheduler"]
     optimizer.step()
     for _ in range(steps):
@@ -110,6 +117,19 @@ def test_schedulers_in_a_row_are_refused_where_torch_would_end_them(kind: str, l
         scheduler.step()
     with pytest.raises(ValueError, match=rf"{type(scheduler).__name__} ends after {steps} steps, and the training has"):
         how.scheduled(optimizer, steps + 1, 1)
+
+
+def test_a_part_that_takes_its_share_of_the_steps_is_no_end() -> None:
+    def made(optimizer: torch.optim.Optimizer) -> LRScheduler:
+        parts = [OneCycleLR(optimizer, 0.1, total_steps=2), ExponentialLR(optimizer, 0.9)]
+        return SequentialLR(optimizer, parts, [3])
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    how = Optimisation(optimizer=torch.optim.SGD, scheduler=made, scheduler_interval="step")
+    scheduler = how.scheduled(optimizer, 20, 1)["scheduler"]
+    optimizer.step()
+    for _ in range(20):
+        scheduler.step()
 
 
 @pytest.mark.parametrize(

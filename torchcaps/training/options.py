@@ -1,8 +1,10 @@
 """The options of ``torchcaps train``: what is trained, how it is optimised, for how long, and where."""
 
 import inspect
+import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -183,19 +185,22 @@ class Optimisation:
             more = f"its total_steps must be {wanted} or more; left out, it spans all steps of the training"
             raise ValueError(
                 f"scheduler {type(scheduler).__name__} ends after {total} steps{each}, and the training has {wanted}: "
-                f"{more if hasattr(scheduler, 'total_steps') else 'the last of its parts must take more'}"
+                f"{more if hasattr(scheduler, 'total_steps') else 'its parts must take more'}"
             )
         return {"scheduler": scheduler, "interval": self.scheduler_interval}
 
 
 def _last_step(scheduler: Any) -> int | None:
-    """The step after which a scheduler raises an error, or one that it is made of; None if there is none."""
-    if isinstance(scheduler, ChainedScheduler):
-        return min((last for one in scheduler._schedulers if (last := _last_step(one)) is not None), default=None)
-    if isinstance(scheduler, SequentialLR):  # the last part takes the steps from the last milestone on
-        last = _last_step(scheduler._schedulers[-1])
-        return None if last is None else scheduler._milestones[-1] + last
-    return getattr(scheduler, "total_steps", None)
+    """The step after which a scheduler, or one that it is made of, raises an error; None if there is none."""
+    if isinstance(scheduler, SequentialLR):  # each part takes the steps from one milestone to the next
+        milestones = scheduler._milestones
+        parts = zip(scheduler._schedulers, [0, *milestones], [*milestones, math.inf], strict=True)
+    elif isinstance(scheduler, ChainedScheduler):
+        parts = zip(scheduler._schedulers, repeat(0), repeat(math.inf))
+    else:
+        return getattr(scheduler, "total_steps", None)
+    ends = ((_last_step(one), begin, end) for one, begin, end in parts)
+    return min((begin + last for last, begin, end in ends if last is not None and begin + last + 1 < end), default=None)
 
 
 @dataclass(kw_only=True)
