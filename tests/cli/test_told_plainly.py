@@ -152,13 +152,25 @@ def test_a_misspelt_option_is_told_its_like(
     assert message in told_by(capsys, *arguments)
 
 
-def test_an_empty_text_is_named_and_the_others_are_read(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", "texts", "who", "", "where"]) == 1
+@pytest.mark.parametrize(
+    "arguments", [["who", "", "where"], ["--top=1", "", "who", "where"], ["--", "", "who", "where"]], ids=str
+)
+def test_an_empty_text_is_named_and_the_others_are_read(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", "texts", *arguments]) == 1
     out, err = capsys.readouterr()
     assert [line.partition(":")[0] for line in out.splitlines()[2:]] == ["who", "where"]
     assert err == (
         "torchcaps predict: there are no words in ''\ntorchcaps predict: error: 1 of 3 texts could not be read\n"
     )
+
+
+def test_an_empty_text_after_a_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "texts", "--json", "", "who"]) == 1
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["file"] for line in out.splitlines()] == ["who"]
+    assert "there are no words in ''" in err
 
 
 def test_json_has_null_for_what_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

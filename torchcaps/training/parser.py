@@ -68,16 +68,22 @@ class OptionParser(ArgumentParser):
         """
         files, others = [], []
         for before, one in zip(["", *args], args, strict=False):
-            option = before if before.startswith("--") else "an argument"
-            if one.startswith("--") and one.endswith("="):
-                self.error(f"{one[:-1]} must not be empty")
-            if not one and not (self.takes_empty and option == "an argument"):
-                self.error(f"{option} must not be empty")
+            name, equals, value = one.partition("=")
+            if name.startswith("--") and equals and not value:
+                self.error(f"{name} must not be empty")
+            of_option = self._takes_next(before)
+            if not one and (of_option or not self.takes_empty):
+                self.error(f"{before if of_option else 'an argument'} must not be empty")
             if "--config" in (before, one) or one.startswith("--config="):
                 files.append(one)
             else:
                 others.append(_with_routing(before, one))
         return super().parse_args([*files, *others], *rest, **named)
+
+    def _takes_next(self, argument: str) -> bool:
+        """Whether it is an option whose value is the argument after it: not a flag, and not ``--option=value``."""
+        flag = argument in self._option_string_actions and self._option_string_actions[argument].nargs == 0
+        return argument.startswith("--") and argument != "--" and "=" not in argument and not flag
 
     def instantiate(self, *arguments: Any, **named: Any) -> Any:
         """The objects that options describe; a `ValueError` says what is wrong and no more."""
