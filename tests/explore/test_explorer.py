@@ -440,7 +440,7 @@ class TestServer:
 
     def test_pages_of_other_sites_are_not_answered(self, address: str, drawing: bytes) -> None:
         """They could have pictures decoded and looks forgotten, though not read the answers."""
-        for site, status in (("cross-site", 403), ("same-origin", 200), ("none", 200)):
+        for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
             assert ask(f"{address}/api/look?network=a", drawing, **{"Sec-Fetch-Site": site})[0] == status
         assert ask(f"{address}/", **{"Sec-Fetch-Site": "cross-site"})[0] == 200  # a link to the page
 

@@ -32,8 +32,8 @@ def application(explorer: Explorer, hosts: tuple[str, ...] = LOOPBACK) -> "Starl
     """The page as an ASGI application.
 
     Its answers are JSON. What a request has wrong is told as ``{"error": ...}`` with status 400; a body of more than
-    :data:`MOST_BYTES` is not read to its end, status 413. What the page of another site asks, as browsers say, is
-    refused, status 403. Nothing is written, and no code is executed.
+    :data:`MOST_BYTES` is not read to its end, status 413. What the page of another site or port asks, as
+    browsers say, is refused, status 403. Nothing is written, and no code is executed.
 
     Args:
         explorer: the networks.
@@ -150,8 +150,8 @@ def _answering(answer: "Callable[[bytes, dict[str, str]], Any]") -> "Callable[[R
     from starlette.responses import JSONResponse
 
     async def endpoint(request: "Request") -> "Response":
-        if request.headers.get("sec-fetch-site") == "cross-site":
-            return JSONResponse({"error": "pages of other sites are not answered"}, 403)
+        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):  # the latter: of another port
+            return JSONResponse({"error": "pages of other sites and ports are not answered"}, 403)
         body = await _body(request)
         if body is None:
             return JSONResponse({"error": f"more than {MOST_BYTES >> 20} MB are not taken"}, 413)
