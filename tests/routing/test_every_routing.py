@@ -13,6 +13,7 @@ from torchcaps import CapsConv2d, CapsLinear, Capsules, ClassCaps, create_model,
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.ops import Votes
 from torchcaps.routing import (
+    DynamicRouting,
     EMSettings,
     LayerShape,
     Routed,
@@ -250,6 +251,19 @@ def test_activations_are_used_or_not(name: str) -> None:
     assert torch.equal(alone.pose, given.pose)
     assert torch.equal(alone.activation, given.activation)
     assert torch.equal(other.pose, given.pose) == (not layer.routing.uses_activation)
+
+
+def test_another_route_gets_the_activations() -> None:
+    """It inherited that those of dynamic routing are not used, and got None."""
+    seen = []
+
+    class Own(DynamicRouting):
+        def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
+            seen.append(activation)
+            return super().route(votes, activation, initial)
+
+    CapsLinear(6, 3, 4, 4, routing=Own())(torch.ones(2, 6, 4))
+    torch.testing.assert_close(seen, [torch.full((2, 6), 2.0)])
 
 
 class TestRegistry:

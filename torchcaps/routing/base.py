@@ -158,7 +158,13 @@ class Routing(nn.Module, ABC):
 
     uses_activation: ClassVar[bool] = True
     """Whether the activations of the children matter. If not, :class:`~torchcaps.layers.CapsLinear` passes None for
-    those of poses alone, which would be their lengths."""
+    those of poses alone, which would be their lengths. It is not inherited with another ``route``."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Another ``route`` may use the activations: it gets them unless its class says that it does not."""
+        super().__init_subclass__(**kwargs)
+        if "route" in vars(cls) and "uses_activation" not in vars(cls):
+            cls.uses_activation = True
 
     def bind(self, shape: LayerShape | int, size: int | None = None) -> "Routing":
         """A copy of this routing with fresh parameters.
