@@ -161,7 +161,7 @@ def test_images_of_two_sizes_are_named(tmp_path: Path) -> None:
         ({"size": 0}, "size must be at least 1 x 1 pixel, got 0"),
         ({"size": (8, 100_000)}, r"size must be at most 16384 pixels a side, got \(8, 100000\)"),
         ({"size": (8, 0)}, r"size must be at least 1 x 1 pixel, got \(8, 0\)"),
-        ({"resize": "squash"}, "resize must be one of pad, crop, stretch, handwriting, got 'squash'"),
+        ({"resize": "squash"}, r"resize must be one of \['pad', .* 'handwriting'\], got 'squash'"),
     ],
 )
 def test_arguments_are_checked(tmp_path: Path, arguments: dict, message: str) -> None:

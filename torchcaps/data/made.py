@@ -14,7 +14,7 @@ from torchcaps.data.augment import RandomShift, random_integers
 from torchcaps.data.base import TEST_SEED, Batch, Composition, ImageData, ImageSet, Parts, stratified_split
 from torchcaps.data.digits import Digits
 from torchcaps.data.manifest import Changes, Manifest
-from torchcaps.numerics import check_size
+from torchcaps.numerics import check_choice, check_size
 
 Viewpoints = Literal["azimuth", "elevation"]
 TestViewpoints = Literal["familiar", "novel"]
@@ -294,8 +294,7 @@ def one_factor(name: str, value: float, count: int, seed: int = TEST_SEED) -> Af
     Raises:
         ValueError: if there is no such factor.
     """
-    if name not in FACTORS:
-        raise ValueError(f"name must be one of {', '.join(FACTORS)}, got {name!r}")
+    check_choice("name", name, FACTORS)
     zero = torch.zeros(count)
     still = Affine(zero, zero, torch.ones(count, 2), torch.zeros(count, 2))
     if name == "rotation":

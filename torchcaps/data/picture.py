@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchcaps.data.base import Resize
 from torchcaps.data.handwriting import Handwriting, read_handwriting, upright
+from torchcaps.numerics import check_choice
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -79,8 +80,7 @@ def fit_image(image: "Image", image_shape: tuple[int, int, int], resize: Resize 
 
 def check_resize(resize: str) -> None:
     """Raise a `ValueError` unless there is such a way to resize."""
-    if resize not in get_args(Resize):
-        raise ValueError(f"resize must be one of {', '.join(get_args(Resize))}, got {resize!r}")
+    check_choice("resize", resize, get_args(Resize))
 
 
 def image_suffixes() -> set[str]:

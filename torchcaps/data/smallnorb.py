@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcaps.data.base import ImageData, ImageSet, find_data_dir, register_dataset, stratified_split
 from torchcaps.data.streams import read_entries, unpacked
-from torchcaps.numerics import check_size
+from torchcaps.numerics import check_choice, check_size
 
 Cameras = Literal["both_as_channels", "both_as_images", "first"]
 Viewpoints = Literal["all", "azimuth", "elevation"]
@@ -172,10 +172,10 @@ class SmallNORB(ImageData):
         check_size(size=size)
         if _SIDE % size:
             raise ValueError(f"size must be a divisor of {_SIDE}, got {size}")
-        _check_choice("cameras", cameras, get_args(Cameras))
-        _check_choice("viewpoints", viewpoints, get_args(Viewpoints))
-        _check_choice("test_viewpoints", test_viewpoints, get_args(TestViewpoints))
-        _check_choice("held_out", held_out, get_args(HeldOut))
+        check_choice("cameras", cameras, get_args(Cameras))
+        check_choice("viewpoints", viewpoints, get_args(Viewpoints))
+        check_choice("test_viewpoints", test_viewpoints, get_args(TestViewpoints))
+        check_choice("held_out", held_out, get_args(HeldOut))
         self.data_dir = find_data_dir(data_dir)
         self.size = size
         self.cameras: Cameras = cameras
@@ -207,7 +207,7 @@ class SmallNORB(ImageData):
             FileNotFoundError: a file is missing.
             ValueError: `split` is none of train, validation and test; a file is broken.
         """
-        _check_choice("split", split, get_args(Split))
+        check_choice("split", split, get_args(Split))
         if split == "test":
             return self._per_image(self._test_half.info)
         rest, held_out = self._split_indices
@@ -328,8 +328,3 @@ def _read_part(path: Path, dtype: torch.dtype, entry: tuple[int, ...]) -> Tensor
         shape = ", ".join(str(extent) for extent in ("N", *entry))
         raise ValueError(f"{path} must hold {dtype} ({shape}), got {data.dtype} {tuple(data.shape)}")
     return data
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
