@@ -19,7 +19,7 @@ DOCUMENTS = sorted(
     )
     if not path.is_relative_to(ROOT / "docs" / "results" / "recipes")  # those are what was typed then
 )
-OTHERS = {"bench", "convert"}
+OTHERS = {"bench"}
 """Commands with parsers of another kind."""
 
 

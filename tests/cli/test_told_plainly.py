@@ -57,6 +57,7 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["check", ""], "an argument must not be empty"),
         (["train", "--data", "ImageFolder", "--data.root", "", "--run", "r"], "--data.root must not be empty"),
         (["train", "--data", "Digits", "--run="], "--run must not be empty"),
+        (["convert", "weights.pt", "--to", ""], "error: --to must not be empty"),
         (["predict", "digits", "one.png", "--resize", "keep"], "--resize keep is for networks of any size, a CapsNet"),
         (["predict", "texts", "one.png"], "one.png is not text in UTF-8, Latin-1 or UTF-16"),
         (["predict", "texts", "who", "--resize", "crop"], "--resize is for images: a TextCapsNet takes words"),

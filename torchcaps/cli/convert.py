@@ -5,9 +5,9 @@ from torchcaps.models import Network, convert
 
 def command(arguments: list[str]) -> None:
     """Make a saved network from the weights of other authors: Efficient-CapsNet's .h5, Heinsen's .pt."""
-    from jsonargparse import ArgumentParser
+    from torchcaps.training.parser import OptionParser
 
-    parser = ArgumentParser(prog="torchcaps convert", description="Convert the weights of other authors.")
+    parser = OptionParser(prog="torchcaps convert", description="Convert the weights of other authors.")
     parser.add_argument(
         "file", type=str, help="Keras weights of Efficient-CapsNet (.h5), or Heinsen's state dict (.pt)"
     )
