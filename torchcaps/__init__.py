@@ -29,6 +29,7 @@ from torchcaps.losses import (
     spread_loss,
 )
 from torchcaps.models import CapsNet, MatrixCapsNet, SharedCapsNet, create_model, list_models, load_pretrained
+from torchcaps.names import needing_extra
 from torchcaps.ops import Votes, choose_backend, use_backend
 from torchcaps.routing import create_routing, list_routings
 from torchcaps.squash import Squash, length, squash
@@ -92,7 +93,8 @@ def __getattr__(name: str) -> Any:
 
         return Classifier
     if name == "train":
-        from torchcaps.training.simple import train
+        with needing_extra("trainings", "train"):
+            from torchcaps.training.simple import train
 
         return train
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -194,6 +194,11 @@ try:
 except ModuleNotFoundError as error:
     print("save_pretrained:", error, file=sys.stderr)
 assert not Path(sys.argv[1]).exists()
+for need in ("torchcaps.train", "__import__('torchcaps.mixture')"):
+    try:
+        eval(need)
+    except ModuleNotFoundError as error:
+        print("NEEDS", error, file=sys.stderr)
 """
 
     def test_item10_each_command_names_the_extra_that_is_missing(self, tmp_path):
@@ -202,8 +207,13 @@ assert not Path(sys.argv[1]).exists()
         )
         assert told.returncode == 0, told.stderr
         lines = told.stderr.splitlines()
-        assert "save_pretrained: saved networks need safetensors" in lines[-1]
-        assert "pip install 'torchcaps[hub]'" in lines[-1]
+        saving, training, mixture = lines[-3:]
+        assert "save_pretrained: saved networks need safetensors" in saving
+        assert "pip install 'torchcaps[hub]'" in saving
+        assert training.startswith("NEEDS trainings need filelock, which is not installed")
+        assert training.endswith("pip install 'torchcaps[train]'")
+        assert mixture.startswith("NEEDS mixtures as estimators need numpy, which is not installed")
+        assert mixture.endswith("pip install 'torchcaps[mixture]'")
         for name in COMMANDS:
             place = lines.index(f"STATUS {name} 1")
             assert lines[place - 1].startswith(f"torchcaps {name}: error: "), lines[place - 1]

@@ -4,9 +4,12 @@ They are there to show what routing does, and to check it. scikit-learn's are fa
 for a transform that is the identity: cluster large data with those.
 """
 
-from torchcaps.mixture.base import point_votes
-from torchcaps.mixture.binomial import BinomialMixture
-from torchcaps.mixture.gaussian import GaussianMixture
-from torchcaps.mixture.kmeans import KMeans, SoftKMeans
+from torchcaps.names import needing_extra
+
+with needing_extra("mixtures as estimators", "mixture"):
+    from torchcaps.mixture.base import point_votes
+    from torchcaps.mixture.binomial import BinomialMixture
+    from torchcaps.mixture.gaussian import GaussianMixture
+    from torchcaps.mixture.kmeans import KMeans, SoftKMeans
 
 __all__ = ["BinomialMixture", "GaussianMixture", "KMeans", "SoftKMeans", "point_votes"]

@@ -5,8 +5,7 @@ import json
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -15,7 +14,7 @@ from torch import nn
 
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.models.whole import sweep, write_whole, written_whole
-from torchcaps.names import same_class
+from torchcaps.names import needing_extra, same_class
 from torchcaps.routing import Routing, constructor_arguments, create_routing
 from torchcaps.routing.base import MOST_STEPS, ROUTINGS, kept
 
@@ -138,7 +137,7 @@ class Network(nn.Module, ABC):
             ValueError: if there is no such type, or a weight is too large for it; or if the weights have another type
                 than these, such as float64.
         """
-        with _needing_extra():
+        with needing_extra("saved networks", "hub"):
             from safetensors.torch import save_file
 
         folder = Path(folder)
@@ -268,17 +267,6 @@ def _imports(network: Network) -> list[str]:
     return sorted(name for name in modules if name != "__main__" and name.split(".")[0] != __name__.split(".")[0])
 
 
-@contextmanager
-def _needing_extra() -> Iterator[None]:
-    """Inside the ``with`` block a missing module is an error that says what to install."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"saved networks need {error.name}, which is not installed: pip install 'torchcaps[hub]'", name=error.name
-        ) from error
-
-
 def _rounded(name: str, tensor: torch.Tensor, stored: str) -> torch.Tensor:
     """A tensor of a network in the type that it is stored in."""
     if stored not in STORED:
@@ -301,7 +289,7 @@ def _locate(source: str | Path) -> Path:
         return pretrained_folder(folder.as_posix())
     if folder.exists() or len(folder.parts) != 2 or folder.is_absolute():  # a Hub repository reads owner/name
         raise FileNotFoundError(f"{source} is not a folder with a saved network")
-    with _needing_extra():
+    with needing_extra("saved networks", "hub"):
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -403,7 +391,7 @@ def _read_weights(path: Path, outline: Network, stored: torch.dtype | None) -> d
     Raises:
         ValueError: if the file is damaged, or they do not fit; names the first tensor.
     """
-    with _needing_extra():
+    with needing_extra("saved networks", "hub"):
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
