@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from io import BytesIO, TextIOWrapper
@@ -16,6 +17,7 @@ from PIL import Image
 import torchcaps as tc
 from torchcaps.classifier import Classifier
 from torchcaps.cli import COMMANDS, main
+from torchcaps.cli.extras import NEEDED
 from torchcaps.data import ImageFolder, load_image
 from torchcaps.explain.calibration import LEAST_IMAGES
 from torchcaps.models import ImageClassifier
@@ -217,7 +219,14 @@ for need in ("torchcaps.train", "__import__('torchcaps.mixture')"):
         for name in COMMANDS:
             place = lines.index(f"STATUS {name} 1")
             assert lines[place - 1].startswith(f"torchcaps {name}: error: "), lines[place - 1]
-            assert "pip install 'torchcaps[" in lines[place - 1]
+            extra = "train" if name == "bench" else NEEDED.get(name, "predict")
+            assert lines[place - 1].endswith(f"pip install 'torchcaps[{extra}]'"), lines[place - 1]
+
+    def test_the_extra_of_each_command_brings_the_command_line(self):
+        text = (ROOT / "pyproject.toml").read_text()
+        extras = dict(re.findall(r"^([a-z]+) = \[(.*?)\]$", text, re.MULTILINE | re.DOTALL))
+        for extra in NEEDED.values():
+            assert re.search(r"torchcaps\[(predict|train)\b", extras[extra]), extra
 
 
 class TestItem11Predict:

@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"torchcaps {name}: stopped", file=sys.stderr)
         return 128 + 2
     except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
-        text = advice(error) if isinstance(error, ModuleNotFoundError) else str(error)
+        text = advice(error, name) if isinstance(error, ModuleNotFoundError) else str(error)
         if text is None or os.environ.get("TORCHCAPS_TRACEBACK"):
             raise
         print(f"torchcaps {name}: error: {text}", file=sys.stderr)

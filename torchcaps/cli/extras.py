@@ -5,7 +5,7 @@ EXTRAS = {
     "datasets": "datasets",
     "filelock": "data",
     "huggingface_hub": "hub",
-    "jsonargparse": "train",
+    "jsonargparse": "predict",
     "kornia": "augment",
     "lightning": "train",
     "matplotlib": "train",
@@ -27,14 +27,31 @@ EXTRAS = {
     "torchmetrics": "train",
     "urllib3": "data",
     "uvicorn": "explore",
-    "yaml": "train",
+    "yaml": "predict",
 }
 """The extra of this package that installs a module, by the name for ``import``."""
 
+NEEDED = {
+    "convert": "convert",
+    "explain": "train",
+    "explore": "explore",
+    "export": "export",
+    "recipes": "train",
+    "run": "train",
+    "train": "train",
+    "transfer": "train",
+}
+"""The extra that a command needs, where it is not ``predict``; each brings all that ``predict`` does."""
 
-def advice(error: ModuleNotFoundError) -> str | None:
-    """A line that says which module is missing and which extra installs it; None if no extra does."""
+
+def advice(error: ModuleNotFoundError, command: str) -> str | None:
+    """A line that says which module is missing and which extra a command needs; None if no extra installs it."""
     name = (error.name or "").partition(".")[0]
     if "pip install" in str(error):
         return str(error)
-    return f"{name} is not installed: pip install 'torchcaps[{EXTRAS[name]}]'" if name in EXTRAS else None
+    if name not in EXTRAS:
+        return None
+    extra = EXTRAS[name]
+    if extra in ("data", "hub", "predict"):
+        extra = NEEDED.get(command, "predict")
+    return f"{name} is not installed: pip install 'torchcaps[{extra}]'"
