@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import typing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from PIL import Image
 import torchcaps as tc
 from torchcaps.classifier import Classifier
 from torchcaps.data import Digits, Preprocess, load_image, standardise, thirteen_crops
+from torchcaps.tasks import Answer
 
 
 @pytest.fixture(scope="module")
@@ -236,3 +238,12 @@ def test_item13_what_is_saved_beside_the_weights_is_looked_through(grey, extra, 
 
 def test_it_is_imported_when_it_is_asked_for():
     subprocess.run([sys.executable, "-c", CODE], check=True, cwd=Path(__file__).parents[1])
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="typing.get_overloads is new in Python 3.11")
+@pytest.mark.parametrize("method", [Classifier.__call__, Classifier.predict])
+def test_type_checkers_tell_one_image_from_several(method) -> None:
+    said = [overload.__annotations__ for overload in typing.get_overloads(method)]
+    answers = {str(each["images"]): each["return"] for each in said}
+    assert answers["str | Path | PILImage"] is Answer
+    assert answers[str(list[typing.Any] | tuple[typing.Any, ...])] == list[Answer]

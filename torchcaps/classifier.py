@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor
@@ -166,9 +166,32 @@ class Classifier:
         """The device of the network."""
         return next((p.device for p in self.network.parameters()), torch.device("cpu"))
 
+    # An array or a tensor is one image or several, by its axes.
+    @overload
+    def __call__(self, images: "str | Path | PILImage", resize: Fit | None = None) -> Answer: ...
+
+    @overload
+    def __call__(self, images: list[Any] | tuple[Any, ...], resize: Fit | None = None) -> list[Answer]: ...
+
+    @overload
+    def __call__(self, images: "Image | Sequence[Image]", resize: Fit | None = None) -> Answer | list[Answer]: ...
+
     def __call__(self, images: "Image | Sequence[Image]", resize: Fit | None = None) -> Answer | list[Answer]:
         """Classifies one image, or several: see :meth:`predict`."""
         return self.predict(images, resize)
+
+    @overload
+    def predict(self, images: "str | Path | PILImage", resize: Fit | None = None, batch_size: int = 64) -> Answer: ...
+
+    @overload
+    def predict(
+        self, images: list[Any] | tuple[Any, ...], resize: Fit | None = None, batch_size: int = 64
+    ) -> list[Answer]: ...
+
+    @overload
+    def predict(
+        self, images: "Image | Sequence[Image]", resize: Fit | None = None, batch_size: int = 64
+    ) -> Answer | list[Answer]: ...
 
     def predict(
         self, images: "Image | Sequence[Image]", resize: Fit | None = None, batch_size: int = 64
