@@ -26,7 +26,7 @@ from sphinx.util.docutils import SphinxDirective
 from tests.api_surface import public_modules
 
 PACKAGE = "torchcaps"
-GUARDED = {"Image", "Figure", "ArgumentParser", "Starlette", "dict[str"}
+GUARDED = {"Image", "PILImage", "Figure", "ArgumentParser", "Starlette", "dict[str"}
 """Types of others that modules import for the type checker alone, and what Sphinx leaves of one of ours."""
 
 logger = logging.getLogger(__name__)
