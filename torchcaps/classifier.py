@@ -25,6 +25,7 @@ from torchcaps.models.base import in_precision_of
 from torchcaps.models.network import network_folder
 from torchcaps.numerics import check_size
 from torchcaps.tasks import Answer, Examination, Task, as_task
+from torchcaps.tasks.labels import finite_warning
 
 if TYPE_CHECKING:
     import numpy as np
@@ -270,10 +271,8 @@ class Classifier:
     def _answered(self, batch: list[tuple[Any, Handwriting]]) -> Iterator[tuple[Any, Answer]]:
         rows = [looked.pixels for _, looked in batch]
         prediction = self._predict(torch.stack(rows) if self.words is None else together(rows))
-        if bad := int((~prediction.activation.isfinite()).any(1).sum()):
-            warnings.warn(
-                f"the activations of {bad} of {len(batch)} are not finite: their answers say nothing", stacklevel=3
-            )
+        for line in finite_warning(prediction.activation, "their answers say nothing"):
+            warnings.warn(line, stacklevel=3)
         answers = self.task.answers(prediction, self.classes)
         answers = [replace(one, seen=looked.note) for one, (_, looked) in zip(answers, batch, strict=True)]
         if self.calibration is not None:

@@ -40,9 +40,9 @@ def class_text(figures: Mapping[str, float | int | None]) -> str:
     return ", ".join(f"{name} {'-' if share is None else f'{share:.2%}'}" for name, share in shares)
 
 
-def finite_warning(activation: Tensor) -> tuple[str, ...]:
-    """A warning if activations (N, E) are not finite; none otherwise."""
+def finite_warning(activation: Tensor, so: str = "the figures say nothing about these") -> tuple[str, ...]:
+    """A warning if activations (N, E) are not finite, and what that means; none otherwise."""
     bad = int((~activation.isfinite()).any(1).sum())
     if not bad:
         return ()
-    return (f"the activations of {bad:,} of {len(activation):,} are not finite: the figures say nothing about these",)
+    return (f"the activations of {bad:,} of {len(activation):,} are not finite: {so}",)
