@@ -20,8 +20,8 @@ PACKAGE = "torchcaps"
 PICTURE = Path(__file__).with_suffix(".svg")
 
 ORDER = (
-    "capsules", "names", "numerics", "squash", "ops", "routing", "layers", "losses", "models", "data", "explain",
-    "tasks", "classifier", "explore", "training", "recipes", "bench", "cli",
+    "capsules", "names", "spec", "numerics", "squash", "ops", "routing", "layers", "losses", "models", "data",
+    "explain", "tasks", "classifier", "explore", "training", "recipes", "bench", "cli",
 )  # fmt: skip
 """Each room imports from those before it only."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from torchcaps.cli import COMMANDS
-from torchcaps.training.parser import OptionParser
+from torchcaps.cli.parser import OptionParser
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(
@@ -54,7 +54,12 @@ def test_options_are_there(document: str, monkeypatch: pytest.MonkeyPatch, capsy
         parse(self, *arguments, **named)
         raise Parsed
 
+    def begun(*arguments: Any, **named: Any) -> None:
+        raise Parsed
+
     monkeypatch.setattr(OptionParser, "parse_args", parsed)
+    monkeypatch.setattr("torchcaps.training.train_with", begun, raising=False)
+    monkeypatch.setattr("torchcaps.training.RunFolder.unused", lambda folder: folder)
     monkeypatch.chdir(ROOT)
     for name, *arguments in commands((ROOT / document).read_text(encoding="utf-8")):
         try:

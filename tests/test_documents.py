@@ -15,7 +15,7 @@ from PIL import Image
 import torchcaps as tc
 from docs import house
 from torchcaps.data import Words
-from torchcaps.training import train_parser
+from torchcaps.training import training_options
 
 ROOT = Path(__file__).parent.parent
 
@@ -136,7 +136,7 @@ def test_code_of_a_recipe_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     recipe = executed("docs/recipes.md", tmp_path, monkeypatch)["MyComparison"]()
     for settings in recipe.presets.values():
         for row in recipe.rows:
-            train_parser().parse_object({"run": "x", **recipe.job(settings, row)[1]})
+            training_options({"run": "x", **recipe.job(settings, row)[1]})
 
 
 def test_code_of_the_explorer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ from torchcaps.training import Learner, Optimisation, Schedule, TrainerOptions, 
 
 SETTINGS = """
 data:
-  class_path: Digits
-  init_args: {validation: 0.05}
+  name: Digits
+  validation: 0.05
 model: capsnet_digits
 model_args: {channels: 16, types: 2, decoder_hidden: [16]}
 preprocess: {shift: 1, crop: 7, flip: true, brightness: 0.2, contrast: [0.5, 1.5], standardise: true}

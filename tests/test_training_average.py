@@ -6,8 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.options import typed
 from torchcaps.cli import main
-from torchcaps.training import TrainerOptions, train_parser
+from torchcaps.training import TrainerOptions
 
 TRAIN = ["train", "--data", "Digits", "--model", "capsnet_digits", "--epochs", "2", "--trainer.accelerator", "cpu"]
 SMALL = ["--model_args", "{channels: 8, types: 2, decoder_hidden: [16], stem: [4]}", "--report", "false"]
@@ -37,4 +38,4 @@ def test_shares_out_of_range(share: float) -> None:
 
 
 def test_is_an_option_of_the_command_line() -> None:
-    assert "--trainer.average" in train_parser().format_help()
+    assert typed("--data", "Digits", "--trainer.average", "0.9").plain()["trainer"]["average"] == 0.9

@@ -10,6 +10,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
+from tests.options import made, typed
 from torchcaps import create_model
 from torchcaps.data import Digits, ImageSet, Preprocess
 from torchcaps.models import load_pretrained
@@ -21,7 +22,6 @@ from torchcaps.training import (
     Speed,
     TrainerOptions,
     fit,
-    train_parser,
 )
 
 CPU = TrainerOptions(accelerator="cpu")
@@ -274,13 +274,11 @@ class TestStopAt:
 
 
 def test_command_line() -> None:
-    parser = train_parser()
     options = ["--stop_at", "0.9", "--speed.channels_last", "true", "--speed.compile", "reduce-overhead"]
-    parsed = parser.parse_args(["--run", "run", "--data", "Digits", *options, "--speed.resident", "0"])
-    ready = parser.instantiate(parsed)
+    ready = made(typed("--data", "Digits", *options, "--speed.resident", "0").plain())
     assert ready.stop_at == 0.9
     assert ready.speed == Speed(channels_last=True, compile="reduce-overhead", resident=0.0)
-    assert parser.instantiate(parser.parse_args(["--run", "run", "--data", "Digits"])).speed == Speed()
+    assert made({"data": "Digits"}).speed == Speed()
 
 
 class TestDigitsOfAnySize:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.numerics import check_choice, check_finite, check_positive, class_mask, compute_dtype, real_dtype
+from torchcaps.spec import Registry
 
 Weighting = Literal["paper", "released"]
 Schedule = Literal["linear", "stepped", "sigmoid", "constant"]
@@ -270,6 +271,10 @@ def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
         )
     dtype = compute_dtype(reconstruction)
     return F.mse_loss(reconstruction.to(dtype), images.to(dtype), reduction="sum") / len(images)
+
+
+LOSSES = Registry("loss", ActivationLoss)
+"""The losses on class activations: what the command line's ``--loss`` takes, by the names of their classes."""
 
 
 class ReconstructionLoss(nn.Module):

@@ -384,13 +384,17 @@ class TestTrainInPython:
     @pytest.mark.parametrize(
         ("data", "options", "message"),
         [
-            ("nowhere", {}, "data must be a folder or the name of a data set, got 'nowhere'"),
-            ("Digits", {"sise": 8}, "unknown options sise: a training takes .*epochs.* and Digits validation, seed"),
+            ("nowhere", {}, "data, where it is no folder, must be one of .*, got 'nowhere'"),
+            (
+                "Digits",
+                {"sise": 8},
+                "unknown option: a training takes .*epochs.* and Digits takes no argument 'sise'; did you mean size",
+            ),
             ("Digits", {"epochs": "many"}, "epochs"),
             (
                 "Digits",
-                {"loss": tc.MarginLoss()},
-                r"loss must be a name, .*a file of options can hold, got Margin",
+                {"loss": torch.nn.MSELoss()},
+                r"loss must be a name, .*to be saved; got MSELoss",
             ),
         ],
     )

@@ -12,7 +12,7 @@ from torchcaps.cli import main, plugins
 from torchcaps.cli.plugins import import_named, named_imports, without_imports
 from torchcaps.routing import list_routings
 from torchcaps.routing.base import ROUTINGS
-from torchcaps.training import train_parser
+from torchcaps.training import training_options
 
 ROUTING = """
 from torchcaps.routing import Routing, mean_routing, register_routing
@@ -143,8 +143,7 @@ def test_options_of_a_file_name_imports_that_the_command_line_names_too(own, tmp
 
 
 def test_runs_of_before_have_no_imports():
-    parser = train_parser()
-    assert parser.parse_object({"data": "Digits", "run": "x"})["import"] == []
+    assert training_options({"data": "Digits", "run": "x"}).plain()["import"] == []
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "predict", "explain", "models", "run", "recipes"])

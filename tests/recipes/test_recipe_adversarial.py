@@ -26,7 +26,7 @@ def test_jobs():
         assert (cnn["model"], cnn["stop_at"], name) == ("matrixcapsnet_cnn", 0.9, "adversarial-convolutional-network")
         assert cnn["data"] == capsules["data"]
         assert cnn["preprocess"] == capsules["preprocess"]
-        assert cnn["data"].get("init_args", {}).get("validation", 0.1) > 0, preset
+        assert cnn["data"].get("validation", 0.1) > 0, preset
     quick = Adversarial.presets["quick"]
     assert job(quick, CAPSULES) == smallnorb.SmallNORBEM().job(smallnorb.SmallNORBEM.presets["quick"], smallnorb.BASE)
     assert job(Adversarial.presets["paper"], CAPSULES)[0] == "adversarial-matrix-capsules"

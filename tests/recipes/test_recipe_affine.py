@@ -14,7 +14,7 @@ from torchcaps.recipes.affine import (
     factors,
 )
 from torchcaps.recipes.kit.lab import PRESETS
-from torchcaps.training import train_parser
+from torchcaps.training import training_options
 
 QUARTER = torch.tensor([90.0])
 
@@ -26,8 +26,8 @@ job = AffineRobustness().job
 @pytest.mark.parametrize("row", ROWS)
 def test_jobs_are_options_of_train(preset, row):
     name, config = job(AffineRobustness.presets[preset], row, 0.95)
-    options = train_parser().parse_object({**config, "run": name})
-    assert (options.stop_at, options.data.init_args.pad) == (config["stop_at"], options.preprocess.shift)
+    options = training_options({**config, "run": name}).plain()
+    assert (options["stop_at"], options["data"]["pad"]) == (config["stop_at"], options["preprocess"]["shift"])
 
 
 @pytest.mark.parametrize("preset", ["paper", "quick"])

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.options import made
 from torchcaps.losses import MarginLoss, NegativeLogLikelihood
 from torchcaps.recipes import Line, run_recipe
 from torchcaps.recipes.kit.comparison import error_bars
 from torchcaps.recipes.mnist_dynamic import CAPSNET, CNN, PUBLISHED, ROWS, TEST_ERROR, MnistDynamic
-from torchcaps.training import train_parser
 
 PRESETS = MnistDynamic.presets
 job = MnistDynamic().job
@@ -19,8 +19,7 @@ job = MnistDynamic().job
 
 def parsed(config: dict[str, Any]) -> Any:
     """The options as ``torchcaps train`` gets them from YAML."""
-    parser = train_parser()
-    return parser.instantiate(parser.parse_string(yaml.safe_dump({**config, "run": "unused"})))
+    return made(yaml.safe_load(yaml.safe_dump({**config, "run": "unused"})))
 
 
 class TestJob:
@@ -51,15 +50,15 @@ class TestJob:
         options = parsed(job(settings, CAPSNET)[1])
         steps = settings.epochs * (60000 // settings.batch_size)
         assert abs(steps - 300_000) < 60000 // settings.batch_size
-        assert settings.data["init_args"]["validation"] == 0
+        assert settings.data["validation"] == 0
         assert options.scheduler_interval == "step"
-        assert settings.scheduler["init_args"]["gamma"] ** 2000 == pytest.approx(0.96)
+        assert settings.scheduler["gamma"] ** 2000 == pytest.approx(0.96)
         assert (options.batch_size, options.preprocess.shift, options.model) == (128, 2, "capsnet")
         assert job(settings, CNN)[1]["model"] == "capsnet_cnn"
 
     def test_the_quick_preset_ends_at_a_twentieth_of_the_rate(self) -> None:
         settings = PRESETS["quick"]
-        assert settings.scheduler["init_args"]["gamma"] ** (settings.epochs - 1) == pytest.approx(1 / 20, rel=0.05)
+        assert settings.scheduler["gamma"] ** (settings.epochs - 1) == pytest.approx(1 / 20, rel=0.05)
 
     def test_unknown_row(self) -> None:
         with pytest.raises(ValueError, match=r"row must be one of 1 step, no reconstruction, .*got '2 steps'"):

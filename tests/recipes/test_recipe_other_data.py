@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.options import made
 from torchcaps import create_model
 from torchcaps.recipes import RECIPES, run_recipe
 from torchcaps.recipes.other_data import CAPSNET, CNN, MATRIX, TEST_ERROR, Cifar10, Fashion, MnistEM, OtherData
-from torchcaps.training import train_parser
 
 ALL: tuple[type[OtherData], ...] = (MnistEM, Fashion, Cifar10)
 SHAPES = {"mnist-em": (1, 28, 28), "fashion": (1, 28, 28), "cifar10": (3, 32, 32)}
@@ -23,8 +23,7 @@ ROWS = [
 
 def parsed(config: dict[str, Any]) -> Any:
     """The options as ``torchcaps train`` gets them from YAML."""
-    parser = train_parser()
-    return parser.instantiate(parser.parse_string(yaml.safe_dump({**config, "run": "unused"})))
+    return made(yaml.safe_load(yaml.safe_dump({**config, "run": "unused"})))
 
 
 @pytest.mark.parametrize(("recipe", "preset", "row"), ROWS)
@@ -71,7 +70,7 @@ def test_cifar10_in_the_paper_preset_has_256_channels_and_64_types() -> None:
     networks = Cifar10.presets["paper"].networks
     assert create_model(networks[MATRIX].model).channels == 256
     assert networks[CAPSNET].model_args["types"] == 64
-    assert networks[CAPSNET].routing["init_args"]["orphan"]
+    assert networks[CAPSNET].routing["orphan"]
 
 
 def test_lossy_pixels_are_told() -> None:

@@ -64,12 +64,12 @@ class TestMeasurements:
         settings = source.recipe.presets[preset]
         options = {row: source.recipe().job(settings, row)[1] for row in source.steps}
         for row, steps in source.steps.items():
-            assert options[row]["routing"]["init_args"]["steps"] == steps
+            assert options[row]["routing"]["steps"] == steps
         for row, uniform in source.pairs.items():
             assert source.steps[row] > source.steps[uniform] == 1
             routed, plain = ({k: v for k, v in options[one].items() if k != "routing"} for one in (row, uniform))
             assert routed == plain
-            arguments = [{**options[one]["routing"]["init_args"], "steps": 0} for one in (row, uniform)]
+            arguments = [{**options[one]["routing"], "steps": 0} for one in (row, uniform)]
             assert arguments[0] == arguments[1]
         assert {1, 10} <= set(StepsWorth.presets[preset].steps)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.options import made
 from torchcaps import create_model, list_routings, use_backend
 from torchcaps.data import Digits, Few
 from torchcaps.losses import length_cross_entropy
@@ -23,7 +24,6 @@ from torchcaps.recipes.routings import (
     kept_for_backward,
 )
 from torchcaps.routing.base import ROUTINGS
-from torchcaps.training import train_parser
 
 job = RoutingsSideBySide().job
 
@@ -38,8 +38,7 @@ def test_jobs_are_options_of_train(row):
     """And their networks learn: after one step, classes no longer look alike, where they did."""
     preset = RoutingsSideBySide.presets["quick"]
     name, config = job(preset, row)
-    options = train_parser().parse_object({**config, "run": name})
-    routing = train_parser().instantiate(options).routing
+    routing = made({**config, "run": name}).routing
     assert isinstance(routing, ROUTINGS[IN_PLACE_OF.get(row, row)])
     torch.manual_seed(0)
     model = create_model(config["model"], **{**preset.model_args, "channels": 4, "types": 2}, routing=routing)

@@ -16,7 +16,7 @@ from torchcaps.recipes.kit.command import run_recipe
 from torchcaps.recipes.kit.lab import PRESETS, Trained
 from torchcaps.recipes.smallnorb import BASE, CNN, ERROR, ROWS, THIRTEEN, SmallNORBEM
 from torchcaps.recipes.smallnorb_viewpoints import FAMILIAR, NOVEL, SmallNORBViewpoints
-from torchcaps.training import train_parser
+from torchcaps.training import training_options
 
 job = SmallNORBEM().job
 viewpoints_job = SmallNORBViewpoints().job
@@ -88,14 +88,14 @@ class TestEM:
 
 
 CHANGES: dict[str, dict[str, Any]] = {
-    "1 step": {"routing.init_args.steps": 1},
-    "2 steps": {"routing.init_args.steps": 2},
-    "5 steps": {"routing.init_args.steps": 5},
+    "1 step": {"routing.steps": 1},
+    "2 steps": {"routing.steps": 2},
+    "5 steps": {"routing.steps": 5},
     "vector pose": {"model_args.pose": [1, 16]},
     "no coordinates": {"model_args.coordinates": False},
     "vector pose, no coordinates": {"model_args.pose": [1, 16], "model_args.coordinates": False},
-    "margin loss": {"loss.class_path": "MarginLoss"},
-    "cross-entropy": {"loss.class_path": "NegativeLogLikelihood"},
+    "margin loss": {"loss.name": "MarginLoss"},
+    "cross-entropy": {"loss.name": "NegativeLogLikelihood"},
 }
 
 
@@ -115,22 +115,21 @@ class TestJobs:
     def test_a_row_differs_from_the_base_in_what_it_names(self, preset: str, row: str) -> None:
         settings = SmallNORBEM.presets[preset]
         base, changed = _flat(job(settings, BASE)[1]), _flat(job(settings, row)[1])
-        if "loss.class_path" in CHANGES[row]:  # the arguments of the spread loss belong to it alone
+        if "loss.name" in CHANGES[row]:  # the arguments of the spread loss belong to it alone
             base, changed = (
-                {k: v for k, v in c.items() if not k.startswith("loss.init_args")} for c in (base, changed)
+                {k: v for k, v in c.items() if not k.startswith("loss.") or k == "loss.name"} for c in (base, changed)
             )
         assert changed == base | CHANGES[row]
 
     @pytest.mark.parametrize("preset", PRESETS)
     def test_options_are_those_of_train(self, preset: str) -> None:
-        parser = train_parser()
         for row in ROWS:
             name, config = job(SmallNORBEM.presets[preset], row)
-            parser.parse_object({**config, "run": name})
+            training_options({**config, "run": name})
         for row in smallnorb_viewpoints.NETWORKS:
             name, config = viewpoints_job(SmallNORBViewpoints.presets[preset], f"azimuth, {row}", 0.9)
             assert config["stop_at"] == 0.9
-            parser.parse_object({**config, "run": name})
+            training_options({**config, "run": name})
 
     def test_names_are_different(self) -> None:
         names = [job(SmallNORBEM.presets["quick"], row)[0] for row in ROWS]
@@ -197,11 +196,11 @@ class TestViewpoints:
     def test_training_never_sees_the_novel_viewpoints(self) -> None:
         for preset in PRESETS:
             config = viewpoints_job(SmallNORBViewpoints.presets[preset], "elevation, capsules")[1]
-            arguments = config["data"]["init_args"]
+            arguments = config["data"]
             assert (arguments["viewpoints"], arguments["test_viewpoints"]) == ("elevation", "familiar")
 
 
 @pytest.mark.parametrize("recipe", [SmallNORBEM, SmallNORBViewpoints])
 def test_presets_say_where_the_images_come_from(recipe: type[Recipe[Any]]) -> None:
     for preset in ("paper", "quick"):
-        assert recipe.presets[preset].data["class_path"] == "SmallNORB"
+        assert recipe.presets[preset].data["name"] == "SmallNORB"

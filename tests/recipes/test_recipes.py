@@ -28,7 +28,7 @@ from torchcaps.training.definitions import definitions
 CPU = {"accelerator": "cpu"}
 
 TINY = {
-    "data": {"class_path": "Digits"},
+    "data": {"name": "Digits"},
     "model": "capsnet_digits",
     "model_args": {"channels": 4, "types": 1, "decoder_hidden": [4]},
     "epochs": 2,
@@ -147,14 +147,14 @@ class TestLab:
             lab.train("tiny", {**TINY, "epochs": 3})
 
     def test_options_that_are_newer_than_a_run_have_their_defaults(self, lab):
-        routed = {**TINY, "routing": {"class_path": "DynamicRouting", "init_args": {"steps": 2}}}
+        routed = {**TINY, "routing": {"name": "dynamic", "steps": 2}}
         done = lab.train("routed", routed)
         config = done.folder / "config.yaml"
         options = yaml.safe_load(config.read_text())
-        del options["routing"]["init_args"]["gradient"], options["batch_size"]
+        del options["routing"]["gradient"], options["batch_size"]
         config.write_text(yaml.safe_dump(options))
         assert lab.train("routed", routed).summary == done.summary
-        routed["routing"]["init_args"]["gradient"] = "last"
+        routed["routing"]["gradient"] = "last"
         with pytest.raises(FileExistsError, match="another batch_size, routing: choose"):
             lab.train("routed", {**routed, "batch_size": 32})
 
@@ -181,7 +181,7 @@ class TestLab:
         assert later.train("tiny", TINY).code == ({"1": "fit"}, {"3": "fit"})
 
     def test_a_class_that_moved_is_the_same_option(self, lab):
-        inner = {"data": {"class_path": "Digits"}, "pad": 1}
+        inner = {"data": {"name": "Digits"}, "pad": 1}
         was = {"class_path": "torchcaps.recipes.affine.Padded", "init_args": inner}
         done = lab.train("padded", {**TINY, "data": was})
         home = {**was, "class_path": "torchcaps.data.made.Padded"}

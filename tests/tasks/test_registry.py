@@ -41,6 +41,6 @@ def test_another_class_does_not() -> None:
 
 
 def test_an_unknown_task_says_what_there_is_and_what_may_be_missing() -> None:
-    with pytest.raises(ValueError, match=r"task must be one of \['classification', .*got 'mine'.*--import my_module"):
+    with pytest.raises(ValueError, match=r"(?s)must be one of \['classification', .*got 'mine'.*--import my_module"):
         create_task("mine")
     assert "mine" not in list_tasks()

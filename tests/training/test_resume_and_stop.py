@@ -125,15 +125,14 @@ class TestItem17:
     @pytest.mark.parametrize(
         ("was", "now", "expected"),
         [
-            ({"scheduler": None}, {"scheduler": {"class_path": "a.B", "init_args": {}}}, ["scheduler was None, is B"]),
-            ({"loss": {"class_path": "a.B"}}, {"loss": {"class_path": "c.B"}}, []),  # it has moved
-            ({"loss": {"class_path": "a.B"}}, {"loss": {"class_path": "a.C"}}, ["loss was B, is C"]),
+            ({"scheduler": None}, {"scheduler": {"name": "B"}}, ["scheduler was None, is B"]),
+            ({"loss": {"name": "B"}}, {"loss": {"name": "C"}}, ["loss was B, is C"]),
             ({"model_args": {"a": 1}}, {"model_args": {"a": 2}}, ["model_args.a was 1, is 2"]),
             ({"model_args": {}}, {"model_args": {"b": 1}}, ["model_args.b was None, is 1"]),
             ({"trainer": {"precision": "1"}}, {"trainer": {"precision": "2"}}, ["trainer.precision was 1, is 2"]),
             ({"trainer": {"devices": 1}, "run": "a"}, {"trainer": {"devices": 2}, "run": "b"}, []),
             ({"preprocess": {"shift": 1}}, {"preprocess": {"shift": 1, "new": 3}, "newer": 4}, []),  # of later versions
-            ({"data": {"init_args": {"root": "a"}}}, {"data": {"init_args": {"root": "b"}}}, []),
+            ({"data": {"root": "a"}}, {"data": {"root": "b"}}, []),
         ],
     )  # fmt: skip
     def test_item17_comparison(self, was: dict, now: dict, expected: list[str]) -> None:

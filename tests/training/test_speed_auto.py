@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.options import made, typed
 from torchcaps import create_model
 from torchcaps.data import Digits, ImageSet
-from torchcaps.training import Learner, Optimisation, Schedule, Speed, TrainerOptions, fit, train_parser, trial
+from torchcaps.training import Learner, Optimisation, Schedule, Speed, TrainerOptions, fit, trial
 from torchcaps.training.trial import BUDGET, ChooseSpeed, Trial
 
 SCHEDULE = Schedule(epochs=1, batch_size=8)
@@ -186,6 +187,5 @@ class TestFused:
 
 
 def test_command_line() -> None:
-    parser = train_parser()
-    parsed = parser.parse_args(["--run", "run", "--data", "Digits", "--speed.auto", "true", "--speed.fused", "false"])
-    assert parser.instantiate(parsed).speed == Speed(auto=True, fused=False)
+    parsed = typed("--data", "Digits", "--speed.auto", "true", "--speed.fused", "false")
+    assert made(parsed.plain()).speed == Speed(auto=True, fused=False)

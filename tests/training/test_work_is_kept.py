@@ -230,5 +230,5 @@ class TestItem9:
         assert status([*TRAIN, "--trainer.strategy", "magic", "--run", str(run)]) == 1
         assert status([*TRAIN, "--run", str(run)]) == 0
         assert json.loads((run / "summary.json").read_text())["epochs"] == 1
-        assert yaml.safe_load((run / "config.yaml").read_text())["data"]["class_path"].endswith("Digits")
+        assert yaml.safe_load((run / "config.yaml").read_text())["data"]["name"] == "digits"
         capsys.readouterr()

@@ -7,9 +7,9 @@ from torchcaps.cli.plugins import add_import
 
 def command(arguments: list[str]) -> None:
     """Check a folder of images: classes, formats, sizes, copies, broken files."""
+    from torchcaps.cli.parser import OptionParser
     from torchcaps.data.check import check_folder
     from torchcaps.data.manifest import count_of
-    from torchcaps.training.parser import OptionParser
 
     parser = OptionParser(
         prog="torchcaps check",

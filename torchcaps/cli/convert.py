@@ -5,7 +5,7 @@ from torchcaps.models import Network, convert
 
 def command(arguments: list[str]) -> None:
     """Make a saved network from the weights of other authors: Efficient-CapsNet's .h5, Heinsen's .pt."""
-    from torchcaps.training.parser import OptionParser
+    from torchcaps.cli.parser import OptionParser
 
     parser = OptionParser(prog="torchcaps convert", description="Convert the weights of other authors.")
     parser.add_argument(

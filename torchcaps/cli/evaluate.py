@@ -9,7 +9,7 @@ from torchcaps.numerics import jsonable
 
 def command(arguments: list[str]) -> None:
     """Test a trained network: accuracy, error, confusion matrix, or what its task measures."""
-    parser = look_parser("evaluate", "Test the network of a run.", arguments)
+    parser = look_parser("evaluate", "Test the network of a run.")
     parser.add_argument("--batch_size", type=int, default=128, help="images at a time")
     parser.add_argument("--crops", type=Literal[1, 13], help="crops of each image to average; default: as trained")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -10,7 +10,7 @@ def command(arguments: list[str]) -> None:
     """Draw the report of a trained network: reconstructions, perturbations, mistakes, assignment maps."""
     from torchcaps.training import RunFolder, read_summary
 
-    parser = look_parser("explain", "Draw the report of a run.", arguments)
+    parser = look_parser("explain", "Draw the report of a run.")
     parser.add_argument(
         "--out",
         type=str,

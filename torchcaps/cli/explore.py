@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.plugins import add_import
+from torchcaps.cli.plugins import add_import, named_imports
 from torchcaps.cli.runs import look_parser, open_classifier, open_run
 from torchcaps.models.pretrained import list_pretrained
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 def command(arguments: list[str]) -> None:
     """Open a page in the browser to draw, move poses and watch routing, with a run or the networks in the package."""
+    from torchcaps.cli.parser import OptionParser
     from torchcaps.explore import Explorer, serve
-    from torchcaps.training.parser import OptionParser
 
     parser = OptionParser(prog="torchcaps explore", description="Explore trained networks in the browser.")
     add = parser.add_argument
@@ -76,9 +76,10 @@ def _samples(name: str, classifier: "Classifier", arguments: list[str]) -> "Call
 
 def _test_images(name: str, arguments: list[str]) -> "ImageSet | None":
     """The test images of a run; None, with a message, if they are no longer there."""
-    parser = look_parser("explore", "", arguments)  # which name the modules that it may want imported
+    parser = look_parser("explore", "")
     try:
-        return open_run(parser, parser.parse_args([name]))[1]
+        named = [part for module in named_imports(arguments) for part in ("--import", module)]
+        return open_run(parser, parser.parse_args([name, *named]))[1]
     except (OSError, ValueError) as error:
         _note(f"{name} is explored without its test images: {error}")
         return None

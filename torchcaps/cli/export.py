@@ -68,7 +68,7 @@ class Exported(nn.Module):
 
 def command(arguments: list[str]) -> None:
     """Write a network as an ONNX file or an exported program, for use without this package."""
-    from torchcaps.training.parser import OptionParser
+    from torchcaps.cli.parser import OptionParser
 
     parser = OptionParser(prog="torchcaps export", description="Write a network for use without this package.")
     add = parser.add_argument

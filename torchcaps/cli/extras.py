@@ -5,7 +5,7 @@ EXTRAS = {
     "datasets": "datasets",
     "filelock": "data",
     "huggingface_hub": "hub",
-    "jsonargparse": "predict",
+    "docstring_parser": "predict",
     "kornia": "augment",
     "lightning": "train",
     "matplotlib": "train",

@@ -11,8 +11,8 @@ from torchcaps.routing.base import ROUTINGS
 
 def command(arguments: list[str]) -> None:
     """List the networks, the trained ones in the package, the routing algorithms and the tasks."""
+    from torchcaps.cli.parser import OptionParser
     from torchcaps.tasks.base import TASKS
-    from torchcaps.training.parser import OptionParser
 
     parser = OptionParser(prog="torchcaps models", description="List networks, routings and tasks.")
     parser.add_argument("pattern", type=str, nargs="?", default="*", help="shell pattern of network names")

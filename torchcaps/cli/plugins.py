@@ -6,10 +6,7 @@ import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
+from typing import Any
 
 GROUP = "torchcaps.plugins"
 """Entry-point group of installed packages; every command loads it."""
@@ -20,7 +17,7 @@ HELP = (
 )
 
 
-def add_import(parser: "ArgumentParser") -> None:
+def add_import(parser: Any) -> None:
     """Adds the option to the help of a command; it has been read by :func:`named_imports`."""
     parser.add_argument("--import", action="append", default=[], metavar="MODULE", help=HELP)
 

@@ -25,9 +25,9 @@ _FIT = "how images are fitted to the network; keep: not at all, for networks of 
 
 def command(arguments: list[str]) -> None:
     """Classify image files, folders or texts: class, probability, length of its capsule; as text, CSV or JSON."""
+    from torchcaps.cli.parser import OptionParser
     from torchcaps.data.manifest import readable
     from torchcaps.data.text_files import named_texts
-    from torchcaps.training.parser import OptionParser
 
     parser = OptionParser(
         prog="torchcaps predict", description="Classify image files, or texts, with the network of a run."

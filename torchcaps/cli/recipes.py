@@ -12,7 +12,7 @@ from torchcaps.numerics import jsonable
 def command(arguments: list[str]) -> None:
     """List the published experiments with the published figures beside ours."""
     from torchcaps import recipes
-    from torchcaps.training.parser import OptionParser
+    from torchcaps.cli.parser import OptionParser
 
     parser = OptionParser(prog="torchcaps recipes", description="List the recipes, published figures beside ours.")
     parser.add_argument("names", type=str, nargs="*", help="recipes; default: all")

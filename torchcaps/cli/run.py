@@ -11,8 +11,8 @@ from torchcaps.cli.plugins import add_import
 def command(arguments: list[str]) -> None:
     """Run a published experiment by name; write its result, its pictures and the table of all experiments."""
     from torchcaps import recipes
+    from torchcaps.cli.parser import OptionParser
     from torchcaps.training import quiet_lightning
-    from torchcaps.training.parser import OptionParser
 
     parser = OptionParser(prog="torchcaps run", description="Run a recipe; 'torchcaps recipes' lists them.")
     add = parser.add_argument

@@ -4,12 +4,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.plugins import add_import, named_imports
+from torchcaps.cli.plugins import add_import
+from torchcaps.spec import Spec, fit
 
 if TYPE_CHECKING:
     from torchcaps.classifier import Classifier
+    from torchcaps.cli.parser import OptionParser
     from torchcaps.data import ImageData, ImageSet
-    from torchcaps.training.parser import OptionParser
 
 SPLITS = ("test", "validation", "train", "all")
 
@@ -34,21 +35,20 @@ def open_classifier(path: str, device: str = "cpu") -> "Classifier":
 
 def _recorded_resize(config: Path) -> Any:
     """The option ``resize`` of a training; None if it has none."""
-    import yaml
+    from torchcaps.training.reading import merged, read_options
 
     try:
-        return yaml.safe_load(config.read_text(encoding="utf-8"))["data"]["init_args"]["resize"]
-    except (ValueError, yaml.YAMLError, KeyError, TypeError):
+        return merged({}, read_options(config)["data"])["resize"]
+    except (ValueError, KeyError, TypeError):
         return None
 
 
-def look_parser(command: str, description: str, arguments: list[str]) -> "OptionParser":
+def look_parser(command: str, description: str) -> "OptionParser":
     """The options of a command that reads a run."""
+    from torchcaps.cli.parser import OptionParser
     from torchcaps.data import ImageData
-    from torchcaps.training.parser import OptionParser
 
     parser = OptionParser(prog=f"torchcaps {command}", description=description)
-    parser.imported = named_imports(arguments)
     parser.add_argument("run", type=str, help="folder of a run; with --data also of a saved network, or its name")
     parser.add_argument("--data", type=ImageData, help="other images than those of the run, as in 'torchcaps train'")
     parser.add_argument("--split", choices=SPLITS, default="test", help="which of the images; all: of --data")
@@ -56,10 +56,10 @@ def look_parser(command: str, description: str, arguments: list[str]) -> "Option
     return parser
 
 
-def _take_shape(data: Any, classifier: "Classifier") -> tuple[str, ...]:
+def _take_shape(data: Spec, classifier: "Classifier") -> tuple[str, ...]:
     """Fills in the size and channels that the network takes where the options of images name none; a note on it."""
     channels, height, width = classifier.image_shape
-    arguments = data.get("init_args") or {}
+    arguments: dict[str, Any] = data.arguments
     shape = {"size": (height, width), "channels": channels}
     missing = {name: value for name, value in shape.items() if name in arguments and arguments[name] is None}
     if not missing or channels not in (1, 3):
@@ -97,12 +97,12 @@ def open_run(parser: "OptionParser", options: Any) -> "tuple[Classifier, ImageSe
             raise FileNotFoundError(
                 f"{options.run} is not the folder of a run, which names its images: a saved network needs --data"
             )
-        recorded = read_options(folder.config, {"data": ImageData}, parser.imported, only="data")["data"]
-        options = parser.parse_object({"run": options.run, "split": options.split, "data": recorded})
+        recorded = read_options(folder.config, getattr(options, "import"))
+        options.data = fit(ImageData, recorded.get("data"), f"{folder.config}: data")
     classifier = open_classifier(options.run)
     fitted = () if own else _take_shape(options.data, classifier)
     try:
-        data: ImageData = parser.instantiate(options).data
+        data: ImageData = options.data.make()
         if own:
             notes = follow_record(folder, data)
             images: ImageSet = getattr(data, options.split)

@@ -4,46 +4,52 @@ import shlex
 import sys
 from collections.abc import Mapping
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.plugins import named_imports, without_imports
+from torchcaps.cli.plugins import add_import, named_imports
+from torchcaps.spec import declared
 
 if TYPE_CHECKING:
-    from torchcaps.training import RunFolder
+    from torchcaps.cli.parser import OptionParser
 
 
 def command(arguments: list[str]) -> None:
     """Train a network; write metrics, checkpoints, the network, a summary and a report into a folder."""
     from torchcaps import training
+    from torchcaps.training.reading import merged
 
     given = again = shlex.join(["torchcaps", "train", *arguments])
-    imports, arguments = named_imports(arguments), without_imports(arguments)
-    allow_changes, arguments = "--allow_changes" in arguments, [one for one in arguments if one != "--allow_changes"]
-    resumed = _resumed_run(arguments)
-    parser = training.train_parser(imports)
-    for file in _values(arguments, "--config") if resumed is None else [str(resumed[0].config)]:
-        if Path(file).is_file():
-            training.read_options(Path(file), training.option_hints(), imports)  # for a message, not the usage
-    if resumed is None:
-        config = parser.parse_args(arguments)
-        folder = training.RunFolder(Path(config.run))
+    parser = train_parser()
+    tree = parser.tree(arguments)
+    imports = named_imports(arguments)
+    allow_changes, resume = "allow_changes" in tree, tree.pop("resume", None)
+    files = [Path(file) for file in tree.pop("config", [])]
+    options = {name: value for name, value in tree.items() if name not in ("allow_changes", "import")}
+    if resume is not None:
+        if "run" in options:
+            raise ValueError(f"--resume continues in {resume} itself and takes no --run, got {options['run']}")
+        folder = training.RunFolder(Path(resume)).existing()
+        files, options["run"] = [folder.config, *files], str(folder.path)
+    read = _of_files(files, imports)
+    try:
+        chosen = training.training_options(merged(read, options), tuple(imports))
+    except ValueError as error:
+        parser.error(f"{error}\n  read from {', '.join(map(str, files))}" if files else str(error))
+    if chosen.run is None:
+        parser.error("--run is missing: the folder to write")
+    if resume is None:
+        folder = training.RunFolder(Path(chosen.run))
         if training.is_first_process():
             folder.unused()
         named = [part for module in imports for part in ("--import", module)]
         again = shlex.join(["torchcaps", "train", "--resume", str(folder.path), *named])
-    else:
-        folder, arguments = resumed
-        config = parser.parse_args(["--config", str(folder.config), *arguments, "--run", str(folder.path)])
-    config["import"] = imports
     training.quiet_lightning()
     terminal = sys.stdout.isatty()
     try:
-        summary = training.train_parsed(
+        summary = training.train_with(
             folder,
-            parser,
-            config,
+            chosen,
             command=given,
             progress_bar=terminal,
             allow_changes=allow_changes,
@@ -56,7 +62,39 @@ def command(arguments: list[str]) -> None:
     if summary is not None:
         _print_summary(summary, notes=terminal)  # without a terminal they were printed at the start
         page = folder.path / "report" / "index.html"
-        print(f"summary {folder.summary}" + (f", report {page}" if config.report and page.is_file() else ""))
+        drawn = chosen.plain()["report"] and page.is_file()
+        print(f"summary {folder.summary}" + (f", report {page}" if drawn else ""))
+
+
+def train_parser() -> "OptionParser":
+    """The options of ``torchcaps train``."""
+    from torchcaps.cli.parser import OptionParser, documented
+    from torchcaps.training.command_line import GROUPS
+
+    description = "Train a network. '--resume RUN' instead of '--run RUN' goes on with an interrupted run."
+    parser = OptionParser("torchcaps train", description)
+    parser.add_argument("--config", action="append", metavar="FILE", help="YAML file with any of these options")
+    parser.add_argument("--run", metavar="FOLDER", help="folder to write; must be new or empty")
+    parser.add_argument("--resume", metavar="RUN", help="folder of an interrupted run, to go on with")
+    parser.add_argument("--allow_changes", action="store_true", help="resume with other options or images")
+    add_import(parser)
+    for group in GROUPS:
+        told = documented(group)
+        for name, argument in declared(group).arguments.items():
+            parser.option(name, argument, told.get(name, ""))
+    return parser
+
+
+def _of_files(files: list[Path], imports: list[str]) -> dict[str, Any]:
+    """The options in files, those of later ones over those of earlier ones."""
+    from torchcaps.training.reading import merged, read_options
+
+    found: dict[str, Any] = {}
+    for file in files:
+        if not file.is_file():
+            raise ValueError(f"--config: there is no file {file}")
+        found = merged(found, read_options(file, imports))
+    return found
 
 
 def _print_summary(summary: Mapping[str, Any], notes: bool) -> None:
@@ -75,26 +113,3 @@ def _print_summary(summary: Mapping[str, Any], notes: bool) -> None:
         print(f"warning: {line}")
     for line in summary.get("notes", []) if notes else ():
         print(f"note: {line}")
-
-
-def _resumed_run(arguments: list[str]) -> "tuple[RunFolder, list[str]] | None":
-    """The run that ``--resume`` names, and the other arguments."""
-    from torchcaps.training import RunFolder
-
-    for place, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        if name == "--resume":
-            path = value if equals else "".join(arguments[place + 1 : place + 2])
-            if not path:
-                raise ValueError("--resume needs the folder of a run")
-            others = arguments[:place] + arguments[place + (1 if equals else 2) :]
-            if elsewhere := _values(others, "--run"):
-                raise ValueError(f"--resume continues in {path} itself and takes no --run, got {elsewhere[0]}")
-            return RunFolder(Path(path)).existing(), others
-    return None
-
-
-def _values(arguments: list[str], name: str) -> list[str]:
-    """The values of an option, one for each time that it is given."""
-    following = [after for option, after in pairwise(arguments) if option == name]
-    return following + [one.partition("=")[2] for one in arguments if one.startswith(f"{name}=")]

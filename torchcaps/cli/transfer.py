@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 def command(arguments: list[str]) -> None:
     """Draw the class of one image with the pose of another, and the steps between."""
+    from torchcaps.cli.parser import OptionParser
     from torchcaps.explain.draw.decoded import strip
-    from torchcaps.training.parser import OptionParser
 
     parser = OptionParser(
         prog="torchcaps transfer", description="Draw the class of one image with the pose of another."

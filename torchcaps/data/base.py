@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from torch.utils.data import Dataset
 
 from torchcaps.data.manifest import Changes, Manifest
 from torchcaps.data.view import Preprocess, View
-from torchcaps.names import enter
 from torchcaps.numerics import check_size, is_finite
+from torchcaps.spec import Registry
 
 # Test sets that are drawn here (not given by a source) use this seed, never the user's: runs with different seeds are
 # then measured on the same images.
@@ -505,30 +505,21 @@ def find_data_dir(data_dir: str | None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torchcaps"
 
 
-Data = TypeVar("Data", bound=ImageData)
-_DATASETS: dict[str, type[ImageData]] = {}
+DATASETS = Registry("data set", ImageData)
+"""The data sets that :func:`create_dataset` knows."""
 
-
-def register_dataset(name: str) -> Callable[[type[Data]], type[Data]]:
-    """Decorate an `ImageData` so that `create_dataset` knows it as `name`; a name taken is a `ValueError`."""
-
-    def register(data: type[Data]) -> type[Data]:
-        enter(_DATASETS, "data set", name, data)
-        return data
-
-    return register
+register_dataset = DATASETS.register
+"""Decorate an `ImageData` so that `create_dataset` knows it as `name`; a name taken is a `ValueError`."""
 
 
 def list_datasets() -> list[str]:
     """The names that `create_dataset` knows, sorted."""
-    return sorted(_DATASETS)
+    return sorted(DATASETS)
 
 
 def create_dataset(name: str, **kwargs: Any) -> ImageData:
     """Build the data set `name` with the arguments of its class; an unknown name is a `ValueError`."""
-    if name not in _DATASETS:
-        raise ValueError(f"unknown dataset {name!r}; there are {', '.join(list_datasets())}")
-    return _DATASETS[name](**kwargs)
+    return DATASETS.find(name)(**kwargs)
 
 
 def _describe(tensor: Tensor) -> str:

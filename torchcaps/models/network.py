@@ -14,9 +14,10 @@ from torch import nn
 
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.models.whole import sweep, write_whole, written_whole
-from torchcaps.names import needing_extra, same_class
+from torchcaps.names import needing_extra
 from torchcaps.routing import Routing, constructor_arguments, create_routing
-from torchcaps.routing.base import MOST_STEPS, ROUTINGS, kept
+from torchcaps.routing.base import MOST_STEPS, ROUTINGS
+from torchcaps.spec import kept, same_class
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"

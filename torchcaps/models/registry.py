@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
-from torchcaps.names import same_class
-from torchcaps.routing.base import refused
+from torchcaps.spec import refused, same_class
 
 
 class Configuration(NamedTuple):
@@ -75,7 +74,7 @@ def create_model(name: str, pretrained: str | None = None, **arguments: Any) -> 
     if pretrained is not None:
         return _trained(name, pretrained, arguments)
     configuration = MODELS[name]
-    if why := refused(name, configuration.network, arguments):
+    if why := refused(name, configuration.network, list(arguments)):
         raise ValueError(why)
     return configuration.network.from_config({**configuration.arguments, **arguments})
 

@@ -37,7 +37,7 @@ PUBLISHED: dict[tuple[str, str], float] = {
 def data_from(settings: SmallNORBSettings, viewpoints: Viewpoints, tested: TestViewpoints) -> dict[str, Any]:
     """The option ``data``: trained on a third of the viewpoints, tested on the same or on the others."""
     third = {"viewpoints": viewpoints, "test_viewpoints": tested}
-    return {**settings.data, "init_args": {**settings.data.get("init_args", {}), **third}}
+    return {**settings.data, **third}
 
 
 @register_recipe

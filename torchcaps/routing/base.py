@@ -1,27 +1,21 @@
 """What every routing algorithm is: some steps of soft clustering of the votes."""
 
 import copy
-import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.capsules import Capsules
-from torchcaps.names import enter
 from torchcaps.numerics import cast, check_finite, check_series, check_share, check_size, given
 from torchcaps.ops import Similarity, Votes
-
-ROUTINGS: dict[str, type["Routing"]] = {}
+from torchcaps.spec import Registry, declared, kept, refused
 
 Gradient = Literal["all", "last"]
 GRADIENTS = get_args(Gradient)
-
-RoutingType = TypeVar("RoutingType", bound="type[Routing]")
 
 
 class Routed(NamedTuple):
@@ -243,42 +237,14 @@ class Routing(nn.Module, ABC):
 
 def constructor_arguments(cls: type) -> list[str]:
     """The names of what a class's constructor takes, without ``*args`` and ``**kwargs``."""
-    gathered = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [name for name, parameter in inspect.signature(cls).parameters.items() if parameter.kind not in gathered]
+    return list(declared(cls).arguments)
 
 
-def refused(name: str, cls: type, arguments: Iterable[str]) -> str:
-    """Why the constructor of a class does not take these arguments, in words about ``name``; empty if it does."""
-    known = constructor_arguments(cls)
-    parameters = inspect.signature(cls).parameters.values()
-    any_name = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-    wrong = None if any_name else next((argument for argument in arguments if argument not in known), None)
-    return "" if wrong is None else f"{name} takes no argument {wrong!r}; it takes {', '.join(known) or 'none'}"
+ROUTINGS = Registry("routing", Routing)
+"""The routings that :func:`create_routing` knows."""
 
-
-def kept(owner: nn.Module, argument: str) -> Any:
-    """The attribute that holds an argument of the constructor.
-
-    Raises:
-        ValueError: if there is none of that name.
-    """
-    try:
-        return getattr(owner, argument)
-    except AttributeError as error:
-        kind = type(owner).__name__
-        raise ValueError(
-            f"{kind} must keep its argument {argument!r} as an attribute of that name, to be saved with it ({error})"
-        ) from error
-
-
-def register_routing(name: str) -> Any:
-    """Class decorator: makes a routing known to :func:`create_routing` and to the command line."""
-
-    def register(cls: RoutingType) -> RoutingType:
-        enter(ROUTINGS, "routing", name, cls)
-        return cls
-
-    return register
+register_routing = ROUTINGS.register
+"""Class decorator: makes a routing known to :func:`create_routing` and to the command line."""
 
 
 def list_routings() -> list[str]:
@@ -293,11 +259,10 @@ def create_routing(name: str, **arguments: Any) -> Routing:
         ValueError: if there is no routing of that name.
         TypeError: if it does not take these arguments.
     """
-    if name not in ROUTINGS:
-        raise ValueError(f"routing must be one of {list_routings()}, got {name!r}")
-    if why := refused(name, ROUTINGS[name], arguments):
+    cls: Any = ROUTINGS.find(name)
+    if why := refused(name, cls, list(arguments)):
         raise TypeError(why)
-    return ROUTINGS[name](**arguments)
+    return cls(**arguments)
 
 
 def routing_of(shape: LayerShape, routing: Any, default: Routing) -> Routing:

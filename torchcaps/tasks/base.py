@@ -1,6 +1,5 @@
 """The interface of a task, which training, resuming, testing and predicting use."""
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +12,8 @@ from torchcaps.data import Batch, ImageSet
 from torchcaps.explain.calibration import Calibration
 from torchcaps.losses import ActivationLoss, ReconstructionLoss
 from torchcaps.models import ImageClassifier, Prediction
-from torchcaps.names import enter
 from torchcaps.numerics import jsonable
+from torchcaps.spec import Registry, plain
 
 Forward = Callable[[Tensor, Tensor], Prediction]
 """A network in a training step: takes images and the classes to reconstruct, labels (B,) or a mask (B, E)."""
@@ -164,6 +163,9 @@ class Answer:
         return f"<Answer: {self}>"
 
 
+TaskType = TypeVar("TaskType", bound="type[Task]")
+
+
 class Task(ABC):
     """What a network is for: its targets, loss, measures, evaluation and answers.
 
@@ -258,9 +260,7 @@ class Task(ABC):
 
     def config(self) -> dict[str, Any]:
         """The name and the constructor's arguments, ready for JSON; :func:`as_task` takes them back."""
-        make: Any = type(self).__init__
-        own = [] if make is object.__init__ else list(inspect.signature(make).parameters)[1:]
-        return {"name": self.name, **{argument: getattr(self, argument) for argument in own}}
+        return {**plain(self), "name": self.name}
 
     def saved(self) -> dict[str, Any]:
         """The :meth:`config` and, for a task from outside this package, the module that defines it, as ``import``."""
@@ -269,18 +269,16 @@ class Task(ABC):
         return self.config() if known else {**self.config(), "import": module}
 
 
-TASKS: dict[str, type[Task]] = {}
-
-TaskType = TypeVar("TaskType", bound="type[Task]")
+TASKS = Registry("task", Task)
+"""The tasks that :func:`create_task` knows."""
 
 
 def register_task(name: str) -> Callable[[TaskType], TaskType]:
     """Class decorator: makes a task known to :func:`create_task`; a `ValueError` if the name is taken."""
 
     def register(cls: TaskType) -> TaskType:
-        enter(TASKS, "task", name, cls)
         cls.name = name
-        return cls
+        return TASKS.register(name)(cls)
 
     return register
 
@@ -297,12 +295,7 @@ def create_task(name: str, **arguments: Any) -> Task:
         ValueError: if there is no task of that name.
         TypeError: if it does not take these arguments.
     """
-    if name not in TASKS:
-        raise ValueError(
-            f"task must be one of {list_tasks()}, got {name!r}: if it is your own, import the module that defines it "
-            "first, on the command line with --import my_module"
-        )
-    return TASKS[name](**arguments)
+    return TASKS.find(name)(**arguments)
 
 
 def as_task(task: "Task | str | Mapping[str, Any]") -> Task:

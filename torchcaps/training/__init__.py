@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 from torchcaps.training.diverged import TrainingDiverged
 from torchcaps.training.folder import RunFolder, is_first_process, read_summary
+from torchcaps.training.reading import read_options
 from torchcaps.training.record import follow_record, images_apart, write_record
-from torchcaps.training.trust import UntrustedOptions, read_options
 
 if TYPE_CHECKING:
     from torchcaps.training.callbacks import History, RoutingHealth, StopAt
-    from torchcaps.training.command_line import option_hints, train_parser
+    from torchcaps.training.command_line import TrainingOptions, training_options
     from torchcaps.training.fitting import fit, quiet_lightning
     from torchcaps.training.learner import Learner
     from torchcaps.training.loaders import Loaders, evaluation_loader, train_loader
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         Subject,
         TrainerOptions,
     )
-    from torchcaps.training.run import circumstances, train, train_parsed
+    from torchcaps.training.run import circumstances, train, train_with
     from torchcaps.training.speed import Speed
 
 __all__ = [
@@ -44,21 +44,20 @@ __all__ = [
     "Subject",
     "TrainerOptions",
     "TrainingDiverged",
-    "UntrustedOptions",
+    "TrainingOptions",
     "circumstances",
     "evaluation_loader",
     "fit",
     "follow_record",
     "images_apart",
     "is_first_process",
-    "option_hints",
     "quiet_lightning",
     "read_options",
     "read_summary",
     "train",
     "train_loader",
-    "train_parsed",
-    "train_parser",
+    "train_with",
+    "training_options",
     "write_record",
 ]
 

@@ -4,11 +4,11 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
 from lightning.pytorch.callbacks import Callback
 
 from torchcaps.data import ImageSet
 from torchcaps.data.base import mixed_digest
+from torchcaps.training.command_line import training_options
 
 _ENDS = ("epochs", "stop_at", "stop", "patience")
 _PLACES = ("run", "import", "report", "speed.resident", "speed.keep_memory", "data.root", "data.data_dir")
@@ -16,7 +16,7 @@ _WHERE = ("trainer.accelerator", "trainer.devices", "trainer.num_nodes", "traine
 FREE = (*_ENDS, *_PLACES, *_WHERE)
 """Options that may change when a training is resumed: when it ends, where files are, and where it runs."""
 
-_OPEN = ("model_args", "extra", "dict_kwargs")
+_OPEN = ("model_args", "extra")
 """Options that hold arbitrary names; a missing name is a difference, too."""
 
 
@@ -31,7 +31,7 @@ class Fingerprint(Callback):
 
     def __init__(self, options: Mapping[str, Any], train: ImageSet, validation: ImageSet) -> None:
         self.started = {
-            "options": dict(options),
+            "options": _canonical(options),
             "classes": list(train.classes),
             "images": {"train": len(train), "validation": len(validation)},
             "data": mixed_digest(train.digest(), validation.digest()),
@@ -64,15 +64,17 @@ class Fingerprint(Callback):
             warnings.warn(f"the run continues with changes: {found}", stacklevel=2)
 
 
-def recorded_options(config: str, seed: int, batch_size: int, preprocess: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a training by name: those of its configuration, or the few that are known without one."""
-    known = {"seed": seed, "batch_size": batch_size, "preprocess": dict(preprocess)}
-    return {**known, **(yaml.safe_load(config) or {})} if config else known
+def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with today's names and defaults; those that are no whole set of options as they are."""
+    try:
+        return training_options(options).plain()
+    except ValueError:
+        return dict(options)
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The differences between two trainings, except in :data:`FREE` options: "seed was 0, is 1"."""
-    found = _compared(was["options"], now["options"], "")
+    found = _compared(_canonical(was["options"]), now["options"], "")
     for name in ("classes", "images"):
         if was[name] != now[name]:
             found.append(f"{name} were {_said(was[name])}, are {_said(now[name])}")
@@ -82,37 +84,21 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _compared(was: Any, now: Any, place: str) -> list[str]:
-    if _name(place) in FREE or was == now:
+    if place in FREE or was == now:
         return []
     if isinstance(was, Mapping) and isinstance(now, Mapping):
-        if place and _class(was) != _class(now):
-            return [f"{place} was {_class(was)}, is {_class(now)}"]
+        if was.get("name") != now.get("name"):
+            return [f"{place} was {was.get('name')}, is {now.get('name')}"]
         free = place.rpartition(".")[2] in _OPEN
         names = [*was, *(name for name in now if name not in was)] if free else [name for name in was if name in now]
-        return [
-            row
-            for name in names
-            if name != "class_path"
-            for row in _compared(was.get(name), now.get(name), f"{place}.{name}".lstrip("."))
-        ]
-    return [f"{_name(place)} was {_said(was)}, is {_said(now)}"]
-
-
-def _name(place: str) -> str:
-    """The option as written on the command line."""
-    return place.replace(".init_args", "")
-
-
-def _class(options: Mapping[str, Any]) -> str:
-    """The name of a class, without its module, which may have changed."""
-    return str(options.get("class_path", "")).rpartition(".")[2]
+        inner = f"{place}." if place else ""
+        return [row for name in names for row in _compared(was.get(name), now.get(name), inner + name)]
+    return [f"{place} was {_said(was)}, is {_said(now)}"]
 
 
 def _said(value: Any) -> str:
-    if isinstance(value, Mapping) and "class_path" in value:
-        return _class(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{one} {name}" for name, one in value.items()) or "nothing"
+        return str(value.get("name") or ", ".join(f"{one} {name}" for name, one in value.items()) or "nothing")
     if isinstance(value, list):
         return ", ".join(map(str, value[:8])) + (", ..." if len(value) > 8 else "")
     return str(value)

@@ -19,7 +19,7 @@ from torchcaps.data import ImageSet
 from torchcaps.tasks import Criteria
 from torchcaps.training.callbacks import ONE_AN_EPOCH, History, KeepBest, RoutingHealth, StopAt, StopEarly
 from torchcaps.training.checkpoints import SealedCheckpoints, checkpoint_to_resume, newest_checkpoint, read_checkpoint
-from torchcaps.training.fingerprint import Fingerprint, recorded_options
+from torchcaps.training.fingerprint import Fingerprint
 from torchcaps.training.folder import is_first_process
 from torchcaps.training.learner import Learner
 from torchcaps.training.loaders import Loaders, train_loader
@@ -90,8 +90,8 @@ class Fitting:
         if not len(validation) and (needing := [name for name, value in asked.items() if value is not None]):
             raise ValueError(f"{needing[0]} needs validation images, and there are none")
         preprocess = learner.preprocess.config()
-        known = recorded_options(self.caller.config, schedule.seed, schedule.batch_size, preprocess)
-        self.fingerprint = Fingerprint(known, train, validation)
+        known = {"seed": schedule.seed, "batch_size": schedule.batch_size, "preprocess": preprocess}
+        self.fingerprint = Fingerprint({**known, **self.caller.options}, train, validation)
         self.history = History(folder / "metrics.csv", self.caller.show, main.name)
         ends: list[Callback] = [] if schedule.stop_at is None else [StopAt(schedule.stop_at, self.history, main)]
         ends += [] if schedule.stop is None else [StopEarly(schedule.patience, main)]

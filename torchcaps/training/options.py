@@ -2,14 +2,14 @@
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ChainedScheduler, SequentialLR
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, SequentialLR
 
 from torchcaps.data import ImageData, ImageSet, Preprocess
 from torchcaps.losses import ActivationLoss, MarginLoss
@@ -17,6 +17,7 @@ from torchcaps.models import ImageClassifier, create_model, list_models
 from torchcaps.models.registry import MODELS
 from torchcaps.numerics import check_finite, check_size, given
 from torchcaps.routing import Routing
+from torchcaps.spec import Registry
 from torchcaps.tasks import Task, as_task
 from torchcaps.training.speed import Speed
 
@@ -30,6 +31,9 @@ OURS = {
                      "num_sanity_val_steps", "use_distributed_sampler", "enable_checkpointing"), ""),
 }  # fmt: skip
 """Arguments of Lightning's Trainer that :func:`torchcaps.training.fit` sets, and the options they come from."""
+
+OPTIMIZERS = Registry("optimizer", torch.optim.Optimizer, factory=True)
+SCHEDULERS = Registry("scheduler", LRScheduler, factory=True)
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 SamplerName = Literal["shuffled", "balanced"]
@@ -347,7 +351,7 @@ class Caller:
     """How the training was started, and what it shows.
 
     Attributes:
-        config: YAML of all options, kept in a new folder.
+        options: of the training by name, as plain values: kept in a new folder, and in checkpoints.
         command: how this was started, for the summary.
         progress_bar: whether to show one.
         show: takes lines of text; None for silence.
@@ -359,7 +363,7 @@ class Caller:
         False
     """
 
-    config: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
     progress_bar: bool = False
     show: Callable[[str], None] | None = None

@@ -3,9 +3,8 @@
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any
 
 import torch
 from lightning import Trainer
@@ -15,16 +14,13 @@ from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.models.whole import write_whole
 from torchcaps.tasks import Examination, Task
 from torchcaps.training.checkpoints import newest_checkpoint
+from torchcaps.training.command_line import TrainingOptions
 from torchcaps.training.fitting import Fitting, rehearse
 from torchcaps.training.folder import RunFolder, is_first_process
 from torchcaps.training.learner import Learner
 from torchcaps.training.options import Caller, Optimisation, Running, Schedule, Subject
+from torchcaps.training.reading import as_yaml
 from torchcaps.training.record import follow_record, write_record
-
-if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
-
-Options = TypeVar("Options")
 
 
 def train(
@@ -68,14 +64,14 @@ def train(
     fitting = Fitting(learner, data.train, validation, folder.path, schedule, running.trainer, caller)
     rehearse(learner, data.train, fitting.steps, schedule.epochs)
     notes = list(dict.fromkeys([*changes, *data.notes(), *untested, *fitting.notes()]))
-    alone = folder.opened(caller.config, resumed, partial(write_record, folder, data))
+    alone = folder.opened(as_yaml(caller.options), resumed, partial(write_record, folder, data))
     with alone if is_first_process() else nullcontext():
         if is_first_process() and caller.show is not None:
             for note in notes:
                 caller.show(f"note: {note}")
         goes_on = resumed and is_first_process()
         # At the start, so that the next resume after a kill goes on with these options.
-        runner, metrics = fitting.run(partial(write_whole, folder.config, caller.config) if goes_on else None)
+        runner, metrics = fitting.run(partial(write_whole, folder.config, as_yaml(caller.options)) if goes_on else None)
         if not runner.is_global_zero:
             return None
         used = fitting.take_best()
@@ -140,51 +136,24 @@ def save(network: ImageClassifier, folder: RunFolder, subject: Subject, task: Ta
     )
 
 
-def train_parsed(folder: RunFolder, parser: "ArgumentParser", config: Any, **how: Any) -> dict[str, Any] | None:
-    """Trains with options that :func:`~torchcaps.training.train_parser` has read.
+def train_with(folder: RunFolder, options: TrainingOptions, **how: Any) -> dict[str, Any] | None:
+    """Trains with options that :func:`~torchcaps.training.training_options` has checked.
 
     Args:
         folder: of the run.
-        parser: the one that read them.
-        config: what it read.
-        how: ``command``, ``progress_bar`` and ``show`` of :class:`Caller`.
+        options: of the training.
+        how: ``command``, ``progress_bar``, ``show`` and ``allow_changes`` of :class:`Caller`.
 
     Returns:
         As :func:`train`; raises what that raises.
     """
     try:
-        ready = instantiated(parser, config)
+        groups = options.make()
     except FileNotFoundError as error:
         if not folder.config.is_file():
             raise
         raise FileNotFoundError(f"{error}; if the images have moved, --data.root says where they are now") from error
-    caller = Caller(config=parser.dump(config), **how)
-    return train(
-        folder,
-        _chosen(Subject, ready),
-        _chosen(Optimisation, ready),
-        _chosen(Schedule, ready),
-        _chosen(Running, ready),
-        caller,
-    )
-
-
-def instantiated(parser: "ArgumentParser", config: Any) -> dict[str, Any]:
-    """The objects that options describe, by name.
-
-    Raises:
-        ValueError: if they do not fit together.
-    """
-    try:
-        return vars(parser.instantiate(config))
-    except (TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
-        raise ValueError(f"the options do not fit: {error}") from error
-
-
-def _chosen(group: type[Options], options: Mapping[str, Any]) -> Options:
-    """One group of the options."""
-    names = [field.name for field in fields(cast(Any, group))]
-    return group(**{name: options[name] for name in names})
+    return train(folder, *groups, Caller(options=options.plain(), **how))
 
 
 def circumstances(trainer: Trainer, metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:

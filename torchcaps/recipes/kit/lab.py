@@ -4,19 +4,18 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 
 from torchcaps.classifier import Classifier
 from torchcaps.data import ImageData, ImageSet
 from torchcaps.explain import examine
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.recipes.kit.code import Definitions
-from torchcaps.training import RunFolder, option_hints, read_options, read_summary, train_parsed, train_parser
+from torchcaps.spec import fit, make
+from torchcaps.training import RunFolder, read_options, read_summary, train_with, training_options
 
 PresetName = Literal["paper", "quick", "smoke"]
 PRESETS: tuple[PresetName, ...] = ("paper", "quick", "smoke")
@@ -56,7 +55,7 @@ class Trained:
     @property
     def data(self) -> ImageData:
         """The data it was trained on."""
-        return data_of(read_options(self.folder / "config.yaml", option_hints())["data"])
+        return data_of(read_options(self.folder / "config.yaml")["data"])
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -155,20 +154,15 @@ class Lab:
             FileExistsError: if there is a run of this name and preset with other options.
             ValueError: if options do not fit together.
         """
-        parser = train_parser()
         trainer = {"devices": 1, **config.get("trainer", {}), **self.trainer}
-        run = str(self.folder(name).path)
-        options = parser.parse_object({**config, "seed": self.seed, "report": False, "trainer": trainer, "run": run})
-
-        def whole(options: Any) -> Any:
-            return yaml.safe_load(parser.dump(parser.parse_object(options)))
-
         folder = self.folder(name)
-        check_same(folder, whole(options), whole)
+        given = {**config, "seed": self.seed, "report": False, "trainer": trainer, "run": str(folder.path)}
+        options = training_options(given)
+        check_same(folder, options.plain())
         if not folder.summary.is_file():
             self.show(f"{name}, seed {self.seed}: training in {folder.path}")
             self._code(folder, self.code)
-            train_parsed(folder, parser, options, command=self.command, show=self.show)
+            train_with(folder, options, command=self.command, show=self.show)
         network = load_pretrained(folder.model).to(self.device)
         done = Trained(network, read_summary(folder), folder.path, tuple(self._code(folder)))
         self.trained.append(done)
@@ -189,30 +183,17 @@ class Lab:
         return noted
 
 
-def check_same(folder: RunFolder, options: Any, complete: Callable[[Any], Any] = dict) -> None:
-    """Raises a `FileExistsError` if the folder holds a run with other options, after ``complete`` adds defaults."""
+def check_same(folder: RunFolder, wanted: Mapping[str, Any]) -> None:
+    """Raises a `FileExistsError` if the folder holds a run with other options; it has defaults of newer ones."""
     if not folder.config.is_file():
         folder.unused()
         return
-    found, wanted = _at_home(complete(read_options(folder.config, option_hints()))), _at_home(options)
+    found = training_options(read_options(folder.config)).plain()
     names = sorted(name for name in {*found, *wanted} - {"run"} if found.get(name) != wanted.get(name))
     if names:
         raise FileExistsError(
             f"{folder.path} holds a run with another {', '.join(names)}: choose another folder with --runs, or move it"
         )
-
-
-def _at_home(options: Any) -> Any:
-    """Options with each class named by the module that defines it: it may have moved, or have several names."""
-    if isinstance(options, Mapping):
-        return {key: _home(value) if key == "class_path" else _at_home(value) for key, value in options.items()}
-    return [_at_home(one) for one in options] if isinstance(options, list) else options
-
-
-def _home(path: str) -> str:
-    module, _, name = path.rpartition(".")
-    found = getattr(import_module(module), name, None) if module else None
-    return path if found is None else f"{found.__module__}.{found.__qualname__}"
 
 
 def run_name(experiment: str, row: str) -> str:
@@ -223,11 +204,7 @@ def run_name(experiment: str, row: str) -> str:
 
 def data_of(config: Mapping[str, Any] | str) -> ImageData:
     """The data set that the option ``data`` of ``torchcaps train`` describes."""
-    from jsonargparse import ArgumentParser
-
-    parser = ArgumentParser()
-    parser.add_argument("--data", type=ImageData)
-    return parser.instantiate(parser.parse_object({"data": config})).data
+    return make(fit(ImageData, config, "data"))
 
 
 def at_random(images: ImageSet, count: int) -> ImageSet:

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 def option(kind: str | type, **arguments: Any) -> dict[str, Any]:
     """An object as an option: its class, or the name of that, and its arguments."""
-    path = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
-    return {"class_path": path, "init_args": arguments}
+    return {"name": kind if isinstance(kind, str) else kind.__name__, **arguments}
 
 
 def adam(rate: float, **arguments: Any) -> dict[str, Any]:

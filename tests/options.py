@@ -1,0 +1,20 @@
+"""Options of a training, for tests."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from torchcaps.cli.train import train_parser
+from torchcaps.training import TrainingOptions, training_options
+
+
+def made(values: Mapping[str, Any]) -> SimpleNamespace:
+    """The objects that options in a file describe, by the names of the options."""
+    return SimpleNamespace(
+        **{name: one for group in training_options(values).make() for name, one in vars(group).items()}
+    )
+
+
+def typed(*words: str) -> TrainingOptions:
+    """Options on a command line."""
+    return training_options(train_parser().tree(words))

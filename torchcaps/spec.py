@@ -1,0 +1,521 @@
+"""A thing is a name plus declared arguments: routings, networks, data sets, tasks, losses, optimizers, and options.
+
+``{"name": "em", "steps": 2}``, or ``"em"`` where no argument differs from its default, describes a thing anywhere: in
+Python, in YAML, on the command line, in a saved network. The name is looked up in a table of classes that exist
+already, and the arguments are those that the class declares in the signature of its constructor. Nothing is imported
+by name, nothing else is called, and text is never parsed again: a string where a class is taken is a name.
+"""
+
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache, partial
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+Decorated = TypeVar("Decorated", bound=type)
+
+MISSING = inspect.Parameter.empty
+"""Stands for a default that there is not."""
+
+_GATHERED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Registry(dict[str, Any]):
+    """The classes of a kind by name.
+
+    A class is known by the name that it is registered under, and by that of the class; a subclass of the base that is
+    not registered, by that of the class alone.
+
+    Args:
+        kind: what they are, for messages: "routing".
+        base: the class that they are derived from; an argument with this type hint takes a name of this registry.
+        factory: whether the first argument of their constructors comes later, as the parameters of an optimizer.
+
+    Example:
+        >>> from torchcaps.routing.base import ROUTINGS
+        >>> ROUTINGS.find("em") is ROUTINGS.find("EMRouting") is tc.routing.EMRouting
+        True
+    """
+
+    every: "list[Registry]" = []  # noqa: RUF012
+
+    def __init__(self, kind: str, base: type, factory: bool = False) -> None:
+        super().__init__()
+        self.kind, self.base, self.factory = kind, base, factory
+        self.every.append(self)
+
+    def register(self, name: str) -> Callable[[Decorated], Decorated]:
+        """Class decorator: makes a class known under a name; one that was defined again replaces its old self.
+
+        Raises:
+            ValueError: if another class has that name.
+        """
+
+        def enter(cls: Decorated) -> Decorated:
+            if name in self and not same_class(self[name], cls):
+                raise ValueError(f"a {self.kind} named {name!r} exists already: {self[name].__name__}")
+            self[name] = cls
+            return cls
+
+        return enter
+
+    def classes(self) -> list[type]:
+        """All classes of the kind that can be made."""
+        concrete = (cls for cls in subclasses(self.base) if not inspect.isabstract(cls) and cls is not self.base)
+        return [cls for cls in concrete if not cls.__name__.startswith("_")]
+
+    def find(self, name: object, place: str = "") -> type:
+        """The class of a name.
+
+        Args:
+            name: of the class, or that it is registered under. The path of the class, as in files of earlier versions,
+                is a name too: what comes before the last dot must begin with the package that defines the class.
+            place: what takes the class, for the message.
+
+        Raises:
+            ValueError: if there is none.
+        """
+        *path, last = name.split(".") if isinstance(name, str) else [""]
+        called = [*filter(None, [self.get(last)]), *(cls for cls in self.classes() if cls.__name__ == last)]
+        found = [cls for cls in called if not path or path[0] == package_of(cls)]
+        if not found:
+            raise ValueError(self.unknown(name, place or self.kind))
+        own = [cls for cls in found if package_of(cls) == package_of(self.base)]  # one of the user's goes by its path
+        return (own or found)[0]
+
+    def unknown(self, name: object, place: str) -> str:
+        """What to say of a name that is not known."""
+        classes = sorted({cls.__name__ for cls in self.classes()})
+        known = sorted(self) or classes
+        near = get_close_matches(str(name), [*self, *classes], 1)
+        return (
+            f"{place} must be one of {known}, got {name!r}" + (f"; did you mean {near[0]}?" if near else "") +
+            "\n  One of your own is known once its module is imported: --import my_module"
+        )  # fmt: skip
+
+    def name_of(self, cls: type) -> str:
+        """The name that :meth:`find` knows a class by: as registered, or its own, or its path."""
+        for name in (*(name for name, one in self.items() if one is cls), cls.__name__):
+            with suppress(ValueError):
+                if self.find(name) is cls:
+                    return name
+        return f"{cls.__module__}.{cls.__name__}"
+
+
+def package_of(cls: type) -> str:
+    """The package that defines a class."""
+    return cls.__module__.partition(".")[0]
+
+
+def registry_of(kind: Any) -> Registry | None:
+    """The registry that an argument with this type hint takes a name of; None if it takes no class."""
+    result = get_args(kind)[-1] if get_origin(kind) is Callable or kind is Callable else kind
+    if not inspect.isclass(result):
+        return None
+    return next((one for one in Registry.every if issubclass(result, one.base)), None)
+
+
+def subclasses(base: type) -> Iterator[type]:
+    """A class and all that are derived from it so far."""
+    waiting, seen = [base], set()
+    while waiting:
+        cls = waiting.pop()
+        if cls not in seen:
+            seen.add(cls)
+            waiting += type.__subclasses__(cls)
+            yield cls
+
+
+def same_class(one: type, other: type) -> bool:
+    """Whether two classes are one, defined twice: its module was reloaded, or its cell in a notebook run again."""
+    files = {getattr(sys.modules.get(cls.__module__), "__file__", None) for cls in (one, other)}
+    one_module = one.__module__ == other.__module__ or (len(files) == 1 and None not in files)
+    return one_module and one.__qualname__ == other.__qualname__
+
+
+class Argument(NamedTuple):
+    """A declared argument: its type hint, and its default, or :data:`MISSING`."""
+
+    hint: Any
+    default: Any = MISSING
+
+
+class Declared(NamedTuple):
+    """What a constructor takes: arguments by name, and whether it takes others, too."""
+
+    arguments: dict[str, Argument]
+    open: bool
+
+
+@cache
+def declared(cls: Callable[..., Any], skip: int = 0) -> Declared:
+    """The arguments that a class declares in the signature of its constructor, or a function in its own.
+
+    Args:
+        cls: the class or function.
+        skip: how many of the first arguments to leave out.
+    """
+    maker: Any = cls.__init__ if inspect.isclass(cls) else cls
+    try:
+        hints = get_type_hints(maker, include_extras=True)
+    except (NameError, TypeError, AttributeError):  # hints of a module that is not imported
+        hints = {}
+    taken = list(inspect.signature(maker).parameters.values())[inspect.isclass(cls) + skip :]
+    named = {one.name: one for one in taken if one.kind not in _GATHERED}
+    defaults = {one.name: one.default_factory for one in fields(cls)} if is_dataclass(cls) else {}
+    arguments = {name: Argument(hints.get(name, Any), _default(one, defaults.get(name))) for name, one in named.items()}
+    return Declared(arguments, any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken))
+
+
+def _default(parameter: inspect.Parameter, factory: Any) -> Any:
+    """The default of a parameter; where a dataclass makes it, a new one."""
+    return factory() if callable(factory) else parameter.default
+
+
+def refused(name: str, cls: type, arguments: Sequence[str]) -> str:
+    """Why the constructor of a class does not take these arguments, in words about ``name``; empty if it does."""
+    known = declared(cls)
+    wrong = None if known.open else next((one for one in arguments if one not in known.arguments), None)
+    takes = ", ".join(known.arguments) or "none"
+    if wrong is None:
+        return ""
+    return f"{name} takes no argument {wrong!r}{meant(wrong, known.arguments)}; it takes {takes}"
+
+
+def meant(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
+    """A question after the known name that looks like an unknown one."""
+    near = [one for one in known if one.startswith(name)] or get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A value as typed on a command line: read as YAML, and as it stands, for what takes text."""
+
+    text: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A class with its arguments, checked and complete.
+
+    Args:
+        cls: the class.
+        arguments: by name, with specs for things.
+        place: the option that it belongs to, for messages.
+        registry: where its name is; None for a group of options, which has none.
+    """
+
+    cls: type
+    arguments: dict[str, Any]
+    place: str
+    registry: Registry | None = None
+
+    def make(self) -> Any:
+        """The thing; of an optimizer or a scheduler, a function that makes it.
+
+        Raises:
+            ValueError: if the arguments do not fit each other.
+        """
+        arguments = {name: make(value) for name, value in self.arguments.items()}
+        if self.registry is not None and self.registry.factory:
+            return partial(self.cls, **arguments)
+        with _named(self.place):
+            return self.cls(**arguments)
+
+    def plain(self) -> dict[str, Any]:
+        """The name and all arguments, ready for JSON and YAML."""
+        name = {} if self.registry is None else {"name": self.registry.name_of(self.cls)}
+        return {**name, **{key: plain(value) for key, value in self.arguments.items()}}
+
+
+@contextmanager
+def _named(place: str) -> Iterator[None]:
+    """Errors that constructors raise for arguments that fit one by one, but not together, name the place."""
+    try:
+        yield
+    except (TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, RuntimeError) as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+def make(value: Any) -> Any:
+    """The value with the things that it describes, at any depth, made."""
+    if isinstance(value, Spec):
+        return value.make()
+    if isinstance(value, list | tuple):
+        return type(value)(map(make, value))
+    return {name: make(one) for name, one in value.items()} if isinstance(value, Mapping) else value
+
+
+def plain(value: Any, place: str = "argument") -> Any:
+    """A value as JSON and YAML hold it: things as their names and arguments, paths as text, tuples as lists.
+
+    Raises:
+        ValueError: if it has no such form; names the place.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Spec):
+        return value.plain()
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        if wrong := [key for key in value if not isinstance(key, str)]:
+            raise ValueError(f"{place} must have names for its values, got {wrong[0]!r}")
+        return {key: plain(one, f"{place}.{key}") for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one, place) for one in value]
+    registry = registry_of(type(value))
+    if registry is not None or (is_dataclass(value) and not isinstance(value, type)):
+        name = {} if registry is None else {"name": registry.name_of(type(value))}
+        kind: Any = type(value)
+        return {**name, **{one: plain(kept(value, one), place) for one in declared(kind).arguments}}
+    raise ValueError(
+        f"{place} must be a name, a number, a list, or a dict of these, as {{'name': ..., argument: ...}} for a class, "
+        f"to be saved; got {value!r}"
+    )
+
+
+def kept(owner: Any, argument: str) -> Any:
+    """The attribute that holds an argument of the constructor.
+
+    Raises:
+        ValueError: if there is none of that name.
+    """
+    try:
+        return getattr(owner, argument)
+    except AttributeError as error:
+        kind = type(owner).__name__
+        raise ValueError(
+            f"{kind} must keep its argument {argument!r} as an attribute of that name, to be saved with it ({error})"
+        ) from error
+
+
+def fit(hint: Any, value: Any, place: str) -> Any:
+    """A plain value as a type hint asks for it: checked, with a :class:`Spec` wherever it describes a thing.
+
+    Args:
+        hint: the type hint of an argument. Where it is a class with a :class:`Registry`, the value is a name, or a dict
+            with ``name`` and arguments; where it is a dataclass, a dict of its fields. ``Annotated`` with
+            :class:`Within` bounds numbers.
+        value: of plain values, or as typed on a command line; things are taken as :func:`plain` describes them.
+        place: of the argument, for messages: "data.root".
+
+    Raises:
+        ValueError: if it does not fit: says what was expected.
+    """
+    parts = list(alternatives(hint))
+    meanings = [value.value, value.text] if isinstance(value, Typed) else [value]
+    for meaning in meanings:
+        for part, bounds in parts:
+            if _takes(part, meaning):
+                found = _fitted(part, meaning, place)
+                for bound in bounds:
+                    bound.check(place, found)
+                return found
+    expected = " or ".join(dict.fromkeys(words for part, _ in parts if (words := _words(part))))
+    raise ValueError(f"{place} must be {expected}, got {meanings[-1]!r}")
+
+
+@dataclass(frozen=True)
+class Within:
+    """Bounds of a number, for ``Annotated``: from ``least`` to ``most``, or between them if ``open``."""
+
+    least: float | None = None
+    most: float | None = None
+    open: bool = False
+
+    def check(self, place: str, value: Any) -> None:
+        """Raises a ValueError that names the place unless the number, or each of several, is within."""
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if not _finite(number):
+                raise ValueError(f"{place} must be finite, got {number!r}")
+            low = self.least is not None and (number <= self.least if self.open else number < self.least)
+            high = self.most is not None and (number >= self.most if self.open else number > self.most)
+            if low or high:
+                raise ValueError(f"{place} must be {self}, got {number!r}")
+
+    def __str__(self) -> str:
+        words = ("above", "below") if self.open else ("at least", "at most")
+        bounds = zip(words, (self.least, self.most), strict=True)
+        return " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+
+
+def _finite(number: Any) -> bool:
+    return number == number and number not in (float("inf"), -float("inf"))
+
+
+def alternatives(hint: Any, bounds: tuple[Within, ...] = ()) -> Iterator[tuple[Any, tuple[Within, ...]]]:
+    """The alternatives of a type hint, each with its bounds."""
+    if get_origin(hint) is Annotated:
+        inner, *more = get_args(hint)
+        yield from alternatives(inner, (*bounds, *(one for one in more if isinstance(one, Within))))
+    elif get_origin(hint) in (Union, types.UnionType):
+        for one in get_args(hint):
+            yield from alternatives(one, bounds)
+    elif isinstance(hint, TypeVar):
+        yield Any, bounds
+    else:
+        yield hint, () if hint in (None, type(None)) else bounds
+
+
+_SEQUENCES = (list, tuple, Sequence, set, frozenset)
+_MAPPINGS = (dict, Mapping)
+
+
+def _takes(part: Any, value: Any) -> bool:
+    """Whether a value is of the kind of one alternative of a type hint, whatever is inside it."""
+    kind = get_origin(part) or part
+    if kind is Any or kind is object:
+        return True
+    if kind in (None, type(None)):
+        return value is None
+    if kind is Literal:
+        return any(value == one and type(value) is type(one) for one in get_args(part))
+    if registry_of(part) is not None or is_dataclass(kind):
+        is_thing = isinstance(value, kind) if inspect.isclass(kind) else callable(value)
+        return isinstance(value, Mapping) or is_thing or (isinstance(value, str) and registry_of(part) is not None)
+    if kind is float:
+        return isinstance(value, Real) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    if kind is Path:
+        return isinstance(value, str | Path)
+    if kind in _SEQUENCES:
+        return isinstance(value, list | tuple)
+    if kind in _MAPPINGS:
+        return isinstance(value, Mapping)
+    return inspect.isclass(kind) and isinstance(value, kind)
+
+
+def _fitted(part: Any, value: Any, place: str) -> Any:
+    """A value of the kind of one alternative of a type hint, with what is inside it."""
+    kind: Any = get_origin(part) or part
+    inner = get_args(part)
+    registry = registry_of(part)
+    if registry is not None:
+        return _thing(registry, kind, value, place)
+    if is_dataclass(kind) and isinstance(kind, type):
+        arguments = value if isinstance(value, Mapping) else plain(value, place)
+        return Spec(kind, complete(kind, arguments, place), place)
+    if kind is float:
+        return float(value)
+    if kind in _SEQUENCES:
+        return _several(kind, inner, value, place)
+    if kind in _MAPPINGS:
+        hint = inner[1] if inner else Any
+        return {str(name): fit(hint, one, f"{place}.{name}") for name, one in value.items()}
+    return _untyped(value, place) if kind in (Any, object) else value
+
+
+def _several(kind: Any, inner: tuple[Any, ...], value: Sequence[Any], place: str) -> Any:
+    """A list or a tuple, whose elements fit."""
+    each = inner[:1] or (Any,)
+    if kind is tuple and inner and inner[-1] is not Ellipsis:
+        if len(inner) != len(value):
+            raise ValueError(f"{place} must be {len(inner)} values, got {list(value)!r}")
+        each = inner
+    hints = each * len(value) if len(each) == 1 else each
+    found = [fit(hint, one, place) for hint, one in zip(hints, value, strict=True)]
+    return found if kind is list else tuple(found)
+
+
+def _untyped(value: Any, place: str) -> Any:
+    """A value for an argument without a type hint: any plain one."""
+    if isinstance(value, Typed):
+        return _untyped(value.value, place)
+    if isinstance(value, Mapping):
+        return {str(name): _untyped(one, f"{place}.{name}") for name, one in value.items()}
+    return [_untyped(one, place) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _thing(registry: Registry, kind: Any, value: Any, place: str) -> Spec:
+    """What a name, or a name with arguments, describes."""
+    if not isinstance(value, str | Mapping):
+        value = plain(value, place)
+    value = {"name": value} if isinstance(value, str) else of_old(value)
+    if "name" not in value:
+        names = [cls.__name__ for cls in registry.classes()]
+        raise ValueError(f"{place} must name a class before its arguments: {', '.join(sorted(registry) or names)}")
+    name = value["name"].text if isinstance(value["name"], Typed) else value["name"]
+    cls = registry.find(name, place)
+    if issubclass(kind, registry.base) and not issubclass(cls, kind):
+        raise ValueError(f"{place} must be a {kind.__name__}, got {name!r}")
+    arguments = {key: one for key, one in value.items() if key != "name"}
+    return Spec(cls, complete(cls, arguments, place, int(registry.factory)), place, registry)
+
+
+def of_old(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A thing as files of earlier versions describe it, ``class_path`` and ``init_args``, in today's form."""
+    if "class_path" not in value and "init_args" not in value:
+        return value
+    rest = {key: one for key, one in value.items() if key not in ("class_path", "init_args", "dict_kwargs")}
+    named = {"name": value["class_path"]} if "class_path" in value else {}
+    inner = [value.get(key) or {} for key in ("init_args", "dict_kwargs")]
+    if not all(isinstance(one, Mapping) for one in inner):
+        raise ValueError(f"init_args must hold arguments by name, got {inner[0]!r}")
+    return {**named, **inner[0], **inner[1], **rest}
+
+
+def complete(cls: Callable[..., Any], given: Mapping[str, Any], place: str, skip: int = 0) -> dict[str, Any]:
+    """The arguments of a class, each as its type hint asks for it, with the defaults of those that are not given.
+
+    Raises:
+        ValueError: if the class takes no argument of a name, one is missing, or does not fit.
+    """
+    known, within = declared(cls, skip), f"{place}." if place else ""
+    for name in given:
+        if name not in known.arguments and not known.open:
+            takes = ", ".join(known.arguments) or "nothing"
+            near = meant(str(name), known.arguments)
+            raise ValueError(f"there is no option {within}{name}{near}\n  {place} takes {takes}")
+    found = {}
+    for name, argument in known.arguments.items():
+        if name in given:
+            found[name] = fit(argument.hint, given[name], within + name)
+        elif argument.default is MISSING:
+            raise ValueError(f"{within}{name} is missing: {getattr(cls, '__name__', place)} needs it")
+        elif _is_plain(argument.default):
+            found[name] = fit_default(argument, within + name)
+    return {**found, **{name: _untyped(one, within + name) for name, one in given.items() if name not in found}}
+
+
+def fit_default(argument: Argument, place: str) -> Any:
+    """The default of an argument, as it would be read; as it is where it does not fit its own type hint."""
+    try:
+        return fit(argument.hint, argument.default, place)
+    except ValueError:
+        return argument.default
+
+
+def _is_plain(default: Any) -> bool:
+    try:
+        plain(default)
+    except ValueError:
+        return False
+    return True
+
+
+def _words(part: Any) -> str:
+    """What one alternative of a type hint takes, for people; empty if that cannot be written."""
+    kind = get_origin(part) or part
+    registry = registry_of(part)
+    if registry is not None:
+        return f"the name of a {registry.kind}"
+    if kind is Literal:
+        return "one of " + ", ".join(repr(one) for one in get_args(part))
+    if is_dataclass(kind):
+        return "options by name"
+    if kind in _SEQUENCES:
+        return "a list"
+    if kind in _MAPPINGS:
+        return "values by name"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+    return "null" if kind in (None, type(None)) else words.get(kind, "")
