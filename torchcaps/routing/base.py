@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from torchcaps.capsules import Capsules
 from torchcaps.names import enter
-from torchcaps.numerics import cast, check_finite, check_series, check_share, check_size, given
+from torchcaps.numerics import cast, check_floor, check_series, check_share, check_size, given
 from torchcaps.ops import Similarity, Votes
 
 ROUTINGS: dict[str, type["Routing"]] = {}
@@ -396,7 +396,7 @@ class BatchStandard(nn.BatchNorm1d):
         momentum: share of a batch in the new running values.
 
     Raises:
-        ValueError: if the momentum is no share, or epsilon is negative.
+        ValueError: if the momentum is no share, or epsilon no floor that float32 holds.
     """
 
     running_mean: Tensor
@@ -404,7 +404,7 @@ class BatchStandard(nn.BatchNorm1d):
 
     def __init__(self, features: int, axis: int = 1, epsilon: float = 1e-5, momentum: float = 0.1) -> None:
         check_share(momentum=momentum)
-        check_finite(0, epsilon=epsilon)
+        check_floor(epsilon=epsilon)
         super().__init__(features, eps=epsilon, momentum=momentum, affine=False)
         self.axis = axis
 

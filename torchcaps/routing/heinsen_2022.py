@@ -77,8 +77,9 @@ def heinsen_2022_routing(
         \phi_{ij} = \beta^{use}_{ij} f_i R_{ij} - \beta^{ign}_{ij} (f_i - f_i R_{ij}), \quad
         y_j = \sum_i \phi_{ij} V_{ij}
 
-    from uniform R, which is 1 / J, or with a mask 1 over the parents that a child has; N normalises over the numbers of a pose (variance plus 1e-5, without weights), or does
-    nothing to a single number. The transforms are factored, so
+    from uniform R, which is 1 / J, or with a mask 1 over the number of parents that a child has; N normalises over the
+    numbers of a pose (variance plus 1e-5, without weights), or does nothing to a single number. The
+    transforms are factored, so
 
     .. math::
         \sum_i \phi_{ij} V_{ij} = \Big( \Big( \sum_i \phi_{ij} x'_i \Big) \odot W_{F_1,j} \Big) W_{F_2}
