@@ -57,8 +57,8 @@ class EMSettings:
     r"""Where implementations of the M-step differ; the defaults are Procedure 1, but for the floor.
 
     Args:
-        variance_floor: added to the variances, 1.1e-19 or more: a parent with one child would have variance 0, a cost of
-            minus infinity, and gradients of NaN.
+        variance_floor: added to the variances, 1.1e-19 or more: a parent with one child would have variance 0, a cost
+            of minus infinity, and gradients of NaN.
         mean_smoothing: share of the previous mean in the new one (0.1 in the released code, where the first mean is
             smoothed towards 0).
         cost_scale: factor of the cost (2 in the released code, which adds up the logarithms of variances and not of
