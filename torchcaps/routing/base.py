@@ -345,12 +345,16 @@ def check_steps(steps: int, least: int = 1) -> int:
     return steps
 
 
-def check_parents(routing: Routing, parents: int, votes: Votes) -> None:
-    """Checks that the votes are for as many parents as a routing has parameters for.
+def check_parents(routing: Routing, parameter: Tensor | None, votes: Votes, axis: int = 0) -> None:
+    """Checks that a routing has a parameter for each parent of the votes, along that axis of it.
 
     Raises:
-        ValueError: if they are not.
+        RuntimeError: if it has none yet.
+        ValueError: if it has one for other parents.
     """
+    if parameter is None:
+        raise unbound(routing)
+    parents = parameter.shape[axis]
     if votes.parents != parents:
         raise ValueError(
             f"this {type(routing).__name__} has parameters for {parents} parents, got votes for {votes.parents}"

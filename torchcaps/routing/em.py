@@ -31,7 +31,6 @@ from torchcaps.routing.base import (
     check_parents,
     check_steps,
     register_routing,
-    unbound,
 )
 
 Schedule = Literal["released", "linear", "constant"]
@@ -416,9 +415,7 @@ class EMRouting(Routing):
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
-        if self.unit_cost is None or self.activation_cost is None:
-            raise unbound(self)
-        check_parents(self, len(self.unit_cost), votes)
+        check_parents(self, self.unit_cost, votes)
         temperatures = inverse_temperatures(self.schedule, self.steps, self.inverse_temperature)
         return em_routing(
             votes,
