@@ -195,6 +195,24 @@ def check_positive(**numbers: Any) -> None:
             raise ValueError(f"{name} must be above 0 and finite, got {number!r}")
 
 
+LEAST_FLOOR = torch.finfo(torch.float32).tiny ** 0.5
+"""The least floor of variances, 1.1e-19: routing computes in float32 at least, and 1 / x^2, a gradient's, is finite."""
+
+
+def check_floor(**floors: Any) -> None:
+    """Checks that arguments can keep variances from 0 in any dtype: they, their squares and 1 / x^2 are finite.
+
+    Raises:
+        ValueError: if one is not between :data:`LEAST_FLOOR` and its inverse; names the argument.
+    """
+    for name, floor in floors.items():
+        if not is_finite(floor) or not LEAST_FLOOR <= floor <= 1 / LEAST_FLOOR:
+            raise ValueError(
+                f"{name} must be above 0 and finite in float32, as its square is: from {LEAST_FLOOR:.1e} to "
+                f"{1 / LEAST_FLOOR:.1e}, got {floor!r} (1e-12 is next to nothing)"
+            )
+
+
 def check_share(**shares: Any) -> None:
     """Checks that arguments are numbers from 0 to 1.
 

@@ -39,36 +39,35 @@ def book(x: Array, w: VectorWeights, steps: int, normalise: bool, mask: Array | 
         for one in (w.vote, w.vote_shared, w.vote_bias, w.prediction_shared, w.prediction, w.prediction_bias)
     )
     scaled = x / np.sqrt(I)
-    f = np.array([1 / (1 + np.exp(-(scaled[i] @ A[i] + A0[i]))) for i in range(I)])[:, None] * np.ones((I, J))
-    if mask is not None:
-        f = f * mask
+    mask = np.ones((I, J)) if mask is None else mask
+    f = np.array([1 / (1 + np.exp(-(scaled[i] @ A[i] + A0[i]))) for i in range(I)])[:, None] * mask
     V = np.array([[(scaled[i] * F1[j]) @ F2 + F0[j] for j in range(J)] for i in range(I)])
-    R, y = np.full((I, J), 1 / J), np.zeros((J, D))
+    R, y = mask / mask.sum(1, keepdims=True), np.zeros((J, D))
     for step in range(steps):
         if step > 0:
             expected = np.array([(normalised(y)[j] @ G1) * G2[j] + G0[j] for j in range(J)])
             for i in range(I):
                 sigmoid = np.array([1 / (1 + np.exp(-(x[i] @ expected[j] * S[i, j] + S0[i, j]))) for j in range(J)])
-                if mask is not None:
-                    sigmoid = sigmoid * mask[i]
-                R[i] = sigmoid / sigmoid.sum()
+                R[i] = sigmoid * mask[i] / (sigmoid * mask[i]).sum()
         used = f * R
         phi = use * used - ignore * (f - used)
         y = np.array([sum(phi[i, j] * V[i, j] for i in range(I)) for j in range(J)])
     return (normalised(y) if normalise else y), R
 
 
-def differentiable(x: Tensor, w: VectorWeights, steps: int = 3) -> Tensor:
+def differentiable(x: Tensor, w: VectorWeights, steps: int = 3, mask: Tensor | None = None) -> Tensor:
     """With stored votes."""
+    mask = x.new_ones(1, x.shape[1], len(w.vote)) if mask is None else mask.to(x.dtype)
     scaled = x / x.shape[1] ** 0.5
-    f = ((scaled * w.presence).sum(-1) + w.presence_bias).sigmoid()[..., None]
+    f = ((scaled * w.presence).sum(-1) + w.presence_bias).sigmoid()[..., None] * mask
     V = torch.einsum("bid,jd,de->bije", scaled, w.vote, w.vote_shared) + w.vote_bias
-    R = torch.full(V.shape[:3], 1 / V.shape[2], dtype=V.dtype)
+    R = mask / mask.sum(-1, keepdim=True)
     y = x.new_zeros(())
     for step in range(steps):
         if step > 0:
             expected = torch.einsum("bje,ed,jd->bjd", norm(y), w.prediction_shared, w.prediction) + w.prediction_bias
-            R = (torch.einsum("bid,bjd->bij", x, expected) * w.score + w.score_bias).sigmoid().log().softmax(-1)
+            fit = mask * (torch.einsum("bid,bjd->bij", x, expected) * w.score + w.score_bias).sigmoid()
+            R = fit / fit.sum(-1, keepdim=True)
         phi = w.benefit * f * R - w.cost * (f - f * R)
         y = (phi[..., None] * V).sum(1)
     return norm(y)
@@ -106,14 +105,89 @@ def test_gradients(children: int) -> None:
     torch.testing.assert_close(*results, rtol=1e-8, atol=1e-10)
 
 
-def test_a_child_without_parents_does_not_count() -> None:
-    x, w = normal(B, I, d).requires_grad_(), weights(1)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_child_without_parents_adds_nothing(steps: int) -> None:
+    """Its number in I stays: the others are as large beside a child that nobody believes in, whose f is 0."""
+    x, w = normal(B, I, d).requires_grad_(), weights(I)
     mask = torch.ones(I, J, dtype=torch.bool)
     mask[2] = False
-    y, _ = heinsen_2022_routing(x, w, mask=mask)
+    y, _ = heinsen_2022_routing(x, w, steps=steps, mask=mask)
     (gradient,) = torch.autograd.grad(y, x, normal(B, J, D))
     assert gradient.isfinite().all()
     assert not gradient[:, 2].any()
+    unbelieved = w.presence_bias.clone()
+    unbelieved[2] = -torch.inf
+    expected, _ = heinsen_2022_routing(x, w._replace(presence_bias=unbelieved), steps=steps)
+    torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-13)
+
+
+def own_parents() -> Tensor:
+    """A mask (B, I, J) under which each child has a parent, and parents differ by child and example."""
+    mask = normal(B, I, J, seed=7) > 0
+    return mask | ~mask.any(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_a_mask_in_which_each_child_has_one_parent_decides_the_assignment(steps: int) -> None:
+    parent = torch.arange(I) % J
+    mask = torch.nn.functional.one_hot(parent, J).bool()
+    layer = CapsLinear(I, J, d, D, routing=Heinsen2022Routing(steps)).double()
+    routed = layer.route(normal(B, I, d), mask.expand(B, I, J))
+    torch.testing.assert_close(routed.assignment, mask.double().expand(B, I, J), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+@pytest.mark.parametrize("children", [I, None], ids=["each", "any number"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_layer_masks_pairs(children: int | None, backend: str, steps: int) -> None:
+    """Children on two axes; forward, backward and the assignment, against the book."""
+    torch.manual_seed(0)
+    transforms = "full" if children else "shared"
+    routing, mask = Heinsen2022Routing(steps), own_parents()
+    layer = CapsLinear(children, J, d, D, transforms=transforms, routing=routing, backend=backend).double()
+    x = normal(B, I, d, seed=20).requires_grad_()
+    sites = x.unflatten(1, (1, I))
+    pose, w = layer(sites, mask[:, None]).pose, layer.routing.weights(x)
+    expected = differentiable(x, w, steps, mask)
+    for b in range(B):
+        betas = {name: getattr(w, name)[b] for name in ("benefit", "cost")} if children is None else {}
+        one = VectorWeights(*(field.detach() for field in w._replace(**betas)))
+        y, R = book(x[b].detach().numpy(), one, steps, True, mask[b].numpy())
+        torch.testing.assert_close(pose[b].detach(), torch.from_numpy(y), rtol=1e-10, atol=1e-12)
+        assignment = layer.route(sites, mask[:, None]).assignment[b]
+        torch.testing.assert_close(assignment.detach(), torch.from_numpy(R), rtol=1e-10, atol=1e-12)
+    leaves, upstream = [x, *layer.parameters()], normal(B, J, D, seed=30)
+    found = torch.autograd.grad(pose, leaves, upstream, retain_graph=True, materialize_grads=True, allow_unused=True)
+    wanted = torch.autograd.grad(expected, leaves, upstream, materialize_grads=True, allow_unused=True)
+    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+def test_in_a_layer_a_child_without_parents_is_not_there(backend: str) -> None:
+    layer = CapsLinear(None, J, d, D, transforms="shared", routing=Heinsen2022Routing(3), backend=backend).double()
+    x, mask = normal(B, I, d, seed=20), own_parents()
+    mask[:, 2] = False
+    x[:, 2] = torch.nan
+    x.requires_grad_()
+    routed, there = layer.route(x, mask), torch.arange(I) != 2
+    expected = layer.route(x[:, there], mask[:, there])
+    torch.testing.assert_close(routed.pose, expected.pose, rtol=1e-11, atol=1e-13)
+    torch.testing.assert_close(routed.assignment[:, there], expected.assignment, rtol=1e-11, atol=1e-13)
+    assert not routed.assignment[:, 2].any()
+    (gradient,) = torch.autograd.grad(routed.pose, x, normal(B, J, D))
+    assert gradient.isfinite().all()
+    assert not gradient[:, 2].any()
+
+
+def test_masks_of_pairs_that_do_not_fit() -> None:
+    x, mask = normal(B, I, d).float(), torch.ones(B, I, J, dtype=torch.bool)
+    layer = CapsLinear(I, J, d, D, routing=Heinsen2022Routing())
+    with pytest.raises(ValueError, match=r"pairs must be bool \(2, 5, 3\), got torch.bool \(2, 5, 4\)"):
+        layer(x, mask.new_ones(B, I, 4))
+    with pytest.raises(ValueError, match=r"pairs must be bool \(2, 5, 3\), got torch.float32 \(2, 5, 3\)"):
+        layer(x, mask.float())
+    with pytest.raises(ValueError, match="DynamicRouting cannot leave out pairs: mask must be one value for each"):
+        CapsLinear(I, J, d, D)(x, mask)
 
 
 def test_parameters() -> None:

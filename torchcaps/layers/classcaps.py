@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import Pose, check_axes, check_map, check_rows, pose_shape, present, without_own_transforms
 from torchcaps.layers.pose_norm import PoseMagnitude
-from torchcaps.numerics import check_finite, check_size, compute_dtype
+from torchcaps.numerics import check_finite, check_size, compute_dtype, given
 from torchcaps.ops import Votes
 from torchcaps.ops.dispatch import known_backend
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
@@ -167,9 +167,7 @@ class ClassCaps(nn.Module):
                 None if all are there.
             initial: as in :meth:`route`.
         """
-        if initial is not None:
-            return self.parents(self.route(children, mask, initial=initial), children)
-        return self.parents(self.route(children) if mask is None else self.route(children, mask), children)
+        return self.parents(self.route(children, **given(mask=mask, initial=initial)), children)
 
     def parents(self, routed: Routed, children: Capsules) -> Capsules:
         """What :meth:`route` returned for these children, as :meth:`forward` returns it."""

@@ -178,9 +178,7 @@ class CapsConvNd(nn.Module):
                 None if all are there. For the mask of the parents, see :meth:`out_mask`.
             initial: as in :meth:`route`.
         """
-        if initial is not None:
-            return self.parents(self.route(children, mask, initial=initial), children, mask)
-        return self.parents(self.route(children) if mask is None else self.route(children, mask), children, mask)
+        return self.parents(self.route(children, **given(mask=mask, initial=initial)), children, mask)
 
     def parents(self, groups: list[Routed], children: Capsules, mask: Tensor | None = None) -> Capsules:
         """What :meth:`route` returned for these children, as :meth:`forward` returns it."""

@@ -137,7 +137,15 @@ class CapsLinear(nn.Module):
 
     def votes(self, children: Capsules | Tensor, mask: Tensor | None = None) -> Votes:
         """The votes of the children, not yet formed; ``mask`` as in :meth:`forward`."""
-        return self._votes(self._as_children(children, mask)[0], mask)
+        there, _ = self._masks(children, mask)
+        return self._votes(self._as_children(children, there)[0], there)
+
+    def _masks(self, children: Capsules | Tensor, mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The mask of the children, and that of the pairs, (B, I, J), if there is one."""
+        pose = children.pose if isinstance(children, Capsules) else children
+        if not isinstance(mask, Tensor) or mask.ndim <= pose.ndim - len(self.in_pose):
+            return mask, None
+        return mask.any(-1), mask.flatten(1, -2)
 
     def _votes(self, pose: Tensor, mask: Tensor | None) -> Votes:
         if self.child_weight is not None:
@@ -161,8 +169,9 @@ class CapsLinear(nn.Module):
             mask: as in :meth:`forward`.
             initial: parents of an earlier call, from which a ``resumable`` routing goes on.
         """
-        pose, activation = self._as_children(children, mask)
-        return self.routing(self._votes(pose, mask), activation, initial=initial)
+        there, pairs = self._masks(children, mask)
+        pose, activation = self._as_children(children, there)
+        return self.routing(self._votes(pose, there), activation, **given(initial=initial, pairs=pairs))
 
     def forward(
         self, children: Capsules | Tensor, mask: Tensor | None = None, *, initial: Routed | None = None
@@ -172,12 +181,12 @@ class CapsLinear(nn.Module):
         Args:
             children: capsules, or their poses alone.
             mask: bool (B, *sites), False for children that are not there, whose numbers are then ignored; None if all
-                are there.
+                are there. For a routing that masks pairs, such as
+                :class:`~torchcaps.routing.Heinsen2022Routing`, also bool (B, *sites, J), False where a child has
+                nothing to do with a parent; a child without parents is not there.
             initial: as in :meth:`route`.
         """
-        if initial is not None:
-            return self.parents(self.route(children, mask, initial=initial), children)
-        return self.parents(self.route(children) if mask is None else self.route(children, mask), children)
+        return self.parents(self.route(children, **given(mask=mask, initial=initial)), children)
 
     def parents(self, routed: Routed, children: Capsules | Tensor) -> Capsules:
         """What :meth:`route` returned for these children, as :meth:`forward` returns it."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchcaps.layers.pose import Pose, pose_shape
 from torchcaps.numerics import (
     check_choice,
-    check_finite,
+    check_floor,
     check_share,
     check_size,
     compute_dtype,
@@ -71,7 +71,7 @@ class PoseNorm(nn.Module):
         check_choice("kind", kind, get_args(PoseScale))
         check_size(types=types)
         check_share(momentum=momentum)
-        check_finite(0, eps=eps)
+        check_floor(eps=eps)
         self.types, self.pose, self.kind = types, pose_shape("pose", pose), kind
         self.momentum, self.eps = momentum, eps
         self.norm: nn.modules.batchnorm._BatchNorm | None = None  # or what sync_batchnorm makes of it

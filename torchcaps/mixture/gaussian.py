@@ -16,7 +16,7 @@ from torchcaps.mixture.base import (
 )
 from torchcaps.mixture.density import Mixture
 from torchcaps.mixture.kmeans import KMeans
-from torchcaps.numerics import check_choice
+from torchcaps.numerics import check_choice, check_floor
 from torchcaps.ops import Gaussian, Similarity, Votes
 
 
@@ -213,6 +213,8 @@ class GaussianMixture(Mixture):
     def _clusters(self) -> int:
         check_choice("covariance_type", self.covariance_type, tuple(COVARIANCES))
         check_number("reg_covar", self.reg_covar, 0)
+        if self.reg_covar:
+            check_floor(reg_covar=self.reg_covar)
         check_learn(self.learn, ("weights", "means", "covariances"))
         return super()._clusters()
 

@@ -59,12 +59,25 @@ class Centres(NamedTuple):
 class CentreClustering(ClusterMixin, Clustering):
     """What hard and soft K-Means share."""
 
-    n_clusters: int
-    init: Any
-    metric: str
-
     _metrics: tuple[str, ...]
     _hard: bool
+
+    def __init__(
+        self,
+        n_clusters: int = 8,
+        *,
+        metric: str = "euclidean",
+        init: Any = "k-means++",
+        max_iter: int = 300,
+        tol: float = 1e-4,
+        random_state: Any = None,
+    ) -> None:
+        self.n_clusters = n_clusters
+        self.metric = metric
+        self.init = init
+        self.max_iter = max_iter
+        self.tol = tol
+        self.random_state = random_state
 
     @property
     def _sharpness(self) -> float:
@@ -185,23 +198,6 @@ class KMeans(CentreClustering):
     _metrics = ("euclidean", "inner")
     _hard = True
 
-    def __init__(
-        self,
-        n_clusters: int = 8,
-        *,
-        metric: Literal["euclidean", "inner"] = "euclidean",
-        init: Any = "k-means++",
-        max_iter: int = 300,
-        tol: float = 1e-4,
-        random_state: Any = None,
-    ) -> None:
-        self.n_clusters = n_clusters
-        self.metric = metric
-        self.init = init
-        self.max_iter = max_iter
-        self.tol = tol
-        self.random_state = random_state
-
     def _loss(self, points: Tensor, weights: Tensor | None, state: Centres) -> float:
         centres = state.centres[self._assignment(points, state).argmax(-1)]
         if self.metric == "euclidean":
@@ -274,13 +270,8 @@ class SoftKMeans(CentreClustering):
         tol: float = 1e-8,
         random_state: Any = None,
     ) -> None:
-        self.n_clusters = n_clusters
+        super().__init__(n_clusters, metric=metric, init=init, max_iter=max_iter, tol=tol, random_state=random_state)
         self.sharpness = sharpness
-        self.metric = metric
-        self.init = init
-        self.max_iter = max_iter
-        self.tol = tol
-        self.random_state = random_state
 
     @property
     def _sharpness(self) -> float:

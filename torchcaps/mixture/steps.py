@@ -40,6 +40,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from torchcaps.numerics import check_finite, check_floor
 from torchcaps.ops import Gaussian, Moments, Votes
 
 
@@ -81,6 +82,14 @@ def _moments(votes: Votes, parents: Parents | None, weights: Tensor | None) -> M
     return votes.moments(None if parents is None else mixture_similarity(parents), weights, scatter=True)
 
 
+def _variance(moments: Moments, floor: float) -> Tensor:
+    """With its floor."""
+    check_finite(0, floor=floor)
+    if floor:
+        check_floor(floor=floor)
+    return moments.variance + floor
+
+
 def _log_activation(mass: Tensor | float, variance: Tensor, costs: Costs) -> Tensor:
     """The activation's logarithm from the cost of each number, ``(beta_u + log sigma) * mass``."""
     cost = ((costs.beta_u[:, None] + variance.log() / 2).sum(-1)) * mass
@@ -96,7 +105,7 @@ def mixture_step(votes: Votes, parents: Parents | None = None, *, floor: float =
         floor: added to the variances, at least 0.
     """
     moments = _moments(votes, parents, None)
-    return Parents(moments.mean, moments.variance + floor, (moments.mass / votes.shape[1]).log())
+    return Parents(moments.mean, _variance(moments, floor), (moments.mass / votes.shape[1]).log())
 
 
 def activation_step(votes: Votes, parents: Parents | None, costs: Costs, *, floor: float = 5e-4) -> Parents:
@@ -128,7 +137,7 @@ def weighted_step(
         floor: added to the variances, at least 0.
     """
     moments = _moments(votes, parents, weights)
-    variance = moments.variance + floor
+    variance = _variance(moments, floor)
     return Parents(moments.mean, variance, _log_activation(1.0, variance, costs))
 
 
@@ -147,7 +156,7 @@ def em_step(
         floor: added to the variances, at least 0.
     """
     moments = _moments(votes, parents, weights)
-    variance = moments.variance + floor
+    variance = _variance(moments, floor)
     return Parents(moments.mean, variance, _log_activation(moments.mass, variance, costs))
 
 

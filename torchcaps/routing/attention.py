@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchcaps.numerics import full_precision, is_finite
+from torchcaps.numerics import check_floor, full_precision, is_finite
 from torchcaps.ops import InnerProduct, Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_steps, register_routing
 from torchcaps.squash import length
@@ -51,6 +51,7 @@ def attention_routing(
     Source: Tsai et al. 2020, "Capsules with Inverted Dot-Product Attention Routing", Procedure 1.
     """
     check_steps(steps)
+    check_floor(epsilon=epsilon)
     size = votes.shape[-1]
     parents = None if initial is None else initial.pose
     similarity: InnerProduct | None = None

@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.capsules import Capsules
-from torchcaps.numerics import cast, check_finite, check_series, check_share, check_size, given
+from torchcaps.numerics import cast, check_floor, check_series, check_share, check_size, given
 from torchcaps.ops import Similarity, Votes
 from torchcaps.spec import Registry, declared, kept, refused
 
@@ -147,6 +148,9 @@ class Routing(nn.Module, ABC):
     resumable: ClassVar[bool] = False
     """Whether :meth:`route` takes the parents of an earlier call, ``initial``, and goes on from them."""
 
+    masks_pairs: ClassVar[bool] = False
+    """Whether :meth:`route` takes a mask of pairs, ``pairs``, (B, I, J), and keeps the masked ones apart."""
+
     within_window: ClassVar[bool] = False
     """Whether parents can compete only within one window of a convolution, as by an argmax or an assignment map."""
 
@@ -196,7 +200,14 @@ class Routing(nn.Module, ABC):
                 convolution; None when the children have none.
         """
 
-    def forward(self, votes: Votes, activation: Tensor | None = None, *, initial: Routed | None = None) -> Routed:
+    def forward(
+        self,
+        votes: Votes,
+        activation: Tensor | None = None,
+        *,
+        initial: Routed | None = None,
+        pairs: Tensor | None = None,
+    ) -> Routed:
         """Clusters the votes: :meth:`route`.
 
         Args:
@@ -205,21 +216,27 @@ class Routing(nn.Module, ABC):
             initial: the parents of an earlier call, to go on from instead of from a uniform assignment. With the same
                 votes, m steps and then n more give what m + n steps give; with votes of children that have changed
                 since, this is concurrent routing.
+            pairs: bool (B, I, J), False where a child has nothing to do with a parent; None if each has with all.
 
         Raises:
-            ValueError: if this routing is not ``resumable``, or ``initial`` has parents of another shape.
+            ValueError: if this routing is not ``resumable``, or ``initial`` has parents of another shape; if it does
+                not mask pairs, or ``pairs`` is not bool (B, I, J).
 
         Source: concurrent routing: Tsai et al. 2020, "Capsules with Inverted Dot-Product Attention Routing".
         """
-        if initial is None:
-            return self.route(votes, activation)
-        if not self.resumable:
-            raise ValueError(f"{type(self).__name__} cannot go on from earlier parents: initial must be None")
-        B, _, J, H = votes.shape
-        if initial.pose.shape != (B, J, H):
-            raise ValueError(f"initial must have poses {(B, J, H)}, got {tuple(initial.pose.shape)}")
-        route: Any = self.route  # a resumable one takes a third argument
-        return route(votes, activation, initial)
+        B, I, J, H = votes.shape
+        if initial is not None:
+            if not self.resumable:
+                raise ValueError(f"{type(self).__name__} cannot go on from earlier parents: initial must be None")
+            if initial.pose.shape != (B, J, H):
+                raise ValueError(f"initial must have poses {(B, J, H)}, got {tuple(initial.pose.shape)}")
+        if pairs is not None:
+            if not self.masks_pairs:
+                raise ValueError(f"{type(self).__name__} cannot leave out pairs: mask must be one value for each child")
+            if pairs.dtype != torch.bool or pairs.shape != (B, I, J):
+                raise ValueError(f"pairs must be bool {(B, I, J)}, got {pairs.dtype} {tuple(pairs.shape)}")
+        route: Any = self.route  # what is left to it takes more arguments
+        return route(votes, activation, **given(initial=initial, pairs=pairs))
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments.
@@ -293,12 +310,16 @@ def check_steps(steps: int, least: int = 1) -> int:
     return steps
 
 
-def check_parents(routing: Routing, parents: int, votes: Votes) -> None:
-    """Checks that the votes are for as many parents as a routing has parameters for.
+def check_parents(routing: Routing, parameter: Tensor | None, votes: Votes, axis: int = 0) -> None:
+    """Checks that a routing has a parameter for each parent of the votes, along that axis of it.
 
     Raises:
-        ValueError: if they are not.
+        RuntimeError: if it has none yet.
+        ValueError: if it has one for other parents.
     """
+    if parameter is None:
+        raise unbound(routing)
+    parents = parameter.shape[axis]
     if votes.parents != parents:
         raise ValueError(
             f"this {type(routing).__name__} has parameters for {parents} parents, got votes for {votes.parents}"
@@ -344,7 +365,7 @@ class BatchStandard(nn.BatchNorm1d):
         momentum: share of a batch in the new running values.
 
     Raises:
-        ValueError: if the momentum is no share, or epsilon is negative.
+        ValueError: if the momentum is no share, or epsilon no floor that float32 holds.
     """
 
     running_mean: Tensor
@@ -352,7 +373,7 @@ class BatchStandard(nn.BatchNorm1d):
 
     def __init__(self, features: int, axis: int = 1, epsilon: float = 1e-5, momentum: float = 0.1) -> None:
         check_share(momentum=momentum)
-        check_finite(0, epsilon=epsilon)
+        check_floor(epsilon=epsilon)
         super().__init__(features, eps=epsilon, momentum=momentum, affine=False)
         self.axis = axis
 

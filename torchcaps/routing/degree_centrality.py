@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import check_positive
+from torchcaps.numerics import check_floor
 from torchcaps.ops import Given, Similarity, Votes, axes
 from torchcaps.routing.base import About, Routed, Routing, register_routing
 from torchcaps.routing.maps import Exponential
@@ -53,6 +53,7 @@ def degree_centrality_routing(
     Source: Venkataraman, Balasubramanian & Sarma 2020, "Building Deep Equivariant Capsule Networks", section 3; the
     code released with it.
     """
+    check_floor(epsilon=epsilon)
     logits = votes.logits(Degree(votes.total(), epsilon))
     if votes.mask is not None:
         logits = logits.masked_fill(~votes.gather(votes.mask)[..., None], torch.finfo(logits.dtype).min)
@@ -93,7 +94,7 @@ class DegreeCentralityRouting(Routing):
     def __init__(self, squash: str = "sabour", epsilon: float = 1e-8) -> None:
         super().__init__()
         self.squash = check_squash(squash)
-        check_positive(epsilon=epsilon)
+        check_floor(epsilon=epsilon)
         self.epsilon = epsilon
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:

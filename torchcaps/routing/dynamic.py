@@ -141,7 +141,7 @@ class DynamicRouting(Routing):
     def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""
         if self.offset is not None:
-            check_parents(self, len(self.offset), votes)
+            check_parents(self, self.offset, votes)
         return dynamic_routing(
             votes,
             steps=self.steps,

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, logsigmoid
 
-from torchcaps.numerics import check_choice, check_finite, check_positive, check_share, given, is_finite, positive
+from torchcaps.numerics import (
+    check_choice,
+    check_finite,
+    check_floor,
+    check_positive,
+    check_share,
+    given,
+    is_finite,
+    positive,
+)
 from torchcaps.ops import Gaussian, Gaussians, Moments, Votes
 from torchcaps.routing.base import (
     GRADIENTS,
@@ -22,7 +31,6 @@ from torchcaps.routing.base import (
     check_parents,
     check_steps,
     register_routing,
-    unbound,
 )
 
 Schedule = Literal["released", "linear", "constant"]
@@ -48,8 +56,8 @@ class EMSettings:
     r"""Where implementations of the M-step differ; the defaults are Procedure 1, but for the floor.
 
     Args:
-        variance_floor: added to the variances, above 0: a parent with one child would have variance 0, a cost of minus
-            infinity, and gradients of NaN.
+        variance_floor: added to the variances, 1.1e-19 or more: a parent with one child would have variance 0, a cost
+            of minus infinity, and gradients of NaN.
         mean_smoothing: share of the previous mean in the new one (0.1 in the released code, where the first mean is
             smoothed towards 0).
         cost_scale: factor of the cost (2 in the released code, which adds up the logarithms of variances and not of
@@ -65,7 +73,8 @@ class EMSettings:
             1e-7 and 1e10.
 
     Raises:
-        ValueError: if one is no finite number, or outside of these bounds.
+        ValueError: if one is no finite number, or outside of these bounds; floors must have finite squares and inverse
+            squares in float32, whatever the dtype of the votes.
 
     Example:
         >>> tc.routing.EMSettings(standardise=True).variance_floor
@@ -81,15 +90,13 @@ class EMSettings:
     relative_floor: float = 0.0
 
     def __post_init__(self) -> None:
-        if not is_finite(self.variance_floor) or self.variance_floor <= 0:
-            raise ValueError(
-                f"variance_floor must be above 0 and finite, got {self.variance_floor!r}: one child's variance is 0, "
-                "and that has no logarithm; 1e-12 is next to nothing"
-            )
+        check_floor(variance_floor=self.variance_floor)
         check_share(mean_smoothing=self.mean_smoothing)
         check_finite(cost_scale=self.cost_scale, activation_scale=self.activation_scale)
         check_positive(**given(mass_scale=self.mass_scale))
         check_finite(0, relative_floor=self.relative_floor)
+        if self.relative_floor:
+            check_floor(relative_floor=self.relative_floor)
 
 
 _SETTINGS = tuple(field.name for field in fields(EMSettings))
@@ -408,9 +415,7 @@ class EMRouting(Routing):
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
-        if self.unit_cost is None or self.activation_cost is None:
-            raise unbound(self)
-        check_parents(self, len(self.unit_cost), votes)
+        check_parents(self, self.unit_cost, votes)
         temperatures = inverse_temperatures(self.schedule, self.steps, self.inverse_temperature)
         return em_routing(
             votes,

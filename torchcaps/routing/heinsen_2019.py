@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from torchcaps.numerics import check_choice, compute_dtype, full_precision
+from torchcaps.numerics import check_choice, check_floor, compute_dtype, full_precision
 from torchcaps.ops import Gaussian, Moments, Votes
 from torchcaps.routing.base import (
     About,
@@ -65,6 +65,7 @@ def heinsen_2019_routing(
     """
     check_steps(steps)
     check_choice("model", model, _MODELS)
+    check_floor(epsilon=epsilon)
     if bias is not None:
         votes = votes.with_bias(bias)
     if logits and weights is not None:

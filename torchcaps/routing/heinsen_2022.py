@@ -77,8 +77,9 @@ def heinsen_2022_routing(
         \phi_{ij} = \beta^{use}_{ij} f_i R_{ij} - \beta^{ign}_{ij} (f_i - f_i R_{ij}), \quad
         y_j = \sum_i \phi_{ij} V_{ij}
 
-    from uniform R, 1 / J; N normalises over the numbers of a pose (variance plus 1e-5, without weights), or does
-    nothing to a single number. The transforms are factored, so
+    from uniform R, which is 1 / J, or with a mask 1 over the number of parents that a child has; N normalises over the
+    numbers of a pose (variance plus 1e-5, without weights), or does nothing to a single number. The
+    transforms are factored, so
 
     .. math::
         \sum_i \phi_{ij} V_{ij} = \Big( \Big( \sum_i \phi_{ij} x'_i \Big) \odot W_{F_1,j} \Big) W_{F_2}
@@ -94,7 +95,7 @@ def heinsen_2022_routing(
         normalise: normalise the parents at the end, too.
         present: bool (B, I), False for children that are not there; I counts those that are.
         mask: bool (I, J) or (B, I, J), False for pairs that have nothing to do with each other: f is 0 there, and the
-            softmax leaves them out.
+            assignment, the first one too, leaves them out. A child without parents adds nothing, and counts in I.
 
     Returns:
         The parents y, (B, J, D), and the logits :math:`\log \sigma(...)` of their last assignment, (B, I, J).
@@ -120,34 +121,23 @@ def heinsen_2022_routing(
         gain, cost = (weights.benefit + weights.cost).mT, weights.cost.mT  # [J, I] or [B, J, I]
         if mask is not None:
             gain, cost, mask = gain * mask.mT, cost * mask.mT, mask.mT
-        logits, parents = children.new_zeros(()).expand(B, J, I), children.new_zeros(B, J, D)
+        logits, parents = children.new_zeros(J, I), children.new_zeros(B, J, D)
         for step in range(steps):
-            if step == 0:
-                shares = gain / J - cost
-            else:
+            if step > 0:
                 expected = (_normalised(parents) @ weights.prediction_shared) * weights.prediction
                 score = torch.matmul(expected + weights.prediction_bias, children.mT)  # [B, J, I]
                 logits = functional.logsigmoid(torch.addcmul(weights.score_bias.mT, score, weights.score.mT))
-                if mask is not None:
-                    logits = logits.masked_fill(~mask, -torch.inf)
-                shares = torch.addcmul(-cost, _softmax(logits, mask), gain)
-            shares = shares.expand(*shares.shape[:-1], I)
+            if mask is not None:  # finite, so that a child without parents has neither shares nor gradients of NaN
+                logits = logits.masked_fill(~mask, torch.finfo(dtype).min)
+            shares = torch.addcmul(-cost, logits.softmax(-2), gain)
             pooled = torch.matmul(shares, weighted) * scale[..., None]  # [B, J, d]
             mass = (shares @ there[..., None]).squeeze(-1)  # [B, J]
             parents = (pooled * weights.vote) @ weights.vote_shared + mass[..., None] * weights.vote_bias
-        return (_normalised(parents) if normalise else parents), logits.mT
+        return (_normalised(parents) if normalise else parents), logits.expand(B, J, I).mT
 
 
 def _normalised(parents: Tensor) -> Tensor:
     return functional.layer_norm(parents, parents.shape[-1:]) if parents.shape[-1] > 1 else parents
-
-
-def _softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Over the parents, (B, J, I); all 0 for a child that has none."""
-    if mask is None:
-        return logits.softmax(-2)
-    some = mask.any(-2, keepdim=True)
-    return torch.where(some, torch.where(some, logits, 0.0).softmax(-2), 0.0)
 
 
 @register_routing("heinsen_2022")
@@ -179,6 +169,7 @@ class Heinsen2022Routing(Routing):
     )
 
     uses_activation = False
+    masks_pairs = True
 
     def __init__(self, steps: int = 2, normalise: bool = True) -> None:
         super().__init__()
@@ -216,12 +207,13 @@ class Heinsen2022Routing(Routing):
         """It has factored ones."""
         return True
 
-    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+    def route(self, votes: Votes, activation: Tensor | None, pairs: Tensor | None = None) -> Routed:
         """Routes the children of the votes; their transforms, coordinates and activations are not used."""
         children = votes.gather(votes.children.flatten(2))
         present = None if votes.mask is None else votes.gather(votes.mask)
+        weights, steps, normalise = self.weights(children), self.steps, self.normalise
         pose, logits = heinsen_2022_routing(
-            children, self.weights(children), steps=self.steps, normalise=self.normalise, present=present
+            children, weights, steps=steps, normalise=normalise, present=present, mask=pairs
         )
         activation = pose.squeeze(-1) if pose.shape[-1] == 1 else length(pose)
         return Routed(pose, activation, votes, Given(logits))

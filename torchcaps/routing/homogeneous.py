@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import check_finite, check_share, compute_dtype, full_precision
+from torchcaps.numerics import check_floor, check_share, compute_dtype, full_precision
 from torchcaps.ops import Votes
 from torchcaps.routing.base import About, BatchStandard, LayerShape, Routed, Routing, register_routing
 from torchcaps.squash import length
@@ -87,7 +87,7 @@ class HomogeneousRouting(Routing):
     def __init__(self, momentum: float = 0.1, epsilon: float = 1e-3) -> None:
         super().__init__()
         check_share(momentum=momentum)
-        check_finite(0, epsilon=epsilon)
+        check_floor(epsilon=epsilon)
         self.momentum = momentum
         self.epsilon = epsilon
         self.norm: BatchStandard | None = None

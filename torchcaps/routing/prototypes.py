@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps.numerics import check_finite, given
 from torchcaps.ops import Gaussian, Votes
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing, unbound
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
 from torchcaps.routing.means import moments_and_shares
 
 
@@ -84,7 +84,5 @@ class PrototypeRouting(Routing):
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
-        if self.prototypes is None:
-            raise unbound(self)
-        check_parents(self, len(self.prototypes), votes)
+        check_parents(self, self.prototypes, votes)
         return prototype_routing(votes, activation, self.prototypes, sharpness=self.sharpness)

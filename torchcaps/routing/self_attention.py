@@ -91,5 +91,5 @@ class SelfAttentionRouting(Routing):
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""
         if self.offset is not None:
-            check_parents(self, self.offset.shape[1], votes)
+            check_parents(self, self.offset, votes, axis=1)
         return self_attention_routing(votes, prior=self.offset, squash_kind=self.squash)

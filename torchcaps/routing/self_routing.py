@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Given, Votes
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing, unbound
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
 from torchcaps.routing.means import moments_and_shares
 
 
@@ -76,7 +76,5 @@ class SelfRouting(Routing):
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
-        if self.weight is None or self.bias is None:
-            raise unbound(self)
-        check_parents(self, len(self.bias[0]), votes)
+        check_parents(self, self.bias, votes, axis=1)
         return self_routing(votes, activation, self.weight, self.bias)

@@ -150,6 +150,6 @@ class SpectralRouting(Routing):
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
         if self.threshold is not None:
-            check_parents(self, len(self.threshold), votes)
+            check_parents(self, self.threshold, votes)
         bias = self.bias if self.threshold is None else self.threshold
         return spectral_routing(votes, activation, bias, sharpness=self.sharpness)

@@ -16,7 +16,6 @@ from torchcaps.routing.base import (
     check_parents,
     check_steps,
     register_routing,
-    unbound,
 )
 
 
@@ -152,9 +151,7 @@ class VariationalBayesRouting(Routing):
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
-        if self.unit_cost is None or self.activation_cost is None:
-            raise unbound(self)
-        check_parents(self, len(self.unit_cost), votes)
+        check_parents(self, self.unit_cost, votes)
         return variational_bayes_routing(
             votes,
             activation,
