@@ -290,10 +290,10 @@ def test_operators_keep_the_rules_of_torch_library(similarity: str, sites: bool)
     for scatter in (False, True):
         torch.library.opcheck(torch.ops.torchcaps.moments, (*arguments, True, False, scatter))
     with torch.no_grad():
-        mass, total, second = torch.ops.torchcaps.moments(*arguments, True, False, True)
+        mass, total, second, rest = torch.ops.torchcaps.moments(*arguments, True, False, True)
     plain = [x.detach() if isinstance(x, Tensor) else x for x in arguments]
     plain[6] = [x.detach() for x in plain[6]]
-    upstream = (total / mass[..., None], mass, total, second)
+    upstream = (total / mass[..., None], mass, total, second, rest)
     torch.library.opcheck(torch.ops.torchcaps.moments_backward, (*plain, True, False, *upstream))
     if similarity == "uniform":
         return

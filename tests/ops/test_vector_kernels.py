@@ -99,7 +99,7 @@ def test_nothing_has_zeros(batch: int, children: int, parents: int) -> None:
     poses, transforms = torch.ones(batch, children, 1, 8), torch.ones(children, parents, 8, 16)
     call = Call(poses, transforms, None, None, None, None, (alpha,))
     mass = torch.ones(batch, parents)
-    found, total, _ = native.moments(call, orphan=False, hard=False, scatter=False)
+    found, total, *_ = native.moments(call, orphan=False, hard=False, scatter=False)
     assert not found.any()
     assert not total.any()
     for grad in native.moments_backward(call, alpha, mass, alpha, None, orphan=False, hard=False).flat():

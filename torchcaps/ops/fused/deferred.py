@@ -2,7 +2,7 @@ r"""Gradients of the votes, passed on once for all steps of a routing.
 
 The gradients of the votes are a sum over the steps, and linear in the votes,
 
-.. math:: dV_{ij} = \sum_t \rho^t_{ij} (A^t_j + B^t_j V_{ij}),
+.. math:: dV_{ij} = \sum_t \rho^t_{ij} (A^t_j + B^t_j (V_{ij} - C^t_j)),
 
 with coefficients of each pair and fields of each parent: shares times the gradients of a sum, gradients of logits
 times what the votes were compared with. So the backward pass of a step finds only its coefficients and fields, and
@@ -131,7 +131,7 @@ class Ledger:
             logits = scored.logits if call.log_partition is not None and not hard else None
         step = self._step(call, options, name)
         if not _differentiated(call):
-            return _moments(call, _logits(step, logits), self._kept, *options)
+            return _moments(call, _logits(step, logits), self._kept, *options)[:3]
         return _Moments.apply(step, self._kept, self._token(), token, logits, call.sites, *call.listed)
 
     def scores(self, call: Call, *options: bool) -> Tensor:
@@ -173,7 +173,7 @@ def _differentiated(call: Call) -> bool:
 
 def _moments(
     call: Call, logits: native.Logits | None, kept: native.Kept, orphan: bool, hard: bool, scatter: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     return native.moments(call.readable(), orphan=orphan, hard=hard, scatter=scatter, logits=logits, kept=kept)
 
 
@@ -198,7 +198,9 @@ class _Token(torch.autograd.Function):
         return None, *native.pass_on(entry.call, entry.terms, entry.parts, ctx.needs_input_grad[1:])
 
 
-def _save(ctx: Any, step: _Step, written: _Written, arguments: Sequence[Tensor | None], *results: Tensor) -> None:
+def _save(
+    ctx: Any, step: _Step, written: _Written, arguments: Sequence[Tensor | None], *results: Tensor | None
+) -> None:
     """Keeps the sites and tensors of a call, its results, and what was stored."""
     ctx.step = step
     ctx.save_for_backward(*arguments, *results, *written)
@@ -267,8 +269,8 @@ class _Moments(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: _Step, kept: native.Kept, *arguments: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         _, _, logits, sites, *tensors = arguments
-        mass, total, second = _moments(Call.of(tensors, sites), _logits(step, logits), kept, *step.options)
-        _save(ctx, step, _Written(logits, kept.votes), (sites, *tensors), mass, total)
+        mass, total, second, rest = _moments(Call.of(tensors, sites), _logits(step, logits), kept, *step.options)
+        _save(ctx, step, _Written(logits, kept.votes), (sites, *tensors), mass, total, rest)
         return mass, total, second
 
     @staticmethod
@@ -277,23 +279,24 @@ class _Moments(torch.autograd.Function):
         orphan, hard, scatter = step.options
         grads = upstream if scatter else (*upstream[:2], None)
 
-        def mean(results: Sequence[Tensor]) -> Tensor:
-            mass, total = results
-            return total / positive(mass)[..., None]
+        def mean(results: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+            mass, total, rest = results
+            return total / positive(mass)[..., None], rest
 
         def flow(call: Call, results: Sequence[Tensor], written: _Written, entry: _Entry | None) -> native.Flow:
             parts, logits = None if entry is None else entry.parts, _logits(step, written.logits)
-            middle = mean(results) if scatter else None
+            middle, rest = mean(results) if scatter else (None, None)
             defers = entry is not None and step.scores is not None and not hard and _comes_later(ctx, 1)
             wanted = (*ctx.needs_input_grad[9:11], any(ctx.needs_input_grad[11:]) and not defers)
             options = {"orphan": orphan, "hard": hard}
-            found = native.moments_flow(call, middle, grads, parts, wanted, logits, written.votes, **options)
+            found = native.moments_flow(call, middle, rest, grads, parts, wanted, logits, written.votes, **options)
             if entry is not None and defers and found.logits is not None:
                 entry.left[step.scores] = found.logits.coefficient
             return found
 
         def work(call: Call, results: Sequence[Tensor], upstream: Any) -> Call:
-            return native.moments_backward(call, mean(results), *upstream, orphan=orphan, hard=hard)
+            (middle, rest), (mass, total, scatter) = mean(results), upstream
+            return native.moments_backward(call, middle, mass, total, scatter, rest, orphan=orphan, hard=hard)
 
         return _gradients(ctx, flow, work, stored_moments, grads)
 

@@ -37,7 +37,7 @@ _MOMENTS, _SCORES, _FLOW, _PASS_ON = range(4)
 _SIZES = ("images", "grid", "windows", "I", "J", "M", "P", "D", "shared", "similarity")
 _OPTIONS = ("orphan", "hard", "parts", "threads")
 _INPUTS = ("children", "transforms", "coordinates", "weights", "log_partition", "parents", "precision", "log_weight")
-_RESULTS = ("mass", "sum", "scatter", "mean", "scores")
+_RESULTS = ("mass", "sum", "scatter", "mean", "rest", "scores")
 _GRADIENTS = tuple(f"grad_{name}" for name in _INPUTS)
 _FIELDS = (
     *(*_SIZES, *_OPTIONS, *_INPUTS, "sites", *_RESULTS, "reduced", *_GRADIENTS, "grad_scores"),
@@ -69,17 +69,24 @@ class Logits(NamedTuple):
 
 
 class Term(NamedTuple):
-    """What a step adds to the gradients of the votes: ``dV_ij += coefficient_ij (constant_j + slope_j V_ij)``.
+    """What a step adds to the gradients of the votes.
+
+    ``dV_ij += coefficient_ij (constant_j + slope_j (V_ij - centre_j - rest_j))``, where the difference is formed first:
+    beside a steep slope, float32 has too few digits for votes far from 0.
 
     Args:
         coefficient: laid out as :class:`Logits`, [blocks, I / 8, J or 1, 8, lanes].
-        constant: [B, J, H].
-        slope: [B, J, H], or None for 0.
+        constant: [B, J, H], as are the others; None for 0.
+        slope: or None for 0.
+        centre: beside a slope.
+        rest: what rounding took from the centre, or None for 0.
     """
 
     coefficient: Tensor
-    constant: Tensor
-    slope: Tensor | None
+    constant: Tensor | None
+    slope: Tensor | None = None
+    centre: Tensor | None = None
+    rest: Tensor | None = None
 
 
 class Kept:
@@ -160,20 +167,20 @@ def _aligned(votes: Tensor | None) -> Tensor | None:
 
 def moments(
     call: Call, *, orphan: bool, hard: bool, scatter: bool, logits: Logits | None = None, kept: Kept | None = None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """One E-step and its sums, of logits that are written down or not, and of votes that are kept or not.
 
     See :class:`~torchcaps.ops.fused.operators.Kernels`.
     """
     B, _, J, M, _, D = call.sizes
     mass, total = call.children.new_empty(B, J), call.children.new_empty(B, J, M * D)
-    second = torch.empty_like(total) if scatter else None
+    second, rest = (torch.empty_like(total), torch.empty_like(total)) if scatter else (None, None)
     fields = {} if kept is None else kept.fields(call)
-    results = {"mass": mass, "sum": total, "scatter": second}
+    results = {"mass": mass, "sum": total, "scatter": second, "rest": rest}
     outcome = _run(_MOMENTS, call, **results, orphan=orphan, hard=hard, **_read(call, logits), **fields)
     if fields and kept is not None:
         kept.note(outcome)
-    return mass, total, second
+    return mass, total, second, rest
 
 
 def scores(call: Call, *, orphan: bool, reduced: bool, logits: Logits | None = None) -> Tensor:
@@ -189,6 +196,7 @@ def scores(call: Call, *, orphan: bool, reduced: bool, logits: Logits | None = N
 def moments_flow(
     call: Call,
     mean: Tensor | None,
+    rest: Tensor | None,
     upstream: Sequence[Tensor | None],
     parts: int | None,
     wanted: Sequence[bool] = (True, True, True),
@@ -203,6 +211,7 @@ def moments_flow(
     Args:
         call: of the step.
         mean: sum / mass, needed with a gradient of the scatter.
+        rest: what rounding took from it, from :func:`moments`.
         upstream: the gradients of mass, sum and scatter.
         parts: :func:`row_parts`; None where no terms are wanted.
         wanted: the gradients of weights, of log_partition, and of the similarity, or not.
@@ -229,8 +238,8 @@ def moments_flow(
     )
     if shares is None or grad_sum is None:
         return Flow(gradients, None, None)
-    constant = grad_sum if mean is None or slope is None else torch.addcmul(grad_sum, slope, mean, value=-1)
-    return Flow(gradients, Term(shares, constant, slope), _term_of_logits(call, flow))
+    about = () if slope is None else (slope, mean, rest)
+    return Flow(gradients, Term(shares, grad_sum, *about), _term_of_logits(call, flow))
 
 
 def scores_flow(
@@ -277,9 +286,9 @@ def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool
     """The gradients of children, transforms and coordinates, those that are wanted, from the terms of all steps."""
     gradients = _empty_gradients(wanted, call[:3], call)
     pieces = []  # TorchcapsTerm of the C++ source, one after the other
-    for coefficient, constant, slope in terms:
-        pieces += [coefficient.data_ptr(), constant.data_ptr(), 0 if slope is None else slope.data_ptr()]
-        pieces.append(coefficient.shape[2])
+    for term in terms:
+        pieces += [0 if field is None else field.data_ptr() for field in term]
+        pieces.append(term.coefficient.shape[2])
     kept = (ctypes.c_int64 * len(pieces))(*pieces)
     call = Call(*call[:3], None, None, call.sites, ())
     numbers = {"parts": parts, "terms": ctypes.addressof(kept), "count": len(terms)}
@@ -410,6 +419,7 @@ def moments_backward(
     grad_mass: Tensor,
     grad_sum: Tensor,
     grad_scatter: Tensor | None,
+    rest: Tensor | None = None,
     *,
     orphan: bool,
     hard: bool,
@@ -419,7 +429,7 @@ def moments_backward(
         return call.gradients()
     parts = row_parts(call)
     upstream = (grad_mass, grad_sum, grad_scatter)
-    return _all_gradients(call, moments_flow(call, mean, upstream, parts, orphan=orphan, hard=hard), parts)
+    return _all_gradients(call, moments_flow(call, mean, rest, upstream, parts, orphan=orphan, hard=hard), parts)
 
 
 def scores_backward(call: Call, scores: Tensor, grad: Tensor, *, orphan: bool, reduced: bool) -> Call:
@@ -494,9 +504,9 @@ def _term_of_logits(call: Call, flow: Tensor | None) -> Term | None:
     if flow is None or not call.similarity:
         return None
     if len(call.similarity) == 1:
-        return Term(flow, call.similarity[0], None)
+        return Term(flow, call.similarity[0])
     mean, precision, _ = call.similarity
-    return Term(flow, mean * precision, -precision)
+    return Term(flow, None, -precision, mean)
 
 
 def _gradients_of(gradients: Gradients) -> dict[str, Tensor | None]:

@@ -95,10 +95,10 @@ struct Agreement {
       Call pass = step(t);
       pass.mass = const_cast<T*>(none.data()), pass.sum = grad_sums(t);
       pass.shares = room(t ? a.room : a.room / J);
-      if (pass.shares) terms.push_back({pass.shares, grad_sums(t), nullptr, t ? J : 1});
+      if (pass.shares) terms.push_back({pass.shares, grad_sums(t), nullptr, nullptr, nullptr, t ? J : 1});
       if (t) {
         pass.flow = room(a.room);
-        if (pass.flow) terms.push_back({pass.flow, pass.parents, nullptr, J});
+        if (pass.flow) terms.push_back({pass.flow, pass.parents, nullptr, nullptr, nullptr, J});
         pass.grad_parents = flowing.data();
         const T* const more = t == last ? readable(a.grad_alpha) : a.accumulate ? later.data() : nullptr;
         ::run<T>(pass, kFlow);
