@@ -6,9 +6,9 @@ import torch
 from torchcaps import CapsLinear
 from torchcaps.ops import BACKENDS, Gaussian, InnerProduct, Votes, choose_backend, use_backend
 from torchcaps.ops.chunked import ChunkedVotes
-from torchcaps.ops.dispatch import FEW, FEW_ROWS, FEW_TILES, STORED_ROWS
 from torchcaps.ops.fused import NativeVotes, native, why_not
 from torchcaps.ops.naive import NaiveVotes
+from torchcaps.ops.plan import FEW, FEW_ROWS, FEW_TILES, STORED_ROWS
 from torchcaps.routing import DynamicRouting
 
 

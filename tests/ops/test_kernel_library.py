@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from torchcaps.ops import Votes, choose_backend
-from torchcaps.ops.dispatch import FEW_TILES
 from torchcaps.ops.fused import native, why_not
 from torchcaps.ops.fused.compiling import GCC_ONLY, LEVELS, find_compiler
+from torchcaps.ops.plan import FEW_TILES
 
 
 @pytest.fixture(autouse=True)
