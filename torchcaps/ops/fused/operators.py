@@ -78,7 +78,7 @@ class Kernels(Protocol):
         """The gradients of every tensor of the call; ``scores`` is what :meth:`scores` gave."""
 
 
-KERNELS = {"native": "torchcaps.ops.fused.native", "triton": "torchcaps.ops.fused.triton_launch"}
+KERNELS = {"native": "torchcaps.ops.fused.passes", "triton": "torchcaps.ops.fused.triton_launch"}
 """The modules that hold the kernels, by backend; imported when first used."""
 
 _CALL = (

@@ -9,7 +9,7 @@
 
 #include "passes.hpp"
 
-// Mirrored in torchcaps/ops/fused/native.py. Fields of the parents are [B, J, H]; those not there are null.
+// Mirrored in torchcaps/ops/fused/abi.py. Fields of the parents are [B, J, H]; those not there are null.
 struct TorchcapsAgreement {
   int64_t steps, accumulate;
   double constant;  // c
@@ -48,7 +48,7 @@ struct Agreement {
   T* grad_sums(int64_t t) const { return writable(a.grad_sums) + t * numbers; }
   T* alpha(int64_t t) const { return t == last ? writable(a.alpha) : writable(a.alphas) + (t - 1) * numbers; }
 
-  // Whether votes of few rows are kept from pass to pass, as in Kept of native.py.
+  // Whether votes of few rows are kept from pass to pass, as in Kept of passes.py.
   bool keeps() const { return call.M == 1 && !call.sites && call.images < call.P && call.images <= Rows<T>::kFew; }
   int64_t vectors_of_votes() const { return (call.I * numbers + Lanes<T>::count - 1) / Lanes<T>::count; }
 

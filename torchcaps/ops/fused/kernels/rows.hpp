@@ -17,7 +17,7 @@ enum Similarity : int64_t { kUniform = 0, kInnerProduct = 1, kGaussian = 2 };
 
 }  // namespace
 
-// Mirrored in torchcaps/ops/fused/native.py. Tensors are contiguous; a null pointer stands for one that is not there.
+// Mirrored in torchcaps/ops/fused/abi.py. Tensors are contiguous; a null pointer stands for one that is not there.
 
 // What one step of routing adds to the gradients of the votes:
 // dV_ij += coefficient_ij (constant_j + slope_j (V_ij - centre_j - rest_j)).
@@ -96,7 +96,7 @@ struct Rows {
   static constexpr int kLanes = Lanes<T>::count;
   static constexpr int kHalf = kLanes / 2;
   static constexpr int kTogether = 8;  // most children whose logits are held at once
-  static constexpr int kFew = kLanes / 4;  // at most so many rows leave most lanes empty; mirrored in native.py
+  static constexpr int kFew = kLanes / 4;  // at most so many rows leave most lanes empty; mirrored in passes.py
 
   explicit Rows(const Call& call) : call(call), I(call.I), J(call.J), rows(call.images * call.windows), follows(followers(call)) {}
 
