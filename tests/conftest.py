@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Compiles the kernels once, before processes start that would all do so at the same time."""
     if not hasattr(config, "workerinput"):  # not in one of the processes that pytest-xdist starts
-        from torchcaps.ops.fused import native
+        from torchcaps.ops.fused import library
 
         with suppress(RuntimeError):  # the tests of the kernels will tell
-            native.build()
+            library.build()

@@ -22,7 +22,7 @@ from torchcaps import (
 )
 from torchcaps.layers import CapsConvNd, PrimaryCapsNd, coordinate_addition
 from torchcaps.ops import Gaussian, InnerProduct, PositionWide, Votes, Windows, use_backend
-from torchcaps.ops.dispatch import FEW
+from torchcaps.ops.plan import FEW
 from torchcaps.routing import EMRouting
 
 CPU = torch.device("cpu")
@@ -350,7 +350,7 @@ class TestOneTypeOverAllPositions:
 
     def test_kernels_leave_it_to_tiles(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(FEW, "cpu", 0)
-        monkeypatch.setattr("torchcaps.ops.dispatch.FEW_TILES", 0)
+        monkeypatch.setattr("torchcaps.ops.plan.FEW_TILES", 0)
         votes, _ = self.setting(Windows((4, 4), (2, 2), (1, 1), (0, 0), (1, 1)), "native", False)
         choice = votes.choose(self.similarity("inner", votes.shape[0])[0])
         assert choice.backend == "chunked"

@@ -137,8 +137,8 @@ WITHOUT_KERNELS = ("degree_centrality", "self_routing", "sparse_attention", "spe
 )
 def test_every_routing_exports_with_any_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where there are no kernels, and too many votes to store them otherwise."""
-    monkeypatch.setattr("torchcaps.ops.dispatch.FEW", {"cpu": 0})
-    monkeypatch.setattr("torchcaps.ops.dispatch.FEW_TILES", 0)
+    monkeypatch.setattr("torchcaps.ops.plan.FEW", {"cpu": 0})
+    monkeypatch.setattr("torchcaps.ops.plan.FEW_TILES", 0)
     monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 100)
     torch.manual_seed(0)
     layer = tc.CapsLinear(5, 3, 4, 4, routing=tc.create_routing(name)).double().eval()
@@ -178,8 +178,8 @@ class GivenLogits(nn.Module):
 
 @pytest.mark.parametrize("what", ["coordinates", "scatter", "windows"])
 def test_given_logits_export_with_any_batch(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.ops.dispatch.FEW", {"cpu": 0})
-    monkeypatch.setattr("torchcaps.ops.dispatch.FEW_TILES", 0)
+    monkeypatch.setattr("torchcaps.ops.plan.FEW", {"cpu": 0})
+    monkeypatch.setattr("torchcaps.ops.plan.FEW_TILES", 0)
     monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 100)
     torch.manual_seed(0)
     layer, rest = GivenLogits(what), (torch.randn(4, 3, 2, 5), torch.randn(4, 5), torch.randn(4, 3))
@@ -224,7 +224,7 @@ class TestOnnx:
     def test_item10_the_same_answers_for_any_batch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         import onnxruntime
 
-        monkeypatch.setattr("torchcaps.ops.dispatch.FEW", {"cpu": 0})  # native otherwise
+        monkeypatch.setattr("torchcaps.ops.plan.FEW", {"cpu": 0})  # native otherwise
         torch.manual_seed(0)
         model, images = Capsuled().eval(), torch.rand(4, 1, 9, 9)
         batch = {0: torch.export.Dim("batch")}
@@ -290,10 +290,10 @@ def test_operators_keep_the_rules_of_torch_library(similarity: str, sites: bool)
     for scatter in (False, True):
         torch.library.opcheck(torch.ops.torchcaps.moments, (*arguments, True, False, scatter))
     with torch.no_grad():
-        mass, total, second = torch.ops.torchcaps.moments(*arguments, True, False, True)
+        mass, total, second, rest = torch.ops.torchcaps.moments(*arguments, True, False, True)
     plain = [x.detach() if isinstance(x, Tensor) else x for x in arguments]
     plain[6] = [x.detach() for x in plain[6]]
-    upstream = (total / mass[..., None], mass, total, second)
+    upstream = (total / mass[..., None], mass, total, second, rest)
     torch.library.opcheck(torch.ops.torchcaps.moments_backward, (*plain, True, False, *upstream))
     if similarity == "uniform":
         return

@@ -16,7 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 import torchcaps as tc
 from torchcaps.ops import Gaussian, InnerProduct, Votes
-from torchcaps.ops.fused import deferred, native
+from torchcaps.ops.fused import deferred
+from torchcaps.ops.fused import library as kernel_library
+from torchcaps.ops.fused import passes as kernels
 from torchcaps.ops.fused.compiling import FLAGS, SOURCE, find_compiler
 from torchcaps.ops.fused.memory_pool import MemoryPool
 from torchcaps.ops.windows import in_windows
@@ -69,9 +71,9 @@ def gradients(
 def passed_on(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many terms came together each time that the gradients of votes were passed on."""
     counts: list[int] = []
-    work = native.pass_on
+    work = kernels.pass_on
     monkeypatch.setattr(
-        native, "pass_on", lambda call, terms, *rest: (counts.append(len(terms)), work(call, terms, *rest))[1]
+        kernels, "pass_on", lambda call, terms, *rest: (counts.append(len(terms)), work(call, terms, *rest))[1]
     )
     return counts
 
@@ -138,9 +140,9 @@ def normalised(votes: Votes, similarity: Gaussian, weights: Tensor | None, parti
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
     """Of each pass over the votes: whether it had logits at hand, and whether it found gradients of the similarity."""
     seen: list[tuple[bool, bool]] = []
-    work = native._run
+    work = kernels._run
     monkeypatch.setattr(
-        native,
+        kernels,
         "_run",
         lambda which, call, **fields: (
             seen.append((fields.get("logits") is not None, fields.get("grad_parents") is not None)),
@@ -419,19 +421,19 @@ def test_memory_may_be_given_back_by_another_thread() -> None:
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_votes_of_few_rows_are_formed_once(rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, formed = tensors(rows, dtype), []
-    work = native._run
+    work = kernels._run
 
     def run(which: int, call: tc.ops.fused.Call, **fields: Any) -> int:
         formed.append(bool(fields.get("formed")))
         return work(which, call, **fields)
 
     expected = gradients("naive", dynamic, tuple(tensor.detach().double().requires_grad_() for tensor in inputs))
-    monkeypatch.setattr(native, "_run", run)
+    monkeypatch.setattr(kernels, "_run", run)
     actual = gradients("native", dynamic, inputs)
     for one, other in zip(actual, expected, strict=True):
         bound = 1e-12 if dtype == torch.float64 else 2e-6
         assert (one - other).abs().max() <= bound * other.abs().max()
-    few = rows <= native._few(inputs[0])
+    few = rows <= kernels._few(inputs[0])
     # in the first step; read in two more, and in three backward; not needed where they are passed on
     assert formed == ([False, *[True] * 5, False] if few else [False] * 7)
 
@@ -446,9 +448,9 @@ def test_vectors_of_every_size(level: str, size: int, tmp_path: Path, monkeypatc
     compiler, made = find_compiler(), tmp_path / "native.so"
     assert compiler is not None
     subprocess.run([*compiler, *FLAGS, f"-march={level}", "-shared", str(SOURCE), "-o", str(made)], check=True)
-    library = native._loaded(made)
-    monkeypatch.setattr(native, "library", lambda: library)
-    assert native._lanes(torch.empty(0)) * 4 == size
+    library = kernel_library._loaded(made)
+    monkeypatch.setattr(kernels, "library", lambda: library)
+    assert kernels._lanes(torch.empty(0)) * 4 == size
     for routing, pose in ((dynamic, 1), (dynamic, 3), (gaussian, 1), (gaussian, 4)):
         for rows in (1, 2, 3, 4, 7, 16, 37):
             wide = tensors(rows, pose=pose)
@@ -482,7 +484,7 @@ def test_kept_votes_are_those_of_the_numbers_that_are_there() -> None:
 
 @pytest.mark.parametrize(("more", "width", "kept"), [(0, 16, True), (1, 16, False), (0, 20, False)])
 def test_votes_are_kept_where_kernels_read_them(more: int, width: int, kept: bool) -> None:
-    rows = native._few(torch.empty(0)) + more
+    rows = kernels._few(torch.empty(0)) + more
     children, transforms = torch.randn(rows, 40, 8), torch.randn(40, 5, 8, width)
     with tc.use_backend("native"):
         source = Votes(children, transforms).source

@@ -126,7 +126,7 @@ class TestTransforms:
     ) -> None:
         x = leaves()["children"].detach()
         expected = transform(of_children("naive"), x)
-        monkeypatch.setattr("torchcaps.ops.dispatch.FEW", {"cpu": 0})  # native otherwise
+        monkeypatch.setattr("torchcaps.ops.plan.FEW", {"cpu": 0})  # native otherwise
         torch.testing.assert_close(transform(of_children(None), x), expected)
 
     @without_votes
@@ -165,7 +165,7 @@ def test_item3_the_operators_of_gradients_say_that_they_have_none() -> None:
 def test_item3_dual_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     x = leaves()["children"].detach()
     expected = torch.func.jvp(of_children("naive"), (x,), (x.cos(),))[1]
-    monkeypatch.setattr("torchcaps.ops.dispatch.FEW", {"cpu": 0})
+    monkeypatch.setattr("torchcaps.ops.plan.FEW", {"cpu": 0})
     with forward_ad.dual_level():
         votes = Votes(forward_ad.make_dual(x, x.cos()), leaves()["transforms"])
         assert choose_backend(votes).backend == "naive"

@@ -6,9 +6,9 @@ import torch
 from torchcaps import CapsLinear
 from torchcaps.ops import BACKENDS, Gaussian, InnerProduct, Votes, choose_backend, use_backend
 from torchcaps.ops.chunked import ChunkedVotes
-from torchcaps.ops.dispatch import FEW, FEW_ROWS, FEW_TILES, STORED_ROWS
-from torchcaps.ops.fused import NativeVotes, native, why_not
+from torchcaps.ops.fused import NativeVotes, library, why_not
 from torchcaps.ops.naive import NaiveVotes
+from torchcaps.ops.plan import FEW, FEW_ROWS, FEW_TILES, STORED_ROWS
 from torchcaps.routing import DynamicRouting
 
 
@@ -91,7 +91,7 @@ def test_without_a_compiler_votes_go_tile_by_tile_with_a_warning(monkeypatch: py
     monkeypatch.setenv("CXX", "/no/such/compiler")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     why_not.cache_clear()
-    native.library.cache_clear()
+    library.library.cache_clear()
     large = votes(FEW_TILES)
     try:
         with pytest.warns(RuntimeWarning, match="slower routing.*no/such/compiler"):
@@ -104,20 +104,20 @@ def test_without_a_compiler_votes_go_tile_by_tile_with_a_warning(monkeypatch: py
             votes().moments(scatter=True)
     finally:
         why_not.cache_clear()
-        native.library.cache_clear()
+        library.library.cache_clear()
 
 
 def test_a_cache_that_cannot_be_written_is_no_end(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     why_not.cache_clear()
-    native.library.cache_clear()
+    library.library.cache_clear()
     try:
         with pytest.warns(RuntimeWarning, match="slower routing.*could not be compiled with"):
             assert choose_backend(votes(FEW_TILES)).backend == "chunked"
     finally:
         why_not.cache_clear()
-        native.library.cache_clear()
+        library.library.cache_clear()
 
 
 def test_use_backend_forces_nests_and_restores() -> None:

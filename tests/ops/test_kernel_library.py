@@ -16,17 +16,17 @@ import pytest
 import torch
 
 from torchcaps.ops import Votes, choose_backend
-from torchcaps.ops.dispatch import FEW_TILES
-from torchcaps.ops.fused import native, why_not
+from torchcaps.ops.fused import library, why_not
 from torchcaps.ops.fused.compiling import GCC_ONLY, LEVELS, find_compiler
+from torchcaps.ops.plan import FEW_TILES
 
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    native.library.cache_clear()
+    library.library.cache_clear()
     why_not.cache_clear()
     yield
-    native.library.cache_clear()
+    library.library.cache_clear()
     why_not.cache_clear()
 
 
@@ -34,7 +34,7 @@ def forgotten() -> Iterator[None]:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, and a quick compiler: it hands out the library of the user's cache, and notes each call."""
     try:
-        library = native.build()
+        path = library.build()
     except RuntimeError as error:
         if "there is no c++" not in str(error):
             raise
@@ -43,7 +43,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     compiler.write_text(
         f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nsleep "${{SLOW:-0}}"\n'
         'while [ "$1" != "-o" ]; do shift; done\n'
-        f'cp {library} "$2"\n'
+        f'cp {path} "$2"\n'
     )
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("CXX", str(compiler))
@@ -72,7 +72,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_item16_a_damaged_library_is_compiled_again(damage: str, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = native.build()
+    path = library.build()
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
     caplog.clear()
     with caplog.at_level(logging.WARNING):
@@ -80,7 +80,7 @@ def test_item16_a_damaged_library_is_compiled_again(damage: str, cache: Path, ca
     (warning,) = caplog.messages
     assert f"again, because {path} is damaged" in warning
     assert len(calls(cache)) == 2
-    assert native.build() == path
+    assert library.build() == path
     assert len(calls(cache)) == 2
 
 
@@ -130,17 +130,17 @@ def test_a_blank_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_c_library_has_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A home that a container shares: a library that needs a newer C library cannot be loaded there."""
-    here = native.build()
+    here = library.build()
     monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.17"))
-    assert native.build() != here
+    assert library.build() != here
 
 
 @pytest.mark.parametrize("name", ["flags", "Features"])
 def test_each_processor_has_its_own(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On x86 and on ARM, where processors without SVE end a program that uses it."""
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{name}\t: first second\n")
-    monkeypatch.setattr(native, "Path", lambda path: tmp_path / "cpuinfo")
-    assert "first second" in native._machine()
+    monkeypatch.setattr(library, "Path", lambda path: tmp_path / "cpuinfo")
+    assert "first second" in library._machine()
 
 
 def test_item16_a_compiler_with_options(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_clang_is_asked_again_without_the_flag_that_it_refuses(cache: Path) -> N
     assert call.startswith("-O3")
 
 
-BUILD = "from torchcaps.ops.fused import native; native.library(); print(native.build())"
+BUILD = "from torchcaps.ops.fused import library; library.library(); print(library.build())"
 
 
 def started(**environment: str) -> "subprocess.Popen[str]":
@@ -182,7 +182,7 @@ def test_item16_two_processes_at_once_compile_once(cache: Path) -> None:
     both = [started(SLOW="1") for _ in range(2)]
     said = [process.communicate(timeout=120) for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    assert {path.strip() for path, _ in said} == {str(native.build())}
+    assert {path.strip() for path, _ in said} == {str(library.build())}
     assert sorted(warning.count("compiling torchcaps' C++ kernels, once") for _, warning in said) == [0, 1]
     assert len(calls(cache)) == 1
 
@@ -200,7 +200,7 @@ def test_item16_an_interruption_leaves_nothing(sign: signal.Signals, cache: Path
     process.communicate(timeout=60)
     assert process.returncode != 0
     assert chosen() == "native"
-    assert {path.name for path in cache.iterdir()} == {"lock", native.build().name}
+    assert {path.name for path in cache.iterdir()} == {"lock", library.build().name}
 
 
 class TestFromTheWheel:
@@ -212,16 +212,16 @@ class TestFromTheWheel:
         kind = LEVELS.get(torch.backends.cpu.get_cpu_capability()) if platform.machine() == "x86_64" else None
         path = tmp_path / "built" / f"native-{kind or platform.machine()}.so"
         path.parent.mkdir()
-        path.write_bytes(native.build().read_bytes())
+        path.write_bytes(library.build().read_bytes())
         (cache.parents[2] / "calls").unlink()
-        monkeypatch.setattr(native, "BUILT", path.parent)
+        monkeypatch.setattr(library, "BUILT", path.parent)
         monkeypatch.setenv("CXX", "/nowhere/c++")
         monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
         return path
 
     def test_it_is_loaded(self, shipped: Path) -> None:
-        assert native.built() == [shipped]
-        assert native.library()._name == str(shipped)
+        assert library.built() == [shipped]
+        assert library.library()._name == str(shipped)
         assert chosen() == "native"
 
     def test_one_that_cannot_be_loaded_is_compiled_here(
@@ -231,7 +231,7 @@ class TestFromTheWheel:
         monkeypatch.setenv("CXX", str(cache.parents[2] / "compiler"))
         monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parents[1]))
         assert chosen() == "native"
-        assert native.library()._name == str(native.build())
+        assert library.library()._name == str(library.build())
 
     def test_without_any_there_is_a_slower_way_and_one_warning(self, shipped: Path) -> None:
         shipped.unlink()
@@ -248,9 +248,9 @@ class TestFromTheWheel:
     ) -> None:
         for kind in ("x86-64-v4", "x86-64-v3", "aarch64"):
             (tmp_path / f"native-{kind}.so").touch()
-        monkeypatch.setattr(native, "BUILT", tmp_path)
+        monkeypatch.setattr(library, "BUILT", tmp_path)
         monkeypatch.setattr(platform, "machine", lambda: "x86_64")
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: processor)
-        assert [path.name for path in native.built()] == [f"native-{kind}.so" for kind in kinds]
+        assert [path.name for path in library.built()] == [f"native-{kind}.so" for kind in kinds]
         monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-        assert [path.name for path in native.built()] == ["native-aarch64.so"]
+        assert [path.name for path in library.built()] == ["native-aarch64.so"]

@@ -11,7 +11,7 @@ from ops_cases import close
 from torch import Tensor
 
 from torchcaps.ops import Adjusted, Gaussian, Given, InnerProduct, Rule, Similarity, Votes, axes, choose_backend
-from torchcaps.ops.dispatch import BACKENDS, FEW_TILES
+from torchcaps.ops.plan import BACKENDS, FEW_TILES
 
 B, I, J, P, D = 3, 7, 4, 2, 3
 OPEN = pytest.mark.parametrize("backend", ["naive", "chunked"])

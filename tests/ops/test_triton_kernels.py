@@ -138,7 +138,7 @@ def gradients(outputs: dict[str, Tensor], call: Call) -> dict[str, Tensor]:
 def check_moments(case: Case, device: str, tiling: Tiling | None = None, dtype: torch.dtype = torch.float32) -> None:
     call = case.call(device, dtype)
     orphan = case.partition == "orphan"
-    mass, total, scatter = triton_launch.moments(
+    mass, total, scatter, _ = triton_launch.moments(
         call, orphan=orphan, hard=case.hard, scatter=case.scatter, tiling=tiling
     )
     actual = {"mass": mass, "sum": total} | ({} if scatter is None else {"scatter": scatter})
@@ -183,7 +183,7 @@ def test_hard_moments(partition: str, blocks: bool, device: str) -> None:
 def test_the_lowest_index_wins_a_tie(hard: bool, blocks: bool, device: str) -> None:
     call = Case("none", sizes=(2, 5, 1, 2, 2)).call(device)
     tiling = Tiling(parents=2) if blocks else None
-    mass, _, _ = triton_launch.moments(call, orphan=False, hard=hard, scatter=False, tiling=tiling)
+    mass, *_ = triton_launch.moments(call, orphan=False, hard=hard, scatter=False, tiling=tiling)
     share = torch.tensor([1.0, 0, 0, 0, 0]) if hard else torch.full((5,), 0.2)
     torch.testing.assert_close(mass.cpu(), 3 * share.expand(2, 5))
 
@@ -223,7 +223,7 @@ def test_half_precision_is_read_as_it_is(dtype: torch.dtype, device: str) -> Non
     narrow = wide._replace(children=wide.children.to(dtype), transforms=wide.transforms.to(dtype))
     rounded = wide._replace(children=narrow.children.float(), transforms=narrow.transforms.float())
     options = {"orphan": False, "hard": False}
-    mass, total, _ = triton_launch.moments(narrow, scatter=False, **options)
+    mass, total, *_ = triton_launch.moments(narrow, scatter=False, **options)
     expected = triton_launch.moments(rounded, scatter=False, **options)
     assert mass.dtype == total.dtype == torch.float32
     torch.testing.assert_close((mass, total), expected[:2])
@@ -235,7 +235,7 @@ def test_half_precision_is_read_as_it_is(dtype: torch.dtype, device: str) -> Non
 
 def test_double_precision(device: str) -> None:
     call = Case(scatter=True).call(device, torch.float64)
-    mass, _, scatter = triton_launch.moments(call, orphan=False, hard=False, scatter=True)
+    mass, _, scatter, _ = triton_launch.moments(call, orphan=False, hard=False, scatter=True)
     votes, logits = expected_logits(call)
     expected = naive.weighted_moments(votes, logits.softmax(-1), None, True)
     torch.testing.assert_close((mass, scatter), (expected.mass, expected.scatter), rtol=1e-12, atol=1e-12)
@@ -247,7 +247,7 @@ def test_scatter_does_not_cancel(splits: int, device: str) -> None:
     I = 40
     children = torch.full((1, I, 1, 1), 100.0) + 0.01 * torch.randn(1, I, 1, 1, generator=torch.manual_seed(0))
     call = Call(children.to(device), torch.ones(1, 2, 1, 1, device=device), None, None, None, None, ())
-    _, total, scatter = triton_launch.moments(
+    _, total, scatter, _ = triton_launch.moments(
         call, orphan=False, hard=False, scatter=True, tiling=Tiling(splits=splits)
     )
     exact = children.double().flatten()
@@ -261,7 +261,7 @@ def test_a_parent_without_mass_has_zero_moments_and_finite_gradients(device: str
     call = Case(weights=True, scatter=True).call(device)
     assert call.weights is not None
     call.weights.zero_()
-    mass, total, scatter = triton_launch.moments(call, orphan=False, hard=False, scatter=True)
+    mass, total, scatter, _ = triton_launch.moments(call, orphan=False, hard=False, scatter=True)
     assert scatter is not None
     for moment in (mass, total, scatter):
         assert (moment == 0).all()
@@ -311,7 +311,7 @@ def test_random_shapes(sizes: Any, similarity: str, partition: str, flags: tuple
 def test_an_empty_batch(device: str) -> None:
     call = Case(scatter=True).call(device)
     empty = call._replace(children=call.children[:0], similarity=tuple(field[:0] for field in call.similarity))
-    mass, total, scatter = triton_launch.moments(empty, orphan=False, hard=False, scatter=True)
+    mass, total, scatter, _ = triton_launch.moments(empty, orphan=False, hard=False, scatter=True)
     assert (mass.shape, total.shape) == ((0, 3), (0, 3, 9))
     grads = triton_launch.moments_backward(empty, total, mass, total, scatter, orphan=False, hard=False)
     assert (grads.transforms == 0).all()
@@ -337,7 +337,7 @@ def test_nothing_grows_with_children_times_parents(tiling: Tiling | None, device
         children=torch.randn(B, I, M, P, device=device), transforms=torch.randn(I, J, P, D, device=device)
     )
     with Largest() as largest:
-        mass, total, scatter = triton_launch.moments(call, orphan=False, hard=False, scatter=True, tiling=tiling)
+        mass, total, scatter, _ = triton_launch.moments(call, orphan=False, hard=False, scatter=True, tiling=tiling)
         triton_launch.moments_backward(call, total, mass, total, scatter, orphan=False, hard=False, tiling=tiling)
     assert 0 < largest.numbers < B * I * J
 
@@ -394,7 +394,7 @@ triton_launch._check_device = lambda tensor: None
 triton_launch._processors = lambda place: 132
 
 def step(call, scatter, **options):
-    mass, total, second = triton_launch.moments(call, hard=False, scatter=scatter, **options)
+    mass, total, second, _ = triton_launch.moments(call, hard=False, scatter=scatter, **options)
     triton_launch.moments_backward(call, total, mass, total, second, hard=False, **options)
     partition = triton_launch.scores(call, reduced=True, **options)
     triton_launch.scores_backward(call, partition, partition, reduced=True, **options)

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 from torchcaps.bench.cases import FEW_IMAGES
 from torchcaps.bench.measure import Spread
 from torchcaps.bench.suite import Row
-from torchcaps.ops.dispatch import FUSED
+from torchcaps.ops.plan import FUSED
 
 MATMUL_RATE = 200e9
 """Operations a second of a matrix product on the machine that the bars in seconds are meant for."""

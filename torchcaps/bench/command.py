@@ -16,7 +16,7 @@ from torchcaps.bench import bars, compare, measure, report, small, suite, sweep
 from torchcaps.bench.cases import CASES, LinearCase, call_of
 from torchcaps.bench.options import amount, folder, new_folder, positive
 from torchcaps.bench.suite import Show
-from torchcaps.ops.dispatch import BACKENDS, FUSED
+from torchcaps.ops.plan import BACKENDS, FUSED
 
 PARTS = ("suite", "sweep", "small", "compare")
 OWN_OPTIONS = {

@@ -19,7 +19,7 @@ from torchcaps.bench import measure, report
 from torchcaps.bench.cases import ConvCase, LayerCase, LinearCase, call_of
 from torchcaps.bench.options import positive
 from torchcaps.bench.suite import Show
-from torchcaps.ops.dispatch import BACKENDS
+from torchcaps.ops.plan import BACKENDS
 from torchcaps.routing.base import ROUTINGS, About
 
 BEGIN, END = "<!-- torchcaps bench routings: begin -->", "<!-- torchcaps bench routings: end -->"

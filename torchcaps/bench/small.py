@@ -9,7 +9,7 @@ from torchcaps.bench import report
 from torchcaps.bench.cases import LinearCase, call_of
 from torchcaps.bench.measure import Spread, interleaved
 from torchcaps.bench.suite import Options, Show
-from torchcaps.ops.dispatch import FUSED
+from torchcaps.ops.plan import FUSED
 
 POWERS = range(8, 21)
 ROUTINGS = ("dynamic", "em")

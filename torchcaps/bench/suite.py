@@ -10,8 +10,8 @@ import torch
 from torchcaps.bench.cases import BESIDE, CASES, Case, NetworkCase, call_of, tensor_bytes, with_batch
 from torchcaps.bench.measure import Call, Machine, Spread, available_memory, interleaved, peak_memory
 from torchcaps.bench.work import FLOAT, Work
-from torchcaps.ops.dispatch import FUSED
 from torchcaps.ops.fused import why_not
+from torchcaps.ops.plan import FUSED
 
 Show = Callable[[str], None]
 

@@ -11,7 +11,7 @@ from torchcaps.layers.pose import Pose, check_axes, check_map, check_rows, pose_
 from torchcaps.layers.pose_norm import PoseMagnitude
 from torchcaps.numerics import check_finite, check_size, compute_dtype, given
 from torchcaps.ops import Votes
-from torchcaps.ops.dispatch import known_backend
+from torchcaps.ops.plan import known_backend
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.routing.base import routing_of
 

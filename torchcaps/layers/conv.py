@@ -22,7 +22,7 @@ from torchcaps.layers.pose import (
 from torchcaps.layers.pose_norm import PoseScale, norm_of
 from torchcaps.numerics import check_choice, check_finite, given
 from torchcaps.ops import GridWide, Normaliser, PositionWide, Votes, Windows
-from torchcaps.ops.dispatch import known_backend
+from torchcaps.ops.plan import known_backend
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.routing.base import routing_of
 

@@ -10,7 +10,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import Pose, check_rows, pose_shape, present, without_own_transforms
 from torchcaps.numerics import check_choice, check_positive, check_size, given
 from torchcaps.ops import Votes
-from torchcaps.ops.dispatch import known_backend
+from torchcaps.ops.plan import known_backend
 from torchcaps.routing import DynamicRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.routing.base import routing_of
 from torchcaps.squash import length

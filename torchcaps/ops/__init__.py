@@ -2,9 +2,9 @@
 
 from torchcaps.ops.backend import Agreement, AssignmentMap, Moments, Rule, VoteSource
 from torchcaps.ops.competition import GridWide, Normaliser, PositionWide
-from torchcaps.ops.dispatch import BACKENDS, choose_backend, use_backend
 from torchcaps.ops.fields import Fields, axes
 from torchcaps.ops.gaussians import Gaussians
+from torchcaps.ops.plan import BACKENDS, choose_backend, use_backend
 from torchcaps.ops.similarity import Adjusted, Gaussian, Given, InnerProduct, Similarity
 from torchcaps.ops.votes import Votes
 from torchcaps.ops.windows import Windows

@@ -48,6 +48,20 @@ def check_forward_mode(name: str) -> None:
         raise RuntimeError(f"{name} has no forward-mode derivatives, which need stored votes: {STORED}")
 
 
+def about_mean(
+    mean: Tensor, rest: Tensor, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of mass and sum for a backward pass that takes the scatter about a mean that is rounded.
+
+    The mean of the votes is ``mean + rest``. About that, weighted deviations add up to 0; about the rounded mean they
+    do not, which is no small thing beside the steep gradients of the scatter that tight Gaussians have. So
+    ``grad_scatter ((V - mean - rest)^2 - (V - mean)^2)``, which is linear in V but for the square of the rest, is put
+    into the other two.
+    """
+    slope = 2 * grad_scatter * rest
+    return grad_mass + (slope * mean).sum(-1), grad_sum - slope
+
+
 _is_batched, _is_legacy_batched = torch._C._functorch.is_batchedtensor, torch._C._functorch.is_legacy_batchedtensor
 
 

@@ -9,30 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import check_size, compute_dtype, full_precision
+from torchcaps.numerics import cast, check_size, compute_dtype, full_precision
 from torchcaps.ops.backend import Agreement, Moments, Rule, VoteSource
 from torchcaps.ops.checks import check_field, check_mask, check_tensor, check_votes, versions
 from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import offset_moments
 from torchcaps.ops.competition import Normaliser
-from torchcaps.ops.dispatch import (
-    BACKENDS,
-    Choice,
-    able_backend,
-    left_open,
-    preferred_backend,
-    stored_rows,
-    without_kernels,
-)
 from torchcaps.ops.fields import FieldsType, Shapes
 from torchcaps.ops.gaussians import Gaussians
 from torchcaps.ops.naive import NaiveVotes, dense_votes, gram
-from torchcaps.ops.similarity import Given, Similarity
+from torchcaps.ops.plan import BACKENDS, SOFTMAX, Choice, left_open, plan, preferred_backend
+from torchcaps.ops.similarity import Similarity
 from torchcaps.ops.windows import in_windows
 from torchcaps.squash import kind_of
 
-SOFTMAX, OVER_PARENTS = Rule(), Normaliser()
+OVER_PARENTS = Normaliser()
 
 
 class Votes:
@@ -112,14 +104,20 @@ class Votes:
     @property
     def source(self) -> VoteSource:
         """The votes on the backend that is preferred for them, whatever the similarity and the rule."""
+        return self.source_on(self.preferred.backend)
+
+    @property
+    def preferred(self) -> Choice:
+        """The backend that is preferred for these votes, and why."""
         if self._preferred is None:
             self._preferred = preferred_backend(self)
-        return self._source_of(self._preferred)
+        return self._preferred
 
-    def _source_of(self, choice: Choice) -> VoteSource:
-        source = self._sources.get(choice.backend)
+    def source_on(self, backend: str) -> VoteSource:
+        """The votes on one of :data:`BACKENDS`, made once."""
+        source = self._sources.get(backend)
         if source is None:
-            source = self._sources[choice.backend] = self._make_source(BACKENDS[choice.backend])
+            source = self._sources[backend] = self._make_source(BACKENDS[backend])
         return source
 
     def _make_source(self, backend: type[VoteSource]) -> VoteSource:
@@ -139,8 +137,7 @@ class Votes:
         if self._offset_apart(similarity) is not None:
             return self.restricted(offset=None).choose(similarity)
         with full_precision(self.children):
-            similarity, rule, _ = self._competition(similarity)
-        return self._choice(similarity, rule)
+            return plan(self, similarity).choice
 
     def restricted(self, **changes: Any) -> "Votes":
         """The same votes under the normaliser with these arguments changed: ``restricted(orphan=True)``.
@@ -203,13 +200,13 @@ class Votes:
         if offset is not None:
             return self._with_offset(self.restricted(offset=None).moments(similarity, weights), weights, offset)
         with full_precision(self.children):
-            similarity, rule, source = self._competition(similarity, scatter)
+            _, source, similarity, rule = plan(self, similarity, scatter)
             if weights is not None:
                 check_field("weights", weights, self.children)
             weights = self.present(weights)
             if weights is not None:
-                weights = self._for_source(source, weights.to(source.children.dtype))
-            return source.moments(self._normalised(similarity, rule), weights, rule, scatter)
+                weights = self.by_child(source, weights)
+            return source.moments(similarity, weights, rule, scatter)
 
     def agree(self, agreement: Agreement, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None] | None:
         """All steps of routing by agreement at once, where the backend can: :meth:`VoteSource.agree`.
@@ -274,8 +271,8 @@ class Votes:
         """
         if weights is not None:
             check_field("weights", weights, self.children)
-        source = self._able(None, SOFTMAX)
         with full_precision(self.children):
+            source = plan(self.under(OVER_PARENTS)).source
             weights = self.present(weights)
             if weights is not None:
                 weights = self.gather(weights.to(source.children.dtype))
@@ -291,7 +288,7 @@ class Votes:
         """The moments plus what an offset of each pair, (I, J), adds to them, found without forming votes."""
         with full_precision(self.children):
             source, weights = self.source, self.present(weights)
-            offset = self._fitting(Rule(offset=offset)).tensors[0]
+            offset = self.fitting(Rule(offset=offset)).tensors[0]
             if weights is not None:
                 weights = self.gather(weights.to(source.children.dtype))
             children = in_windows(source.children, source.sites)
@@ -309,21 +306,20 @@ class Votes:
         """
         if self.normaliser.scale is not None or self.normaliser.offset is not None:
             return self.restricted(scale=None, offset=None).assignment(similarity)
-        votes = self._to_read(similarity)
         with full_precision(self.children):
-            similarity, rule, source = votes._competition(similarity)
+            _, source, similarity, rule = plan(self, similarity, reads=True)
             if self._versions != versions(self.children, self.transforms) and not isinstance(source, NaiveVotes):
                 raise RuntimeError(
                     "children or transforms were changed in place since they voted: read the assignment before they "
                     "change, as before a step of the optimizer"
                 )
-            assignment = source.assignment(votes._normalised(similarity, rule), rule)
+            assignment = source.assignment(similarity, rule)
             return assignment if self.mask is None else assignment * self.gather(self.mask)[..., None]
 
     def logits(self, similarity: Similarity | None = None) -> Tensor:
         """The logits ``l_ij`` that the parents compete with, (B, I, J)."""
         with full_precision(self.children):
-            similarity, _, source = self.restricted(mapping=None)._to_read(similarity)._competition(similarity)
+            _, source, similarity, _ = plan(self.restricted(mapping=None), similarity, reads=True)
             return source.logits(similarity)
 
     def dense(self) -> Tensor:
@@ -347,73 +343,18 @@ class Votes:
         """A field of all children, (N, G, ...), as one of the children of each window, (B, I, ...)."""
         return in_windows(field, self.sites)
 
-    def _to_read(self, similarity: Similarity | None) -> "Votes":
-        """The same votes; given logits, which take no votes to read, on any backend, whichever was asked for."""
-        if not isinstance(similarity, Given) or not self.source.supports(similarity, SOFTMAX):
-            return self
-        assert self._preferred is not None
-        votes = copy(self)
-        votes._preferred = self._preferred._replace(reason="given logits are read on any backend")
-        return votes
-
-    def _competition(
-        self, similarity: Similarity | None, scatter: bool = False
-    ) -> tuple[Similarity | None, Rule, VoteSource]:
-        """What one E-step needs: the similarity, the rule, and a backend that can do both."""
-        similarity = self.normaliser.adjusted(_checked_similarity(similarity))
-        if similarity is not None:
-            similarity = self._fitting(similarity)
-        rule = self.normaliser.rule(self._able(similarity, SOFTMAX), similarity)
-        source = self._able(similarity, rule, scatter)
-        partition = rule.log_partition
-        if rule.scale is not None or rule.offset is not None or rule.mapping is not None:
-            rule = self._fitting(replace(rule, log_partition=None))
-        if partition is not None:
-            check_field("log_partition", partition, self.children, self.parents)
-            rule = replace(rule, log_partition=self._for_source(source, partition.to(source.children.dtype)))
-        return similarity, rule, source
-
-    def _normalised(self, similarity: Similarity | None, rule: Rule) -> Similarity | None:
-        """The similarity; with a normaliser for each pair, the logits that it was made of.
-
-        Those of another backend, or of another order of sums, differ by rounding, which their exponential magnifies.
-        """
-        if similarity is None or rule.log_partition is None or rule.log_partition.ndim == 2:
-            return similarity
-        return Given(self._able(similarity, SOFTMAX).logits(similarity))
-
-    def _able(self, similarity: Similarity | None, rule: Rule, scatter: bool = False) -> VoteSource:
-        return self._source_of(self._choice(similarity, rule, scatter))
-
-    def _choice(self, similarity: Similarity | None, rule: Rule, scatter: bool = False) -> Choice:
-        """The backend of one call and why."""
-        source = self.source
-        assert self._preferred is not None
-        stored = stored_rows(self, self._preferred, similarity, scatter)
-        if stored or not source.supports(similarity, rule):
-            return stored or self._preferred
-        return able_backend(self._preferred, similarity, rule, without_kernels(self, similarity, scatter))
-
-    def _fitting(self, fields: FieldsType) -> FieldsType:
+    def fitting(self, fields: FieldsType) -> FieldsType:
         """A similarity or rule whose tensors fit the votes, in the dtype of the votes."""
         if self._shapes is None:
             self._shapes = Shapes(dict(zip("BIJH", self.shape, strict=True)), self.children.device)
         return fields.fitting(self._shapes, self.source.children.dtype)
 
-    def _for_source(self, source: VoteSource, field: Tensor) -> Tensor:
+    def by_child(self, source: VoteSource, field: Tensor) -> Tensor:
         """A number for each child, (N, G), as the backend takes it: (N, G) if it is ``indexed``, else (B, I)."""
+        field = cast(field, source.children.dtype)
         return field if source.indexed else self.gather(field)
 
 
 def _check_normaliser(normaliser: Any) -> None:
     if not isinstance(normaliser, Normaliser):
         raise TypeError(f"normaliser must be a torchcaps.ops.Normaliser, got {normaliser!r}")
-
-
-def _checked_similarity(similarity: Any) -> Similarity | None:
-    if similarity is None or isinstance(similarity, Similarity):
-        return similarity
-    raise TypeError(
-        f"similarity must be None or a torchcaps.ops.Similarity, got {type(similarity).__name__}: derive it from that "
-        "class, declare the axes of its tensors and give it a method logits(votes)"
-    )

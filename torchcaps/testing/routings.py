@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchcaps.ops import BACKENDS, Votes
-from torchcaps.ops.dispatch import FUSED
 from torchcaps.ops.fused import why_not
+from torchcaps.ops.plan import FUSED
 from torchcaps.routing import LayerShape, Routed, Routing, as_capsules, create_routing
 from torchcaps.testing.compare import TOLERANCE, assert_finite, assert_same
 

@@ -26,7 +26,7 @@ class Tile(Fields):
     transforms: Tensor = axes("IJPD")
     coordinates: Tensor | None = axes("IH")
     weights: Tensor | None = axes("BI", default=None)
-    mean: Tensor | None = axes("BJH", default=None)  # of the votes, for the scatter
+    mean: Tensor | None = axes("BJH", default=None)  # of the votes, or near it, for the scatter
 
     def logits(self, votes: Tensor | None = None) -> Tensor:
         """``l_ij``, (B, I, J)."""
@@ -56,15 +56,9 @@ def _summed(tile: Tile) -> tuple[Tensor, ...]:
 def _scattered(tile: Tile) -> tuple[Tensor, ...]:
     assert tile.mean is not None
     votes = tile.votes()
-    return (torch.einsum("bij,bijh->bjh", tile.shares(votes), (votes - tile.mean[:, None]).square()),)
-
-
-def _scattered_stored(tile: Tile) -> tuple[Tensor, ...]:
-    """The same about the mean of these very votes: second derivatives of the scatter do depend on it."""
-    votes = tile.votes()
-    second = naive.weighted_moments(votes, tile.shares(votes), None, scatter=True).scatter
-    assert second is not None
-    return (second,)
+    shares, deviations = tile.shares(votes), votes - tile.mean[:, None]
+    rest = torch.einsum("bij,bijh->bjh", shares, deviations)
+    return torch.einsum("bij,bijh->bjh", shares, deviations.square()), rest
 
 
 def _squared(tile: Tile) -> tuple[Tensor, ...]:
@@ -82,15 +76,15 @@ def _normalised(tile: Tile) -> tuple[Tensor, ...]:
 def moments(tile: Tile, scatter: bool, budget: int) -> Moments:
     """One E-step and the sums of the M-step that follows.
 
-    The weighted deviations from the mean add up to zero, so the scatter does not depend on the mean to first order: it
-    is a second walk over the tiles, with the mean of the first held fixed.
+    The scatter is a second walk over the tiles, about the mean of the first, held fixed; what that mean was rounded by
+    is made good as in :func:`naive.weighted_moments`.
     """
     mass, total = _by_tile(_summed, tile, ("BJ", "BJH"), budget)
     if not scatter:
         return Moments(mass, total, None)
     mean = (total / positive(mass)[..., None]).detach()
-    (second,) = _by_tile(_scattered, Tile(**{**vars(tile), "mean": mean}), ("BJH",), budget, _scattered_stored)
-    return Moments(mass, total, second)
+    second, rest = _by_tile(_scattered, Tile(**{**vars(tile), "mean": mean}), ("BJH", "BJH"), budget)
+    return Moments(mass, total, second - rest.square() / positive(mass)[..., None])
 
 
 def gram(tile: Tile, budget: int) -> Tensor:
@@ -112,17 +106,14 @@ class _Call(NamedTuple):
     """What the function below needs besides tensors."""
 
     work: Work
-    stored: Work  # the same for the whole at once, right to any order of derivative
     whole: Tile
     layouts: tuple[str, ...]
     budget: int
 
 
-def _by_tile(
-    work: Work, whole: Tile, layouts: tuple[str, ...], budget: int, stored: Work | None = None
-) -> tuple[Tensor, ...]:
+def _by_tile(work: Work, whole: Tile, layouts: tuple[str, ...], budget: int) -> tuple[Tensor, ...]:
     """What the work gives for each tile, at its place in tensors with these axes, added up where tiles share one."""
-    return _ByTile.apply(_Call(work, stored or work, whole, layouts, budget), *whole.tensors)
+    return _ByTile.apply(_Call(work, whole, layouts, budget), *whole.tensors)
 
 
 class _ByTile(torch.autograd.Function):
@@ -133,7 +124,7 @@ class _ByTile(torch.autograd.Function):
         """The outputs."""
         ctx.call = call
         ctx.save_for_backward(*tensors)
-        work, _, whole, layouts, budget = call
+        work, whole, layouts, budget = call
         B, I, M, _ = whole.children.shape
         _, J, _, D = whole.transforms.shape
         sizes = {"B": B, "I": I, "J": J, "H": M * D}
@@ -152,7 +143,7 @@ class _ByTile(torch.autograd.Function):
             return _backward(call, tensors, upstream, wanted)
 
         def function(*tensors: Tensor | None) -> Tensors:
-            return call.stored(_with_tensors(call.whole, tensors))
+            return call.work(_with_tensors(call.whole, tensors))
 
         return None, *gradients(work, function, ctx.saved_tensors, upstream)
 

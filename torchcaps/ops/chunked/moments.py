@@ -14,7 +14,7 @@ from torchcaps.numerics import positive
 from torchcaps.ops import naive
 from torchcaps.ops.backend import Rule
 from torchcaps.ops.chunked.tiles import columns_of, tile_grid, uncolumns
-from torchcaps.ops.derivatives import Tensors, gradients
+from torchcaps.ops.derivatives import Tensors, about_mean, gradients
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 
 
@@ -150,7 +150,8 @@ class ChunkedMoments(torch.autograd.Function):
 
     Tiles are merged about their own means (Chan, Golub & LeVeque 1983), so the scatter never cancels. Because the
     weighted deviations from the mean add up to zero, the scatter does not depend on the mean to first order: backward
-    differentiates ``sum_i r_ij (gN_j + <gS_j, V_ij> + <gQ_j, (V_ij - mean_j)^2>)`` with the final mean held fixed.
+    differentiates ``sum_i r_ij (gN_j + <gS_j, V_ij> + <gQ_j, (V_ij - mean_j)^2>)`` with the final mean held fixed, to
+    more digits than it is stored with.
     """
 
     @staticmethod
@@ -163,15 +164,15 @@ class ChunkedMoments(torch.autograd.Function):
         _, J, _, D = inputs.transforms.shape
         mass = inputs.children.new_empty(B, J)
         total = inputs.children.new_empty(B, J, M * D)
-        second = torch.empty_like(total) if scatter else None
+        second, rest = (torch.empty_like(total), torch.empty_like(total)) if scatter else (None, None)
         for rows, tiles in _by_rows(inputs, options):
             found = _scattered(tiles) if scatter else _summed(tiles)
             mass[rows] = found[0].T
-            for field, part in zip((total, second), found[1:], strict=False):
+            for field, part in zip((total, second, rest), found[1:], strict=False):
                 if field is not None:
                     field[rows] = uncolumns(part.flatten(2), M)
         ctx.options = options
-        ctx.save_for_backward(*tensors, total / positive(mass)[..., None])
+        ctx.save_for_backward(*tensors, total / positive(mass)[..., None], rest)
         return mass, total, second
 
     @staticmethod
@@ -179,10 +180,13 @@ class ChunkedMoments(torch.autograd.Function):
         ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """The gradients of the tensors."""
-        (*tensors, mean), options = ctx.saved_tensors, ctx.options
+        (*tensors, mean, rest), options = ctx.saved_tensors, ctx.options
 
-        def work(tensors: Tensors, upstream: Tensors) -> Tensors:
-            return _moments_backward(tensors, (mean, *upstream), options)
+        def work(tensors: Tensors, upstream: Any) -> Tensors:
+            grad_mass, grad_sum, grad_scatter = upstream
+            if grad_scatter is not None:
+                grad_mass, grad_sum = about_mean(mean, rest, *upstream)
+            return _moments_backward(tensors, (mean, grad_mass, grad_sum, grad_scatter), options)
 
         def function(*tensors: Tensor | None) -> Tensors:
             votes, similarity, weights, rule = _stored(tensors, options)
@@ -298,8 +302,8 @@ def _summed(tiles: Iterator[Tile]) -> tuple[Tensor, Tensor]:
     return mass, total
 
 
-def _scattered(tiles: Iterator[Tile]) -> tuple[Tensor, Tensor, Tensor]:
-    """Mass (J, B), sum and scatter (J, D, M, B) over the tiles.
+def _scattered(tiles: Iterator[Tile]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mass (J, B), sum and scatter (J, D, M, B) over the tiles, and what the mean is more than sum / mass, rounded.
 
     All is about the first tile's mean: float32 has the digits for a small deviation, not for a large mean.
     """
@@ -320,7 +324,8 @@ def _scattered(tiles: Iterator[Tile]) -> tuple[Tensor, Tensor, Tensor]:
         scatter = scatter + part_scatter + mass * step * (part_mean - mean)
         mean = mean + step
         mass = together
-    return mass.squeeze(2).squeeze(1), mass * (shift + mean), scatter
+    total = mass * (shift + mean)
+    return mass.squeeze(2).squeeze(1), total, scatter, mean - (total / positive(mass) - shift)
 
 
 def _empty_gradients(tensors: Sequence[Tensor | None]) -> tuple[Inputs, Inputs, list[Tensor | None]]:

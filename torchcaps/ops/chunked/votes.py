@@ -4,10 +4,9 @@ Five cases, from the cheapest:
 
 * Before the first step all logits are 0, so the sums are a matrix product of children and transforms.
 * Given logits say how much of a child goes where before it is transformed: a matrix product for each parent.
-* Inner products never need the vote itself: ``<alpha_j, u_i W_ij> = <u_i, W_ij alpha_j>`` and
-  ``sum_i r_ij u_i W_ij = sum_i (r_ij u_i) W_ij``. With shared transforms this is attention over the children.
-* Inner products with coordinates, a scatter or a given normaliser, and Gaussians, work on tiles of votes; backward
-  forms each tile again.
+* Inner products with shared transforms are attention over the children: ``<alpha_j, u_i W_j> = <u_i, W_j alpha_j>``
+  and ``sum_i r_ij u_i W_j = (sum_i r_ij u_i) W_j``.
+* Other inner products, and Gaussians, work on tiles of votes; backward forms each tile again.
 * Any other similarity, or rule, does so too, with autograd inside each tile.
 """
 
@@ -18,7 +17,6 @@ from torch import Tensor
 from torchcaps.ops import naive
 from torchcaps.ops.backend import Moments, Rule, VoteSource
 from torchcaps.ops.chunked import any_similarity
-from torchcaps.ops.chunked.inner_product import InnerProductMoments
 from torchcaps.ops.chunked.moments import ChunkedMoments, ChunkedScores, Options
 from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import attention_moments, given_moments, uniform_moments
@@ -63,12 +61,9 @@ class ChunkedVotes(VoteSource):
         if without_votes and similarity is None:
             return uniform_moments(self.children, self.transforms, weights, rule)
         # A given normaliser was made of the logits of tiles of votes: others differ by rounding.
-        if without_votes and isinstance(similarity, InnerProduct) and rule.log_partition is None:
-            if self.transforms.shape[0] == 1:
-                return attention_moments(self.children, self.transforms, similarity.alpha, weights, rule)
-            pairs = (self.children, self.transforms, similarity.alpha, weights)
-            mass, total = InnerProductMoments.apply(*pairs, rule.orphan, self.budget)
-            return Moments(mass, total, None)
+        shared = self.transforms.shape[0] == 1
+        if without_votes and shared and isinstance(similarity, InnerProduct) and rule.log_partition is None:
+            return attention_moments(self.children, self.transforms, similarity.alpha, weights, rule)
         options = Options(None if similarity is None else type(similarity), rule.orphan, rule.hard, self.budget)
         fields = (self.children, self.transforms, self.coordinates, weights, rule.log_partition)
         parents = () if similarity is None else similarity.tensors

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchcaps.ops.agreement import step_by_step
 from torchcaps.ops.backend import Agreement, Rule
 from torchcaps.ops.derivatives import Tensors, gradients
-from torchcaps.ops.fused import native
+from torchcaps.ops.fused import passes
 from torchcaps.ops.fused.call import Call
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.ops.windows import in_windows
@@ -29,7 +29,7 @@ def agree(call: Call, bias: Tensor | None, settings: Agreement) -> tuple[Tensor,
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         found: tuple[Tensor, Tensor | None] = _Agree.apply(settings, call.sites, *tensors)
         return found
-    return native.agreement(call.readable(), _whole(bias), settings)
+    return passes.agreement(call.readable(), _whole(bias), settings)
 
 
 def _whole(bias: Tensor | None) -> Tensor | None:
@@ -47,8 +47,8 @@ class _Agree(torch.autograd.Function):
     def forward(ctx: Any, settings: Agreement, sites: Tensor | None, *tensors: Tensor | None) -> Any:
         *votes, bias = tensors
         call = _call(sites, *votes)
-        kept = native.Kept(call.children, call.transforms)
-        pose, alpha, sums, alphas = native.agreement_forward(call, _whole(bias), settings, kept)
+        kept = passes.Kept(call.children, call.transforms)
+        pose, alpha, sums, alphas = passes.agreement_forward(call, _whole(bias), settings, kept)
         ctx.settings = settings
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(sites, *tensors, sums, alphas, alpha, kept.votes)
@@ -62,8 +62,8 @@ class _Agree(torch.autograd.Function):
 
         def work(tensors: Tensors, upstream: Tensors) -> Tensors:
             *fields, bias = tensors
-            call, steps = _call(sites, *fields), native.read_back((sums, alphas, alpha, votes))
-            return native.agreement_backward(call, _whole(bias), settings, steps, upstream, wanted)
+            call, steps = _call(sites, *fields), passes.read_back((sums, alphas, alpha, votes))
+            return passes.agreement_backward(call, _whole(bias), settings, steps, upstream, wanted)
 
         def function(children: Any, *others: Any) -> Tensors:
             *fields, bias = others

@@ -2,7 +2,7 @@ r"""Gradients of the votes, passed on once for all steps of a routing.
 
 The gradients of the votes are a sum over the steps, and linear in the votes,
 
-.. math:: dV_{ij} = \sum_t \rho^t_{ij} (A^t_j + B^t_j V_{ij}),
+.. math:: dV_{ij} = \sum_t \rho^t_{ij} (A^t_j + B^t_j (V_{ij} - C^t_j)),
 
 with coefficients of each pair and fields of each parent: shares times the gradients of a sum, gradients of logits
 times what the votes were compared with. So the backward pass of a step finds only its coefficients and fields, and
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from torchcaps.numerics import positive
 from torchcaps.ops.derivatives import Tensors, gradients, several
-from torchcaps.ops.fused import native
+from torchcaps.ops.fused import passes
 from torchcaps.ops.fused.call import Call, stored_moments, stored_scores
 
 _LOGITS = 2**24
@@ -49,7 +49,7 @@ class _Entry:
 
     call: Call
     parts: int
-    terms: list[native.Term] = field(default_factory=list)
+    terms: list[passes.Term] = field(default_factory=list)
     left: dict[object, Tensor] = field(default_factory=dict)
 
 
@@ -119,7 +119,7 @@ class Ledger:
         self._tokens: dict[tuple[bool, ...], Tensor] = {}
         self._parts: int | None = None
         self._scored: _Scored | None = None
-        self._kept = native.Kept(children, transforms)
+        self._kept = passes.Kept(children, transforms)
 
     def moments(self, call: Call, *options: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         """Mass, sum and scatter; the options are orphan, hard, scatter."""
@@ -131,7 +131,7 @@ class Ledger:
             logits = scored.logits if call.log_partition is not None and not hard else None
         step = self._step(call, options, name)
         if not _differentiated(call):
-            return _moments(call, _logits(step, logits), self._kept, *options)
+            return _moments(call, _logits(step, logits), self._kept, *options)[:3]
         return _Moments.apply(step, self._kept, self._token(), token, logits, call.sites, *call.listed)
 
     def scores(self, call: Call, *options: bool) -> Tensor:
@@ -142,7 +142,7 @@ class Ledger:
         if any(tensor.is_inference() for tensor in call.similarity):  # changes in place are not counted
             return _scores(call, None, *options)
         if reduced and len(call.similarity) == 3 and (differentiated or math.prod(call.sizes[:3]) <= _LOGITS):
-            logits = native.empty_logits(call, step.parts).values
+            logits = passes.empty_logits(call, step.parts).values
         if differentiated:
             scores, token = _Scores.apply(step, self._token(), logits, call.sites, *call.listed)
         else:
@@ -152,7 +152,7 @@ class Ledger:
 
     def _step(self, call: Call, options: tuple[bool, ...], scores: object) -> _Step:
         if self._parts is None:  # one layout for all steps, however many threads there are later
-            self._parts = native.row_parts(call)
+            self._parts = passes.row_parts(call)
         return _Step(self.entries, self._parts, options, scores)
 
     def _token(self) -> Tensor:
@@ -172,13 +172,13 @@ def _differentiated(call: Call) -> bool:
 
 
 def _moments(
-    call: Call, logits: native.Logits | None, kept: native.Kept, orphan: bool, hard: bool, scatter: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    return native.moments(call.readable(), orphan=orphan, hard=hard, scatter=scatter, logits=logits, kept=kept)
+    call: Call, logits: passes.Logits | None, kept: passes.Kept, orphan: bool, hard: bool, scatter: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    return passes.moments(call.readable(), orphan=orphan, hard=hard, scatter=scatter, logits=logits, kept=kept)
 
 
-def _scores(call: Call, logits: native.Logits | None, orphan: bool, reduced: bool) -> Tensor:
-    return native.scores(call.readable(), orphan=orphan, reduced=reduced, logits=logits)
+def _scores(call: Call, logits: passes.Logits | None, orphan: bool, reduced: bool) -> Tensor:
+    return passes.scores(call.readable(), orphan=orphan, reduced=reduced, logits=logits)
 
 
 class _Token(torch.autograd.Function):
@@ -195,23 +195,25 @@ class _Token(torch.autograd.Function):
         entry = ctx.entries.pop(torch._C._current_graph_task_id(), None)
         if entry is None:
             return None, None, None, None
-        return None, *native.pass_on(entry.call, entry.terms, entry.parts, ctx.needs_input_grad[1:])
+        return None, *passes.pass_on(entry.call, entry.terms, entry.parts, ctx.needs_input_grad[1:])
 
 
-def _save(ctx: Any, step: _Step, written: _Written, arguments: Sequence[Tensor | None], *results: Tensor) -> None:
+def _save(
+    ctx: Any, step: _Step, written: _Written, arguments: Sequence[Tensor | None], *results: Tensor | None
+) -> None:
     """Keeps the sites and tensors of a call, its results, and what was stored."""
     ctx.step = step
     ctx.save_for_backward(*arguments, *results, *written)
     ctx.results = len(results)
 
 
-def _logits(step: _Step, values: Tensor | None) -> native.Logits | None:
-    return None if values is None else native.Logits(values, step.parts)
+def _logits(step: _Step, values: Tensor | None) -> passes.Logits | None:
+    return None if values is None else passes.Logits(values, step.parts)
 
 
 def _gradients(
     ctx: Any,
-    flow: Callable[..., native.Flow],
+    flow: Callable[..., passes.Flow],
     work: Callable[..., Call],
     function: Callable[..., Tensors],
     upstream: Tensors,
@@ -228,7 +230,7 @@ def _gradients(
     """
     sites, *saved = ctx.saved_tensors  # read once: a checkpoint gives them out only once
     last = len(saved) - ctx.results - len(_Written._fields)
-    tensors, (*results, logits, votes) = saved[:last], native.read_back(saved[last:])
+    tensors, (*results, logits, votes) = saved[:last], passes.read_back(saved[last:])
     beside = [None] * (len(ctx.needs_input_grad) - len(tensors))  # the arguments that come first
 
     if torch.is_grad_enabled() or several(upstream):  # it may be differentiated again, or no kernel can read it
@@ -265,10 +267,10 @@ class _Moments(torch.autograd.Function):
     """Mass, sum and scatter of the votes."""
 
     @staticmethod
-    def forward(ctx: Any, step: _Step, kept: native.Kept, *arguments: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    def forward(ctx: Any, step: _Step, kept: passes.Kept, *arguments: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         _, _, logits, sites, *tensors = arguments
-        mass, total, second = _moments(Call.of(tensors, sites), _logits(step, logits), kept, *step.options)
-        _save(ctx, step, _Written(logits, kept.votes), (sites, *tensors), mass, total)
+        mass, total, second, rest = _moments(Call.of(tensors, sites), _logits(step, logits), kept, *step.options)
+        _save(ctx, step, _Written(logits, kept.votes), (sites, *tensors), mass, total, rest)
         return mass, total, second
 
     @staticmethod
@@ -277,23 +279,24 @@ class _Moments(torch.autograd.Function):
         orphan, hard, scatter = step.options
         grads = upstream if scatter else (*upstream[:2], None)
 
-        def mean(results: Sequence[Tensor]) -> Tensor:
-            mass, total = results
-            return total / positive(mass)[..., None]
+        def mean(results: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+            mass, total, rest = results
+            return total / positive(mass)[..., None], rest
 
-        def flow(call: Call, results: Sequence[Tensor], written: _Written, entry: _Entry | None) -> native.Flow:
+        def flow(call: Call, results: Sequence[Tensor], written: _Written, entry: _Entry | None) -> passes.Flow:
             parts, logits = None if entry is None else entry.parts, _logits(step, written.logits)
-            middle = mean(results) if scatter else None
+            middle, rest = mean(results) if scatter else (None, None)
             defers = entry is not None and step.scores is not None and not hard and _comes_later(ctx, 1)
             wanted = (*ctx.needs_input_grad[9:11], any(ctx.needs_input_grad[11:]) and not defers)
             options = {"orphan": orphan, "hard": hard}
-            found = native.moments_flow(call, middle, grads, parts, wanted, logits, written.votes, **options)
+            found = passes.moments_flow(call, middle, rest, grads, parts, wanted, logits, written.votes, **options)
             if entry is not None and defers and found.logits is not None:
                 entry.left[step.scores] = found.logits.coefficient
             return found
 
         def work(call: Call, results: Sequence[Tensor], upstream: Any) -> Call:
-            return native.moments_backward(call, mean(results), *upstream, orphan=orphan, hard=hard)
+            (middle, rest), (mass, total, scatter) = mean(results), upstream
+            return passes.moments_backward(call, middle, mass, total, scatter, rest, orphan=orphan, hard=hard)
 
         return _gradients(ctx, flow, work, stored_moments, grads)
 
@@ -313,15 +316,15 @@ class _Scores(torch.autograd.Function):
         step = ctx.step
         orphan, reduced = step.options
 
-        def flow(call: Call, results: Sequence[Tensor], written: _Written, entry: _Entry | None) -> native.Flow:
+        def flow(call: Call, results: Sequence[Tensor], written: _Written, entry: _Entry | None) -> passes.Flow:
             logits = _logits(step, written.logits)
             (scores,), compared = results, any(ctx.needs_input_grad[9:])
             parts, into = (None, None) if entry is None else (entry.parts, entry.left.pop(step.scores, None))
             options = {"orphan": orphan, "reduced": reduced}
-            return native.scores_flow(call, scores, grad, parts, compared, logits, into, **options)
+            return passes.scores_flow(call, scores, grad, parts, compared, logits, into, **options)
 
         def work(call: Call, results: Sequence[Tensor], upstream: Any) -> Call:
             (scores,), (grad,) = results, upstream
-            return native.scores_backward(call, scores, grad, orphan=orphan, reduced=reduced)
+            return passes.scores_backward(call, scores, grad, orphan=orphan, reduced=reduced)
 
         return _gradients(ctx, flow, work, stored_scores, (grad,))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchcaps.ops.backend import Moments
 from torchcaps.ops.derivatives import Tensors, gradients
-from torchcaps.ops.fused import native
+from torchcaps.ops.fused import passes
 from torchcaps.ops.fused.call import readable
 from torchcaps.ops.gaussians import Gaussians
 
@@ -32,7 +32,7 @@ class _Fitted(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, mass: Tensor, total: Tensor, scatter: Tensor, floor: float) -> Gaussians:
-        found = native.gaussians(mass, total, scatter, floor)
+        found = passes.gaussians(mass, total, scatter, floor)
         ctx.floor = floor
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(mass, total, scatter, found.mean, found.precision)
@@ -40,10 +40,10 @@ class _Fitted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
-        *moments, mean, precision = native.read_back(ctx.saved_tensors)
+        *moments, mean, precision = passes.read_back(ctx.saved_tensors)
 
         def work(moments: Sequence[Any], upstream: Tensors) -> Tensors:
-            return native.gaussians_backward(moments, mean, precision, upstream)
+            return passes.gaussians_backward(moments, mean, precision, upstream)
 
         def formula(mass: Tensor, total: Tensor, scatter: Tensor) -> Gaussians:
             stored = Moments(mass, total, scatter)

@@ -49,8 +49,13 @@ class Kernels(Protocol):
     def prepare(self) -> None:
         """Makes the kernels ready; a RuntimeError or ImportError says why they cannot run here."""
 
-    def moments(self, call: Call, *, orphan: bool, hard: bool, scatter: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Mass (B, J), sum (B, J, H) and, if wanted, scatter (B, J, H) about the mean: one E-step and its sums."""
+    def moments(
+        self, call: Call, *, orphan: bool, hard: bool, scatter: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Mass (B, J), sum (B, J, H) and, if wanted, scatter (B, J, H) about the mean: one E-step and its sums.
+
+        With the scatter comes the rest (B, J, H): what the mean of the votes is more than sum / mass, rounded.
+        """
 
     def moments_backward(
         self,
@@ -59,11 +64,12 @@ class Kernels(Protocol):
         grad_mass: Tensor,
         grad_sum: Tensor,
         grad_scatter: Tensor | None,
+        rest: Tensor | None = None,
         *,
         orphan: bool,
         hard: bool,
     ) -> Call:
-        """The gradients of every tensor of the call; ``mean`` is sum / mass, (B, J, H)."""
+        """The gradients of every tensor of the call; ``mean`` is sum / mass, (B, J, H), and ``rest`` from there."""
 
     def scores(self, call: Call, *, orphan: bool, reduced: bool) -> Tensor:
         """The logits (B, I, J), or reduced, their normaliser over the parents (and the orphan) (B, I)."""
@@ -72,17 +78,17 @@ class Kernels(Protocol):
         """The gradients of every tensor of the call; ``scores`` is what :meth:`scores` gave."""
 
 
-KERNELS = {"native": "torchcaps.ops.fused.native", "triton": "torchcaps.ops.fused.triton_launch"}
+KERNELS = {"native": "torchcaps.ops.fused.passes", "triton": "torchcaps.ops.fused.triton_launch"}
 """The modules that hold the kernels, by backend; imported when first used."""
 
 _CALL = (
     "Tensor children, Tensor transforms, Tensor? coordinates, Tensor? weights, Tensor? log_partition, Tensor? sites, "
     "Tensor[] similarity, str backend"
 )
-_MOMENTS = f"({_CALL}, bool orphan, bool hard, bool scatter) -> (Tensor, Tensor, Tensor)"
+_MOMENTS = f"({_CALL}, bool orphan, bool hard, bool scatter) -> (Tensor, Tensor, Tensor, Tensor)"
 _MOMENTS_BACKWARD = (
-    f"({_CALL}, bool orphan, bool hard, Tensor mean, Tensor grad_mass, Tensor grad_sum, Tensor? grad_scatter) "
-    "-> Tensor[]"
+    f"({_CALL}, bool orphan, bool hard, Tensor mean, Tensor grad_mass, Tensor grad_sum, Tensor? grad_scatter, "
+    "Tensor? rest=None) -> Tensor[]"
 )
 _SCORES = f"({_CALL}, bool orphan, bool reduced) -> Tensor"
 _SCORES_BACKWARD = f"({_CALL}, bool orphan, bool reduced, Tensor scores, Tensor grad) -> Tensor[]"
@@ -108,18 +114,18 @@ def why_not(backend: str) -> str:
     return ""
 
 
-def _moments(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Mass, sum and scatter; a scatter that was not asked for is empty."""
+def _moments(*arguments: Any) -> tuple[Tensor, ...]:
+    """Mass, sum, scatter and rest; a scatter that was not asked for is empty, and so is the rest."""
     call, backend, (orphan, hard, scatter) = _opened(arguments)
-    mass, total, second = _kernels(backend).moments(call.readable(), orphan=orphan, hard=hard, scatter=scatter)
-    return mass, total, mass.new_empty(0) if second is None else second
+    found = _kernels(backend).moments(call.readable(), orphan=orphan, hard=hard, scatter=scatter)
+    return tuple(call.children.new_empty(0) if tensor is None else tensor for tensor in found)
 
 
-def _moments_shapes(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _moments_shapes(*arguments: Any) -> tuple[Tensor, ...]:
     call, _, (_, _, scatter) = _opened(arguments)
     B, _, J, M, _, D = call.sizes
     total = call.children.new_empty(B, J, M * D)
-    return total.new_empty(B, J), total, torch.empty_like(total) if scatter else total.new_empty(0)
+    return total.new_empty(B, J), total, *(torch.empty_like(total) if scatter else total.new_empty(0) for _ in range(2))
 
 
 def _moments_backward(*arguments: Any) -> list[Tensor]:
@@ -128,7 +134,7 @@ def _moments_backward(*arguments: Any) -> list[Tensor]:
     B, _, J, M, _, D = call.sizes
     pieces = [
         readable(name, grad, (B, J) if name == "grad_mass" else (B, J, M * D), call.children)
-        for name, grad in zip(("mean", "grad_mass", "grad_sum", "grad_scatter"), upstream, strict=True)
+        for name, grad in zip(("mean", "grad_mass", "grad_sum", "grad_scatter", "rest"), upstream, strict=False)
     ]
     return _kernels(backend).moments_backward(call.readable(), *pieces, orphan=orphan, hard=hard).flat()
 
@@ -157,22 +163,22 @@ def _gradients_shapes(*arguments: Any) -> list[Tensor]:
     return _opened(arguments)[0].gradients().flat()
 
 
-def _save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
-    """Keeps the arguments of an operator and one result."""
+def _save(ctx: Any, arguments: Sequence[Any], result: Tensor, rest: Tensor | None = None) -> None:
+    """Keeps the arguments of an operator and what its backward pass needs of its results."""
     call, *_ = _opened(arguments)
     ctx.options = arguments[7:]
-    ctx.save_for_backward(*call[:6], result, *call.similarity)
+    ctx.save_for_backward(*call[:6], result, rest, *call.similarity)
 
 
-def _saved(ctx: Any) -> tuple[list[Any], Tensor]:
-    """What :func:`_save` kept: the call as arguments, and the result."""
+def _saved(ctx: Any) -> tuple[list[Any], Any]:
+    """What :func:`_save` kept: the call as arguments, and the results."""
     saved = ctx.saved_tensors
-    return [*saved[:6], saved[7:]], saved[6]
+    return [*saved[:6], saved[8:]], saved[6:8]
 
 
 def _gradients(
     ctx: Any,
-    backward: Callable[[Call, Tensor, Tensors], list[Tensor]],
+    backward: Callable[[Call, Any, Tensors], list[Tensor]],
     function: Callable[..., Tensors],
     upstream: Tensors,
 ) -> Any:
@@ -180,14 +186,14 @@ def _gradients(
 
     Args:
         ctx: of the operator.
-        backward: the operator that finds them, of a call, the result that was kept, and the upstream gradients.
+        backward: the operator that finds them, of a call, the results that were kept, and the upstream gradients.
         function: what the operator does, in plain PyTorch, of a call and its options.
         upstream: the gradients of its results.
     """
-    (*fields, sites, similarity), result = _saved(ctx)  # read once: a checkpoint gives them out only once
+    (*fields, sites, similarity), results = _saved(ctx)  # read once: a checkpoint gives them out only once
 
     def work(tensors: Tensors, upstream: Tensors) -> list[Tensor | None]:
-        found = iter(backward(Call.of(tensors, sites), result, upstream))
+        found = iter(backward(Call.of(tensors, sites), results, upstream))
         return [None if tensor is None else next(found) for tensor in tensors]
 
     grads = gradients(
@@ -196,16 +202,17 @@ def _gradients(
     return *grads[:5], None, list(grads[5:]), *(None for _ in ctx.options)
 
 
-def _moments_context(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    mass, total, _ = output
-    _save(ctx, inputs, total / positive(mass)[..., None])
+def _moments_context(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
+    mass, total, _, rest = output
+    _save(ctx, inputs, total / positive(mass)[..., None], rest if inputs[-1] else None)
 
 
-def _moments_gradient(ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor) -> tuple[Any, ...]:
+def _moments_gradient(ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor, _: Any) -> tuple[Any, ...]:
     *options, scatter = ctx.options
 
-    def backward(call: Call, mean: Tensor, upstream: Tensors) -> list[Tensor]:
-        return _run_moments_backward(*call, *options, mean, *upstream)
+    def backward(call: Call, results: Any, upstream: Tensors) -> list[Tensor]:
+        mean, rest = results
+        return _run_moments_backward(*call, *options, mean, *upstream, rest)
 
     return _gradients(ctx, backward, stored_moments, (grad_mass, grad_sum, grad_scatter if scatter else None))
 
@@ -215,8 +222,8 @@ def _scores_context(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
 
 
 def _scores_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    def backward(call: Call, scores: Tensor, upstream: Tensors) -> list[Tensor]:
-        return _run_scores_backward(*call, *ctx.options, scores, *upstream)
+    def backward(call: Call, results: Any, upstream: Tensors) -> list[Tensor]:
+        return _run_scores_backward(*call, *ctx.options, results[0], *upstream)
 
     return _gradients(ctx, backward, stored_scores, (grad,))
 
@@ -316,7 +323,7 @@ class FusedVotes(VoteSource):
         return self._scores(self._call(similarity), orphan, True)
 
     def _moments(self, call: Call, orphan: bool, hard: bool, scatter: bool) -> Moments:
-        mass, total, second = _run_moments(*call, self.backend, orphan, hard, scatter)
+        mass, total, second, _ = _run_moments(*call, self.backend, orphan, hard, scatter)
         return Moments(mass, total, second if scatter else None)
 
     def _scores(self, call: Call, orphan: bool, reduced: bool) -> Tensor:

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchcaps.numerics import compute_dtype, positive
+from torchcaps.ops.derivatives import about_mean
 from torchcaps.ops.fused import triton_kernels as device
 from torchcaps.ops.fused.call import Call
 from torchcaps.ops.naive import dense_votes
@@ -67,7 +68,7 @@ def interpreted() -> bool:
 
 def moments(
     call: Call, *, orphan: bool, hard: bool, scatter: bool, tiling: Tiling | None = None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """One E-step and its sums; see :class:`~torchcaps.ops.fused.operators.Kernels`."""
     launch = Launch(call, tiling, WARPS, orphan=orphan, hard=hard)
     mass = launch.empty(launch.splits, launch.B, launch.J)
@@ -85,7 +86,7 @@ def moments(
         tile=tile,
     )
     if second is None or origin is None:
-        return mass.sum(0), first.sum(0).mT.contiguous(), None
+        return mass.sum(0), first.sum(0).mT.contiguous(), None, None
     return _merged(mass, first, second, origin)
 
 
@@ -95,12 +96,15 @@ def moments_backward(
     grad_mass: Tensor,
     grad_sum: Tensor,
     grad_scatter: Tensor | None,
+    rest: Tensor | None = None,
     *,
     orphan: bool,
     hard: bool,
     tiling: Tiling | None = None,
 ) -> Call:
     """The gradients of every tensor of the call; see :class:`~torchcaps.ops.fused.operators.Kernels`."""
+    if rest is not None and grad_scatter is not None:
+        grad_mass, grad_sum = about_mean(mean, rest, grad_mass, grad_sum, grad_scatter)
     launch = Launch(call, tiling, WARPS_BACKWARD, orphan=orphan, hard=hard)
     log_partition, best, tile = launch.competition()
     grads = Gradients(launch)
@@ -320,8 +324,8 @@ def _scores_backward(launch: Launch, partition: Tensor | None, grad: Tensor, int
     )
 
 
-def _merged(mass: Tensor, mean: Tensor, scatter: Tensor, origin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mass, sum and scatter, from mass, mean and scatter of each split (Chan, Golub & LeVeque 1983).
+def _merged(mass: Tensor, mean: Tensor, scatter: Tensor, origin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mass, sum, scatter and rest, from mass, mean and scatter of each split (Chan, Golub & LeVeque 1983).
 
     Means are relative to the origin, (B, H, J).
     """
@@ -331,7 +335,9 @@ def _merged(mass: Tensor, mean: Tensor, scatter: Tensor, origin: Tensor) -> tupl
         total = mass.sum(0)
         common = (mass[:, :, None] * mean).sum(0) / positive(total)[:, None]
         within = scatter.sum(0) + (mass[:, :, None] * (mean - common).square()).sum(0)
-    return total, (total[:, None] * (origin + common)).mT.contiguous(), within.mT.contiguous()
+    first = total[:, None] * (origin + common)
+    rest = common - (first / positive(total)[:, None] - origin)
+    return total, first.mT.contiguous(), within.mT.contiguous(), rest.mT.contiguous()
 
 
 def _mend_interpreter() -> None:

@@ -9,7 +9,7 @@
 
 #include "passes.hpp"
 
-// Mirrored in torchcaps/ops/fused/native.py. Fields of the parents are [B, J, H]; those not there are null.
+// Mirrored in torchcaps/ops/fused/abi.py. Fields of the parents are [B, J, H]; those not there are null.
 struct TorchcapsAgreement {
   int64_t steps, accumulate;
   double constant;  // c
@@ -48,7 +48,7 @@ struct Agreement {
   T* grad_sums(int64_t t) const { return writable(a.grad_sums) + t * numbers; }
   T* alpha(int64_t t) const { return t == last ? writable(a.alpha) : writable(a.alphas) + (t - 1) * numbers; }
 
-  // Whether votes of few rows are kept from pass to pass, as in Kept of native.py.
+  // Whether votes of few rows are kept from pass to pass, as in Kept of passes.py.
   bool keeps() const { return call.M == 1 && !call.sites && call.images < call.P && call.images <= Rows<T>::kFew; }
   int64_t vectors_of_votes() const { return (call.I * numbers + Lanes<T>::count - 1) / Lanes<T>::count; }
 
@@ -95,10 +95,10 @@ struct Agreement {
       Call pass = step(t);
       pass.mass = const_cast<T*>(none.data()), pass.sum = grad_sums(t);
       pass.shares = room(t ? a.room : a.room / J);
-      if (pass.shares) terms.push_back({pass.shares, grad_sums(t), nullptr, t ? J : 1});
+      if (pass.shares) terms.push_back({pass.shares, grad_sums(t), nullptr, nullptr, nullptr, t ? J : 1});
       if (t) {
         pass.flow = room(a.room);
-        if (pass.flow) terms.push_back({pass.flow, pass.parents, nullptr, J});
+        if (pass.flow) terms.push_back({pass.flow, pass.parents, nullptr, nullptr, nullptr, J});
         pass.grad_parents = flowing.data();
         const T* const more = t == last ? readable(a.grad_alpha) : a.accumulate ? later.data() : nullptr;
         ::run<T>(pass, kFlow);

@@ -182,6 +182,7 @@ class AnyPose : Rows<T> {
     const int64_t end;  // of the rows
     typename Base::Own own;
     std::vector<V> centre, precision, log_weight, u, logits, votes, mass, shift, first, second, scratch;
+    const V tiny = splat(std::sqrt(std::numeric_limits<T>::min()));  // as torchcaps.numerics.positive
 
     Forward(const AnyPose& k, int64_t end) : k(k), end(end) {
       const size_t parents = size_t(k.J) * k.H, children = kChildren;
@@ -269,12 +270,16 @@ class AnyPose : Rows<T> {
         }
       }
       if (k.call.scatter) {  // first is the mean minus the shift
-        for (int j = 0; j < k.J; ++j)
-          for (int h = 0; h < k.H; ++h) {
-            const int at = j * k.H + h;
-            first[at] = (first[at] + shift[at]) * mass[j];
+        for (int j = 0; j < k.J; ++j) {
+          const V divisor = larger<T>(mass[j], tiny);
+          for (int at = j * k.H; at < (j + 1) * k.H; ++at) {
+            const V sum = (first[at] + shift[at]) * mass[j];
+            shift[at] = first[at] - (sum / divisor - shift[at]);  // now the rest
+            first[at] = sum;
           }
+        }
         k.store(second.data(), row, end, int64_t{k.J} * k.H, k.call.scatter);
+        if (k.call.rest) k.store(shift.data(), row, end, int64_t{k.J} * k.H, k.call.rest);
       }
       k.store(mass.data(), row, end, k.J, k.call.mass);
       k.store(first.data(), row, end, int64_t{k.J} * k.H, k.call.sum);
@@ -315,7 +320,6 @@ class AnyPose : Rows<T> {
     __attribute__((noinline)) void add_moments(int j, const V* r, V total) {
       V *mean = first.data() + int64_t{j} * k.H, *scatter = second.data() + int64_t{j} * k.H;
       const V* from = shift.data() + int64_t{j} * k.H;
-      const V tiny = splat(std::sqrt(std::numeric_limits<T>::min()));
       const V one = T(1) / larger<T>(total, tiny), ratio = total / larger<T>(mass[j] + total, tiny), part = mass[j] * ratio;
       const int size = k.pose();
       for (int h = 0; h < size; ++h) {
@@ -601,8 +605,9 @@ class AnyPose : Rows<T> {
     const AnyPose& k;
     T *grad_transforms, *grad_coordinates;
     std::vector<V> fields;                    // of each block, [J, H, terms, 2]: constant and slope
+    std::vector<V> origins;                   // of each block, [J, H]: votes are measured from there
     std::vector<V> u, du, d_votes, d_offset;  // per child and block, [children, blocks, ...]
-    std::vector<V> field, votes;
+    std::vector<V> field, steepest, votes;
     std::vector<Source> sources;  // of each block and term, for some children
     int64_t row = 0, end = 0, block = 0;
     int count = 0;  // of blocks
@@ -611,6 +616,7 @@ class AnyPose : Rows<T> {
         : k(k), grad_transforms(grad_transforms), grad_coordinates(grad_coordinates) {
       const size_t pairs = kBlocks * kChildren;
       field.resize(k.J * k.H), fields.resize(kBlocks * field.size() * k.call.count * 2);
+      origins.resize(kBlocks * field.size()), steepest.resize(field.size());
       u.resize(pairs * k.M * k.P), du.resize(pairs * k.M * k.P), d_votes.resize(pairs * k.H);
       d_offset.resize(kChildren * k.H), votes.resize(kPair * k.H), sources.resize(kBlocks * k.call.count);
     }
@@ -619,15 +625,42 @@ class AnyPose : Rows<T> {
 
     V* fields_of(int b, int j) { return fields.data() + (int64_t{b} * k.J + j) * k.H * k.call.count * 2; }
 
+    V* origin_of(int b, int j) { return origins.data() + (int64_t{b} * k.J + j) * k.H; }
+
+    // Votes are measured from the centre of the term with the steepest slope: beside it, float32 has too few digits for a
+    // large mean.
     void load_fields(int b) {
       const int64_t stride = k.call.count * 2;
-      const auto load = [&](const void* tensor, int64_t place) {
-        tensor ? k.load(tensor, row + b * kLanes, end, field.size(), field.data()) : std::fill(field.begin(), field.end(), V{});
-        for (size_t n = 0; n < field.size(); ++n) fields_of(b, 0)[n * stride + place] = field[n];
+      const auto load = [&](const void* tensor, V* out) {
+        tensor ? k.load(tensor, row + b * kLanes, end, field.size(), out) : (void)std::fill_n(out, field.size(), V{});
       };
+      V* const origin = origin_of(b, 0);
+      std::fill_n(origin, field.size(), V{});
+      std::fill(steepest.begin(), steepest.end(), V{});
       for (int64_t t = 0; t < k.call.count; ++t) {
-        load(k.call.terms[t].constant, 2 * t);
-        load(k.call.terms[t].slope, 2 * t + 1);
+        const TorchcapsTerm& term = k.call.terms[t];
+        V* const to = fields_of(b, 0) + 2 * t;
+        load(term.constant, field.data());
+        for (size_t n = 0; n < field.size(); ++n) to[n * stride] = field[n];
+        load(term.slope, field.data());
+        for (size_t n = 0; n < field.size(); ++n) to[n * stride + 1] = field[n];
+        if (!term.centre) continue;
+        load(term.centre, field.data());
+        for (size_t n = 0; n < field.size(); ++n) {
+          const V slope = to[n * stride + 1], steep = larger<T>(slope, -slope);
+          origin[n] = steep > steepest[n] ? field[n] : origin[n];
+          steepest[n] = larger<T>(steep, steepest[n]);
+        }
+      }
+      for (int64_t t = 0; t < k.call.count; ++t) {
+        const TorchcapsTerm& term = k.call.terms[t];
+        if (!term.slope) continue;
+        V* const to = fields_of(b, 0) + 2 * t;
+        load(term.centre, field.data());
+        for (size_t n = 0; n < field.size(); ++n) to[n * stride] += to[n * stride + 1] * (origin[n] - field[n]);
+        if (!term.rest) continue;
+        load(term.rest, field.data());
+        for (size_t n = 0; n < field.size(); ++n) to[n * stride] -= to[n * stride + 1] * field[n];
       }
     }
 
@@ -681,7 +714,7 @@ class AnyPose : Rows<T> {
       }
     }
 
-    // dV_ij = sum over terms of coefficient (constant + slope V_ij), of some children
+    // dV_ij = sum over terms of coefficient (constant + slope (V_ij - origin)), of some children
     template <int children>
     inline void add_terms(int i, int j, int b) {
       const int count = static_cast<int>(k.call.count);
@@ -707,7 +740,7 @@ class AnyPose : Rows<T> {
         g[one] = d_votes.data() + pair(i + one, b) * k.H;
         v[one] = votes.data() + one * k.H;
       }
-      const V* fields = fields_of(b, j) + 2 * first;
+      const V *fields = fields_of(b, j) + 2 * first, *origin = origin_of(b, j);
       const int64_t stride = k.call.count * 2;
 #pragma GCC unroll 4
       for (int h = 0; h < k.pose(); ++h, fields += stride) {
@@ -720,7 +753,8 @@ class AnyPose : Rows<T> {
             slope[one] += r[one][t] * fields[2 * t + 1];
           }
 #pragma GCC unroll 2
-        for (int one = 0; one < children; ++one) g[one][h] = (begins ? V{} : g[one][h]) + constant[one] + slope[one] * v[one][h];
+        for (int one = 0; one < children; ++one)
+          g[one][h] = (begins ? V{} : g[one][h]) + constant[one] + slope[one] * (v[one][h] - origin[h]);
       }
     }
 

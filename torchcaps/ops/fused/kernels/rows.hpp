@@ -17,11 +17,12 @@ enum Similarity : int64_t { kUniform = 0, kInnerProduct = 1, kGaussian = 2 };
 
 }  // namespace
 
-// Mirrored in torchcaps/ops/fused/native.py. Tensors are contiguous; a null pointer stands for one that is not there.
+// Mirrored in torchcaps/ops/fused/abi.py. Tensors are contiguous; a null pointer stands for one that is not there.
 
-// What one step of routing adds to the gradients of the votes: dV_ij += coefficient_ij (constant_j + slope_j V_ij).
+// What one step of routing adds to the gradients of the votes:
+// dV_ij += coefficient_ij (constant_j + slope_j (V_ij - centre_j - rest_j)).
 struct TorchcapsTerm {
-  const void *coefficient, *constant, *slope;
+  const void *coefficient, *constant, *slope, *centre, *rest;
   int64_t parents;  // of the coefficients: J, or 1 if all parents share them
 };
 
@@ -29,8 +30,9 @@ struct TorchcapsCall {
   int64_t images, grid, windows, I, J, M, P, D, shared, similarity, orphan, hard, parts, threads;
   const void *children, *transforms, *coordinates, *weights, *log_partition, *parents, *precision, *log_weight;
   const int32_t* sites;
-  // Results in the forward passes, upstream gradients in the flow.
-  void *mass, *sum, *scatter, *mean, *scores;
+  // Results in the forward passes, upstream gradients in the flow, which reads the mean sum / mass. The rest, beside a
+  // scatter, is what the mean of the votes is more than that: what rounding has taken.
+  void *mass, *sum, *scatter, *mean, *rest, *scores;
   int64_t reduced;
   void *grad_children, *grad_transforms, *grad_coordinates, *grad_weights, *grad_log_partition, *grad_parents,
       *grad_precision, *grad_log_weight, *grad_scores;
@@ -94,7 +96,7 @@ struct Rows {
   static constexpr int kLanes = Lanes<T>::count;
   static constexpr int kHalf = kLanes / 2;
   static constexpr int kTogether = 8;  // most children whose logits are held at once
-  static constexpr int kFew = kLanes / 4;  // at most so many rows leave most lanes empty; mirrored in native.py
+  static constexpr int kFew = kLanes / 4;  // at most so many rows leave most lanes empty; mirrored in passes.py
 
   explicit Rows(const Call& call) : call(call), I(call.I), J(call.J), rows(call.images * call.windows), follows(followers(call)) {}
 

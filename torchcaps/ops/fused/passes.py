@@ -1,59 +1,27 @@
-"""The routing primitive in C++ for CPUs: from the wheel, or compiled when it is first used.
-
-A wheel holds the library for several kinds of processors; it is called through a plain C interface and depends on no
-version of torch. Where none of them fits, as in a checkout, it takes a C++20 compiler with vector extensions and OpenMP
-(GCC 12, Clang 15, or later), named by ``CXX`` (with options, as in ``g++ -m64``) or found as ``c++``. What that makes
-is kept in the user's cache, and made again when the source or the processor changes.
-"""
+"""The passes of the C++ kernels: tensors in, tensors out; :mod:`~torchcaps.ops.fused.deferred` has the autograd."""
 
 import ctypes
-import fcntl
-import hashlib
-import logging
 import math
-import os
-import platform
-import shutil
-import struct
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchcaps.ops.backend import Agreement
+from torchcaps.ops.backend import Agreement, Moments
 from torchcaps.ops.derivatives import Tensors
+from torchcaps.ops.fused.abi import AGREEMENT, CALL, GAUSSIANS, INPUTS, TERM
 from torchcaps.ops.fused.call import Call
-from torchcaps.ops.fused.compiling import BUILT, FLAGS, LEVELS, SOURCES, compile_library, find_compiler
+from torchcaps.ops.fused.library import library
 from torchcaps.ops.fused.memory_pool import MemoryPool
 from torchcaps.ops.gaussians import Gaussians
 from torchcaps.squash import kind_of
 
 _MOMENTS, _SCORES, _FLOW, _PASS_ON = range(4)
-_SIZES = ("images", "grid", "windows", "I", "J", "M", "P", "D", "shared", "similarity")
-_OPTIONS = ("orphan", "hard", "parts", "threads")
-_INPUTS = ("children", "transforms", "coordinates", "weights", "log_partition", "parents", "precision", "log_weight")
-_RESULTS = ("mass", "sum", "scatter", "mean", "scores")
-_GRADIENTS = tuple(f"grad_{name}" for name in _INPUTS)
-_FIELDS = (
-    *(*_SIZES, *_OPTIONS, *_INPUTS, "sites", *_RESULTS, "reduced", *_GRADIENTS, "grad_scores"),
-    *("logits", "shares", "flow", "adds", "votes", "formed", "terms", "count"),
-)
-"""Of ``TorchcapsCall`` in the C++ source: a number or a pointer each, 8 bytes."""
-
 _OUTSIDE, _, _KEPT, _NO_MEMORY = range(4)
 _TOGETHER = 8
 """Children that are at work together, ``kTogether`` of the C++ source."""
-_PLACES = {name: place for place, name in enumerate(_FIELDS)}
-_CALL = struct.Struct(f"={len(_FIELDS)}q")
-_AGREEMENT = struct.Struct("=2qd11q")
-"""``TorchcapsAgreement`` in the C++ source."""
-_GAUSSIANS = struct.Struct("=3qd14q")
-"""``TorchcapsGaussians`` in the C++ source."""
+_GRADIENTS = tuple(f"grad_{name}" for name in INPUTS)
 
 
 class Logits(NamedTuple):
@@ -69,17 +37,24 @@ class Logits(NamedTuple):
 
 
 class Term(NamedTuple):
-    """What a step adds to the gradients of the votes: ``dV_ij += coefficient_ij (constant_j + slope_j V_ij)``.
+    """What a step adds to the gradients of the votes.
+
+    ``dV_ij += coefficient_ij (constant_j + slope_j (V_ij - centre_j - rest_j))``, where the difference is formed first:
+    beside a steep slope, float32 has too few digits for votes far from 0.
 
     Args:
         coefficient: laid out as :class:`Logits`, [blocks, I / 8, J or 1, 8, lanes].
-        constant: [B, J, H].
-        slope: [B, J, H], or None for 0.
+        constant: [B, J, H], as are the others; None for 0.
+        slope: or None for 0.
+        centre: beside a slope.
+        rest: what rounding took from the centre, or None for 0.
     """
 
     coefficient: Tensor
-    constant: Tensor
-    slope: Tensor | None
+    constant: Tensor | None
+    slope: Tensor | None = None
+    centre: Tensor | None = None
+    rest: Tensor | None = None
 
 
 class Kept:
@@ -148,6 +123,15 @@ class Flow(NamedTuple):
 _pool = MemoryPool()
 
 
+def prepare() -> None:
+    """Loads the library, compiling it if need be.
+
+    Raises:
+        RuntimeError: if that cannot be done here.
+    """
+    library()
+
+
 def read_back(saved: Sequence[Tensor | None]) -> list[Any]:
     """What a forward pass saved, as the kernels read it: hooks may give back the same numbers with other strides."""
     return [None if tensor is None else tensor.contiguous() for tensor in saved]
@@ -160,20 +144,20 @@ def _aligned(votes: Tensor | None) -> Tensor | None:
 
 def moments(
     call: Call, *, orphan: bool, hard: bool, scatter: bool, logits: Logits | None = None, kept: Kept | None = None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """One E-step and its sums, of logits that are written down or not, and of votes that are kept or not.
 
     See :class:`~torchcaps.ops.fused.operators.Kernels`.
     """
     B, _, J, M, _, D = call.sizes
     mass, total = call.children.new_empty(B, J), call.children.new_empty(B, J, M * D)
-    second = torch.empty_like(total) if scatter else None
+    second, rest = (torch.empty_like(total), torch.empty_like(total)) if scatter else (None, None)
     fields = {} if kept is None else kept.fields(call)
-    results = {"mass": mass, "sum": total, "scatter": second}
+    results = {"mass": mass, "sum": total, "scatter": second, "rest": rest}
     outcome = _run(_MOMENTS, call, **results, orphan=orphan, hard=hard, **_read(call, logits), **fields)
     if fields and kept is not None:
         kept.note(outcome)
-    return mass, total, second
+    return mass, total, second, rest
 
 
 def scores(call: Call, *, orphan: bool, reduced: bool, logits: Logits | None = None) -> Tensor:
@@ -189,6 +173,7 @@ def scores(call: Call, *, orphan: bool, reduced: bool, logits: Logits | None = N
 def moments_flow(
     call: Call,
     mean: Tensor | None,
+    rest: Tensor | None,
     upstream: Sequence[Tensor | None],
     parts: int | None,
     wanted: Sequence[bool] = (True, True, True),
@@ -203,6 +188,7 @@ def moments_flow(
     Args:
         call: of the step.
         mean: sum / mass, needed with a gradient of the scatter.
+        rest: what rounding took from it, from :func:`moments`.
         upstream: the gradients of mass, sum and scatter.
         parts: :func:`row_parts`; None where no terms are wanted.
         wanted: the gradients of weights, of log_partition, and of the similarity, or not.
@@ -229,8 +215,8 @@ def moments_flow(
     )
     if shares is None or grad_sum is None:
         return Flow(gradients, None, None)
-    constant = grad_sum if mean is None or slope is None else torch.addcmul(grad_sum, slope, mean, value=-1)
-    return Flow(gradients, Term(shares, constant, slope), _term_of_logits(call, flow))
+    about = () if slope is None else (slope, mean, rest)
+    return Flow(gradients, Term(shares, grad_sum, *about), _term_of_logits(call, flow))
 
 
 def scores_flow(
@@ -276,13 +262,12 @@ def scores_flow(
 def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool] = (True, True, True)) -> Gradients:
     """The gradients of children, transforms and coordinates, those that are wanted, from the terms of all steps."""
     gradients = _empty_gradients(wanted, call[:3], call)
-    pieces = []  # TorchcapsTerm of the C++ source, one after the other
-    for coefficient, constant, slope in terms:
-        pieces += [coefficient.data_ptr(), constant.data_ptr(), 0 if slope is None else slope.data_ptr()]
-        pieces.append(coefficient.shape[2])
-    kept = (ctypes.c_int64 * len(pieces))(*pieces)
+    kept = b"".join(
+        TERM.pack((), zip(Term._fields, term, strict=True), (("parents", term.coefficient.shape[2]),)) for term in terms
+    )
+    there = ctypes.c_char_p(kept)
     call = Call(*call[:3], None, None, call.sites, ())
-    numbers = {"parts": parts, "terms": ctypes.addressof(kept), "count": len(terms)}
+    numbers = {"parts": parts, "terms": ctypes.cast(there, ctypes.c_void_p).value, "count": len(terms)}
     _run(_PASS_ON, call, **numbers, **_gradients_of(gradients))
     return gradients
 
@@ -299,8 +284,8 @@ def agreement(call: Call, bias: Tensor | None, settings: Agreement) -> tuple[Ten
         The poses, and what the last step compared with; None in the first one.
     """
     pose, alpha = _poses(call, settings.steps > 1)
-    packed = _packed_agreement(settings, bias, None, None, alpha, pose)
-    _agree(packed, False, call, orphan=settings.orphan, parts=row_parts(call))
+    record = _agreement_record(settings, bias=bias, alpha=alpha, pose=pose)
+    _agree(record, False, call, orphan=settings.orphan, parts=row_parts(call))
     return pose, alpha
 
 
@@ -319,8 +304,8 @@ def agreement_forward(
     pose, alpha = _poses(call, settings.steps > 1)
     sums = pose.new_empty(settings.steps, *pose.shape)
     alphas = pose.new_empty(max(settings.steps - 2, 0), *pose.shape)
-    packed = _packed_agreement(settings, bias, sums, alphas, alpha, pose)
-    outcome = _agree(packed, False, call, orphan=settings.orphan, parts=row_parts(call), **fields)
+    record = _agreement_record(settings, bias=bias, sums=sums, alphas=alphas, alpha=alpha, pose=pose)
+    outcome = _agree(record, False, call, orphan=settings.orphan, parts=row_parts(call), **fields)
     if fields:
         kept.note(outcome)
     return pose, alpha, sums, alphas
@@ -354,10 +339,12 @@ def agreement_backward(
     count = 2 * (settings.steps - 1) * room + room // call.sizes[2]
     coefficients = _pool.take((count,), sums.dtype) if passing else None
     pose, last = (None if one is None else one.contiguous() for one in upstream)
-    back = (last, pose, torch.empty_like(sums), grad_bias, coefficients)
-    packed = _packed_agreement(settings, bias, sums, alphas, alpha, None, *back, room)
+    grad_sums = torch.empty_like(sums)
+    back = {"grad_alpha": last, "grad_pose": pose, "grad_sums": grad_sums, "grad_bias": grad_bias}
+    forward = {"bias": bias, "sums": sums, "alphas": alphas, "alpha": alpha}
+    record = _agreement_record(settings, **forward, **back, coefficients=coefficients, room=room)
     fields = {"parts": parts, "votes": votes, "formed": votes is not None}
-    _agree(packed, True, call, orphan=settings.orphan, **fields, **_gradients_of(gradients))
+    _agree(record, True, call, orphan=settings.orphan, **fields, **_gradients_of(gradients))
     return made
 
 
@@ -368,16 +355,16 @@ def _poses(call: Call, compared: bool) -> tuple[Tensor, Tensor | None]:
     return pose, torch.empty_like(pose) if compared else None
 
 
-def _packed_agreement(settings: Agreement, *fields: Tensor | int | None) -> bytes:
-    values = [field.data_ptr() if isinstance(field, Tensor) else field or 0 for field in fields]
-    none = [0] * (11 - len(values))
-    return _AGREEMENT.pack(settings.steps, settings.accumulate, kind_of(settings.squash).constant, *values, *none)
+def _agreement_record(settings: Agreement, **fields: Tensor | int | None) -> bytes:
+    constant = kind_of(settings.squash).constant
+    assert constant is not None
+    return AGREEMENT.pack((settings.steps, settings.accumulate, constant), fields.items())
 
 
 def gaussians(mass: Tensor, total: Tensor, scatter: Tensor, floor: float) -> Gaussians:
     """Those of :meth:`~torchcaps.ops.VoteSource.gaussians`, from tensors in one piece."""
     found = Gaussians(torch.empty_like(total), torch.empty_like(total), torch.empty_like(total), torch.empty_like(mass))
-    _fit(False, floor, mass, total, scatter, *found)
+    _fit(False, (mass, total, scatter), floor=floor, **found._asdict())
     return found
 
 
@@ -391,17 +378,19 @@ def gaussians_backward(moments: Sequence[Tensor], mean: Tensor, precision: Tenso
         upstream: the gradients of mean, variance, precision and the logarithm of the determinant; None for 0.
     """
     found = [torch.empty_like(tensor) for tensor in moments]
-    flowing = (None if one is None else one.contiguous() for one in upstream)
-    _fit(True, 0.0, *moments, mean, None, precision, None, *flowing, *found)
+    flowing = [None if one is None else one.contiguous() for one in upstream]
+    names = ("grad_mean", "grad_variance", "grad_precision", "grad_log_determinant", "grad_mass", "grad_sum")
+    gradients = dict(zip((*names, "grad_scatter"), (*flowing, *found), strict=True))
+    _fit(True, moments, mean=mean, precision=precision, **gradients)
     return [*found]
 
 
-def _fit(back: bool, floor: float, mass: Tensor, total: Tensor, *fields: Tensor | None) -> None:
-    """One pass over the fields of all parents: those of ``TorchcapsGaussians``; the last ones may be left out."""
-    pointers = [0 if field is None else field.data_ptr() for field in (mass, total, *fields)]
-    pointers += [0] * (14 - len(pointers))
-    packed = _GAUSSIANS.pack(mass.numel(), total.shape[-1], torch.get_num_threads(), floor, *pointers)
-    library().torchcaps_gaussians(packed, back, mass.dtype == torch.float64)
+def _fit(back: bool, moments: Sequence[Tensor], **fields: Tensor | float | None) -> None:
+    """One pass over the fields of all parents."""
+    mass, total, _ = moments
+    sizes = mass.numel(), total.shape[-1], torch.get_num_threads()
+    record = GAUSSIANS.pack(sizes, zip(Moments._fields, moments, strict=True), fields.items())
+    library().torchcaps_gaussians(record, back, mass.dtype == torch.float64)
 
 
 def moments_backward(
@@ -410,6 +399,7 @@ def moments_backward(
     grad_mass: Tensor,
     grad_sum: Tensor,
     grad_scatter: Tensor | None,
+    rest: Tensor | None = None,
     *,
     orphan: bool,
     hard: bool,
@@ -419,7 +409,7 @@ def moments_backward(
         return call.gradients()
     parts = row_parts(call)
     upstream = (grad_mass, grad_sum, grad_scatter)
-    return _all_gradients(call, moments_flow(call, mean, upstream, parts, orphan=orphan, hard=hard), parts)
+    return _all_gradients(call, moments_flow(call, mean, rest, upstream, parts, orphan=orphan, hard=hard), parts)
 
 
 def scores_backward(call: Call, scores: Tensor, grad: Tensor, *, orphan: bool, reduced: bool) -> Call:
@@ -494,9 +484,9 @@ def _term_of_logits(call: Call, flow: Tensor | None) -> Term | None:
     if flow is None or not call.similarity:
         return None
     if len(call.similarity) == 1:
-        return Term(flow, call.similarity[0], None)
+        return Term(flow, call.similarity[0])
     mean, precision, _ = call.similarity
-    return Term(flow, mean * precision, -precision)
+    return Term(flow, None, -precision, mean)
 
 
 def _gradients_of(gradients: Gradients) -> dict[str, Tensor | None]:
@@ -506,34 +496,27 @@ def _gradients_of(gradients: Gradients) -> dict[str, Tensor | None]:
 
 def _run(which: int, call: Call, **fields: Tensor | int | None) -> int:
     """Runs one pass on a call with further fields, and returns its outcome."""
-    packed = _packed(call, **fields)
-    return _checked(call, library().torchcaps_run(packed, which, call.children.dtype == torch.float64))
+    record = _record(call, **fields)
+    return _checked(call, library().torchcaps_run(record, which, call.children.dtype == torch.float64))
 
 
 def _agree(agreement: bytes, back: bool, call: Call, **fields: Tensor | int | None) -> int:
     """Runs all steps of routing by agreement, forward or backward, and returns the outcome."""
-    packed = _packed(call, **fields)
-    return _checked(call, library().torchcaps_agree(packed, agreement, back, call.children.dtype == torch.float64))
+    record = _record(call, **fields)
+    return _checked(call, library().torchcaps_agree(record, agreement, back, call.children.dtype == torch.float64))
 
 
-def _packed(call: Call, **fields: Tensor | int | None) -> bytes:
-    """A call and further fields as ``TorchcapsCall`` of the C++ source; fields that are not named are 0."""
+def _record(call: Call, **fields: Tensor | int | None) -> bytes:
+    """A call and further fields, as the kernels take them."""
     children, transforms, _, _, _, sites, similarity = call
     if not children.is_cpu:
         raise ValueError(f"the native kernels are for tensors on a CPU, got children on {children.device}")
     images, grid, M, P = children.shape
     shared, J, _, D = transforms.shape
     windows, I = (1, grid) if sites is None else sites.shape
-    values = [images, grid, windows, I, J, M, P, D, shared == 1 and I > 1, min(len(similarity), 2)]
-    values += [0] * (len(_FIELDS) - len(values))
-    values[_PLACES["threads"]] = torch.get_num_threads()
-    for place, tensor in enumerate((*call[:5], *similarity), _PLACES["children"]):
-        if tensor is not None:
-            values[place] = tensor.data_ptr()
-    for name, field in (("sites", sites), *fields.items()):
-        if field is not None:
-            values[_PLACES[name]] = field.data_ptr() if isinstance(field, Tensor) else field
-    return _CALL.pack(*values)
+    sizes = images, grid, windows, I, J, M, P, D, shared == 1 and I > 1, min(len(similarity), 2)
+    inputs = zip(INPUTS, (*call[:5], *similarity), strict=False)
+    return CALL.pack(sizes, inputs, (("sites", sites), ("threads", torch.get_num_threads())), fields.items())
 
 
 def _checked(call: Call, outcome: int) -> int:
@@ -543,121 +526,3 @@ def _checked(call: Call, outcome: int) -> int:
         B, I, J, M, _, D = call.sizes
         raise MemoryError(f"no memory for the native kernels to work on votes (B, I, J, H) = {(B, I, J, M * D)}")
     return outcome
-
-
-_UNLOADABLE = (OSError, AttributeError)
-"""What ctypes raises for what is no library, and for one without the kernels."""
-
-
-@cache
-def library() -> ctypes.CDLL:
-    """The compiled library.
-
-    Raises:
-        RuntimeError: if none can be loaded or compiled here, with what the compiler or the loader said.
-    """
-    for path in built():
-        with suppress(*_UNLOADABLE):  # a C library that is older than that of the machine that built it, for one
-            return _loaded(path)
-    path = build()
-    try:
-        return _loaded(path)
-    except _UNLOADABLE as error:
-        raise RuntimeError(
-            f"torchcaps' C++ kernels could not be loaded: {error}; if programs may not run from {path.parent}, let "
-            "XDG_CACHE_HOME name a folder where they may"
-        ) from error
-
-
-def _loaded(path: Path) -> ctypes.CDLL:
-    loaded = ctypes.CDLL(str(path))
-    loaded.torchcaps_run.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
-    loaded.torchcaps_agree.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
-    loaded.torchcaps_gaussians.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
-    for function in (loaded.torchcaps_run, loaded.torchcaps_agree, loaded.torchcaps_vector_bytes):
-        function.restype = ctypes.c_int64
-    loaded.torchcaps_gaussians.restype = None
-    loaded.torchcaps_vector_bytes.argtypes = ()
-    return loaded
-
-
-def built() -> list[Path]:
-    """The libraries that came with the package and suit this processor, the best first."""
-    machine = platform.machine()
-    kinds = [machine]
-    if machine == "x86_64":
-        order, best = list(LEVELS), torch.backends.cpu.get_cpu_capability()
-        kinds = [LEVELS[one] for one in order[order.index(best) :]] if best in order else []
-    return [path for kind in kinds if (path := BUILT / f"native-{kind}.so").is_file()]
-
-
-def prepare() -> None:
-    """Loads the library, compiling it if need be.
-
-    Raises:
-        RuntimeError: if that cannot be done here.
-    """
-    library()
-
-
-def build() -> Path:
-    """Compiles the library if the user's cache does not have it whole, and returns its path.
-
-    Its name ends in the digest of what is in it: a file that was cut or damaged, which could end the program when it is
-    loaded, does not fit its name, and is compiled again. One process at a time compiles; others wait for it.
-
-    Raises:
-        RuntimeError: if it cannot be compiled here, with what the compiler said.
-    """
-    compiler = find_compiler()
-    if compiler is None:
-        raise RuntimeError("torchcaps' C++ kernels need a compiler, and there is no c++, g++ or clang++")
-    known = "\0".join([*(path.read_text() for path in SOURCES), *compiler, *FLAGS, _machine()])
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torchcaps" / "native"
-    name = hashlib.sha256(known.encode()).hexdigest()[:16]
-    try:
-        found = _whole(folder, name)
-        if found is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            with (folder / "lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # given back by a process that dies
-                found = _whole(folder, name) or _made(compiler, folder, name)
-    except OSError as error:
-        raise RuntimeError(
-            f"torchcaps' C++ kernels could not be compiled with {' '.join(compiler)}: {error}"
-        ) from error
-    return found
-
-
-def _whole(folder: Path, name: str) -> Path | None:
-    """The library of that name, if it is there and as it was written."""
-    return next((path for path in folder.glob(f"{name}-*.so") if path.stem == f"{name}-{_digest(path)}"), None)
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
-def _made(compiler: list[str], folder: Path, name: str) -> Path:
-    """Compiles the library; what an earlier, interrupted process left is swept away."""
-    for left in folder.glob("making-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    damaged = list(folder.glob(f"{name}-*.so"))
-    cause = f" again, because {damaged[0]} is damaged" if damaged else ", once"
-    logging.getLogger("torchcaps").warning("compiling torchcaps' C++ kernels%s: this takes half a minute", cause)
-    for path in damaged:
-        path.unlink()
-    with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as scratch:
-        made = Path(scratch) / "made.so"
-        compile_library(compiler, made)
-        with made.open("rb") as written:
-            os.fsync(written.fileno())  # a name in the cache must not come before what it names
-        return made.replace(folder / f"{name}-{_digest(made)}.so")
-
-
-def _machine() -> str:
-    """What ``-march=native`` and the C library are here: machines and containers may share a home."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    flags = [line for line in lines if line.startswith(("flags", "Features"))][:1]  # x86, ARM
-    return " ".join([platform.machine(), platform.processor(), *platform.libc_ver(), *flags])

@@ -1,15 +1,17 @@
-"""Which backend works on which votes, and why."""
+"""One plan for each E-step: which backend works on the votes, and why; with which similarity, under which rule."""
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from torchcaps.ops.backend import Rule, VoteSource
+from torchcaps.ops.checks import check_field
 from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.ops.derivatives import constant, only_stored
 from torchcaps.ops.fused import NativeVotes, TritonVotes, why_not
@@ -50,6 +52,9 @@ votes have a number of elements between the two ``STORED_ROWS``. The kernels hav
 register, so most lanes would be empty."""
 
 
+FEW_ROWS_REASON = f"for Gaussians, at most {FEW_ROWS} rows of vectors fill few lanes of the {FUSED['cpu']} kernels"
+
+
 _forced: ContextVar[str | None] = ContextVar("torchcaps_backend", default=None)
 
 
@@ -87,6 +92,7 @@ def known_backend(name: str | None, argument: str = "backend") -> str | None:
     return name
 
 
+SOFTMAX = Rule()
 ASKED_FOR = f"asked for by use_backend, backend= or {BACKEND_VARIABLE}"
 
 
@@ -126,7 +132,7 @@ def preferred_backend(votes: "Votes") -> Choice:
     stored = only_stored()
     if forced != "auto":
         choice = Choice(forced, ASKED_FOR)
-        return able_backend(choice, None, Rule()) if stored else choice
+        return _choice(votes, choice, None, SOFTMAX) if stored else choice
     if stored:
         return Choice("naive", stored)
     device = votes.children.device.type
@@ -135,14 +141,14 @@ def preferred_backend(votes: "Votes") -> Choice:
         return Choice("naive", f"votes of at most {few:,} numbers are stored on {device}")
     fused = FUSED.get(device)
     if fused is None:
-        return Choice(without_kernels(votes)[0], f"there are no fused kernels for {device}")
+        return Choice(_without_kernels(votes)[0], f"there are no fused kernels for {device}")
     trouble = _trouble(fused)
     if trouble:
-        return Choice(without_kernels(votes)[0], f"the {fused} kernels cannot run: {trouble}")
+        return Choice(_without_kernels(votes)[0], f"the {fused} kernels cannot run: {trouble}")
     return Choice(fused, f"votes of more than {few:,} numbers are not stored on {device}")
 
 
-def without_kernels(votes: "Votes", similarity: Similarity | None = None, scatter: bool = False) -> tuple[str, str]:
+def _without_kernels(votes: "Votes", similarity: Similarity | None = None, scatter: bool = False) -> tuple[str, str]:
     """The backends in plain PyTorch, the faster one for these votes first; ``scatter``: if the call computes it."""
     numbers = math.prod(votes.shape)
     # An exported program with a size left open cannot hold a loop over tiles; sums under given logits need none.
@@ -151,24 +157,12 @@ def without_kernels(votes: "Votes", similarity: Similarity | None = None, scatte
     return ("naive", "chunked") if stored else ("chunked", "naive")
 
 
-def stored_rows(votes: "Votes", preferred: Choice, similarity: Similarity | None, scatter: bool) -> Choice | None:
-    """Stored votes for Gaussians in few rows, where the kernels are slower (:data:`FEW_ROWS`); None for other calls.
-
-    Args:
-        votes: of the call.
-        preferred: the backend for the votes otherwise.
-        similarity: of the call.
-        scatter: whether the call computes the second moment, as it does to fit Gaussians.
-    """
-    if preferred.backend != FUSED["cpu"] or preferred.reason == ASKED_FOR:
-        return None
-    if not (isinstance(similarity, Gaussian) or scatter) or votes.children.shape[2] > 1:
-        return None
-    rows, numbers, (least, most) = votes.shape[0], math.prod(votes.shape), STORED_ROWS
-    if _is_open(numbers) or rows > FEW_ROWS or not least <= numbers <= most:
-        return None
-    reason = f"for Gaussians, at most {FEW_ROWS} rows of vectors fill few lanes of the {preferred.backend} kernels"
-    return Choice("naive", reason)
+def _stored_rows(votes: "Votes", similarity: Similarity | None, scatter: bool) -> bool:
+    """Whether votes are stored, for Gaussians in few rows, where the kernels are slower (:data:`FEW_ROWS`)."""
+    if not (scatter or isinstance(similarity, Gaussian)) or votes.shape[0] > FEW_ROWS or votes.children.shape[2] > 1:
+        return False
+    numbers, (least, most) = math.prod(votes.shape), STORED_ROWS
+    return not _is_open(numbers) and least <= numbers <= most
 
 
 def left_open(votes: "Votes") -> bool:
@@ -176,20 +170,87 @@ def left_open(votes: "Votes") -> bool:
     return _is_open(math.prod(votes.shape))
 
 
-def able_backend(
-    preferred: Choice, similarity: Similarity | None, rule: Rule, others: Sequence[str] = ("chunked", "naive")
+class Plan(NamedTuple):
+    """One E-step, decided: on which backend, with which similarity, under which rule.
+
+    Args:
+        choice: the name of the backend, and why.
+        source: the votes on that backend.
+        similarity: adjusted by the normaliser; its tensors fit the votes.
+        rule: likewise.
+    """
+
+    choice: Choice
+    source: VoteSource
+    similarity: Similarity | None
+    rule: Rule
+
+
+def plan(votes: "Votes", similarity: Similarity | None = None, scatter: bool = False, *, reads: bool = False) -> Plan:
+    """The plan of one E-step, made once; in full precision.
+
+    Args:
+        votes: of the step, under their normaliser.
+        similarity: as it came.
+        scatter: whether the step computes the second moment too.
+        reads: whether logits or assignments are read; given ones, which take no votes, are read on any backend.
+
+    Raises:
+        TypeError: if the similarity is none.
+        ValueError: if a tensor does not fit the votes, or a backend that was asked for by name cannot do it.
+    """
+    if similarity is not None and not isinstance(similarity, Similarity):
+        raise TypeError(
+            f"similarity must be None or a torchcaps.ops.Similarity, got {type(similarity).__name__}: derive it from "
+            "that class, declare the axes of its tensors and give it a method logits(votes)"
+        )
+    preferred = votes.preferred
+    if reads and isinstance(similarity, Given) and BACKENDS[preferred.backend].supports(similarity, SOFTMAX):
+        preferred = preferred._replace(reason="given logits are read on any backend")
+    similarity = votes.normaliser.adjusted(similarity)
+    if similarity is not None:
+        similarity = votes.fitting(similarity)
+    choice = _choice(votes, preferred, similarity, SOFTMAX, scatter)
+    source = votes.source_on(choice.backend)
+    rule = votes.normaliser.rule(source, similarity)
+    partition = rule.log_partition
+    if rule.special:
+        choice = _choice(votes, preferred, similarity, rule, scatter)
+        source = votes.source_on(choice.backend)
+    elif partition is None:
+        return Plan(choice, source, similarity, rule)
+    if rule.scale is not None or rule.offset is not None or rule.mapping is not None:
+        rule = votes.fitting(replace(rule, log_partition=None))
+    if partition is None:
+        return Plan(choice, source, similarity, rule)
+    check_field("log_partition", partition, votes.children, votes.parents)
+    rule = replace(rule, log_partition=votes.by_child(source, partition))
+    if similarity is not None and partition.ndim == 3:
+        # Logits of another backend than the normaliser's, or of another order of sums, differ by rounding, which their
+        # exponential magnifies.
+        on = _choice(votes, preferred, similarity, SOFTMAX, scatter).backend
+        similarity = Given(votes.source_on(on).logits(similarity))
+    return Plan(choice, source, similarity, rule)
+
+
+def _choice(
+    votes: "Votes", preferred: Choice, similarity: Similarity | None, rule: Rule, scatter: bool = False
 ) -> Choice:
-    """The preferred backend, or the first of the others that can do this similarity under this rule.
+    """The preferred backend, or the first other one that can do this similarity under this rule.
 
     Raises:
         ValueError: if the preferred one cannot, and was asked for by name.
     """
     trouble = BACKENDS[preferred.backend].supports(similarity, rule)
+    asked = preferred.reason == ASKED_FOR
+    if preferred.backend == FUSED["cpu"] and not asked and _stored_rows(votes, similarity, scatter):
+        return Choice("naive", FEW_ROWS_REASON)
     if not trouble:
         return preferred
-    if preferred.reason == ASKED_FOR:
+    if asked:
         name = "uniform logits" if similarity is None else type(similarity).__name__
         raise ValueError(f"backend {preferred.backend!r} cannot do {name}: {trouble}")
+    others = _without_kernels(votes, similarity, scatter)
     able = next(name for name in others if not BACKENDS[name].supports(similarity, rule))
     return Choice(able, f"{preferred.backend} cannot do this call: {trouble}")
 
