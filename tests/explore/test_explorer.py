@@ -485,7 +485,7 @@ def test_uploads_of_any_kind_of_picture(explorer: Explorer) -> None:
 def test_no_program_is_started_for_an_upload(explorer: Explorer) -> None:
     """Ghostscript executed the program that an EPS file is."""
     file = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\n0 0 20 20 rectfill\n%%EOF\n"
-    with pytest.raises(ValueError, match=r"me\.png: EPS files are programs"):
+    with pytest.raises(ValueError, match=r"me\.png: it is not an image of a kind that is read"):
         explorer.look("a", file, "me.png")
 
 
