@@ -3,11 +3,11 @@
 import shlex
 import sys
 from collections.abc import Mapping
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchcaps.cli.output import say
 from torchcaps.cli.plugins import named_imports, without_imports
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def command(arguments: list[str]) -> None:
             command=given,
             progress_bar=terminal,
             allow_changes=allow_changes,
-            show=None if terminal else partial(print, flush=True),
+            show=None if terminal else say,
         )
     except (SystemExit, KeyboardInterrupt):
         if folder.config.exists():
@@ -56,7 +56,7 @@ def command(arguments: list[str]) -> None:
     if summary is not None:
         _print_summary(summary, notes=terminal)  # without a terminal they were printed at the start
         page = folder.path / "report" / "index.html"
-        print(f"summary {folder.summary}" + (f", report {page}" if config.report and page.is_file() else ""))
+        say(f"summary {folder.summary}" + (f", report {page}" if config.report and page.is_file() else ""))
 
 
 def _print_summary(summary: Mapping[str, Any], notes: bool) -> None:
@@ -67,14 +67,14 @@ def _print_summary(summary: Mapping[str, Any], notes: bool) -> None:
     tested = summary.get(f"test_{main.name}")
     found = "" if tested is None else f"test {main.name} {main.text(tested)} "
     epochs = summary["epochs"]
-    print(f"{found}after {epochs} epoch{'s' if epochs != 1 else ''}")
+    say(f"{found}after {epochs} epoch{'s' if epochs != 1 else ''}")
     if "test_balanced_accuracy" in summary:
         balanced = summary["test_balanced_accuracy"]
-        print(f"balanced accuracy {100 * balanced:.2f} % (the mean over the classes, each counting alike)")
+        say(f"balanced accuracy {100 * balanced:.2f} % (the mean over the classes, each counting alike)")
     for line in summary.get("warnings", []):
-        print(f"warning: {line}")
+        say(f"warning: {line}")
     for line in summary.get("notes", []) if notes else ():
-        print(f"note: {line}")
+        say(f"note: {line}")
 
 
 def _resumed_run(arguments: list[str]) -> "tuple[RunFolder, list[str]] | None":
