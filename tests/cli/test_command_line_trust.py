@@ -162,6 +162,16 @@ class TestItem12CommandLine:
             assert main(arguments) == 141
         assert capsys.readouterr().err == ""
 
+    def test_a_training_goes_on_when_nobody_reads_its_output(self, photos, tmp_path, monkeypatch):
+        """``torchcaps train ... | head -1`` ended the training after an epoch, before its first checkpoint."""
+        data = ["--data", "ImageFolder", "--data.root", str(photos), "--data.size", "12"]
+        reading, writing = os.pipe()
+        os.close(reading)
+        with os.fdopen(writing, "w") as closed:
+            monkeypatch.setattr(sys, "stdout", closed)
+            assert main(["train", *data, "--epochs", "2", "--run", str(tmp_path / "run"), *SMALL]) == 0
+        assert json.loads((tmp_path / "run" / "summary.json").read_text())["epochs"] == 2
+
     def test_letters_that_the_output_cannot_show_are_escaped(self, monkeypatch):
         written = BytesIO()
         monkeypatch.setattr(sys, "stdout", TextIOWrapper(written, encoding="ascii", errors="strict"))

@@ -10,7 +10,7 @@ from PIL import Image
 
 BROKEN = {
     "a/empty.png": "the file is empty",
-    "a/text.png": "it is not an image that Pillow can read",
+    "a/text.png": "it is not an image of a kind that is read: AVIF, BMP",
     "a/truncated.jpg": "image file is truncated",
     "a/cut.png": "image file is truncated",
     "a/flipped.png": "broken data stream",
@@ -20,9 +20,9 @@ BROKEN = {
 """Files that are no images, or only parts of some, and what is said of them."""
 
 LEFT_OUT = {
-    "a/notes.txt": "Pillow cannot open .txt",
-    "a/photo.heic": "Pillow cannot open .heic",
-    "a/noname": "Pillow cannot open files without a suffix",
+    "a/notes.txt": ".txt is not a kind of image that is read",
+    "a/photo.heic": ".heic is not a kind of image that is read",
+    "a/noname": "no suffix is not a kind of image that is read",
     "a/nothing.png": "it links to nothing",
     "a/itself.png": "it links to nothing",
     "a/loop": "which is read already",
@@ -133,3 +133,16 @@ def png_that_says(width: int, height: int, rows: int) -> bytes:
     packed = b"".join(packer.compress(bytes(width + 1)) for _ in range(rows)) + packer.flush()
     header = chunk(b"IHDR", struct.pack(">2I5B", width, height, 8, 0, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+
+
+def icon_of(picture: bytes) -> bytes:
+    """An icon that says it has 16 x 16 pixels, and holds a picture."""
+    return struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(picture), 22) + picture
+
+
+def tiff_in_tiles(side: int, tile: int) -> bytes:
+    """A grey picture of few bytes that is cut out of one tile of that side."""
+    data = zlib.compress(bytes(tile * tile))
+    tags = {256: side, 257: side, 258: 8, 259: 8, 262: 1, 277: 1, 322: tile, 323: tile, 324: 8, 325: len(data)}
+    rows = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items()]
+    return b"".join([b"II*\0", struct.pack("<I", 8 + len(data)), data, struct.pack("<H", len(rows)), *rows, bytes(4)])

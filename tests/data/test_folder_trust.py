@@ -8,9 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import EpsImagePlugin, Image
+from PIL import EpsImagePlugin, Image, ImageFile
 
-from tests.data.folders import BROKEN, LEFT_OUT, LIMIT, READ, make_root, make_troubles, save
+from tests.data.folders import (
+    BROKEN,
+    LEFT_OUT,
+    LIMIT,
+    READ,
+    icon_of,
+    make_root,
+    make_troubles,
+    png_that_says,
+    save,
+    tiff_in_tiles,
+)
 from torchcaps.cli import main
 from torchcaps.data import ImageFolder, Manifest, Padded, listed, load_image, stable_split
 from torchcaps.data.check import check_folder
@@ -347,9 +358,30 @@ def test_item13_an_image_starts_no_program(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
     path = tmp_path / "photo.jpg"
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n")
-    with pytest.raises(ValueError, match=r"photo\.jpg: EPS files are programs, which Ghostscript would run"):
+    with pytest.raises(ValueError, match=r"photo\.jpg: it is not an image of a kind that is read"):
         load_image(path, (3, 8, 8))
-    assert ".eps" not in image_suffixes()
+    assert not image_suffixes() & {".eps", ".ico", ".icns", ".cur"}
+    assert image_suffixes() > {".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".pgm"}
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (icon_of(png_that_says(90, 80, rows=80)), "not an image of a kind that is read"),
+        (tiff_in_tiles(16, 128), "16 x 16 pixels in tiles of 128 x 128, at most 10,000 are read"),
+    ],
+    ids=["icon", "tiles"],
+)
+def test_no_more_pixels_are_decoded_than_are_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, why: str
+) -> None:
+    """Icons were decoded to learn their size; of a TIFF file the size of its tiles was not looked at."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", LIMIT)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("pixels were decoded"))
+    path = tmp_path / "photo.png"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=why):
+        load_image(path, (1, 8, 8))
 
 
 def test_an_orientation_that_means_nothing_turns_nothing(tmp_path: Path) -> None:

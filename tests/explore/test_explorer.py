@@ -11,6 +11,7 @@ from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 import pytest
@@ -337,8 +338,18 @@ class TestScenes:
 
 @pytest.fixture(scope="module")
 def address(explorer: Explorer) -> Iterator[str]:
+    yield from served(application(explorer))
+
+
+@pytest.fixture(scope="module")
+def locked(explorer: Explorer) -> Iterator[str]:
+    yield from served(application(explorer, token="s3cret"))
+
+
+def served(app: Any) -> Iterator[str]:
+    """The address of a server that runs as long as this is not asked again."""
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(application(explorer), log_level="error", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
     thread = Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     yield f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -444,12 +455,61 @@ class TestServer:
             assert ask(f"{address}/api/look?network=a", drawing, **{"Sec-Fetch-Site": site})[0] == status
         assert ask(f"{address}/", **{"Sec-Fetch-Site": "cross-site"})[0] == 200  # a link to the page
 
+    def test_nor_those_that_only_say_their_origin(self, address: str, drawing: bytes) -> None:
+        """Browsers send no Sec-Fetch-Site to a machine of the same network, whose address is plain http."""
+        for origin, status in (
+            ("http://evil.example", 403),
+            ("http://127.0.0.1:1", 403),
+            ("null", 403),
+            (address, 200),
+        ):
+            assert ask(f"{address}/api/look?network=a", drawing, Origin=origin)[0] == status
+
     def test_files_beside_the_page_are_not_served(self, address: str) -> None:
         for path in ("../server.py", "%2e%2e/server.py", "..%2fserver.py"):
             assert ask(f"{address}/{path}")[0] == 404
 
 
+class TestToken:
+    def test_nothing_is_answered_without_it(self, locked: str) -> None:
+        for path in ("", "explore.js", "api/networks", "?token=", "?token=s3cre", "?token=s3crét", "api/none"):
+            status, told, headers = ask(f"{locked}/{quote(path, '/?=')}")
+            assert (status, "set-cookie" in headers) == (401, False)
+            assert b"with its token" in told
+        port = locked.rpartition(":")[2]
+        for cookie in (f"torchcaps-{port}=other", f"torchcaps-{port}", "torchcaps-1=s3cret"):
+            assert ask(f"{locked}/api/networks", Cookie=cookie)[0] == 401
+
+    def test_it_is_kept_in_a_cookie(self, locked: str) -> None:
+        status, _, headers = ask(f"{locked}/?token=s3cret")
+        assert status == 200
+        cookie, *said = headers["set-cookie"].split("; ")
+        assert {*said} == {"Path=/", "HttpOnly", "SameSite=Strict"}
+        assert ask(f"{locked}/api/networks", Cookie=cookie)[:2] == (200, ["a", "plain"])
+        assert ask(f"{locked}/?token=wrong", Cookie=cookie)[0] == 401
+
+
 class TestServe:
+    @pytest.mark.parametrize(
+        ("host", "hosts"),
+        [("127.0.0.1", ("127.0.0.1", "localhost", "[::1]", "::1")), ("127.0.0.2", ("127.0.0.2",)), ("0.0.0.0", ("*",))],
+    )
+    def test_other_machines_need_a_token(
+        self, explorer: Explorer, monkeypatch: pytest.MonkeyPatch, host: str, hosts: tuple[str, ...]
+    ) -> None:
+        made: list[Any] = []
+        told: list[str] = []
+        monkeypatch.setattr(
+            "torchcaps.explore.server.application", lambda *given: made.append(given) or application(*given)
+        )
+        monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
+        serve(explorer, host, port=0, ready=told.append)
+        _, allowed, token = made[0]
+        assert allowed == hosts
+        assert (token is None) == (host == "127.0.0.1")
+        assert told[0].partition("/?token=")[2] == (token or "")
+        assert token is None or len(token) > 40
+
     def test_listens_at_loopback_only(self, explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
         listened: list[Any] = []
         monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: listened.append(sockets[0].getsockname()))
@@ -485,7 +545,7 @@ def test_uploads_of_any_kind_of_picture(explorer: Explorer) -> None:
 def test_no_program_is_started_for_an_upload(explorer: Explorer) -> None:
     """Ghostscript executed the program that an EPS file is."""
     file = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\n0 0 20 20 rectfill\n%%EOF\n"
-    with pytest.raises(ValueError, match=r"me\.png: EPS files are programs"):
+    with pytest.raises(ValueError, match=r"me\.png: it is not an image of a kind that is read"):
         explorer.look("a", file, "me.png")
 
 

@@ -4,6 +4,7 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import h5py
 import numpy as np
@@ -153,14 +154,19 @@ def changed(change: Callable[[Arrays], None]) -> Callable[[Path], Path]:
     return make
 
 
-def other(change: Callable[[dict[str, Tensor]], Any]) -> Callable[[Path], Path]:
+def other(change: Callable[[dict[str, Tensor]], Any], zipped: bool = True) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         theirs = {name: tensor.clone() for name, tensor in random_heinsen()[1].items()}
         result = change(theirs)
-        torch.save(theirs if result is None else result, folder / "x.pt")
+        whole = theirs if result is None else result
+        torch.save(whole, folder / "x.pt", _use_new_zipfile_serialization=zipped)
         return folder / "x.pt"
 
     return make
+
+
+UNTOUCHED = changed(lambda body: None)
+THE_SAME = other(lambda state: None)
 
 
 def cut(make: Callable[[Path], Path], share: float) -> Callable[[Path], Path]:
@@ -186,20 +192,65 @@ def evil_pickle(folder: Path) -> Path:
     return folder / "x.pt"
 
 
-def linked(folder: Path) -> Path:
-    """A tensor that lies in another file."""
-    path = changed(lambda body: None)(folder)
-    path.rename(folder / "other.h5")
-    body, decoder = keras(random_efficient())
-    write_keras(path, body, decoder)
+def linked(name: str) -> Callable[[Path], Path]:
+    """A tensor, or a group, that lies in another file."""
+
+    def make(folder: Path) -> Path:
+        path = UNTOUCHED(folder)
+        path.rename(folder / "other.h5")
+        with h5py.File(UNTOUCHED(folder), "a") as file:
+            del file[name]
+            file[name] = h5py.ExternalLink("other.h5", name)
+        return path
+
+    return make
+
+
+def soft_linked(folder: Path) -> Path:
+    path = UNTOUCHED(folder)
     with h5py.File(path, "a") as file:
-        del file["model_0/fc_caps/W:0"]
-        file["model_0/fc_caps/W:0"] = h5py.ExternalLink("other.h5", "model_0/fc_caps/W:0")
+        file.move("model_0", "elsewhere")
+        file["model_0"] = h5py.SoftLink("/elsewhere")
     return path
 
 
-UNTOUCHED = changed(lambda body: None)
-THE_SAME = other(lambda state: None)
+def unwritten(shape: tuple[int, ...], **options: Any) -> Callable[[Path], Path]:
+    """Transforms of which only the size was written."""
+
+    def make(folder: Path) -> Path:
+        path = UNTOUCHED(folder)
+        with h5py.File(path, "a") as file:
+            del file["model_0/fc_caps/W:0"]
+            file.create_dataset("model_0/fc_caps/W:0", shape, np.float32, **options)
+        return path
+
+    return make
+
+
+def lying(folder: Path) -> Path:
+    """In the layout of 2019, a size that is larger than the file, in all places where it is stated."""
+    path = other(lambda state: state.update({"compute_a.0.bias": torch.zeros(77_777)}), zipped=False)(folder)
+    true, false = (b"J" + number.to_bytes(4, "little") for number in (77_777, 2**31 - 1))
+    content = path.read_bytes()
+    assert content.count(true) == 2
+    path.write_bytes(content.replace(true, false))
+    return path
+
+
+def compressed(folder: Path) -> Path:
+    path = THE_SAME(folder)
+    with ZipFile(path) as stored:
+        parts = {name: stored.read(name) for name in stored.namelist()}
+    with ZipFile(path, "w", ZIP_DEFLATED) as smaller:
+        for name, part in parts.items():
+            smaller.writestr(name, part + bytes(10**7) if name.endswith("/data/0") else part)
+    return path
+
+
+def sparse(change: Callable[[Tensor], Tensor], zipped: bool = True) -> Callable[[Path], Path]:
+    name = "routings.0.beta_use"
+    return other(lambda state: state.update({name: change(state[name].reshape(1, -1))}), zipped)
+
 
 BAD = {
     "empty": (content(b""), "neither Keras weights .* nor a torch state dict: it starts with nothing"),
@@ -213,7 +264,7 @@ BAD = {
     ),
     "other widths": (
         changed(lambda body: body.update({"conv2d_1/kernel:0": np.zeros((3, 3, 32, 60), np.float32)})),
-        r"float32 \(60, 32, 3, 3\) for features.3.weight, expected .* \(64, 32, 3, 3\)",
+        r"model_0/conv2d_1/kernel:0 .* \(3, 3, 32, 64\) for features.3.weight, got float32 \(3, 3, 32, 60\)",
     ),
     "one layer less": (
         changed(lambda body: [body.pop(f"conv2d_2/{name}:0") for name in ("kernel", "bias")]),
@@ -222,10 +273,35 @@ BAD = {
     "no bias": (changed(lambda body: body.pop("conv2d_2/bias:0")), "it lacks features.6.bias"),
     "one more": (changed(lambda body: body.update({"fc_caps/c:0": np.zeros(3, np.float32)})), "besides, class_caps.c"),
     "no capsules": (changed(lambda body: [body.pop(f"fc_caps/{name}:0") for name in "Wb"]), "got 0 and 2"),
-    "NaN": (changed(lambda body: body["conv2d_4/bias:0"].fill(np.nan)), "NaN or infinite values for primary_caps"),
+    "NaN": (changed(lambda body: body["conv2d_4/bias:0"].fill(np.nan)), "conv2d_4/bias:0 holds NaN or infinite values"),
     "integers": (changed(lambda body: body.update({"fc_caps/b:0": np.zeros((5, 16, 1), int)})), "int64 .*, no weights"),
-    "a link": (linked, "is not there, or elsewhere"),
-    "code": (evil_pickle, "nothing was executed"),
+    "a second prior": (
+        changed(lambda body: body.update({"fc_caps/b:0": np.zeros((5, 16, 2), np.float32)})),
+        r"fc_caps/b:0 must be .* \(5, 16, 1\) for class_caps.routing.offset, got float32 \(5, 16, 2\)",
+    ),
+    "a link": (linked("model_0/fc_caps/W:0"), "is not there, or elsewhere"),
+    "a group that is a link": (linked("model_0"), "is not there, or elsewhere"),
+    "a group that is a soft link": (soft_linked, "is not there, or elsewhere"),
+    "more than there is": (unwritten((10**6, 16, 8, 16)), "does not hold so many numbers"),
+    "more than there is, chunked": (unwritten((10**6, 16, 8, 16), chunks=(1, 16, 8, 16)), "not hold so many numbers"),
+    "code": (evil_pickle, "holds .*; expected tensors by name, and nothing was executed"),
+    "an unfinished pickle": (content(b"\x80\x02("), "nothing was executed|is damaged"),
+    "expanded": (
+        other(lambda state: state.update({"routings.1.W": torch.zeros(1).expand(10**6, 10**5, 4, 4)})),
+        "routings.1.W states .*, and the file does not hold so many numbers",
+    ),
+    "expanded, in a file of 2019": (
+        other(lambda state: state.update({"routings.1.W": torch.zeros(1).expand(10**6, 10**5, 4, 4)}), zipped=False),
+        "routings.1.W states .*, and the file does not hold so many numbers",
+    ),
+    "a size that is too large": (lying, "does not hold so many numbers"),
+    "compressed": (compressed, "states .* bytes, and has"),
+    "sparse": (sparse(torch.Tensor.to_sparse), "must hold dense tensors|tensors that are not dense"),
+    "sparse, in a file of 2019": (sparse(torch.Tensor.to_sparse, zipped=False), "must hold dense tensors|not dense"),
+    "meta": (
+        other(lambda state: state.update({"compute_a.1.bias": state["compute_a.1.bias"].to("meta")})),
+        "infinite values, or none",
+    ),
     "code in a state dict": (other(lambda state: state.update(x=Evil(Path("written")))), "nothing was executed"),
     "cut state dict": (cut(THE_SAME, 0.5), "is damaged"),
     "a list": (other(lambda state: [1, 2]), "must hold a state dict, tensors by name, got list"),
@@ -235,7 +311,7 @@ BAD = {
     "one tensor more": (other(lambda state: state.update(y=torch.zeros(1))), "besides, y"),
     "another shape": (
         other(lambda state: state.update({"convolve.1.weight": torch.zeros(64, 3, 3, 3)})),
-        r"\(64, 3, 3, 3\) for features.1.weight, expected",
+        r"convolve.1.weight must be .* for features.1.weight, got float32 \(64, 3, 3, 3\)",
     ),
     "infinite": (other(lambda state: state["compute_a.1.bias"].__setitem__(0, torch.inf)), "NaN or infinite values"),
 }
@@ -247,8 +323,9 @@ def test_bad_files(make: Callable[[Path], Path], message: str, tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     file = make(tmp_path)
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as raised:
         convert(file, tmp_path / "network")
+    assert "weights_only" not in str(raised.value)  # torch's advice is to execute it
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -521,8 +521,13 @@ class TestDamage:
 
     def test_missing_folder(self, saved: Path, tmp_path: Path) -> None:
         for path in (tmp_path / "nowhere", saved / CONFIG_FILE, "nowhere", "a/b/c"):
-            with pytest.raises(FileNotFoundError, match=f"{path} is not a folder with a saved network"):
+            with pytest.raises(FileNotFoundError, match=f"{path} is not a folder with a saved network, .*mnist/"):
                 load_pretrained(path)
+
+    @pytest.mark.parametrize("name", ["x" * 5000, "x/" + "y" * 5000])
+    def test_names_that_are_too_long(self, name: str) -> None:
+        with pytest.raises(FileNotFoundError, match=r"x+.* is not a folder .* which has .*mnist/efficient_capsnet"):
+            load_pretrained(name)
 
     def test_wrong_class(self, saved: Path) -> None:
         assert isinstance(CapsNet.from_pretrained(saved), CapsNet)

@@ -23,6 +23,7 @@ from torchcaps.cli import (
     transfer,
 )
 from torchcaps.cli.extras import advice
+from torchcaps.cli.output import discard_output
 from torchcaps.cli.plugins import import_named, import_plugins, named_imports
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
@@ -45,7 +46,8 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status.
 
-    It is 0 for success, 1 for an error, 2 for wrong usage, 130 after Ctrl-C, 141 for a broken pipe.
+    It is 0 for success, 1 for an error, 2 for wrong usage, 130 after Ctrl-C, 141 for a broken pipe. What trains goes on
+    without a reader of its output (:func:`torchcaps.cli.output.say`), and ends with 0.
     """
     _open_closed_streams()
     _escape_what_cannot_be_shown()
@@ -96,8 +98,7 @@ def _escape_what_cannot_be_shown() -> None:
 
 def _quietly() -> int:
     """Ends a command whose output is no longer read, as with ``| head``, with the status of a broken pipe."""
-    # Buffered output would fail again when Python exits.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    discard_output()
     return 128 + 13
 
 

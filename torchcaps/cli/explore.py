@@ -26,7 +26,7 @@ def command(arguments: list[str]) -> None:
     parser = OptionParser(prog="torchcaps explore", description="Explore trained networks in the browser.")
     add = parser.add_argument
     add("networks", type=str, nargs="*", help="runs, saved networks or names; default: those in the package")
-    add("--host", type=str, default="127.0.0.1", help="address to listen on; 0.0.0.0 lets other machines in")
+    add("--host", type=str, default="127.0.0.1", help="address to listen on; 0.0.0.0 lets in those who know a token")
     add("--port", type=int, default=8765, help="port to listen on; 0: any free one")
     add("--open", type=bool, default=True, help="open the page in the browser of this machine")
     add("--device", type=str, default="cpu", help="where to compute: cpu, cuda, cuda:1, ...")

@@ -1,10 +1,10 @@
 """``torchcaps run``."""
 
 import shlex
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torchcaps.cli.output import say
 from torchcaps.cli.plugins import add_import
 
 
@@ -34,8 +34,8 @@ def command(arguments: list[str]) -> None:
         results=Path(options.results),
         trainer=options.trainer,
         command=shlex.join(["torchcaps", "run", *arguments]),
-        show=partial(print, flush=True),
+        show=say,
     )
     recipe = recipes.get_recipe(options.recipe)
-    print(recipes.describe(recipe, {options.preset: result}, without_missing=True))
-    print(f"result {recipes.result_path(Path(options.results), options.recipe, options.preset)}")
+    say(recipes.describe(recipe, {options.preset: result}, without_missing=True))
+    say(f"result {recipes.result_path(Path(options.results), options.recipe, options.preset)}")

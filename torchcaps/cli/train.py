@@ -3,10 +3,10 @@
 import shlex
 import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchcaps.cli.output import say
 from torchcaps.cli.plugins import add_import, named_imports
 from torchcaps.spec import declared
 
@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from torchcaps.cli.parser import OptionParser
 
 
+_OF_THE_COMMAND = "allow_changes", "print_config"
+
+
 def command(arguments: list[str]) -> None:
     """Train a network; write metrics, checkpoints, the network, a summary and a report into a folder."""
     from torchcaps import training
-    from torchcaps.training.reading import merged
+    from torchcaps.training.reading import as_yaml, merged
 
     given = again = shlex.join(["torchcaps", "train", *arguments])
     parser = train_parser()
@@ -25,7 +28,7 @@ def command(arguments: list[str]) -> None:
     imports = named_imports(arguments)
     allow_changes, resume = "allow_changes" in tree, tree.pop("resume", None)
     files = [Path(file) for file in tree.pop("config", [])]
-    options = {name: value for name, value in tree.items() if name not in ("allow_changes", "import")}
+    options = {name: value for name, value in tree.items() if name not in (*_OF_THE_COMMAND, "import")}
     if resume is not None:
         if "run" in options:
             raise ValueError(f"--resume continues in {resume} itself and takes no --run, got {options['run']}")
@@ -36,6 +39,9 @@ def command(arguments: list[str]) -> None:
         chosen = training.training_options(merged(read, options), tuple(imports))
     except ValueError as error:
         parser.error(f"{error}\n  read from {', '.join(map(str, files))}" if files else str(error))
+    if "print_config" in tree:
+        say(as_yaml(chosen.plain()))
+        return
     if chosen.run is None:
         parser.error("--run is missing: the folder to write")
     if resume is None:
@@ -53,7 +59,7 @@ def command(arguments: list[str]) -> None:
             command=given,
             progress_bar=terminal,
             allow_changes=allow_changes,
-            show=None if terminal else partial(print, flush=True),
+            show=None if terminal else say,
         )
     except (SystemExit, KeyboardInterrupt):
         if folder.config.exists():
@@ -63,7 +69,7 @@ def command(arguments: list[str]) -> None:
         _print_summary(summary, notes=terminal)  # without a terminal they were printed at the start
         page = folder.path / "report" / "index.html"
         drawn = chosen.plain()["report"] and page.is_file()
-        print(f"summary {folder.summary}" + (f", report {page}" if drawn else ""))
+        say(f"summary {folder.summary}" + (f", report {page}" if drawn else ""))
 
 
 def train_parser() -> "OptionParser":
@@ -77,6 +83,7 @@ def train_parser() -> "OptionParser":
     parser.add_argument("--run", metavar="FOLDER", help="folder to write; must be new or empty")
     parser.add_argument("--resume", metavar="RUN", help="folder of an interrupted run, to go on with")
     parser.add_argument("--allow_changes", action="store_true", help="resume with other options or images")
+    parser.add_argument("--print_config", action="store_true", help="print all options, as a file for --config")
     add_import(parser)
     for group in GROUPS:
         told = documented(group)
@@ -105,11 +112,11 @@ def _print_summary(summary: Mapping[str, Any], notes: bool) -> None:
     tested = summary.get(f"test_{main.name}")
     found = "" if tested is None else f"test {main.name} {main.text(tested)} "
     epochs = summary["epochs"]
-    print(f"{found}after {epochs} epoch{'s' if epochs != 1 else ''}")
+    say(f"{found}after {epochs} epoch{'s' if epochs != 1 else ''}")
     if "test_balanced_accuracy" in summary:
         balanced = summary["test_balanced_accuracy"]
-        print(f"balanced accuracy {100 * balanced:.2f} % (the mean over the classes, each counting alike)")
+        say(f"balanced accuracy {100 * balanced:.2f} % (the mean over the classes, each counting alike)")
     for line in summary.get("warnings", []):
-        print(f"warning: {line}")
+        say(f"warning: {line}")
     for line in summary.get("notes", []) if notes else ():
-        print(f"note: {line}")
+        say(f"note: {line}")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torchcaps.data.files import ImageFile, Listing, list_folder
 from torchcaps.data.handwriting import is_turned
 from torchcaps.data.manifest import PARTS, Entry, Manifest, copies_lines, count_of, left_out_lines, readable, some
-from torchcaps.data.picture import BrokenImage, check_format, in_mode, naming
+from torchcaps.data.picture import BrokenImage, in_mode, opened
 from torchcaps.data.store import threaded
 from torchcaps.data.streams import digest_of
 
@@ -143,12 +143,9 @@ def check_folder(root: str | Path) -> FolderReport:
 
 
 def _look(path: Path) -> _Look:
-    from PIL import Image
-
     try:
         digest = digest_of(path)
-        with naming(path, path), Image.open(path) as image:
-            check_format(image)
+        with opened(path) as image:
             kind, mode, frames = image.format or "", image.mode, getattr(image, "n_frames", 1)
             upright, turned = in_mode(image, 3), is_turned(image)
     except BrokenImage as problem:

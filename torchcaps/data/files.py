@@ -97,7 +97,7 @@ class Listing(Listed):
                 yield path
 
     def _not_opened(self, suffix: str) -> str:
-        return f"Pillow cannot open {suffix or 'files without a suffix'}"
+        return f"{suffix or 'no suffix'} is not a kind of image that is read"
 
     def _entries(self, folder: Path) -> list[Path]:
         try:
@@ -155,7 +155,7 @@ def list_folder(root: Path, kind: type[Listing] = Listing) -> Listing:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The files in a folder and its sub-folders whose suffix Pillow can open, sorted, without hidden ones."""
+    """The files in a folder and its sub-folders whose suffix is that of an image, sorted, without hidden ones."""
     return sorted(Listing(root=folder)._images(folder, set()))
 
 

@@ -21,7 +21,7 @@ class ImageFolder(ListedImages):
     class is the test set, the same for every `seed`. Which images are put aside depends on their contents, so that it
     hardly changes with the folder; a run keeps the names and digests of its images, and is tested on the same.
 
-    Every file inside a class folder, however deep, whose suffix Pillow can open is an image of that class;
+    Every file inside a class folder, however deep, whose suffix is that of an image is an image of that class;
     hidden files and folders are skipped, links are followed. Of moving images the first frame counts. Images are turned
     the way their EXIF orientation says, 16-bit grey is scaled to 8 bit, transparent parts show black. All files are
     read when images are first asked for, those to test on too: a broken one is known before anything is trained.
@@ -49,7 +49,7 @@ class ImageFolder(ListedImages):
         FileNotFoundError: there is no `root`.
         NotADirectoryError: `root` is not a folder.
         ValueError: an argument is out of range, the folders are not as above, there are fewer than two
-            classes, or a class has no images. Reading the images raises it for files that Pillow cannot
+            classes, or a class has no images. Reading the images raises it for files that cannot be
             read and for one of another size where no `size` is given.
 
     Example:

@@ -34,7 +34,7 @@ from torchcaps.data.manifest import (
     readable,
     some,
 )
-from torchcaps.data.picture import BrokenImage, check_resize, load_handwriting, naming, open_image, to_tensor
+from torchcaps.data.picture import BrokenImage, check_resize, load_handwriting, open_image, opened, to_tensor
 from torchcaps.data.preprocess import MOST_PIXELS
 from torchcaps.data.store import GIB, ImageStore, threaded
 from torchcaps.data.streams import digest_of
@@ -353,7 +353,7 @@ def _look(item: Item) -> _Seen:
     try:
         source = item.source()
         digest = digest_of(source)
-        with naming(source, item.title), Image.open(source) as image:
+        with opened(source, item.title) as image:
             grey = Image.getmodebase(image.mode) == "L"
     except BrokenImage:
         grey = True

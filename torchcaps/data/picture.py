@@ -1,6 +1,7 @@
-"""Reads a picture of any kind with Pillow, as bytes of the shape that a network takes."""
+"""Reads a picture with Pillow, as bytes of the shape that a network takes."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-PROGRAMS = {"EPS": "Ghostscript"}
-"""Formats that Pillow reads by starting another program; they are refused."""
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""What is read. Pillow knows more: it decodes icons to learn their size, and has Ghostscript run PostScript."""
 
 
 class BrokenImage(ValueError):
@@ -38,7 +39,7 @@ def load_image(path: str | Path, image_shape: tuple[int, int, int], resize: Resi
     """Read one image the way `ImageFolder` does.
 
     Args:
-        path: a file that Pillow can read.
+        path: a file in one of the `FORMATS`.
         image_shape: channels (1: grey, 3: colour), height and width of the result.
         resize: `pad` with black, `crop` the centre, `stretch`, or cut out `handwriting`.
 
@@ -58,10 +59,7 @@ def load_image(path: str | Path, image_shape: tuple[int, int, int], resize: Resi
 
 def load_handwriting(source: Path | BytesIO, image_shape: tuple[int, int, int], name: str | Path = "") -> Handwriting:
     """The handwriting in an image that `open_image` takes, with a note; raises what that raises."""
-    from PIL import Image
-
-    with naming(source, name or str(source)), Image.open(source) as image:
-        check_format(image)
+    with opened(source, name) as image:
         return fit_handwriting(image, image_shape)
 
 
@@ -84,44 +82,66 @@ def check_resize(resize: str) -> None:
 
 
 def image_suffixes() -> set[str]:
-    """The endings of the files that Pillow can open, in lower case."""
+    """The endings of the files that are read, in lower case."""
     from PIL import Image
 
     known = Image.registered_extensions().items()
-    return {suffix for suffix, kind in known if kind in Image.OPEN and kind not in PROGRAMS}
-
-
-def check_format(image: "Image") -> None:
-    """Raise a `ValueError` if Pillow would start another program to read the pixels of an opened image."""
-    if image.format in PROGRAMS:
-        raise ValueError(f"{image.format} files are programs, which {PROGRAMS[image.format]} would run")
+    return {suffix for suffix, kind in known if kind in FORMATS and kind in Image.OPEN}
 
 
 @contextmanager
-def naming(source: Path | BytesIO, name: str | Path) -> Iterator[None]:
-    """Turn errors of Pillow while it reads `source` into a `BrokenImage` that names it."""
-    from PIL import UnidentifiedImageError
+def opened(
+    source: Path | BytesIO, name: str | Path = "", formats: Sequence[str] = FORMATS, most_pixels: int | None = None
+) -> Iterator["Image"]:
+    """An image file, or its bytes, of which only the header was read so far; it is closed at the end.
 
+    Args:
+        source: the file, or what is in it.
+        name: for messages; default: the path.
+        formats: which of `FORMATS` are taken.
+        most_pixels: images that state more are refused; default: as many as Pillow opens, twice
+            `PIL.Image.MAX_IMAGE_PIXELS`.
+
+    Raises:
+        BrokenImage: for everything that Pillow raises, here and while the caller reads pixels.
+        OSError: there is no such file, or it may not be read.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    name = name or str(source)
+    Image.init()
+    if most_pixels is None:
+        most_pixels = 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)
     try:
-        yield
+        with Image.open(source, formats=[kind for kind in formats if kind in Image.OPEN]) as image:
+            _check_pixels(image, most_pixels)
+            yield image
     except (FileNotFoundError, IsADirectoryError, PermissionError):
         raise  # They name it and say what is wrong.
     except UnidentifiedImageError:
         size = source.stat().st_size if isinstance(source, Path) else source.getbuffer().nbytes
-        raise BrokenImage(name, "it is not an image that Pillow can read" if size else "the file is empty") from None
+        why = f"it is not an image of a kind that is read: {', '.join(formats)}" if size else "the file is empty"
+        raise BrokenImage(name, why) from None
     except Exception as error:  # Pillow's readers raise many types: OSError, SyntaxError, struct.error, ...
         raise BrokenImage(name, str(error)) from error
+
+
+def _check_pixels(image: "Image", most: int) -> None:
+    """Raise a `ValueError` if more pixels would be decoded; a TIFF file is decoded in tiles, whose size it states."""
+    width, height = image.size
+    tags = getattr(image, "tag_v2", {})
+    tile_width, tile_height = (tags.get(tag, 0) for tag in (322, 323))
+    if max(width * height, tile_width * tile_height) > most:
+        tiles = f" in tiles of {tile_width} x {tile_height}" if tile_width else ""
+        raise ValueError(f"it has {width} x {height} pixels{tiles}, at most {most:,} are read")
 
 
 def open_image(source: Path | BytesIO, channels: int, name: str | Path = "") -> "Image":
     """Decode an image file, or its bytes: upright, in the mode L (1 channel) or RGB (3 channels).
 
-    Images of more pixels than Pillow opens (twice `PIL.Image.MAX_IMAGE_PIXELS`) are refused, judging by their header.
+    Raises what `opened` raises.
     """
-    from PIL import Image
-
-    with naming(source, name or str(source)), Image.open(source) as image:
-        check_format(image)
+    with opened(source, name) as image:
         return in_mode(image, channels)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchcaps.classifier import Classifier
 from torchcaps.data import ImageSet
-from torchcaps.data.picture import check_format, naming
+from torchcaps.data.picture import opened
 from torchcaps.data.text_set import TextSet
 from torchcaps.explain import (
     Exhibit,
@@ -53,6 +53,9 @@ MOST_LOOKS = 256
 
 MOST_PIXELS = 40_000_000
 """Pictures with more pixels are refused, judging by their header."""
+
+UPLOADS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
+"""Of the pictures that are taken. What these decode has the size that their header states."""
 
 MOST_LETTERS = 10_000
 """Longer texts are refused."""
@@ -452,16 +455,9 @@ def _picture(file: bytes, name: str) -> "PILImage":
     Raises:
         ValueError: if it is not a picture, or too large.
     """
-    from PIL import Image
-
-    source = BytesIO(file)
-    with naming(source, name), Image.open(source) as picture:
-        check_format(picture)
-        width, height = picture.size
-        if width * height <= MOST_PIXELS:
-            picture.load()
-            return picture
-    raise ValueError(f"{name} has {width} x {height} pixels, more than {MOST_PIXELS:,}")
+    with opened(BytesIO(file), name, UPLOADS, MOST_PIXELS) as picture:
+        picture.load()
+        return picture
 
 
 def _is_black(picture: "PILImage") -> bool:

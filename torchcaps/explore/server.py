@@ -1,10 +1,12 @@
 """The page and what it asks, over HTTP: Starlette and uvicorn."""
 
 import json
+import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from torchcaps.explore.explorer import Explorer
 
@@ -18,6 +20,8 @@ MOST_BYTES = 8 << 20
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
+_ALL = ("", "0.0.0.0", "::")  # addresses to listen at that are those of no machine
+
 _PAGE = Path(__file__).parent / "page"
 
 _HEADERS = {
@@ -28,17 +32,19 @@ _HEADERS = {
 }
 
 
-def application(explorer: Explorer, hosts: tuple[str, ...] = LOOPBACK) -> "Starlette":
+def application(explorer: Explorer, hosts: tuple[str, ...] = LOOPBACK, token: str | None = None) -> "Starlette":
     """The page as an ASGI application.
 
     Its answers are JSON. What a request has wrong is told as ``{"error": ...}`` with status 400; a body of more than
     :data:`MOST_BYTES` is not read to its end, status 413. What the page of another site or port asks, as
-    browsers say, is refused, status 403. Nothing is written, and no code is executed.
+    browsers say (``Sec-Fetch-Site``, ``Origin``), is refused, status 403. Nothing is written, and no code is executed.
 
     Args:
         explorer: the networks.
         hosts: names that this server may be called by: other sites then cannot reach it through a name of theirs.
             ``("*",)`` allows any.
+        token: what a browser must know: the page is opened with ``?token=...``, and a cookie keeps it. Without it every
+            answer has status 401. None: nobody is asked.
     """
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
@@ -65,7 +71,7 @@ def application(explorer: Explorer, hosts: tuple[str, ...] = LOOPBACK) -> "Starl
         Mount("/", StaticFiles(directory=_PAGE, html=True)),
     ]
     guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    return Starlette(routes=routes, middleware=[guard, Middleware(_Guarded)])
+    return Starlette(routes=routes, middleware=[guard, Middleware(_Guarded, token=token)])
 
 
 class _Calls:
@@ -150,7 +156,7 @@ def _answering(answer: "Callable[[bytes, dict[str, str]], Any]") -> "Callable[[R
     from starlette.responses import JSONResponse
 
     async def endpoint(request: "Request") -> "Response":
-        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):  # the latter: of another port
+        if _is_of_another_page(request):
             return JSONResponse({"error": "pages of other sites and ports are not answered"}, 403)
         body = await _body(request)
         if body is None:
@@ -161,6 +167,14 @@ def _answering(answer: "Callable[[bytes, dict[str, str]], Any]") -> "Callable[[R
             return JSONResponse({"error": str(error)}, 400)
 
     return endpoint
+
+
+def _is_of_another_page(request: "Request") -> bool:
+    """Whether the page of another site or port asks. At addresses without TLS browsers send but the second header."""
+    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):  # the latter: of another port
+        return True
+    origin = request.headers.get("origin")
+    return origin is not None and urlsplit(origin).netloc != request.headers.get("host")
 
 
 async def _body(request: "Request") -> bytes | None:
@@ -179,21 +193,37 @@ async def _body(request: "Request") -> bytes | None:
 
 
 class _Guarded:
-    """Puts headers on every answer: that the page loads nothing from elsewhere, and is shown in no other page."""
+    """Asks for the token, and puts headers on every answer: that the page loads nothing from elsewhere, and is shown in
+    no other page.
+    """
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, token: str | None) -> None:
         self.app = app
+        self.token = token
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> Any:
+        from starlette.datastructures import MutableHeaders
+        from starlette.requests import Request
+        from starlette.responses import PlainTextResponse
+
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        request = Request(scope)
+        cookie = f"torchcaps-{scope['server'][1]}"  # browsers send those of all ports of a machine
+        named = request.query_params.get("token")
+        given = request.cookies.get(cookie) if named is None else named
+        known = self.token is None or secrets.compare_digest((given or "").encode(), self.token.encode())
+
         async def with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message["headers"],
-                    *((name.lower().encode(), value.encode()) for name, value in _HEADERS.items()),
-                ]
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                if known and named is not None:
+                    headers.append("Set-Cookie", f"{cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict")
             await send(message)
 
-        await self.app(scope, receive, with_headers)
+        refusal = PlainTextResponse("open the address that torchcaps explore has printed, with its token", 401)
+        return await (self.app if known else refusal)(scope, receive, with_headers)
 
 
 def serve(
@@ -203,9 +233,10 @@ def serve(
 
     Args:
         explorer: the networks.
-        host: the address to listen at; any but a loopback one lets other machines in.
+        host: the address to listen at; any but a loopback one lets other machines in, and those who know a token, which
+            is made for this server.
         port: 0 takes one that is free.
-        ready: is told the address of the page once it is there.
+        ready: is told the address of the page, with the token, once it is there.
 
     Raises:
         OSError: if the address cannot be listened at.
@@ -217,10 +248,12 @@ def serve(
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listening:
-        app = application(explorer, LOOPBACK if host in LOOPBACK else ("*",))
+        token = None if host in LOOPBACK else secrets.token_urlsafe()
+        name = socket.gethostname() if host in _ALL else f"[{host}]" if ":" in host else host
+        app = application(explorer, LOOPBACK if token is None else ("*",) if host in _ALL else (name,), token)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
         Thread(target=explorer.warm_up, daemon=True).start()
         if ready is not None:
-            ready(f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}")
+            ready(f"http://{name}:{listening.getsockname()[1]}" + (f"/?token={token}" if token else ""))
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listening])

@@ -284,12 +284,19 @@ def _locate(source: str | Path) -> Path:
     if not isinstance(source, str | os.PathLike):
         raise TypeError(f"source must be the path or the name of a network, got {source!r}")
     folder = Path(source)
-    if folder.is_dir():
+    try:
+        is_folder, is_path = folder.is_dir(), folder.exists()
+    except OSError:  # too long for the name of a file
+        is_folder, is_path = False, True
+    if is_folder:
         return network_folder(folder)
     if folder.as_posix() in list_pretrained():
         return pretrained_folder(folder.as_posix())
-    if folder.exists() or len(folder.parts) != 2 or folder.is_absolute():  # a Hub repository reads owner/name
-        raise FileNotFoundError(f"{source} is not a folder with a saved network")
+    known = ", ".join(list_pretrained())
+    if is_path or len(folder.parts) != 2 or folder.is_absolute():  # a Hub repository reads owner/name
+        raise FileNotFoundError(
+            f"{str(source)[:4000]} is not a folder with a saved network, nor in the package, which has {known}"
+        )
     with needing_extra("saved networks", "hub"):
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
@@ -297,7 +304,6 @@ def _locate(source: str | Path) -> Path:
     try:
         return Path(snapshot_download(str(source), allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
     except (OSError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError) as error:
-        known = ", ".join(list_pretrained())
         raise FileNotFoundError(
             f"{source} is neither a folder, nor in the package, which has {known}, nor a repository that can be reached"
         ) from error

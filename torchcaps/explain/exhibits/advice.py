@@ -4,12 +4,14 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 
 from torchcaps.data.base import ImageSet
+from torchcaps.data.picture import opened
 from torchcaps.explain.exhibits.base import Exhibit, Table, register_exhibit
 from torchcaps.explain.exhibits.curves import Metrics
 from torchcaps.explain.findings import Findings, confused_pairs
@@ -229,10 +231,8 @@ def _small(findings: Findings, images: ImageSet) -> Iterator[Hint]:
 
 def _smaller_side(file: str) -> int | None:
     """Of an image file, from its header alone; None if it is not there any more, or no image."""
-    from PIL import Image
-
     try:
-        with Image.open(file) as image:
+        with opened(Path(file)) as image:
             return min(image.size)
     except (OSError, ValueError):
         return None

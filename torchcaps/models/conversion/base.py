@@ -1,26 +1,49 @@
 """What the readers of weights have in common."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchcaps.models.network import Network
+
+
+class Stored(NamedTuple):
+    """A tensor of a file as the file states it; its numbers were not read.
+
+    Args:
+        name: there.
+        shape: there; the file has room for so many numbers.
+        dtype: as text.
+        layout: the view of this package's tensor that has its axes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Callable[[Tensor], Tensor] = Tensor.detach
 
 
 class Converted(NamedTuple):
     """What a file of weights is made into.
 
     Args:
-        network: freshly initialised.
-        weights: its whole state, by the names of this package.
+        make: gives the network, freshly initialised.
+        weights: what the file states about the network's tensors, by the names of this package.
+        read: gives the numbers, by the names of the file; they may be read once all shapes were compared.
         extra: what is saved with it: the names of the classes, how images are prepared, where the weights come from.
     """
 
-    network: Network
-    weights: Mapping[str, Tensor]
+    make: Callable[[], Network]
+    weights: Mapping[str, Stored]
+    read: Callable[[], Mapping[str, Tensor]]
     extra: Mapping[str, Any]
+
+
+COUNTER = "num_batches_tracked"
+"""Of a normalisation; it takes no part in what a trained network computes."""
 
 
 SMALLNORB: dict[str, Any] = {
@@ -29,6 +52,15 @@ SMALLNORB: dict[str, Any] = {
     "task": {"name": "classification"},
 }
 """What is kept with a network that was trained on smallNORB."""
+
+
+def outline(file: Path, make: Callable[[], Network]) -> dict[str, Tensor]:
+    """The state of a network without memory for its numbers; a ``ValueError`` if there is none of such sizes."""
+    try:
+        with torch.device("meta"):
+            return make().state_dict()
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"{file} states sizes that no network has: {error}") from error
 
 
 def check_names(file: Path, found: set[str], expected: set[str]) -> None:

@@ -3,10 +3,8 @@
 import tempfile
 from pathlib import Path
 
-import torch
-
 from torchcaps.models.conversion import efficient_capsnet, heinsen
-from torchcaps.models.conversion.base import Converted, check_names
+from torchcaps.models.conversion.base import COUNTER, Converted, check_names, outline
 from torchcaps.models.network import Network
 
 
@@ -65,16 +63,21 @@ def _read(file: Path) -> Converted:
 
 
 def _filled(file: Path, found: Converted) -> Network:
-    """The network with the weights in place, each of which was checked."""
-    state = found.network.state_dict()
-    check_names(file, set(found.weights), set(state))
-    for name, tensor in found.weights.items():
-        if tensor.shape != state[name].shape or tensor.is_floating_point() != state[name].is_floating_point():
+    """The network with the weights in place; memory is taken once every shape that the file states was compared."""
+    expected = {name: own for name, own in outline(file, found.make).items() if not name.endswith(COUNTER)}
+    weights = {name: stored for name, stored in found.weights.items() if not name.endswith(COUNTER)}
+    check_names(file, set(weights), set(expected))
+    for name, stored in weights.items():
+        shape = tuple(stored.layout(expected[name]).shape)
+        if stored.shape != shape or not stored.dtype.startswith(("float", "bfloat")):
             raise ValueError(
-                f"{file} holds {tensor.dtype} {tuple(tensor.shape)} for {name}, expected {state[name].dtype} "
-                f"{tuple(state[name].shape)}"
+                f"{file}: {stored.name} must be floating-point numbers {shape} for {name}, "
+                f"got {stored.dtype} {stored.shape}"
             )
-        if not torch.isfinite(tensor).all():
-            raise ValueError(f"{file} holds NaN or infinite values for {name}")
-    found.network.load_state_dict(dict(found.weights))
-    return found.network
+    network, numbers = found.make(), found.read()
+    state = network.state_dict()
+    for name, stored in weights.items():
+        if numbers[stored.name].is_meta or not numbers[stored.name].isfinite().all():
+            raise ValueError(f"{file}: {stored.name} holds NaN or infinite values, or none")
+        stored.layout(state[name]).copy_(numbers[stored.name])
+    return network

@@ -1,20 +1,23 @@
 """Keras weights of Efficient-CapsNet."""
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from torchcaps.models.conversion.base import SMALLNORB, Converted
+from torchcaps.models.conversion.base import SMALLNORB, Converted, Stored, outline
 from torchcaps.models.efficient_capsnet import EfficientCapsNet
 from torchcaps.models.registry import create_model
 
 if TYPE_CHECKING:
     import h5py
 
-Layers = dict[str, dict[str, Tensor]]
+Layers = dict[str, dict[str, Stored]]
 """The tensors of each layer by their names, in the order in which the layers were made."""
 
 _FORMS = {
@@ -23,9 +26,6 @@ _FORMS = {
     (5, 5): "efficient_capsnet_multimnist",
 }
 """The published forms by the kernels of the first convolution and of the primary capsules."""
-
-_LARGEST = 10**8
-"""The most numbers in one tensor; a file that states more is refused."""
 
 # Mean and deviation of each camera over the training half, where the pixels span [0, 1]. The authors standardise the
 # test half with its own.
@@ -47,28 +47,28 @@ def read(file: Path) -> Converted:
     kernels = [layer for layer in capsnet.values() if "kernel" in layer]
     norms = [layer for layer in capsnet.values() if "gamma" in layer]
     caps = [layer for layer in capsnet.values() if "W" in layer]
-    if len(kernels) != 5 or len(norms) != 4 or len(caps) != 1 or any(one["kernel"].ndim != 4 for one in kernels):
+    four_axes = [*(one["kernel"] for one in kernels), *(one["W"] for one in caps)]
+    if (len(kernels), len(norms), len(caps)) != (5, 4, 1) or any(len(one.shape) != 4 for one in four_axes):
         raise ValueError(
             f"{file} is not Efficient-CapsNet: expected five convolutions, four normalisations and one layer of "
             f"capsules, got {len(kernels)}, {len(norms)} and {len(caps)}"
         )
     *convolutions, depthwise = kernels
     name = _form(file, convolutions[0]["kernel"], depthwise["kernel"])
-    network = _network(name, convolutions[0]["kernel"].shape[2], caps[0]["W"], decoder=bool(generator))
-    weights: dict[str, Tensor] = {}
+    make = partial(_network, name, convolutions[0]["kernel"].shape[2], caps[0]["W"].shape[0], bool(generator))
+    weights: dict[str, Stored] = {}
     for number, (convolution, norm) in enumerate(zip(convolutions, norms, strict=True)):
         weights |= _convolution(f"features.{3 * number}", convolution)
         weights |= {f"features.{3 * number + 2}.{_NORMS.get(key, key)}": value for key, value in norm.items()}
     weights |= _convolution("primary_caps.conv", depthwise)
     weights |= _capsules(caps[0])
-    for layer, place in zip(generator.values(), _decoder_layers(network), strict=False):
+    for layer, place in zip(generator.values(), _decoder_layers(outline(file, make)), strict=False):
         weights |= _convolution(place, layer)
-    weights |= {key: value for key, value in network.state_dict().items() if key.endswith("num_batches_tracked")}
     extra = {**SMALLNORB, "preprocess": _PREPROCESS[name]} if name in _PREPROCESS else {}
-    return Converted(network, weights, extra)
+    return Converted(make, weights, partial(_numbers, file, [one.name for one in weights.values()]), extra)
 
 
-def _form(file: Path, first: Tensor, primary: Tensor) -> str:
+def _form(file: Path, first: Stored, primary: Stored) -> str:
     kernels = first.shape[0], primary.shape[0]
     if kernels not in _FORMS:
         raise ValueError(
@@ -78,40 +78,39 @@ def _form(file: Path, first: Tensor, primary: Tensor) -> str:
     return _FORMS[kernels]
 
 
-def _network(name: str, channels: int, transforms: Tensor, decoder: bool) -> EfficientCapsNet:
+def _network(name: str, channels: int, classes: int, decoder: bool) -> EfficientCapsNet:
     """A form with that number of channels and classes."""
     height, width = create_model(name).image_shape[1:]
     parts = {} if decoder else {"decoder_hidden": None, "decoder_channels": None}
-    return create_model(name, image_shape=(channels, height, width), classes=len(transforms), **parts)
+    return create_model(name, image_shape=(channels, height, width), classes=classes, **parts)
 
 
-def _convolution(name: str, layer: dict[str, Tensor]) -> dict[str, Tensor]:
+def _convolution(name: str, layer: dict[str, Stored]) -> dict[str, Stored]:
     """A convolution or a dense layer: Keras has inputs and outputs last."""
-    renamed = {"kernel": "weight"}
-    weights = {f"{name}.{renamed.get(key, key)}": value for key, value in layer.items()}
+    weights = {f"{name}.{key}": stored for key, stored in layer.items() if key != "kernel"}
     if "kernel" in layer:
-        weights[f"{name}.weight"] = layer["kernel"].movedim((-1, -2), (0, 1)).contiguous()
+        weights[f"{name}.weight"] = layer["kernel"]._replace(layout=lambda own: own.movedim((0, 1), (-1, -2)))
     return weights
 
 
-def _capsules(layer: dict[str, Tensor]) -> dict[str, Tensor]:
+def _capsules(layer: dict[str, Stored]) -> dict[str, Stored]:
     """Transforms (J, I, d, D) and a prior (J, I, 1): here the children come first."""
-    weights = {f"class_caps.{key}": value for key, value in layer.items()}
-    weights["class_caps.weight"] = weights.pop("class_caps.W").transpose(0, 1).contiguous()
-    if "b" in layer and layer["b"].ndim == 3:
-        weights["class_caps.routing.offset"] = weights.pop("class_caps.b")[..., 0].T.contiguous()
+    weights = {f"class_caps.{key}": stored for key, stored in layer.items() if key not in ("W", "b")}
+    weights["class_caps.weight"] = layer["W"]._replace(layout=lambda own: own.transpose(0, 1))
+    if "b" in layer:
+        weights["class_caps.routing.offset"] = layer["b"]._replace(layout=lambda own: own.T[..., None])
     return weights
 
 
-def _decoder_layers(network: EfficientCapsNet) -> list[str]:
+def _decoder_layers(state: Iterable[str]) -> list[str]:
     """The names of the decoder's layers in their order."""
-    names = [name for name in network.state_dict() if name.startswith("decoder") and name.endswith("weight")]
+    names = [name for name in state if name.startswith("decoder") and name.endswith("weight")]
     order = sorted(names, key=lambda name: "linear" not in name)  # else as they stand
     return [name.removesuffix(".weight") for name in order]
 
 
-def _models(file: Path) -> tuple[Layers, Layers]:
-    """The layers of the network and of its decoder, if there is one; the other groups of the file have no weights."""
+@contextmanager
+def _opened(file: Path) -> "Iterator[h5py.File]":
     try:
         import h5py
     except ModuleNotFoundError as error:
@@ -120,10 +119,15 @@ def _models(file: Path) -> tuple[Layers, Layers]:
         ) from error
     try:
         with h5py.File(file, "r") as opened:
-            groups = [_layers(opened[_text(name)]) for name in opened.attrs["layer_names"]]
+            yield opened
     except (OSError, KeyError, RuntimeError, AttributeError, TypeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is damaged, or holds no weights of Keras: {error}") from error
-    filled = [group for group in groups if group]
+
+
+def _models(file: Path) -> tuple[Layers, Layers]:
+    """The layers of the network and of its decoder, if there is one; the other groups of the file have no weights."""
+    with _opened(file) as opened:
+        filled = [layers for name in opened.attrs["layer_names"] if (layers := _layers(opened, _text(name)))]
     capsnet = [group for group in filled if any("W" in layer for layer in group.values())]
     decoders = [group for group in filled if not any("W" in layer for layer in group.values())]
     if len(capsnet) != 1 or len(decoders) > 1:
@@ -134,37 +138,44 @@ def _models(file: Path) -> tuple[Layers, Layers]:
     return capsnet[0], decoders[0] if decoders else {}
 
 
-def _layers(group: "h5py.Group") -> Layers:
+def _layers(opened: "h5py.File", group: str) -> Layers:
     layers: Layers = defaultdict(dict)
-    for full_name in map(_text, group.attrs["weight_names"]):
+    for full_name in map(_text, _at(opened, group).attrs["weight_names"]):
         layer, _, name = full_name.rpartition("/")
-        layers[layer][name.partition(":")[0]] = _tensor(group, full_name)
+        layers[layer][name.partition(":")[0]] = _stored(opened, f"{group}/{full_name}")
     return dict(layers)
 
 
-def _tensor(group: "h5py.Group", name: str) -> Tensor:
-    """One tensor that lies in the file itself."""
+def _stored(opened: "h5py.File", name: str) -> Stored:
+    """What the file states about a tensor that lies in the file itself, whole."""
     import h5py
 
-    *folders, last = name.split("/")
-    for folder in folders:
-        _only_hard(group, folder)
-        group = group[folder]
-    _only_hard(group, last)
-    stored = group[last]
+    stored = _at(opened, name)
     if not isinstance(stored, h5py.Dataset) or stored.is_virtual or stored.external:
         raise TypeError(f"{name} is no array of numbers in the file itself")
-    if stored.dtype.kind != "f" or stored.size > _LARGEST:
+    if stored.dtype.kind != "f" or stored.shape is None:
         raise TypeError(f"{name} holds {stored.dtype} {stored.shape}, no weights")
-    return torch.from_numpy(stored[()]).float()
+    # Of what was not written, or compressed, there can be more than any memory holds.
+    if stored.id.get_storage_size() < stored.size * stored.dtype.itemsize:
+        raise TypeError(f"{name} states {stored.shape}, and the file does not hold so many numbers")
+    return Stored(name, stored.shape, stored.dtype.name)
 
 
-def _only_hard(group: "h5py.Group", name: str) -> None:
-    """Refuses links, which may lead to other files."""
+def _at(opened: "h5py.File", name: str) -> Any:
+    """What lies at a path of a file; links, which may lead to other files, are refused."""
     import h5py
 
-    if not isinstance(group, h5py.Group) or not isinstance(group.get(name, getlink=True), h5py.HardLink):
-        raise KeyError(f"{name} is not there, or elsewhere")
+    place: Any = opened
+    for part in name.split("/"):
+        if not isinstance(place, h5py.Group) or not isinstance(place.get(part, getlink=True), h5py.HardLink):
+            raise KeyError(f"{name} is not there, or elsewhere")
+        place = place[part]
+    return place
+
+
+def _numbers(file: Path, names: list[str]) -> dict[str, Tensor]:
+    with _opened(file) as opened:
+        return {name: torch.from_numpy(opened[name][()].astype("float32")) for name in names}
 
 
 def _text(name: Any) -> str:

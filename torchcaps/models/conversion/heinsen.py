@@ -2,12 +2,15 @@
 
 import pickle
 import re
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from zipfile import BadZipFile, ZipFile
 
 import torch
 from torch import Tensor
 
-from torchcaps.models.conversion.base import SMALLNORB, Converted, check_names
+from torchcaps.models.conversion.base import SMALLNORB, Converted, Stored
 from torchcaps.models.heinsen import HeinsenCapsNet
 
 _PARTS = {
@@ -22,7 +25,7 @@ _ROUTING = {"W": "weight", "B": "routing.bias", "beta_use": "routing.benefit", "
 
 def read(file: Path) -> Converted:
     """The network of a file; a ``ValueError`` if it holds another one, or anything else than tensors."""
-    state = _tensors(file)
+    state = _declared(file)
     shapes = {name: tuple(state[name].shape) for name in ("routings.1.W", "compute_a.1.weight") if name in state}
     if [len(shape) for shape in shapes.values()] != [4, 4]:
         raise ValueError(
@@ -30,15 +33,38 @@ def read(file: Path) -> Converted:
             f"four axes, got {', '.join(list(state)[:4]) or 'none'}, ..."
         )
     parts, classes, _, size = shapes["routings.1.W"]
-    network = HeinsenCapsNet((2, 96, 96), classes, shapes["compute_a.1.weight"][1], parts=parts, pose=(4, size))
+    make = partial(HeinsenCapsNet, (2, 96, 96), classes, shapes["compute_a.1.weight"][1], parts=parts, pose=(4, size))
     weights = {}
     for name, tensor in state.items():
         if not name.endswith("CONST_one"):  # a buffer that holds a 1
             own = _renamed(name)
-            weights[own] = tensor.flatten(2) if own.endswith("routing.bias") and tensor.ndim == 4 else tensor
-    check_names(file, set(weights), set(network.state_dict()))
+            stored = Stored(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            weights[own] = stored._replace(layout=_rows) if own.endswith("routing.bias") else stored
     extra = {**SMALLNORB, "preprocess": {}}
-    return Converted(network, weights, extra)
+    return Converted(make, weights, partial(_tensors, file), extra)
+
+
+def _rows(own: Tensor) -> Tensor:
+    """Poses of four rows each."""
+    return own.unflatten(-1, (4, -1))
+
+
+def _declared(file: Path) -> dict[str, Tensor]:
+    """A state dict without memory for its numbers; a ``ValueError`` if the file is too short to hold them."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # takes a second to import
+
+    size = stated = file.stat().st_size
+    with suppress(BadZipFile), ZipFile(file) as archive:  # of what is no archive, torch says what it is
+        stated = sum(part.file_size for part in archive.infolist())
+    if stated > size:
+        raise ValueError(f"{file} states {stated:,} bytes, and has {size:,}")
+    with FakeTensorMode():
+        state = _tensors(file)
+    for name, tensor in state.items():
+        room = tensor.untyped_storage().nbytes()
+        if room > size or tensor.numel() * tensor.element_size() > room:
+            raise ValueError(f"{file}: {name} states {tuple(tensor.shape)}, and the file does not hold so many numbers")
+    return state
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:
@@ -46,16 +72,18 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"{file} holds other things than tensors, or is damaged; nothing was executed: {reason}"
-        ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
-        raise ValueError(f"{file} is damaged: {error}") from error
-    if not isinstance(state, dict) or not all(
-        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in state.items()
-    ):
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        what = named.group(1) if named else "other things than tensors, or is damaged"
+        raise ValueError(f"{file} holds {what}; expected tensors by name, and nothing was executed") from None
+    except Exception as error:  # torch raises many types
+        raise ValueError(f"{file} is damaged, or holds tensors that are not dense") from error
+    if not isinstance(state, dict):
         raise ValueError(f"{file} must hold a state dict, tensors by name, got {type(state).__name__}")
+    for name, tensor in state.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise ValueError(f"{file} must hold a state dict, tensors by name, got {type(tensor).__name__} {name!r}")
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise ValueError(f"{file} must hold dense tensors, got {tensor.layout} {tensor.dtype} {name!r}")
     return state
 
 
