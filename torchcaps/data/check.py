@@ -23,7 +23,7 @@ from torchcaps.data.manifest import (
     some,
     untested_lines,
 )
-from torchcaps.data.picture import BrokenImage, check_format, in_mode, naming
+from torchcaps.data.picture import BrokenImage, in_mode, opened
 from torchcaps.data.store import threaded
 
 _FREQUENT = 10  # sizes that are listed one by one
@@ -162,11 +162,8 @@ def check_folder(root: str | Path) -> FolderReport:
 
 
 def _look(path: Path) -> _Look:
-    from PIL import Image
-
     try:
-        with naming(path, path), Image.open(path) as image:
-            check_format(image)
+        with opened(path) as image:
             kind, mode, frames = image.format or "", image.mode, getattr(image, "n_frames", 1)
             upright, turned = in_mode(image, 3), is_turned(image)
     except BrokenImage as problem:

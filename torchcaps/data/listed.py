@@ -3,18 +3,17 @@
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from torchcaps.data.alike import first_alike, looks_of, same_content
+from torchcaps.data.alike import first_alike, looks_of, pixels_digest, same_content
 from torchcaps.data.base import (
     TEST_SEED,
     ImageData,
@@ -36,13 +35,15 @@ from torchcaps.data.manifest import (
     some,
     untested_lines,
 )
-from torchcaps.data.picture import BrokenImage, check_resize, load_handwriting, naming, open_image, to_tensor
+from torchcaps.data.picture import BrokenImage, check_resize, load_handwriting, open_image, opened, to_tensor
 from torchcaps.data.preprocess import MOST_PIXELS
 from torchcaps.data.store import GIB, ImageStore, threaded
 from torchcaps.data.streams import digest_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from torchcaps.data.picture import Source
 
 PART_NAMES = {
     "train": ("train", "training"),
@@ -84,8 +85,8 @@ class Item(Protocol):
     def title(self) -> str:
         """Its name in messages."""
 
-    def source(self) -> Path | BytesIO:
-        """The file, or its content."""
+    def source(self) -> "Source":
+        """The file, its content, or the image itself."""
 
 
 @dataclass
@@ -108,6 +109,21 @@ class Listed:
     def items(self) -> list[Item]:
         """The images of all parts."""
         return [item for part in self.parts.values() for item in part]
+
+
+def arranged(listed: Listed, named: Mapping[str, str]) -> Listed:
+    """The splits to use: without test images, validation images take their place, or a share is put aside."""
+    parts = listed.parts
+    if "train" not in parts:
+        raise ValueError(f"there is no split of training images with labels, only {some(list(named.values()))}")
+    if "test" not in parts and "validation" in parts:
+        parts["test"] = parts.pop("validation")
+        listed.notes = (validation_is_test(named["validation"], named["train"]),)
+    elif "test" not in parts:
+        parts["all"] = parts.pop("train")
+    if len(listed.classes) < 2:
+        raise ValueError(f"there must be two or more classes, got {listed.classes}")
+    return listed
 
 
 @dataclass(frozen=True)
@@ -372,14 +388,14 @@ class ListedImages(ImageData):
         return {item.name: item for item in self.listed.items}
 
     @cached_property
-    def _seen(self) -> dict[str, "_Seen"]:
+    def _seen(self) -> dict[str, "Seen"]:
         """Facts about each image from its file, without decoding it."""
         items = self.listed.items
-        found = threaded(lambda index: _look(items[index]), range(len(items)))
+        found = threaded(lambda index: look(items[index].source, items[index].title), range(len(items)))
         return {item.name: seen for item, seen in zip(items, found, strict=True)}
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     """Facts about a file, without decoding it.
 
     Args:
@@ -391,20 +407,21 @@ class _Seen(NamedTuple):
     grey: bool
 
 
-def _look(item: Item) -> _Seen:
+def look(source_of: Callable[[], "Source"], title: str) -> Seen:
+    """Facts about an image; one that cannot be read is known once it is decoded."""
     from PIL import Image
 
     digest = "unreadable"
     try:
-        source = item.source()
-        digest = digest_of(source)
-        with naming(source, item.title), Image.open(source) as image:
+        source = source_of()
+        digest = pixels_digest(source) if isinstance(source, Image.Image) else digest_of(source)
+        with opened(source, title) as image:
             grey = Image.getmodebase(image.mode) == "L"
     except BrokenImage:
         grey = True
     except OSError as error:
-        return _Seen(f"unreadable: {error.strerror}", True)
-    return _Seen(digest, grey)
+        return Seen(f"unreadable: {error.strerror}", True)
+    return Seen(digest, grey)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from torchcaps.numerics import check_choice
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    Source: TypeAlias = Path | BytesIO | Image
+    """A file, its bytes, or a PIL image."""
 
 
 PROGRAMS = {"EPS": "Ghostscript"}
@@ -56,12 +59,9 @@ def load_image(path: str | Path, image_shape: tuple[int, int, int], resize: Resi
     return to_tensor(open_image(Path(path), image_shape[0]), image_shape, resize)
 
 
-def load_handwriting(source: Path | BytesIO, image_shape: tuple[int, int, int], name: str | Path = "") -> Handwriting:
+def load_handwriting(source: "Source", image_shape: tuple[int, int, int], name: str | Path = "") -> Handwriting:
     """The handwriting in an image that `open_image` takes, with a note; raises what that raises."""
-    from PIL import Image
-
-    with naming(source, name or str(source)), Image.open(source) as image:
-        check_format(image)
+    with opened(source, name) as image:
         return fit_handwriting(image, image_shape)
 
 
@@ -98,7 +98,7 @@ def check_format(image: "Image") -> None:
 
 
 @contextmanager
-def naming(source: Path | BytesIO, name: str | Path) -> Iterator[None]:
+def naming(source: "Source", name: str | Path) -> Iterator[None]:
     """Turn errors of Pillow while it reads `source` into a `BrokenImage` that names it."""
     from PIL import UnidentifiedImageError
 
@@ -107,22 +107,34 @@ def naming(source: Path | BytesIO, name: str | Path) -> Iterator[None]:
     except (FileNotFoundError, IsADirectoryError, PermissionError):
         raise  # They name it and say what is wrong.
     except UnidentifiedImageError:
-        size = source.stat().st_size if isinstance(source, Path) else source.getbuffer().nbytes
-        raise BrokenImage(name, "it is not an image that Pillow can read" if size else "the file is empty") from None
+        empty = isinstance(source, Path) and not source.stat().st_size
+        empty = empty or (isinstance(source, BytesIO) and not source.getbuffer().nbytes)
+        raise BrokenImage(name, "the file is empty" if empty else "it is not an image that Pillow can read") from None
     except Exception as error:  # Pillow's readers raise many types: OSError, SyntaxError, struct.error, ...
         raise BrokenImage(name, str(error)) from error
 
 
-def open_image(source: Path | BytesIO, channels: int, name: str | Path = "") -> "Image":
-    """Decode an image file, or its bytes: upright, in the mode L (1 channel) or RGB (3 channels).
+def open_image(source: "Source", channels: int, name: str | Path = "") -> "Image":
+    """Decode an image file, its bytes, or a PIL image: upright, in the mode L (1 channel) or RGB (3 channels).
 
     Images of more pixels than Pillow opens (twice `PIL.Image.MAX_IMAGE_PIXELS`) are refused, judging by their header.
     """
+    with opened(source, name) as image:
+        return in_mode(image, channels)
+
+
+@contextmanager
+def opened(source: "Source", name: str | Path = "") -> "Iterator[Image]":
+    """The image in a file, or in its bytes, which is closed afterwards; a PIL image as it is."""
     from PIL import Image
 
-    with naming(source, name or str(source)), Image.open(source) as image:
-        check_format(image)
-        return in_mode(image, channels)
+    with naming(source, name or str(source)):
+        if isinstance(source, Image.Image):
+            yield source
+            return
+        with Image.open(source) as image:
+            check_format(image)
+            yield image
 
 
 def in_mode(source: "Image", channels: int) -> "Image":
@@ -166,3 +178,63 @@ def to_tensor(image: "Image", image_shape: tuple[int, int, int], resize: Resize)
             image = image.resize((width, height))
     pixels = torch.from_numpy(np.array(image))  # (H, W) or (H, W, 3)
     return pixels.reshape(height, width, channels).permute(2, 0, 1).contiguous()
+
+
+def as_picture(image: Any) -> "Image | None":
+    """A PIL image, or bytes with the channels of one, as a PIL image; None if it is something else."""
+    from PIL import Image as PIL
+
+    if isinstance(image, PIL.Image):
+        return image
+    if not hasattr(image, "shape"):
+        raise ValueError(f"an image must be a path, a PIL image, an array or a tensor, got {type(image).__name__}")
+    tensor = as_tensor(image)
+    if tensor.dtype != torch.uint8 or tensor.shape[0] not in (1, 3, 4):
+        return None
+    pixels = tensor.cpu().permute(1, 2, 0).numpy()
+    return PIL.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+
+def as_shown(image: Any) -> "Image":
+    """An image with any kind of numbers as a PIL image."""
+    picture = as_picture(image)
+    if picture is None:
+        picture = as_picture((255 * as_numbers(image)).round().to(torch.uint8))
+    if picture is None:
+        raise ValueError(f"a picture must have 1, 3 or 4 channels, got {_shape(image)}")
+    return picture
+
+
+def as_tensor(image: Any) -> Tensor:
+    """An array (H, W) or (H, W, C), or a tensor (C, H, W), as a tensor (C, H, W)."""
+    if isinstance(image, Tensor):
+        if image.ndim != 3:
+            raise ValueError(f"a tensor must be (C, H, W), or (B, C, H, W) for several images, got {_shape(image)}")
+        tensor = image
+    else:
+        if image.ndim not in (2, 3):
+            raise ValueError(f"an array must be (H, W) or (H, W, C), or (B, H, W, C) for several, got {_shape(image)}")
+        tensor = torch.tensor(image)  # a copy: those of Pillow may not be written to
+        tensor = tensor[None] if tensor.ndim == 2 else tensor.permute(2, 0, 1)
+    if 0 in tensor.shape:
+        raise ValueError(f"an image must have pixels, got {_shape(image)}")
+    return tensor
+
+
+def as_numbers(image: Any) -> Tensor:
+    """An image, or tensors of several, float32 in [0, 1] with the channels before height and width."""
+    tensor = image if isinstance(image, Tensor) and image.ndim == 4 else as_tensor(image)
+    if tensor.dtype == torch.uint8:
+        return tensor.float() / 255
+    if not tensor.is_floating_point():
+        raise ValueError(f"pixels must be bytes (uint8), or floating point in [0, 1], got {tensor.dtype}")
+    if tensor.numel() and not (0 <= float(tensor.min()) and float(tensor.max()) <= 1):  # NaN included
+        raise ValueError(
+            f"floating-point pixels must lie in [0, 1], got {float(tensor.min()):g} to {float(tensor.max()):g}: "
+            "give bytes (uint8), or scale them"
+        )
+    return tensor.float()
+
+
+def _shape(image: Any) -> str:
+    return f"the shape {tuple(image.shape)}"
