@@ -128,11 +128,16 @@ def arranged(listed: Listed, named: Mapping[str, str]) -> Listed:
 
 @dataclass(frozen=True)
 class _Read:
-    """The images of all splits, their manifest, and the digest that stands for that of a file of the same pixels."""
+    """The images of all splits, and their manifest."""
 
     sets: dict[str, ImageSet]
     manifest: Manifest
-    same: Mapping[str, str]
+
+    @cached_property
+    def same(self) -> Mapping[str, str]:
+        """The digest that stands for those of files of the same pixels; finding it takes a look at every pixel."""
+        pixels = {part: images.images for part, images in self.sets.items() if type(images) is ImageSet}
+        return same_content(self.manifest, pixels) if pixels else {}
 
 
 class ListedImages(ImageData):
@@ -281,18 +286,17 @@ class ListedImages(ImageData):
 
         Files of the same pixels are known once they are decoded: what was decoded is then divided anew.
         """
-        left_out, same = dict(self.listed.left_out), dict[str, str]()
-        decoded: dict[str, Tensor] = {}
+        left_out, decoded = dict(self.listed.left_out), dict[str, Tensor]()
+        same: Mapping[str, str] = {}
         while True:
             manifest = self._parts(left_out, same)
             sets, problems = self._decode(manifest, decoded)
             if not problems:
-                pixels = {part: images.images for part, images in sets.items()}
-                same = same_content(manifest, pixels) if self.gives == "images" else {}
-                if self._parts(left_out, same) == manifest:
-                    return _Read(sets, manifest, same)
-                for part, images in pixels.items():
-                    decoded |= zip((entry.name for entry in manifest.parts[part]), images, strict=True)
+                read = _Read(sets, manifest)
+                if self._followed is not None or self._parts(left_out, same := read.same) == manifest:
+                    return read
+                for part, images in sets.items():
+                    decoded |= zip((entry.name for entry in manifest.parts[part]), images.images, strict=True)
             elif not self.skip_broken:
                 raise _all_broken(list(problems.values()), self.advice)
             left_out |= {name: problem.why for name, problem in problems.items()}
