@@ -16,7 +16,15 @@ from torchcaps.data import ImageSet, Preprocess
 from torchcaps.data.base import Fit
 from torchcaps.data.folder import Resize, check_resize, fit_image
 from torchcaps.data.handwriting import Handwriting
-from torchcaps.data.picture import fit_handwriting, in_mode, load_handwriting, open_image
+from torchcaps.data.picture import (
+    as_numbers,
+    as_picture,
+    as_shown,
+    fit_handwriting,
+    in_mode,
+    load_handwriting,
+    open_image,
+)
 from torchcaps.data.text_set import TextSet
 from torchcaps.data.words import Reading, Words, together
 from torchcaps.explain.calibration import Calibration
@@ -295,7 +303,7 @@ class Classifier:
             return self._written(image).pixels
         channels = self.image_shape[0]
         if channels in (1, 3):
-            picture = open_image(Path(image), channels) if isinstance(image, str | Path) else _as_picture(image)
+            picture = open_image(Path(image), channels) if isinstance(image, str | Path) else as_picture(image)
             if picture is not None:
                 picture = in_mode(picture, channels)
                 if fit == "keep":
@@ -305,7 +313,7 @@ class Classifier:
             raise ValueError(
                 f"image files have 1 or 3 channels, the network takes {channels}: give an array or a tensor"
             )
-        numbers = _as_numbers(image)
+        numbers = as_numbers(image)
         return _with_channels(numbers, channels) if fit == "keep" else _fit_numbers(numbers, self.image_shape, fit)
 
     def reading(self, text: Any) -> Reading:
@@ -334,7 +342,7 @@ class Classifier:
         if isinstance(image, str | Path):
             found = load_handwriting(Path(image), self.image_shape)
         else:
-            found = fit_handwriting(_as_shown(image), self.image_shape)
+            found = fit_handwriting(as_shown(image), self.image_shape)
         return found._replace(pixels=found.pixels.float() / 255)
 
     def activations(self, images: Tensor, batch_size: int = 128) -> Tensor:
@@ -352,7 +360,7 @@ class Classifier:
         if images.shape[1:] != self.image_shape:
             raise ValueError(f"images must be (B, {str(self.image_shape)[1:-1]}), got {tuple(images.shape)}")
         parts = images.split(self._at_once(batch_size))
-        found = [self._predict(_as_numbers(part)).activation.float().cpu() for part in parts]
+        found = [self._predict(as_numbers(part)).activation.float().cpu() for part in parts]
         return torch.cat(found) if found else torch.empty(0, len(self.classes))
 
     def examine(self, images: ImageSet, batch_size: int = 128, crops: int | None = None) -> Examination:
@@ -425,62 +433,6 @@ def _is_several(images: Any) -> bool:
     return isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
 
 
-def _as_picture(image: Any) -> "PILImage | None":
-    """A PIL image, or bytes with the channels of one, as a PIL image; None if it is something else."""
-    from PIL import Image as PIL
-
-    if isinstance(image, PIL.Image):
-        return image
-    if not hasattr(image, "shape"):
-        raise ValueError(f"an image must be a path, a PIL image, an array or a tensor, got {type(image).__name__}")
-    tensor = _as_tensor(image)
-    if tensor.dtype != torch.uint8 or tensor.shape[0] not in (1, 3, 4):
-        return None
-    pixels = tensor.cpu().permute(1, 2, 0).numpy()
-    return PIL.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-
-
-def _as_shown(image: Any) -> "PILImage":
-    """An image with any kind of numbers as a PIL image."""
-    picture = _as_picture(image)
-    if picture is None:
-        picture = _as_picture((255 * _as_numbers(image)).round().to(torch.uint8))
-    if picture is None:
-        raise ValueError(f"handwriting is read in images of 1, 3 or 4 channels, got {_shape(image)}")
-    return picture
-
-
-def _as_tensor(image: Any) -> Tensor:
-    """An array (H, W) or (H, W, C), or a tensor (C, H, W), as a tensor (C, H, W)."""
-    if isinstance(image, Tensor):
-        if image.ndim != 3:
-            raise ValueError(f"a tensor must be (C, H, W), or (B, C, H, W) for several images, got {_shape(image)}")
-        tensor = image
-    else:
-        if image.ndim not in (2, 3):
-            raise ValueError(f"an array must be (H, W) or (H, W, C), or (B, H, W, C) for several, got {_shape(image)}")
-        tensor = torch.as_tensor(image)
-        tensor = tensor[None] if tensor.ndim == 2 else tensor.permute(2, 0, 1)
-    if 0 in tensor.shape:
-        raise ValueError(f"an image must have pixels, got {_shape(image)}")
-    return tensor
-
-
-def _as_numbers(image: Any) -> Tensor:
-    """An image, or tensors of several, float32 in [0, 1] with the channels before height and width."""
-    tensor = image if isinstance(image, Tensor) and image.ndim == 4 else _as_tensor(image)
-    if tensor.dtype == torch.uint8:
-        return tensor.float() / 255
-    if not tensor.is_floating_point():
-        raise ValueError(f"pixels must be bytes (uint8), or floating point in [0, 1], got {tensor.dtype}")
-    if tensor.numel() and not (0 <= float(tensor.min()) and float(tensor.max()) <= 1):  # NaN included
-        raise ValueError(
-            f"floating-point pixels must lie in [0, 1], got {float(tensor.min()):g} to {float(tensor.max()):g}: "
-            "give bytes (uint8), or scale them"
-        )
-    return tensor.float()
-
-
 def _fit_numbers(image: Tensor, image_shape: tuple[int, int, int], resize: Resize) -> Tensor:
     """Numbers (C, H, W) in [0, 1] in another shape."""
     image = _with_channels(image, image_shape[0])
@@ -512,7 +464,3 @@ def _with_channels(image: Tensor, channels: int) -> Tensor:
         f"an image of {found} channels cannot be made into one of {channels}; "
         "arrays are (H, W) or (H, W, C), tensors (C, H, W)"
     )
-
-
-def _shape(image: Any) -> str:
-    return f"the shape {tuple(image.shape)}"

@@ -40,11 +40,11 @@ from several_digits import Masks, Pairs
 class TinyMNIST(MNIST):
     """MNIST of other files than those that were published."""
 
-    sha256: ClassVar = {}
+    digests: ClassVar = {}
 
 
 class TinyFashion(FashionMNIST):
-    sha256: ClassVar = {}
+    digests: ClassVar = {}
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,14 @@
 import hashlib
 import io
 import tarfile
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
+from tests.data.servers import Server
 from torchcaps.data import CIFAR10
 
 FOLDER = "cifar-10-batches-bin"
@@ -49,8 +49,8 @@ PACKED = pack(
 class Tiny(CIFAR10):
     """CIFAR-10 with the archive above for the published one, and nowhere to get it from."""
 
-    md5 = hashlib.md5(PACKED).hexdigest()
-    url = "http://127.0.0.1:9/" + ARCHIVE
+    digests: ClassVar = {ARCHIVE: f"md5:{hashlib.md5(PACKED).hexdigest()}"}
+    mirrors: ClassVar = ("http://127.0.0.1:9/",)
 
 
 def write(folder: Path, files: dict[str, bytes] = FILES) -> Path:
@@ -145,9 +145,9 @@ def test_other_classes_are_refused(tmp_path: Path) -> None:
 
 def test_another_archive_is_refused(tmp_path: Path) -> None:
     write(tmp_path, {ARCHIVE: PACKED + b"x"})
-    with pytest.raises(ValueError, match=f"{ARCHIVE} is not the published archive") as caught:
+    with pytest.raises(ValueError, match=f"{ARCHIVE} is not the published file of Tiny") as caught:
         _ = Tiny(str(tmp_path), download=False).train
-    for part in (hashlib.md5(PACKED + b"x").hexdigest(), Tiny.md5):
+    for part in (hashlib.md5(PACKED + b"x").hexdigest(), Tiny.digests[ARCHIVE].removeprefix("md5:")):
         assert part in str(caught.value)
 
 
@@ -166,57 +166,25 @@ def test_missing_files_without_download(tmp_path: Path) -> None:
 # The archive that is downloaded
 
 
-class Server(ThreadingHTTPServer):
-    """Serves one `page`, whatever it is asked for; 404 if there is none."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.page: bytes | None = None
-        self.requests: list[str] = []
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        self.server.requests.append(self.path)
-        if self.server.page is None:
-            self.send_error(404)
-            return
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(self.server.page)))
-        self.end_headers()
-        self.wfile.write(self.server.page)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with Server() as server:
-        monkeypatch.setattr(Tiny, "url", f"http://127.0.0.1:{server.server_port}/{ARCHIVE}")
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+def mirror(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(Tiny, "mirrors", (server.url("mirror"),))
+    return f"/mirror/{ARCHIVE}"
 
 
-def test_the_archive_is_downloaded_once(tmp_path: Path, server: Server) -> None:
-    server.page = PACKED
+def test_the_archive_is_downloaded_once(tmp_path: Path, server: Server, mirror: str) -> None:
+    server.pages[mirror] = PACKED
     check_splits(Tiny(str(tmp_path), validation=0.2))
     check_splits(Tiny(str(tmp_path), validation=0.2))
     assert files_in(tmp_path) == files_in(tmp_path / "cifar10") == [ARCHIVE]
-    assert server.requests == [f"/{ARCHIVE}"]
+    assert server.requests == [mirror]
 
 
 @pytest.mark.parametrize("page", [None, b"another file"], ids=["404", "wrong hash"])
-def test_a_failed_download_is_not_kept(tmp_path: Path, server: Server, page: bytes | None) -> None:
-    server.page = page
+def test_a_failed_download_is_not_kept(tmp_path: Path, server: Server, mirror: str, page: bytes | None) -> None:
+    server.pages |= {} if page is None else {mirror: page}
     with pytest.raises(ConnectionError) as caught:
         _ = Tiny(str(tmp_path)).train
-    for part in ("data_batch_1.bin", ARCHIVE, str(tmp_path), Tiny.url, "data_dir", "TORCHCAPS_DATA"):
+    for part in ("data_batch_1.bin", ARCHIVE, str(tmp_path), Tiny.mirrors[0] + ARCHIVE, "data_dir", "TORCHCAPS_DATA"):
         assert part in str(caught.value)
     assert files_in(tmp_path) == []

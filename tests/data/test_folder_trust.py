@@ -283,7 +283,10 @@ class TestItem7:
             f"{tmp_path / 'test'} must hold the class folders of train, ('a', 'b'), got ('a', 'c')",
         )
         assert found.classes == {"train": {"a": 1, "b": 2, "c": 0}, "test": {"a": 1, "b": 0, "c": 1}}
-        assert found.notes == ("too few images of a class to put some aside for validation: a (1)",)
+        assert found.notes == (
+            "too few images of a class to put some aside for validation: a (1)",
+            "classes without a test image, of which nothing is measured: b",
+        )
 
     def test_check_of_broken_files_alone(self, tmp_path):
         for category in "ab":

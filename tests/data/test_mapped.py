@@ -53,7 +53,7 @@ def test_images_are_decoded_once(tmp_path, cache, monkeypatch):
     assert files(cache) == before
 
 
-@pytest.mark.parametrize("change", [{"size": 6}, {"size": 7, "channels": 3}, {"size": (7, 9), "resize": "crop"}])
+@pytest.mark.parametrize("change", [{"size": 6}, {"size": 7, "channels": 3}, {"size": (7, 9), "resize": "stretch"}])
 def test_another_way_of_reading_is_another_file(tmp_path, cache, change):
     root = str(make_root(tmp_path / "images"))
     _ = ImageFolder(root, size=7, memory=0).train

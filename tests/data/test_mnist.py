@@ -2,18 +2,16 @@ import gzip
 import hashlib
 import math
 import struct
-import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
 
+from tests.data.servers import Server
 from torchcaps.data import MNIST, FashionMNIST, read_idx
 
 TRAIN, TEST = 40, 10
@@ -40,7 +38,7 @@ class Tiny(MNIST):
     """MNIST with the files above for the published ones, and no mirror."""
 
     mirrors = ()
-    sha256: ClassVar = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
+    digests: ClassVar = {name: f"sha256:{hashlib.sha256(content).hexdigest()}" for name, content in FILES.items()}
 
 
 def write(folder: Path, files: dict[str, bytes] = FILES) -> Path:
@@ -136,7 +134,7 @@ def test_files_are_found_by_the_environment_variable(tmp_path: Path, monkeypatch
 
 
 def test_fashion_mnist_has_its_own_folder_and_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FashionMNIST, "sha256", Tiny.sha256)
+    monkeypatch.setattr(FashionMNIST, "digests", Tiny.digests)
     write(tmp_path / "fashion-mnist")
     data = FashionMNIST(str(tmp_path), download=False)
     assert len(data.classes) == 10
@@ -156,7 +154,11 @@ def test_another_data_set_under_the_same_name_is_refused(tmp_path: Path) -> None
     write(tmp_path, FILES | {IMAGES: other})
     with pytest.raises(ValueError, match="published file of Tiny") as caught:
         _ = Tiny(str(tmp_path)).train
-    for part in (str(tmp_path / IMAGES), hashlib.sha256(other).hexdigest(), Tiny.sha256[IMAGES]):
+    for part in (
+        str(tmp_path / IMAGES),
+        hashlib.sha256(other).hexdigest(),
+        Tiny.digests[IMAGES].removeprefix("sha256:"),
+    ):
         assert part in str(caught.value)
 
 
@@ -188,54 +190,6 @@ def test_missing_files_without_download(tmp_path: Path) -> None:
 
 
 # Files that are downloaded
-
-
-class Server(ThreadingHTTPServer):
-    """Serves `pages`, path -> content; `cut` bytes of each go missing on the way, `slow` seconds pass at each."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.pages: dict[str, bytes] = {}
-        self.cut = 0
-        self.slow = 0.0
-        self.requests: list[str] = []
-
-    def url(self, folder: str) -> str:
-        return f"http://127.0.0.1:{self.server_port}/{folder}/"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        self.server.requests.append(self.path)
-        content = self.server.pages.get(self.path)
-        if content is None:
-            self.send_error(404)
-            return
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        with suppress(ConnectionError):  # whoever downloads may have had enough
-            for byte in content[: len(content) - self.server.cut] if self.server.slow else ():
-                self.wfile.write(bytes([byte]))
-                time.sleep(self.server.slow)
-        if not self.server.slow:
-            self.wfile.write(content[: len(content) - self.server.cut])
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
 
 
 def serve(server: Server, folder: str, files: dict[str, bytes] = FILES) -> str:
@@ -278,7 +232,7 @@ def test_a_wrong_download_is_not_kept(tmp_path: Path, server: Server) -> None:
     mirror = serve(server, "mirror", dict.fromkeys(FILES, b"another file"))
     with pytest.raises(ConnectionError, match=f"{IMAGES}.*hash") as caught:
         _ = tiny(tmp_path, mirror).train
-    assert Tiny.sha256[IMAGES] in str(caught.value)
+    assert Tiny.digests[IMAGES].removeprefix("sha256:") in str(caught.value)
     assert hashlib.sha256(b"another file").hexdigest() in str(caught.value)
     assert files_in(tmp_path) == []
 

@@ -86,7 +86,7 @@ def test_no_shift_is_the_identity() -> None:
 
 
 def test_arguments_are_checked() -> None:
-    with pytest.raises(ValueError, match="pixels must be 0 or more, got -1"):
+    with pytest.raises(ValueError, match="pixels must be at least 0, got -1"):
         RandomShift(-1)
     with pytest.raises(ValueError, match=r"indices \(B,\), got \(4, 1, 5, 5\) and \(3,\)"):
         RandomShift(1)(torch.zeros(4, 1, 5, 5), torch.arange(3), epoch=0)

@@ -105,9 +105,9 @@ def test_autocontrast_leaves_a_channel_of_one_value():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rotate": 181.0}, "rotate must be 0 to 180 degrees, got 181"),
-        ({"randaugment": -1}, "randaugment must be 0 or more operations, got -1"),
-        ({"erase": 1.5}, "erase must be a probability, 0 to 1, got 1.5"),
+        ({"rotate": 181.0}, "rotate must be at most 180 degrees, got 181"),
+        ({"randaugment": -1}, "randaugment must be at least 0, got -1"),
+        ({"erase": 1.5}, r"erase must be a share in \[0, 1\], got 1.5"),
     ],
 )
 def test_what_is_out_of_range_is_named(options, message):

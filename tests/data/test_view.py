@@ -133,10 +133,11 @@ def test_unknown_options_are_named() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shift": -1}, "shift must be 0 or more, got -1"),
-        ({"crop": 0}, "crop must be 1 or more, got 0"),
-        ({"brightness": -0.1}, "brightness must be 0 or more, got -0.1"),
-        ({"brightness": float("nan")}, "brightness must be 0 or more, got nan"),
+        ({"shift": -1}, "shift must be at least 0, got -1"),
+        ({"shift": 1.5}, "shift must be a whole number, got 1.5"),
+        ({"crop": 0}, "crop must be at least 1, got 0"),
+        ({"brightness": -0.1}, "brightness must be at least 0, got -0.1"),
+        ({"brightness": float("nan")}, "brightness must be finite, got nan"),
         ({"contrast": (1.8, 0.2)}, r"contrast must be two factors, 0 <= low <= high, got \(1.8, 0.2\)"),
         ({"contrast": (-1.0, 0.2)}, "contrast must be two factors"),
         ({"crop": 4, "crops": 5}, "crops must be 1 or 13, got 5"),
@@ -213,7 +214,7 @@ def written_out(images: Tensor, size: int) -> Tensor:
 def test_rescaling_is_bilinear_without_smoothing(size: int) -> None:
     images = pictures(3)
     torch.testing.assert_close(rescale(images, size), written_out(images, size), rtol=0, atol=1e-6)
-    with pytest.raises(ValueError, match="size must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match="size must be at least 1, got 0"):
         rescale(images, 0)
 
 
@@ -239,7 +240,7 @@ def test_set_wise_views() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rescale": 0}, "rescale must be 1 or more, got 0"),
+        ({"rescale": 0}, "rescale must be at least 1, got 0"),
         ({"mean": (0.5,)}, r"mean and deviation must be one number each a channel, got \(0.5,\) and None"),
         ({"mean": (0.5,), "deviation": (1.0, 1.0)}, "one number each a channel"),
         ({"mean": (0.5,), "deviation": (0.0,)}, "mean must be finite and deviation positive"),

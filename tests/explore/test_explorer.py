@@ -135,7 +135,7 @@ class TestExplorer:
     ) -> None:
         write_smallnorb(tmp_path)
         (tmp_path / "mnist").mkdir()
-        for file in (*MNIST.sha256, *(path.name for path in tmp_path.glob("*-testing-*"))):
+        for file in (*MNIST.digests, *(path.name for path in tmp_path.glob("*-testing-*"))):
             place = tmp_path / file if file.startswith("smallnorb") else tmp_path / "mnist" / file
             place.write_bytes(b"damaged")
         monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))

@@ -34,6 +34,7 @@ from torchcaps.data.made import (
     fixed_pairs,
 )
 from torchcaps.data.manifest import Changes, Entry, Manifest
+from torchcaps.data.map_style import MapStyle
 from torchcaps.data.mnist import MNIST, FashionMNIST, read_idx
 from torchcaps.data.picture import load_image
 from torchcaps.data.preprocess import (
@@ -75,6 +76,7 @@ __all__ = [
     "ImageSet",
     "MadeQuestions",
     "Manifest",
+    "MapStyle",
     "Overlaid",
     "Overlay",
     "Padded",

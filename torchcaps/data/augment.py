@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchcaps.numerics import check_size
+
 _GOLDEN = -0x61C8864680B583EB  # hexadecimal 9E3779B97F4A7C15 as a signed number
 _POSITIVE = 0x7FFFFFFFFFFFFFFF
 
@@ -39,8 +41,7 @@ class RandomShift:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.pixels < 0:
-            raise ValueError(f"pixels must be 0 or more, got {self.pixels}")
+        check_size(0, pixels=self.pixels)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Shift the images (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""

@@ -469,28 +469,6 @@ def mixed_digest(*digests: str) -> str:
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
-class PublishedData(ImageData):
-    """Images in files that were published, which are downloaded where they are missing.
-
-    Args:
-        data_dir: folder of the data sets; default: :func:`find_data_dir`.
-        download: whether to download what is missing.
-        validation: share of the training images put aside for validation, the same in every class; 0 puts none aside.
-        seed: chooses which images those are; nothing else does.
-    """
-
-    _advice: ClassVar[str] = (
-        "Name a folder that holds the files with data_dir or the environment variable TORCHCAPS_DATA."
-    )
-
-    def __init__(
-        self, data_dir: str | None = None, download: bool = True, validation: float = 0.1, seed: int = 0
-    ) -> None:
-        super().__init__(validation, seed)
-        self.data_dir = find_data_dir(data_dir)
-        self.download = download
-
-
 def find_data_dir(data_dir: str | None) -> Path:
     """The folder of the data sets: the argument, else $TORCHCAPS_DATA, else torchcaps in the user's cache.
 

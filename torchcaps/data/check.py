@@ -6,14 +6,29 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
+from torchcaps.data.alike import first_alike, look_of, pixels_digest
 from torchcaps.data.files import ImageFile, Listing, list_folder
 from torchcaps.data.handwriting import is_turned
-from torchcaps.data.manifest import PARTS, Entry, Manifest, copies_lines, count_of, left_out_lines, readable, some
+from torchcaps.data.manifest import (
+    PARTS,
+    Entry,
+    Manifest,
+    copies_lines,
+    count_of,
+    left_out_lines,
+    readable,
+    some,
+    untested_lines,
+)
 from torchcaps.data.picture import BrokenImage, in_mode, opened
 from torchcaps.data.store import threaded
-from torchcaps.data.streams import digest_of
 
 _FREQUENT = 10  # sizes that are listed one by one
+
+_UNSEEN = torch.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -29,7 +44,8 @@ class FolderReport:
         turned: how many are turned by their EXIF orientation.
         broken: why files cannot be read, by name.
         left_out: why files are not taken for images of a class, by name.
-        copies: for people: which images have the same content.
+        copies: for people: which images have the same pixels.
+        near_copies: for people: which images are nearly the same as another one.
         folders: for people: what is wrong with the folders of the classes.
         contradictions: for people: which images of the same content are in several parts or classes.
         notes: what else a reader of results should know.
@@ -44,6 +60,7 @@ class FolderReport:
     broken: dict[str, str]
     left_out: dict[str, str]
     copies: tuple[str, ...]
+    near_copies: tuple[str, ...]
     folders: tuple[str, ...]
     contradictions: tuple[str, ...]
     notes: tuple[str, ...]
@@ -76,7 +93,7 @@ class FolderReport:
             lines.append(f"{count_of(self.moving)} of several frames, the first of which counts: {some(self.moving)}")
         if self.turned:
             lines.append(f"{self.turned:,} turned upright, as their EXIF orientation says")
-        lines += [*left_out_lines(self.left_out), *self.copies, *self.notes]
+        lines += [*left_out_lines(self.left_out), *self.copies, *self.near_copies, *self.notes]
         return lines + [f"PROBLEM: {problem}" for problem in self.problems]
 
 
@@ -93,7 +110,8 @@ class _Lenient(Listing):
 class _Look(NamedTuple):
     """What was found in a file that was read in full."""
 
-    digest: str
+    pixels: str
+    look: Tensor
     format: str = ""
     mode: str = ""
     size: str = ""
@@ -121,7 +139,7 @@ def check_folder(root: str | Path) -> FolderReport:
     looks = dict(zip(files, threaded(lambda index: _look(files[index].path), range(len(files))), strict=True))
     whole = {file: look for file, look in looks.items() if not look.broken}
     parts = {
-        part: tuple(Entry(file.name, file.category, whole[file].digest) for file in rows if file in whole)
+        part: tuple(Entry(file.name, file.category, whole[file].pixels) for file in rows if file in whole)
         for part, rows in listing.parts.items()
     }
     manifest = Manifest(listing.classes, parts)
@@ -136,23 +154,24 @@ def check_folder(root: str | Path) -> FolderReport:
         broken={file.name: look.broken for file, look in looks.items() if look.broken},
         left_out=listing.left_out,
         copies=tuple(_copies(whole)),
+        near_copies=tuple(_near_copies(whole)),
         folders=tuple(listing.refused),
         contradictions=tuple(copies_lines(manifest)),
-        notes=(*listing.notes, *_too_few(counts)),
+        notes=(*listing.notes, *_too_few(counts), *_untested(counts)),
     )
 
 
 def _look(path: Path) -> _Look:
     try:
-        digest = digest_of(path)
         with opened(path) as image:
             kind, mode, frames = image.format or "", image.mode, getattr(image, "n_frames", 1)
             upright, turned = in_mode(image, 3), is_turned(image)
     except BrokenImage as problem:
-        return _Look("", broken=problem.why)
+        return _Look("", _UNSEEN, broken=problem.why)
     except OSError as error:
-        return _Look("", broken=str(error.strerror))
-    return _Look(digest, kind, mode, f"{upright.height} x {upright.width}", frames, turned)
+        return _Look("", _UNSEEN, broken=str(error.strerror))
+    size = f"{upright.height} x {upright.width}"
+    return _Look(pixels_digest(upright), look_of(upright), kind, mode, size, frames, turned)
 
 
 def _counts(classes: Sequence[str], rows: Sequence[Entry]) -> dict[str, int]:
@@ -168,15 +187,32 @@ def _too_few(counts: dict[str, dict[str, int]]) -> list[str]:
     return [f"too few images of a class to put some aside for {' and '.join(aside)}: {some(few)}"] if few else []
 
 
+def _untested(counts: dict[str, dict[str, int]]) -> list[str]:
+    """For people: classes without test images, in a folder of their own or to put aside."""
+    tested = counts.get("test") or {name: count - 1 for name, count in counts["all"].items()}
+    return untested_lines([name for name, count in tested.items() if count == 0])
+
+
 def _ranked(names: Sequence[str]) -> dict[str, int]:
     """How often each name occurs, the most frequent first."""
     return dict(Counter(names).most_common())
 
 
 def _copies(looks: dict[ImageFile, _Look]) -> list[str]:
-    """For people: images of the same content."""
+    """For people: images of the same pixels."""
     groups: dict[str, list[str]] = {}
     for file, look in looks.items():
-        groups.setdefault(look.digest, []).append(file.name)
+        groups.setdefault(look.pixels, []).append(file.name)
     several = [" = ".join(names) for names in groups.values() if len(names) > 1]
     return [f"{count_of(several)} there more than once: {some(several)}"] if several else []
+
+
+def _near_copies(looks: dict[ImageFile, _Look]) -> list[str]:
+    """For people: images that look like another one, of other pixels; each with the first of these."""
+    seen = list({look.pixels: (file.name, look.look) for file, look in reversed(looks.items())}.values())[::-1]
+    if not seen:
+        return []
+    names, hashes = [name for name, _ in seen], torch.stack([look for _, look in seen])
+    first = first_alike(hashes, hashes, earlier=True)
+    found = [f"{names[place]} ~ {name}" for name, place in zip(names, first, strict=True) if place >= 0]
+    return [f"{count_of(found)} nearly the same as another one: {some(found)}"] if found else []

@@ -7,9 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchcaps.data.base import ImageSet, PublishedData, register_dataset
-from torchcaps.data.streams import BoundedDownload, digest_of
+from torchcaps.data.base import ImageSet, register_dataset
+from torchcaps.data.published import PublishedData
 
+_ARCHIVE = "cifar-10-binary.tar.gz"
 _SHAPE = (3, 32, 32)
 _RECORD = 1 + 3 * 32 * 32  # bytes: the label, then the red, the green and the blue plane
 
@@ -20,7 +21,7 @@ class CIFAR10(PublishedData):
 
     The files of the binary version, data_batch_1.bin to data_batch_5.bin and test_batch.bin, are looked for in the
     folders `cifar10` and `cifar-10-batches-bin` inside `data_dir` and in `data_dir` itself. Where one is missing, the
-    original archive cifar-10-binary.tar.gz is looked for in `cifar10` and in `data_dir` (its MD5 is
+    original archive cifar-10-binary.tar.gz is looked for there (its MD5 is
     checked), and where that is missing too, it is downloaded to the former. It is read as it is: nothing is
     unpacked to disk.
 
@@ -54,9 +55,9 @@ class CIFAR10(PublishedData):
         "ship",
         "truck",
     )
-    url: ClassVar[str] = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-    archive: ClassVar[str] = "cifar-10-binary.tar.gz"
-    md5: ClassVar[str] = "c32a1d4ab5d03f1284b67883e8d87530"
+    folders: ClassVar[tuple[str, ...]] = ("cifar10", "cifar-10-batches-bin")
+    mirrors: ClassVar[tuple[str, ...]] = ("https://www.cs.toronto.edu/~kriz/",)
+    digests: ClassVar[dict[str, str]] = {_ARCHIVE: "md5:c32a1d4ab5d03f1284b67883e8d87530"}
 
     def load_train(self) -> ImageSet:
         """Read the training images.
@@ -74,22 +75,18 @@ class CIFAR10(PublishedData):
         return self._load(["test_batch.bin"])
 
     def _load(self, names: list[str]) -> ImageSet:
-        found = {name: self._find(name, "cifar10", "cifar-10-batches-bin", ".") for name in names}
+        found = {name: self._find(name) for name in names}
         paths = [path for path in found.values() if path is not None]
         if len(paths) == len(names):
             for folder in sorted({path.parent for path in paths}):
                 self._check_classes(folder / "batches.meta.txt")
             batches = [_read_records(path.read_bytes(), str(path)) for path in paths]
         else:
-            missing = [name for name, path in found.items() if path is None]
-            archive = self._find(self.archive, "cifar10", ".") or self._download(missing)
-            batches = self._read_archive(archive, names)
+            missing = " and ".join(name for name, path in found.items() if path is None)
+            archive = self._check(self._find(_ARCHIVE) or self._download(_ARCHIVE, [f"{missing} or {_ARCHIVE}"]))
+            batches = _read_archive(archive, names)
         images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
         return ImageSet(images, labels, self.class_names)
-
-    def _find(self, name: str, *folders: str) -> Path | None:
-        places = (self.data_dir / folder / name for folder in folders)
-        return next((place for place in places if place.is_file()), None)
 
     def _check_classes(self, meta: Path) -> None:
         if not meta.is_file():
@@ -98,36 +95,18 @@ class CIFAR10(PublishedData):
         if names != self.class_names:
             raise ValueError(f"{meta} must name the classes {self.class_names}, got {names}")
 
-    def _download(self, missing: list[str]) -> Path:
-        searched = (
-            f"{' and '.join(missing)} or {self.archive} not found in {self.data_dir}, {self.data_dir / 'cifar10'} "
-            f"and {self.data_dir / 'cifar-10-batches-bin'}"
-        )
-        if not self.download:
-            raise FileNotFoundError(f"{searched}, and download is False. {self._advice}")
-        import pooch
 
-        try:
-            # pooch moves a file to its place only when the hash is right, in one step.
-            path, download = self.data_dir / "cifar10", BoundedDownload(1 << 28)
-            return Path(pooch.retrieve(self.url, f"md5:{self.md5}", self.archive, path, downloader=download))
-        except (OSError, ValueError) as error:  # no connection, no such file; the wrong hash
-            failure = f"{self.url}: {error}"
-        raise ConnectionError(f"{searched}, and downloading failed:\n  {failure}\n{self._advice}")
-
-    def _read_archive(self, archive: Path, names: list[str]) -> list[tuple[Tensor, Tensor]]:
-        got = digest_of(archive, "md5")
-        if got != self.md5:
-            raise ValueError(f"{archive} is not the published archive: its MD5 is {got}, expected {self.md5}")
-        paths = [f"cifar-10-batches-bin/{name}" for name in names]
-        batches = {}
-        # As a stream: going back would decompress all of it anew.
-        with tarfile.open(archive, "r|gz") as members:
-            for member in members:
-                file = members.extractfile(member) if member.name in paths else None
-                if file is not None:
-                    batches[member.name] = _read_records(file.read(), f"{archive}: {member.name}")
-        return [batches[path] for path in paths]
+def _read_archive(archive: Path, names: list[str]) -> list[tuple[Tensor, Tensor]]:
+    """The files of these names in the published archive."""
+    paths = [f"cifar-10-batches-bin/{name}" for name in names]
+    batches = {}
+    # As a stream: going back would decompress all of it anew.
+    with tarfile.open(archive, "r|gz") as members:
+        for member in members:
+            file = members.extractfile(member) if member.name in paths else None
+            if file is not None:
+                batches[member.name] = _read_records(file.read(), f"{archive}: {member.name}")
+    return [batches[path] for path in paths]
 
 
 def _read_records(content: bytes, source: str) -> tuple[Tensor, Tensor]:

@@ -82,6 +82,7 @@ class ImageFolder(ListedImages):
         super().__init__(size, channels, resize, test, validation, seed, skip_broken, memory)
         self.root = Path(root).expanduser()
         self.advice = f"torchcaps check {self.root} lists all"
+        self.names_alike = f"torchcaps check {self.root} names them"
         _ = self.listed  # problems of the folders are reported at once
 
     def list_images(self) -> Listing:

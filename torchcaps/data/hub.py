@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchcaps.data.base import Resize, register_dataset
-from torchcaps.data.listed import Listed, ListedImages, part_called, validation_is_test
+from torchcaps.data.listed import Listed, ListedImages, arranged, part_called
 from torchcaps.data.manifest import some
 from torchcaps.data.picture import BrokenImage
 
@@ -144,7 +144,7 @@ class Hub(ListedImages):
             if rows:
                 named[part] = split
                 listed.parts[part] = rows
-        return _arranged(listed, named)
+        return arranged(listed, named)
 
     def _columns(self) -> tuple[str, str]:
         import datasets
@@ -188,18 +188,3 @@ def _column(option: str, chosen: str | None, found: list[str], features: Mapping
             f"{'several' if found else 'none'} could be it"
         )
     return found[0]
-
-
-def _arranged(listed: Listed, named: Mapping[str, str]) -> Listed:
-    """The splits to use: without test images, validation images take their place, or a share is put aside."""
-    parts = listed.parts
-    if "train" not in parts:
-        raise ValueError(f"there is no split of training images with labels, only {some(list(named.values()))}")
-    if "test" not in parts and "validation" in parts:
-        parts["test"] = parts.pop("validation")
-        listed.notes = (validation_is_test(named["validation"], named["train"]),)
-    elif "test" not in parts:
-        parts["all"] = parts.pop("train")
-    if len(listed.classes) < 2:
-        raise ValueError(f"there must be two or more classes, got {listed.classes}")
-    return listed

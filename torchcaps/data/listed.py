@@ -3,17 +3,17 @@
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from torchcaps.data.alike import first_alike, looks_of, pixels_digest, same_content
 from torchcaps.data.base import (
     TEST_SEED,
     ImageData,
@@ -33,6 +33,7 @@ from torchcaps.data.manifest import (
     left_out_lines,
     readable,
     some,
+    untested_lines,
 )
 from torchcaps.data.picture import BrokenImage, check_resize, load_handwriting, open_image, opened, to_tensor
 from torchcaps.data.preprocess import MOST_PIXELS
@@ -42,6 +43,8 @@ from torchcaps.data.streams import digest_of
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from torchcaps.data.picture import Source
+
 PART_NAMES = {
     "train": ("train", "training"),
     "validation": ("val", "valid", "validation"),
@@ -50,6 +53,8 @@ PART_NAMES = {
 """The names of each split, in lower case."""
 
 _LISTED = 100  # broken images in one error
+
+_COMPARED = 20_000  # images among which training looks for those that look alike, which takes seconds
 
 
 def part_called(name: str) -> str | None:
@@ -80,8 +85,8 @@ class Item(Protocol):
     def title(self) -> str:
         """Its name in messages."""
 
-    def source(self) -> Path | BytesIO:
-        """The file, or its content."""
+    def source(self) -> "Source":
+        """The file, its content, or the image itself."""
 
 
 @dataclass
@@ -106,12 +111,33 @@ class Listed:
         return [item for part in self.parts.values() for item in part]
 
 
+def arranged(listed: Listed, named: Mapping[str, str]) -> Listed:
+    """The splits to use: without test images, validation images take their place, or a share is put aside."""
+    parts = listed.parts
+    if "train" not in parts:
+        raise ValueError(f"there is no split of training images with labels, only {some(list(named.values()))}")
+    if "test" not in parts and "validation" in parts:
+        parts["test"] = parts.pop("validation")
+        listed.notes = (validation_is_test(named["validation"], named["train"]),)
+    elif "test" not in parts:
+        parts["all"] = parts.pop("train")
+    if len(listed.classes) < 2:
+        raise ValueError(f"there must be two or more classes, got {listed.classes}")
+    return listed
+
+
 @dataclass(frozen=True)
 class _Read:
     """The images of all splits, and their manifest."""
 
     sets: dict[str, ImageSet]
     manifest: Manifest
+
+    @cached_property
+    def same(self) -> Mapping[str, str]:
+        """The digest that stands for those of files of the same pixels; finding it takes a look at every pixel."""
+        pixels = {part: images.images for part, images in self.sets.items() if type(images) is ImageSet}
+        return same_content(self.manifest, pixels) if pixels else {}
 
 
 class ListedImages(ImageData):
@@ -125,6 +151,9 @@ class ListedImages(ImageData):
 
     advice: str = "leave them out to see the rest"
     """How to see the broken images that an error does not list."""
+
+    names_alike: str = "compare them before you trust the test"
+    """How to see which images look alike."""
 
     def __init__(
         self,
@@ -213,14 +242,33 @@ class ListedImages(ImageData):
         return hashlib.sha256(repr(how).encode()).hexdigest()
 
     def notes(self) -> tuple[str, ...]:
-        """What was left out and why, where test images are from, what changed, and copies in several splits."""
+        """What was left out and why, where test images are from, what changed, copies in several splits, lookalikes."""
         unknown = ("the run kept no record of its split: it is made anew",) if self._unrecorded else ()
+        manifest = self.manifest().merged(self._read.same)
+        tested = {entry.category for entry in manifest.parts["test"]}
         return (
             *unknown,
             *self.listed.notes,
             *self._changes.lines(),
-            *_left_out_lines(self.manifest().left_out, "text" if self.gives == "words" else "file"),
-            *copies_lines(self.manifest(), self._thing),
+            *_left_out_lines(manifest.left_out, "text" if self.gives == "words" else "file"),
+            *untested_lines([name for name in manifest.classes if tested and name not in tested]),
+            *copies_lines(manifest, self._thing),
+            *self._alike_lines(manifest),
+        )
+
+    def _alike_lines(self, manifest: Manifest) -> list[str]:
+        """How many test images look like training images, without those of the same pixels."""
+        train, test = (self._read.sets[part] for part in ("train", "test"))
+        if self.gives != "images" or len(train) + len(test) > _COMPARED:
+            return []
+        known = {entry.digest for entry in manifest.parts["train"]}
+        rows = [row for row, entry in enumerate(manifest.parts["test"]) if entry.digest not in known]
+        found = first_alike(looks_of(test.images, rows), looks_of(train.images, range(len(train))))
+        alike = [place for place in found if place >= 0]
+        return (
+            [f"{count_of(alike, 'test image')} nearly the same as a training image; {self.names_alike}"]
+            if alike
+            else []
         )
 
     @property
@@ -234,19 +282,27 @@ class ListedImages(ImageData):
 
     @cached_property
     def _read(self) -> _Read:
-        """All images. Leaving out broken ones changes the splits, so everything is read again then."""
-        left_out = dict(self.listed.left_out)
+        """All images. Leaving out broken ones changes the splits, so everything is read again then.
+
+        Files of the same pixels are known once they are decoded: what was decoded is then divided anew.
+        """
+        left_out, decoded = dict(self.listed.left_out), dict[str, Tensor]()
+        same: Mapping[str, str] = {}
         while True:
-            manifest = self._parts(left_out)
-            sets, problems = self._decode(manifest)
+            manifest = self._parts(left_out, same)
+            sets, problems = self._decode(manifest, decoded)
             if not problems:
-                return _Read(sets, manifest)
-            if not self.skip_broken:
+                read = _Read(sets, manifest)
+                if self._followed is not None or self._parts(left_out, same := read.same) == manifest:
+                    return read
+                for part, images in sets.items():
+                    decoded |= zip((entry.name for entry in manifest.parts[part]), images.images, strict=True)
+            elif not self.skip_broken:
                 raise _all_broken(list(problems.values()), self.advice)
             left_out |= {name: problem.why for name, problem in problems.items()}
 
-    def _parts(self, left_out: dict[str, str]) -> Manifest:
-        """Which files belong to which split, without those in ``left_out``."""
+    def _parts(self, left_out: dict[str, str], same: Mapping[str, str]) -> Manifest:
+        """Which files belong to which split, without those in ``left_out``; files of ``same`` content in one."""
         if self._followed is not None:
             present = [self._entry(item) for item in self.listed.items if item.name not in left_out]
             kept = self._followed.follow(present)[0]
@@ -255,7 +311,7 @@ class ListedImages(ImageData):
             part: [self._entry(item) for item in items if item.name not in left_out]
             for part, items in self.listed.parts.items()
         }
-        divided = _shuffled if self._unrecorded else _divided
+        divided = _shuffled if self._unrecorded else partial(_divided, same)
         if "all" in entries:
             entries["train"], entries["test"] = divided(entries.pop("all"), self.test_share, TEST_SEED)
         if "validation" not in entries:
@@ -267,18 +323,27 @@ class ListedImages(ImageData):
             raise ValueError(f"class {category!r} holds no training {self._thing} that can be read{found}")
         return Manifest(self.listed.classes, {part: tuple(entries[part]) for part in PARTS}, left_out)
 
-    def _decode(self, manifest: Manifest) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
-        """The images of each split, and the problems of those that cannot be read, by name."""
+    def _decode(
+        self, manifest: Manifest, decoded: Mapping[str, Tensor]
+    ) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
+        """The images of each split, and the problems of those that cannot be read, by name.
+
+        Args:
+            manifest: which images.
+            decoded: all of them by name, if they were decoded before.
+        """
         entries = [entry for part in PARTS for entry in manifest.parts[part]]
         shape, first = self._shape(entries)
-        store = ImageStore(shape, len(entries) * math.prod(shape) > self.memory * GIB, self.resize)
+        count = len(entries) + len(decoded)
+        store = ImageStore(shape, count * math.prod(shape) > self.memory * GIB, self.resize)
         label_of = {name: label for label, name in enumerate(manifest.classes)}
         sets: dict[str, ImageSet] = {}
         problems: dict[str, BrokenImage] = {}
         for part in PARTS:
             rows = manifest.parts[part]
             items = [self._items[entry.name] for entry in rows]
-            picture = partial(self._picture, items, shape, first)
+            known = [decoded[entry.name] for entry in rows] if decoded else []
+            picture = known.__getitem__ if decoded else partial(self._picture, items, shape, first)
             images, broken = store.decode([entry.digest for entry in rows], picture)
             problems |= {rows[index].name: problem for index, problem in broken.items()}
             if not problems:
@@ -327,14 +392,14 @@ class ListedImages(ImageData):
         return {item.name: item for item in self.listed.items}
 
     @cached_property
-    def _seen(self) -> dict[str, "_Seen"]:
+    def _seen(self) -> dict[str, "Seen"]:
         """Facts about each image from its file, without decoding it."""
         items = self.listed.items
-        found = threaded(lambda index: _look(items[index]), range(len(items)))
+        found = threaded(lambda index: look(items[index].source, items[index].title), range(len(items)))
         return {item.name: seen for item, seen in zip(items, found, strict=True)}
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     """Facts about a file, without decoding it.
 
     Args:
@@ -346,20 +411,21 @@ class _Seen(NamedTuple):
     grey: bool
 
 
-def _look(item: Item) -> _Seen:
+def look(source_of: Callable[[], "Source"], title: str) -> Seen:
+    """Facts about an image; one that cannot be read is known once it is decoded."""
     from PIL import Image
 
     digest = "unreadable"
     try:
-        source = item.source()
-        digest = digest_of(source)
-        with opened(source, item.title) as image:
+        source = source_of()
+        digest = pixels_digest(source) if isinstance(source, Image.Image) else digest_of(source)
+        with opened(source, title) as image:
             grey = Image.getmodebase(image.mode) == "L"
     except BrokenImage:
         grey = True
     except OSError as error:
-        return _Seen(f"unreadable: {error.strerror}", True)
-    return _Seen(digest, grey)
+        return Seen(f"unreadable: {error.strerror}", True)
+    return Seen(digest, grey)
 
 
 @contextmanager
@@ -383,9 +449,12 @@ def _handwriting(item: Item, shape: tuple[int, int, int]) -> Tensor:
         return load_handwriting(item.source(), shape, item.title).pixels
 
 
-def _divided(entries: Sequence[Entry], share: float, seed: int) -> tuple[list[Entry], list[Entry]]:
+def _divided(
+    same: Mapping[str, str], entries: Sequence[Entry], share: float, seed: int
+) -> tuple[list[Entry], list[Entry]]:
     """The rest and the share put aside, chosen by content."""
-    rest, aside = stable_split(_labels(entries), [entry.digest for entry in entries], share, seed)
+    digests = [same.get(entry.digest, entry.digest) for entry in entries]
+    rest, aside = stable_split(_labels(entries), digests, share, seed)
     return [entries[index] for index in rest.tolist()], [entries[index] for index in aside.tolist()]
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,6 +140,14 @@ class Manifest:
         changes = Changes(tuple(added), tuple(removed), tuple(changed), tuple(renamed))
         return Manifest(self.classes, parts, self.left_out), changes
 
+    def merged(self, same: Mapping[str, str]) -> "Manifest":
+        """The same with one digest for all files of the same pixels, see :func:`torchcaps.data.alike.same_content`."""
+        parts = {
+            part: tuple(entry._replace(digest=same.get(entry.digest, entry.digest)) for entry in entries)
+            for part, entries in self.parts.items()
+        }
+        return replace(self, parts=parts)
+
     def copies(self) -> list[list[tuple[str, Entry]]]:
         """Groups of images with the same content in several splits or classes, each with its split."""
         found: dict[str, list[tuple[str, Entry]]] = {}
@@ -160,6 +168,11 @@ def copies_lines(manifest: Manifest, thing: str = "image") -> list[str]:
             names = [" = ".join(f"{entry.name} ({part})" for part, entry in rows) for rows in found]
             lines.append(f"{count_of(found, thing)} of the same content in several {what}: {some(names)}")
     return lines
+
+
+def untested_lines(classes: Sequence[str]) -> list[str]:
+    """For people: which classes have no test images."""
+    return [f"classes without a test image, of which nothing is measured: {some(classes)}"] if classes else []
 
 
 def left_out_lines(left_out: Mapping[str, str], thing: str = "file") -> list[str]:

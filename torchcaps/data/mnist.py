@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchcaps.data.base import ImageSet, PublishedData, register_dataset
-from torchcaps.data.streams import BoundedDownload, digest_of, read_entries, unpacked
+from torchcaps.data.base import ImageSet, register_dataset
+from torchcaps.data.published import PublishedData
+from torchcaps.data.streams import read_entries, unpacked
 
 
 def read_idx(path: str | Path) -> Tensor:
@@ -73,19 +74,18 @@ class MNIST(PublishedData):
         (torch.Size([54000, 1, 28, 28]), torch.Size([10000, 1, 28, 28]))
     """
 
-    most: ClassVar[int] = 1 << 26  # limits of a download: bytes, and seconds
-    seconds: ClassVar[float] = 3600
-    folder: ClassVar[str] = "mnist"
+    folders: ClassVar[tuple[str, ...]] = ("mnist",)
+    most: ClassVar[int] = 1 << 26
     class_names: ClassVar[tuple[str, ...]] = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
     mirrors: ClassVar[tuple[str, ...]] = (
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
     )
-    sha256: ClassVar[dict[str, str]] = {
-        "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    digests: ClassVar[dict[str, str]] = {
+        "train-images-idx3-ubyte.gz": "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "train-labels-idx1-ubyte.gz": "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "t10k-images-idx3-ubyte.gz": "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "t10k-labels-idx1-ubyte.gz": "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     }
 
     def load_train(self) -> ImageSet:
@@ -104,51 +104,16 @@ class MNIST(PublishedData):
 
     def _load(self, part: str) -> ImageSet:
         names = (f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz")
-        missing = [name for name in names if self._find(name) is None]
-        if missing and not self.download:
-            raise FileNotFoundError(f"{self._searched(missing)}, and download is False. {self._advice}")
-        images_path, labels_path = (self._find(name) or self._download(name, missing) for name in names)
+        found = {name: self._find(name, name.removesuffix(".gz")) for name in names}
+        missing = [f"{name} (or without .gz)" for name, path in found.items() if path is None]
+        images_path, labels_path = (path or self._download(name, missing) for name, path in found.items())
         images, labels = self._read(images_path, ndim=3), self._read(labels_path, ndim=1)
         if len(images) != len(labels):
             raise ValueError(f"{images_path} holds {len(images)} images but {labels_path} holds {len(labels)} labels")
         return ImageSet(images.unsqueeze(1), labels.to(torch.int64), self.class_names)
 
-    def _find(self, name: str) -> Path | None:
-        # The sub-folder first: MNIST and Fashion-MNIST call their files the same.
-        for folder in (self.data_dir / self.folder, self.data_dir):
-            for path in (folder / name, folder / name.removesuffix(".gz")):
-                if path.is_file():
-                    return path
-        return None
-
-    def _download(self, name: str, missing: list[str]) -> Path:
-        import pooch
-
-        failures = []
-        for mirror in self.mirrors:
-            try:
-                # pooch moves a file to its place only when the hash is right, in one step.
-                path, download = self.data_dir / self.folder, BoundedDownload(self.most, self.seconds)
-                known = f"sha256:{self.sha256[name]}"
-                return Path(pooch.retrieve(mirror + name, known, name, path, downloader=download))
-            except (OSError, ValueError) as error:  # no connection or no such file; a wrong hash
-                failures.append(f"  {mirror}{name}: {error}")
-        searched = f"{self._searched(missing)}, and downloading failed:"
-        raise ConnectionError("\n".join([searched, *failures, self._advice]))
-
-    def _searched(self, missing: list[str]) -> str:
-        files = " and ".join(f"{name} (or without .gz)" for name in missing)
-        return f"{files} not found in {self.data_dir} and {self.data_dir / self.folder}"
-
     def _read(self, path: Path, ndim: int) -> Tensor:
-        if path.name in self.sha256:
-            got, expected = digest_of(path), self.sha256[path.name]
-            if got != expected:
-                raise ValueError(
-                    f"{path} is not the published file of {type(self).__name__}: "
-                    f"its SHA-256 is {got}, expected {expected}"
-                )
-        data = read_idx(path)
+        data = read_idx(self._check(path))
         if data.ndim != ndim:
             raise ValueError(f"{path} must hold {ndim} dimensions, got the shape {tuple(data.shape)}")
         return data
@@ -179,7 +144,7 @@ class FashionMNIST(MNIST):
         torch.Size([10000, 1, 28, 28])
     """
 
-    folder: ClassVar[str] = "fashion-mnist"
+    folders: ClassVar[tuple[str, ...]] = ("fashion-mnist",)
     class_names: ClassVar[tuple[str, ...]] = (
         "T-shirt/top",
         "Trouser",
@@ -193,9 +158,9 @@ class FashionMNIST(MNIST):
         "Ankle boot",
     )
     mirrors: ClassVar[tuple[str, ...]] = ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",)
-    sha256: ClassVar[dict[str, str]] = {
-        "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    digests: ClassVar[dict[str, str]] = {
+        "train-images-idx3-ubyte.gz": "sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "train-labels-idx1-ubyte.gz": "sha256:a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "t10k-images-idx3-ubyte.gz": "sha256:346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "t10k-labels-idx1-ubyte.gz": "sha256:67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
     }

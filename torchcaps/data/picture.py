@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from torchcaps.numerics import check_choice
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    Source: TypeAlias = Path | BytesIO | Image
+    """A file, its bytes, or a PIL image."""
 
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
@@ -57,7 +60,7 @@ def load_image(path: str | Path, image_shape: tuple[int, int, int], resize: Resi
     return to_tensor(open_image(Path(path), image_shape[0]), image_shape, resize)
 
 
-def load_handwriting(source: Path | BytesIO, image_shape: tuple[int, int, int], name: str | Path = "") -> Handwriting:
+def load_handwriting(source: "Source", image_shape: tuple[int, int, int], name: str | Path = "") -> Handwriting:
     """The handwriting in an image that `open_image` takes, with a note; raises what that raises."""
     with opened(source, name) as image:
         return fit_handwriting(image, image_shape)
@@ -91,9 +94,9 @@ def image_suffixes() -> set[str]:
 
 @contextmanager
 def opened(
-    source: Path | BytesIO, name: str | Path = "", formats: Sequence[str] = FORMATS, most_pixels: int | None = None
+    source: "Source", name: str | Path = "", formats: Sequence[str] = FORMATS, most_pixels: int | None = None
 ) -> Iterator["Image"]:
-    """An image file, or its bytes, of which only the header was read so far; it is closed at the end.
+    """An image file, or its bytes, of which only the header was read so far, closed at the end; a PIL image as it is.
 
     Args:
         source: the file, or what is in it.
@@ -113,14 +116,18 @@ def opened(
     if most_pixels is None:
         most_pixels = 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)
     try:
+        if isinstance(source, Image.Image):
+            yield source
+            return
         with Image.open(source, formats=[kind for kind in formats if kind in Image.OPEN]) as image:
             _check_pixels(image, most_pixels)
             yield image
     except (FileNotFoundError, IsADirectoryError, PermissionError):
         raise  # They name it and say what is wrong.
     except UnidentifiedImageError:
-        size = source.stat().st_size if isinstance(source, Path) else source.getbuffer().nbytes
-        why = f"it is not an image of a kind that is read: {', '.join(formats)}" if size else "the file is empty"
+        empty = isinstance(source, Path) and not source.stat().st_size
+        empty = empty or (isinstance(source, BytesIO) and not source.getbuffer().nbytes)
+        why = "the file is empty" if empty else f"it is not an image of a kind that is read: {', '.join(formats)}"
         raise BrokenImage(name, why) from None
     except Exception as error:  # Pillow's readers raise many types: OSError, SyntaxError, struct.error, ...
         raise BrokenImage(name, str(error)) from error
@@ -136,8 +143,8 @@ def _check_pixels(image: "Image", most: int) -> None:
         raise ValueError(f"it has {width} x {height} pixels{tiles}, at most {most:,} are read")
 
 
-def open_image(source: Path | BytesIO, channels: int, name: str | Path = "") -> "Image":
-    """Decode an image file, or its bytes: upright, in the mode L (1 channel) or RGB (3 channels).
+def open_image(source: "Source", channels: int, name: str | Path = "") -> "Image":
+    """Decode an image file, its bytes, or a PIL image: upright, in the mode L (1 channel) or RGB (3 channels).
 
     Raises what `opened` raises.
     """
@@ -186,3 +193,63 @@ def to_tensor(image: "Image", image_shape: tuple[int, int, int], resize: Resize)
             image = image.resize((width, height))
     pixels = torch.from_numpy(np.array(image))  # (H, W) or (H, W, 3)
     return pixels.reshape(height, width, channels).permute(2, 0, 1).contiguous()
+
+
+def as_picture(image: Any) -> "Image | None":
+    """A PIL image, or bytes with the channels of one, as a PIL image; None if it is something else."""
+    from PIL import Image as PIL
+
+    if isinstance(image, PIL.Image):
+        return image
+    if not hasattr(image, "shape"):
+        raise ValueError(f"an image must be a path, a PIL image, an array or a tensor, got {type(image).__name__}")
+    tensor = as_tensor(image)
+    if tensor.dtype != torch.uint8 or tensor.shape[0] not in (1, 3, 4):
+        return None
+    pixels = tensor.cpu().permute(1, 2, 0).numpy()
+    return PIL.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+
+def as_shown(image: Any) -> "Image":
+    """An image with any kind of numbers as a PIL image."""
+    picture = as_picture(image)
+    if picture is None:
+        picture = as_picture((255 * as_numbers(image)).round().to(torch.uint8))
+    if picture is None:
+        raise ValueError(f"a picture must have 1, 3 or 4 channels, got {_shape(image)}")
+    return picture
+
+
+def as_tensor(image: Any) -> Tensor:
+    """An array (H, W) or (H, W, C), or a tensor (C, H, W), as a tensor (C, H, W)."""
+    if isinstance(image, Tensor):
+        if image.ndim != 3:
+            raise ValueError(f"a tensor must be (C, H, W), or (B, C, H, W) for several images, got {_shape(image)}")
+        tensor = image
+    else:
+        if image.ndim not in (2, 3):
+            raise ValueError(f"an array must be (H, W) or (H, W, C), or (B, H, W, C) for several, got {_shape(image)}")
+        tensor = torch.tensor(image)  # a copy: those of Pillow may not be written to
+        tensor = tensor[None] if tensor.ndim == 2 else tensor.permute(2, 0, 1)
+    if 0 in tensor.shape:
+        raise ValueError(f"an image must have pixels, got {_shape(image)}")
+    return tensor
+
+
+def as_numbers(image: Any) -> Tensor:
+    """An image, or tensors of several, float32 in [0, 1] with the channels before height and width."""
+    tensor = image if isinstance(image, Tensor) and image.ndim == 4 else as_tensor(image)
+    if tensor.dtype == torch.uint8:
+        return tensor.float() / 255
+    if not tensor.is_floating_point():
+        raise ValueError(f"pixels must be bytes (uint8), or floating point in [0, 1], got {tensor.dtype}")
+    if tensor.numel() and not (0 <= float(tensor.min()) and float(tensor.max()) <= 1):  # NaN included
+        raise ValueError(
+            f"floating-point pixels must lie in [0, 1], got {float(tensor.min()):g} to {float(tensor.max()):g}: "
+            "give bytes (uint8), or scale them"
+        )
+    return tensor.float()
+
+
+def _shape(image: Any) -> str:
+    return f"the shape {tuple(image.shape)}"

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.data.augment import mix, random_integers
+from torchcaps.numerics import check_finite, check_size
 
 # One stream of random numbers for each class below; RandomShift has the unnumbered one.
 _CROP, _BRIGHTNESS, _CONTRAST, _FLIP = 1, 2, 3, 4
@@ -86,8 +87,7 @@ def rescale(images: Tensor, size: int) -> Tensor:
         ValueError: `size` is less than 1; `images` has another shape or type.
     """
     _check_images(images)
-    if size < 1:
-        raise ValueError(f"size must be 1 or more, got {size}")
+    check_size(size=size)
     return F.interpolate(images, (size, size), mode="bilinear", align_corners=False, antialias=False)
 
 
@@ -165,8 +165,7 @@ class RandomCrop:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"size must be 1 or more, got {self.size}")
+        check_size(size=self.size)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Crop the images, float (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""
@@ -225,8 +224,7 @@ class RandomBrightness:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.delta < float("inf"):
-            raise ValueError(f"delta must be 0 or more, got {self.delta}")
+        check_finite(0, delta=self.delta)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Change the images, float (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcaps.data.augment import random_integers
 from torchcaps.data.base import Batch, Composition, Fit, ImageData, ImageSet, Parts
-from torchcaps.data.made import _MadeOf, by_class, check_single
+from torchcaps.data.made.base import MadeOf, Part, by_class, check_single
 from torchcaps.numerics import check_series, check_size
 
 INK = 0.25
@@ -236,7 +236,7 @@ def class_boxes(parts: Parts, classes: int) -> Tensor:
     return found.new_zeros(len(found), classes, 4).scatter(1, parts.labels[..., None].expand(-1, -1, 4), found)
 
 
-class DigitScenes(_MadeOf):
+class DigitScenes(MadeOf):
     """Several digits of different classes, of several sizes, anywhere on a large canvas, among clutter.
 
     Training scenes are made anew in each epoch, one around each digit; validation and test scenes are always the same,
@@ -284,19 +284,8 @@ class DigitScenes(_MadeOf):
         self.clutter = clutter
         _check_numbers(self)
 
-    def load_train(self) -> ImageSet:
-        """Read the digits to train on, without those for validation; each gets a scene in each epoch."""
-        return self._scenes(self.data.train)
-
-    def load_validation(self) -> ImageSet:
-        """Read the validation digits, each in a scene."""
-        return self._scenes(self.data.validation)
-
-    def load_test(self) -> ImageSet:
-        """Read the test digits, each in a scene."""
-        return self._scenes(self.data.test)
-
-    def _scenes(self, digits: ImageSet) -> ImageSet:
+    def made(self, images: ImageSet, part: Part) -> ImageSet:
+        """Each digit in a scene with others of the same part; to train on, with others in each epoch."""
         sizes = self.smallest, self.largest
-        scenery = Scenery(digits, self.canvas, self.least, self.most, *sizes, self.clutter)
-        return replace(digits, composition=scenery)
+        scenery = Scenery(images, self.canvas, self.least, self.most, *sizes, self.clutter)
+        return replace(images, composition=scenery)

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.data.base import ImageData, ImageSet, find_data_dir, register_dataset, stratified_split
+from torchcaps.data.base import ImageSet, register_dataset, stratified_split
+from torchcaps.data.published import PublishedData
 from torchcaps.data.streams import read_entries, unpacked
 from torchcaps.numerics import check_choice, check_size
 
@@ -101,7 +102,7 @@ class _Half(NamedTuple):
 
 
 @register_dataset("smallnorb")
-class SmallNORB(ImageData):
+class SmallNORB(PublishedData):
     """24,300 + 24,300 stereo pairs of toys in five classes, seen from 162 viewpoints in six lights.
 
     Each class has ten toys: five are in the training half and the other five in the test half. The two
@@ -151,6 +152,7 @@ class SmallNORB(ImageData):
 
     info_columns: ClassVar[tuple[str, ...]] = ("instance", "elevation", "azimuth", "lighting")
     class_names: ClassVar[tuple[str, ...]] = ("animal", "human", "airplane", "truck", "car")
+    folders: ClassVar[tuple[str, ...]] = ("smallnorb",)
     url: ClassVar[str] = "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/"
     stems: ClassVar[dict[str, str]] = {
         "train": "smallnorb-5x46789x9x18x6x2x96x96-training",
@@ -168,7 +170,7 @@ class SmallNORB(ImageData):
         seed: int = 0,
         held_out: HeldOut = "pairs",
     ) -> None:
-        super().__init__(validation, seed)
+        super().__init__(data_dir, False, validation, seed)
         check_size(size=size)
         if _SIDE % size:
             raise ValueError(f"size must be a divisor of {_SIDE}, got {size}")
@@ -176,7 +178,6 @@ class SmallNORB(ImageData):
         check_choice("viewpoints", viewpoints, get_args(Viewpoints))
         check_choice("test_viewpoints", test_viewpoints, get_args(TestViewpoints))
         check_choice("held_out", held_out, get_args(HeldOut))
-        self.data_dir = find_data_dir(data_dir)
         self.size = size
         self.cameras: Cameras = cameras
         self.viewpoints: Viewpoints = viewpoints
@@ -241,7 +242,7 @@ class SmallNORB(ImageData):
         return self._read_facts("test", familiar=self.test_viewpoints == "familiar")
 
     def _read_facts(self, half: Literal["train", "test"], familiar: bool) -> _Half:
-        dat, cat, info = self._find(half)
+        dat, cat, info = self._files(half)
         labels = _read_part(cat, torch.int32, ()).to(torch.int64)
         facts = _read_part(info, torch.int32, (4,)).to(torch.int64)
         if len(labels) != len(facts):
@@ -259,24 +260,17 @@ class SmallNORB(ImageData):
             rows = rows[_is_familiar(facts, self.viewpoints) == familiar]
         return _Half(dat, len(facts), rows, labels[rows], facts[rows])
 
-    def _find(self, half: str) -> list[Path]:
+    def _files(self, half: str) -> list[Path]:
         names = [f"{self.stems[half]}-{part}.mat" for part in ("dat", "cat", "info")]
-        folders = (self.data_dir / "smallnorb", self.data_dir)
-        paths, missing = [], []
-        for name in names:
-            places = [folder / file for folder in folders for file in (f"{name}.gz", name)]
-            found = next((place for place in places if place.is_file()), None)
-            if found is None:
-                missing.append(f"{name} (or {name}.gz)")
-            else:
-                paths.append(found)
+        found = {name: self._find(f"{name}.gz", name) for name in names}
+        missing = [f"{name} (or {name}.gz)" for name, path in found.items() if path is None]
         if missing:
             raise FileNotFoundError(
-                f"{' and '.join(missing)} not found in {self.data_dir} and {folders[0]}. Get the files from "
+                f"{' and '.join(missing)} not found in {' and '.join(map(str, self._places))}. Get the files from "
                 f"{self.url} and name the folder that holds them with data_dir or the environment variable "
                 "TORCHCAPS_DATA."
             )
-        return paths
+        return [path for path in found.values() if path is not None]
 
     def _load(self, half: _Half) -> ImageSet:
         pairs = _read_part(half.dat, torch.uint8, (2, _SIDE, _SIDE))

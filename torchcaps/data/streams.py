@@ -1,14 +1,12 @@
-"""Reading of files and downloads, both with limits."""
+"""Reading of files with limits."""
 
 import gzip
 import hashlib
-import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedIOBase, BytesIO
 from pathlib import Path
-from typing import Any
 
 _READ = 1 << 24  # bytes read at once
 _SHRINKS = 1032  # most bytes that deflate can make from one
@@ -62,40 +60,3 @@ def read_entries(file: BufferedIOBase, path: Path, expected: int) -> tuple[bytea
     while piece := file.read(min(expected - len(entries), _READ)):
         entries += piece
     return entries, len(entries) + len(file.read(_READ))
-
-
-class BoundedDownload:
-    """A downloader for `pooch.retrieve` with limits on time and size.
-
-    Args:
-        most: bytes.
-        seconds: in total; a silent server is given up after half a minute.
-    """
-
-    def __init__(self, most: int, seconds: float = 3600) -> None:
-        self.most = most
-        self.seconds = seconds
-
-    def __call__(self, url: str, output_file: str, pooch: Any) -> None:
-        """Downloads the file at ``url``.
-
-        Raises:
-            ConnectionError: it is not served, or not within these limits.
-        """
-        import requests
-        from urllib3.exceptions import HTTPError
-
-        end = time.monotonic() + self.seconds
-        with requests.get(url, stream=True, timeout=30) as response, Path(output_file).open("wb") as file:
-            response.raise_for_status()
-            done = 0
-            try:
-                # read1, because read waits for a whole piece, however slow.
-                while piece := response.raw.read1(1 << 16, decode_content=True):
-                    done += file.write(piece)
-                    if done > self.most:
-                        raise ConnectionError(f"more than {self.most:,} bytes were served, which cannot be the file")
-                    if time.monotonic() > end:
-                        raise ConnectionError(f"{done:,} bytes in {self.seconds:,.0f} seconds, then given up")
-            except HTTPError as error:
-                raise ConnectionError(str(error)) from error

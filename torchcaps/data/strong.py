@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.preprocess import _draw, _to_share
+from torchcaps.numerics import check_finite, check_share, check_size
 
 # Streams of random numbers; those of a RandAugment follow each other, three for each operation.
 _ROTATE, _ERASE, _AUGMENT = 10, 20, 100
@@ -90,8 +91,7 @@ class RandomErasing:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise ValueError(f"probability must be 0 to 1, got {self.probability}")
+        check_share(probability=self.probability)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Erase in the images, float (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""
@@ -112,6 +112,10 @@ class RandomErasing:
 @dataclass(frozen=True)
 class RandAugment:
     """Change each image by ``count`` random operations from a list, one after the other, all of one magnitude.
+
+    kornia has a RandAugment of its own, which means something else: one choice of operations for the whole batch, drawn
+    from the global generator, without replacement and from another list. So an image would depend on the batch that it
+    is in; here it depends on the seed, the epoch and its index. The operations themselves are kornia's.
 
     The list is that of the paper without equalising: identity, autocontrast, brightness, contrast, sharpness, colour
     (of three channels), posterise, solarise, rotate, shear and translate in x and y. Operations with two directions
@@ -138,10 +142,10 @@ class RandAugment:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.count < 1 or not 0 <= self.magnitude <= 30:
-            raise ValueError(
-                f"count must be 1 or more and magnitude 0 to 30, got count {self.count}, magnitude {self.magnitude}"
-            )
+        check_size(count=self.count)
+        check_finite(0, magnitude=self.magnitude)
+        if self.magnitude > 30:
+            raise ValueError(f"magnitude must be at most 30, got {self.magnitude}")
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Change the images, float (B, C, H, W) in [0, 1], whose places in their data set are `indices`, int64 (B,)."""

@@ -1,11 +1,13 @@
 """Texts with one class each, from the user's files or a published collection."""
 
 import hashlib
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torchcaps.data.base import ImageSet, find_data_dir, register_dataset
 from torchcaps.data.files import seen_from
@@ -152,7 +154,9 @@ class Text(ListedImages):
             f"{self.longest} are read; the longest has {max(cut):,}",
         )
 
-    def _decode(self, manifest: Manifest) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
+    def _decode(
+        self, manifest: Manifest, decoded: Mapping[str, Tensor]
+    ) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
         """The texts of each split; the vocabulary is that of the training texts."""
         texts = {part: [self._texts[entry.name].text for entry in manifest.parts[part]] for part in PARTS}
         if not any(texts.values()):

@@ -21,6 +21,7 @@ from torchcaps.data.preprocess import (
     thirteen_crops,
 )
 from torchcaps.data.strong import RandAugment, RandomErasing, RandomRotation
+from torchcaps.numerics import check_finite, check_share, check_size, given
 
 Change = Callable[[Tensor, Tensor, int], Tensor]
 """Changes images (B, C, H, W) of indices (B,) for an epoch."""
@@ -111,22 +112,14 @@ class Preprocess:
     deviation: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.shift < 0:
-            raise ValueError(f"shift must be 0 or more, got {self.shift}")
-        if self.crop is not None and self.crop < 1:
-            raise ValueError(f"crop must be 1 or more, got {self.crop}")
-        if not 0 <= self.brightness < float("inf"):
-            raise ValueError(f"brightness must be 0 or more, got {self.brightness}")
+        check_size(0, shift=self.shift, randaugment=self.randaugment)
+        check_size(**given(crop=self.crop, rescale=self.rescale))
+        check_finite(0, brightness=self.brightness, rotate=self.rotate)
+        check_share(erase=self.erase)
         if self.contrast is not None and not 0 <= self.contrast[0] <= self.contrast[1] < float("inf"):
             raise ValueError(f"contrast must be two factors, 0 <= low <= high, got {self.contrast}")
-        if not 0 <= self.rotate <= 180:
-            raise ValueError(f"rotate must be 0 to 180 degrees, got {self.rotate}")
-        if self.randaugment < 0:
-            raise ValueError(f"randaugment must be 0 or more operations, got {self.randaugment}")
-        if not 0 <= self.erase <= 1:
-            raise ValueError(f"erase must be a probability, 0 to 1, got {self.erase}")
-        if self.rescale is not None and self.rescale < 1:
-            raise ValueError(f"rescale must be 1 or more, got {self.rescale}")
+        if self.rotate > 180:
+            raise ValueError(f"rotate must be at most 180 degrees, got {self.rotate}")
         if self.rescale is not None and self.rescale > MOST_PIXELS:
             raise ValueError(f"rescale must be at most {MOST_PIXELS}, got {self.rescale}")
         self._check_statistics()
