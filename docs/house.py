@@ -20,7 +20,7 @@ PACKAGE = "torchcaps"
 PICTURE = Path(__file__).with_suffix(".svg")
 
 ORDER = (
-    "capsules", "names", "numerics", "squash", "ops", "routing", "layers", "losses", "models", "data", "explain",
+    "capsules", "names", "numerics", "squash", "ops", "routing", "layers", "losses", "models", "data", "report",
     "tasks", "classifier", "explore", "training", "recipes", "bench", "cli",
 )  # fmt: skip
 """Each room imports from those before it only."""

@@ -20,8 +20,6 @@ from tests.data.test_smallnorb import write as write_smallnorb
 from torchcaps import Classifier, create_model
 from torchcaps.cli import main
 from torchcaps.data import MNIST, ImageSet, Words
-from torchcaps.explain.exhibits import word_shares
-from torchcaps.explain.exhibits.base import png
 from torchcaps.explore import Explorer, application, digit_samples, local_samples, serve
 from torchcaps.explore.explorer import MOST_LOOKS
 from torchcaps.explore.samples import digit_scenes
@@ -29,6 +27,8 @@ from torchcaps.explore.server import MOST_BYTES, _body, _Calls
 from torchcaps.layers import CapsLinear
 from torchcaps.models import CapsuleClassifier, TextClassifier
 from torchcaps.models.pretrained import list_pretrained
+from torchcaps.report.exhibits import word_shares
+from torchcaps.report.exhibits.base import png
 
 uvicorn = pytest.importorskip("uvicorn")
 

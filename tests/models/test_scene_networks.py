@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from torchcaps import create_model, create_routing
-from torchcaps.explain import assignment_maps
 from torchcaps.models import SceneCapsNet, boxes_of_maps
+from torchcaps.report import assignment_maps
 
 SMALL = {"image_shape": (1, 32, 32), "classes": 4, "channels": (3, 5)}
 

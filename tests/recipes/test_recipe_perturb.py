@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from torchcaps.data import create_dataset
-from torchcaps.explain.sweeps import Sweep
 from torchcaps.recipes import Lab, mnist_dynamic, run_recipe
 from torchcaps.recipes.perturb import (
     CHANGE,
@@ -18,6 +17,7 @@ from torchcaps.recipes.perturb import (
     digits_for,
     findings,
 )
+from torchcaps.report.sweeps import Sweep
 
 
 def test_figures_of_sweeps() -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from torchcaps.data import Preprocess, create_dataset
-from torchcaps.explain.health import AtSteps, Health
 from torchcaps.recipes import routing_health as recipe
 from torchcaps.recipes import run_recipe
 from torchcaps.recipes.kit.lab import at_random
@@ -17,6 +16,7 @@ from torchcaps.recipes.routing_health import (
     differences,
     findings,
 )
+from torchcaps.report.health import AtSteps, Health
 
 CPU = {"accelerator": "cpu"}
 

@@ -17,7 +17,8 @@ from torchcaps.classifier import Classifier
 from torchcaps.data import ImageSet
 from torchcaps.data.picture import check_format, naming
 from torchcaps.data.text_set import TextSet
-from torchcaps.explain import (
+from torchcaps.models import CapsuleClassifier, SceneCapsNet
+from torchcaps.report import (
     Exhibit,
     Extent,
     Observation,
@@ -26,7 +27,7 @@ from torchcaps.explain import (
     layer_extents,
     other_routing,
 )
-from torchcaps.explain.exhibits import (
+from torchcaps.report.exhibits import (
     Assignments,
     ClassActivations,
     ClassBoxes,
@@ -35,10 +36,9 @@ from torchcaps.explain.exhibits import (
     PoseSwap,
     RoutingSteps,
 )
-from torchcaps.explain.exhibits.base import pngs
-from torchcaps.explain.exhibits.words import ROUTED
-from torchcaps.explain.findings import evaluating
-from torchcaps.models import CapsuleClassifier, SceneCapsNet
+from torchcaps.report.exhibits.base import pngs
+from torchcaps.report.exhibits.words import ROUTED
+from torchcaps.report.findings import evaluating
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.tasks import SeveralLabels
 
@@ -68,7 +68,7 @@ class Look:
         label: its class, if that is known; for an image of several classes, all of them.
 
     Example:
-        >>> from torchcaps.explain import Observation, Selection
+        >>> from torchcaps.report import Observation, Selection
         >>> from torchcaps.explore import Look
         >>> image = torch.rand(1, 1, 8, 8)
         >>> look = Look("digits", Observation(tc.create_model("capsnet_digits"), Selection(image, image)), label=3)
@@ -295,15 +295,15 @@ class Explorer:
         return {**told, "there": _labels(there), "activations": shown, "boxes": boxes}
 
     def pose(self, look: str, target: int) -> dict[str, Any] | None:
-        """:class:`~torchcaps.explain.exhibits.ClassPose`; None without a decoder."""
+        """:class:`~torchcaps.report.exhibits.ClassPose`; None without a decoder."""
         return self._exhibit(look, "pose", target, ClassPose.of)
 
     def assignments(self, look: str, target: int) -> dict[str, Any] | None:
-        """:class:`~torchcaps.explain.exhibits.Assignments`; None if no children lie on a grid."""
+        """:class:`~torchcaps.report.exhibits.Assignments`; None if no children lie on a grid."""
         return self._exhibit(look, "assignments", target, Assignments.of)
 
     def routing(self, look: str) -> dict[str, Any] | None:
-        """:class:`~torchcaps.explain.exhibits.RoutingSteps`; None if no votes can be seen."""
+        """:class:`~torchcaps.report.exhibits.RoutingSteps`; None if no votes can be seen."""
         return self._exhibit(look, "routing", None, RoutingSteps.of)
 
     def decode(self, look: str, pose: list[float], target: int | None = None) -> list[str]:
@@ -349,7 +349,7 @@ class Explorer:
             return self._made[key]
 
     def swap(self, one: str, target: int, other: str, other_target: int) -> dict[str, Any] | None:
-        """:class:`~torchcaps.explain.exhibits.PoseSwap` of two looks; None without a decoder.
+        """:class:`~torchcaps.report.exhibits.PoseSwap` of two looks; None without a decoder.
 
         Raises:
             ValueError: if there are no such looks or classes, or they belong to two networks.

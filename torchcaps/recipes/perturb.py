@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 
 from torchcaps.data import ImageSet, Pairs
-from torchcaps.explain import default_sweep
-from torchcaps.explain.draw.charts import sweep_figure
-from torchcaps.explain.sweeps import Sweep, reconstruction_error, sweep
 from torchcaps.models import CapsuleClassifier
 from torchcaps.recipes import affine, mnist_dynamic, multimnist
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Trained, at_random, run_name
 from torchcaps.recipes.mnist_dynamic import MnistDynamic
+from torchcaps.report import default_sweep
+from torchcaps.report.draw.charts import sweep_figure
+from torchcaps.report.sweeps import Sweep, reconstruction_error, sweep
 
 SABOUR = "Sabour, Frosst & Hinton 2017, section 5.1 and figure 4"
 

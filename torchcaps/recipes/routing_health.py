@@ -5,14 +5,14 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from torchcaps.data import ImageSet
-from torchcaps.explain.draw.charts import steps_figure
-from torchcaps.explain.health import AtSteps, Health, at_steps
 from torchcaps.recipes import mnist_dynamic, smallnorb
 from torchcaps.recipes.kit.base import Key, Line, Picture, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Trained, at_random, data_of
 from torchcaps.recipes.smallnorb import SmallNORBEM
 from torchcaps.recipes.two_digits import DYNAMIC, KMEANS, VARIANT, TwoDigits
+from torchcaps.report.draw.charts import steps_figure
+from torchcaps.report.health import AtSteps, Health, at_steps
 
 
 @dataclass(frozen=True)

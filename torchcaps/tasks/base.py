@@ -10,11 +10,11 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from torch import Tensor
 
 from torchcaps.data import Batch, ImageSet
-from torchcaps.explain.calibration import Calibration
 from torchcaps.losses import ActivationLoss, ReconstructionLoss
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.names import enter
 from torchcaps.numerics import jsonable
+from torchcaps.report.calibration import Calibration
 
 Forward = Callable[[Tensor, Tensor], Prediction]
 """A network in a training step: takes images and the classes to reconstruct, labels (B,) or a mask (B, E)."""
@@ -112,7 +112,7 @@ class Answer:
         lengths: the activation of each class: for capsules, the length or the activation from the routing.
         poses: of each class capsule, (*pose); None for a network without capsules.
         calibrated: probabilities of all classes, by name, fitted on validation images to say how often the
-            network is right, see :class:`~torchcaps.explain.Calibration`; None if nothing was fitted.
+            network is right, see :class:`~torchcaps.report.Calibration`; None if nothing was fitted.
         seen: how the picture was prepared, if that depends on the picture, as for handwriting; else empty.
         boxes: where each of ``classes`` is, by name: left, top, right, bottom in pixels of the image as the network saw
             it; None if the network predicts no boxes.

@@ -13,9 +13,9 @@ import yaml
 
 from torchcaps.classifier import Classifier
 from torchcaps.data import ImageData, ImageSet
-from torchcaps.explain import examine
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.recipes.kit.code import Definitions
+from torchcaps.report import examine
 from torchcaps.training import RunFolder, option_hints, read_options, read_summary, train_parsed, train_parser
 
 PresetName = Literal["paper", "quick", "smoke"]

@@ -1,0 +1,116 @@
+"""How the training went."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torchcaps.report.exhibits.base import Exhibit, register_exhibit
+
+_SPLITS = {"train": "training", "val": "validation", "test": "test"}
+_HEALTH = {  # what the names of metrics begin with, the title of their panel, and its unit
+    "assignment_entropy_": ("entropy of the assignment", "0 hard, 1 even"),
+    "dead_capsules_": ("dead capsules", "share of the types"),
+}
+
+Metrics = Sequence[dict[str, float]]
+
+
+class Curve(NamedTuple):
+    """Values over the epochs.
+
+    Example:
+        >>> from torchcaps.report.exhibits import Curve
+        >>> Curve([1.0, 2.0], [0.4, 0.2]).values
+        [0.4, 0.2]
+    """
+
+    epochs: list[float]
+    values: list[float]
+
+
+class Panel(NamedTuple):
+    """Curves of one quantity, by name: of the images they were measured on, or of the layer.
+
+    Example:
+        >>> from torchcaps.report.exhibits import Curve, Panel
+        >>> Panel("loss", "", {"train": Curve([1.0, 2.0], [0.5, 0.3])}).quantity
+        'loss'
+    """
+
+    quantity: str
+    unit: str
+    curves: dict[str, Curve]
+
+
+@register_exhibit("learning_curves")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LearningCurves(Exhibit):
+    """Loss and accuracy (or error) over the epochs, and the health of the routing.
+
+    Attributes:
+        panels: of loss and accuracy or error, for training, validation and test images.
+        health: of the entropy of the assignments and of dead capsules, for each layer.
+
+    Example:
+        >>> from torchcaps.report.exhibits import LearningCurves
+        >>> metrics = [{"epoch": 1.0, "train_loss": 0.5}, {"epoch": 2.0, "train_loss": 0.3}]
+        >>> [panel.quantity for panel in LearningCurves.of(metrics).panels]
+        ['loss']
+    """
+
+    panels: tuple[Panel, ...]
+    health: tuple[Panel, ...]
+
+    @classmethod
+    def of(cls, metrics: Metrics) -> "LearningCurves | None":
+        """Of a row an epoch; None if no row holds anything to draw.
+
+        Args:
+            metrics: with ``epoch`` and some of ``train_loss``, ``val_loss``, ``train_accuracy``, ``val_accuracy``,
+                ``val_error``, ..., ``assignment_entropy_<layer>``, ``dead_capsules_<layer>``. What a row does not hold
+                is left out.
+        """
+        panels, health = _performance(metrics), _health(metrics)
+        if not panels and not health:
+            return None
+        text = (
+            "How the network got better with each pass over the training images. Where the validation curve turns back "
+            "while training goes on improving, the network learns its training images by heart."
+        )
+        if any(panel.quantity == "entropy of the assignment" for panel in health):
+            text += (
+                " Below, the health of the routing on a few images, layer by layer. The entropy of the assignments is "
+                "1 while all parents get the same of each child, and falls to 0 as each child finds its one parent. A "
+                "dead type of capsule is active nowhere in any of these images, and so of no use."
+            )
+        return cls(title="Learning curves", text=text, panels=panels, health=health)
+
+
+def _curve(metrics: Metrics, name: str) -> Curve | None:
+    points = [(row.get("epoch", place), row[name]) for place, row in enumerate(metrics) if row.get(name) is not None]
+    return Curve([epoch for epoch, _ in points], [value for _, value in points]) if points else None
+
+
+def _performance(metrics: Metrics) -> tuple[Panel, ...]:
+    """The loss, and accuracy or else error."""
+    panels = {}
+    for quantity in ("loss", "accuracy", "error"):
+        found = {name: _curve(metrics, f"{split}_{quantity}") for split, name in _SPLITS.items()}
+        curves = {name: curve for name, curve in found.items() if curve is not None}
+        if curves:
+            panels[quantity] = Panel(quantity, quantity, curves)
+    if "accuracy" in panels:
+        panels.pop("error", None)
+    return tuple(panels.values())
+
+
+def _health(metrics: Metrics) -> tuple[Panel, ...]:
+    """What :class:`~torchcaps.training.RoutingHealth` logged, layer by layer."""
+    names = dict.fromkeys(name for row in metrics for name in row)
+    panels = []
+    for prefix, (quantity, unit) in _HEALTH.items():
+        found = {name.removeprefix(prefix): _curve(metrics, name) for name in names if name.startswith(prefix)}
+        curves = {layer: curve for layer, curve in found.items() if curve is not None}
+        if curves:
+            panels.append(Panel(quantity, unit, curves))
+    return tuple(panels)

@@ -1,0 +1,82 @@
+"""Whether the network is right as often as it says."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from torchcaps.report.calibration import Calibration, calibration_bins
+from torchcaps.report.exhibits.base import Exhibit, register_exhibit
+from torchcaps.report.findings import Findings
+
+_BINS = 10
+
+
+class ReliabilityCurve(NamedTuple):
+    """How sure a network was of what it said, and how often it was right, in bins of how sure it was.
+
+    Args:
+        name: of the probabilities.
+        confidence: mean probability of the class that was said, for each bin that has images.
+        accuracy: share of the images of the bin for which that class was right.
+        error: the expected calibration error, in [0, 1].
+
+    Example:
+        >>> from torchcaps.report.exhibits import ReliabilityCurve
+        >>> ReliabilityCurve("lengths", confidence=[0.5, 0.9], accuracy=[0.4, 0.95], error=0.07).error
+        0.07
+    """
+
+    name: str
+    confidence: list[float]
+    accuracy: list[float]
+    error: float
+
+
+@register_exhibit("reliability")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Reliability(Exhibit):
+    """Reliability curves: of the shares of the activations and, if there is a calibration, of its probabilities.
+
+    Attributes:
+        curves: the calibrated one last.
+        calibration: the method, in words; empty without one.
+
+    Example:
+        >>> from torchcaps import report
+        >>> from torchcaps.data import Digits
+        >>> findings = report.examine(tc.create_model("capsnet_digits"), Digits().test)
+        >>> len(report.exhibits.Reliability.of(findings, calibration=None).curves)
+        1
+    """
+
+    curves: tuple[ReliabilityCurve, ...]
+    calibration: str
+
+    @classmethod
+    def of(cls, findings: Findings, calibration: Calibration | None) -> "Reliability | None":
+        """Of images of one class each; None for activations that are not finite."""
+        activation = findings.activation.double()
+        if not activation.isfinite().all():
+            return None
+        probabilities = {"shares of the activations": activation / activation.sum(1, keepdim=True).clamp_min(1e-30)}
+        if calibration is not None and calibration.method == "temperature":
+            probabilities["calibrated"] = calibration(activation)
+        curves = tuple(_curve(name, shares, findings.labels) for name, shares in probabilities.items())
+        text = (
+            "Of all images of which the network was 80 % sure it should be right about 80 %: its points are on the "
+            "diagonal. Above it the network is better than it says, below it is too sure of itself. The expected "
+            "calibration error is the mean distance from the diagonal, each image counted: "
+            + ", ".join(f"{curve.error:.1%} for {curve.name}" for curve in curves)
+            + "."
+        )
+        if len(curves) > 1:
+            text += f" Calibrated probabilities are what 'torchcaps predict' prints: {calibration}."
+        how = "" if calibration is None else str(calibration)
+        return cls(title="How sure, and how often right", text=text, curves=curves, calibration=how)
+
+
+def _curve(name: str, probabilities: Tensor, labels: Tensor) -> ReliabilityCurve:
+    """The points of the bins that have images, and the error over them."""
+    bins = calibration_bins(probabilities, labels, _BINS)
+    return ReliabilityCurve(name, bins.confidence.tolist(), bins.accuracy.tolist(), bins.error)

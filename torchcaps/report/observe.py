@@ -1,0 +1,223 @@
+"""One look at what a network does with a few images; all that is shown of them comes from it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.models.base import CapsuleClassifier, in_precision_of
+from torchcaps.report.findings import evaluating, kept
+from torchcaps.report.flow import class_maps, class_shares
+from torchcaps.report.layers import Layer, observe_layers
+from torchcaps.report.places import Extent, layer_extents, on_a_grid, origin, placed_capsules
+from torchcaps.report.poses import check_target, perturb
+from torchcaps.report.selection import Selection
+from torchcaps.report.transfer import draw_poses
+
+_AT_ONCE = 16
+"""Images that run together: the assignments of a convolutional layer are many times larger than its capsules."""
+
+
+class _Seen(NamedTuple):
+    """What is kept of a run, on the CPU.
+
+    Args:
+        capsules: by the names of :func:`~torchcaps.report.places.placed_capsules`.
+        maps: of :func:`~torchcaps.report.class_maps`, by the same names.
+        orphan: whether children may go to no class.
+    """
+
+    capsules: dict[str, Capsules]
+    maps: dict[str, Tensor]
+    orphan: bool
+
+
+class Observation:
+    """What a network does with the images of a selection.
+
+    The network runs when something is first asked for, once over the images, in evaluation mode and on its own device,
+    and is left in the mode it came in. Capsules and the shares of the classes are kept, on the CPU; votes and
+    assignments are dropped after each few images, because those of a convolution are large.
+
+    Args:
+        model: any network of torchcaps layers, in any precision; without capsules there is only an
+            :attr:`activation`.
+        selection: the images.
+        extents: those of another look at images of the same size; None: they are found when they are asked for.
+
+    Example:
+        >>> from torchcaps.report import Observation, Selection
+        >>> images = torch.rand(2, 1, 8, 8)
+        >>> observation = Observation(tc.create_model("capsnet_digits"), Selection(images, images))
+        >>> list(observation.capsules), observation.reconstructions.shape
+        (['primary_caps', 'class_caps'], torch.Size([2, 1, 8, 8]))
+    """
+
+    def __init__(self, model: nn.Module, selection: Selection, extents: Mapping[str, Extent] | None = None) -> None:
+        self.model = model
+        self.selection = selection
+        self._extents = extents
+
+    def asked(self, target: Tensor) -> "Observation":
+        """The same look, with each image asked about another class: labels (B,). Nothing runs again."""
+        other = Observation(self.model, replace(self.selection, target=target), self.extents)
+        vars(other).update(_seen=self._seen, activation=self.activation)
+        return other
+
+    @property
+    def capsules(self) -> dict[str, Capsules]:
+        """The capsules of each layer, lowest first, the classes last; empty for a network without capsules.
+
+        Children that no layer made are in it as ``name.children``, of the layer that took them.
+        """
+        return self._seen.capsules
+
+    @property
+    def grids(self) -> dict[str, Capsules]:
+        """Those of :attr:`capsules` that lie at positions of the image, more than one."""
+        return {name: capsules for name, capsules in self.capsules.items() if on_a_grid(capsules)}
+
+    @property
+    def classes(self) -> Capsules | None:
+        """The class capsules, poses (B, E, *pose); None for a network without capsules."""
+        return next(reversed(self.capsules.values()), None)
+
+    @cached_property
+    def activation(self) -> Tensor:
+        """Of the classes, (B, E)."""
+        if self.classes is not None:
+            return self.classes.activation
+        with evaluating(self.model) as device:
+            parts = [kept(self.model(images).activation) for images in self._batches(device)]
+        return torch.cat(parts)
+
+    @cached_property
+    def target(self) -> Tensor:
+        """The class that each image is asked about, (B,).
+
+        Raises:
+            ValueError: if the network has no such class.
+        """
+        target = self.selection.target
+        if target is None:
+            return self.activation.argmax(1)
+        check_target(target, self.activation)
+        return target.cpu()
+
+    @property
+    def maps(self) -> dict[str, Tensor]:
+        """Where in the image each class took its children, (B, H', W', E), by the name of the children.
+
+        Of :func:`~torchcaps.report.class_maps`, from the children of the classes down; for children on a grid.
+        """
+        return self._seen.maps
+
+    @property
+    def orphan(self) -> bool:
+        """Whether children may go to no class, of :class:`~torchcaps.ops.Normaliser`."""
+        return self._seen.orphan
+
+    @property
+    def even(self) -> float:
+        """The share of a class if all got the same: 1 / E, or 1 / (E + 1) with an :attr:`orphan`."""
+        return 1 / (self.activation.shape[1] + self.orphan)
+
+    @cached_property
+    def extents(self) -> Mapping[str, Extent]:
+        """The part of the image that each grid covers: :func:`~torchcaps.report.layer_extents`. Runs it once more."""
+        if self._extents is not None:
+            return self._extents
+        with evaluating(self.model) as device:
+            return layer_extents(self.model, self.selection.images[:1].to(device))
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the network has a decoder."""
+        return isinstance(self.model, CapsuleClassifier) and self.model.decoder is not None
+
+    @cached_property
+    def reconstructions(self) -> Tensor:
+        """What the capsule of the :attr:`target` alone describes, (B, C, H, W).
+
+        Raises:
+            RuntimeError: if the network has no decoder.
+        """
+        model, classes = self._decoder()
+        with evaluating(model) as device:
+            return kept(model.decode(_given(model, classes, device), self.target.to(device)))
+
+    def sweeps(self, values: Tensor) -> Iterator[Tensor]:
+        """For each image what :func:`~torchcaps.report.perturb` makes of its :attr:`target`, (D, V, C, H, W).
+
+        One image at a time, because it decodes D x V images.
+
+        Raises:
+            RuntimeError: if the network has no decoder.
+        """
+        model, classes = self._decoder()
+        for place in range(len(self.selection)):
+            one = slice(place, place + 1)
+            with evaluating(model) as device:
+                capsules = _given(model, Capsules(classes.pose[one], classes.activation[one]), device)
+                yield kept(perturb(model, capsules, self.target[one].to(device), values.to(device))[0])
+
+    def draw(self, poses: Tensor, target: Tensor) -> Tensor:
+        """What the decoder draws from poses (N, D) in the capsules of classes (N,): images (N, C, H, W).
+
+        Raises what :func:`~torchcaps.report.draw_poses` raises.
+        """
+        model, _ = self._decoder()
+        with evaluating(model) as device:
+            return kept(draw_poses(model, poses.to(device), target.to(device)))
+
+    def _decoder(self) -> tuple[CapsuleClassifier, Capsules]:
+        if not isinstance(self.model, CapsuleClassifier) or self.model.decoder is None or self.classes is None:
+            raise RuntimeError(f"this {type(self.model).__name__} has no decoder")
+        return self.model, self.classes
+
+    def _batches(self, device: torch.device) -> Iterator[Tensor]:
+        """The images as the network takes them, a few at a time."""
+        for images in self.selection.images.split(_AT_ONCE):
+            yield in_precision_of(self.model, images.to(device))
+
+    @cached_property
+    def _seen(self) -> _Seen:
+        parts = []
+        with evaluating(self.model) as device:
+            for images in self._batches(device):
+                parts.append(_keep(observe_layers(self.model, images)))
+                if not parts[0].capsules:
+                    break  # and none will come
+        return _Seen(
+            {name: _joined([part.capsules[name] for part in parts]) for name in parts[0].capsules},
+            {name: torch.cat([part.maps[name] for part in parts]) for name in parts[0].maps},
+            parts[0].orphan,
+        )
+
+
+def _keep(layers: dict[str, Layer]) -> _Seen:
+    """What is kept of one run over some images."""
+    placed = placed_capsules(layers).items()
+    capsules = {name: Capsules(kept(one.pose), kept(one.activation)) for name, one in placed}
+    maps, orphan = {}, False
+    if layers and (routed := next(reversed(layers.values())).routed):
+        orphan = routed[0].votes.normaliser.orphan
+        for name, shares in class_shares(layers).items():
+            label, children = origin(layers, layers[name]), layers[name].children
+            if children is not None and on_a_grid(children):
+                maps[label] = class_maps(shares, children.activation).cpu()
+    return _Seen(capsules, maps, orphan)
+
+
+def _given(model: CapsuleClassifier, capsules: Capsules, device: torch.device) -> Capsules:
+    """Capsules that were kept, as the decoder takes them."""
+    pose, activation = (in_precision_of(model, part.to(device)) for part in (capsules.pose, capsules.activation))
+    return Capsules(pose, activation)
+
+
+def _joined(parts: list[Capsules]) -> Capsules:
+    return Capsules(torch.cat([part.pose for part in parts]), torch.cat([part.activation for part in parts]))
