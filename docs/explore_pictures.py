@@ -28,8 +28,8 @@ from torchcaps.classifier import Classifier
 from torchcaps.explore import Explorer, application, local_samples
 from torchcaps.models import SceneCapsNet
 from torchcaps.report import Observation, Selection
-from torchcaps.report.exhibits import ClassPose
-from torchcaps.report.exhibits.base import pixels
+from torchcaps.report.exhibit import pixels
+from torchcaps.report.pictures import ClassPose
 
 PICTURES = Path(__file__).parent / "pictures"
 NETWORK = "mnist/efficient_capsnet"

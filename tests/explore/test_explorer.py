@@ -27,8 +27,8 @@ from torchcaps.explore.server import MOST_BYTES, _body, _Calls
 from torchcaps.layers import CapsLinear
 from torchcaps.models import CapsuleClassifier, TextClassifier
 from torchcaps.models.pretrained import list_pretrained
-from torchcaps.report.exhibits import word_shares
-from torchcaps.report.exhibits.base import png
+from torchcaps.report.exhibit import png
+from torchcaps.report.words import word_shares
 
 uvicorn = pytest.importorskip("uvicorn")
 

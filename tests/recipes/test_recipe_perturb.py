@@ -14,10 +14,10 @@ from torchcaps.recipes.perturb import (
     OVERLAID,
     ROWS,
     Perturb,
+    Sweep,
     digits_for,
     findings,
 )
-from torchcaps.report.sweeps import Sweep
 
 
 def test_figures_of_sweeps() -> None:

@@ -12,11 +12,12 @@ from torchcaps.recipes import run_recipe
 from torchcaps.recipes.kit.lab import at_random
 from torchcaps.recipes.routing_health import (
     SOURCES,
+    AtSteps,
+    Health,
     StepsWorth,
     differences,
     findings,
 )
-from torchcaps.report.health import AtSteps, Health
 
 CPU = {"accelerator": "cpu"}
 

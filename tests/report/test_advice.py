@@ -6,7 +6,7 @@ from PIL import Image
 
 from torchcaps.data import ImageSet
 from torchcaps.report import Findings
-from torchcaps.report.exhibits import Advice
+from torchcaps.report.pictures import Advice
 
 
 def advice(labels: torch.Tensor, said: torch.Tensor, summary=None, metrics=(), files=None, side: int = 4) -> Advice:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchcaps import CapsLinear, Capsules, create_model, create_routing
+from torchcaps import create_model, create_routing
 from torchcaps.models import CapsuleClassifier
-from torchcaps.report import assignment_entropy, assignment_maps, dead_capsules, map_extent
+from torchcaps.report import Observation, Selection, assignment_entropy, dead_capsules, layer_extents
 
 
 def tiny(name: str = "capsnet_digits", **arguments: object) -> CapsuleClassifier:
@@ -26,6 +26,16 @@ def tiny(name: str = "capsnet_digits", **arguments: object) -> CapsuleClassifier
 
 def images_for(model: CapsuleClassifier, count: int = 4) -> Tensor:
     return torch.rand(count, *model.image_shape, generator=torch.Generator().manual_seed(1))
+
+
+def maps_of(model: CapsuleClassifier, images: Tensor) -> Tensor:
+    """Of each class the shares of the children of the classes, (B, H', W', E)."""
+    return next(iter(Observation(model, Selection(images, images)).maps.values()))
+
+
+def extent(model: CapsuleClassifier, images: Tensor) -> tuple[float, ...]:
+    """That of the children of the classes."""
+    return list(layer_extents(model, images).values())[-1]
 
 
 @pytest.mark.parametrize("routing", ["dynamic", "em", "kmeans"])
@@ -47,7 +57,8 @@ def test_maps_equal_a_loop(routing: str) -> None:
                     expected[b, y, x] += activation[b, y, x, t] * assignment[b, child, target[b]]
                     given += activation[b, y, x, t]
                 expected[b, y, x] /= given
-    np.testing.assert_allclose(assignment_maps(model, images, target).numpy(), expected, rtol=1e-5)
+    found = maps_of(model, images)[torch.arange(B), :, :, target]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5)
     assert expected.std() > 1e-3  # the test would see a mix-up of positions
 
 
@@ -55,18 +66,9 @@ def test_maps_equal_a_loop(routing: str) -> None:
 @torch.no_grad()
 def test_shares_of_all_classes_add_up_to_one(name: str) -> None:
     model = tiny(name)
-    images = images_for(model, 2)
-    maps = [assignment_maps(model, images, torch.full((2,), target)) for target in range(3)]
-    assert all(bool((one >= 0).all()) and bool((one <= 1 + 1e-6).all()) for one in maps)
-    torch.testing.assert_close(sum(maps), torch.ones_like(maps[0]))
-
-
-@torch.no_grad()
-def test_without_a_target_the_map_is_of_the_most_active_class() -> None:
-    model = tiny()
-    images = images_for(model)
-    said = model(images).activation.argmax(1)
-    assert torch.equal(assignment_maps(model, images), assignment_maps(model, images, said))
+    maps = maps_of(model, images_for(model, 2))
+    assert bool((maps >= 0).all())
+    torch.testing.assert_close(maps.sum(-1), torch.ones(maps.shape[:3]))
 
 
 @torch.no_grad()
@@ -76,31 +78,11 @@ def test_positions_without_an_active_child_get_an_even_share() -> None:
     nn.init.zeros_(model.conv.bias)
     for parameter in model.primary_caps.parameters():
         nn.init.zeros_(parameter)
-    maps = assignment_maps(model, images_for(model))
+    maps = maps_of(model, images_for(model))
     torch.testing.assert_close(maps, torch.full_like(maps, 1 / 3))
 
 
-class OnALine(CapsuleClassifier):
-    """A network whose children have one axis of sites."""
-
-    def __init__(self) -> None:
-        super().__init__((1, 2, 2), 3)
-        self.class_caps = CapsLinear(4, 3, 2, 2)
-        self.decoder = None
-
-    def children_of(self, images: Tensor) -> Capsules:
-        pose = images.flatten(1)[..., None].expand(-1, -1, 2)
-        return Capsules(pose, images.flatten(1))
-
-
 def test_misfits_are_named() -> None:
-    model = tiny()
-    with pytest.raises(ValueError, match="target must lie in"):
-        assignment_maps(model, images_for(model), torch.full((4,), 3))
-    with pytest.raises(ValueError, match="target must be integer labels"):
-        assignment_maps(model, images_for(model), torch.zeros(3, dtype=torch.int64))
-    with pytest.raises(ValueError, match="must lie on a grid"):
-        assignment_maps(OnALine(), torch.rand(1, 1, 2, 2))
     with pytest.raises(ValueError, match="assignment must be"):
         assignment_entropy(torch.ones(2, 3))
     with pytest.raises(ValueError, match="activation must be"):
@@ -109,10 +91,10 @@ def test_misfits_are_named() -> None:
 
 def test_the_extent_follows_from_kernels_and_strides() -> None:
     # 3x3 behind 3x3: position 0 sees pixels 0..4, and 4 positions lie 1 pixel apart.
-    assert map_extent(tiny(), torch.zeros(1, 1, 8, 8)) == (2, 6, 6, 2)
+    assert extent(tiny(), torch.zeros(1, 1, 8, 8)) == (2, 6, 6, 2)
     # 5x5 stride 2 behind 3x3 stride 1 sees 7 pixels: centres 3.5, 5.5, ...; 2 pixels apart, 3 down and 5 across.
     model = tiny(image_shape=(2, 11, 15), kernel_size=3, primary_kernel_size=5, primary_stride=2)
-    assert map_extent(model, torch.zeros(1, 2, 11, 15)) == (2.5, 12.5, 8.5, 2.5)
+    assert extent(model, torch.zeros(1, 2, 11, 15)) == (2.5, 12.5, 8.5, 2.5)
 
 
 def test_the_extent_of_cells_that_see_less_at_the_border() -> None:
@@ -121,25 +103,25 @@ def test_the_extent_of_cells_that_see_less_at_the_border() -> None:
     with torch.no_grad():
         for parameter in network.features.parameters():
             parameter.abs_()  # nothing that is seen is lost in a ReLU
-    assert map_extent(network, torch.zeros(1, 1, 64, 96)) == (0, 96, 64, 0)
+    assert extent(network, torch.zeros(1, 1, 64, 96)) == (0, 96, 64, 0)
 
 
 @pytest.mark.parametrize("height", [40, 48])
 def test_the_extent_of_cells_that_see_the_border_from_the_middle(height: int) -> None:
     """Their centres lay close together, and the map of a scene was drawn in the middle of it; 40 rows are all seen."""
     scenes = create_model("scene_capsnet", image_shape=(1, height, 64), channels=(4, 4, 8), child_dim=16).eval()
-    assert map_extent(scenes, torch.zeros(1, 1, height, 64)) == (0, 64, height, 0)  # cells of 8 x 8 tile it
+    assert extent(scenes, torch.zeros(1, 1, height, 64)) == (0, 64, height, 0)  # cells of 8 x 8 tile it
 
 
 def test_the_extent_of_a_single_position_is_the_whole_image() -> None:
     model = tiny(image_shape=(1, 5, 5))
     with torch.no_grad():  # gradients may be off outside
-        assert map_extent(model, torch.zeros(1, 1, 5, 5)) == (0, 5, 5, 0)
+        assert extent(model, torch.zeros(1, 1, 5, 5)) == (0, 5, 5, 0)
 
 
 def test_looking_for_the_extent_leaves_no_gradients() -> None:
     model = tiny()
-    map_extent(model, torch.zeros(1, 1, 8, 8))
+    extent(model, torch.zeros(1, 1, 8, 8))
     assert all(parameter.grad is None for parameter in model.parameters())
 
 

@@ -5,7 +5,7 @@ import torch
 
 from torchcaps.report import Calibration, Findings, fit_platt, fit_temperature
 from torchcaps.report.calibration import calibration_bins, calibration_error
-from torchcaps.report.exhibits import Reliability
+from torchcaps.report.pictures import Reliability
 
 
 def drawn(count: int, sharpness: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps import CapsConv2d, Capsules, create_model, create_routing
 from torchcaps.models import CapsuleClassifier
-from torchcaps.report import assignment_maps, class_shares, layer_extents, map_extent, observe_layers, share_maps
+from torchcaps.report import class_maps, class_shares, layer_extents, observe_layers
 from torchcaps.report.layers import Layer
 from torchcaps.routing import Routed
 
@@ -137,30 +137,11 @@ def test_groups_keep_to_themselves() -> None:
     assert bool((first <= highest + 1e-6).all())
 
 
-@pytest.mark.parametrize("name", ["capsnet_digits", "sharedcapsnet", "matrixcapsnet"])
-@torch.no_grad()
-def test_the_last_layer_has_the_maps_of_assignment_maps(name: str) -> None:
-    torch.manual_seed(0)
-    if name == "matrixcapsnet":
-        model = matrix_net()
-    else:
-        small = {"channels": 8, "types": 2} if name == "capsnet_digits" else {"channels": (4, 4, 6, 6)}
-        model = create_model(name, classes=3, image_shape=(1, 23, 26), **small).eval()
-    layers = observe_layers(model, IMAGES)
-    target = torch.tensor([2, 0])
-    shares, children = class_shares(layers)["class_caps"], layers["class_caps"].children
-    torch.testing.assert_close(
-        share_maps(shares, children.activation, target), assignment_maps(model, IMAGES, target), rtol=1e-4, atol=1e-6
-    )
-
-
 @torch.no_grad()
 def test_what_nobody_sees_is_not_a_number() -> None:
     layers = observe_layers(matrix_net(), IMAGES)
-    maps = share_maps(
-        class_shares(layers)["conv_caps1"], layers["primary_caps"].capsules.activation, torch.tensor([0, 1])
-    )
-    assert maps.shape == (2, 10, 11)
+    maps = class_maps(class_shares(layers)["conv_caps1"], layers["primary_caps"].capsules.activation)
+    assert maps.shape == (2, 10, 11, 3)
     assert bool(maps[:, 9].isnan().all())
     assert bool(maps[:, :9].isfinite().all())
 
@@ -182,7 +163,7 @@ def test_misfits_are_named() -> None:
     with pytest.raises(ValueError, match="the last layer must route"):
         class_shares({})
     with pytest.raises(ValueError, match="shares must be"):
-        share_maps(torch.rand(1, 4, 3), torch.rand(1, 4), torch.tensor([0]))
+        class_maps(torch.rand(1, 4, 3), torch.rand(1, 4))
 
 
 def test_convolutional_capsules_stand_at_the_centres_of_their_windows() -> None:
@@ -193,7 +174,6 @@ def test_convolutional_capsules_stand_at_the_centres_of_their_windows() -> None:
     assert extents["primary_caps"] == (1.5, 23.5, 21.5, 1.5)
     assert extents["conv_caps1"] == (2.5, 22.5, 18.5, 2.5)
     assert extents["conv_caps2"] == (6.5, 18.5, 14.5, 6.5)
-    assert map_extent(matrix_net(), IMAGES) == extents["conv_caps2"]
     assert "class_caps" not in extents
 
 

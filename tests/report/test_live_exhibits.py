@@ -22,7 +22,7 @@ from torchcaps.report import (
     pose_tells,
     shape_moments,
 )
-from torchcaps.report.exhibits import ClassActivations, ClassPose, PoseSwap, RoutingSteps
+from torchcaps.report.pictures import ClassActivations, ClassPose, PoseSwap, RoutingSteps
 from torchcaps.routing import Routing
 from torchcaps.routing.base import ROUTINGS
 

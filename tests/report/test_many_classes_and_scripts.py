@@ -9,8 +9,8 @@ import torch
 from torchcaps import create_model
 from torchcaps.data import ImageSet
 from torchcaps.report import Findings, select_examples, write_page, write_report
-from torchcaps.report.draw.fonts import make_legible
-from torchcaps.report.exhibits import Confusion, Mistakes
+from torchcaps.report.canvas import make_legible
+from torchcaps.report.pictures import Confusion, Mistakes
 
 
 def answers(classes: int, labels: torch.Tensor, said: torch.Tensor) -> Findings:

@@ -16,6 +16,7 @@ from torchcaps.report import (
     Findings,
     Observation,
     Selection,
+    class_maps,
     class_shares,
     default_sweep,
     examine,
@@ -26,11 +27,9 @@ from torchcaps.report import (
     perturb,
     select_examples,
     select_samples,
-    share_maps,
     write_report,
 )
-from torchcaps.report.draw import pictures_of
-from torchcaps.report.exhibits import RoutingSteps
+from torchcaps.report.pictures import RoutingSteps
 
 
 def digits_net(**arguments: object) -> CapsuleClassifier:
@@ -89,9 +88,7 @@ def test_what_is_seen_is_the_networks_own(build: Any) -> None:
     for (name, maps), (layer, part) in zip(seen.maps.items(), shares.items(), strict=True):
         children = layers[layer].children.activation
         assert seen.capsules[name].activation.shape == children.shape
-        for label in range(3):
-            expected = share_maps(part, children, torch.full((20,), label))
-            torch.testing.assert_close(maps[..., label], expected, equal_nan=True)
+        torch.testing.assert_close(maps, class_maps(part, children), equal_nan=True)
     assert seen.extents == layer_extents(model, images)
     assert set(seen.grids) == set(seen.extents)
 
@@ -124,7 +121,7 @@ def test_nothing_runs_before_it_is_asked_for_and_then_once() -> None:
 def test_a_report_runs_the_network_few_times(
     build: Any, batch_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page, "pictures_of", lambda exhibit: iter(()))  # drawing takes long and runs nothing
+    monkeypatch.setattr(page, "_draw", lambda *_: iter(()))  # drawing takes long and runs nothing
     model = build()
     images = image_set(model)
     runs = runs_of(model)
@@ -209,7 +206,7 @@ def test_networks_in_any_precision_show_the_same(build: Any, dtype: torch.dtype,
     expected = look(model, images, target=target)
     seen = look(build().eval().to(dtype), images, target=target)
     assert seen.extents == expected.extents
-    assert all(picture.figure.axes for exhibit in exhibits_of(seen) for picture in pictures_of(exhibit))
+    assert all(picture.figure.axes for exhibit in exhibits_of(seen) for picture in exhibit.draw())
     if expected.decodes:
         torch.testing.assert_close(seen.reconstructions.float(), expected.reconstructions, atol=bound, rtol=bound)
     if expected.classes is None:

@@ -19,7 +19,7 @@ from torchcaps import (
     list_models,
 )
 from torchcaps.models import CapsuleClassifier, ImageClassifier
-from torchcaps.report import assignment_entropy, dead_types, layer_entropy, observe_layers, peak_activation
+from torchcaps.report import assignment_entropy, dead_capsules, layer_entropy, observe_layers, peak_activation
 from torchcaps.report.layers import Layer, below
 from torchcaps.routing import Routed
 
@@ -78,7 +78,7 @@ def test_every_network_is_seen_as_it_runs(name: str) -> None:
             assert entropy.shape == (2,)
             assert bool((entropy > 0).all())
             assert bool((entropy <= 1 + 1e-5).all())
-        assert 0 <= dead_types(layer.capsules) <= 1
+        assert 0 <= dead_capsules(peak_activation(layer.capsules)) <= 1
     assert not any(module._forward_hooks for module in model.modules())
 
 
@@ -234,20 +234,20 @@ def test_a_type_is_dead_that_is_active_nowhere() -> None:
     activation[:, :, :, 2] = 0.01
     capsules = Capsules(activation[..., None], activation)
     assert peak_activation(capsules).tolist() == [[0, 0, pytest.approx(0.01), 0], [0, 0.5, pytest.approx(0.01), 0]]
-    assert dead_types(capsules, 0.02) == 0.75
-    assert dead_types(capsules, 0.005) == 0.5
+    assert dead_capsules(peak_activation(capsules), 0.02) == 0.75
+    assert dead_capsules(peak_activation(capsules), 0.005) == 0.5
     one_type = Capsules(activation[..., 1, None], activation[..., 1])
-    assert dead_types(one_type) == 0
+    assert dead_capsules(peak_activation(one_type)) == 0
     flat = Capsules(activation[:, 2, 0, :, None], activation[:, 2, 0])
-    assert dead_types(flat, 0.02) == 0.75
+    assert dead_capsules(peak_activation(flat), 0.02) == 0.75
 
 
 @torch.no_grad()
 def test_a_bias_that_kills_types_is_noticed() -> None:
     model = odd_model("matrixcapsnet")
-    assert dead_types(observe_layers(model, IMAGES)["primary_caps"].capsules) == 0
+    assert dead_capsules(peak_activation(observe_layers(model, IMAGES)["primary_caps"].capsules)) == 0
     model.primary_caps.activation_conv.weight.zero_()
     model.primary_caps.activation_conv = nn.Conv2d(4, 2, 1)
     nn.init.zeros_(model.primary_caps.activation_conv.weight)
     model.primary_caps.activation_conv.bias.copy_(torch.tensor([0.0, -20.0]))
-    assert dead_types(observe_layers(model, IMAGES)["primary_caps"].capsules) == 0.5
+    assert dead_capsules(peak_activation(observe_layers(model, IMAGES)["primary_caps"].capsules)) == 0.5

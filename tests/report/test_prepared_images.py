@@ -1,10 +1,5 @@
 """Looking at a network whose images are cropped and standardised."""
 
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,8 +7,8 @@ from torch import Tensor
 from torchcaps import create_model
 from torchcaps.data import ImageSet, Preprocess, centre_crop, standardise, thirteen_crops
 from torchcaps.models import ImageClassifier, Prediction
-from torchcaps.report import assignment_entropy, assignment_figure, examine, write_report
-from torchcaps.report.draw import pictures
+from torchcaps.report import assignment_entropy, examine, exhibits_of_classifier
+from torchcaps.report.pictures.assignments import Assignments, ShareMaps
 
 PREPROCESS = Preprocess(crop=8, standardise=True, crops=13)
 
@@ -59,32 +54,26 @@ def test_thirteen_crops_are_averaged_without_capsules() -> None:
     torch.testing.assert_close(examine(Plain(), images.prepared(PREPROCESS)).activation, expected)
 
 
-def test_report_draws_pixels_and_decodes_what_was_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: dict[str, tuple[Any, ...]] = {}
-
-    def spy(draw: Callable[..., Any], *arguments: Any) -> Any:
-        drawn[draw.__name__] = arguments
-        return draw(*arguments)
-
-    for draw in (pictures.worst_mistakes, pictures.reconstructions, pictures.assignment_figure):
-        monkeypatch.setattr(pictures, draw.__name__, partial(spy, draw))
+def test_a_report_shows_pixels_and_decodes_what_was_said() -> None:
     model, images = tiny(), image_set(6)
     images = images.prepared(PREPROCESS)
     findings = examine(model, images)
-    write_report(tmp_path, model, images, {}, [])
+    shown = {one.kind: one for one in exhibits_of_classifier(model, images, findings, {}, [])}
     pixels = centre_crop(images.images.float() / 255, 8)
-    assert torch.equal(drawn["worst_mistakes"][0], pixels[findings.mistakes(24)])
+    assert torch.equal(shown["mistakes"].pictures, pixels[findings.mistakes(24)])
     chosen = findings.samples(20)
-    for name in ("reconstructions", "assignment_figure"):
-        assert torch.equal(drawn[name][0], pixels[chosen])
+    for kind in ("reconstructions", "assignments"):
+        assert torch.equal(shown[kind].pictures, pixels[chosen])
     with torch.no_grad():
         decoded = model.decode(model.encode(standardise(pixels)), findings.prediction)
-    torch.testing.assert_close(drawn["reconstructions"][1], decoded[chosen])
+    torch.testing.assert_close(shown["reconstructions"].reconstructions, decoded[chosen])
 
 
 def test_stereo_pairs_show_their_first_camera_under_the_map() -> None:
     pairs = torch.stack([torch.zeros(8, 8), torch.ones(8, 8)])[None]
-    figure = assignment_figure(pairs, torch.full((1, 2, 2), 0.5), ["a"])
-    image, below = (figure.axes[place].images[0].get_array() for place in (0, 1))
+    maps = ShareMaps("caps", torch.full((1, 2, 2), 0.5), extent=None)
+    told = {"titles": ("a",), "targets": torch.tensor([0]), "layers": (maps,), "even": 0.5}
+    (picture,) = Assignments(title="", text="", pictures=pairs, **told).draw()
+    image, below = (picture.figure.axes[place].images[0].get_array() for place in (0, 1))
     assert image.max() == 0
     assert below.max() == below.min() == 0.25

@@ -10,7 +10,7 @@ from torchcaps import create_model
 from torchcaps.data import ImageSet
 from torchcaps.models import ImageClassifier
 from torchcaps.report import write_report
-from torchcaps.report.exhibits import Table
+from torchcaps.report.exhibit import Table
 from torchcaps.report.page import _table
 
 METRICS = [{"epoch": 0.0, "train_loss": 0.5}, {"epoch": 1.0, "train_loss": 0.3, "val_accuracy": 0.5}]

@@ -9,9 +9,19 @@ from torch import Tensor
 from torchcaps import Capsules, create_model
 from torchcaps.data import Digits, ImageSet
 from torchcaps.models import CapsNet
-from torchcaps.report import ATTRIBUTES, attributes, carried, draw_poses, examine, fit_readout, poses_of, transfer
-from torchcaps.report.exhibits import PoseReadout, exhibits_of_classifier
-from torchcaps.report.transfer import encoded
+from torchcaps.report import (
+    ATTRIBUTES,
+    attributes,
+    carried,
+    draw_poses,
+    examine,
+    exhibits_of_classifier,
+    fit_readout,
+    poses_of,
+    transfer,
+)
+from torchcaps.report.pictures import PoseReadout
+from torchcaps.report.poses import encoded
 
 
 def stroke(slant: float = 0.0, width: int = 4, height: int = 20, size: int = 28) -> Tensor:

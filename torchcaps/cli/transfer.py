@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def command(arguments: list[str]) -> None:
     """Draw the class of one image with the pose of another, and the steps between."""
-    from torchcaps.report.draw.decoded import strip
+    from torchcaps.report.canvas import strip
     from torchcaps.training.parser import OptionParser
 
     parser = OptionParser(

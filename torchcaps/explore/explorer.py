@@ -27,18 +27,16 @@ from torchcaps.report import (
     layer_extents,
     other_routing,
 )
-from torchcaps.report.exhibits import (
-    Assignments,
-    ClassActivations,
-    ClassBoxes,
-    ClassPose,
-    ClassWords,
-    PoseSwap,
-    RoutingSteps,
-)
-from torchcaps.report.exhibits.base import pngs
-from torchcaps.report.exhibits.words import ROUTED
+from torchcaps.report.exhibit import pngs
 from torchcaps.report.findings import evaluating
+from torchcaps.report.pictures.assignments import Assignments
+from torchcaps.report.pictures.class_activations import ClassActivations
+from torchcaps.report.pictures.class_boxes import ClassBoxes
+from torchcaps.report.pictures.class_pose import ClassPose
+from torchcaps.report.pictures.class_words import ClassWords
+from torchcaps.report.pictures.pose_swap import PoseSwap
+from torchcaps.report.pictures.routing_steps import RoutingSteps
+from torchcaps.report.words import ROUTED
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.tasks import SeveralLabels
 
@@ -295,15 +293,15 @@ class Explorer:
         return {**told, "there": _labels(there), "activations": shown, "boxes": boxes}
 
     def pose(self, look: str, target: int) -> dict[str, Any] | None:
-        """:class:`~torchcaps.report.exhibits.ClassPose`; None without a decoder."""
+        """:class:`~torchcaps.report.pictures.ClassPose`; None without a decoder."""
         return self._exhibit(look, "pose", target, ClassPose.of)
 
     def assignments(self, look: str, target: int) -> dict[str, Any] | None:
-        """:class:`~torchcaps.report.exhibits.Assignments`; None if no children lie on a grid."""
+        """:class:`~torchcaps.report.pictures.Assignments`; None if no children lie on a grid."""
         return self._exhibit(look, "assignments", target, Assignments.of)
 
     def routing(self, look: str) -> dict[str, Any] | None:
-        """:class:`~torchcaps.report.exhibits.RoutingSteps`; None if no votes can be seen."""
+        """:class:`~torchcaps.report.pictures.RoutingSteps`; None if no votes can be seen."""
         return self._exhibit(look, "routing", None, RoutingSteps.of)
 
     def decode(self, look: str, pose: list[float], target: int | None = None) -> list[str]:
@@ -349,7 +347,7 @@ class Explorer:
             return self._made[key]
 
     def swap(self, one: str, target: int, other: str, other_target: int) -> dict[str, Any] | None:
-        """:class:`~torchcaps.report.exhibits.PoseSwap` of two looks; None without a decoder.
+        """:class:`~torchcaps.report.pictures.PoseSwap` of two looks; None without a decoder.
 
         Raises:
             ValueError: if there are no such looks or classes, or they belong to two networks.

@@ -14,12 +14,12 @@ from torchcaps.data import AffineRanges, Few, ImageSet, apply_affine
 from torchcaps.losses import length_cross_entropy
 from torchcaps.models import CapsuleClassifier
 from torchcaps.recipes.kit.base import Line, Outcome, Picture, register_recipe
+from torchcaps.recipes.kit.charts import Dots, dot_panels
 from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison, Study
 from torchcaps.recipes.kit.lab import Trained, data_of
 from torchcaps.recipes.kit.options import TrainingOptions, adam, one_cycle, option
 from torchcaps.report import examine, fit_temperature
 from torchcaps.report.calibration import calibration_error
-from torchcaps.report.draw.charts import Dots, dot_panels
 from torchcaps.routing import create_routing
 from torchcaps.routing.base import ROUTINGS
 

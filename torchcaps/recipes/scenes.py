@@ -18,7 +18,7 @@ from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import data_of
 from torchcaps.recipes.kit.options import FAST, TrainingOptions, one_cycle, option
 from torchcaps.report import evaluating
-from torchcaps.report.draw.charts import Boxed, boxes_figure
+from torchcaps.report.boxes import Boxed, boxes_figure
 from torchcaps.tasks import average_precision, box_iou
 
 CAPSULES, CNN = "capsules, from labels alone", "CNN with class-activation maps, from labels alone"

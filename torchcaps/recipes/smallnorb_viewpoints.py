@@ -7,11 +7,11 @@ from torchcaps.data import TurnedDigits
 from torchcaps.data.made import TestViewpoints, Viewpoints
 from torchcaps.recipes import smallnorb
 from torchcaps.recipes.kit.base import Picture, lines_of, register_recipe
+from torchcaps.recipes.kit.charts import bar_panels
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import data_of
 from torchcaps.recipes.kit.options import option
 from torchcaps.recipes.smallnorb import SmallNORBEM, SmallNORBSettings
-from torchcaps.report.draw.charts import bar_panels
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 2, recalled"
 

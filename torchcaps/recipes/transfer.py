@@ -11,6 +11,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.data import ImageSet
 from torchcaps.models import CapsuleClassifier
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
+from torchcaps.recipes.kit.charts import transfer_grid
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Trained, at_random
 from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, TrainingOptions, adam, one_cycle, option, plain
@@ -24,8 +25,7 @@ from torchcaps.report import (
     poses_of,
     transfer,
 )
-from torchcaps.report.draw.charts import transfer_grid
-from torchcaps.report.transfer import encoded
+from torchcaps.report.poses import encoded
 
 BOTH = "decoder told pose and class"
 ALONE = "decoder told the pose alone"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchcaps.data.base import ImageSet
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, in_precision_of
 from torchcaps.numerics import compute_dtype
-from torchcaps.report.assignments import assignment_entropy
+from torchcaps.report.layers import assignment_entropy
 
 _AT_ONCE = 8192
 """Images times classes in one batch at most: an image has an assignment for each child and each class."""

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from torchcaps.report.assignments import ratio
-from torchcaps.report.layers import Layer, below
+from torchcaps.report.layers import Layer, below, ratio
 
 
 def class_shares(layers: dict[str, Layer]) -> dict[str, Tensor]:
@@ -67,30 +66,6 @@ def _group_handed_down(layer: Layer, group: int, shares: Tensor | None) -> Tenso
     handed = layer.scatter(active @ shares)
     alike = layer.scatter(R @ shares)  # if all parents count the same
     return ratio(given * handed, going, alike)
-
-
-def share_maps(shares: Tensor, activation: Tensor, target: Tensor) -> Tensor:
-    r"""The shares of one class on the grid of the children, as :func:`~torchcaps.report.assignment_maps` defines them.
-
-    One class of :func:`class_maps` for each image.
-
-    Args:
-        shares: (B, H', W', E) or (B, H', W', types, E), of :func:`class_shares`.
-        activation: of the same children, without E.
-        target: the class j of each image, labels (B,).
-
-    Returns:
-        (B, H', W'), shares in [0, 1]; NaN where nothing of any child went to any class.
-
-    Raises:
-        ValueError: if the children do not lie on a grid, or shapes do not fit.
-    """
-    return maps_of(class_maps(shares, activation), target)
-
-
-def maps_of(maps: Tensor, target: Tensor) -> Tensor:
-    """Of each image the map of one class: (B, H', W', E) and labels (B,) to (B, H', W')."""
-    return maps[torch.arange(len(target), device=target.device), :, :, target]
 
 
 def class_maps(shares: Tensor, activation: Tensor) -> Tensor:

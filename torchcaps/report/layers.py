@@ -14,7 +14,6 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers.conv import CapsConvNd
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.ops.windows import Windows
-from torchcaps.report.assignments import assignment_entropy, dead_capsules, ratio
 from torchcaps.routing import Routed, Routing
 from torchcaps.squash import length
 
@@ -289,14 +288,57 @@ def peak_activation(capsules: Capsules) -> Tensor:
     return activation if activation.ndim == 2 else activation.flatten(1, -2).amax(1)
 
 
-def dead_types(capsules: Capsules, threshold: float = 0.01) -> float:
-    """The share of types of capsules that stay at or below the threshold at every position of every image.
+def with_types(activation: Tensor) -> Tensor:
+    """(B, H', W', types), of one type where there is no such axis."""
+    return activation if activation.ndim == 4 else activation.unsqueeze(-1)
+
+
+def assignment_entropy(assignment: Tensor) -> Tensor:
+    r"""How undecided routing was, from 0 (each child went to one parent) to 1 (all parents got the same).
+
+    .. math::
+        \frac{-1}{I \log J} \sum_{ij} R_{ij} \log R_{ij}
+
+    For routings that let children go to no parent, R is first divided by its sum over the parents. With one parent
+    there is nothing to decide: 0.
 
     Args:
-        capsules: activations (B, *positions, types), or (B, H, W) of one type.
-        threshold: in units of the activation: the length of a vector capsule, the probability of a matrix capsule.
+        assignment: R, (B, I, J).
+
+    Returns:
+        (B,), no units: nats over log J nats.
 
     Raises:
-        ValueError: if there are no images.
+        ValueError: if ``assignment`` has another number of axes.
+
+    Assignments that turn hard as the steps grow: Paik, Kwak & Kim 2019, "Capsule Networks Need an Improved Routing
+    Algorithm".
     """
-    return dead_capsules(peak_activation(capsules), threshold)
+    if assignment.ndim != 3:
+        raise ValueError(f"assignment must be (B, I, J), got shape {tuple(assignment.shape)}")
+    J = assignment.shape[-1]
+    if J == 1:
+        return assignment.new_zeros(len(assignment))
+    share = ratio(assignment, assignment.sum(-1, keepdim=True), 1 / J)
+    return (-torch.xlogy(share, share).sum(-1).mean(-1) / math.log(J)).clamp(0, 1)  # rounding may lead out of [0, 1]
+
+
+def ratio(part: Tensor, whole: Tensor, otherwise: Tensor | float) -> Tensor:
+    """``part / whole``, or ``otherwise`` where the whole is 0; its gradients are finite there."""
+    there = whole > 0
+    return torch.where(there, part / torch.where(there, whole, 1.0), otherwise)
+
+
+def dead_capsules(activation: Tensor, threshold: float = 0.01) -> float:
+    """The share of capsules whose activation stays at or below the threshold for every image.
+
+    Args:
+        activation: (N, J), of J capsules for N images.
+        threshold: in units of the activation.
+
+    Raises:
+        ValueError: if ``activation`` has another number of axes, or no images.
+    """
+    if activation.ndim != 2 or not len(activation):
+        raise ValueError(f"activation must be (N, J) of at least one image, got shape {tuple(activation.shape)}")
+    return (activation.amax(0) <= threshold).double().mean().item()

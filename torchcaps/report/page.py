@@ -1,17 +1,17 @@
 """A web page about a trained network: what it gets right and wrong, and what its capsules learned."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcaps.data.base import ImageSet
 from torchcaps.models.base import ImageClassifier
-from torchcaps.report.draw.fonts import make_legible
-from torchcaps.report.draw.pictures import pictures_of
-from torchcaps.report.exhibits import Exhibit, Table, exhibits_of_classifier
-from torchcaps.report.findings import examine
+from torchcaps.report.canvas import make_legible
+from torchcaps.report.exhibit import Exhibit, Table, list_exhibits
+from torchcaps.report.findings import Findings, examine
+from torchcaps.report.observe import Metrics, Observation, Tested
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 2em auto; padding: 0 1em; }
@@ -44,7 +44,7 @@ def write_report(
         model: any network, on any device; it is left in the mode it came in.
         image_set: what to test it on.
         summary: shown as a table, in this order.
-        metrics: rows for :func:`~torchcaps.report.learning_curves`; may be empty.
+        metrics: rows for :class:`~torchcaps.report.pictures.LearningCurves`; may be empty.
         batch_size: how many images at a time.
 
     Returns:
@@ -55,6 +55,48 @@ def write_report(
     """
     findings = examine(model, image_set, batch_size)
     return write_page(folder, exhibits_of_classifier(model, image_set, findings, summary, metrics))
+
+
+def exhibits_of(observation: Observation, examples: Observation | None = None) -> Iterator[Exhibit]:
+    """What a network has to show of the images of an observation, each made when it is asked for.
+
+    No labels are needed, so this serves every task; what else a task has to show, it adds before or after. These are
+    the registered exhibits with a place that define :meth:`~torchcaps.report.Exhibit.of_images`.
+
+    Args:
+        observation: of the images to show.
+        examples: of the images whose poses are moved, one of each class; default: the images to show.
+    """
+    for kind in _placed():
+        exhibit = kind.of_images(observation, examples or observation)
+        if exhibit is not None:
+            yield exhibit
+
+
+def exhibits_of_classifier(
+    model: ImageClassifier, image_set: ImageSet, findings: Findings, summary: Mapping[str, Any], metrics: Metrics
+) -> Iterator[Exhibit]:
+    """What there is to show of a network for images of one class each, in the order of a report.
+
+    These are the registered exhibits with a place.
+
+    Args:
+        model: any network.
+        image_set: the images.
+        findings: of :func:`~torchcaps.report.examine`, about these images.
+        summary: what the run says of itself; may be empty.
+        metrics: rows for :class:`~torchcaps.report.pictures.LearningCurves`; may be empty.
+    """
+    tested = Tested(model, image_set, findings, summary, metrics)
+    for kind in _placed():
+        found = list(kind.of_test(tested))
+        if image_set.what == "images":
+            found.append(kind.of_images(tested.shown, tested.examples))
+        yield from (exhibit for exhibit in found if exhibit is not None)
+
+
+def _placed() -> Iterator[type[Exhibit]]:
+    return (kind for kind in list_exhibits().values() if kind.place is not None)
 
 
 def write_page(folder: str | Path, exhibits: Iterable[Exhibit]) -> Path:
@@ -75,8 +117,9 @@ def write_page(folder: str | Path, exhibits: Iterable[Exhibit]) -> Path:
     """
     report = Path(folder) / "report"
     report.mkdir(parents=True, exist_ok=True)
-    for old in _old_pictures(report):
-        old.unlink()
+    for kind in list_exhibits().values():
+        for old in report.glob(kind.drawings) if kind.drawings else ():
+            old.unlink()
     body: list[str] = []
     data: list[dict[str, Any]] = []
     titles: list[str] = []
@@ -95,22 +138,6 @@ def write_page(folder: str | Path, exhibits: Iterable[Exhibit]) -> Path:
     return index
 
 
-def _old_pictures(report: Path) -> list[Path]:
-    names = (
-        "learning_curves",
-        "confusion_matrix",
-        "worst_mistakes",
-        "reliability",
-        "reconstructions",
-        "perturbation_???",
-        "layer_activations",
-        "layer_types",
-        "layer_poses",
-        "assignments",
-    )
-    return [path for name in names for path in report.glob(f"{name}.png")]
-
-
 class _Drawn(NamedTuple):
     """A picture on the page: its file, its description, and the words by the marks that stand for them in it."""
 
@@ -123,7 +150,7 @@ def _draw(exhibit: Exhibit, report: Path, drawn: set[str], marks: dict[str, str]
     """Saves the pictures of an exhibit, beside those drawn before; ``marks`` are those of the page so far, by word."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    for file, description, figure in pictures_of(exhibit):
+    for file, description, figure in exhibit.draw():
         if file in drawn:
             raise ValueError(f"pictures must have names of their own, got {file} twice")
         drawn.add(file)

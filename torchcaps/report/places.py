@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.models.base import CapsuleClassifier, in_precision_of
+from torchcaps.models.base import in_precision_of
 from torchcaps.ops.windows import Windows
 from torchcaps.report.layers import Layer, below, observe_layers
 
@@ -52,38 +52,15 @@ def origin(layers: dict[str, Layer], layer: Layer) -> str:
     return f"{layer.name}.children" if lower is None else lower.name
 
 
-def map_extent(model: CapsuleClassifier, images: Tensor) -> Extent:
-    """The part of an image that the positions of the children of its classes stand for.
-
-    A child's place is the centre of its receptive field: of all pixels that its pose depends on. The first and the last
-    place are found by differentiation, on noise; the others lie between them. Around each place lies one cell of the
-    map, so the rectangle reaches half a cell beyond the outermost places. Children that are convolutional capsules
-    stand at the centres of their windows, see :func:`layer_extents`.
-
-    Args:
-        model: a network whose children lie on a grid.
-        images: (B, C, H, W), for their shape.
-
-    Returns:
-        The rectangle; that of the whole image if the children see so much of it that their places cannot be told.
-
-    Raises:
-        ValueError: if the children do not lie on a grid.
-    """
-    layers, extents = _placed(model, images)
-    classes = next(reversed(layers.values()))
-    name = origin(layers, classes)
-    if name not in extents:
-        raise ValueError(f"the children of {classes.name} do not lie on a grid (B, H', W') or (B, H', W', types)")
-    return extents[name]
-
-
 def layer_extents(model: nn.Module, images: Tensor) -> dict[str, Extent]:
-    """The part of an image that the positions of each layer stand for, as :func:`map_extent` has it.
+    """The part of an image that the positions of each layer stand for.
 
-    The lowest layer on a grid is placed by differentiation. A convolutional layer above it is placed by its windows: a
-    parent stands at the centre of its window. (What a parent depends on is no measure: where parents compete over the
-    whole image, that is the whole image.)
+    A capsule's place is the centre of its receptive field: of all pixels that its pose depends on. On the lowest layer
+    with a grid the first and the last place are found by differentiation, on noise; the others lie between them. Around
+    each place lies one cell of the map, so the rectangle reaches half a cell beyond the outermost places; it is that of
+    the whole image if the capsules see so much of it that their places cannot be told. A convolutional layer above is
+    placed by its windows: a parent stands at the centre of its window. (What a parent depends on is no measure: where
+    parents compete over the whole image, that is the whole image.)
 
     Args:
         model: any network of torchcaps layers.
@@ -93,10 +70,6 @@ def layer_extents(model: nn.Module, images: Tensor) -> dict[str, Extent]:
         By the name of the layer whose capsules lie there, and for a layer whose children were made by no other layer
         ``name.children``. Layers without a grid are left out.
     """
-    return _placed(model, images)[1]
-
-
-def _placed(model: nn.Module, images: Tensor) -> tuple[dict[str, Layer], dict[str, Extent]]:
     C, H, W = images.shape[1:]
     noise = torch.rand(4, C, H, W, generator=torch.Generator().manual_seed(0)).to(images.device)
     noise = in_precision_of(model, noise).requires_grad_()
@@ -112,7 +85,7 @@ def _placed(model: nn.Module, images: Tensor) -> tuple[dict[str, Layer], dict[st
                     extents[name] = _above(layer.windows, extents[children])
             elif layer.capsules.activation.ndim in (3, 4):
                 extents[name] = _extent(noise, layer.capsules)
-    return layers, extents
+    return extents
 
 
 def _extent(images: Tensor, capsules: Capsules) -> Extent:

@@ -1,6 +1,6 @@
 """The routing to the classes, step by step; and what another routing would have made of the same children."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, signature
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier
-from torchcaps.report.health import routing_steps
+from torchcaps.numerics import check_size
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing
 from torchcaps.routing.base import ROUTINGS, constructor_arguments
 from torchcaps.routing.em import inverse_temperatures
@@ -159,3 +159,73 @@ def _layer_shape(model: CapsuleClassifier) -> LayerShape:
     layer = model.class_caps
     children = layer.in_capsules if isinstance(layer, CapsLinear) else None
     return LayerShape(children, model.classes, layer.in_pose, layer.out_pose)
+
+
+def stretched(temperatures: Sequence[float], steps: int) -> list[float]:
+    r"""The inverse temperatures of a training, interpolated to another number of steps.
+
+    With :math:`\lambda_0 \dots \lambda_{S-1}` those of the training, joined by straight lines, and n steps:
+
+    .. math::
+        \lambda'_k = \lambda\Big(\frac{k (S - 1)}{n - 1}\Big), \quad k = 0 \dots n - 1
+
+    They begin and end as in the training; a single step has the last. The activations of the parents are then made at
+    the temperature that the network knows, and only the assignment differs.
+
+    Args:
+        temperatures: of each step of the training.
+        steps: n.
+    """
+    last = len(temperatures) - 1
+    places = [step * last / (steps - 1) for step in range(steps)] if steps > 1 else [float(last)]
+    below = [min(int(place), max(last - 1, 0)) for place in places]
+    above = [min(index + 1, last) for index in below]
+    return [
+        temperatures[i] + (place - i) * (temperatures[j] - temperatures[i])
+        for place, i, j in zip(places, below, above, strict=True)
+    ]
+
+
+@contextmanager
+def routing_steps(network: nn.Module, steps: int) -> Iterator[None]:
+    """Inside the ``with`` block all routings of a network make this number of steps; 1 is uniform assignment.
+
+    EM routing keeps the first and the last inverse temperature of its training, and so its sharpness where that changes
+    from step to step: see :func:`stretched`.
+
+    Args:
+        network: any network of torchcaps layers.
+        steps: at least 1.
+
+    Raises:
+        ValueError: if ``steps`` is no whole number, or less than 1, if nothing in the network routes, or a routing has
+            no number of steps.
+    """
+    check_size(steps=steps)
+    routings: list[Any] = [module for module in network.modules() if isinstance(module, Routing)]
+    if not routings:
+        raise ValueError(f"network must route, but {type(network).__name__} has no routing")
+    without = [type(routing).__name__ for routing in routings if "steps" not in vars(routing)]
+    if without:
+        raise ValueError(f"network must route in steps, but {', '.join(without)} does not")
+    changed = ("steps", "schedule", "sharpness")
+    before = [{name: value for name, value in vars(one).items() if name in changed} for one in routings]
+    try:
+        for routing in routings:
+            if isinstance(routing, EMRouting) and steps != routing.steps:
+                routing.schedule = _stretched_schedule(routing, steps)
+                if isinstance(routing.sharpness, list) and routing.sharpness:
+                    routing.sharpness = stretched(routing.sharpness, steps - 1)[: steps - 1]  # one each E-step
+            routing.steps = steps
+        yield
+    finally:
+        for routing, settings in zip(routings, before, strict=True):
+            for name, value in settings.items():
+                setattr(routing, name, value)
+
+
+def _stretched_schedule(routing: EMRouting, steps: int) -> Callable[[int, int], float]:
+    """A schedule of EM routing over another number of steps."""
+    trained = inverse_temperatures(routing.schedule, routing.steps, 1.0)  # the routing multiplies its own scale on
+    temperatures = stretched(trained, steps)
+    return lambda step, steps: temperatures[step]

@@ -168,7 +168,8 @@ class SeveralLabels(Task):
         metrics: Sequence[dict[str, float]],
     ) -> "Iterator[Exhibit]":
         from torchcaps.report import Observation, exhibits_of
-        from torchcaps.report.exhibits import LearningCurves, Quantity, Summary
+        from torchcaps.report.pictures.learning_curves import LearningCurves
+        from torchcaps.report.pictures.summary import Quantity, Summary
 
         found = self.examine(network, images)
         measured = [Quantity("exactly right", found.figures["accuracy"], percent=True)]

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torchcaps.recipes.kit.base import Key, Line, Outcome, Picture, Recipe, Settings
+from torchcaps.recipes.kit.charts import bars_across
 from torchcaps.recipes.kit.lab import Job, Lab, Trained, run_name
-from torchcaps.report.draw.charts import bars_across
 
 TEST_ERROR = "test error"
 
