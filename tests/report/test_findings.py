@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from sklearn.metrics import confusion_matrix, recall_score
 from torch import Tensor, nn
 
 from torchcaps import create_model
@@ -37,6 +38,15 @@ def test_figures_of_a_hand_made_example() -> None:
     assert HAND_MADE.true_activation == pytest.approx((0.9 + 0.2 + 0.4 + 0.3 + 0.6) / 5)
     assert HAND_MADE.undecided == pytest.approx(0.4)  # 0.4 and 0.5 at most
     torch.testing.assert_close(HAND_MADE.margin, torch.tensor([0.8, -0.6, 0.3, -0.2, 0.5]))
+
+
+def test_confusion_and_shares_of_scikit_learn() -> None:
+    generator = torch.Generator().manual_seed(2)
+    found = Findings(torch.randint(4, (60,), generator=generator), torch.rand(60, 5, generator=generator), None)
+    said, classes = found.prediction, list(range(5))
+    assert found.confusion.tolist() == confusion_matrix(found.labels, said, labels=classes).tolist()
+    recalls = recall_score(found.labels, said, labels=classes[:4], average=None)
+    assert [row.recall for row in found.per_class[:4]] == pytest.approx(recalls.tolist())
 
 
 def test_choices_of_a_hand_made_example() -> None:

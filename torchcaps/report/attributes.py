@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from torchcaps.names import needing_extra
 
 if TYPE_CHECKING:
     import numpy as np
@@ -145,7 +147,9 @@ def attributes(images: Tensor, threshold: float = 0.5) -> Tensor:
 
 def _measured(slant: float, image: "np.ndarray", threshold: float) -> tuple[float, ...]:
     """The attributes of one image (H, W) whose slant is known."""
-    ndimage, measure, morphology, transform = _scikit_image()
+    with needing_extra("attributes", "poses"):
+        from scipy import ndimage
+        from skimage import measure, morphology, transform
     if not image.max() > _DARK:  # NaN included
         return (math.nan,) * len(ATTRIBUTES)
     enlarged = transform.rescale(image, _ENLARGED, order=1, mode="constant")
@@ -155,18 +159,6 @@ def _measured(slant: float, image: "np.ndarray", threshold: float) -> tuple[floa
     top, left, bottom, right = measure.regionprops(figure.astype(int))[0].bbox
     height, width = (bottom - top) / _ENLARGED, (right - left) / _ENLARGED
     return slant, float(thickness), width / height, math.sqrt(width * height)
-
-
-def _scikit_image() -> tuple[Any, ...]:
-    try:
-        from scipy import ndimage
-        from skimage import measure, morphology, transform
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "attributes are measured by scikit-image, which is not installed: pip install 'torchcaps[poses]'",
-            name="skimage",
-        ) from error
-    return ndimage, measure, morphology, transform
 
 
 @dataclass(frozen=True, eq=False)

@@ -376,6 +376,14 @@ class Tested:
         findings: about these images.
         summary: what the run says of itself; may be empty.
         metrics: of the training; may be empty.
+
+    Example:
+        >>> from torchcaps.data import Digits
+        >>> from torchcaps.report import Tested, examine
+        >>> network, digits = tc.create_model("capsnet_digits"), Digits().test
+        >>> tested = Tested(network, digits, examine(network, digits), summary={}, metrics=[])
+        >>> len(tested.examples.selection)  # one of each class
+        10
     """
 
     model: ImageClassifier

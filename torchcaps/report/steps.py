@@ -58,7 +58,8 @@ def observe_steps(model: CapsuleClassifier, children: Capsules) -> list[Step]:
     steps = getattr(layer.routing, "steps", 1)
     found = []
     for count in range(1, steps + 1):
-        with _first_steps(layer.routing, count):
+        with _put_back([layer.routing]):
+            _stop_after(layer.routing, count)
             found.append(_step(layer.route(children)))
     return found
 
@@ -75,23 +76,27 @@ def _step(routed: Routed) -> Step:
     return Step(routed.assignment, agreement, Capsules(routed.pose, routed.activation))
 
 
+def _stop_after(routing: Any, count: int) -> None:
+    """Makes a routing end after its first ``count`` steps, each as among all its steps."""
+    if isinstance(routing, EMRouting):
+        whole = inverse_temperatures(routing.schedule, routing.steps, 1.0)  # its own scale is multiplied with it
+        routing.schedule = lambda step, _: whole[step]
+        if isinstance(routing.sharpness, list):
+            routing.sharpness = routing.sharpness[: count - 1]
+    if "steps" in vars(routing):
+        routing.steps = count
+
+
 @contextmanager
-def _first_steps(routing: Any, count: int) -> Iterator[None]:
-    """Inside the ``with`` block a routing makes only its first ``count`` steps, each as among all its steps."""
-    before = {name: value for name, value in vars(routing).items() if name in ("steps", "schedule", "sharpness")}
-    steps = before.get("steps", count)
+def _put_back(routings: Sequence[Any]) -> Iterator[None]:
+    """After the ``with`` block all that says how many steps routings make, and how, is as it was before."""
+    names = ("steps", "schedule", "sharpness")
+    before = [{name: value for name, value in vars(one).items() if name in names} for one in routings]
     try:
-        if count < steps:
-            if isinstance(routing, EMRouting):
-                whole = inverse_temperatures(routing.schedule, steps, 1.0)  # its own scale is multiplied with it
-                routing.schedule = lambda step, _: whole[step]
-                if isinstance(routing.sharpness, list):
-                    routing.sharpness = routing.sharpness[: count - 1]
-            routing.steps = count
         yield
     finally:
-        for name, value in before.items():
-            setattr(routing, name, value)
+        for routing, settings in zip(routings, before, strict=True):
+            vars(routing).update(settings)
 
 
 def exchangeable_routings(model: CapsuleClassifier) -> list[str]:
@@ -208,9 +213,7 @@ def routing_steps(network: nn.Module, steps: int) -> Iterator[None]:
     without = [type(routing).__name__ for routing in routings if "steps" not in vars(routing)]
     if without:
         raise ValueError(f"network must route in steps, but {', '.join(without)} does not")
-    changed = ("steps", "schedule", "sharpness")
-    before = [{name: value for name, value in vars(one).items() if name in changed} for one in routings]
-    try:
+    with _put_back(routings):
         for routing in routings:
             if isinstance(routing, EMRouting) and steps != routing.steps:
                 routing.schedule = _stretched_schedule(routing, steps)
@@ -218,10 +221,6 @@ def routing_steps(network: nn.Module, steps: int) -> Iterator[None]:
                     routing.sharpness = stretched(routing.sharpness, steps - 1)[: steps - 1]  # one each E-step
             routing.steps = steps
         yield
-    finally:
-        for routing, settings in zip(routings, before, strict=True):
-            for name, value in settings.items():
-                setattr(routing, name, value)
 
 
 def _stretched_schedule(routing: EMRouting, steps: int) -> Callable[[int, int], float]:

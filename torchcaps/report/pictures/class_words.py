@@ -7,7 +7,7 @@ from torch import Tensor
 from torchcaps.data.words import UNKNOWN, Words
 from torchcaps.models import TextClassifier
 from torchcaps.report.exhibit import Exhibit, register_exhibit
-from torchcaps.report.pictures.words import COLOURS
+from torchcaps.report.pictures.words import COLOURS, MEANING
 from torchcaps.report.words import pieces_of, shares_and_activation
 
 
@@ -61,9 +61,7 @@ class ClassWords(Exhibit):
         shares, activation = found[0][0], found[1][0]
         return cls(
             title="What each word spoke for",
-            text="The colour of a word is that of the class for which it spoke most: to which routing gave the "
-            "capsules that saw it. It is strong where no word of the text spoke more for the class, and the class is "
-            "there. Dotted words are not in the vocabulary.",
+            text=f"{MEANING} Dotted words are not in the vocabulary.",
             pieces=tuple(pieces_of(text, reading.spans)),
             known=tuple((reading.numbers != UNKNOWN).tolist()),
             shares=shares,

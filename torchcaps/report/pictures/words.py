@@ -20,6 +20,12 @@ COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#e
 """Of the classes in their order, and from the first again for more of them."""
 
 
+MEANING = (
+    "The colour of a word is that of the class for which it spoke most: to which routing gave the capsules that saw "
+    "it. It is strong where no word of the text spoke more for the class, and the class is there."
+)
+"""What the colours say."""
+
 _MOST = 24
 """Texts of an exhibit."""
 
@@ -91,8 +97,7 @@ class ColouredTexts(Exhibit):
             for title, text, reading in zip(titles, texts, readings, strict=True)
         ]
         text = (
-            "The colour of a word is that of the class for which it spoke most: to which routing gave the capsules "
-            "that saw it. It is strong where no word of the text spoke more for the class, and the class is there."
+            MEANING
             if isinstance(model, ROUTED)
             else "Of this network it is not known which word spoke for which class, and so there are no colours."
         )
