@@ -18,9 +18,9 @@ from torchcaps.classifier import Classifier
 from torchcaps.cli.runs import look_parser, open_run
 from torchcaps.data import ImageSet
 from torchcaps.data.made import LAYOUTS, arrange
-from torchcaps.explain import Calibration, ask
 from torchcaps.models.pretrained import BOX, CARD_FILE, SUMS
 from torchcaps.models.registry import MODELS
+from torchcaps.report import Calibration, ask
 from torchcaps.tasks import SeveralLabels
 
 SAME = {"scenes": "mnist"}

@@ -25,11 +25,11 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from torchcaps.classifier import Classifier
-from torchcaps.explain import Observation, Selection
-from torchcaps.explain.exhibits import ClassPose
-from torchcaps.explain.exhibits.base import pixels
 from torchcaps.explore import Explorer, application, local_samples
 from torchcaps.models import SceneCapsNet
+from torchcaps.report import Observation, Selection
+from torchcaps.report.exhibit import pixels
+from torchcaps.report.pictures import ClassPose
 
 PICTURES = Path(__file__).parent / "pictures"
 NETWORK = "mnist/efficient_capsnet"

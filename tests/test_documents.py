@@ -122,7 +122,7 @@ assert (page.parent / "lengths.png").stat().st_size > 1000
 assert '"kind": "lengths"' in (page.parent / "exhibits.json").read_text()
 """
     code = tmp_path / "my_parts.py"
-    few = "import torchcaps.explain.selection\n\ntorchcaps.explain.selection._SAMPLES = 4"  # as in tests/conftest.py
+    few = "import torchcaps.report.observe\n\ntorchcaps.report.observe._SAMPLES = 4"  # as in tests/conftest.py
     code.write_text("\n\n".join([few, *python_blocks("docs/extending.md"), facts]))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -22,7 +22,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_item1_evaluate_explain_and_resume_use_the_split_of_the_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("torchcaps.explain.write_report", lambda folder, *_: folder)  # the drawing takes its time
+    monkeypatch.setattr("torchcaps.report.write_report", lambda folder, *_: folder)  # the drawing takes its time
     root, run = make_root(tmp_path / "images"), tmp_path / "run"
     options = ["--data", "ImageFolder", "--data.root", str(root)]
     assert main(["train", *options, "--run", str(run), *SMALL]) == 0

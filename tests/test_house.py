@@ -42,8 +42,8 @@ class TestImportOrder:
         [
             ("ops", "numerics", True),
             ("numerics", "ops", False),
-            ("tasks", "explain", True),
-            ("explain", "tasks", False),
+            ("tasks", "report", True),
+            ("report", "tasks", False),
             ("mixture", "layers", True),
             ("mixture", "models", False),
             ("testing", "data", True),

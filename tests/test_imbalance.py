@@ -11,8 +11,8 @@ from torch.nn import functional as F
 import torchcaps as tc
 from torchcaps.cli import main
 from torchcaps.data import ImageSet
-from torchcaps.explain import Findings
 from torchcaps.losses import ActivationLoss, LengthCrossEntropy, MarginLoss, NegativeLogLikelihood, SpreadLoss
+from torchcaps.report import Findings
 from torchcaps.tasks import Classification, SeveralLabels
 from torchcaps.training import Optimisation, train_loader
 from torchcaps.training.loaders import balanced_order

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 
 from torchcaps import create_model
 from torchcaps.data import Digits, ImageSet
-from torchcaps.explain import layer_entropy, observe_layers
-from torchcaps.explain.health import routing_health
 from torchcaps.models import ImageClassifier
+from torchcaps.report import layer_entropy, observe_layers
+from torchcaps.report.health import routing_health
 from torchcaps.training import History, Learner, Optimisation, RoutingHealth
 
 DIGITS = Digits().train.subset(torch.arange(64))
@@ -109,7 +109,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchcaps import create_model
 from torchcaps.data import Digits
-from torchcaps.explain.health import routing_health
+from torchcaps.report.health import routing_health
 from torchcaps.training import History, Learner, Optimisation, RoutingHealth, train_loader
 
 torch.manual_seed(0)

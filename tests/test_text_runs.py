@@ -13,7 +13,8 @@ import torchcaps as tc
 from torchcaps.classifier import Classifier
 from torchcaps.cli import main
 from torchcaps.data import MadeQuestions, TextSet, Words, joined
-from torchcaps.explain.exhibits import ColouredTexts, word_shares
+from torchcaps.report.pictures import ColouredTexts
+from torchcaps.report.words import word_shares
 from torchcaps.tasks import SeveralLabels
 
 LARGE = ("--model_args.word_dim", "8", "--model_args.types", "2", "--model_args.dim", "4")

@@ -27,11 +27,11 @@ from torchcaps.data.picture import (
 )
 from torchcaps.data.text_set import TextSet
 from torchcaps.data.words import Reading, Words, together
-from torchcaps.explain.calibration import Calibration
 from torchcaps.models import ImageClassifier, Prediction, load_pretrained
 from torchcaps.models.base import in_precision_of
 from torchcaps.models.network import network_folder
 from torchcaps.numerics import check_size
+from torchcaps.report.calibration import Calibration
 from torchcaps.tasks import Answer, Examination, Task, as_task
 from torchcaps.tasks.labels import finite_warning
 

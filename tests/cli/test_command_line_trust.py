@@ -19,8 +19,8 @@ from torchcaps.classifier import Classifier
 from torchcaps.cli import COMMANDS, main
 from torchcaps.cli.extras import NEEDED
 from torchcaps.data import ImageFolder, load_image
-from torchcaps.explain.calibration import LEAST_IMAGES
 from torchcaps.models import ImageClassifier
+from torchcaps.report.calibration import LEAST_IMAGES
 
 ROOT = Path(__file__).parents[2]
 SMALL = [

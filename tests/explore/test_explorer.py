@@ -21,8 +21,6 @@ from tests.data.test_smallnorb import write as write_smallnorb
 from torchcaps import Classifier, create_model
 from torchcaps.cli import main
 from torchcaps.data import MNIST, ImageSet, Words
-from torchcaps.explain.exhibits import word_shares
-from torchcaps.explain.exhibits.base import png
 from torchcaps.explore import Explorer, application, digit_samples, local_samples, serve
 from torchcaps.explore.explorer import MOST_LOOKS
 from torchcaps.explore.samples import digit_scenes
@@ -30,6 +28,8 @@ from torchcaps.explore.server import MOST_BYTES, _body, _Calls
 from torchcaps.layers import CapsLinear
 from torchcaps.models import CapsuleClassifier, TextClassifier
 from torchcaps.models.pretrained import list_pretrained
+from torchcaps.report.exhibit import png
+from torchcaps.report.words import word_shares
 
 uvicorn = pytest.importorskip("uvicorn")
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from torchcaps import CapsConv2d, Capsules, ClassCaps, create_model
-from torchcaps.explain import observe_layers
 from torchcaps.layers import preserve_deviation
+from torchcaps.report import observe_layers
 from torchcaps.routing import EMRouting
 
 ROUTINGS = pytest.mark.parametrize(("preset", "steps"), [("soft", 1), ("soft", 3), ("paper", 1), ("paper", 3)])

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from torchcaps import CapsConv2d, Capsules, create_model
-from torchcaps.explain import class_shares, observe_layers
 from torchcaps.layers import PoseMagnitude, PoseNorm, PrimaryCaps
+from torchcaps.report import class_shares, observe_layers
 from torchcaps.routing import EMRouting
 from torchcaps.testing import assert_equivariant, orthogonal
 

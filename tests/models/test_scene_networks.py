@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from torchcaps import create_model, create_routing
-from torchcaps.explain import assignment_maps
 from torchcaps.models import SceneCapsNet, boxes_of_maps
+from torchcaps.report import Observation, Selection
 
 SMALL = {"image_shape": (1, 32, 32), "classes": 4, "channels": (3, 5)}
 
@@ -77,8 +77,8 @@ class TestMaps:
             expected = (share - orphans[..., None]).clamp_min(0) * children.activation[..., None]
             assert torch.allclose(maps, expected.movedim(-1, 1))
             assert (maps > 0).any()
-            for one in range(4):  # the same share that is explained
-                assert torch.allclose(assignment_maps(net, images, torch.full((2,), one)), share[..., one])
+            (explained,) = Observation(net, Selection(images, images)).maps.values()
+            assert torch.allclose(explained, share)
 
     def test_a_routing_without_orphans(self) -> None:
         net = network(routing=create_routing("kmeans"))

@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from torchcaps.explain.attacks import UNTARGETED, WHITE
 from torchcaps.recipes import run_recipe, smallnorb
 from torchcaps.recipes.adversarial import (
     CAPSULES,
@@ -14,6 +13,7 @@ from torchcaps.recipes.adversarial import (
     Adversarial,
     AdversarialSettings,
 )
+from torchcaps.report.attacks import UNTARGETED, WHITE
 
 job = Adversarial().job
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from torchcaps.data import create_dataset
-from torchcaps.explain.sweeps import Sweep
 from torchcaps.recipes import Lab, mnist_dynamic, run_recipe
 from torchcaps.recipes.perturb import (
     CHANGE,
@@ -15,6 +14,7 @@ from torchcaps.recipes.perturb import (
     OVERLAID,
     ROWS,
     Perturb,
+    Sweep,
     digits_for,
     findings,
 )

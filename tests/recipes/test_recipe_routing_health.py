@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from torchcaps.data import Preprocess, create_dataset
-from torchcaps.explain.health import AtSteps, Health
 from torchcaps.recipes import routing_health as recipe
 from torchcaps.recipes import run_recipe
 from torchcaps.recipes.kit.lab import at_random
 from torchcaps.recipes.routing_health import (
     SOURCES,
+    AtSteps,
+    Health,
     StepsWorth,
     differences,
     findings,

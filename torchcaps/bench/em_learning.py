@@ -22,8 +22,8 @@ from torchcaps import SpreadLoss, create_model
 from torchcaps.bench.options import positive
 from torchcaps.bench.suite import Show
 from torchcaps.data import ImageSet, Preprocess, SmallNORB
-from torchcaps.explain import examine, layer_entropy, observe_layers
 from torchcaps.layers import preserve_deviation
+from torchcaps.report import examine, layer_entropy, observe_layers
 from torchcaps.routing import EMRouting
 from torchcaps.training import train_loader
 

@@ -143,7 +143,7 @@ Show = Callable[[str, "Answer"], None]
 
 def _pictures(classifier: "Classifier", folder: Path, resize: Any) -> Show:
     """Draws boxes of answers: ``photo.png`` for ``photo.jpg``, ``photo-2.png`` for a second file of that name."""
-    from torchcaps.explain.draw.charts import Boxed, boxes_figure
+    from torchcaps.report.boxes import Boxed, boxes_figure
 
     written: Counter[str] = Counter()
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def command(arguments: list[str]) -> None:
     """Draw the class of one image with the pose of another, and the steps between."""
     from torchcaps.cli.parser import OptionParser
-    from torchcaps.explain.draw.decoded import strip
+    from torchcaps.report.canvas import strip
 
     parser = OptionParser(
         prog="torchcaps transfer", description="Draw the class of one image with the pose of another."
@@ -111,9 +111,9 @@ def _transfer(
 ) -> "tuple[Tensor, list[int]]":
     """The reconstructed content and the steps of the transfer, (1 + steps, C, H, W); the classes of both images."""
     from torchcaps.capsules import Capsules
-    from torchcaps.explain import transfer
-    from torchcaps.explain.findings import evaluating
     from torchcaps.models import CapsuleClassifier
+    from torchcaps.report import transfer
+    from torchcaps.report.findings import evaluating
 
     network = classifier.network
     assert isinstance(network, CapsuleClassifier)
@@ -134,7 +134,7 @@ def _report(options: Any, names: list[str], images: "Tensor") -> None:
     """Prints what was drawn; as JSON also attributes of content, reconstruction, transferred image and style."""
     said = {"content": names[0], "style": names[1], "picture": options.out}
     if options.json:
-        from torchcaps.explain.attributes import ATTRIBUTES, attributes
+        from torchcaps.report.attributes import ATTRIBUTES, attributes
 
         measured = {
             name: dict(zip(ATTRIBUTES, row, strict=True))

@@ -1,6 +1,6 @@
 """The page in the browser that ``torchcaps explore`` opens: to draw, move poses and watch routing.
 
-Everything that it shows is an exhibit of :mod:`torchcaps.explain`. Starlette and uvicorn, of the extra ``explore``, are
+Everything that it shows is an exhibit of :mod:`torchcaps.report`. Starlette and uvicorn, of the extra ``explore``, are
 imported only when the page is served.
 """
 

@@ -17,7 +17,8 @@ from torchcaps.classifier import Classifier
 from torchcaps.data import ImageSet
 from torchcaps.data.picture import opened
 from torchcaps.data.text_set import TextSet
-from torchcaps.explain import (
+from torchcaps.models import CapsuleClassifier, SceneCapsNet
+from torchcaps.report import (
     Exhibit,
     Extent,
     Observation,
@@ -26,19 +27,16 @@ from torchcaps.explain import (
     layer_extents,
     other_routing,
 )
-from torchcaps.explain.exhibits import (
-    Assignments,
-    ClassActivations,
-    ClassBoxes,
-    ClassPose,
-    ClassWords,
-    PoseSwap,
-    RoutingSteps,
-)
-from torchcaps.explain.exhibits.base import pngs
-from torchcaps.explain.exhibits.words import ROUTED
-from torchcaps.explain.findings import evaluating
-from torchcaps.models import CapsuleClassifier, SceneCapsNet
+from torchcaps.report.exhibit import pngs
+from torchcaps.report.findings import evaluating
+from torchcaps.report.pictures.assignments import Assignments
+from torchcaps.report.pictures.class_activations import ClassActivations
+from torchcaps.report.pictures.class_boxes import ClassBoxes
+from torchcaps.report.pictures.class_pose import ClassPose
+from torchcaps.report.pictures.class_words import ClassWords
+from torchcaps.report.pictures.pose_swap import PoseSwap
+from torchcaps.report.pictures.routing_steps import RoutingSteps
+from torchcaps.report.words import ROUTED
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.tasks import SeveralLabels
 
@@ -71,7 +69,7 @@ class Look:
         label: its class, if that is known; for an image of several classes, all of them.
 
     Example:
-        >>> from torchcaps.explain import Observation, Selection
+        >>> from torchcaps.report import Observation, Selection
         >>> from torchcaps.explore import Look
         >>> image = torch.rand(1, 1, 8, 8)
         >>> look = Look("digits", Observation(tc.create_model("capsnet_digits"), Selection(image, image)), label=3)
@@ -298,15 +296,15 @@ class Explorer:
         return {**told, "there": _labels(there), "activations": shown, "boxes": boxes}
 
     def pose(self, look: str, target: int) -> dict[str, Any] | None:
-        """:class:`~torchcaps.explain.exhibits.ClassPose`; None without a decoder."""
+        """:class:`~torchcaps.report.pictures.ClassPose`; None without a decoder."""
         return self._exhibit(look, "pose", target, ClassPose.of)
 
     def assignments(self, look: str, target: int) -> dict[str, Any] | None:
-        """:class:`~torchcaps.explain.exhibits.Assignments`; None if no children lie on a grid."""
+        """:class:`~torchcaps.report.pictures.Assignments`; None if no children lie on a grid."""
         return self._exhibit(look, "assignments", target, Assignments.of)
 
     def routing(self, look: str) -> dict[str, Any] | None:
-        """:class:`~torchcaps.explain.exhibits.RoutingSteps`; None if no votes can be seen."""
+        """:class:`~torchcaps.report.pictures.RoutingSteps`; None if no votes can be seen."""
         return self._exhibit(look, "routing", None, RoutingSteps.of)
 
     def decode(self, look: str, pose: list[float], target: int | None = None) -> list[str]:
@@ -352,7 +350,7 @@ class Explorer:
             return self._made[key]
 
     def swap(self, one: str, target: int, other: str, other_target: int) -> dict[str, Any] | None:
-        """:class:`~torchcaps.explain.exhibits.PoseSwap` of two looks; None without a decoder.
+        """:class:`~torchcaps.report.pictures.PoseSwap` of two looks; None without a decoder.
 
         Raises:
             ValueError: if there are no such looks or classes, or they belong to two networks.

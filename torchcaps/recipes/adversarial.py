@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 import torch
 
 from torchcaps.classifier import Classifier
-from torchcaps.explain import attacks
-from torchcaps.explain.draw.canvas import shorten
-from torchcaps.explain.draw.charts import Cell, attack_curves, image_grid
 from torchcaps.recipes import smallnorb
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
+from torchcaps.recipes.kit.charts import Cell, attack_curves, image_grid
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Job, data_of
 from torchcaps.recipes.kit.options import adam, option, pace
 from torchcaps.recipes.smallnorb import SmallNORBEM, SmallNORBSettings
+from torchcaps.report import attacks
+from torchcaps.report.canvas import shorten
 
 HINTON = "Hinton, Sabour & Frosst 2018, section 5"
 

@@ -6,13 +6,13 @@ from typing import Any, ClassVar, NamedTuple
 
 from torchcaps.data import Affine, ImageSet, Padded, apply_affine
 from torchcaps.data.made import AFFNIST, one_factor
-from torchcaps.explain import examine
-from torchcaps.explain.draw.charts import Cell, Factor, factor_curves, image_grid
 from torchcaps.models import ImageClassifier
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
+from torchcaps.recipes.kit.charts import Cell, Factor, factor_curves, image_grid
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import at_random, data_of
 from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, TrainingOptions, option, pace, plain
+from torchcaps.report import examine
 
 SABOUR = "Sabour et al. 2017, section on affine transformations"
 

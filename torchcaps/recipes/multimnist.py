@@ -10,9 +10,9 @@ from torch import Tensor
 
 from torchcaps.classifier import Classifier
 from torchcaps.data import Overlaid, Overlay, bounding_box_overlap, fixed_pairs
-from torchcaps.explain.draw.charts import Cell, image_grid, two_colours
 from torchcaps.models import CapsuleClassifier, ImageClassifier
 from torchcaps.recipes.kit.base import Line, Picture, register_recipe
+from torchcaps.recipes.kit.charts import Cell, image_grid, two_colours
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import data_of
 from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, adam, falling, option, plain

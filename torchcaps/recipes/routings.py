@@ -11,15 +11,15 @@ from torch import Tensor
 
 from torchcaps.capsules import Capsules
 from torchcaps.data import AffineRanges, Few, ImageSet, apply_affine
-from torchcaps.explain import examine, fit_temperature
-from torchcaps.explain.calibration import calibration_error
-from torchcaps.explain.draw.charts import Dots, dot_panels
 from torchcaps.losses import length_cross_entropy
 from torchcaps.models import CapsuleClassifier
 from torchcaps.recipes.kit.base import Line, Outcome, Picture, register_recipe
+from torchcaps.recipes.kit.charts import Dots, dot_panels
 from torchcaps.recipes.kit.comparison import TEST_ERROR, Comparison, Study
 from torchcaps.recipes.kit.lab import Trained, data_of
 from torchcaps.recipes.kit.options import TrainingOptions, adam, one_cycle, option
+from torchcaps.report import examine, fit_temperature
+from torchcaps.report.calibration import calibration_error
 from torchcaps.routing import create_routing
 from torchcaps.routing.base import ROUTINGS
 

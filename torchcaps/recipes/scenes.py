@@ -12,13 +12,13 @@ from torch import Tensor
 
 from torchcaps.data import Batch, ImageSet, class_boxes
 from torchcaps.data.scenes import INK, Scenery
-from torchcaps.explain import evaluating
-from torchcaps.explain.draw.charts import Boxed, boxes_figure
 from torchcaps.models import ImageClassifier, boxes_of_maps
 from torchcaps.recipes.kit.base import Line, Picture, lines_of, register_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import data_of
 from torchcaps.recipes.kit.options import FAST, TrainingOptions, one_cycle, option
+from torchcaps.report import evaluating
+from torchcaps.report.boxes import Boxed, boxes_figure
 from torchcaps.tasks import average_precision, box_iou
 
 CAPSULES, CNN = "capsules, from labels alone", "CNN with class-activation maps, from labels alone"

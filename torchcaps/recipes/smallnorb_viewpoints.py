@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 from torchcaps.data import TurnedDigits
 from torchcaps.data.made import TestViewpoints, Viewpoints
-from torchcaps.explain.draw.charts import bar_panels
 from torchcaps.recipes import smallnorb
 from torchcaps.recipes.kit.base import Picture, lines_of, register_recipe
+from torchcaps.recipes.kit.charts import bar_panels
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import data_of
 from torchcaps.recipes.kit.options import option

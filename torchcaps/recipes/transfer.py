@@ -9,7 +9,13 @@ from torch import Tensor
 
 from torchcaps.capsules import Capsules
 from torchcaps.data import ImageSet
-from torchcaps.explain import (
+from torchcaps.models import CapsuleClassifier
+from torchcaps.recipes.kit.base import Line, Picture, register_recipe
+from torchcaps.recipes.kit.charts import transfer_grid
+from torchcaps.recipes.kit.comparison import Comparison, Study
+from torchcaps.recipes.kit.lab import Trained, at_random
+from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, TrainingOptions, adam, one_cycle, option, plain
+from torchcaps.report import (
     ATTRIBUTES,
     Readout,
     ask,
@@ -19,13 +25,7 @@ from torchcaps.explain import (
     poses_of,
     transfer,
 )
-from torchcaps.explain.draw.charts import transfer_grid
-from torchcaps.explain.transfer import encoded
-from torchcaps.models import CapsuleClassifier
-from torchcaps.recipes.kit.base import Line, Picture, register_recipe
-from torchcaps.recipes.kit.comparison import Comparison, Study
-from torchcaps.recipes.kit.lab import Trained, at_random
-from torchcaps.recipes.kit.options import ENTROPY, FAST, MARGIN, TrainingOptions, adam, one_cycle, option, plain
+from torchcaps.report.poses import encoded
 
 BOTH = "decoder told pose and class"
 ALONE = "decoder told the pose alone"
@@ -164,7 +164,7 @@ class Transfer(Comparison[TransferSettings]):
         "Pairs of test images of different classes: the content, whose class is drawn, and the style, whose pose it is "
         "drawn with. Both classes are those that the network sees, right or wrong. A classifier of another kind (three "
         "convolutions), trained apart, must see the content's true class in the drawn image. Slant, thickness, aspect "
-        "and size are measured in the drawn images and in the style images (`torchcaps.explain.attributes`).",
+        "and size are measured in the drawn images and in the style images (`torchcaps.report.attributes`).",
         "A decoder told pose and class gets the one-hot class beside the pose, and poses are standardised within each "
         "class, so that a pose says how an image differs from others of its class. The pose of the style replaces that "
         "of the content as a whole; noise on it in training keeps the class out of it.",

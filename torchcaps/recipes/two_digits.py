@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torchcaps.classifier import Classifier
 from torchcaps.data.made import LAYOUTS, Scenes, arrange
-from torchcaps.explain.draw.charts import bars_under_images
 from torchcaps.recipes.kit.base import Picture, lines_of, register_recipe
+from torchcaps.recipes.kit.charts import bars_under_images
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import data_of
 from torchcaps.recipes.kit.options import FAST, TrainingOptions, option, pace

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchcaps.data import TextSet, joined
-from torchcaps.explain.draw.canvas import new_figure
-from torchcaps.explain.draw.charts import bars_upwards
-from torchcaps.explain.exhibits.words import COLOURS, ColouredText, ColouredTexts
 from torchcaps.models import TextClassifier
 from torchcaps.recipes.kit.base import Picture, lines_of, register_recipe
+from torchcaps.recipes.kit.charts import bars_upwards
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import Trained, data_of
 from torchcaps.recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, option, pace
+from torchcaps.report.canvas import new_figure
+from torchcaps.report.pictures.words import COLOURS, ColouredText, ColouredTexts
 from torchcaps.tasks import SeveralLabels
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from torch import Tensor
 
 from torchcaps.data import Batch, ImageSet
-from torchcaps.explain.calibration import Calibration
 from torchcaps.losses import ActivationLoss, ReconstructionLoss
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.numerics import jsonable
+from torchcaps.report.calibration import Calibration
 from torchcaps.spec import Registry, plain
 
 Forward = Callable[[Tensor, Tensor], Prediction]
@@ -111,7 +111,7 @@ class Answer:
         lengths: the activation of each class: for capsules, the length or the activation from the routing.
         poses: of each class capsule, (*pose); None for a network without capsules.
         calibrated: probabilities of all classes, by name, fitted on validation images to say how often the
-            network is right, see :class:`~torchcaps.explain.Calibration`; None if nothing was fitted.
+            network is right, see :class:`~torchcaps.report.Calibration`; None if nothing was fitted.
         seen: how the picture was prepared, if that depends on the picture, as for handwriting; else empty.
         boxes: where each of ``classes`` is, by name: left, top, right, bottom in pixels of the image as the network saw
             it; None if the network predicts no boxes.

@@ -9,14 +9,14 @@ from torch.nn import functional as F
 
 from torchcaps.data import Batch, ImageSet
 from torchcaps.data.manifest import readable
-from torchcaps.explain.calibration import Calibration, fit_temperature
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.numerics import compute_dtype
+from torchcaps.report.calibration import Calibration, fit_temperature
 from torchcaps.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
 from torchcaps.tasks.labels import answers_of, class_text, finite_warning
 
 if TYPE_CHECKING:
-    from torchcaps.explain import Findings
+    from torchcaps.report import Findings
 
 _LISTED = 20
 """Most classes, or pairs of confused classes, that are listed in text."""
@@ -66,7 +66,7 @@ class Classification(Task):
         In the confusion matrix, rows are true and columns predicted. There are warnings if always predicting the most
         frequent class would be as accurate, if classes have no images, and if activations are not finite.
         """
-        from torchcaps.explain import examine
+        from torchcaps.report import examine
 
         self.check(images)
         findings = examine(network, images, batch_size=batch_size)
@@ -95,8 +95,8 @@ class Classification(Task):
         return answers_of(prediction, said, shares, classes)
 
     def calibrate(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Calibration | None:
-        """Temperature scaling: :func:`~torchcaps.explain.fit_temperature`."""
-        from torchcaps.explain import ask
+        """Temperature scaling: :func:`~torchcaps.report.fit_temperature`."""
+        from torchcaps.report import ask
 
         return fit_temperature(ask(network, images, batch_size).activation, images.labels) if len(images) else None
 
@@ -108,8 +108,8 @@ class Classification(Task):
         summary: dict[str, Any],
         metrics: Sequence[dict[str, float]],
     ) -> Path:
-        """Writes the page of :func:`torchcaps.explain.write_report`."""
-        from torchcaps.explain import write_report
+        """Writes the page of :func:`torchcaps.report.write_report`."""
+        from torchcaps.report import write_report
 
         told = {name: value for name, value in summary.items() if name != "test_per_class"}  # it has its own table
         return write_report(folder, network, images, told, metrics)
@@ -123,7 +123,7 @@ def _matrix(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
 
 def _pairs(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
     """For many classes, instead of a large matrix, the pairs that are confused most often."""
-    from torchcaps.explain.findings import confused_pairs
+    from torchcaps.report.findings import confused_pairs
 
     pairs = confused_pairs(findings.confusion, _LISTED)
     if pairs:

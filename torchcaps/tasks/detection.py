@@ -165,8 +165,8 @@ class Detection(SeveralLabels):
 
     def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
         """The results of :class:`SeveralLabels`, the mean IoU of the boxes, and their mean average precision."""
-        from torchcaps.explain import ask
-        from torchcaps.explain.findings import check_asked, evaluating
+        from torchcaps.report import ask
+        from torchcaps.report.findings import check_asked, evaluating
 
         self.check(images)
         check_asked(network, images, batch_size)

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from torchcaps.data import Batch, ImageSet
 from torchcaps.data.manifest import readable
-from torchcaps.explain.calibration import Calibration, fit_platt
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.numerics import check_size, given
+from torchcaps.report.calibration import Calibration, fit_platt
 from torchcaps.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
 from torchcaps.tasks.labels import answers_of, class_text, finite_warning
 
 if TYPE_CHECKING:
-    from torchcaps.explain import Exhibit, Selection
+    from torchcaps.report import Exhibit, Selection
 
 
 @register_task("several_labels")
@@ -112,7 +112,7 @@ class SeveralLabels(Task):
 
     def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
         """Exact accuracy, and for each class the number of images that have it, precision, recall and F1."""
-        from torchcaps.explain import ask
+        from torchcaps.report import ask
 
         self.check(images)
         return self._examination(ask(network, images, batch_size).activation, _labels(images, batch_size), images)
@@ -140,8 +140,8 @@ class SeveralLabels(Task):
         return answers_of(prediction, self.said(prediction.activation), prediction.activation, classes)
 
     def calibrate(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Calibration | None:
-        """Platt scaling, one slope and one intercept for all classes: :func:`~torchcaps.explain.fit_platt`."""
-        from torchcaps.explain import ask
+        """Platt scaling, one slope and one intercept for all classes: :func:`~torchcaps.report.fit_platt`."""
+        from torchcaps.report import ask
 
         if not len(images):
             return None
@@ -156,7 +156,7 @@ class SeveralLabels(Task):
         metrics: Sequence[dict[str, float]],
     ) -> Path:
         """Writes a page with the figures of each class, learning curves, and the class capsules of a few images."""
-        from torchcaps.explain import write_page
+        from torchcaps.report import write_page
 
         return write_page(folder, self._exhibits(network, images, summary, metrics))
 
@@ -167,8 +167,9 @@ class SeveralLabels(Task):
         summary: dict[str, Any],
         metrics: Sequence[dict[str, float]],
     ) -> "Iterator[Exhibit]":
-        from torchcaps.explain import Observation, exhibits_of
-        from torchcaps.explain.exhibits import LearningCurves, Quantity, Summary
+        from torchcaps.report import Observation, exhibits_of
+        from torchcaps.report.pictures.learning_curves import LearningCurves
+        from torchcaps.report.pictures.summary import Quantity, Summary
 
         found = self.examine(network, images)
         measured = [Quantity("exactly right", found.figures["accuracy"], percent=True)]
@@ -187,7 +188,7 @@ class SeveralLabels(Task):
 
 def _each_class(images: ImageSet, most: int = 20) -> "Selection | None":
     """The first images, each once for every class in it, at most ``most`` in all; None if they have no classes."""
-    from torchcaps.explain import Selection
+    from torchcaps.report import Selection
 
     batch = images.__getitems__(list(range(min(most, len(images)))))
     rows, classes = batch.labels.cpu().nonzero()[:most].unbind(1)

@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 
 from torchcaps.data import ImageSet
-from torchcaps.explain.health import routing_health
 from torchcaps.models.whole import written_whole
+from torchcaps.report.health import routing_health
 from torchcaps.tasks import Measure
 
 

@@ -68,7 +68,7 @@ class Picture:
         caption: what it shows, in one or two sentences.
 
     Example:
-        >>> from torchcaps.explain.draw import new_figure
+        >>> from torchcaps.report import new_figure
         >>> from torchcaps.recipes import Picture
         >>> Picture(new_figure(4, 3), "Errors of all rows.").caption
         'Errors of all rows.'

@@ -12,7 +12,7 @@ import torchcaps
 from torchcaps.training.definitions import definitions, digest_of
 
 _PACKAGE = Path(torchcaps.__file__).parent
-_DRAWING = ("explain/draw", "explain/exhibits", "explain/page")
+_DRAWING = ("report/boxes", "report/canvas", "report/exhibit", "report/page", "report/pictures")
 _BESIDE = ("__main__", "bench", "cli", "mixture", "recipes", "testing", *_DRAWING)
 """Folders that no result depends on; of the recipes, only the present one and those it imports count, not the kit."""
 

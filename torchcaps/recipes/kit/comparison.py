@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from torchcaps.explain.draw.charts import bars_across
 from torchcaps.recipes.kit.base import Key, Line, Outcome, Picture, Recipe, Settings
+from torchcaps.recipes.kit.charts import bars_across
 from torchcaps.recipes.kit.lab import Job, Lab, Trained, run_name
 
 TEST_ERROR = "test error"

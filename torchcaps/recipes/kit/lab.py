@@ -11,9 +11,9 @@ import torch
 
 from torchcaps.classifier import Classifier
 from torchcaps.data import ImageData, ImageSet
-from torchcaps.explain import examine
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.recipes.kit.code import Definitions
+from torchcaps.report import examine
 from torchcaps.spec import fit, make
 from torchcaps.training import RunFolder, read_options, read_summary, train_with, training_options
 

@@ -1,0 +1,79 @@
+"""Charts of experiments."""
+
+import pytest
+import torch
+
+from torchcaps.recipes.kit.charts import (
+    Cell,
+    Dots,
+    Factor,
+    bars_across,
+    bars_under_images,
+    dot_panels,
+    factor_curves,
+    image_grid,
+    tiles,
+    two_colours,
+)
+from torchcaps.recipes.routing_health import steps_figure
+
+
+def test_tiles_stand_in_rows_and_columns() -> None:
+    grid = torch.arange(6.0).div(10).reshape(2, 3, 1, 1, 1).expand(2, 3, 1, 2, 4)
+    picture = tiles(grid, gap=1)
+    assert picture.shape == (2 * 3, 3 * 5, 3)
+    assert picture[0::3, 0::5, 0].tolist() == [pytest.approx([0, 0.1, 0.2]), pytest.approx([0.3, 0.4, 0.5])]
+    assert (picture[2::3] == 0.5).all()
+    assert (picture[:, 4::5] == 0.5).all()
+
+
+def test_images_stand_in_named_rows() -> None:
+    rows = {name: [Cell(torch.rand(4, 5), f"{name} {place}") for place in range(3)] for name in ("above", "below")}
+    axes = image_grid(rows).axes
+    assert [one.get_title() for one in axes] == [cell.title for cells in rows.values() for cell in cells]
+    assert [axes[0].get_ylabel(), axes[3].get_ylabel()] == ["above", "below"]
+    assert torch.equal(torch.tensor(axes[4].images[0].get_array().data), rows["below"][1].image)
+
+
+def test_a_bar_that_is_not_there_is_left_out() -> None:
+    (axes,) = bars_across(["a", "b"], [1.0, None], [None, 2.0]).axes
+    assert [[patch.get_width() for patch in bars] for bars in axes.containers] == [[1.0], [2.0]]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
+
+
+def test_bars_of_every_group_under_its_image() -> None:
+    images = {"one": torch.zeros(2, 2), "two": torch.ones(2, 2)}
+    figure = bars_under_images(images, {"x": [10.0, 20.0], "y": [30.0, 40.0]}, "share, %")
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["one", "two"]
+    bars = figure.axes[2].containers
+    assert [[patch.get_height() for patch in one] for one in bars] == [[10, 20], [30, 40]]
+    centres = [[patch.get_x() + patch.get_width() / 2 for patch in one] for one in bars]
+    assert [sum(pair) / 2 for pair in zip(*centres, strict=True)] == pytest.approx([0, 1])
+
+
+def test_curves_over_what_training_showed() -> None:
+    factor = Factor("angle, degrees", (-1.0, 0.0, 1.0), (0.0, 0.0), (-0.5, 0.5))
+    (axes,) = factor_curves({"angle": factor}, {"angle": {"net": [1.0, 3.0, 2.0]}}, ["net"], "the test").axes
+    assert axes.lines[0].get_xydata().tolist() == [[-1, 1], [0, 3], [1, 2]]
+    assert axes.get_legend_handles_labels()[1] == ["the test", "in training", "net"]
+
+
+def test_two_colours_are_red_and_green() -> None:
+    picture = two_colours(torch.stack([torch.full((2, 3), 2.0), torch.full((2, 3), -1.0)]))
+    assert picture.shape == (2, 3, 3)
+    assert picture[0, 0].tolist() == [1, 0, 0]
+
+
+def test_a_panel_without_any_dot_keeps_its_place() -> None:
+    nothing = Dots("kept, KiB", [None, None], [0.0, 0.0], log=True)
+    panels = dot_panels(["a", "b"], [nothing, Dots("error, %", [None, 2.0], [0.0, 0.5])]).axes
+    assert [len(axes.lines[0].get_xdata()) for axes in panels] == [0, 1]
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["a", "b"]
+
+
+def test_a_figure_of_steps_says_of_what() -> None:
+    layer = {"entropy": [1.0, 0.8], "polarisation": [0.0, 0.3], "dead": [0.0, 0.0]}
+    curves = {"trained": 1, "steps": [1, 2], "accuracy": [90.0, 91.0], "layers": {"class_caps": layer}}
+    figure = steps_figure("digits", {"1 step": curves})
+    assert figure.get_suptitle() == "digits"
+    assert [axes.get_title() for axes in figure.axes] == ["test accuracy", "entropy of the assignment", "polarisation"]

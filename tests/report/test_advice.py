@@ -1,0 +1,135 @@
+"""What the owner of the photos reads: what to do next."""
+
+import pytest
+import torch
+from PIL import Image
+
+from torchcaps.data import ImageSet
+from torchcaps.report import Findings
+from torchcaps.report.pictures import Advice
+
+
+def advice(labels: torch.Tensor, said: torch.Tensor, summary=None, metrics=(), files=None, side: int = 4) -> Advice:
+    activation = torch.zeros(len(labels), 3)
+    activation[torch.arange(len(labels)), said] = 1.0
+    images = ImageSet(torch.zeros(len(labels), 1, side, side, dtype=torch.uint8), labels, ("cat", "dog", "owl"), files)
+    return Advice.of(Findings(labels, activation, None), images, summary or {}, list(metrics))
+
+
+def options(found: Advice) -> str:
+    return " | ".join(hint.option for hint in found.hints)
+
+
+EVEN = torch.arange(900) % 3
+
+
+class TestEachFactHasItsAdvice:
+    def test_nothing_to_do(self):
+        metrics = [{"train_accuracy": 0.99, "val_accuracy": 0.98}] * 5
+        found = advice(EVEN, EVEN, metrics=metrics)
+        assert found.hints == ()
+        assert "Use it" in found.text
+        assert found.table() is None
+
+    def test_no_better_than_always_the_same(self):
+        found = advice(EVEN, torch.zeros_like(EVEN))
+        assert "saying 'cat' every time gets 33.3% right" in found.hints[0].fact
+        assert "--epochs" in found.hints[0].option
+
+    @pytest.mark.parametrize(
+        ("preprocess", "option"),
+        [({}, "--preprocess.flip true"), ({"flip": True, "shift": 2}, "--preprocess.rotate 15")],
+    )
+    def test_learned_by_heart(self, preprocess, option):
+        metrics = [{"train_accuracy": 0.99, "val_accuracy": 0.8}]
+        found = advice(EVEN, EVEN, {"preprocess": preprocess}, metrics)
+        assert "99.0% of the training images are right, 80.0% of others" in found.hints[0].fact
+        assert found.hints[0].option.startswith(option)
+
+    def test_learned_by_heart_where_most_is_right(self):
+        """The defect: 95 % against 89 % was called good."""
+        metrics = [{"train_accuracy": 0.95, "val_accuracy": 0.89}]
+        (hint,) = advice(EVEN, EVEN, {"preprocess": {"flip": True, "shift": 4}}, metrics).hints
+        assert "95.0% of the training images are right, 89.0% of others" in hint.fact
+        assert "pip install 'torchcaps[augment]'" in hint.advice  # for what to type
+        assert hint.option == "--preprocess.rotate 15 --preprocess.randaugment 2 --preprocess.erase 0.25"
+        everything = {"flip": True, "shift": 4, "rotate": 15, "randaugment": 2, "erase": 0.25}
+        (hint,) = advice(EVEN, EVEN, {"preprocess": everything}, metrics).hints
+        assert hint.advice == "it learns its images by heart: add images"
+
+    def test_mistakes_without_one_reason(self):
+        """The defect: 93 % of many images, no pair of classes above the others, was called good."""
+        said = EVEN.clone()
+        said[:60:2] = (said[:60:2] + 1) % 3
+        said[1:60:2] = (said[1:60:2] + 2) % 3
+        metrics = [{"train_accuracy": 0.94, "val_accuracy": 0.93}] * 12
+        (hint,) = advice(EVEN, said, {"model": "capsnet_on_backbone"}, metrics).hints
+        assert "93.3% are right" in hint.fact
+        assert hint.option == "--epochs 24 --model_args.widths [64,128,256]"
+
+    def test_not_learned_to_the_end(self):
+        rising = [{"train_accuracy": value, "val_accuracy": value} for value in (0.3, 0.4, 0.5, 0.6, 0.7)]
+        assert options(advice(EVEN, EVEN, metrics=rising)) == "--epochs 20"
+        flat = [{"train_accuracy": 0.7, "val_accuracy": 0.7}] * 5
+        assert options(advice(EVEN, EVEN, {"model": "capsnet"}, flat)) == "--model capsnet_on_backbone"
+        found = advice(EVEN, EVEN, {"model": "capsnet_on_backbone"}, flat)
+        assert options(found) == "--model_args.widths [64,128,256]"
+
+    def test_a_network_is_not_advised_instead_of_itself(self):
+        texts = type("Texts", (), {"what": "texts", "classes": ("cat", "dog", "owl"), "files": None})()
+        flat = [{"train_accuracy": 0.7, "val_accuracy": 0.7}] * 5
+        findings = Findings(EVEN, torch.eye(3)[EVEN], None)
+        for model, option in (("text_capsnet", "--model text_pooled"), ("text_pooled", "--model_args.types 30")):
+            assert options(Advice.of(findings, texts, {"model": model}, flat)) == option
+
+    def test_was_better_before(self):
+        metrics = [{"train_accuracy": 0.95, "val_accuracy": value} for value in (0.8, 0.95, 0.94, 0.93, 0.92)]
+        (hint,) = advice(EVEN, EVEN, metrics=metrics).hints
+        assert "epoch 2 had 95.0%" in hint.fact
+        assert hint.option == "--keep best --stop early"
+
+    def test_rare_classes(self):
+        labels = torch.cat([torch.zeros(900), torch.ones(900), torch.full((90,), 2)]).long()
+        (hint,) = advice(labels, labels).hints
+        assert hint.fact == "'cat' has 900 images, 'owl' 90"
+        assert hint.option == "--class_weights balanced"
+
+    def test_classes_without_images_are_not_rare(self):
+        """They were to be weighed, or shown more often."""
+        labels = torch.tensor([0] * 450 + [1] * 450)
+        (hint,) = advice(labels, labels).hints
+        assert hint.fact == "1 of 3 classes without test images"
+        assert not hint.option
+
+    @pytest.mark.parametrize("right", [0.6, 1.0])
+    def test_images_of_one_class_tell_nothing_about_guessing(self, right):
+        """100 % right was 'the network has learned nothing of use yet'."""
+        labels = torch.zeros(900, dtype=torch.int64)
+        found = advice(labels, (torch.arange(900) >= 900 * right).long())
+        assert not any("nothing of use" in hint.advice for hint in found.hints)
+
+    def test_all_right_of_classes_that_are_far_from_balanced(self):
+        labels = (torch.arange(900) < 5).long() + (torch.arange(900) < 2).long()
+        assert not any("nothing of use" in hint.advice for hint in advice(labels, labels).hints)
+        guessed = advice(labels, torch.zeros_like(labels))
+        assert "nothing of use" in guessed.hints[0].advice
+
+    def test_one_epoch(self):
+        (hint,) = advice(EVEN, EVEN, metrics=[{"train_accuracy": 0.5, "val_accuracy": 0.5}]).hints
+        assert hint.fact.startswith("after 1 epoch 50.0%")
+
+    def test_confused_classes_and_few_images(self):
+        labels = torch.arange(60) % 3
+        said = torch.where((labels == 0) & (torch.arange(60) < 24), 1, labels)
+        confused, few = advice(labels, said).hints
+        assert confused.fact == "8 of 20 images of 'cat' were taken for 'dog'"
+        assert "60 test images: the accuracy is 86.7% give or take 8.6%" in few.fact
+
+    def test_photos_that_were_made_small(self, tmp_path):
+        Image.new("L", (200, 100)).save(tmp_path / "photo.png")
+        files = (str(tmp_path / "photo.png"),) * 20 + (str(tmp_path / "gone.png"),) * 880
+        said = torch.where(torch.arange(900) % 10 == 0, (EVEN + 1) % 3, EVEN)
+        found = advice(EVEN, said, files=files, side=32)
+        assert found.hints[-1].option == "--data.size 64"
+        assert "photos of 100 pixels on the smaller side are made 32" in found.hints[-1].fact
+        assert "--data.size" not in options(advice(EVEN, said, files=files, side=64))

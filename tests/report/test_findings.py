@@ -1,0 +1,137 @@
+"""What a network does with a set of images, in numbers."""
+
+import pytest
+import torch
+from sklearn.metrics import confusion_matrix, recall_score
+from torch import Tensor, nn
+
+from torchcaps import create_model
+from torchcaps.data import ImageSet
+from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.report import Findings, assignment_entropy, examine
+
+
+def random_set(count: int = 30, classes: int = 3, shape: tuple[int, int, int] = (1, 8, 8)) -> ImageSet:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(256, (count, *shape), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(classes, (count,), generator=generator)
+    return ImageSet(images, labels, tuple(f"class {label}" for label in range(classes)))
+
+
+def tiny(**arguments: object) -> ImageClassifier:
+    torch.manual_seed(0)
+    return create_model("capsnet_digits", **{"channels": 8, "types": 2, "classes": 3, **arguments})
+
+
+HAND_MADE = Findings(
+    labels=torch.tensor([0, 0, 1, 1, 1]),
+    activation=torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.8, 0.3], [0.1, 0.4, 0.0], [0.5, 0.3, 0.1], [0.0, 0.6, 0.1]]),
+    entropy=None,
+)
+
+
+def test_figures_of_a_hand_made_example() -> None:
+    assert HAND_MADE.prediction.tolist() == [0, 1, 1, 0, 1]
+    assert HAND_MADE.confusion.tolist() == [[1, 1, 0], [1, 2, 0], [0, 0, 0]]
+    assert HAND_MADE.accuracy == pytest.approx(0.6)
+    assert HAND_MADE.error == pytest.approx(0.4)
+    assert HAND_MADE.true_activation == pytest.approx((0.9 + 0.2 + 0.4 + 0.3 + 0.6) / 5)
+    assert HAND_MADE.undecided == pytest.approx(0.4)  # 0.4 and 0.5 at most
+    torch.testing.assert_close(HAND_MADE.margin, torch.tensor([0.8, -0.6, 0.3, -0.2, 0.5]))
+
+
+def test_confusion_and_shares_of_scikit_learn() -> None:
+    generator = torch.Generator().manual_seed(2)
+    found = Findings(torch.randint(4, (60,), generator=generator), torch.rand(60, 5, generator=generator), None)
+    said, classes = found.prediction, list(range(5))
+    assert found.confusion.tolist() == confusion_matrix(found.labels, said, labels=classes).tolist()
+    recalls = recall_score(found.labels, said, labels=classes[:4], average=None)
+    assert [row.recall for row in found.per_class[:4]] == pytest.approx(recalls.tolist())
+
+
+def test_choices_of_a_hand_made_example() -> None:
+    assert HAND_MADE.mistakes(5).tolist() == [1, 3]
+    assert HAND_MADE.mistakes(1).tolist() == [1]
+    assert HAND_MADE.examples().tolist() == [0, 4]  # class 2 has no images
+    assert HAND_MADE.samples(3).tolist() == [0, 1, 2]
+    assert HAND_MADE.samples(2).tolist() == [0, 2]
+    assert HAND_MADE.samples(9).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_one_class_is_never_mistaken() -> None:
+    findings = Findings(torch.zeros(2, dtype=torch.int64), torch.tensor([[0.4], [0.7]]), None)
+    assert findings.accuracy == 1
+    assert findings.mistakes(5).tolist() == []
+    assert findings.examples().tolist() == [1]
+
+
+@pytest.mark.parametrize("batch_size", [4, 1000])
+def test_findings_do_not_depend_on_the_batches(batch_size: int) -> None:
+    model, images = tiny(), random_set(10)
+    findings = examine(model, images, batch_size)
+    batch = images.__getitems__(list(range(10)))
+    with torch.no_grad():
+        torch.testing.assert_close(findings.activation, model.eval()(batch.images).activation)
+        entropy = assignment_entropy(model.route(batch.images).assignment).mean().item()
+    assert findings.entropy == pytest.approx(entropy, rel=1e-5)
+    assert torch.equal(findings.labels, images.labels)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-5), (torch.bfloat16, 0.05)])
+def test_networks_in_any_precision(dtype: torch.dtype, bound: float) -> None:
+    expected, found = (examine(tiny().to(precision), random_set(10)) for precision in (torch.float32, dtype))
+    torch.testing.assert_close(found.activation, expected.activation, rtol=0, atol=bound)
+
+
+def test_counts_add_up_and_the_diagonal_is_the_accuracy() -> None:
+    findings = examine(tiny(), random_set())
+    assert int(findings.confusion.sum()) == 30
+    assert findings.confusion.sum(1).tolist() == torch.bincount(random_set().labels, minlength=3).tolist()
+    assert int(findings.confusion.trace()) / 30 == pytest.approx(findings.accuracy)
+
+
+def test_a_network_without_capsules_has_no_entropy() -> None:
+    torch.manual_seed(0)
+    model = create_model("sharedcapsnet_cnn", channels=(4, 4, 4, 4), hidden=4, classes=3)
+    findings = examine(model, random_set(6, shape=(1, 16, 16)))
+    assert findings.entropy is None
+    assert findings.activation.shape == (6, 3)
+
+
+class Moody(ImageClassifier):
+    """Answers only in evaluation mode and without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__((1, 8, 8), 3)
+        self.inner = nn.Dropout()
+
+    def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
+        if self.training or self.inner.training or torch.is_grad_enabled():
+            raise RuntimeError("not now")
+        return Prediction(images.flatten(1)[:, :3], None, None)
+
+
+def test_modes_are_set_and_restored_one_by_one() -> None:
+    model = Moody().train()
+    model.inner.eval()
+    examine(model, random_set())
+    assert model.training
+    assert not model.inner.training
+
+
+def test_modes_are_restored_after_an_error() -> None:
+    model = tiny().train()
+    with pytest.raises(ValueError, match="images must be"):
+        examine(model, random_set(shape=(3, 8, 8)))
+    assert all(module.training for module in model.modules())
+
+
+def test_misfits_are_named() -> None:
+    with pytest.raises(ValueError, match="image_set holds no images"):
+        examine(tiny(), random_set(0))
+    with pytest.raises(ValueError, match="image_set has 2 classes, but the model has 3"):
+        examine(tiny(), random_set(classes=2))
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        examine(tiny(), random_set(), 0)
+    with pytest.raises(TypeError, match="model must be an ImageClassifier, got Linear"):
+        examine(nn.Linear(2, 2), random_set())

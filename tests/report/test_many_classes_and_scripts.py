@@ -1,0 +1,92 @@
+"""Reports of very many classes, and of classes whose names are in any script."""
+
+import json
+import unicodedata
+
+import pytest
+import torch
+
+from torchcaps import create_model
+from torchcaps.data import ImageSet
+from torchcaps.report import Findings, select_examples, write_page, write_report
+from torchcaps.report.canvas import make_legible
+from torchcaps.report.pictures import Confusion, Mistakes
+
+
+def answers(classes: int, labels: torch.Tensor, said: torch.Tensor) -> Findings:
+    activation = torch.zeros(len(labels), classes)
+    activation[torch.arange(len(labels)), said] = 0.9
+    return Findings(labels, activation, None)
+
+
+class TestItem8ManyClasses:
+    @pytest.mark.slow
+    def test_item8_a_report_of_300_classes_is_bounded(self, tmp_path):
+        torch.manual_seed(0)
+        small = {"channels": 4, "types": 1, "decoder_hidden": (4,), "pose_dim": 4}
+        network = create_model("capsnet_digits", classes=300, **small)
+        images = torch.randint(256, (300, 1, 8, 8), dtype=torch.uint8)
+        images = ImageSet(images, torch.arange(300), tuple(f"class {number}" for number in range(300)))
+        write_report(tmp_path, network, images, {}, [])
+        pictures = list((tmp_path / "report").glob("*.png"))
+        assert len([file for file in pictures if file.name.startswith("perturbation")]) <= 20
+        assert sum(file.stat().st_size for file in (tmp_path / "report").iterdir()) < 5 * 2**20
+        exhibits = json.loads((tmp_path / "report" / "exhibits.json").read_text())["exhibits"]
+        (confusion,) = [exhibit for exhibit in exhibits if exhibit["kind"] == "confusion"]
+        assert len(confusion["counts"]) == 300  # the data hold everything
+        assert "Of 300 classes the picture has the 40" in confusion["text"]
+
+    def test_item8_the_most_confused_classes_are_drawn_and_named(self):
+        labels = torch.arange(100).repeat(4)
+        said = labels.clone()
+        said[7], said[107], said[207] = 93, 93, 93  # three of four images of class 7
+        said[12] = 50
+        confusion = Confusion.of(answers(100, labels, said), [f"c{number}" for number in range(100)])
+        assert confusion.pairs(9) == [(7, 93, 3), (12, 50, 1)]
+        assert {7, 93, 12, 50} <= set(confusion.shown().tolist())
+        assert len(confusion.shown()) == 40
+        assert "Most often taken: c7 for c93 (3), c12 for c50 (1)." in confusion.text
+
+    def test_item8_half_the_examples_are_of_mistaken_classes(self):
+        labels = torch.arange(30).repeat(2)
+        said = labels.clone()
+        said[:3] = 29
+        found = answers(30, labels, said)
+        assert {0, 1, 2} <= set(found.telling(6).tolist())
+        assert len(found.telling(6)) == 6
+        assert found.telling(30).tolist() == list(range(30))
+        images = ImageSet(torch.zeros(60, 1, 4, 4, dtype=torch.uint8), labels, tuple(map(str, range(30))))
+        assert len(select_examples(found, images, 6)) == 6
+        assert len(select_examples(found, images, 40)) == 30
+
+
+NAMES = ("cat", "собака", "ζέβρα", "猫", "हाथी", "قطة")
+
+
+class TestItem12Scripts:
+    def test_item12_names_in_other_scripts_are_drawn_or_explained(self, tmp_path):
+        labels = torch.arange(6)
+        found = answers(6, labels, labels.roll(1))
+        images = ImageSet(torch.zeros(6, 1, 4, 4, dtype=torch.uint8), labels, NAMES)
+        page = write_page(tmp_path, [Confusion.of(found, NAMES), Mistakes.of(found, images)])  # a missing glyph warns
+        text = page.read_text()
+        explained = text.partition("In the pictures: ")[2].partition("</p>")[0]
+        for name in ("हाथी", "قطة"):  # written in ways that matplotlib does not know
+            assert f"<bdi>{unicodedata.normalize('NFC', name)}</bdi>" in explained
+        for name in ("cat", "собака", "ζέβρα"):
+            assert name not in explained
+
+    @pytest.mark.parametrize("word", ["\U0010fffd", "x\U0010fffdy"])
+    def test_item12_what_no_font_has_becomes_a_mark(self, word):
+        from matplotlib.figure import Figure
+
+        figure = Figure()
+        axes = figure.add_subplot()
+        axes.set_title(f"a {word} b")
+        axes.set_xticks([0, 1], [word, "c"])
+        marks = {"before": "[1]"}
+        assert make_legible(figure, marks) == {"[2]": word}
+        assert marks == {"before": "[1]", word: "[2]"}
+        assert axes.get_title() == "a [2] b"
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["[2]", "c"]
+        figure.canvas.draw()  # a missing glyph warns, and warnings are errors

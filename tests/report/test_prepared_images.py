@@ -1,0 +1,79 @@
+"""Looking at a network whose images are cropped and standardised."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchcaps import create_model
+from torchcaps.data import ImageSet, Preprocess, centre_crop, standardise, thirteen_crops
+from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.report import assignment_entropy, examine, exhibits_of_classifier
+from torchcaps.report.pictures.assignments import Assignments, ShareMaps
+
+PREPROCESS = Preprocess(crop=8, standardise=True, crops=13)
+
+
+def image_set(count: int = 10) -> ImageSet:
+    images = torch.randint(256, (count, 2, 14, 15), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    return ImageSet(images, torch.arange(count) % 3, ("a", "b", "c"))
+
+
+def tiny() -> ImageClassifier:
+    torch.manual_seed(0)
+    return create_model("capsnet_digits", image_shape=(2, 8, 8), channels=8, types=2, classes=3).eval()
+
+
+class Plain(ImageClassifier):
+    """No capsules: activations are the first three pixels."""
+
+    def __init__(self) -> None:
+        super().__init__((2, 8, 8), 3)
+
+    def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
+        return Prediction(images.flatten(1)[:, :3], None, None)
+
+
+@pytest.mark.parametrize("batch_size", [1, 40, 1000])
+def test_thirteen_crops_are_averaged(batch_size: int) -> None:
+    model, images = tiny(), image_set()
+    crops = thirteen_crops(images.images.float() / 255, 8)
+    with torch.no_grad():
+        routed = [model.route(standardise(crop)) for crop in crops.unbind(1)]
+    findings = examine(model, images.prepared(PREPROCESS), batch_size)
+    expected = torch.stack([part.activation for part in routed]).mean(0)
+    torch.testing.assert_close(findings.activation, expected)
+    assert not torch.allclose(findings.activation, routed[0].activation)
+    entropy = torch.stack([assignment_entropy(part.assignment) for part in routed]).mean().item()
+    assert findings.entropy == pytest.approx(entropy)
+
+
+def test_thirteen_crops_are_averaged_without_capsules() -> None:
+    images = image_set()
+    crops = thirteen_crops(images.images.float() / 255, 8)
+    expected = torch.stack([standardise(crop).flatten(1)[:, :3] for crop in crops.unbind(1)]).mean(0)
+    torch.testing.assert_close(examine(Plain(), images.prepared(PREPROCESS)).activation, expected)
+
+
+def test_a_report_shows_pixels_and_decodes_what_was_said() -> None:
+    model, images = tiny(), image_set(6)
+    images = images.prepared(PREPROCESS)
+    findings = examine(model, images)
+    shown = {one.kind: one for one in exhibits_of_classifier(model, images, findings, {}, [])}
+    pixels = centre_crop(images.images.float() / 255, 8)
+    assert torch.equal(shown["mistakes"].pictures, pixels[findings.mistakes(24)])
+    chosen = findings.samples(20)
+    for kind in ("reconstructions", "assignments"):
+        assert torch.equal(shown[kind].pictures, pixels[chosen])
+    with torch.no_grad():
+        decoded = model.decode(model.encode(standardise(pixels)), findings.prediction)
+    torch.testing.assert_close(shown["reconstructions"].reconstructions, decoded[chosen])
+
+
+def test_stereo_pairs_show_their_first_camera_under_the_map() -> None:
+    pairs = torch.stack([torch.zeros(8, 8), torch.ones(8, 8)])[None]
+    maps = ShareMaps("caps", torch.full((1, 2, 2), 0.5), extent=None)
+    told = {"titles": ("a",), "targets": torch.tensor([0]), "layers": (maps,), "even": 0.5}
+    (picture,) = Assignments(title="", text="", pictures=pairs, **told).draw()
+    image, below = (picture.figure.axes[place].images[0].get_array() for place in (0, 1))
+    assert image.max() == 0
+    assert below.max() == below.min() == 0.25

@@ -1,0 +1,143 @@
+"""The web page: complete, self-contained, escaped, the same every time."""
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchcaps import create_model
+from torchcaps.data import ImageSet
+from torchcaps.models import ImageClassifier
+from torchcaps.report import write_report
+from torchcaps.report.exhibit import Table
+from torchcaps.report.page import _table
+
+METRICS = [{"epoch": 0.0, "train_loss": 0.5}, {"epoch": 1.0, "train_loss": 0.3, "val_accuracy": 0.5}]
+ALWAYS = {"confusion_matrix.png", "worst_mistakes.png"}
+WEIRD = ("<b>&", 'quote"s', "$\\frac{$", "a very long name of a class of images", "undecoded \udcff")
+
+
+class Page(HTMLParser):
+    """Links, headings, text and tags of a page."""
+
+    def __init__(self, index: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(index.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href") and value]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def image_set(classes: tuple[str, ...], shape: tuple[int, int, int], count: int = 12, files: bool = False) -> ImageSet:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(256, (count, *shape), dtype=torch.uint8, generator=generator)
+    names = tuple(f"folder/<i>{place} & co.png" for place in range(count)) if files else None
+    return ImageSet(images, torch.arange(count) % len(classes), classes, names)
+
+
+def tiny(name: str, classes: int, **arguments: object) -> ImageClassifier:
+    small = {
+        "shared": {"channels": (4, 4, 4, 4)},
+        "capsne": {"channels": 4, "types": 2, "pose_dim": 3},
+        "matrix": {"channels": 4, "types": (2, 3, 2), "pose": (2, 2), "image_shape": (1, 19, 21)},
+    }
+    torch.manual_seed(0)
+    return create_model(name, classes=classes, **{**small[name[:6]], **arguments})
+
+
+def check(index: Path) -> set[str]:
+    """The pictures of a report, every one linked and there, and nothing else beside them and their data."""
+    links = set(Page(index).links)
+    beside = {path.name for path in index.parent.iterdir()} - {index.name}
+    assert links == beside
+    pictures = links - {"exhibits.json"}
+    assert len(pictures) == len(links) - 1
+    assert all((index.parent / link).read_bytes().startswith(b"\x89PNG") for link in pictures)
+    return pictures
+
+
+def test_a_network_with_everything(tmp_path: Path) -> None:
+    model = tiny("capsnet_digits", 2).train()
+    images = image_set(("a", "b"), (1, 8, 8), count=4)
+    index = write_report(tmp_path, model, images, {"seed": 7, "rate": 0.123456}, METRICS)
+    assert index == tmp_path / "report" / "index.html"
+    assert check(index) == {
+        "learning_curves.png",
+        "confusion_matrix.png",
+        "worst_mistakes.png",
+        "reconstructions.png",
+        "perturbation_000.png",
+        "perturbation_001.png",
+        "layer_activations.png",
+        "layer_types.png",
+        "layer_poses.png",
+        "assignments.png",
+    }
+    assert all(module.training for module in model.modules())
+    assert "0.1235" in Page(index).text
+    assert "<title>What this CapsNet learned · torchcaps</title>" in index.read_text(encoding="utf-8")
+
+    first = {path.name: path.read_bytes() for path in index.parent.iterdir()}
+    write_report(tmp_path, model, images, {"seed": 7, "rate": 0.123456}, METRICS)
+    assert {path.name: path.read_bytes() for path in index.parent.iterdir()} == first
+
+
+def test_colour_images_and_names_that_are_markup(tmp_path: Path) -> None:
+    model = tiny("capsnet_digits", 5, image_shape=(3, 8, 10)).eval()
+    images = image_set(WEIRD, (3, 8, 10), count=6, files=True)
+    index = write_report(tmp_path, model, images, {"<u>": "<s>&amp;"}, METRICS)
+    check(index)
+    page = Page(index)
+    assert not {"b", "i", "u", "s"} & set(page.tags)
+    assert "<s>&amp;" in page.text
+    assert "folder/<i>" in page.text
+    assert "<b>&" in page.text
+    assert not model.training
+
+
+@pytest.mark.parametrize(
+    ("name", "pictures"),
+    [
+        ("sharedcapsnet", {*ALWAYS, "assignments.png", "layer_activations.png", "layer_poses.png"}),
+        ("sharedcapsnet_cnn", ALWAYS),
+        pytest.param(
+            "matrixcapsnet",
+            {*ALWAYS, "assignments.png", "layer_activations.png", "layer_types.png", "layer_poses.png"},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_what_a_network_lacks_is_left_out(name: str, pictures: set[str], tmp_path: Path) -> None:
+    images = image_set(("cat", "dog"), (1, 19, 21), count=6)
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "perturbation_000.png").touch()  # of an earlier network
+    assert check(write_report(tmp_path, tiny(name, 2), images, {}, [])) == pictures
+
+
+def test_a_network_without_mistakes_has_none_to_show(tmp_path: Path) -> None:
+    images = image_set(("only",), (1, 16, 16), count=2)
+    index = write_report(tmp_path, tiny("sharedcapsnet_cnn", 1), images, {}, [])
+    assert check(index) == {"confusion_matrix.png"}
+    assert "all 2 images are classified correctly" in Page(index).text
+
+
+def test_misfits_write_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="2 classes, but the model has 3"):
+        write_report(tmp_path, tiny("sharedcapsnet_cnn", 3), image_set(("a", "b"), (1, 16, 16)), {}, [])
+    assert not list(tmp_path.iterdir())
+
+
+def test_tables_break_no_words_but_long_ones() -> None:
+    """A wide neighbour, or a narrow window, broke words and figures anywhere."""
+    page = _table(Table([["test_balanced_accuracy", "95.8%", "a few words of some length", 25 * "x"]]))
+    assert page.count('class="long"') == 1
+    assert f'<td class="long">{25 * "x"}</td>' in page
+    assert page.startswith('<div class="table">')  # which scrolls
