@@ -9,7 +9,6 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -350,10 +349,7 @@ class TestOptions:
             (["training", "--runs", "-1"], "--runs: must be 0 or more, got -1"),
             (["routings", "--runs", "-2"], "--runs: must be 1 or more, got -2"),
             (["processes", "--steps", "0"], "--steps: must be 1 or more, got 0"),
-            (["predict", "--tflops", "0"], "--tflops: must be a finite number above 0, got 0"),
             (["folder", "nowhere", "--gigabytes", "-1"], "--gigabytes: must be a finite number above 0, got -1"),
-            (["stability", "--every", "0"], "--every: must be 1 or more, got 0"),
-            (["em_learning", "--steps", "0"], "--steps: must be 1 or more, got 0"),
             (["nosuch"], "there is no 'nosuch'; parts are suite, sweep, .*, training, .*; cases are digitcaps"),
             (["--runs", "2", "training"], "training must come before the options"),
         ],
@@ -367,7 +363,7 @@ class TestOptions:
         assert end.value.code == 2
         assert re.search(message, capsys.readouterr().err)
 
-    @pytest.mark.parametrize("part", ["digitcaps", "sweep", "training", "processes", "predict", "stability"])
+    @pytest.mark.parametrize("part", ["digitcaps", "sweep", "training", "processes"])
     def test_a_file_as_folder_is_told_before_anything_is_measured(
         self, part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -417,9 +413,9 @@ class TestNames:
 
     def test_a_missing_extra_is_told(self) -> None:
         program = "import sys; sys.modules['lightning'] = None; from torchcaps.cli import main; sys.exit(main())"
-        done = subprocess.run([sys.executable, "-c", program, "bench", "stability"], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-c", program, "bench", "training"], capture_output=True, text=True)
         assert done.returncode == 1
-        assert "stability needs the package lightning: pip install 'torchcaps[train]'" in done.stderr
+        assert "training needs the package lightning: pip install 'torchcaps[train]'" in done.stderr
 
     def test_python_m_benchmarks_is_torchcaps_bench(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -443,28 +439,3 @@ def test_the_page_about_the_algorithm_has_the_figures_of_its_script(
     assert "20.25 MiB" in page
     assert (tmp_path / "algorithm.png").stat().st_size > 10_000
     assert (ROOT / "docs" / "pictures" / "algorithm.png").exists()
-
-
-def test_em_learning_shows_the_variants_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row each, with an entropy for each of three routed layers."""
-    from torchcaps.bench import em_learning
-    from torchcaps.data import ImageSet
-
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (10, 2, 32, 32), generator=generator, dtype=torch.uint8)
-    whole = ImageSet(images, torch.arange(10) % 5, tuple("abcde"))
-    data = SimpleNamespace(train=whole, validation=whole, image_shape=(2, 32, 32))
-    monkeypatch.setattr(em_learning, "SmallNORB", lambda **_: data)
-    monkeypatch.setattr(em_learning, "NETWORK", {"channels": 4, "types": (2, 3, 3)})
-    said: list[str] = []
-    command.main(
-        ["em_learning", "--steps", "1", "--seeds", "0", "--only", "preserve", "element, types do not"], said.append
-    )
-    heading, *rows = (line.strip("| ").split(" | ") for line in "\n".join(said).splitlines() if "|---" not in line)
-    apart, preserved = rows
-    assert len(heading) == len(apart) - 1 == len(preserved) - 1 == 8
-    assert [len(row[heading.index("entropies") + 1].split()) for row in rows] == [3, 3]
-    masses = [float(row[heading.index("mass") + 1]) for row in rows]
-    assert masses[0] == pytest.approx(3 * masses[1], rel=0.05)  # 3 types share a child, or each takes all of it
-    deviations = [float(value) for value in preserved[heading.index("deviations at the start") + 1].split()]
-    assert max(deviations[:3]) < 1.1 * min(deviations[:3])

@@ -22,10 +22,7 @@ PARTS = ("suite", "sweep", "small", "compare")
 OWN_OPTIONS = {
     "training": "images per second of whole training loops, and where the time of a step goes",
     "processes": "how much faster two processes train than one",
-    "predict": "time and memory of a network, predicted from rates that are measured first",
-    "stability": "whether loss and gradients stay finite through 2,000 training steps",
     "routings": "all routing algorithms: a description of each, and its time and memory on two layers",
-    "em_learning": "how matrix capsules learn with other sharpness, normalised poses, competition, steps, gradients",
     "faults": "behaviour with damaged and hostile files, and after interruptions",
     "folder": "time and memory of reading a folder of images larger than memory, which is generated",
     "gpu": "tests of the Triton kernels, suite and training loops on a CUDA machine",

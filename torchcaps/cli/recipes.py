@@ -17,9 +17,7 @@ def command(arguments: list[str]) -> None:
     parser = OptionParser(prog="torchcaps recipes", description="List the recipes, published figures beside ours.")
     parser.add_argument("names", type=str, nargs="*", help="recipes; default: all")
     parser.add_argument("--results", type=str, default=str(recipes.results_folder()), help="folder of the result files")
-    parser.add_argument(
-        "--check", action="store_true", help="run the smoke presets; name results that came from older code"
-    )
+    parser.add_argument("--check", action="store_true", help="run the smoke presets")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_import(parser)
     options = parser.parse_args(arguments)
@@ -28,7 +26,7 @@ def command(arguments: list[str]) -> None:
         from torchcaps.training import quiet_lightning
 
         quiet_lightning()
-        failed = recipes.check([one.name for one in chosen], Path(options.results), partial(print, flush=True))
+        failed = recipes.check([one.name for one in chosen], partial(print, flush=True))
         if failed:
             raise ValueError(f"the smoke presets of {', '.join(failed)} fail")
         return

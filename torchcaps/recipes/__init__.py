@@ -3,7 +3,6 @@
 from importlib import import_module
 
 from torchcaps.recipes.kit.base import RECIPES, Line, Outcome, Picture, Recipe, get_recipe, register_recipe
-from torchcaps.recipes.kit.code import code_version
 from torchcaps.recipes.kit.command import RUNS, check, results_folder, run_recipe
 from torchcaps.recipes.kit.comparison import Comparison, Study
 from torchcaps.recipes.kit.lab import PRESETS, Lab, Trained
@@ -17,5 +16,5 @@ for _name in EXPERIMENTS:
     import_module(f"{__name__}.{_name}")
 
 __all__ = ["EXPERIMENTS", "PRESETS", "RECIPES", "RUNS", "Comparison", "Lab", "Line", "Outcome", "Picture", "Recipe",
-           "Study", "Trained", "as_json", "check", "code_version", "describe", "get_recipe", "read_results",
+           "Study", "Trained", "as_json", "check", "describe", "get_recipe", "read_results",
            "register_recipe", "result_path", "results_folder", "run_recipe", "write_table"]  # fmt: skip

@@ -175,7 +175,7 @@ class SmallNORBEM(Comparison[SmallNORBSettings]):
         "trained, and with which dropout, was not published: 200 epochs and 0.5 here.",
         "The quick preset shrinks the images to 32 x 32 (crops of 24) and the network to 4, 8 and 8 types, "
         "standardises the costs, holds the inverse temperature at 1, softens the E-step and normalises the poses: "
-        "without these, several steps hardly learn (torchcaps bench em_learning). The paper preset has neither. All of "
+        "without these, several steps hardly learn. The paper preset has neither. All of "
         "its networks learn in one cycle with weight decay, and the average of their weights is tested: chosen on toys "
         "of the training half that were held out.",
     )

@@ -2,8 +2,9 @@
 
 import json
 import os
+import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +14,6 @@ import torchcaps
 from torchcaps.models.whole import write_whole
 from torchcaps.numerics import jsonable
 from torchcaps.recipes.kit.base import Outcome, Picture, Recipe, get_recipe
-from torchcaps.recipes.kit.code import changed, code_version, older, package_definitions
 from torchcaps.recipes.kit.lab import Lab, PresetName, Trained
 from torchcaps.recipes.kit.results import read_results, result_path, write_table
 from torchcaps.training import TrainerOptions
@@ -81,7 +81,7 @@ def run_recipe(
     labs: list[Lab] = []
     outcomes: list[Outcome] = []
     for seed in seeds:
-        labs.append(Lab(preset, seed, runs, trainer or {}, command, show, package_definitions()))
+        labs.append(Lab(preset, seed, runs, trainer or {}, command, show))
         outcomes.append(recipe.run(labs[-1], recipe.presets[preset]))
         files = {f"{name}-{preset}-{short}.png": picture for short, picture in recipe.pictures(outcomes).items()}
         result = _result(recipe, labs, outcomes, files)
@@ -106,7 +106,7 @@ def _result(
         **_found(recipe, outcomes),
         "pictures": [{"file": file, "caption": picture.caption} for file, picture in files.items()],
         "notes": list(recipe.notes),
-        **_circumstances(recipe, {one.folder: one for lab in labs for one in lab.trained}.values()),
+        **_circumstances({one.folder: one for lab in labs for one in lab.trained}.values()),
         "command": command,
     }
 
@@ -123,17 +123,27 @@ def _found(recipe: Recipe[Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def _circumstances(recipe: Recipe[Any], networks: Collection[Trained]) -> dict[str, Any]:
-    code = code_version(recipe)
-    changes = {one.folder.name: older(one.code, code["definitions"]) for one in networks}
+def _circumstances(networks: Collection[Trained]) -> dict[str, Any]:
     return {
         "training_seconds": round(sum(one.summary["training_seconds"] for one in networks), 1),
         "hardware": sorted({one.summary["hardware"] for one in networks}),
         "finished": time.strftime("%Y-%m-%d"),
         "versions": next((one.summary["versions"] for one in networks), {}),
-        "code": code,
-        "older_networks": {name: names for name, names in changes.items() if names},
+        "made by": made_by(),
     }
+
+
+def made_by() -> str:
+    """The version of the package and, in a git checkout, its commit, with a ``+`` if files were changed since."""
+    checkout = ["git", "-C", str(Path(torchcaps.__file__).parent)]
+    try:
+        commit, changed = (
+            subprocess.run([*checkout, *command], capture_output=True, text=True, check=True).stdout.strip()
+            for command in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return torchcaps.__version__
+    return f"{torchcaps.__version__}, commit {commit}{'+' if changed else ''}"
 
 
 def _write(folder: Path, result: Mapping[str, Any], files: Mapping[str, Picture]) -> None:
@@ -146,8 +156,8 @@ def _write(folder: Path, result: Mapping[str, Any], files: Mapping[str, Picture]
     write_table(folder)
 
 
-def check(names: Sequence[str], results: Path, show: Callable[[str], None]) -> list[str]:
-    """Runs the smoke preset of recipes, and shows which results came from older code.
+def check(names: Sequence[str], show: Callable[[str], None]) -> list[str]:
+    """Runs the smoke preset of recipes.
 
     Returns:
         The recipes whose smoke preset failed.
@@ -163,23 +173,4 @@ def check(names: Sequence[str], results: Path, show: Callable[[str], None]) -> l
         except Exception as error:  # one recipe must not stop the check of the others
             failed.append(name)
             show(f"{name}: the smoke preset fails: {type(error).__name__}: {error}")
-    for (name, preset), result in read_results(results).items():
-        if name in names:
-            for line in _outdated(name, result):
-                show(f"{name}, {preset} preset: {line}")
     return failed
-
-
-def _outdated(name: str, result: Mapping[str, Any]) -> Iterator[str]:
-    """Messages about a result, or its networks, that came from older code."""
-    code, networks = result["code"], result.get("older_networks", {})
-    if since := changed(code["definitions"], code_version(get_recipe(name))["definitions"]):
-        yield f"from older code, {code['version']} of {result['finished']}; changed since: {_first(since)}"
-    if networks:
-        until = _first(sorted({one for names in networks.values() for one in names}))
-        yield f"{len(networks)} of its networks trained by older code; changed until the result: {until}"
-
-
-def _first(names: Sequence[str], count: int = 5) -> str:
-    """The first names, and how many more there are."""
-    return ", ".join(names[:count]) + (f" and {len(names) - count} others" if len(names) > count else "")

@@ -1,6 +1,5 @@
 """Training for recipes: every network in its own folder, resumed if interrupted, reused once it is done."""
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ from torchcaps.classifier import Classifier
 from torchcaps.data import ImageData, ImageSet
 from torchcaps.explain import examine
 from torchcaps.models import ImageClassifier, load_pretrained
-from torchcaps.recipes.kit.code import Definitions
 from torchcaps.training import RunFolder, option_hints, read_options, read_summary, train_parsed, train_parser
 
 PresetName = Literal["paper", "quick", "smoke"]
@@ -33,7 +31,6 @@ class Trained:
         network: at the end of the last epoch, in evaluation mode, on the device of the lab.
         summary: of its run, as :func:`torchcaps.training.train` writes it.
         folder: of its run.
-        code: the definitions that trained it; several if the code changed in between, none if they were not recorded.
 
     Example:
         >>> from pathlib import Path
@@ -46,7 +43,6 @@ class Trained:
     network: ImageClassifier
     summary: Mapping[str, Any]
     folder: Path
-    code: tuple[Definitions, ...] = ()
 
     @property
     def classifier(self) -> Classifier:
@@ -106,8 +102,6 @@ class Lab:
         trainer: options of the trainer, over those of the recipe: see :class:`torchcaps.training.TrainerOptions`.
         command: the command line, for the summaries.
         show: takes lines of text.
-        code: the present definitions of the package, which are recorded beside each run that they train. Those of the
-            recipe are not among them: it affects a training only through its options, which are compared.
         trained: the networks so far.
 
     Raises:
@@ -127,7 +121,6 @@ class Lab:
     trainer: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
     show: Callable[[str], None] = lambda line: None
-    code: Definitions = field(default_factory=dict)
     trained: list[Trained] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -167,26 +160,15 @@ class Lab:
         check_same(folder, whole(options), whole)
         if not folder.summary.is_file():
             self.show(f"{name}, seed {self.seed}: training in {folder.path}")
-            self._code(folder, self.code)
             train_parsed(folder, parser, options, command=self.command, show=self.show)
         network = load_pretrained(folder.model).to(self.device)
-        done = Trained(network, read_summary(folder), folder.path, tuple(self._code(folder)))
+        done = Trained(network, read_summary(folder), folder.path)
         self.trained.append(done)
         return done
 
     def folder(self, name: str) -> RunFolder:
         """The folder of the run of this name, with this preset and seed."""
         return RunFolder(self.runs / self.preset / f"{name}-seed{self.seed}", "--runs")
-
-    def _code(self, folder: RunFolder, more: Definitions | None = None) -> list[Definitions]:
-        """The recorded code of a run, with ``more`` added; in a file beside its folder, which is empty at the start."""
-        path = folder.path.with_name(f"{folder.path.name}.code.json")
-        noted: list[Definitions] = json.loads(path.read_text()) if path.is_file() else []
-        if more is not None and more not in noted:
-            noted.append(more)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(noted, indent=1) + "\n")
-        return noted
 
 
 def check_same(folder: RunFolder, options: Any, complete: Callable[[Any], Any] = dict) -> None:
