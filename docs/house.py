@@ -21,7 +21,7 @@ PICTURE = Path(__file__).with_suffix(".svg")
 
 ORDER = (
     "capsules", "names", "numerics", "squash", "ops", "routing", "layers", "losses", "models", "data", "explain",
-    "tasks", "classifier", "explore", "training", "recipes", "bench", "cli",
+    "tasks", "classifier", "explore", "training", "cli",
 )  # fmt: skip
 """Each room imports from those before it only."""
 

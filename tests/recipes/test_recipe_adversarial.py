@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from torchcaps.explain.attacks import UNTARGETED, WHITE
-from torchcaps.recipes import run_recipe, smallnorb
-from torchcaps.recipes.adversarial import (
+from recipes import run_recipe, smallnorb
+from recipes.adversarial import (
     CAPSULES,
     CLEAN,
     CNN,
@@ -14,6 +13,7 @@ from torchcaps.recipes.adversarial import (
     Adversarial,
     AdversarialSettings,
 )
+from recipes.attacks import UNTARGETED, WHITE
 
 job = Adversarial().job
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
+from recipes import Line, run_recipe
+from recipes.kit.comparison import error_bars
+from recipes.mnist_dynamic import CAPSNET, CNN, PUBLISHED, ROWS, TEST_ERROR, MnistDynamic
 from torchcaps.losses import MarginLoss, NegativeLogLikelihood
-from torchcaps.recipes import Line, run_recipe
-from torchcaps.recipes.kit.comparison import error_bars
-from torchcaps.recipes.mnist_dynamic import CAPSNET, CNN, PUBLISHED, ROWS, TEST_ERROR, MnistDynamic
 from torchcaps.training import train_parser
 
 PRESETS = MnistDynamic.presets

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
+from recipes import RECIPES, run_recipe
+from recipes.other_data import CAPSNET, CNN, MATRIX, TEST_ERROR, Cifar10, Fashion, MnistEM, OtherData
 from torchcaps import create_model
-from torchcaps.recipes import RECIPES, run_recipe
-from torchcaps.recipes.other_data import CAPSNET, CNN, MATRIX, TEST_ERROR, Cifar10, Fashion, MnistEM, OtherData
 from torchcaps.training import train_parser
 
 ALL: tuple[type[OtherData], ...] = (MnistEM, Fashion, Cifar10)

@@ -5,10 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchcaps.data import create_dataset
-from torchcaps.explain.sweeps import Sweep
-from torchcaps.recipes import Lab, mnist_dynamic, run_recipe
-from torchcaps.recipes.perturb import (
+from recipes import Lab, mnist_dynamic, run_recipe
+from recipes.perturb import (
     CHANGE,
     ERROR,
     IDLE,
@@ -18,6 +16,8 @@ from torchcaps.recipes.perturb import (
     digits_for,
     findings,
 )
+from torchcaps.data import create_dataset
+from torchcaps.explain.sweeps import Sweep
 
 
 def test_figures_of_sweeps() -> None:

@@ -6,17 +6,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torchcaps.data import Preprocess, create_dataset
-from torchcaps.explain.health import AtSteps, Health
-from torchcaps.recipes import routing_health as recipe
-from torchcaps.recipes import run_recipe
-from torchcaps.recipes.kit.lab import at_random
-from torchcaps.recipes.routing_health import (
+from recipes import routing_health as recipe
+from recipes import run_recipe
+from recipes.kit.lab import at_random
+from recipes.routing_health import (
     SOURCES,
     StepsWorth,
     differences,
     findings,
 )
+from torchcaps.data import Preprocess, create_dataset
+from torchcaps.explain.health import AtSteps, Health
 
 CPU = {"accelerator": "cpu"}
 

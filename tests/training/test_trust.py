@@ -143,7 +143,7 @@ class TestItem13:
             read_options(tmp_path / "config.yaml", option_hints())
 
     @pytest.mark.parametrize("options", [
-        {"data": {"class_path": "torchcaps.recipes.affine.Padded", "init_args": {"data": "Digits", "pad": 1}}},
+        {"data": {"class_path": "torchcaps.data.made.Padded", "init_args": {"data": "Digits", "pad": 1}}},
         {"data": {"class_path": "ImageFolder", "init_args": {"root": "my.photos", "size": [8, 8]}}},
         {"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}},
         {"scheduler": {"class_path": "torch.optim.lr_scheduler.ReduceLROnPlateau", "init_args": {"mode": "min"}}},

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.explain.attacks import BLACK, TARGETED, UNTARGETED, WHITE, Curve, Key, judged_by
 from torchcaps.explain.draw.canvas import new_figure, set_title, shorten, show
 from torchcaps.explain.sweeps import Sweep
 
@@ -133,47 +132,6 @@ def bars_upwards(
         axes.bar_label(bars, fmt=f"%.{digits}f", fontsize=8)
     axes.set_xticks(range(len(labels)), labels, fontsize=9)
     axes.margins(y=0.12)
-
-
-_STYLES = {WHITE: "-", BLACK: "--"}
-
-
-def attack_curves(curves: Mapping[Key, Curve], noise: Mapping[str, Curve], chance: float) -> "Figure":
-    """Accuracy against epsilon, and how often the target is reached, for FGSM and BIM.
-
-    Args:
-        curves: of the attacks.
-        noise: of random signs, by network.
-        chance: accuracy of a guess, percent.
-    """
-    attacks = list(dict.fromkeys(key.attack for key in curves))
-    figure = new_figure(9.0, 6.6)
-    panels = figure.subplots(len(attacks), 2, sharey=True, sharex="row")
-    for row, attack in enumerate(attacks):
-        for axes, goal in zip(panels[row], (UNTARGETED, TARGETED), strict=True):
-            for colour, network in enumerate(noise):
-                named = {
-                    f"{network}, {box}": (curves[Key(network, attack, goal, box)], _STYLES[box]) for box in _STYLES
-                }
-                if attack == "FGSM":
-                    named[f"{network}, random signs"] = noise[network], ":"
-                for label, (curve, style) in named.items():
-                    marker, percent = "" if style == ":" else ".", judged_by(curve, goal)
-                    axes.plot(curve.epsilon, percent, style, color=f"C{colour}", marker=marker, label=label)
-            axes.axhline(chance, color="grey", linewidth=0.8, label=f"chance, {chance:g} %")
-            epsilons = curves[Key(next(iter(noise)), attack, goal, WHITE)].epsilon
-            axes.set_xscale("symlog", linthresh=epsilons[1], linscale=0.3)  # linear only from 0 to the first
-            axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons], fontsize=7)
-            axes.set_xticks([], minor=True)
-            axes.set_title(f"{attack}, {goal}", fontsize=10)
-            axes.set_xlabel("epsilon, largest change of a pixel in [0, 1]; logarithmic", fontsize=9)
-            axes.set_ylabel("accuracy, %" if goal == UNTARGETED else "taken for the target, %", fontsize=9)
-            axes.yaxis.set_tick_params(labelleft=True)
-            axes.set_ylim(-2, 102)
-            axes.grid(alpha=0.3)
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=8, frameon=False)
-    return figure
 
 
 def tiles(grid: Tensor, gap: int = 1) -> Tensor:
