@@ -127,32 +127,6 @@ class Adversarial(Comparison[AdversarialSettings]):
             networks=_TINY, epochs=10, share=0.5, images=30, epsilons={"FGSM": (0.01, 0.1), "BIM": (0.01, 0.1)}, steps=3
         ),
     }
-    notes: ClassVar[tuple[str, ...]] = (
-        smallnorb.LOSSY,
-        "Published as curves only. The paper's reading of them: white-box attacks, targeted or not, cost the capsules "
-        "much less than the convolutional network, black-box attacks about as much (recalled).",
-        "Both networks have the same accuracy on validation images: the training of the convolutional one ends after "
-        "the first part of an epoch (see the settings) in which it reaches the final accuracy of the capsules, rounded "
-        "down to 3 decimals. Accuracy on the test images, which show other toys, may differ; 'no attack' gives it for "
-        "the attacked images.",
-        "Epsilon is the largest change of a pixel, whose values lie in [0, 1]; the result is clipped to that range and "
-        "only then standardised. The paper's epsilons go up to 0.4; whether in these units is not known. BIM takes "
-        "steps (see the settings: 10) of an equal share of epsilon. The epsilons in the table were chosen by looking "
-        "at 30 test images of two other networks; the curves show all epsilons. FGSM and BIM are those of the "
-        "Adversarial Robustness Toolbox.",
-        "Untargeted attacks go away from the true class, targeted ones towards one wrong class for each image, drawn "
-        "at random, the same for all (the paper averages over every class as the target; recalled). Without an "
-        "attack, 'taken for the target' counts those mistakes that happen to be the target.",
-        "The attack's loss is -log of the share that the true (or target) class has of all activations, for both "
-        "networks: the convolutional one's training loss. The spread loss, which the capsules are trained with, is "
-        "flat wherever the true class leads by the margin: attacks on it would fail because there is no gradient, not "
-        "because the network is robust.",
-        "The gradient of an attack goes through all steps of routing, even if the gradient in training did not.",
-        "Gradients can still mislead: 'zeros in the gradient' counts pixels that FGSM cannot change, 'random signs' is "
-        "noise of the same size. A white box that costs less than the black box, or BIM less than FGSM at the same "
-        "epsilon, means that the gradient hides a weakness. No attack designed for routing was tried: resistance to "
-        "these two does not prove robustness.",
-    )
 
     def options(self, settings: AdversarialSettings, row: str) -> dict[str, Any]:
         """Those of ``smallnorb-em``; the convolutional network's epochs are shorter."""

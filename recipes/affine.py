@@ -118,19 +118,6 @@ class AffineRobustness(Comparison[AffineSettings]):
             curve_images=40,
         ),
     }
-    notes: ClassVar[tuple[str, ...]] = (
-        "The transformed digits are generated here, one of each test digit, with bilinear interpolation; affNIST's own "
-        "images are not used, so the affine test is similar to the published one, not the same. The ranges are "
-        "affNIST's as recalled: rotation up to 20 degrees, shear up to 0.2, scale 0.8 to 1.2 in x and in y "
-        "independently, shift as far as the digit stays on the canvas, here 8 pixels at most.",
-        "Training ends after the first epoch whose validation accuracy reaches 99.23 % (quick preset: 99 %; the paper "
-        "used the test images for that), or after 100 epochs (quick preset: 14); the table gives the accuracy that was "
-        "reached. If the CapsNet falls short, the CNN stops at what it reached instead. Validation and test digits are "
-        "placed at random as in training, but only once.",
-        "The paper's convolutional network has max pooling, dropout and a similar number of parameters; here it has "
-        "two convolutions and a hidden layer, wide enough for as many parameters as the CapsNet with its decoder, "
-        "within 3 %. The quick preset uses a smaller CapsNet.",
-    )
 
     def options(self, settings: AffineSettings, row: str) -> dict[str, Any]:
         """The network of the row, on larger canvases on which training shifts the digits."""

@@ -94,19 +94,6 @@ class MnistDynamic(Comparison[MnistDynamicSettings]):
             rows=("1 step, no reconstruction", CAPSNET, CNN),
         ),
     }
-    notes: ClassVar[tuple[str, ...]] = (
-        "All rows of a preset are trained alike. Reconstruction weighs 0.0005 times the sum of squared errors in the "
-        "paper's text and in the released code; but the code halves the margin loss and averages it over the classes, "
-        "so that beside it reconstruction weighs 20 times more. The paper gives one figure, which is shown in both "
-        "rows.",
-        "The paper preset: Adam at 0.001, falling by 4 % every 2,000 steps of 128 images, as in the released code, "
-        "shifts by up to 2 pixels, all 60,000 training images, 641 epochs of 468 full batches (300,000 steps). The "
-        "published figures are means over three trainings.",
-        "The quick preset trains smaller networks for 8 epochs on 54,000 images: capsnet_small, 5 x 5 kernels, 64 "
-        "channels and 16 primary types, and a baseline with about as many parameters.",
-        "Rows without a figure of ours quote other implementations, for comparison: CapsNet with 3 steps and "
-        "reconstruction.",
-    )
 
     def options(self, settings: MnistDynamicSettings, row: str) -> dict[str, Any]:
         """Steps and loss of the row, or the baseline."""

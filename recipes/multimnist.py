@@ -96,15 +96,6 @@ class MultiMNIST(Comparison[MultiMNISTSettings]):
             test_pairs=100,
         ),
     }
-    notes: ClassVar[tuple[str, ...]] = (
-        "A pair counts as correct only if both digits are recognised. Pairs of training digits are made anew in every "
-        "step; test pairs consist of test digits only and are the same for every seed.",
-        "The overlap is the intersection of the two bounding boxes over the smaller of them.",
-        "The quick preset's CapsNet has 5 x 5 kernels, 32 and 128 channels with batch normalisation, 16 primary types.",
-        "The CNN is that of Hinton et al. 2018 (two convolutions with pooling, a hidden layer), trained with the "
-        "cross-entropy against half a probability for each digit. In the quick preset it has a third of the CapsNet's "
-        "epochs (each takes as long), half its learning rate and no batch normalisation: its figure means little.",
-    )
 
     def options(self, settings: MultiMNISTSettings, row: str) -> dict[str, Any]:
         """On pairs of digits, which are made anew in each epoch."""

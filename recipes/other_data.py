@@ -6,18 +6,7 @@ from typing import Any, ClassVar
 
 from recipes.kit.base import Line, register_recipe
 from recipes.kit.comparison import TEST_ERROR, Comparison
-from recipes.kit.options import (
-    ENTROPY,
-    FAST,
-    MARGIN,
-    SPREAD,
-    TrainingOptions,
-    adam,
-    cycle,
-    falling,
-    option,
-    pace,
-)
+from recipes.kit.options import ENTROPY, FAST, MARGIN, SPREAD, TrainingOptions, adam, cycle, falling, option, pace
 
 MATRIX, CAPSNET, CNN = "MatrixCapsNet, EM routing", "CapsNet, dynamic routing, 3 steps", "CNN baseline of the EM paper"
 
@@ -139,12 +128,6 @@ def _smoke(*rows: str) -> OtherDataSettings:
 
 DEEPCAPS = "DeepCaps"
 
-ELSEWHERE = "Rows without a figure of ours are published figures of other networks, for comparison."
-QUICK = (
-    "The quick preset's MatrixCapsNet has 32 channels, 8 types of capsules in each layer, two steps of EM routing with "
-    "soft E-steps, normalised poses, and competition within windows; all its rows train for a few minutes on one core."
-)
-
 
 @register_recipe
 class MnistEM(OtherData):
@@ -165,12 +148,6 @@ class MnistEM(OtherData):
         "quick": OtherDataSettings(option("MNIST"), {MATRIX: _quick(MATRIX, 4, preprocess={"shift": 1})}),
         "smoke": _smoke(MATRIX),
     }
-    notes: ClassVar[tuple[str, ...]] = (
-        ELSEWHERE,
-        QUICK,
-        "The paper gives the error on MNIST without settings; the paper preset uses those of smallNORB, 300,000 steps "
-        "of 64 images, and shifts by up to 2 pixels. CapsNet on MNIST is the recipe mnist-dynamic.",
-    )
 
 
 @register_recipe
@@ -205,12 +182,6 @@ class Fashion(OtherData):
         ),
         "smoke": _smoke(MATRIX, CAPSNET, CNN),
     }
-    notes: ClassVar[tuple[str, ...]] = (
-        ELSEWHERE,
-        QUICK,
-        "The schedule of the port is not known: the paper preset trains as the papers do on MNIST and smallNORB, "
-        "300,000 steps for each capsule network.",
-    )
 
 
 @register_recipe
@@ -249,16 +220,3 @@ class Cifar10(OtherData):
         ),
         "smoke": _smoke(MATRIX, CAPSNET, CNN),
     }
-    notes: ClassVar[tuple[str, ...]] = (
-        "The quick preset's figures come from lossy pixels: the images available here were a public copy of CIFAR-10 "
-        "re-encoded as JPEG, not the original files. The recipe reads the original files if they are there.",
-        ELSEWHERE,
-        QUICK,
-        "In the quick preset each network sees 24 x 24 pixels: a random crop, mirrored half of the time, in training, "
-        "the centre in the test. The paper preset does the same for CapsNet and the CNN; MatrixCapsNet sees 32 x 32.",
-        "CapsNet has 64 primary types (paper preset), a zero logit for children that belong to no class, and no "
-        "reconstruction, as in the released code; unlike there, its convolutions are not padded, and its learning rate "
-        "falls below 1e-6 (after 338,000 of 600,000 steps). "
-        "MatrixCapsNet's settings on CIFAR-10, but for A, are those of smallNORB, 300,000 steps; in the paper preset "
-        "its EM routing has the published inverse temperature.",
-    )

@@ -82,19 +82,6 @@ class Perturb(Comparison[PerturbSettings]):
         "quick": PerturbSettings(),
         "smoke": PerturbSettings(images=2, drawn=(2, 4), tested=100, rows=(mnist_dynamic.CAPSNET, PLACED, OVERLAID)),
     }
-    notes: ClassVar[tuple[str, ...]] = (
-        "The networks are those of the recipes mnist-dynamic, affine (digits placed at random) and multimnist (tested "
-        "on single digits in the middle) that have a decoder, with the same preset. Each number of the pose of an "
-        "image's true class is moved from -0.25 to 0.25 in steps of 0.05, as in the paper, for the first 10 test "
-        "images (smoke: 2) of each class. The paper shows pictures and has no figures.",
-        "The change of a dimension is the mean absolute difference between the image drawn at ±0.25 and the one drawn "
-        "from the pose as it is, in percent of the range from black to white, over all pixels: most of a digit's "
-        "picture is black, so 1 % is much. It is averaged over the images of a class; the median is over the "
-        "dimensions of all classes, because each class has its own dimensions. Below 0.5 % a dimension has hardly any "
-        "effect.",
-        "The error is the root of the mean squared error over all pixels of 2000 test images (paper: all, smoke: 100), "
-        "drawn from the capsule of the true class.",
-    )
 
     def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
         """Sweeps the poses of the first test images of each class; reconstructs others."""

@@ -132,23 +132,6 @@ class StepsWorth(Comparison[RoutingHealthSettings]):
             rows=(f"MNIST: {mnist_dynamic.CAPSNET}", f"smallNORB: {smallnorb.BASE}", "smallNORB: 1 step"),
         ),
     }
-    notes: ClassVar[tuple[str, ...]] = (
-        smallnorb.LOSSY,
-        "The networks are those of the recipes mnist-dynamic, smallnorb-em and two-digits, with the same preset. Paik "
-        "et al. claim that routing seldom beats uniform assignment, rarely changes the predicted class, and polarises "
-        "the links more with every step. Mitterreiter et al. claim that capsules starve and capsule networks do not "
-        "scale, the less the deeper they are; these networks are shallow.",
-        "All figures of a network are measured on the same test images, chosen at random, so that numbers of steps can "
-        "be compared; only the difference between two networks is measured on all test images. With 1000 images "
-        "(quick) the standard error of an accuracy is about a point near 90 % and 0.3 points near 99 %; the difference "
-        "between two networks also depends on their seeds.",
-        "Polarisation is the mean over the children of (max R - 1/J) / (1 - 1/J): 0 if all J parents get the same "
-        "share of a child, 1 if one gets all of it. With one step the assignment is uniform by definition: "
-        "polarisation 0, entropy 1. A capsule counts as dead if none of the observed images raises its activation "
-        "above 0.01.",
-        "With a different number of steps than in training, EM routing keeps the first and the last inverse "
-        "temperature of the training, so that only the assignment differs.",
-    )
 
     def begin(self, study: Study) -> dict[str, ImageSet]:
         """The test images of each source."""

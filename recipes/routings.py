@@ -169,26 +169,6 @@ class RoutingsSideBySide(Comparison[RoutingsSettings]):
             rounds=2,
         ),
     }
-    notes: ClassVar[tuple[str, ...]] = (
-        "There are no published figures. Every network has the same convolution, the same primary capsules and one "
-        "layer of class capsules with full transforms, except heinsen_2022 and homogeneous, which have their own "
-        "transforms. Nothing was tuned: each has its default settings, except attention, which has its readout, and "
-        "heinsen_2022, which does not normalise its parents at the end (otherwise all classes are equally long). All "
-        "share one learning rate and one loss, the cross-entropy of the softmax of ten times the activations, whatever "
-        "their authors use.",
-        "hard_kmeans cannot train: it is tested in the network that was trained with euclidean.",
-        "The quick preset trains on 5,000 digits of MNIST, shifted by up to 2 pixels, for 4 epochs; routing goes from "
-        "128 capsules with vector poses to the classes. It says little about deep networks, matrix poses and long "
-        "schedules.",
-        "The affine test has one random transform of each test digit, generated here within the ranges of affNIST, on "
-        "the canvas of 28 x 28 pixels.",
-        "The expected calibration error has 15 bins and is that of the softmax in the loss, without and with a "
-        "temperature fitted on the validation images. The entropy is that of the final assignment of a child to the "
-        "classes; 1 is uniform.",
-        "A training step is the forward and backward pass of one batch, the fastest of 20, with all networks in turn; "
-        "kept for backward is the memory that the layer of class capsules keeps between the two for each additional "
-        "image.",
-    )
 
     def options(self, settings: RoutingsSettings, row: str) -> dict[str, Any]:
         """The network with the routing of the row."""

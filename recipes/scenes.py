@@ -209,11 +209,7 @@ class Scenes(Comparison[SceneSettings]):
             twin_args={"channels": (64, 128, 256)},
         ),
         "quick": SceneSettings(
-            **_cycle(1, 3e-3, 32),
-            **FAST,
-            data=_scenes(option("MNIST", validation=0.02)),
-            twin_args={},
-            scenes=2000,
+            **_cycle(1, 3e-3, 32), **FAST, data=_scenes(option("MNIST", validation=0.02)), twin_args={}, scenes=2000
         ),
         "smoke": SceneSettings(
             **_cycle(1, 5e-3, 32),
@@ -224,20 +220,6 @@ class Scenes(Comparison[SceneSettings]):
             fitted=20,
         ),
     }
-    notes: ClassVar[tuple[str, ...]] = (
-        "Scenes of 1 to 4 digits of different classes, 20 to 40 pixels in size, on canvases of 96 x 96 with 8 bits of "
-        "other digits; training scenes are made of training digits, new in each epoch; test scenes of test digits, "
-        "always the same.",
-        "Boxes, peaks and pixels are evaluated for the classes that are there, whether the network predicts them or "
-        "not; a class that it does not predict gets no pixels.",
-        "From labels alone, a box is computed from the mean and the variance of a class's map, in the same way for "
-        "both networks; with boxes, it is read off the pose of the class capsule.",
-        "A pixel belongs to a class if it is bright, and the class's map, divided by its largest value, is larger "
-        "there than those of all other classes, and than a threshold.",
-        "This threshold, and the size of the square that a cell of a map stands for, are chosen for each network on "
-        "scenes of validation digits with known boxes and pixels, separately for boxes and for pixels; training from "
-        "labels alone does not see them.",
-    )
 
     def options(self, settings: SceneSettings, row: str) -> dict[str, Any]:
         """The capsule network, its twin, or the capsule network with boxes and the task ``detection``."""

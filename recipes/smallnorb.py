@@ -6,24 +6,9 @@ from typing import Any, ClassVar
 
 from recipes.kit.base import lines_of, register_recipe
 from recipes.kit.comparison import TEST_ERROR, Comparison, Study
-from recipes.kit.options import (
-    ENTROPY,
-    MARGIN,
-    TrainingOptions,
-    adam,
-    cycle,
-    falling,
-    one_cycle,
-    option,
-    pace,
-)
+from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, adam, cycle, falling, one_cycle, option, pace
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 1"
-
-LOSSY = (
-    "The quick preset's figures come from lossy pixels: the smallNORB images that were at hand had been re-encoded as "
-    "JPEG (mean error about one grey level), in files of the original format. The recipe reads the original ones too."
-)
 
 BASE = "matrix pose, 3 steps, spread loss, coordinates"
 CNN = "convolutional network"
@@ -165,20 +150,6 @@ class SmallNORBEM(Comparison[SmallNORBSettings]):
     rows: ClassVar = tuple(ROWS)
     lines: ClassVar = lines_of(FIGURES, FIGURES, HINTON)
     presets: ClassVar = {"paper": PAPER, "quick": QUICK, "smoke": SMOKE}
-    notes: ClassVar[tuple[str, ...]] = (
-        LOSSY,
-        "Cross-entropy is -log(a_t / sum_j a_j) of the class activations a, our choice: the published formula was not "
-        "at hand. A vector pose has the 16 elements of the matrix and 16 times its transforms.",
-        "The paper preset is Procedure 1, with the inverse temperatures that its authors gave, weight decay, decay of "
-        "the learning rate and growth of the margin as in the released code; there betas and biases do not decay, here "
-        "all parameters do. How long the convolutional network was "
-        "trained, and with which dropout, was not published: 200 epochs and 0.5 here.",
-        "The quick preset shrinks the images to 32 x 32 (crops of 24) and the network to 4, 8 and 8 types, "
-        "standardises the costs, holds the inverse temperature at 1, softens the E-step and normalises the poses: "
-        "without these, several steps hardly learn. The paper preset has neither. All of "
-        "its networks learn in one cycle with weight decay, and the average of their weights is tested: chosen on toys "
-        "of the training half that were held out.",
-    )
     heading: ClassVar[str] = "Matrix capsules on smallNORB"
     caption: ClassVar[str] = (
         "The error of the base network (first row), of variants that change what the row names, and of the network "

@@ -72,14 +72,6 @@ class SmallNORBViewpoints(Comparison[SmallNORBSettings]):
         ),
         "smoke": replace(smallnorb.SMOKE, data=option(TurnedDigits, size=24), cnn_epochs=4, cnn_share=0.5),
     }
-    notes: ClassVar[tuple[str, ...]] = (
-        smallnorb.LOSSY,
-        "The convolutional network is stopped at the validation accuracy that the capsules end with, checked several "
-        "times an epoch; the paper stopped the capsules at the error of the convolutional network. Validation images "
-        "show toys of the training half from familiar viewpoints: the familiar test errors, on other toys, may differ.",
-        "Settings are those of smallnorb-em except the epochs and, in the quick preset, the learning rate of the "
-        "convolutional network, which stays constant; a tenth of the training images is for validation.",
-    )
 
     def present(self, settings: SmallNORBSettings) -> tuple[str, ...]:
         """All rows: ``settings.rows`` names rows of ``smallnorb-em``."""

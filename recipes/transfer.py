@@ -13,16 +13,7 @@ from recipes.kit.lab import Trained, at_random
 from recipes.kit.options import ENTROPY, FAST, MARGIN, TrainingOptions, adam, one_cycle, option, plain
 from torchcaps.capsules import Capsules
 from torchcaps.data import ImageSet
-from torchcaps.explain import (
-    ATTRIBUTES,
-    Readout,
-    ask,
-    attributes,
-    draw_poses,
-    fit_readout,
-    poses_of,
-    transfer,
-)
+from torchcaps.explain import ATTRIBUTES, Readout, ask, attributes, draw_poses, fit_readout, poses_of, transfer
 from torchcaps.explain.draw.charts import transfer_grid
 from torchcaps.explain.transfer import encoded
 from torchcaps.models import CapsuleClassifier
@@ -160,22 +151,6 @@ class Transfer(Comparison[TransferSettings]):
             fitted=100,
         ),
     }
-    notes: ClassVar[tuple[str, ...]] = (
-        "Pairs of test images of different classes: the content, whose class is drawn, and the style, whose pose it is "
-        "drawn with. Both classes are those that the network sees, right or wrong. A classifier of another kind (three "
-        "convolutions), trained apart, must see the content's true class in the drawn image. Slant, thickness, aspect "
-        "and size are measured in the drawn images and in the style images (`torchcaps.explain.attributes`).",
-        "A decoder told pose and class gets the one-hot class beside the pose, and poses are standardised within each "
-        "class, so that a pose says how an image differs from others of its class. The pose of the style replaces that "
-        "of the content as a whole; noise on it in training keeps the class out of it.",
-        "A decoder told the pose alone, as in DeepCaps, has to read the class from it, so that the whole pose of the "
-        "style would draw the style again. Instead, the content's pose is moved until a linear read-out, fitted to "
-        "training images, gives slant and thickness of the style image. The read-out was fitted to these two "
-        "attributes; the other networks saw none.",
-        "The masked decoder has separate pose dimensions for each class. The content drawn again, by the network of "
-        "the first row, is the baseline: the correlation of the pairs themselves.",
-        "The quick preset trains the first network only.",
-    )
 
     def options(self, settings: TransferSettings, row: str) -> dict[str, Any]:
         """The same for all rows except the input of the decoder; for :data:`JUDGE`, those of the classifier."""

@@ -130,15 +130,6 @@ class TwoDigits(Comparison[TwoDigitsSettings]):
             scenes=10,
         ),
     }
-    notes: ClassVar[tuple[str, ...]] = (
-        "A pair counts as correct only if both digits are found. All rows of a preset are trained alike, with the "
-        "margin loss in which absent classes weigh 0.25; the paper preset trains the twin for 20 epochs and the others "
-        "for 10, as published.",
-        "Compare the variants of K-Means routing with each other only: in the quick preset their convolutions have "
-        "half the channels.",
-        "The published code joins the images of a pair along their first axis, one above the other; no other layout "
-        "was published. All places share their transforms, so these networks take images of any layout.",
-    )
     caption: ClassVar[str] = (
         "Trained on single digits, tested on several: the share of images whose most active classes are exactly the "
         "digits in it, for five layouts of test digits."

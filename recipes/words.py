@@ -100,18 +100,6 @@ class WordsRecipe(Comparison[WordsSettings]):
             pairs=20,
         ),
     }
-    notes: ClassVar[tuple[str, ...]] = (
-        "All word vectors start at random and are learned with the network; the published capsules had vectors "
-        "pretrained on 100 billion words. The collections must lie in the folder of the data sets (the environment "
-        "variable TORCHCAPS_DATA): trec, mr, subj, sst, in their original form.",
-        "Two test questions of different classes are joined into one text; it counts as correct only if exactly these "
-        "two classes are predicted. No network saw two questions at once in training.",
-        "The published figure of form B is for windows of 3, 4 and 5 words; the released code has 3 and 4. In that "
-        "code all children of a window of convolutional capsules share their transforms, and absent classes weigh 0.25 "
-        "in the loss; here each child has its own, and they weigh 0.5. The paper preset takes batches of 25 and, for "
-        "forms A and B, 16 types of primary capsules and no dropout from the code.",
-        "MR and SUBJ have no test texts of their own: a fifth of each is put aside, while the papers use ten folds.",
-    )
     caption: ClassVar[str] = (
         "Trained on one question at a time: the share of joined test questions for which exactly the two classes are "
         "predicted."

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from recipes.kit.lab import PRESETS, Lab, PresetName
@@ -10,6 +11,7 @@ from recipes.kit.lab import PRESETS, Lab, PresetName
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+NOTES = Path(__file__).parents[1] / "notes.md"
 RECIPES: dict[str, "Recipe[Any]"] = {}
 
 Key = tuple[str, str]
@@ -115,7 +117,8 @@ class Recipe(ABC, Generic[Settings]):
         lines: of its table, in order.
         presets: its settings, a frozen dataclass, for ``paper`` (the published ones, for a GPU), ``quick`` (two cores
             of a CPU, at most an hour) and ``smoke`` (seconds, on the digits that come with scikit-learn).
-        notes: sentences for readers of the table, such as how the settings differ from the published ones.
+        notes: for readers of the table, such as how the settings differ from the published ones; those of the recipes
+            here stand in ``recipes/notes.md``.
 
     Example:
         >>> from recipes import Recipe, get_recipe
@@ -140,6 +143,12 @@ class Recipe(ABC, Generic[Settings]):
         return outcomes[0].pictures
 
 
+def notes_of(name: str) -> tuple[str, ...]:
+    """The notes on a recipe in ``recipes/notes.md``; none if it has no section there."""
+    _, _, section = NOTES.read_text(encoding="utf-8").partition(f"\n## {name}\n")
+    return tuple(" ".join(note.split()) for note in section.partition("\n## ")[0].split("\n- ")[1:])
+
+
 AnyRecipe = TypeVar("AnyRecipe", bound=type[Recipe[Any]])
 
 
@@ -156,6 +165,7 @@ def register_recipe(recipe: AnyRecipe) -> AnyRecipe:
     keys = [(line.row, line.measure) for line in recipe.lines]
     if len(set(keys)) < len(keys):
         raise ValueError(f"{recipe.name} has a line twice")
+    recipe.notes = recipe.notes or notes_of(recipe.name)
     RECIPES[recipe.name] = recipe()
     return recipe
 

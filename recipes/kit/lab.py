@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -176,25 +175,12 @@ def check_same(folder: RunFolder, options: Any, complete: Callable[[Any], Any] =
     if not folder.config.is_file():
         folder.unused()
         return
-    found, wanted = _at_home(complete(read_options(folder.config, option_hints()))), _at_home(options)
-    names = sorted(name for name in {*found, *wanted} - {"run"} if found.get(name) != wanted.get(name))
+    found = complete(read_options(folder.config, option_hints()))
+    names = sorted(name for name in {*found, *options} - {"run"} if found.get(name) != options.get(name))
     if names:
         raise FileExistsError(
             f"{folder.path} holds a run with another {', '.join(names)}: choose another folder with --runs, or move it"
         )
-
-
-def _at_home(options: Any) -> Any:
-    """Options with each class named by the module that defines it: it may have moved, or have several names."""
-    if isinstance(options, Mapping):
-        return {key: _home(value) if key == "class_path" else _at_home(value) for key, value in options.items()}
-    return [_at_home(one) for one in options] if isinstance(options, list) else options
-
-
-def _home(path: str) -> str:
-    module, _, name = path.rpartition(".")
-    found = getattr(import_module(module), name, None) if module else None
-    return path if found is None else f"{found.__module__}.{found.__qualname__}"
 
 
 def run_name(experiment: str, row: str) -> str:

@@ -175,15 +175,6 @@ class TestLab:
         assert (done.folder / "metrics.csv").read_text() == rows
         assert again.summary["test_accuracy"] == done.summary["test_accuracy"]
 
-    def test_a_class_that_moved_is_the_same_option(self, lab):
-        inner = {"data": {"class_path": "Digits"}, "pad": 1}
-        was = {"class_path": "torchcaps.data.made.Padded", "init_args": inner}
-        done = lab.train("padded", {**TINY, "data": was})
-        home = {**was, "class_path": "torchcaps.data.made.Padded"}
-        assert lab.train("padded", {**TINY, "data": home}).summary == done.summary
-        with pytest.raises(FileExistsError, match="another data"):
-            lab.train("padded", {**TINY, "data": {**home, "init_args": {**inner, "pad": 2}}})
-
     def test_a_strange_folder_is_left_alone(self, lab):
         folder = lab.folder("strange").path
         folder.mkdir(parents=True)
