@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -76,24 +76,6 @@ def call_of(case: Case, backend: str, training: bool, device: str = "cpu") -> Ca
         return None if training else output
 
     return call
-
-
-def tensor_bytes(case: Case) -> int:
-    """Bytes of inputs, results and weights, found by running one image."""
-    one = with_batch(case, 1)
-    module, inputs = one.build(), one.inputs("cpu")
-    with torch.no_grad(), tc.use_backend("chunked"):
-        output = one.forward(module, inputs)
-    each, shared = [*inputs, *_tensors(output)], [*module.parameters()]
-    return sum(case.batch * tensor.nbytes for tensor in each) + sum(tensor.nbytes for tensor in shared)
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, tuple):
-        for part in output:
-            yield from _tensors(part)
 
 
 def _routing(name: str, steps: int) -> tc.routing.Routing:

@@ -10,13 +10,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import torchcaps
 from benchmarks.measure import Spread
-from benchmarks.suite import Row
+
+if TYPE_CHECKING:
+    from benchmarks.suite import Row
 
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 """Environment variable that makes torch ask for huge pages for large tensors, whose first use then costs less."""
@@ -90,13 +92,13 @@ def times(spread: Spread) -> str:
     return f"{spread.median:.3g} ({low}-{high})"
 
 
-def suite_table(rows: list[Row]) -> str:
+def suite_table(rows: "list[Row]") -> str:
     """Every row: times, beside the limit, and memory."""
     titles = ("case", "batch", "pass", "backend", "median ms", "range", "limit ms", "time / limit", "extra MiB")
     return table(titles, [_cells(row) for row in rows])
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: "Row") -> tuple[str, ...]:
     what = (row.case, str(row.batch), "training" if row.training else "forward", row.backend)
     if not row.seconds:
         return (*what, row.trouble, "", "", "", "")
@@ -106,7 +108,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (*what, milliseconds(median), span, milliseconds(row.limit), times(row.times_limit), memory)
 
 
-def machine_line(rows: list[Row]) -> str:
+def machine_line(rows: "list[Row]") -> str:
     """The measured rates that the limits are computed from."""
     measured = [row for row in rows if row.seconds]
     rates = Spread.of([value / 1e9 for row in measured for value in row.matmul_rate])

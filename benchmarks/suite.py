@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks import report
-from benchmarks.cases import BESIDE, CASES, Case, NetworkCase, call_of, tensor_bytes, with_batch
+from benchmarks.cases import BESIDE, CASES, Case, NetworkCase, call_of, with_batch
 from benchmarks.measure import Call, Machine, Spread, available_memory, full_float32, interleaved, peak_memory
 from benchmarks.work import FLOAT, Work
 from torchcaps.ops.dispatch import FUSED
@@ -37,7 +37,6 @@ class Row:
         bandwidth: bytes a second of a copy, in each round.
         work: operations and bytes by formula.
         votes: bytes that the votes of the largest layer would take.
-        tensors: bytes of inputs, results and weights.
         peak: bytes of extra memory; None if it was not measured.
         trouble: why it was not measured at all.
     """
@@ -51,7 +50,6 @@ class Row:
     bandwidth: list[float] = field(default_factory=list)
     work: Work = field(default_factory=lambda: Work(0.0, 0.0, 0.0))
     votes: int = 0
-    tensors: int = 0
     peak: int | None = None
     trouble: str = ""
 
@@ -174,9 +172,9 @@ def compare(case: Case, training: bool, options: Options, machine: Machine, besi
     rows = []
     for backend, values in seconds.items():
         what, called = (beside, "auto") if backend == "cnn" and beside is not None else (case, backend)
-        work, sizes = what.work(training), (FLOAT * what.votes, tensor_bytes(what))
+        work, votes = what.work(training), FLOAT * what.votes
         peak = peak_memory(what, called, training, options.device, options.threads) if options.memory else None
-        rows.append(Row(what.name, what.batch, training, backend, values, rates, bandwidths, work, *sizes, peak))
+        rows.append(Row(what.name, what.batch, training, backend, values, rates, bandwidths, work, votes, peak))
     missing = [Row(case.name, case.batch, training, backend, trouble=why) for backend, why in troubles.items()]
     return [*rows, *missing]
 

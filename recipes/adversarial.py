@@ -98,7 +98,7 @@ _TINY = SmallNORBSettings(
     cnn_epochs=3,
     cnn_optimizer=adam(3e-3),
     model_args={"channels": 8, "types": [3, 3, 3], "competition": "window", "pose_norm": None},
-    routing={**smallnorb.SHARP, "schedule": "linear"},
+    routing={"schedule": "linear", "inverse_temperature": 1.0, "standardise": True},
     cnn_args={"channels": [4, 8], "hidden": 16},
     preprocess={"crop": 18, "standardise": True},
 )

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 from recipes.kit.base import Line, Picture, register_recipe
 from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import at_random, data_of
-from recipes.kit.options import ENTROPY, FAST, MARGIN, TrainingOptions, option, pace, plain
+from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, option, plain, presets_of
 from torchcaps.data import Affine, ImageSet, Padded, apply_affine
 from torchcaps.data.made import AFFNIST, one_factor
 from torchcaps.explain import examine
@@ -91,33 +91,7 @@ class AffineRobustness(Comparison[AffineSettings]):
     rows: ClassVar = ROWS
     twins: ClassVar = {TWIN: CAPSULES}
     lines: ClassVar = LINES
-    presets: ClassVar = {
-        "paper": AffineSettings(
-            **pace(100, 1e-3, decay=0.96 ** (1 / 2000), each="step"),
-            data=option("MNIST"),
-            model="capsnet",
-            twin_args={"hidden": 2048},
-            curve_images=10000,
-        ),
-        "quick": AffineSettings(
-            **pace(14, 2e-3, 64, decay=0.85),
-            data=option("MNIST"),
-            model="capsnet_small",
-            twin_args={"hidden": 336},
-            stop_at=0.99,
-            **FAST,
-        ),
-        "smoke": AffineSettings(
-            **pace(3, 5e-3, 32),
-            data=option("Digits", size=16),
-            model="capsnet_small",
-            model_args={"channels": 8, "types": 4, "decoder_hidden": [16, 32]},
-            twin_args={"channels": [4, 8], "hidden": 32},
-            stop_at=0.3,
-            pad=4,
-            curve_images=40,
-        ),
-    }
+    presets: ClassVar = presets_of("affine", AffineSettings)
 
     def options(self, settings: AffineSettings, row: str) -> dict[str, Any]:
         """The network of the row, on larger canvases on which training shifts the digits."""

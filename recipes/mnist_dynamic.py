@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from recipes.kit.base import Line, register_recipe
 from recipes.kit.comparison import TEST_ERROR, Comparison
-from recipes.kit.options import ENTROPY, FAST, TrainingOptions, option, pace
+from recipes.kit.options import ENTROPY, TrainingOptions, option, presets_of
 from torchcaps.losses import Weighting
 
 SABOUR = "Sabour et al. 2017, table 1"
@@ -72,28 +72,7 @@ class MnistDynamic(Comparison[MnistDynamicSettings]):
         *(Line(row, TEST_ERROR, *figure, elsewhere=True) for row, figure in ELSEWHERE.items()),
     )
     rows: ClassVar = tuple(ROWS)
-    presets: ClassVar = {
-        "paper": MnistDynamicSettings(
-            **pace(641, 1e-3, decay=0.96 ** (1 / 2000), each="step"), data=option("MNIST", validation=0)
-        ),
-        "quick": MnistDynamicSettings(
-            **pace(8, 2e-3, 64, decay=0.65),
-            **FAST,
-            data=option("MNIST"),
-            model="capsnet_small",
-            cnn="capsnet_small_cnn",
-        ),
-        "smoke": MnistDynamicSettings(
-            **pace(2, 1e-2),
-            data=option("Digits"),
-            preprocess={"shift": 1},
-            model="capsnet_digits",
-            model_args={"channels": 16, "types": 4, "decoder_hidden": (32, 32)},
-            cnn="capsnet_small_cnn",
-            cnn_args={"channels": (8, 8, 8), "hidden": (32, 16)},
-            rows=("1 step, no reconstruction", CAPSNET, CNN),
-        ),
-    }
+    presets: ClassVar = presets_of("mnist-dynamic", MnistDynamicSettings)
 
     def options(self, settings: MnistDynamicSettings, row: str) -> dict[str, Any]:
         """Steps and loss of the row, or the baseline."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from recipes.kit.base import Line, Picture, register_recipe
 from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import data_of
-from recipes.kit.options import ENTROPY, FAST, MARGIN, adam, falling, option, plain
+from recipes.kit.options import ENTROPY, MARGIN, option, plain, presets_of
 from torchcaps.classifier import Classifier
 from torchcaps.data import Overlaid, Overlay, bounding_box_overlap, fixed_pairs
 from torchcaps.explain.draw.charts import Cell, image_grid, two_colours
@@ -43,12 +43,6 @@ class MultiMNISTSettings:
     speed: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _network(model: str, epochs: int, rate: float = 1e-3, final: float = 0.01, **arguments: Any) -> dict[str, Any]:
-    """A network whose learning rate falls by a constant factor each epoch, in all to ``final`` times the first."""
-    decay = falling(final ** (1 / max(epochs - 1, 1)))
-    return {"model": model, "model_args": arguments, "epochs": epochs, "optimizer": adam(rate), "scheduler": decay}
-
-
 CAPSULES, CNN = "CapsNet, 3 steps", "convolutional network"
 ERROR = "exact-pair test error"
 PAIRS, OVERLAP = "test pairs", "overlap of the bounding boxes"
@@ -68,34 +62,7 @@ class MultiMNIST(Comparison[MultiMNISTSettings]):
         Line(PAIRS, OVERLAP, 80, SABOUR, higher_is_better=None),
     )
     rows: ClassVar = (CAPSULES, CNN)
-    presets: ClassVar = {
-        "paper": MultiMNISTSettings(
-            data=option("MNIST", validation=0.02),
-            networks={CAPSULES: _network("capsnet", 1000), CNN: _network("matrixcapsnet_cnn", 1000)},
-            test_pairs=1_000_000,
-        ),
-        "quick": MultiMNISTSettings(
-            data=option("MNIST", validation=0.02),
-            networks={
-                CAPSULES: _network(
-                    "capsnet_small", 30, 2e-3, 0.04, channels=128, stem=[32], decoder_hidden=[512, 1024]
-                ),
-                CNN: _network("matrixcapsnet_cnn", 10, final=0.04),
-            },
-            batch_size=64,
-            **FAST,
-        ),
-        "smoke": MultiMNISTSettings(
-            data=option("Digits"),
-            networks={
-                CAPSULES: _network("capsnet_digits", 2, channels=8, types=2, decoder_hidden=[16]),
-                CNN: _network("matrixcapsnet_cnn", 2, channels=[4, 8], hidden=16),
-            },
-            size=12,
-            shift=2,
-            test_pairs=100,
-        ),
-    }
+    presets: ClassVar = presets_of("multimnist", MultiMNISTSettings)
 
     def options(self, settings: MultiMNISTSettings, row: str) -> dict[str, Any]:
         """On pairs of digits, which are made anew in each epoch."""

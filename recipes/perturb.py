@@ -11,6 +11,7 @@ from recipes import affine, mnist_dynamic, multimnist
 from recipes.kit.base import Line, Picture, register_recipe
 from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import Trained, at_random, run_name
+from recipes.kit.options import presets_of
 from recipes.mnist_dynamic import MnistDynamic
 from torchcaps.data import ImageSet, Pairs
 from torchcaps.explain import default_sweep
@@ -77,11 +78,7 @@ class Perturb(Comparison[PerturbSettings]):
         for row in ROWS
         for measure, unit, better in ((CHANGE, "% of grey", None), (IDLE, "%", None), (ERROR, "% of grey", False))
     )
-    presets: ClassVar = {
-        "paper": PerturbSettings(tested=10000),
-        "quick": PerturbSettings(),
-        "smoke": PerturbSettings(images=2, drawn=(2, 4), tested=100, rows=(mnist_dynamic.CAPSNET, PLACED, OVERLAID)),
-    }
+    presets: ClassVar = presets_of("perturb", PerturbSettings)
 
     def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
         """Sweeps the poses of the first test images of each class; reconstructs others."""

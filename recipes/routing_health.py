@@ -8,6 +8,7 @@ from recipes import mnist_dynamic, smallnorb
 from recipes.kit.base import Key, Line, Picture, register_recipe
 from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import Trained, at_random, data_of
+from recipes.kit.options import presets_of
 from recipes.smallnorb import SmallNORBEM
 from recipes.two_digits import DYNAMIC, KMEANS, VARIANT, TwoDigits
 from torchcaps.data import ImageSet
@@ -122,16 +123,7 @@ class StepsWorth(Comparison[RoutingHealthSettings]):
     rows: ClassVar = tuple(ROWS)
     borrowed: ClassVar = {name: (source.recipe, row) for name, (source, row) in ROWS.items()}
     lines: ClassVar = tuple(line for source in SOURCES for line in _lines(source))
-    presets: ClassVar = {
-        "paper": RoutingHealthSettings(images=10000, observed=512),
-        "quick": RoutingHealthSettings(),
-        "smoke": RoutingHealthSettings(
-            images=64,
-            observed=16,
-            steps=(1, 2, 10),
-            rows=(f"MNIST: {mnist_dynamic.CAPSNET}", f"smallNORB: {smallnorb.BASE}", "smallNORB: 1 step"),
-        ),
-    }
+    presets: ClassVar = presets_of("routing-health", RoutingHealthSettings)
 
     def begin(self, study: Study) -> dict[str, ImageSet]:
         """The test images of each source."""

@@ -12,9 +12,9 @@ from torch import Tensor
 from recipes.kit.base import Line, Outcome, Picture, register_recipe
 from recipes.kit.comparison import TEST_ERROR, Comparison, Study
 from recipes.kit.lab import Trained, data_of
-from recipes.kit.options import TrainingOptions, adam, one_cycle, option
+from recipes.kit.options import TrainingOptions, option, presets_of
 from torchcaps.capsules import Capsules
-from torchcaps.data import AffineRanges, Few, ImageSet, apply_affine
+from torchcaps.data import AffineRanges, ImageSet, apply_affine
 from torchcaps.explain import examine, fit_temperature
 from torchcaps.explain.calibration import calibration_error
 from torchcaps.explain.draw.charts import Dots, dot_panels
@@ -120,19 +120,6 @@ class RoutingsSettings(TrainingOptions):
     rounds: int = 20
 
 
-def _body(**more: Any) -> dict[str, Any]:
-    """One convolution, primary capsules of 8 numbers, class capsules of 8 numbers, no decoder."""
-    return {"primary_dim": 8, "pose_dim": 8, "decoder_hidden": None, "init_std": None, **more}
-
-
-def _pace(epochs: int, rate: float, batch_size: int) -> dict[str, Any]:
-    """Adam in one cycle."""
-    return {"epochs": epochs, "optimizer": adam(rate), "batch_size": batch_size, "scheduler": one_cycle(rate)}
-
-
-_LOSS = option("LengthCrossEntropy", inverse_temperature=SHARPNESS)
-
-
 @register_recipe
 class RoutingsSideBySide(Comparison[RoutingsSettings]):
     """Trains one network with every routing, and measures accuracy, calibration and cost."""
@@ -142,33 +129,7 @@ class RoutingsSideBySide(Comparison[RoutingsSettings]):
     source: ClassVar[str] = "no paper has compared them; for the paper of each see docs/routings.md"
     rows: ClassVar = ROWS
     lines: ClassVar = tuple(_lines())
-    presets: ClassVar = {
-        "paper": RoutingsSettings(
-            **_pace(30, 3e-3, 128),
-            data=option("MNIST"),
-            preprocess={"shift": 2},
-            model="capsnet",
-            model_args=_body(pose_dim=16),
-            loss=_LOSS,
-        ),
-        "quick": RoutingsSettings(
-            **_pace(4, 3e-3, 32),
-            data=option(Few, data=option("MNIST"), train=5000, validation=1000),
-            preprocess={"shift": 2},
-            model="capsnet",
-            model_args=_body(channels=32, kernel_size=5, stride=2, types=8, primary_kernel_size=5),
-            loss=_LOSS,
-        ),
-        "smoke": RoutingsSettings(
-            **_pace(1, 5e-3, 32),
-            data=option(Few, data=option("Digits", size=12), train=64, validation=64),
-            model="capsnet",
-            model_args=_body(channels=8, kernel_size=3, stride=2, types=2, primary_kernel_size=3),
-            loss=_LOSS,
-            rows=("attention", "dynamic", "euclidean", "hard_kmeans"),
-            rounds=2,
-        ),
-    }
+    presets: ClassVar = presets_of("routings", RoutingsSettings)
 
     def options(self, settings: RoutingsSettings, row: str) -> dict[str, Any]:
         """The network with the routing of the row."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from recipes.kit.base import Line, Picture, lines_of, register_recipe
 from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import data_of
-from recipes.kit.options import FAST, TrainingOptions, one_cycle, option
+from recipes.kit.options import TrainingOptions, option, presets_of
 from torchcaps.data import Batch, ImageSet, class_boxes
 from torchcaps.data.scenes import INK, Scenery
 from torchcaps.explain import evaluating
@@ -173,16 +173,6 @@ class SceneSettings(TrainingOptions):
     twin_args: Mapping[str, Any]
 
 
-def _cycle(epochs: int, rate: float, batch_size: int, **more: Any) -> dict[str, Any]:
-    """AdamW with a one-cycle learning rate."""
-    optimizer = option("torch.optim.AdamW", lr=rate, weight_decay=0.01)
-    return {"epochs": epochs, "optimizer": optimizer, "batch_size": batch_size, "scheduler": one_cycle(rate), **more}
-
-
-def _scenes(data: Mapping[str, Any], **arguments: Any) -> dict[str, Any]:
-    return option("torchcaps.data.DigitScenes", data=data, **arguments)
-
-
 @register_recipe
 class Scenes(Comparison[SceneSettings]):
     """Trains on scenes of digits with image labels alone, and with boxes; tests what is found, and where."""
@@ -201,25 +191,7 @@ class Scenes(Comparison[SceneSettings]):
             higher_is_better=True,
         )
     )
-    presets: ClassVar = {
-        "paper": SceneSettings(
-            **_cycle(20, 2e-3, 128),
-            data=_scenes(option("MNIST", validation=0.02)),
-            model_args={"channels": (64, 128, 256), "child_dim": 64},
-            twin_args={"channels": (64, 128, 256)},
-        ),
-        "quick": SceneSettings(
-            **_cycle(1, 3e-3, 32), **FAST, data=_scenes(option("MNIST", validation=0.02)), twin_args={}, scenes=2000
-        ),
-        "smoke": SceneSettings(
-            **_cycle(1, 5e-3, 32),
-            data=_scenes(option("Digits"), canvas=[24, 24], most=2, smallest=8.0, largest=12.0, clutter=1),
-            model_args={"channels": (4, 8)},
-            twin_args={"channels": (4, 8)},
-            scenes=40,
-            fitted=20,
-        ),
-    }
+    presets: ClassVar = presets_of("scenes", SceneSettings)
 
     def options(self, settings: SceneSettings, row: str) -> dict[str, Any]:
         """The capsule network, its twin, or the capsule network with boxes and the task ``detection``."""

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from recipes.kit.base import lines_of, register_recipe
 from recipes.kit.comparison import TEST_ERROR, Comparison, Study
-from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, adam, cycle, falling, one_cycle, option, pace
+from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, adam, option, presets_of
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 1"
 
@@ -57,13 +57,7 @@ class SmallNORBSettings(TrainingOptions):
     cnn_args: Mapping[str, Any] = field(default_factory=dict)
     routing: Mapping[str, Any] = field(default_factory=dict)
     spread: Mapping[str, Any] = field(default_factory=dict)
-    preprocess: Mapping[str, Any] = field(default_factory=lambda: preparation(32))
     thirteen_crops: bool = False
-
-
-def preparation(crop: int) -> dict[str, Any]:
-    """The option ``preprocess``: the published one, with crops of so many pixels (32 of 48)."""
-    return {"crop": crop, "brightness": 0.247, "contrast": [0.2, 1.8], "standardise": True}
 
 
 def _cnn_options(settings: SmallNORBSettings) -> dict[str, Any]:
@@ -99,46 +93,6 @@ def capsule_options(
     )
 
 
-SHARP = {"schedule": "constant", "inverse_temperature": 1.0, "standardise": True}
-SOFT = {**SHARP, "sharpness": "mean"}
-"""Arguments of EMRouting: standardised costs at an inverse temperature of 1, the E-step as published or softer."""
-
-QUICK = SmallNORBSettings(
-    **cycle(6, 5e-3, 32, average=0.998),
-    data=option("SmallNORB", size=32, validation=0.02),
-    cnn_epochs=6,
-    cnn_optimizer=option("torch.optim.AdamW", lr=1e-3, weight_decay=0.1),
-    cnn_scheduler=one_cycle(1e-3),
-    preprocess=preparation(24),
-    model_args={"channels": 32, "types": [4, 8, 8]},
-    routing=SOFT,
-)
-SMOKE = SmallNORBSettings(
-    **pace(1, 3e-3, 32),
-    data=option("Digits", size=24),
-    cnn_epochs=1,
-    preprocess=preparation(18),
-    model_args={"channels": 8, "types": [2, 3, 3], "pose_norm": None},
-    cnn_args={"channels": [4, 8], "hidden": 16},
-    routing=SHARP,
-    rows=(BASE, "1 step", "vector pose, no coordinates", "cross-entropy", CNN),
-    thirteen_crops=True,
-)
-PAPER = SmallNORBSettings(
-    data=option("SmallNORB", validation=0.0),
-    epochs=5278,  # 2 M steps: 24,300 images are 379 full batches of 64
-    cnn_epochs=200,
-    batch_size=64,
-    optimizer=adam(3e-3, weight_decay=5 * 2e-7),  # released: 2e-7 beside the mean over 5 classes, here their sum
-    scheduler=falling(0.96 ** (1 / 20000)),
-    scheduler_interval="step",
-    model_args={"pose_norm": None},
-    spread={"schedule": "sigmoid"},
-    thirteen_crops=True,
-)
-"""The presets of both recipes on smallNORB."""
-
-
 @register_recipe
 class SmallNORBEM(Comparison[SmallNORBSettings]):
     """What each part of the matrix capsule network is worth: one or two of them changed in each row."""
@@ -149,7 +103,7 @@ class SmallNORBEM(Comparison[SmallNORBSettings]):
     experiment: ClassVar[str] = "smallnorb"
     rows: ClassVar = tuple(ROWS)
     lines: ClassVar = lines_of(FIGURES, FIGURES, HINTON)
-    presets: ClassVar = {"paper": PAPER, "quick": QUICK, "smoke": SMOKE}
+    presets: ClassVar = presets_of("smallnorb-em", SmallNORBSettings)
     heading: ClassVar[str] = "Matrix capsules on smallNORB"
     caption: ClassVar[str] = (
         "The error of the base network (first row), of variants that change what the row names, and of the network "

@@ -56,21 +56,21 @@ class SmallNORBViewpoints(Comparison[SmallNORBSettings]):
     lines: ClassVar = lines_of(PUBLISHED, PUBLISHED, HINTON)
     presets: ClassVar = {
         "paper": replace(
-            smallnorb.PAPER,
+            SmallNORBEM.presets["paper"],
             data=option("SmallNORB", validation=0.1),
             epochs=17700,  # 2 M steps: 7,290 images are 113 full batches of 64
             cnn_epochs=6000,
             cnn_share=0.1,
         ),
         "quick": replace(
-            smallnorb.QUICK,
+            SmallNORBEM.presets["quick"],
             data=option("SmallNORB", size=32, validation=0.1),
             epochs=16,
             cnn_epochs=200,
             cnn_scheduler=None,
             cnn_share=0.05,
         ),
-        "smoke": replace(smallnorb.SMOKE, data=option(TurnedDigits, size=24), cnn_epochs=4, cnn_share=0.5),
+        "smoke": replace(SmallNORBEM.presets["smoke"], data=option(TurnedDigits, size=24), cnn_epochs=4, cnn_share=0.5),
     }
 
     def present(self, settings: SmallNORBSettings) -> tuple[str, ...]:

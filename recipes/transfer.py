@@ -10,7 +10,7 @@ from torch import Tensor
 from recipes.kit.base import Line, Picture, register_recipe
 from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import Trained, at_random
-from recipes.kit.options import ENTROPY, FAST, MARGIN, TrainingOptions, adam, one_cycle, option, plain
+from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, plain, presets_of
 from torchcaps.capsules import Capsules
 from torchcaps.data import ImageSet
 from torchcaps.explain import ATTRIBUTES, Readout, ask, attributes, draw_poses, fit_readout, poses_of, transfer
@@ -112,45 +112,7 @@ class Transfer(Comparison[TransferSettings]):
           for row in (*TOLD, AGAIN) for measure in FOLLOWS.values()),
         Line(JUDGE, "accuracy", higher_is_better=True),
     )  # fmt: skip
-    presets: ClassVar = {
-        "paper": TransferSettings(
-            data=option("MNIST"),
-            model="capsnet",
-            epochs=50,
-            optimizer=adam(1e-3),
-            scheduler=one_cycle(1e-3),
-            scheduler_interval="step",
-            judge={"model": "capsnet_small_cnn", "epochs": 20},
-            pairs=5000,
-            fitted=10000,
-        ),
-        "quick": TransferSettings(
-            data=option("MNIST"),
-            model="capsnet_small",
-            model_args={"channels": 32, "types": 8},
-            epochs=3,
-            **FAST,
-            optimizer=adam(4e-3),
-            scheduler=one_cycle(4e-3),
-            scheduler_interval="step",
-            judge={
-                "model": "capsnet_small_cnn",
-                "model_args": {"channels": [8, 16, 16], "hidden": [64, 64]},
-                "epochs": 3,
-            },
-            rows=(BOTH,),
-        ),
-        "smoke": TransferSettings(
-            data=option("Digits"),
-            model="capsnet_digits",
-            model_args={"channels": 8, "types": 2, "decoder_hidden": [16, 32]},
-            epochs=1,
-            optimizer=adam(4e-3),
-            judge={"model": "capsnet_small_cnn", "model_args": {"channels": [4, 4, 4], "hidden": [8, 8]}},
-            pairs=40,
-            fitted=100,
-        ),
-    }
+    presets: ClassVar = presets_of("transfer", TransferSettings)
 
     def options(self, settings: TransferSettings, row: str) -> dict[str, Any]:
         """The same for all rows except the input of the decoder; for :data:`JUDGE`, those of the classifier."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from recipes.kit.base import Picture, lines_of, register_recipe
 from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import data_of
-from recipes.kit.options import FAST, TrainingOptions, option, pace
+from recipes.kit.options import TrainingOptions, option, presets_of
 from torchcaps.classifier import Classifier
 from torchcaps.data.made import LAYOUTS, Scenes, arrange
 from torchcaps.explain.draw.charts import bars_under_images
@@ -111,25 +111,7 @@ class TwoDigits(Comparison[TwoDigitsSettings]):
         PUBLISHED,
         higher_is_better=True,
     )
-    presets: ClassVar = {
-        "paper": TwoDigitsSettings(**pace(10, 1e-3), data=option("MNIST"), twin_epochs=20),
-        "quick": TwoDigitsSettings(
-            **pace(6, 2e-3, 32, decay=0.55),
-            **FAST,
-            data=option("MNIST", validation=0.02),
-            variant_channels=(32, 32, 64, 64),
-            pairs=5000,
-            scenes=1000,
-        ),
-        "smoke": TwoDigitsSettings(
-            **pace(2, 3e-3),
-            data=option("Digits", size=16),
-            channels=(4, 4, 8, 8),
-            rows=(TWIN, KMEANS),
-            pairs=50,
-            scenes=10,
-        ),
-    }
+    presets: ClassVar = presets_of("two-digits", TwoDigitsSettings)
     caption: ClassVar[str] = (
         "Trained on single digits, tested on several: the share of images whose most active classes are exactly the "
         "digits in it, for five layouts of test digits."

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from recipes.kit.base import Picture, lines_of, register_recipe
 from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import Trained, data_of
-from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, option, pace
+from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, option, presets_of
 from torchcaps.data import TextSet, joined
 from torchcaps.explain.draw.canvas import new_figure
 from torchcaps.explain.draw.charts import bars_upwards
@@ -81,25 +81,7 @@ class WordsRecipe(Comparison[WordsSettings]):
     source: ClassVar[str] = "Zhao et al. 2018; Kim 2014"
     rows: ClassVar = tuple(ROWS)
     lines: ClassVar = lines_of(KEYS, PUBLISHED, higher_is_better=True)
-    presets: ClassVar = {
-        "paper": WordsSettings(**pace(20, 1e-3, 25), ngrams={"types": 16, "dropout": 0.0, "hidden_words": 0.0}),
-        "quick": WordsSettings(
-            **pace(8, 4e-3, 50, decay=0.7),
-            sizes={"word_dim": 64},
-            capsules={"dropout": 0.2},
-            ngrams={"types": 8, "parts": 8},
-            ngram_epochs=6,
-            rows=tuple(f"{TREC}: {network}" for network in (CNN, CAPSULES, ENCODER, POOLED)),
-        ),
-        "smoke": WordsSettings(
-            **pace(3, 5e-3, 16),
-            sizes={"word_dim": 16, "dropout": 0.0},
-            ngrams={"types": 4, "parts": 4, "pose_dim": 8},
-            data=option("MadeQuestions", count=36),
-            rows=tuple(f"{TREC}: {network}" for network in (CNN, CAPSULES, ENCODER, POOLED)),
-            pairs=20,
-        ),
-    }
+    presets: ClassVar = presets_of("words", WordsSettings)
     caption: ClassVar[str] = (
         "Trained on one question at a time: the share of joined test questions for which exactly the two classes are "
         "predicted."

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import compare, measure, report, suite
 from benchmarks.__main__ import PARTS, main
-from benchmarks.cases import BESIDE, CASES, Case, LayerCase, LinearCase, NetworkCase, call_of, with_batch
+from benchmarks.cases import BESIDE, CASES, LayerCase, LinearCase, NetworkCase, call_of, with_batch
 from benchmarks.measure import Measured, Spread
 from benchmarks.work import Map, RoutedShape, Work, convolution, routed
 from torchcaps.ops import Votes
@@ -128,11 +128,10 @@ def _end(_: Measured) -> int:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_trains(name: str) -> None:
-    case: Case = with_batch(CASES[name], 1)
+    case = with_batch(CASES[name], 1)
     call = call_of(case, "chunked", training=True)
     assert call() is None
     assert case.work(True).operations > case.work(False).operations > 0
-    assert suite.tensor_bytes(case) > 0
     assert isinstance(case, NetworkCase) or call_of(case, "naive", training=False)() is not None
 
 

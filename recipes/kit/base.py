@@ -116,7 +116,8 @@ class Recipe(ABC, Generic[Settings]):
         source: where the experiment was published.
         lines: of its table, in order.
         presets: its settings, a frozen dataclass, for ``paper`` (the published ones, for a GPU), ``quick`` (two cores
-            of a CPU, at most an hour) and ``smoke`` (seconds, on the digits that come with scikit-learn).
+            of a CPU, at most an hour) and ``smoke`` (seconds, on the digits that come with scikit-learn); most stand in
+            ``recipes/presets/NAME.yaml``.
         notes: for readers of the table, such as how the settings differ from the published ones; those of the recipes
             here stand in ``recipes/notes.md``.
 

@@ -1,8 +1,14 @@
 """Options of ``torchcaps train`` for recipes, as in its YAML files."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+PRESETS = Path(__file__).parents[1] / "presets"
+Settings = TypeVar("Settings")
 
 
 def option(kind: str | type, **arguments: Any) -> dict[str, Any]:
@@ -11,41 +17,34 @@ def option(kind: str | type, **arguments: Any) -> dict[str, Any]:
     return {"class_path": path, "init_args": arguments}
 
 
+def presets_of(name: str, kind: Callable[..., Settings]) -> dict[Any, Settings]:
+    """The settings in ``recipes/presets/NAME.yaml``, by preset; what has a ``name`` there is an option."""
+    presets = yaml.safe_load((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"))
+    return {preset: kind(**_options(values)) for preset, values in presets.items()}
+
+
+def _options(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        values = {key: _options(one) for key, one in value.items()}
+        return option(values.pop("name"), **values) if "name" in values else values
+    return [_options(one) for one in value] if isinstance(value, list) else value
+
+
 def adam(rate: float, **arguments: Any) -> dict[str, Any]:
     """The option ``optimizer``: Adam with this learning rate."""
     return option("torch.optim.Adam", lr=rate, **arguments)
-
-
-def falling(factor: float) -> dict[str, Any]:
-    """The option ``scheduler``: the learning rate falls by this factor in every epoch, or in every step."""
-    return option("torch.optim.lr_scheduler.ExponentialLR", gamma=factor)
 
 
 def pace(
     epochs: int, rate: float, batch_size: int = 128, decay: float | None = None, each: str = "epoch"
 ) -> dict[str, Any]:
     """Options of :class:`TrainingOptions`: Adam with a rate that falls by the factor ``decay`` each epoch or step."""
-    scheduler = None if decay is None else falling(decay)
+    scheduler = None if decay is None else option("torch.optim.lr_scheduler.ExponentialLR", gamma=decay)
     options = {"epochs": epochs, "optimizer": adam(rate), "batch_size": batch_size, "scheduler": scheduler}
     return {**options, "scheduler_interval": each}
 
 
-def one_cycle(rate: float) -> dict[str, Any]:
-    """The option ``scheduler``: the learning rate rises to this and falls to zero over the whole training."""
-    return option("torch.optim.lr_scheduler.OneCycleLR", max_lr=rate)
-
-
-def cycle(epochs: int, rate: float, batch_size: int, average: float) -> dict[str, Any]:
-    """Options of :class:`TrainingOptions`: AdamW with weight decay 0.1 in one cycle, and an average of the weights."""
-    optimizer = option("torch.optim.AdamW", lr=rate, weight_decay=0.1)
-    options = {"epochs": epochs, "optimizer": optimizer, "batch_size": batch_size, "scheduler": one_cycle(rate)}
-    return {**options, "trainer": {"average": average}}
-
-
-FAST: dict[str, Any] = {"trainer": {"precision": "bf16-mixed"}, "speed": {"channels_last": True}}
-"""Options that make the quick presets fast on a CPU."""
-
-SPREAD, MARGIN, ENTROPY = option("SpreadLoss"), option("MarginLoss"), option("NegativeLogLikelihood")
+MARGIN, ENTROPY = option("MarginLoss"), option("NegativeLogLikelihood")
 
 
 @dataclass(frozen=True, kw_only=True)
