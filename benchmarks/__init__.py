@@ -1,1 +1,1 @@
-"""Speed and memory, measured: ``python -m benchmarks NAME``. The measuring is in ``torchcaps.bench``."""
+"""Speed and memory beside what the hardware could do, and behaviour under faults: ``python -m benchmarks``."""

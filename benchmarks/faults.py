@@ -1,8 +1,445 @@
-"""``python -m benchmarks.faults ...`` is ``torchcaps bench faults ...``."""
+"""``python -m benchmarks faults``: behaviour with damaged and hostile files, and after interruptions.
 
-import sys
+Fuzzes files of options, saved networks, images and checkpoints; passes options that would run commands; kills trainings
+at random moments and resumes them; fills their disk; starts one run several times at once. Prints a table: how often
+each was tried, how often it went as expected, and the seconds. Exits with an error unless everything went as expected.
+"""
 
-from torchcaps.cli import main
+import argparse
+import csv
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import subprocess
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
 
-if __name__ == "__main__":
-    sys.exit(main(["bench", "faults", *sys.argv[1:]]))
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from benchmarks.hostile import harmless, texts
+from benchmarks.suite import Show
+from torchcaps.data import load_image
+from torchcaps.models import create_model, load_pretrained
+from torchcaps.training import RunFolder, quiet_lightning, read_options, train_with, training_options
+from torchcaps.training.checkpoints import SealedCheckpoints, is_whole, newest_checkpoint
+
+NAMED = (ValueError, OSError, FloatingPointError)
+"""Errors that the command line reports in one line; anything else is a crash."""
+
+OPTIONS: dict[str, Any] = {
+    "data": {"name": "Digits", "validation": 0.1},
+    "model": "capsnet_digits",
+    "model_args": {"channels": 4, "types": 2, "decoder_hidden": None},
+    "routing": {"name": "dynamic", "steps": 2},
+    "optimizer": {"name": "Adam", "lr": 0.003},
+    "preprocess": {"shift": 1},
+    "epochs": 6,
+    "batch_size": 128,
+    "report": False,
+    "trainer": {"accelerator": "cpu", "devices": 1},
+}
+VALUES = [
+    0,
+    -1,
+    10**9,
+    10**30,
+    1e308,
+    float("inf"),
+    float("nan"),
+    "",
+    "x",
+    "1e9",
+    None,
+    True,
+    [],
+    [[]],
+    {},
+    {"a": 1},
+    "\x00",
+]
+_FORK = multiprocessing.get_context("fork")
+
+
+class Row(NamedTuple):
+    """What was tried, how often, how often it went as expected, and for how long."""
+
+    what: str
+    tried: int
+    good: int
+    seconds: float
+    expected: str
+
+
+def timed(what: str, expected: str, outcomes: Iterator[bool]) -> Row:
+    """Runs a part, and returns its row of the table."""
+    start = time.perf_counter()
+    found = list(outcomes)
+    return Row(what, len(found), sum(found), time.perf_counter() - start, expected)
+
+
+def no_crash(act: Callable[[], Any]) -> bool:
+    """Whether a call works, or fails with one of the errors in :data:`NAMED`."""
+    try:
+        with redirect_stderr(StringIO()):
+            act()
+    except (*NAMED, SystemExit):
+        return True
+    except Exception:
+        traceback.print_exc()
+        return False
+    return True
+
+
+def damaged(content: bytes, chance: random.Random) -> bytes:
+    """The bytes with random changes: bits flipped, bytes removed or inserted, the end cut off."""
+    found = bytearray(content)
+    for _ in range(chance.choice((1, 1, 3, 10))):
+        place = chance.randrange(len(found) + 1) if found else 0
+        kind = chance.randrange(4)
+        if kind == 0 and found:
+            found[min(place, len(found) - 1)] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            del found[place : place + chance.randrange(1, 20)]
+        elif kind == 2:
+            found[place:place] = chance.randbytes(chance.randrange(1, 20))
+        elif chance.random() < 0.3:
+            del found[place:]
+    return bytes(found)
+
+
+def misfit(options: Any, chance: random.Random) -> Any:
+    """Options, or other content of YAML and JSON, with one value replaced by one that does not belong there."""
+    if chance.random() < 0.3 or not options or not isinstance(options, dict | list):
+        return chance.choice(VALUES)
+    changed: Any = options.copy()
+    key = chance.choice(list(options) if isinstance(options, dict) else range(len(options)))
+    changed[key] = misfit(options[key], chance)
+    return changed
+
+
+def fuzzed_options(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
+    """Reads files of options with damaged text, or with values that do not belong there."""
+    text = yaml.safe_dump({**OPTIONS, "run": "x"}).encode()
+    for number in range(count):
+        path = folder / "config.yaml"
+        wrong = damaged(text, chance) if number % 2 else yaml.safe_dump(misfit(OPTIONS, chance)).encode()
+        path.write_bytes(wrong)
+
+        def act(path: Path = path) -> None:
+            training_options(read_options(path)).make()
+
+        yield no_crash(act)
+
+
+def fuzzed_networks(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
+    """Opens saved networks with one of their two files damaged."""
+    import json
+
+    create_model("capsnet_digits", **OPTIONS["model_args"]).save_pretrained(folder)
+    config, weights = folder / "config.json", folder / "model.safetensors"
+    text, tensors = config.read_bytes(), weights.read_bytes()
+    for number in range(count):
+        config.write_bytes(text)
+        weights.write_bytes(tensors)
+        if number % 3 == 0:
+            weights.write_bytes(damaged(tensors[: 8 + 2000], chance) + tensors[8 + 2000 :])
+        elif number % 3 == 1:
+            config.write_bytes(damaged(text, chance))
+        else:
+            config.write_text(json.dumps(misfit(json.loads(text), chance)))
+        yield no_crash(lambda: load_pretrained(folder))
+
+
+def fuzzed_images(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
+    """Reads damaged image files."""
+    from PIL import Image
+
+    suffixes = (".png", ".jpg", ".gif", ".bmp", ".tif", ".webp")
+    for number in range(count):
+        path = folder / f"image{suffixes[number % len(suffixes)]}"
+        Image.frombytes("RGB", (16, 16), chance.randbytes(768)).save(path)
+        path.write_bytes(damaged(path.read_bytes(), chance))
+        yield no_crash(partial(load_image, path, (3, 8, 8)))
+
+
+def hostile_options(folder: Path, mark: Path) -> Iterator[bool]:
+    """Options that would run a command, in every place: all must be refused, and nothing executed."""
+    run = {"class_path": "subprocess.Popen", "init_args": {"args": ["touch", str(mark)]}}
+    system = {"class_path": "os.system", "dict_kwargs": {"command": f"touch {mark}"}}
+    (folder / "more.yaml").write_text(yaml.safe_dump({"extra": {"logger": run}}))
+    (folder / "hostile_module.py").write_text(f"open({str(mark)!r}, 'w')")
+    places: list[dict[str, Any]] = [{name: run} for name in (*OPTIONS, "scheduler", "task", "loss", "seed", "unknown")]
+    places += [{name: "hostile_module.Thing"} for name in ("data", "routing", "optimizer", "scheduler", "task", "loss")]
+    places += [
+        {"optimizer": system},
+        {"optimizer.class_path": "os.system"},
+        {"optimizer": yaml.safe_dump(system)},
+        {"optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": run}}},
+        {"model_args": {"deep": [[{"er": run}]]}},
+        {"trainer": {"extra": {"logger": run}}},
+        {"trainer": str(folder / "more.yaml")},
+        {"config": str(folder / "more.yaml")},
+        {"import": [str(folder / "hostile_module.py")]},
+        {"data": {"class_path": "Pairs", "init_args": {"data": run}}},
+    ]
+    for place in places:
+        path = folder / "config.yaml"
+        path.write_text(yaml.safe_dump({**OPTIONS, **place}))
+        yield no_crash(partial(_begin, path)) and not mark.exists()
+
+
+def _begin(path: Path) -> None:
+    """All that a training does with a file of options before it writes anything."""
+    subject, *_ = training_options(read_options(path)).make()
+    subject.network(0)
+
+
+def hostile_texts(folder: Path, count: int, mark: Path) -> Iterator[bool]:
+    """Random YAML, biased to what readers disagree about: no text imports a module or calls what is in no table."""
+    from hypothesis import HealthCheck, Phase, given, seed, settings
+
+    found: list[bool] = []
+
+    @seed(0)
+    @settings(max_examples=count, deadline=None, database=None, phases=[Phase.generate],
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(texts(mark))
+    def one(text: str) -> None:
+        found.append(harmless(text, folder / "config.yaml") and not mark.exists())
+
+    one()
+    yield from found
+
+
+class _Command:
+    """An object whose pickle runs a command when it is loaded."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.mark}",)
+
+
+def damaged_checkpoints(folder: Path, count: int, chance: random.Random, mark: Path) -> Iterator[bool]:
+    """Checkpoints with one bit flipped, or cut, or that would run a command: all must be detected."""
+    path = folder / "epoch00000.ckpt"
+    SealedCheckpoints().save_checkpoint({"state_dict": {"weight": torch.rand(5000)}}, path)
+    content = path.read_bytes()
+    for number in range(count):
+        place = chance.randrange(len(content))
+        flipped = content[:place] + bytes([content[place] ^ 1 << chance.randrange(8)]) + content[place + 1 :]
+        path.write_bytes(flipped if number % 2 else content[:place])
+        yield not is_whole(path)
+    torch.save({"state_dict": _Command(mark)}, path)
+    try:
+        torch.load(path, weights_only=True)
+    except Exception:
+        yield not mark.exists()
+
+
+def _train(folder: Path, epochs: int) -> None:
+    train_with(RunFolder(folder), training_options({**OPTIONS, "epochs": epochs, "run": str(folder)}))
+
+
+def _child(folder: Path, epochs: int, most_bytes: int | None) -> None:
+    """Trains, in a child process, which exits with 0, with 1 after a named error, or with 2 after a crash."""
+    with (folder.parent / f"{folder.name}.log").open("w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        try:
+            if most_bytes is not None:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+            _train(folder, epochs)
+        except NAMED:
+            traceback.print_exc()
+            os._exit(1)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(2)
+        os._exit(0)
+
+
+def start(folder: Path, epochs: int | None = None, most_bytes: int | None = None) -> Any:
+    """Starts or resumes a training in a child process."""
+    process = _FORK.Process(target=_child, args=(folder, epochs or OPTIONS["epochs"], most_bytes))
+    process.start()
+    return process
+
+
+def finish(folder: Path, epochs: int | None = None, most_bytes: int | None = None) -> int:
+    """Trains in a child process, waits for it and returns its exit status."""
+    process = start(folder, epochs, most_bytes)
+    process.join()
+    return int(process.exitcode)
+
+
+def outcome(folder: Path) -> tuple[list[dict[str, str]], dict[str, torch.Tensor]]:
+    """The metrics of a run, without the seconds, and its weights."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        rows = [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)]
+    return rows, load_file(folder / "model" / "model.safetensors")
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two runs have the same metrics and weights, bit by bit."""
+    (rows, weights), (others, expected) = outcome(one), outcome(other)
+    return rows == others and all(torch.equal(weights[name], expected[name]) for name in weights | expected)
+
+
+def kills(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
+    """SIGKILL at a random moment, then resumed: must give the same bits as an uninterrupted training."""
+    began = time.perf_counter()
+    finish(folder / "unbroken")
+    seconds = time.perf_counter() - began
+    for number in range(count):
+        run = folder / f"killed-{number}"
+        process = start(run)
+        process.join(chance.uniform(0, seconds))
+        process.kill()
+        process.join()
+        yield finish(run) == 0 and same(run, folder / "unbroken")
+
+
+@contextmanager
+def small_disk(folder: Path, megabytes: int) -> Iterator[Path | None]:
+    """A disk of that size, or None if this process may not mount one."""
+    disk = folder / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(disk)]
+    try:
+        mounted = subprocess.run(command, capture_output=True).returncode == 0
+    except OSError:
+        mounted = False
+    try:
+        yield disk if mounted else None
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(disk)], check=True)
+
+
+def full_disks(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
+    """No room for the next checkpoint: a named error; the last one is kept, and the run resumes once there is room."""
+    finish(folder / "unbroken")
+    with small_disk(folder, 8) as disk:
+        for number in range(count):
+            run = (disk or folder) / f"full-{number}"
+            finish(run, epochs=2)
+            checkpoint = newest_checkpoint(run / "checkpoints")
+            if checkpoint is None:
+                yield False
+                continue
+            room = chance.randrange(checkpoint.stat().st_size)
+            filler = None if disk is None else _fill(disk, room)
+            failed = finish(run, most_bytes=None if disk else room) == 1
+            kept = newest_checkpoint(run / "checkpoints") is not None
+            if filler is not None:
+                filler.unlink()
+            yield failed and kept and finish(run) == 0 and same(run, folder / "unbroken")
+
+
+def _fill(disk: Path, room: int) -> Path:
+    """Fills a disk, leaving ``room`` bytes free."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    os.truncate(filler, max(0, filler.stat().st_size - room))
+    return filler
+
+
+def starts(folder: Path, count: int, at_once: int = 3) -> Iterator[bool]:
+    """One run, started several times at once: one process trains, the others fail with a named error."""
+    for number in range(count):
+        processes = [start(folder / f"started-{number}", epochs=2) for _ in range(at_once)]
+        for process in processes:
+            process.join()
+        yield sorted(process.exitcode for process in processes) == [0] + [1] * (at_once - 1)
+
+
+def run_parts(counts: dict[str, int], seed: int, show: Show) -> list[Row]:
+    """Runs all parts; ``counts`` says how often each fault is tried."""
+    chance = random.Random(seed)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        mark = root / "mark"
+
+        def room(name: str) -> Path:
+            (root / name).mkdir()
+            return root / name
+
+        crash, refused = "works, or an error with a name", "refused, nothing executed"
+        parts: list[tuple[str, str, Iterator[bool]]] = [
+            ("files of options, fuzzed", crash, fuzzed_options(room("options"), counts["options"], chance)),
+            ("saved networks, fuzzed", crash, fuzzed_networks(room("networks"), counts["networks"], chance)),
+            ("images, fuzzed", crash, fuzzed_images(room("images"), counts["images"], chance)),
+            ("options that run commands", refused, hostile_options(room("hostile"), mark)),
+            ("random YAML that names what to run", "nothing imported or called outside the tables",
+             hostile_texts(room("texts"), counts["texts"], mark)),
+            ("checkpoints: flipped, cut, hostile", refused,
+             damaged_checkpoints(room("checkpoints"), counts["checkpoints"], chance, mark)),
+            ("SIGKILL at a random moment", "resumed to the same bits", kills(room("kills"), counts["kills"], chance)),
+            ("full disk", "named, older checkpoint whole, resumed to the same bits",
+             full_disks(room("disks"), counts["disks"], chance)),
+            ("one run started three times at once", "one trains, the others say so",
+             starts(room("starts"), counts["starts"])),
+        ]  # fmt: skip
+        for what, expected, outcomes in parts:
+            rows.append(timed(what, expected, outcomes))
+            show(f"{what}: {rows[-1].good} of {rows[-1].tried} ({rows[-1].seconds:.0f} s)")
+    return rows
+
+
+def table(rows: list[Row]) -> str:
+    """The rows in Markdown."""
+    lines = ["| fault | expected | tried | as expected | seconds |", "|---|---|---|---|---|"]
+    lines += [f"| {row.what} | {row.expected} | {row.tried} | {row.good} | {row.seconds:.0f} |" for row in rows]
+    return "\n".join(lines)
+
+
+FULL = {
+    "texts": 100_000,
+    "options": 300,
+    "networks": 300,
+    "images": 300,
+    "checkpoints": 300,
+    "kills": 20,
+    "disks": 5,
+    "starts": 5,
+}
+QUICK = {
+    "texts": 200,
+    "options": 12,
+    "networks": 12,
+    "images": 12,
+    "checkpoints": 12,
+    "kills": 1,
+    "disks": 1,
+    "starts": 1,
+}
+
+
+def run(options: argparse.Namespace, show: Show) -> None:
+    """Runs all parts and shows the table; raises a `ValueError` unless everything went as expected."""
+    quiet_lightning()
+    torch.set_num_threads(1)  # processes are forked
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows = run_parts(QUICK if options.quick else FULL, options.seed, show)
+    show("\n" + table(rows))
+    if wrong := [row.what for row in rows if row.good < row.tried]:
+        raise ValueError(f"not as expected: {', '.join(wrong)}")

@@ -8,9 +8,9 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
+from benchmarks.cases import CASES, ConvCase, with_batch
+from benchmarks.work import FLOAT, RoutedShape
 from docs.guide import style
-from torchcaps.bench.cases import CASES, ConvCase, with_batch
-from torchcaps.bench.work import FLOAT, RoutedShape
 
 MIB = 2**20
 PICTURE = "algorithm.png"

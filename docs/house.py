@@ -21,7 +21,7 @@ PICTURE = Path(__file__).with_suffix(".svg")
 
 ORDER = (
     "capsules", "names", "spec", "numerics", "squash", "ops", "routing", "layers", "losses", "models", "data",
-    "report", "tasks", "classifier", "explore", "training", "recipes", "bench", "cli",
+    "report", "tasks", "classifier", "explore", "training", "cli",
 )  # fmt: skip
 """Each room imports from those before it only."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from recipes.__main__ import main as recipes_main
 from torchcaps.cli import COMMANDS
 from torchcaps.cli.parser import OptionParser
 
@@ -19,8 +20,6 @@ DOCUMENTS = sorted(
     )
     if not path.is_relative_to(ROOT / "docs" / "results" / "recipes")  # those are what was typed then
 )
-OTHERS = {"bench"}
-"""Commands with parsers of another kind."""
 
 
 class Parsed(Exception):
@@ -31,17 +30,18 @@ def commands(text: str) -> list[list[str]]:
     """The arguments of each whole command that has some, in blocks, lines and comments, without runs and modules."""
     text = text.replace("\\\n", " ")
     blocks = "\n".join(re.findall(r"```\n(.*?)```", text, re.DOTALL))
-    shown = re.findall(r"^torchcaps (.*)$", blocks, re.MULTILINE) + re.findall(r"`torchcaps ([^`\n]+)`", text)
+    shown = re.findall(r"^(?:torchcaps|python -m) (.*)$", blocks, re.MULTILINE)
+    shown += re.findall(r"`(?:torchcaps|python -m) ([^`\n]+)`", text)
     shown += re.findall(r"^#  +torchcaps (.*)$", text, re.MULTILINE)  # of a file of options
     whole = [re.sub(r"\s#.*", "", one) for one in shown if not re.search(r"\.\.\.|RECIPE|--config$", one)]
     found = [shlex.split(one) for one in whole if "--import" not in one and "--resume" not in one]
-    return [one for one in found if one[1:] and one[0] in COMMANDS.keys() - OTHERS]
+    return [one for one in found if one[1:] and one[0] in (*COMMANDS, "recipes")]
 
 
 def test_finds_them() -> None:
     text = "`torchcaps models x*`, `torchcaps train --config` and `torchcaps offers more`\n"
-    text += "```\ntorchcaps train --data X \\\n  --run y   # so\n```\n"
-    assert commands(text) == [["train", "--data", "X", "--run", "y"], ["models", "x*"]]
+    text += "```\ntorchcaps train --data X \\\n  --run y   # so\npython -m recipes run x\n```\n"
+    assert commands(text) == [["train", "--data", "X", "--run", "y"], ["recipes", "run", "x"], ["models", "x*"]]
     assert commands("# Three words.\n#   torchcaps train --run z\nrun: torchcaps\n") == [["train", "--run", "z"]]
 
 
@@ -63,7 +63,7 @@ def test_options_are_there(document: str, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.chdir(ROOT)
     for name, *arguments in commands((ROOT / document).read_text(encoding="utf-8")):
         try:
-            COMMANDS[name](arguments)
+            COMMANDS[name](arguments) if name in COMMANDS else recipes_main(arguments)
         except Parsed:
             continue
         except SystemExit as stop:  # of --help

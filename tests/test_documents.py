@@ -132,7 +132,7 @@ assert '"kind": "lengths"' in (page.parent / "exhibits.json").read_text()
 
 
 def test_code_of_a_recipe_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.recipes.kit.base.RECIPES", {})
+    monkeypatch.setattr("recipes.kit.base.RECIPES", {})
     recipe = executed("docs/recipes.md", tmp_path, monkeypatch)["MyComparison"]()
     for settings in recipe.presets.values():
         for row in recipe.rows:

@@ -200,7 +200,7 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "numpy"]:
 import torchcaps
 from torchcaps.cli import COMMANDS, main
 for name in COMMANDS:
-    print("STATUS", name, main([name, "training" if name == "bench" else "x"]), file=sys.stderr, flush=True)
+    print("STATUS", name, main([name, "x"]), file=sys.stderr, flush=True)
 try:
     torchcaps.create_model("capsnet_digits").save_pretrained(sys.argv[1])
 except ModuleNotFoundError as error:
@@ -229,7 +229,7 @@ for need in ("torchcaps.train", "__import__('torchcaps.mixture')"):
         for name in COMMANDS:
             place = lines.index(f"STATUS {name} 1")
             assert lines[place - 1].startswith(f"torchcaps {name}: error: "), lines[place - 1]
-            extra = "train" if name == "bench" else NEEDED.get(name, "predict")
+            extra = NEEDED.get(name, "predict")
             assert lines[place - 1].endswith(f"pip install 'torchcaps[{extra}]'"), lines[place - 1]
 
     def test_the_extra_of_each_command_brings_the_command_line(self):

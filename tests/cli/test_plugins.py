@@ -146,7 +146,7 @@ def test_runs_of_before_have_no_imports():
     assert training_options({"data": "Digits", "run": "x"}).plain()["import"] == []
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "explain", "models", "run", "recipes"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "explain", "models"])
 def test_help_says_that_it_executes(command, capsys):
     with pytest.raises(SystemExit):
         main([command, "--help"])

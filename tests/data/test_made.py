@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from recipes.kit.lab import data_of
 from torchcaps.data import Digits, DigitScenes, Few, ImageSet, MadeQuestions
 from torchcaps.data.made import (
     FACTORS,
@@ -26,7 +27,6 @@ from torchcaps.data.made import (
     shift_limits,
     turn,
 )
-from torchcaps.recipes.kit.lab import data_of
 
 AFFNIST = AffineRanges()
 QUARTER = torch.tensor([90.0])
@@ -186,7 +186,7 @@ class TestOneFactor:
 @pytest.fixture(scope="module")
 def data():
     inner = {"class_path": "Digits", "init_args": {"size": 6, "validation": 0.2}}
-    return data_of({"class_path": "torchcaps.recipes.affine.Padded", "init_args": {"data": inner, "pad": 2}})
+    return data_of({"class_path": "torchcaps.data.made.Padded", "init_args": {"data": inner, "pad": 2}})
 
 
 class TestPadded:

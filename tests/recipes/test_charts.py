@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from torchcaps.recipes.kit.charts import (
     Cell,
     Dots,

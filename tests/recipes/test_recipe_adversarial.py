@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from torchcaps.recipes import run_recipe, smallnorb
-from torchcaps.recipes.adversarial import (
+from recipes import run_recipe, smallnorb
+from recipes.adversarial import (
     CAPSULES,
     CLEAN,
     CNN,
@@ -13,7 +13,7 @@ from torchcaps.recipes.adversarial import (
     Adversarial,
     AdversarialSettings,
 )
-from torchcaps.report.attacks import UNTARGETED, WHITE
+from recipes.attacks import UNTARGETED, WHITE
 
 job = Adversarial().job
 

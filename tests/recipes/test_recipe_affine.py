@@ -3,9 +3,8 @@ import json
 import pytest
 import torch
 
-from torchcaps.models import create_model
-from torchcaps.recipes import run_recipe
-from torchcaps.recipes.affine import (
+from recipes import run_recipe
+from recipes.affine import (
     CLEAN,
     ROWS,
     STOP,
@@ -13,7 +12,8 @@ from torchcaps.recipes.affine import (
     AffineRobustness,
     factors,
 )
-from torchcaps.recipes.kit.lab import PRESETS
+from recipes.kit.lab import PRESETS
+from torchcaps.models import create_model
 from torchcaps.training import training_options
 
 QUARTER = torch.tensor([90.0])

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
+from recipes import Line, run_recipe
+from recipes.kit.comparison import error_bars
+from recipes.mnist_dynamic import CAPSNET, CNN, PUBLISHED, ROWS, TEST_ERROR, MnistDynamic
 from tests.options import made
 from torchcaps.losses import MarginLoss, NegativeLogLikelihood
-from torchcaps.recipes import Line, run_recipe
-from torchcaps.recipes.kit.comparison import error_bars
-from torchcaps.recipes.mnist_dynamic import CAPSNET, CNN, PUBLISHED, ROWS, TEST_ERROR, MnistDynamic
 
 PRESETS = MnistDynamic.presets
 job = MnistDynamic().job

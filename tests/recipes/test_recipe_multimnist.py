@@ -1,15 +1,15 @@
 import pytest
 import torch
 
-from torchcaps.data import Digits, Overlaid, Overlay, fixed_pairs
-from torchcaps.models import ImageClassifier, Prediction, create_model
-from torchcaps.recipes import run_recipe
-from torchcaps.recipes.multimnist import (
+from recipes import run_recipe
+from recipes.multimnist import (
     CAPSULES,
     CNN,
     ERROR,
     pair_error,
 )
+from torchcaps.data import Digits, Overlaid, Overlay, fixed_pairs
+from torchcaps.models import ImageClassifier, Prediction, create_model
 
 
 class Given(ImageClassifier):

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
+from recipes import RECIPES, run_recipe
+from recipes.other_data import CAPSNET, CNN, MATRIX, TEST_ERROR, Cifar10, Fashion, MnistEM, OtherData
 from tests.options import made
 from torchcaps import create_model
-from torchcaps.recipes import RECIPES, run_recipe
-from torchcaps.recipes.other_data import CAPSNET, CNN, MATRIX, TEST_ERROR, Cifar10, Fashion, MnistEM, OtherData
 
 ALL: tuple[type[OtherData], ...] = (MnistEM, Fashion, Cifar10)
 SHAPES = {"mnist-em": (1, 28, 28), "fashion": (1, 28, 28), "cifar10": (3, 32, 32)}

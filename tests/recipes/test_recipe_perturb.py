@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchcaps.data import create_dataset
-from torchcaps.recipes import Lab, mnist_dynamic, run_recipe
-from torchcaps.recipes.perturb import (
+from recipes import Lab, mnist_dynamic, run_recipe
+from recipes.perturb import (
     CHANGE,
     ERROR,
     IDLE,
@@ -18,6 +17,7 @@ from torchcaps.recipes.perturb import (
     digits_for,
     findings,
 )
+from torchcaps.data import create_dataset
 
 
 def test_figures_of_sweeps() -> None:

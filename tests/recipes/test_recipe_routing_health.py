@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torchcaps.data import Preprocess, create_dataset
-from torchcaps.recipes import routing_health as recipe
-from torchcaps.recipes import run_recipe
-from torchcaps.recipes.kit.lab import at_random
-from torchcaps.recipes.routing_health import (
+from recipes import routing_health as recipe
+from recipes import run_recipe
+from recipes.kit.lab import at_random
+from recipes.routing_health import (
     SOURCES,
     AtSteps,
     Health,
@@ -18,6 +17,7 @@ from torchcaps.recipes.routing_health import (
     differences,
     findings,
 )
+from torchcaps.data import Preprocess, create_dataset
 
 CPU = {"accelerator": "cpu"}
 

@@ -6,13 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.options import made
-from torchcaps import create_model, list_routings, use_backend
-from torchcaps.data import Digits, Few
-from torchcaps.losses import length_cross_entropy
-from torchcaps.recipes import Outcome, run_recipe
-from torchcaps.recipes.kit.lab import PRESETS
-from torchcaps.recipes.routings import (
+from recipes import Outcome, run_recipe
+from recipes.kit.lab import PRESETS
+from recipes.routings import (
     ENTROPY,
     IN_PLACE_OF,
     KEPT,
@@ -23,6 +19,10 @@ from torchcaps.recipes.routings import (
     kept_an_image,
     kept_for_backward,
 )
+from tests.options import made
+from torchcaps import create_model, list_routings, use_backend
+from torchcaps.data import Digits, Few
+from torchcaps.losses import length_cross_entropy
 from torchcaps.routing.base import ROUTINGS
 
 job = RoutingsSideBySide().job

@@ -4,11 +4,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torchcaps.data import Digits, class_boxes
-from torchcaps.data.scenes import INK, Scenery
-from torchcaps.models import Prediction, create_model
-from torchcaps.recipes import run_recipe
-from torchcaps.recipes.scenes import (
+from recipes import run_recipe
+from recipes.scenes import (
     EXACT,
     LARGER,
     OVERLAP,
@@ -22,6 +19,9 @@ from torchcaps.recipes.scenes import (
     peaks,
     segments,
 )
+from torchcaps.data import Digits, class_boxes
+from torchcaps.data.scenes import INK, Scenery
+from torchcaps.models import Prediction, create_model
 
 
 def test_peaks_by_hand():

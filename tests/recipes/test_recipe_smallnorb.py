@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 import torch
 
+from recipes import smallnorb_viewpoints
+from recipes.kit.base import Recipe
+from recipes.kit.command import run_recipe
+from recipes.kit.lab import PRESETS, Trained
+from recipes.smallnorb import BASE, CNN, ERROR, ROWS, THIRTEEN, SmallNORBEM
+from recipes.smallnorb_viewpoints import FAMILIAR, NOVEL, SmallNORBViewpoints
 from torchcaps.data import Digits, Preprocess
 from torchcaps.data.made import turn
 from torchcaps.data.preprocess import standardise, thirteen_crops
 from torchcaps.models import create_model, load_pretrained
-from torchcaps.recipes import smallnorb_viewpoints
-from torchcaps.recipes.kit.base import Recipe
-from torchcaps.recipes.kit.command import run_recipe
-from torchcaps.recipes.kit.lab import PRESETS, Trained
-from torchcaps.recipes.smallnorb import BASE, CNN, ERROR, ROWS, THIRTEEN, SmallNORBEM
-from torchcaps.recipes.smallnorb_viewpoints import FAMILIAR, NOVEL, SmallNORBViewpoints
 from torchcaps.training import training_options
 
 job = SmallNORBEM().job

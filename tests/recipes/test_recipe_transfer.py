@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from torchcaps.recipes import run_recipe
-from torchcaps.recipes.transfer import AGAIN, BOTH, FOLLOWS, JUDGE, KEPT, TOLD, Transfer, correlation, pairs_of
+from recipes import run_recipe
+from recipes.transfer import AGAIN, BOTH, FOLLOWS, JUDGE, KEPT, TOLD, Transfer, correlation, pairs_of
 
 
 def test_pairs_are_of_different_classes() -> None:

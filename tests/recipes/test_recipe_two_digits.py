@@ -2,8 +2,8 @@ import json
 
 import torch
 
-from torchcaps.recipes import run_recipe
-from torchcaps.recipes.two_digits import (
+from recipes import run_recipe
+from recipes.two_digits import (
     ALSO_SURE,
     KMEANS,
     LAYOUTS,

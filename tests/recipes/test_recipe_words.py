@@ -1,5 +1,5 @@
-from torchcaps.recipes import run_recipe
-from torchcaps.recipes.words import ABOVE, ACCURACY, CAPSULES, CNN, ENCODER, MOST_ACTIVE, POOLED, TREC
+from recipes import run_recipe
+from recipes.words import ABOVE, ACCURACY, CAPSULES, CNN, ENCODER, MOST_ACTIVE, POOLED, TREC
 
 
 def test_smoke(tmp_path):

@@ -1,6 +1,8 @@
-"""What all recipes share: presets, runs that are reused, result files, the table, the check for older code."""
+"""What all recipes share: presets, runs that are reused, result files, the table."""
 
 import json
+import shutil
+import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -9,9 +11,9 @@ import pytest
 import torch
 import yaml
 
-from torchcaps import recipes
-from torchcaps.cli import main
-from torchcaps.recipes import (
+import recipes
+import torchcaps
+from recipes import (
     PRESETS,
     RECIPES,
     Lab,
@@ -22,8 +24,9 @@ from torchcaps.recipes import (
     get_recipe,
     run_recipe,
 )
-from torchcaps.recipes.kit import code, results
-from torchcaps.training.definitions import definitions
+from recipes.__main__ import main as recipes_main
+from recipes.kit import command, results
+from torchcaps.cli import main
 
 CPU = {"accelerator": "cpu"}
 
@@ -76,7 +79,7 @@ def runs(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def lab(runs) -> Lab:
-    return Lab("smoke", 0, runs, CPU, "torchcaps run x")
+    return Lab("smoke", 0, runs, CPU, "python -m recipes run x")
 
 
 class TestRegistry:
@@ -172,23 +175,6 @@ class TestLab:
         assert (done.folder / "metrics.csv").read_text() == rows
         assert again.summary["test_accuracy"] == done.summary["test_accuracy"]
 
-    def test_the_code_that_trained_is_noted(self, runs):
-        first = Lab("smoke", 7, runs, CPU, code={"1": "fit"})
-        later = replace(first, code={"3": "fit"})
-        assert first.train("tiny", TINY).code == ({"1": "fit"},)
-        assert later.train("tiny", TINY).code == ({"1": "fit"},)  # nothing was trained
-        (first.folder("tiny").path / "summary.json").unlink()
-        assert later.train("tiny", TINY).code == ({"1": "fit"}, {"3": "fit"})
-
-    def test_a_class_that_moved_is_the_same_option(self, lab):
-        inner = {"data": {"name": "Digits"}, "pad": 1}
-        was = {"class_path": "torchcaps.recipes.affine.Padded", "init_args": inner}
-        done = lab.train("padded", {**TINY, "data": was})
-        home = {**was, "class_path": "torchcaps.data.made.Padded"}
-        assert lab.train("padded", {**TINY, "data": home}).summary == done.summary
-        with pytest.raises(FileExistsError, match="another data"):
-            lab.train("padded", {**TINY, "data": {**home, "init_args": {**inner, "pad": 2}}})
-
     def test_a_strange_folder_is_left_alone(self, lab):
         folder = lab.folder("strange").path
         folder.mkdir(parents=True)
@@ -210,11 +196,12 @@ class TestLab:
 class TestResults:
     def test_file_and_table(self, made_up, tmp_path):
         result = run_recipe(
-            "made-up", "quick", [0, 2], runs=tmp_path / "runs", results=tmp_path, command="torchcaps run x"
+            "made-up", "quick", [0, 2], runs=tmp_path / "runs", results=tmp_path, command="python -m recipes run x"
         )
         assert json.loads((tmp_path / "made-up-quick.json").read_text()) == result
         assert [row["ours"] for row in result["rows"]] == [[3.0, 5.0], [95.0, 95.0], []]
         assert result["settings"] == {"count": 3}
+        assert result["made by"] == command.made_by()
         table = (tmp_path / "README.md").read_text()
         start = "| [made-up](#made-up-nothing) | a"
         assert f"{start} | error | 2 % (somebody 1999) | not run | 4.00 ± 1.41 % | +2.00 (worse) | 0, 2 |" in table
@@ -224,7 +211,7 @@ class TestResults:
         assert "| quick preset | error | accuracy | entropy |\n|---|---|---|---|\n" in table
         assert "| a | 4.00 ± 1.41 % | 95.00 ± 0.00 % |  |\n| b |  |  | not run |" in table
         assert "- paper preset: not run" in table
-        assert "`torchcaps run x`, seeds 0, 2" in table
+        assert "`python -m recipes run x`, seeds 0, 2" in table
 
     def test_figures_of_other_programs_are_not_called_missing(self, made_up, tmp_path, monkeypatch):
         line = Line("port", "error", 1.5, "somebody 2001", elsewhere=True)
@@ -285,116 +272,9 @@ class TestResults:
         assert results.gap_in_words(values, line) == words
 
 
-BEFORE = """
-'''Doc.'''
-from torch import nn
-from old.place import helper
-
-LIMIT: int = 3
-
-@dataclass(frozen=True)
-class Pair:
-    '''Two.'''
-    first: int
-    second: float = 1.0
-
-@register_thing("add")
-def add(x: int) -> int:
-    '''Adds.'''
-    from old.place import one
-    return x + one
-"""
-
-AFTER = """
-# Moved, and annotated otherwise.
-import os
-from typing import TYPE_CHECKING
-from new.home import helper
-if TYPE_CHECKING:
-    from somewhere import Thing
-
-def add(x):  # adds
-    from new.home import one
-    return (x +
-            one)
-
-class New:
-    pass
-
-@dataclass(frozen=True)
-class Pair:
-    first: "Thing"
-    second: int = 1.0
-
-LIMIT = 3
-"""
-
-
-class TestCode:
-    def test_places_comments_annotations_imports_and_registration_do_not_count(self):
-        was, now = definitions(BEFORE, "one.py"), definitions(AFTER, "two.py")
-        assert sorted(was.values()) == ["LIMIT", "Pair", "add"]
-        assert set(now.items()) > set(was.items())
-        assert code.changed(was, now) == []
-
-    @pytest.mark.parametrize(
-        ("old", "new", "names"),
-        [
-            ("return (x +", "return (x -", ["add"]),
-            ("LIMIT = 3", "LIMIT = 4", ["LIMIT"]),
-            ("second: int = 1.0", "second: int = 2.0", ["Pair"]),
-            ('first: "Thing"\n', 'third: "Thing"\n', ["Pair"]),
-            ("frozen=True", "frozen=False", ["Pair"]),
-            ("def add(x)", "def add(x, y=0)", ["add"]),
-            ("def add", "def plus", ["add"]),
-        ],
-    )
-    def test_what_acts_counts(self, old, new, names):
-        assert old in AFTER
-        now = definitions(AFTER.replace(old, new), "two.py")
-        assert code.changed(definitions(BEFORE, "one.py"), now) == names
-
-    def test_comments_of_cpp_do_not_count(self):
-        source = 'int f() { /* a\n b */ return 1; } // c\nconst char* url = "http://x";\n'
-        same = 'int f() {   return 1; }\nconst char* url = "http://x"; // other\n'
-        other = same.replace("http://x", "http://y")
-        one, two, three = (definitions(text, "native.cpp") for text in (source, same, other))
-        assert one == two != three
-        assert list(one.values()) == ["native.cpp"]
-
-    def test_own_definitions_count_and_those_of_others_do_not(self):
-        names = set(code.code_version(get_recipe("two-digits"))["definitions"].values())
-        assert {"TwoDigits", "set_accuracy", "native.cpp", "fit", "margin_loss", "arrange"} <= names
-        assert not {"MultiMNIST", "SmallNORBEM", "Lab", "write_report", "main", "GaussianMixture"} & names
-
-    def test_what_a_recipe_imports_counts(self):
-        names = set(code.code_version(get_recipe("routing-health"))["definitions"].values())
-        assert {"StepsWorth", "MnistDynamic", "SmallNORBEM", "TwoDigits"} <= names
-        assert not {"AffineRobustness", "error_bars", "Comparison"} & names
-
-    def test_a_moved_file_changes_nothing(self, tmp_path, monkeypatch):
-        package = tmp_path / "torchcaps"
-        (package / "ops").mkdir(parents=True)
-        (package / "ops" / "old.py").write_text(BEFORE)
-        monkeypatch.setattr(code, "_PACKAGE", package)
-        was = code.package_definitions.__wrapped__()
-        (package / "training").mkdir()
-        (package / "ops" / "old.py").rename(package / "training" / "new.py")
-        (package / "bench").mkdir()
-        (package / "bench" / "more.py").write_text("def slow(): ...")
-        assert code.package_definitions.__wrapped__() == was
-        assert len(was) == 3
-
-    def test_changes_since_a_network_was_trained(self):
-        now = {"1": "a", "9": "b"}
-        assert code.older([], now) == ["unknown"]
-        assert code.older([{"1": "a"}], now) == []
-        assert code.older([{"1": "a"}, {"1": "a", "2": "b"}, {"3": "c"}], now) == ["b", "c"]
-
-
 class TestFolders:
     def test_at_home_results_go_into_the_documents(self, monkeypatch):
-        home = Path(recipes.__file__).parents[2]
+        home = Path(recipes.__file__).parents[1]
         monkeypatch.chdir(home)
         assert recipes.results_folder() == Path("docs/results/recipes")
         monkeypatch.chdir(home / "tests")
@@ -405,88 +285,58 @@ class TestFolders:
         monkeypatch.chdir(tmp_path)
         assert recipes.results_folder() == Path("runs/recipes/results")
 
-    def test_an_installed_package_is_no_checkout(self, monkeypatch, tmp_path):
-        package = tmp_path / "site-packages" / "torchcaps"
-        (tmp_path / "site-packages" / "docs" / "results" / "recipes").mkdir(parents=True)
-        monkeypatch.setattr("torchcaps.__file__", str(package / "__init__.py"))
-        monkeypatch.chdir(tmp_path / "site-packages")
-        assert recipes.results_folder() == Path("runs/recipes/results")
-
     def test_the_commands_write_and_read_there(self, made_up, monkeypatch, tmp_path, capsys):
         monkeypatch.chdir(tmp_path)
-        assert main(["run", "made-up"]) == 0
+        assert recipes_main(["run", "made-up"]) == 0
         assert "runs/recipes/results/made-up-quick.json" in capsys.readouterr().out
         assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
-        assert main(["recipes", "made-up"]) == 0
+        assert recipes_main(["made-up"]) == 0
         assert "3.00 %" in capsys.readouterr().out
 
 
-class TestCheck:
-    def test_older_code_is_flagged(self, made_up, tmp_path):
-        run_recipe("made-up", "quick", runs=tmp_path, results=tmp_path)
-        lines: list[str] = []
-        assert recipes.check(["made-up"], tmp_path, lines.append) == []
-        assert [line for line in lines if "older code" in line] == []
-        path = tmp_path / "made-up-quick.json"
-        result = json.loads(path.read_text())
-        result["code"]["definitions"]["0000000000"] = "fit"
-        path.write_text(json.dumps(result))
-        lines.clear()
-        assert recipes.check(["made-up"], tmp_path, lines.append) == []
-        assert "made-up, quick preset: from older code" in lines[-1]
-        assert lines[-1].endswith("changed since: fit")
+def test_a_result_names_the_commit_that_made_it(monkeypatch, tmp_path):
+    def git(*arguments):
+        said = subprocess.run(["git", "-C", tmp_path, *arguments], capture_output=True, text=True, check=True)
+        return said.stdout.strip()
 
-    def test_networks_of_older_code_are_flagged(self, made_up, tmp_path, monkeypatch):
-        def run(self, lab, settings):
-            lab.train("tiny", TINY)
-            return Outcome({})
+    file = tmp_path / "file"
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    assert command.made_by() == torchcaps.__version__
+    git("init")
+    file.write_text("1")
+    git("add", ".")
+    git("-c", "user.name=x", "-c", "user.email=x", "commit", "-m", "x")
+    commit = f"{torchcaps.__version__}, commit {git('rev-parse', 'HEAD')[:12]}"
+    assert command.made_by() == commit
+    file.write_text("2")
+    assert command.made_by() == f"{commit}+"
 
-        monkeypatch.setattr(made_up, "run", run)
-        folders = {"runs": tmp_path / "runs", "results": tmp_path / "results", "trainer": CPU}
-        assert run_recipe("made-up", "quick", **folders)["older_networks"] == {}
-        (note,) = (tmp_path / "runs/quick").glob("*.json")
-        (noted,) = json.loads(note.read_text())
-        note.write_text(json.dumps([{**noted, "0000000000": "fit"}]))
-        assert run_recipe("made-up", "quick", **folders)["older_networks"] == {"tiny-seed0": ["fit"]}
-        lines: list[str] = []
-        recipes.check(["made-up"], tmp_path / "results", lines.append)
-        assert lines[-1].endswith("1 of its networks trained by older code; changed until the result: fit")
-        assert "(1 of its networks trained" in (tmp_path / "results" / "README.md").read_text()
 
-    def test_a_failing_recipe_is_named(self, made_up, tmp_path, monkeypatch):
-        def fails(self, lab, settings):
-            raise RuntimeError("no toys")
-
-        monkeypatch.setattr(made_up, "run", fails)
-        lines: list[str] = []
-        assert recipes.check(["made-up"], tmp_path, lines.append) == ["made-up"]
-        assert lines == ["made-up: the smoke preset fails: RuntimeError: no toys"]
+def test_committed_results_make_the_committed_page(tmp_path):
+    """They were written by several versions."""
+    folder = Path(recipes.__file__).parents[1] / "docs" / "results" / "recipes"
+    for file in folder.glob("*.json"):
+        shutil.copy(file, tmp_path)
+    assert results.write_table(tmp_path).read_text() == (folder / "README.md").read_text()
 
 
 class TestCommandLine:
     def test_run_and_list(self, made_up, tmp_path, capsys):
         folders = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
-        assert main(["run", "made-up", "--preset", "quick", "--seeds", "0", "1", *folders]) == 0
+        assert recipes_main(["run", "made-up", "--preset", "quick", "--seeds", "0", "1", *folders]) == 0
         told = capsys.readouterr().out
         assert "a  error     2 %        not run  3.50 ± 0.71 %" in told
         assert "entropy" not in told
-        assert "  and 1 more: torchcaps recipes made-up\n" in told
-        assert main(["recipes", "made-up", *folders[2:]]) == 0
+        assert "  and 1 more: python -m recipes made-up\n" in told
+        assert recipes_main(["made-up", *folders[2:]]) == 0
         assert "entropy" in capsys.readouterr().out
-        assert main(["recipes", "made-up", "--json", *folders[2:]]) == 0
-        (listed,) = json.loads(capsys.readouterr().out)
-        assert listed["lines"][0]["published"] == 2.0
-        assert listed["lines"][0]["ours"] == {"paper": [], "quick": [3.0, 4.0], "smoke": []}
-        assert main(["recipes", "made-up", "--check", *folders[2:]]) == 0
-        assert "made-up: the smoke preset runs" in capsys.readouterr().out
 
     def test_all_are_listed(self, capsys, tmp_path):
-        assert main(["recipes", "--results", str(tmp_path)]) == 0
-        out, err = capsys.readouterr()
-        assert f"note: there are no results in {tmp_path}, so" in err
+        assert recipes_main(["--results", str(tmp_path)]) == 0
+        out = capsys.readouterr().out
         assert all(f"{name}: " in out for name in RECIPES)
 
     def test_unknown_recipe(self, capsys):
         with pytest.raises(SystemExit):
-            main(["run", "no-such"])
+            recipes_main(["run", "no-such"])
         assert "no-such" in capsys.readouterr().err

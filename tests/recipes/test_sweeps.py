@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from torchcaps.recipes.perturb import changes, reconstruction_error, sweep
 
 from torchcaps import create_model
 from torchcaps.data import create_dataset
 from torchcaps.models import CapsuleClassifier
-from torchcaps.recipes.perturb import changes, reconstruction_error, sweep
 from torchcaps.report import default_sweep
 
 

@@ -1,11 +1,11 @@
-"""The short form of ``python -m benchmarks.faults``: no outcome without a name."""
+"""The short form of ``python -m benchmarks faults``: no outcome without a name."""
 
 import random
 from pathlib import Path
 
 import pytest
 
-from torchcaps.bench import faults
+from benchmarks import faults
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from io import TextIOWrapper
 
 import torchcaps
 from torchcaps.cli import (
-    bench,
     check,
     convert,
     evaluate,
@@ -17,8 +16,6 @@ from torchcaps.cli import (
     export,
     models,
     predict,
-    recipes,
-    run,
     train,
     transfer,
 )
@@ -35,9 +32,6 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "explore": explore.command,
     "transfer": transfer.command,
     "models": models.command,
-    "run": run.command,
-    "recipes": recipes.command,
-    "bench": bench.command,
     "convert": convert.command,
     "export": export.command,
 }

@@ -1,7 +1,6 @@
 """Advice on what to install if a module is missing."""
 
 EXTRAS = {
-    "art": "recipes",
     "datasets": "datasets",
     "filelock": "data",
     "huggingface_hub": "hub",
@@ -36,8 +35,6 @@ NEEDED = {
     "explain": "train",
     "explore": "explore",
     "export": "export",
-    "recipes": "train",
-    "run": "train",
     "train": "train",
     "transfer": "train",
 }

@@ -37,9 +37,9 @@ FUSED = {"cpu": "native", "cuda": "triton"}
 
 
 FEW = {"cpu": 2**8, "cuda": 2**20}
-"""Votes of at most this many numbers are stored. On a CPU the kernels are faster at any size (``torchcaps bench
-small``; exception: :data:`FEW_ROWS`), but they have to be compiled first, which so few votes are not worth. The number
-for a GPU is a guess, not measured."""
+"""Votes of at most this many numbers are stored. On a CPU the kernels are faster at any size (exception:
+:data:`FEW_ROWS`), but they have to be compiled first, which so few votes are not worth. The number for a GPU is a
+guess, not measured."""
 
 
 FEW_TILES = 2**13

@@ -92,7 +92,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class About:
-    """A routing in words: its row in the table of ``torchcaps bench routings``.
+    """A routing in words: its row in the table of ``python -m benchmarks routings``.
 
     Symbols: children I, parents J, child dimension P, numbers of a vote H, steps r, and V = I J P H, the multiply-adds
     of forming all votes of an example once.

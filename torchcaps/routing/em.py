@@ -238,7 +238,7 @@ def em_routing(
         gradient: through ``"all"`` steps, as in the released code, or only through the ``"last"``, which then takes the
             Gaussians of the step before as constants. With standardised costs nearly all of the gradient comes through
             the earlier steps, in bursts hundreds of times as long as usual; what ``"last"`` leaves is far smaller and
-            steadier, and no longer the gradient of the loss (torchcaps bench em_learning).
+            steadier, and no longer the gradient of the loss.
         sharpness: of the E-steps, see :func:`em_similarity`: a number, one a parent (J,), or a sequence with one of
             these for each E-step.
 

@@ -11,7 +11,7 @@ from torchcaps.data.base import mixed_digest
 from torchcaps.training.command_line import training_options
 
 _ENDS = ("epochs", "stop_at", "stop", "patience")
-_PLACES = ("run", "import", "report", "speed.resident", "speed.keep_memory", "data.root", "data.data_dir")
+_PLACES = ("run", "import", "report", "speed.resident", "data.root", "data.data_dir")
 _WHERE = ("trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy", "shard_optimizer")
 FREE = (*_ENDS, *_PLACES, *_WHERE)
 """Options that may change when a training is resumed: when it ends, where files are, and where it runs."""

@@ -23,9 +23,7 @@ from torchcaps.training.fingerprint import Fingerprint
 from torchcaps.training.folder import is_first_process
 from torchcaps.training.learner import Learner
 from torchcaps.training.loaders import Loaders, train_loader
-from torchcaps.training.memory import kept_memory
 from torchcaps.training.options import Caller, Schedule, TrainerOptions
-from torchcaps.training.trial import ChooseSpeed
 
 OLD_WEIGHTS = 0.01
 """Share of the first weights in averaged ones above which a note says so."""
@@ -99,9 +97,8 @@ class Fitting:
         health = RoutingHealth(validation if len(validation) else train.prepared(learner.preprocess))
         last = ModelCheckpoint(self.checkpoints, **ONE_AN_EPOCH)
         kept = [last] if self.best is None else [self.best, last]
-        self.speed = ChooseSpeed(folder / "speed.json", train, schedule)
         # The last one saves the state of all others.
-        watching = [self.speed, health, self.history, self.fingerprint, *ends, *kept]
+        watching = [health, self.history, self.fingerprint, *ends, *kept]
         self.trainer = self._trainer(self.options, schedule, watching, folder, bool(len(validation)))
         self.loaders = Loaders(train, validation, schedule, learner.speed)
         batches = len(train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size))
@@ -185,7 +182,7 @@ class Fitting:
                 raise ValueError(f"epochs must be {done} or more, as many as are done already, got {wanted}")
         if begin is not None:
             begin()
-        with _expected_warnings(self.learner), kept_memory(self.learner.speed.keep_memory), _ctrl_c():
+        with _expected_warnings(self.learner), _ctrl_c():
             self.trainer.fit(self.learner, datamodule=self.loaders, ckpt_path=newest, weights_only=True)
         if not self.trainer.global_step:
             raise ValueError(f"the training ended before its first step, nothing was trained: {_extra(self.options)}")

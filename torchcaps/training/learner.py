@@ -82,7 +82,9 @@ class Learner(L.LightningModule):
     ) -> None:
         super().__init__()
         self.model = model
-        self.adopt(speed or Speed())
+        self.speed = speed or Speed()
+        self.speed.lay_out(self.model)
+        self.run = self.speed.step()
         self.task = task or Classification()
         self.optimisation = optimisation
         self.loss = optimisation.loss
@@ -92,12 +94,6 @@ class Learner(L.LightningModule):
         self._seed_of_epoch = seed
         self._first_bad = torch.tensor(-1)
         self.means = nn.ModuleDict()
-
-    def adopt(self, speed: Speed) -> None:
-        """Makes the steps of training with these settings from now on."""
-        self.speed = speed
-        self.speed.lay_out(self.model)
-        self.run = self.speed.step()
 
     def configure_optimizers(self) -> Any:
         """The optimizer and, if there is one, the scheduler."""

@@ -88,7 +88,6 @@ def train(
             **({"notes": notes} if notes else {}),
             "last_epoch": metrics[-1] if metrics else {},
             **circumstances(runner, metrics),
-            **({"speed": fitting.speed.found} if fitting.speed.found else {}),
             "command": caller.command,
         }
         folder.write_summary(summary)

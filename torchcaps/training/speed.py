@@ -31,7 +31,7 @@ _UNFUSED = "capturable", "differentiable"
 class Speed:
     """Options that make a training faster, besides the trainer's ``precision``.
 
-    On by default are ``resident``, ``fused`` and ``keep_memory``.
+    On by default are ``resident`` and ``fused``.
 
     Attributes:
         channels_last: store images and the weights of convolutions with the channels innermost. The results are the
@@ -42,10 +42,6 @@ class Speed:
             changes.
         fused: run the optimizer's step in one kernel if torch has one (Adam, AdamW, SGD), unless the arguments of the
             optimizer exclude it. The same up to rounding.
-        auto: choose ``channels_last``, and in long trainings ``compile``, by timing a few steps before the first one;
-            options that are set are kept. The run stores the choice and the times in ``speed.json``.
-        keep_memory: keep CPU memory that a step frees in the process for the next step, during the training (with the
-            allocator of glibc). Nothing else changes.
 
     Raises:
         ValueError: if ``resident`` is negative.
@@ -60,8 +56,6 @@ class Speed:
     compile: CompileMode | None = None
     resident: float = 4.0
     fused: bool = True
-    auto: bool = False
-    keep_memory: bool = True
 
     def __post_init__(self) -> None:
         if not self.resident >= 0:

@@ -1,0 +1,201 @@
+"""How time, memory and the machine itself are measured."""
+
+import ctypes
+import gc
+import math
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.cases import Case, call_of, with_batch
+
+Call = Callable[[], object]
+FEWEST = 3
+"""Runs that are made even beyond the time limit."""
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+HAVE_PEAK = _CLEAR.exists()
+"""Whether the peak of a process's resident memory can be read and reset on this system."""
+
+
+class Spread(NamedTuple):
+    """Median and range of some values."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Spread":
+        """The median and range of ``values``."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
+def timed(call: Call, device: str) -> float:
+    """Seconds of one call; on a GPU between two events on its stream, after all earlier work has ended."""
+    if device != "cuda":
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+def interleaved(
+    calls: dict[str, Call], runs: int, device: str = "cpu", seconds: float = math.inf
+) -> dict[str, list[float]]:
+    """Seconds of each call; after a warm-up they run in turn (A B A B ...), so that a drift of the machine affects all.
+
+    Args:
+        calls: by name.
+        runs: of each call.
+        device: ``cpu`` or ``cuda``.
+        seconds: no new round begins after this time, once there are three.
+    """
+    for call in calls.values():
+        timed(call, device)
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    start = time.perf_counter()
+    for done in range(runs):
+        if done >= FEWEST and time.perf_counter() - start > seconds:
+            break
+        for name, call in calls.items():
+            found[name].append(timed(call, device))
+    return found
+
+
+class Machine:
+    """The yardsticks of the machine: a matrix product, and a copy of memory much larger than the caches.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        size: rows and columns of the float32 matrices; without TF32.
+        copied: numbers of the copy.
+    """
+
+    def __init__(self, device: str, size: int | None = None, copied: int | None = None) -> None:
+        gpu = device == "cuda"
+        self.size = size or (8192 if gpu else 2048)
+        self.copied = copied or (2**28 if gpu else 2**25)
+        left, right = (torch.randn(self.size, self.size, device=device) for _ in range(2))
+        product = torch.empty_like(left)
+        source = torch.ones(self.copied, device=device)
+        target = torch.zeros_like(source)
+        self.calls: dict[str, Call] = {
+            "matmul": lambda: torch.matmul(left, right, out=product),
+            "copy": lambda: target.copy_(source),
+        }
+
+    def rate(self, seconds: float) -> float:
+        """Operations a second, two for each multiply-add, of a product that took this time."""
+        return 2 * self.size**3 / seconds
+
+    def bandwidth(self, seconds: float) -> float:
+        """Bytes read and written a second, of a copy that took this time."""
+        return 2 * 4 * self.copied / seconds
+
+
+def full_float32() -> None:
+    """Turns off TF32 and lower precisions in float32 matrix products and convolutions."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A call whose peak of memory is measured; it can be pickled for another process."""
+
+    case: Case
+    backend: str
+    training: bool
+    threads: int
+
+
+def peak_memory(case: Case, backend: str, training: bool, device: str, threads: int) -> int | None:
+    """Peak of the memory of one call, in bytes, beyond weights and inputs; its results and gradients count.
+
+    On a GPU, the growth of the allocated memory. On a CPU, the growth of the resident memory of a fresh process that
+    has run a batch of 1 before, so that everything is loaded; None if the system does not give it, or the process was
+    killed.
+    """
+    if device == "cuda":
+        return _peak_on_gpu(call_of(case, backend, training, device))
+    if not HAVE_PEAK:
+        return None
+    return in_new_process(_peak_of, Measured(case, backend, training, threads))
+
+
+def in_new_process(function: Callable[[Measured], int], argument: Measured) -> int | None:
+    """The result of a function in a fresh process; None if that was killed, for example out of memory."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torchcaps"])
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        try:
+            return pool.submit(function, argument).result()
+        except BrokenProcessPool:
+            return None
+
+
+def _peak_on_gpu(call: Call) -> int:
+    call()
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def _peak_of(measured: Measured) -> int:
+    torch.set_num_threads(measured.threads)
+    call_of(with_batch(measured.case, 1), measured.backend, measured.training)()
+    return peak_growth(call_of(measured.case, measured.backend, measured.training))
+
+
+def peak_growth(call: Call) -> int:
+    """Bytes by which one call raises the peak of this process's resident memory; Linux only."""
+    gc.collect()
+    _release_free_memory()
+    _CLEAR.write_text("5")  # the peak is the present size from here on
+    before = _peak_resident()
+    result = call()
+    del result
+    return _peak_resident() - before
+
+
+def _peak_resident() -> int:
+    (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def _release_free_memory() -> None:
+    """Returns freed memory to the system, if the C library can."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
+def available_memory(device: str) -> float:
+    """Bytes that are available; infinity if the system does not say."""
+    if device == "cuda":
+        return float(torch.cuda.mem_get_info()[0])
+    info = Path("/proc/meminfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), math.inf)

@@ -1,0 +1,119 @@
+"""Results as tables and JSON."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import torchcaps
+from benchmarks.measure import Spread
+
+if TYPE_CHECKING:
+    from benchmarks.suite import Row
+
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+"""Environment variable that makes torch ask for huge pages for large tensors, whose first use then costs less."""
+
+MIB = 2**20
+
+
+def environment(device: str, threads: int) -> dict[str, Any]:
+    """Hardware, versions, settings and command."""
+    hardware = f"{_processor()}, {os.cpu_count()} cores"
+    if device == "cuda":
+        hardware = f"{torch.cuda.get_device_name()}, {hardware}"
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "torchcaps": torchcaps.__version__}
+    if device == "cuda":
+        versions |= {"cuda": str(torch.version.cuda), "triton": _version("triton")}
+    return {
+        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
+        "time": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "device": device,
+        "hardware": hardware,
+        "system": f"{platform.system()} {platform.release()}",
+        "versions": versions,
+        "settings": {"threads": threads, HUGE_PAGES: os.environ.get(HUGE_PAGES, "0"), "dtype": "float32, no TF32"},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.exists() else None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def heading(about: dict[str, Any]) -> str:
+    """The environment in two lines."""
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    settings = ", ".join(f"{name} {value}" for name, value in about["settings"].items())
+    return f"{about['hardware']}; {versions}\n{settings}"
+
+
+def write_json(path: Path, **content: Any) -> None:
+    """Writes a result file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table with columns as wide as needed, the first aligned left, the others right."""
+    lines = [list(titles), *map(list, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) if place == 0 else cell.rjust(width) for place, (cell, width) in columns).rstrip()
+        for columns in (list(enumerate(zip(line, widths, strict=True))) for line in lines)
+    )
+
+
+def milliseconds(seconds: float) -> str:
+    """As text, with two digits or, from 100 ms on, without decimals."""
+    return f"{1e3 * seconds:.{max(0, 2 - len(str(int(1e3 * seconds))) + (seconds < 1e-3))}f}"
+
+
+def times(spread: Spread) -> str:
+    """A ratio and its range, as text."""
+    low, high = ("∞" if value == float("inf") else f"{value:.3g}" for value in (spread.low, spread.high))
+    return f"{spread.median:.3g} ({low}-{high})"
+
+
+def suite_table(rows: "list[Row]") -> str:
+    """Every row: times, beside the limit, and memory."""
+    titles = ("case", "batch", "pass", "backend", "median ms", "range", "limit ms", "time / limit", "extra MiB")
+    return table(titles, [_cells(row) for row in rows])
+
+
+def _cells(row: "Row") -> tuple[str, ...]:
+    what = (row.case, str(row.batch), "training" if row.training else "forward", row.backend)
+    if not row.seconds:
+        return (*what, row.trouble, "", "", "", "")
+    median, low, high = Spread.of(row.seconds)
+    span = f"{milliseconds(low)}-{milliseconds(high)}"
+    memory = "" if row.peak is None else f"{row.peak / MIB:.1f}"
+    return (*what, milliseconds(median), span, milliseconds(row.limit), times(row.times_limit), memory)
+
+
+def machine_line(rows: "list[Row]") -> str:
+    """The measured rates that the limits are computed from."""
+    measured = [row for row in rows if row.seconds]
+    rates = Spread.of([value / 1e9 for row in measured for value in row.matmul_rate])
+    bandwidths = Spread.of([value / 1e9 for row in measured for value in row.bandwidth])
+    return (
+        f"matrix product {rates.median:.0f} GFLOP/s ({rates.low:.0f} to {rates.high:.0f}), "
+        f"copy {bandwidths.median:.1f} GB/s read and written ({bandwidths.low:.1f} to {bandwidths.high:.1f})"
+    )

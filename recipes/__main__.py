@@ -1,0 +1,74 @@
+"""``python -m recipes`` lists the recipes, ``python -m recipes run NAME ...`` runs one: from the root of a checkout."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torchcaps.training.parser import OptionParser
+
+from recipes import PRESETS, RECIPES, RUNS, describe, get_recipe, read_results, result_path, results_folder, run_recipe
+from torchcaps.cli.plugins import add_import, import_named, named_imports
+from torchcaps.training import quiet_lightning
+
+LISTED = "List the recipes, published figures beside ours; 'python -m recipes run' runs one."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a recipe, or lists them; returns the exit status, 1 after an error."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        for module in named_imports(given):
+            import_named(module)
+        run(given[1:]) if given[:1] == ["run"] else listed(given)
+    except (ValueError, OSError, FloatingPointError, ImportError) as error:
+        print(f"python -m recipes: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def run(arguments: list[str]) -> None:
+    """Runs a published experiment by name; writes its result, its pictures and the table of all experiments."""
+    parser = OptionParser(prog="python -m recipes run", description="Run a recipe; 'python -m recipes' lists them.")
+    add = parser.add_argument
+    add("recipe", choices=list(RECIPES), help="name of the experiment")
+    add("--preset", choices=PRESETS, default="quick", help="paper: as published, for a GPU; quick: two cores of a CPU, "
+        "an hour at most; smoke: seconds")  # fmt: skip
+    add("--seeds", type=int, nargs="+", default=[0], help="one run for each seed")
+    add("--runs", type=str, default=str(RUNS), help="folder for the trained networks; run again to continue")
+    add("--results", type=str, default=str(results_folder()), help="folder for the result file and the table")
+    add("--trainer", type=dict[str, Any], default={}, help="as in 'torchcaps train': --trainer.accelerator cpu")
+    add_import(parser)
+    options = parser.parse_args(arguments)
+    quiet_lightning()
+    result = run_recipe(
+        options.recipe,
+        options.preset,
+        options.seeds,
+        runs=Path(options.runs),
+        results=Path(options.results),
+        trainer=options.trainer,
+        command=shlex.join(["python", "-m", "recipes", "run", *arguments]),
+        show=partial(print, flush=True),
+    )
+    print(describe(get_recipe(options.recipe), {options.preset: result}, without_missing=True))
+    print(f"result {result_path(Path(options.results), options.recipe, options.preset)}")
+
+
+def listed(arguments: list[str]) -> None:
+    """Prints the published figures beside ours."""
+    parser = OptionParser(prog="python -m recipes", description=LISTED)
+    parser.add_argument("names", type=str, nargs="*", help="recipes; default: all")
+    parser.add_argument("--results", type=str, default=str(results_folder()), help="folder of the result files")
+    add_import(parser)
+    options = parser.parse_args(arguments)
+    chosen = [get_recipe(name) for name in options.names or RECIPES]
+    results = read_results(Path(options.results))
+    found = {one.name: {preset: r for (name, preset), r in results.items() if name == one.name} for one in chosen}
+    print("\n\n".join(describe(one, found[one.name], not options.names) for one in chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

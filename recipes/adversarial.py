@@ -1,0 +1,227 @@
+"""Adversarial images: capsules against a CNN of the same clean accuracy (Hinton, Sabour & Frosst 2018, section 5)."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any, ClassVar
+
+import torch
+
+from recipes import attacks, smallnorb
+from recipes.kit.base import Line, Picture, register_recipe
+from recipes.kit.charts import Cell, image_grid
+from recipes.kit.comparison import Comparison, Study
+from recipes.kit.lab import Job, data_of
+from recipes.kit.options import adam, option, pace
+from recipes.smallnorb import SmallNORBEM, SmallNORBSettings
+from torchcaps.classifier import Classifier
+from torchcaps.report.canvas import shorten
+
+HINTON = "Hinton, Sabour & Frosst 2018, section 5"
+
+CAPSULES, CNN = "matrix capsules", "convolutional network"
+NETWORKS: dict[str, str] = {CAPSULES: smallnorb.BASE, CNN: smallnorb.CNN}
+"""The rows, and the rows of ``smallnorb-em`` whose options they are trained with."""
+
+IN_TABLE: dict[str, tuple[float, ...]] = {"FGSM": (0.01, 0.1), "BIM": (0.01,)}
+"""The attacks, and each epsilon that is in the table: one that they share, and one as large as the paper's."""
+
+CLEAN, NOISE, ZEROS = "accuracy, no attack", "accuracy, random signs 0.1", "zeros in the gradient, no attack"
+
+
+def measured(network: str) -> Iterator[tuple[str, attacks.Key, float]]:
+    """The figures in the table of the attacks on a network: the measure, the curve it is read from, the epsilon."""
+    goals = (attacks.UNTARGETED, "accuracy"), (attacks.TARGETED, "taken for the target")
+    for attack, (goal, what), box in product(IN_TABLE, goals, (attacks.WHITE, attacks.BLACK)):
+        for epsilon in IN_TABLE[attack]:
+            yield f"{what}, {attack} {epsilon:g}, {goal}, {box}", attacks.Key(network, attack, goal, box), epsilon
+
+
+@dataclass(frozen=True)
+class AdversarialSettings:
+    """One preset.
+
+    Attributes:
+        networks: settings of the recipe ``smallnorb-em`` that both networks are trained with.
+        epochs: of the convolutional network, at most.
+        share: of the training images in an epoch of the convolutional network. Within one epoch of all images it would
+            overshoot the accuracy of the capsules, which it should end close to.
+        images: how many test images are attacked.
+        epsilons: of each attack, in units of the pixels' range.
+        steps: of BIM.
+        batch_size: how many images are attacked at a time.
+
+    Raises:
+        ValueError: if an attack lacks an epsilon that is in the table.
+    """
+
+    networks: SmallNORBSettings
+    epochs: int
+    share: float = 1.0
+    images: int = 1000
+    epsilons: Mapping[str, tuple[float, ...]] = field(
+        default_factory=lambda: {
+            "FGSM": (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4),
+            "BIM": (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1),
+        }
+    )
+    steps: int = 10
+    batch_size: int = 100
+
+    def __post_init__(self) -> None:
+        for attack, needed in IN_TABLE.items():
+            given = self.epsilons.get(attack, ())
+            if not set(needed) <= set(given):
+                raise ValueError(f"epsilons of {attack} must hold {needed}, got {given}")
+
+
+_RECALLED = {
+    CAPSULES: f"{HINTON}: a curve, never below chance, 20 %; recalled",
+    CNN: f"{HINTON}: a curve, far below chance, 20 %, at 0.2; recalled",
+}
+"""What is known of the published curves of untargeted white-box FGSM; shown beside the largest epsilon."""
+
+
+def _lines(network: str) -> Iterator[Line]:
+    yield from (Line(network, measure, higher_is_better=True) for measure in (CLEAN, NOISE))
+    for measure, key, epsilon in measured(network):
+        shown = key == attacks.Key(network, "FGSM", attacks.UNTARGETED, attacks.WHITE) and epsilon == 0.1
+        source = _RECALLED[network] if shown else ""
+        yield Line(network, measure, None, source, higher_is_better=key.goal == attacks.UNTARGETED)
+    yield Line(network, ZEROS, higher_is_better=None)
+
+
+_TINY = SmallNORBSettings(
+    **pace(3, 1e-2, 32),
+    data=option("Digits", size=20),
+    cnn_epochs=3,
+    cnn_optimizer=adam(3e-3),
+    model_args={"channels": 8, "types": [3, 3, 3], "competition": "window", "pose_norm": None},
+    routing={"schedule": "linear", "inverse_temperature": 1.0, "standardise": True},
+    cnn_args={"channels": [4, 8], "hidden": 16},
+    preprocess={"crop": 18, "standardise": True},
+)
+
+
+@register_recipe
+class Adversarial(Comparison[AdversarialSettings]):
+    """Attacks a matrix capsule network and a convolutional one of the same accuracy with images made on either."""
+
+    name: ClassVar[str] = "adversarial"
+    title: ClassVar[str] = "adversarial images against matrix capsules and a convolutional network"
+    source: ClassVar[str] = HINTON
+    rows: ClassVar = tuple(NETWORKS)
+    twins: ClassVar = {CNN: CAPSULES}
+    lines: ClassVar = tuple(line for network in NETWORKS for line in _lines(network))
+    presets: ClassVar = {
+        "paper": AdversarialSettings(
+            networks=replace(SmallNORBEM.presets["paper"], data=option("SmallNORB", validation=0.02)),
+            epochs=1000,
+            share=0.1,
+            images=24300,
+            batch_size=500,
+        ),
+        "quick": AdversarialSettings(networks=SmallNORBEM.presets["quick"], epochs=100, share=0.05),
+        "smoke": AdversarialSettings(
+            networks=_TINY, epochs=10, share=0.5, images=30, epsilons={"FGSM": (0.01, 0.1), "BIM": (0.01, 0.1)}, steps=3
+        ),
+    }
+
+    def options(self, settings: AdversarialSettings, row: str) -> dict[str, Any]:
+        """Those of ``smallnorb-em``; the convolutional network's epochs are shorter."""
+        options = SmallNORBEM().options(replace(settings.networks, cnn_scheduler=None), NETWORKS[row])
+        if row == CAPSULES:
+            return options
+        extra = {"limit_train_batches": settings.share} if settings.share < 1 else {}
+        return {**options, "epochs": settings.epochs, "trainer": {**options["trainer"], "extra": extra}}
+
+    def job(self, settings: AdversarialSettings, row: str, stop_at: float | None = None) -> Job:
+        """The capsule network is that of ``smallnorb-em`` if the settings are those of one of its presets."""
+        if row == CAPSULES and settings.networks in SmallNORBEM.presets.values():
+            return SmallNORBEM().job(settings.networks, NETWORKS[row])
+        return super().job(settings, row, stop_at)
+
+    def begin(self, study: Study) -> None:
+        """Raises an error before any training if the library of attacks is missing."""
+        import art.attacks.evasion  # noqa: F401
+
+    def measure(self, study: Study, row: str, given: None) -> dict[str, float]:
+        """Nothing yet: the attacks need both networks, see :meth:`finish`."""
+        return {}
+
+    def finish(self, study: Study, given: None) -> None:
+        """Attacks both networks with images made on itself (white box) and on the other (black box)."""
+        settings = study.settings
+        test, epsilons = data_of(settings.networks.data).test, settings.epsilons["FGSM"]
+        sample = attacks.draw_sample(test, study.trained[CAPSULES].classifier.preprocess, settings.images)
+        attackers = {row: _attacker(one.classifier, study) for row, one in study.trained.items()}
+        start = time.perf_counter()
+        curves = attacks.attack_all(attackers, sample, settings.epsilons)
+        noise = {row: attacks.random_signs(one, sample, epsilons) for row, one in attackers.items()}
+        for row, attacker in attackers.items():
+            zeros = attacker.zero_gradients(sample.pixels, sample.labels)
+            study.note(row, {**_figures(row, curves, noise[row]), ZEROS: zeros})
+        seconds, images = round(time.perf_counter() - start, 1), len(sample.labels)
+        for row, one in study.trained.items():
+            tested = {"test_accuracy": one.summary["test_accuracy"], "attacked_images": images}
+            study.facts[row] |= {**tested, "seconds_of_all_attacks": seconds}
+        study.curves |= {", ".join(key): curve._asdict() for key, curve in curves.items()}
+        study.curves |= {f"{network}, random signs": curve._asdict() for network, curve in noise.items()}
+        study.pictures["curves"] = Picture(attacks.attack_curves(curves, noise, 100 / len(test.classes)), _CURVES)
+        study.pictures["images"] = _images(attackers, sample, epsilons, test.classes)
+
+
+def _attacker(classifier: Classifier, study: Study) -> attacks.Attacker:
+    network, settings = classifier.network, study.settings
+    scores, how = attacks.Scores(network, classifier.preprocess), (settings.steps, settings.batch_size)
+    return attacks.Attacker(scores, network.image_shape, network.classes, *how, study.lab.device)
+
+
+def _figures(network: str, curves: Mapping[attacks.Key, attacks.Curve], noise: attacks.Curve) -> dict[str, float]:
+    """The values of a network's lines, by measure."""
+    figures = {CLEAN: noise.accuracy[0], NOISE: noise.accuracy[noise.epsilon.index(0.1)]}
+    for measure, key, epsilon in measured(network):
+        curve = curves[key]
+        figures[measure] = attacks.judged_by(curve, key.goal)[curve.epsilon.index(epsilon)]
+    return figures
+
+
+_CURVES = (
+    "Left: accuracy under untargeted attacks. Right: share of images that the network takes for the target of a "
+    "targeted attack, a random wrong class. White box: images made on the network itself; black box: made on the other "
+    "network; random signs (upper row): noise of the same size. Chance is a guess among all classes."
+)
+
+
+def _images(
+    attackers: Mapping[str, attacks.Attacker], sample: attacks.Sample, epsilons: Sequence[float], classes: Sequence[str]
+) -> Picture:
+    """Two test images under FGSM with growing epsilon, and the class that each attacked network predicts."""
+
+    def cell(attacker: attacks.Attacker, place: int, epsilon: float) -> Cell:
+        pixels, label = sample.pixels[place : place + 1], sample.labels[place : place + 1]
+        image = attacker.attacked("FGSM", epsilon, pixels, label, targeted=False)
+        said = int(attacker.answers(image))
+        colour = "black" if said == int(label) else "tab:red"
+        return Cell(image[0, 0], f"ε {epsilon:g}\n{shorten(classes[said], 12)}", colour)
+
+    rows = {
+        f"{name.replace(' ', chr(10))}\n{number}": [cell(attacker, place, epsilon) for epsilon in (0.0, *epsilons)]
+        for number, place in enumerate(_two_images(attackers, sample), 1)
+        for name, attacker in attackers.items()
+    }
+    caption = (
+        "Test images after untargeted white-box FGSM, with growing epsilon (largest change of a pixel in [0, 1]). "
+        "Above each: the class that the network at the left predicts, red if it is wrong. Of each stereo pair, the "
+        "first image is shown."
+    )
+    return Picture(image_grid(rows), caption)
+
+
+def _two_images(attackers: Mapping[str, attacks.Attacker], sample: attacks.Sample) -> list[int]:
+    """Indices of the first image that all networks classify correctly, and of the first such image of another class."""
+    known = torch.stack([one.answers(sample.pixels) == sample.labels for one in attackers.values()]).all(0)
+    first = int(known.int().argmax())
+    other = (sample.labels != sample.labels[first]) & (known if bool(known.any()) else True)
+    return [first, int(other.int().argmax())]

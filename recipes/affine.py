@@ -1,0 +1,160 @@
+"""Trained on digits placed at random, tested on digits under small affine transforms (Sabour et al. 2017)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+from recipes.kit.base import Line, Picture, register_recipe
+from recipes.kit.charts import Cell, Factor, factor_curves, image_grid
+from recipes.kit.comparison import Comparison, Study
+from recipes.kit.lab import at_random, data_of
+from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, option, plain, presets_of
+from torchcaps.data import Affine, ImageSet, Padded, apply_affine
+from torchcaps.data.made import AFFNIST, one_factor
+from torchcaps.models import ImageClassifier
+from torchcaps.report import examine
+
+SABOUR = "Sabour et al. 2017, section on affine transformations"
+
+
+class Tested(NamedTuple):
+    """The test of both networks: centred digits, a random transform of each, and a few digits for the curves."""
+
+    test: ImageSet
+    affine: Affine
+    few: ImageSet
+
+
+def _steps(first: int, last: int, step: int, unit: float = 1.0) -> tuple[float, ...]:
+    return tuple(round(value * unit, 6) for value in range(first, last + 1, step))
+
+
+def factors(pad: int) -> dict[str, Factor]:
+    """The factors on the x axes of the curves, for a training that shifted digits by up to ``pad`` pixels."""
+    turned, sheared = (-AFFNIST.rotation, AFFNIST.rotation), (-AFFNIST.shear, AFFNIST.shear)
+    return {
+        "rotation": Factor("rotation, degrees", _steps(-60, 60, 10), (0.0, 0.0), turned),
+        "shear": Factor("shear, pixels per pixel", _steps(-6, 6, 1, 0.1), (0.0, 0.0), sheared),
+        "scale": Factor("scale in x and in y", _steps(5, 15, 1, 0.1), (1.0, 1.0), AFFNIST.scale),
+        "shift": Factor("shift in x and in y, pixels", _steps(0, 10, 1), (0.0, float(pad)), (0.0, AFFNIST.shift)),
+    }
+
+
+def accuracy_under(network: ImageClassifier, images: ImageSet, affine: Affine, batch_size: int) -> float:
+    """The share of transformed images, in percent, whose most active class is the true one."""
+    moved = replace(images, images=apply_affine(images.images, affine))
+    return 100 * examine(network, moved, batch_size=batch_size).accuracy
+
+
+@dataclass(frozen=True, kw_only=True)
+class AffineSettings(TrainingOptions):
+    """One preset: how both networks are trained, except the shifts; ``model`` is the capsule network.
+
+    Attributes:
+        twin_args: arguments of the convolutional network, which give it as many parameters.
+        stop_at: validation accuracy at which the training of the capsules ends before its last epoch.
+        pad: width of the border, and the largest shift in training, in pixels.
+        reconstruction: option of ``torchcaps train``, for the capsules.
+        curve_images: how many test images each point of a curve is measured on.
+    """
+
+    twin_args: Mapping[str, Any]
+    stop_at: float = 0.9923
+    pad: int = 6
+    reconstruction: float = 0.0005
+    curve_images: int = 1000
+
+
+CAPSULES, TWIN = "CapsNet", "CNN"
+ROWS = (CAPSULES, TWIN)
+STOP = "validation accuracy at the end of training (placed at random)"
+CLEAN, TRANSFORMED = "clean test accuracy (placed at random)", "affine test accuracy"
+
+_AFFNIST = f"{SABOUR}; affNIST itself"
+LINES: tuple[Line, ...] = (
+    Line(CAPSULES, STOP, higher_is_better=None),
+    Line(CAPSULES, CLEAN, 99.23, SABOUR, higher_is_better=None),
+    Line(CAPSULES, TRANSFORMED, 79, _AFFNIST, higher_is_better=True),
+    Line(TWIN, STOP, higher_is_better=None),
+    Line(TWIN, CLEAN, 99.22, SABOUR, higher_is_better=None),
+    Line(TWIN, TRANSFORMED, 66, _AFFNIST, higher_is_better=True),
+)
+
+
+@register_recipe
+class AffineRobustness(Comparison[AffineSettings]):
+    """Trains on digits placed at random, stops at one clean accuracy, and tests on digits under affine transforms."""
+
+    name: ClassVar[str] = "affine"
+    title: ClassVar[str] = "trained on digits placed at random, tested on digits under small affine transforms"
+    source: ClassVar[str] = SABOUR
+    rows: ClassVar = ROWS
+    twins: ClassVar = {TWIN: CAPSULES}
+    lines: ClassVar = LINES
+    presets: ClassVar = presets_of("affine", AffineSettings)
+
+    def options(self, settings: AffineSettings, row: str) -> dict[str, Any]:
+        """The network of the row, on larger canvases on which training shifts the digits."""
+        network: dict[str, Any] = {"model": "matrixcapsnet_cnn", "model_args": settings.twin_args, "loss": ENTROPY}
+        if row == CAPSULES:
+            routing = option("DynamicRouting", steps=3)
+            network = {"loss": MARGIN, "routing": routing, "reconstruction": settings.reconstruction}
+        data = option(Padded, data=plain(settings.data), pad=settings.pad)
+        return settings.options(data=data, preprocess={**settings.preprocess, "shift": settings.pad}, **network)
+
+    def begin(self, study: Study) -> Tested:
+        """The test digits, and their transforms, which are the same for both networks."""
+        settings = study.settings
+        test = Padded(data_of(settings.data), settings.pad).centred_test()
+        few = at_random(test, settings.curve_images)
+        study.curves["images"] = len(few)
+        study.curves |= {name: {"values": list(one.values)} for name, one in factors(settings.pad).items()}
+        return Tested(test, AFFNIST.draw(test.images), few)
+
+    def measure(self, study: Study, row: str, given: Tested) -> dict[str, float]:
+        """Random transforms, and one factor at a time."""
+        trained, batch, few = study.trained[row], study.settings.batch_size, given.few
+        for name, factor in factors(study.settings.pad).items():
+            points = (one_factor(name, value, len(few)) for value in factor.values)
+            study.curves[name][row] = [round(accuracy_under(trained.network, few, point, batch), 4) for point in points]
+        return {
+            STOP: 100 * trained.validation_accuracy,
+            CLEAN: trained.test_accuracy,
+            TRANSFORMED: accuracy_under(trained.network, given.test, given.affine, batch),
+        }
+
+    def finish(self, study: Study, given: Tested) -> None:
+        """Curves of each factor, and the digits."""
+        clean = Padded(data_of(study.settings.data), study.settings.pad).test
+        moved = replace(given.test, images=apply_affine(given.test.images, given.affine))
+        figure = factor_curves(factors(study.settings.pad), study.curves, ROWS, "affine test")
+        study.pictures["curves"] = Picture(figure, _CURVES.format(study.curves["images"], _ends(study.facts)))
+        study.pictures["digits"] = _digits(clean, moved)
+
+
+_CURVES = (
+    "Accuracy on {} test digits when one factor of the transform is changed and the others stay. Green: the range seen "
+    "in training; grey: the range of the affine test, where shifts keep the digit on its canvas (in the curve, the "
+    "largest shifts cut off some of it). {}."
+)
+
+
+def _ends(facts: Mapping[str, Mapping[str, Any]]) -> str:
+    """How far the trainings went."""
+    return "; ".join(
+        f"{row} ended at {100 * facts[row]['validation_accuracy']:.2f} % of the validation images after "
+        f"{facts[row]['epochs']} epochs" + ("" if facts[row]["reached"] else ", short of the accuracy to stop at")
+        for row in ROWS
+    )
+
+
+def _digits(clean: ImageSet, moved: ImageSet) -> Picture:
+    """The first test digit of each class in both tests, one row for each test."""
+    first = [int((clean.labels == label).nonzero()[0]) for label in clean.labels.unique()]
+    rows = {"placed\nat random": clean, "affine test": moved}
+    caption = (
+        "The first test digit of each class: placed at random on its canvas as in training (above), and under a random "
+        "affine transform (below)."
+    )
+    cells = {name: [Cell(one.images[place].amax(0) / 255) for place in first] for name, one in rows.items()}
+    return Picture(image_grid(cells, 1.0), caption)

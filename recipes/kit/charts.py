@@ -1,0 +1,249 @@
+"""Charts of experiments: bars beside each other, images in rows, curves over what was changed."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchcaps.report.canvas import new_figure, shorten
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+class Cell(NamedTuple):
+    """An image in a grid.
+
+    Args:
+        image: grey (H, W) or coloured (H, W, 3), in [0, 1].
+        title: over it.
+        colour: of the title.
+    """
+
+    image: Tensor
+    title: str = ""
+    colour: str = "black"
+
+
+def image_grid(rows: Mapping[str, Sequence[Cell]], height: float = 1.4) -> "Figure":
+    """Images in rows.
+
+    Args:
+        rows: the images by what stands at their left, as many in all rows.
+        height: of a row, in inches.
+    """
+    columns = len(next(iter(rows.values())))
+    figure = new_figure(1.1 * columns + 1.6, height * len(rows) + 0.5)
+    for line, (name, cells) in zip(figure.subplots(len(rows), columns, squeeze=False), rows.items(), strict=True):
+        for axes, cell in zip(line, cells, strict=True):
+            axes.imshow(cell.image.numpy(), cmap="gray", vmin=0, vmax=1)
+            axes.set_title(cell.title, fontsize=8, color=cell.colour)
+            axes.set(xticks=[], yticks=[])
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+    return figure
+
+
+def bars_across(labels: Sequence[str], ours: Sequence[float | None], published: Sequence[float | None]) -> "Figure":
+    """Pairs of bars from left to right, ours and the published figure; one that is None is left out."""
+    figure = new_figure(7.5, 1.5 + 0.5 * len(labels))
+    axes = figure.add_subplot()
+    for name, values, offset, colour, digits in (
+        ("ours", ours, -0.2, "C0", ".2f"),
+        ("published", published, 0.2, "0.7", "g"),
+    ):
+        there = [(place + offset, value) for place, value in enumerate(values) if value is not None]
+        bars = axes.barh([place for place, _ in there], [value for _, value in there], 0.4, label=name, color=colour)
+        axes.bar_label(bars, labels=[f"{value:{digits}}" for _, value in there], fontsize=8, padding=2)
+    axes.set_yticks(range(len(labels)), labels, fontsize=9)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlim(left=0)
+    axes.legend(fontsize=8, loc="best", frameon=False)
+    return figure
+
+
+def bars_upwards(
+    axes: "Axes", labels: Sequence[str], series: Mapping[str, Sequence[float]], digits: int = 0, **colours: str
+) -> None:
+    """Groups of bars beside each other.
+
+    Args:
+        axes: to draw in.
+        labels: of the groups.
+        series: a value for each group, by name.
+        digits: after the point, over the bars.
+        colours: of some of the series, by name.
+    """
+    width = 0.8 / max(len(series), 1)
+    for number, (name, values) in enumerate(series.items()):
+        left = [place - 0.4 + (number + 0.5) * width for place in range(len(labels))]
+        bars = axes.bar(left, values, width, label=name, color=colours.get(name))
+        axes.bar_label(bars, fmt=f"%.{digits}f", fontsize=8)
+    axes.set_xticks(range(len(labels)), labels, fontsize=9)
+    axes.margins(y=0.12)
+
+
+def tiles(grid: Tensor, gap: int = 1) -> Tensor:
+    """Images (D, V, C, H, W) in rows and columns with grey lines between, as one picture (h, w, 3).
+
+    Args:
+        grid: values in [0, 1]; of one channel, or of three.
+        gap: width of the lines, in pixels.
+    """
+    D, V = grid.shape[:2]
+    rgb = grid.clamp(0, 1).expand(D, V, 3, *grid.shape[3:]) if grid.shape[2] == 1 else grid.clamp(0, 1)
+    framed = F.pad(rgb, (0, gap, 0, gap), value=0.5)
+    return framed.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)
+
+
+def transfer_grid(grid: Tensor, title: str) -> "Figure":
+    """Contents down, styles across, and what was drawn of each pair.
+
+    Args:
+        grid: (1 + contents, 1 + styles, C, H, W), of one channel or of three; the first of both are the images.
+        title: above it.
+    """
+    D, V = grid.shape[:2]
+    figure = new_figure(0.7 * V + 0.4, 0.7 * D + 0.6)
+    axes = figure.add_subplot()
+    axes.imshow(tiles(grid).numpy(), extent=(0, V, D, 0), interpolation="nearest")
+    axes.set(xticks=[], yticks=[])
+    axes.axhline(1, color="C1", linewidth=2)
+    axes.axvline(1, color="C1", linewidth=2)
+    axes.set_xlabel("style: the image whose pose is taken", fontsize=9)
+    axes.xaxis.set_label_position("top")
+    axes.set_ylabel("content: the image whose class is drawn", fontsize=9)
+    axes.spines[:].set_visible(False)
+    axes.set_title(shorten(title, 80), fontsize=11)
+    return figure
+
+
+def bars_under_images(images: Mapping[str, Tensor], series: Mapping[str, Sequence[float]], what: str) -> "Figure":
+    """Groups of bars from 0 to 100 %, with an image (H, W) of each group over it.
+
+    Args:
+        images: by the label of the group.
+        series: a value for each group, by name.
+        what: the axis says.
+    """
+    figure = new_figure(9.0, 5.2)
+    grid = figure.add_gridspec(2, len(images), height_ratios=(1.0, 2.6))
+    for place, (name, image) in enumerate(images.items()):
+        axes = figure.add_subplot(grid[0, place])
+        axes.imshow(image.numpy(), cmap="gray")
+        axes.set_title(name, fontsize=9)
+        axes.set_axis_off()
+    axes = figure.add_subplot(grid[1, :])
+    bars_upwards(axes, list(images), series)
+    axes.set_ylim(0, 108)
+    axes.set_ylabel(what)
+    axes.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    return figure
+
+
+def bar_panels(panels: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequence[str], what: str) -> "Figure":
+    """Panels of groups of bars beside each other, all with the same groups and series; the first series is grey."""
+    figure = new_figure(9.0, 4.0)
+    for place, (title, series) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(1, len(panels), place)
+        bars_upwards(axes, labels, series, 1, **{next(iter(series)): "0.7"})
+        axes.set(title=title, ylabel=what)
+    figure.legend(*axes.get_legend_handles_labels(), fontsize=9, ncols=2, loc="outside lower center", frameon=False)
+    return figure
+
+
+class Dots(NamedTuple):
+    """One measure of some rows, a panel of :func:`dot_panels`.
+
+    Args:
+        label: of the axis, with the unit.
+        values: of each row; None where there is none.
+        spreads: to either side of them.
+        log: whether the axis is logarithmic, for values above 0.
+    """
+
+    label: str
+    values: Sequence[float | None]
+    spreads: Sequence[float]
+    log: bool = False
+
+
+def dot_panels(rows: Sequence[str], panels: Sequence[Dots]) -> "Figure":
+    """Panels beside each other with one dot for each row, the rows from top to bottom, the same in all panels."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    figure = new_figure(1.6 + 1.9 * len(panels), 1.0 + 0.24 * len(rows))
+    first: Axes | None = None
+    for place, panel in enumerate(panels, 1):
+        axes = figure.add_subplot(1, len(panels), place, sharey=first)
+        dots = enumerate(zip(panel.values, panel.spreads, strict=True))
+        there = [(value, row, spread) for row, (value, spread) in dots if value is not None]
+        values, places, spreads = ([one[part] for one in there] for part in range(3))
+        axes.errorbar(values, places, xerr=spreads, fmt="o", markersize=4, color="C0", ecolor="0.6", linewidth=1)
+        if panel.log:
+            axes.set_xscale("log")
+            axes.xaxis.set(
+                major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_locator=NullLocator()
+            )
+        axes.set_xlabel(panel.label.replace(", ", ",\n"), fontsize=9)
+        axes.tick_params(axis="x", labelsize=8, which="both")
+        axes.grid(alpha=0.3)
+        if first is None:
+            axes.set_yticks(range(len(rows)), rows, fontsize=9)
+            axes.invert_yaxis()
+            first = axes
+        else:
+            axes.tick_params(axis="y", labelleft=False)
+    return figure
+
+
+class Factor(NamedTuple):
+    """One number that is changed while the others stay.
+
+    Args:
+        label: with its unit, for an axis.
+        values: on the curve.
+        trained: the values that training showed, lowest and highest.
+        tested: those of a test.
+    """
+
+    label: str
+    values: tuple[float, ...]
+    trained: tuple[float, float]
+    tested: tuple[float, float]
+
+
+def factor_curves(
+    factors: Mapping[str, Factor], curves: Mapping[str, Mapping[str, Sequence[float]]], rows: Sequence[str], test: str
+) -> "Figure":
+    """Accuracy in percent against up to four factors, one panel each.
+
+    Args:
+        factors: by name.
+        curves: of each factor, the accuracies by row.
+        rows: the networks.
+        test: what the legend calls the range that is grey; green is what training showed.
+    """
+    figure = new_figure(9.0, 6.4)
+    figure.suptitle("Accuracy when one factor is changed")
+    for place, (name, factor) in enumerate(factors.items(), 1):
+        axes = figure.add_subplot(2, 2, place)
+        low, high = factor.trained
+        axes.axvspan(*factor.tested, color="0.9", zorder=0, label=test)
+        axes.axvspan(low, high, color="C2", alpha=0.25, linewidth=3 * (low == high), zorder=1, label="in training")
+        for row in rows:
+            axes.plot(factor.values, curves[name][row], marker="o", markersize=3, label=row)
+        axes.set(xlabel=factor.label, ylabel="accuracy, %", ylim=(0, 103))
+        axes.grid(alpha=0.3)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def two_colours(images: Tensor) -> Tensor:
+    """Two grey images (2, H, W) as the red and the green channel of one, (H, W, 3)."""
+    red, green = images.clamp(0, 1)
+    return torch.stack([red, green, torch.zeros_like(red)], -1)

@@ -1,0 +1,194 @@
+"""Training for recipes: every network in its own folder, resumed if interrupted, reused once it is done."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from torchcaps.classifier import Classifier
+from torchcaps.data import ImageData, ImageSet
+from torchcaps.models import ImageClassifier, load_pretrained
+from torchcaps.report import examine
+from torchcaps.spec import fit, make
+from torchcaps.training import RunFolder, read_options, read_summary, train_with, training_options
+
+PresetName = Literal["paper", "quick", "smoke"]
+PRESETS: tuple[PresetName, ...] = ("paper", "quick", "smoke")
+
+Job = tuple[str, dict[str, Any]]
+"""The name of a run and the options of its training."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A network that a recipe trained.
+
+    Args:
+        network: at the end of the last epoch, in evaluation mode, on the device of the lab.
+        summary: of its run, as :func:`torchcaps.training.train` writes it.
+        folder: of its run.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from recipes import Trained
+        >>> trained = Trained(tc.create_model("capsnet_digits"), {"test_accuracy": 0.99}, Path("runs/digits"))
+        >>> trained.test_accuracy
+        99.0
+    """
+
+    network: ImageClassifier
+    summary: Mapping[str, Any]
+    folder: Path
+
+    @property
+    def classifier(self) -> Classifier:
+        """The network with its preprocessing, the names of its classes and its task."""
+        return Classifier(self.network)
+
+    @property
+    def data(self) -> ImageData:
+        """The data it was trained on."""
+        return data_of(read_options(self.folder / "config.yaml")["data"])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Facts for the table, besides its figures."""
+        names = ("model", "parameters", "epochs", "training_seconds", "hardware")
+        return {**{name: self.summary[name] for name in names}, "run": self.folder.name}
+
+    @property
+    def validation_accuracy(self) -> float:
+        """That of the last epoch, from 0 to 1.
+
+        Raises:
+            ValueError: if there were no validation images.
+        """
+        if "val_accuracy" not in self.summary["last_epoch"]:
+            raise ValueError(f"{self.folder} was trained without validation images")
+        return float(self.summary["last_epoch"]["val_accuracy"])
+
+    @property
+    def accuracy_to_match(self) -> float:
+        """Where the training of a twin stops: the validation accuracy, rounded down to 3 decimals, at least 0.001."""
+        return max(math.floor(1000 * self.validation_accuracy) / 1000, 0.001)
+
+    @property
+    def test_accuracy(self) -> float:
+        """On the test images of its own data, in percent."""
+        return 100 * self.summary["test_accuracy"]
+
+    @property
+    def test_error(self) -> float:
+        """On the same images, in percent."""
+        return 100 * (1 - self.summary["test_accuracy"])
+
+    def error_on(self, images: ImageSet, crops: int | None = None) -> float:
+        """The error on other, unprepared images, in percent; activations are averaged over 1 or 13 crops of each."""
+        return 100 * examine(self.network, self.classifier.prepared(images, crops)).error
+
+
+@dataclass(frozen=True, eq=False)
+class Lab:
+    """Trains networks for a recipe.
+
+    Args:
+        preset: of the recipe; networks of different presets are kept apart.
+        seed: of everything random.
+        runs: folder for the runs of all recipes; a network that two of them need is trained once.
+        trainer: options of the trainer, over those of the recipe: see :class:`torchcaps.training.TrainerOptions`.
+        command: the command line, for the summaries.
+        show: takes lines of text.
+        trained: the networks so far.
+
+    Raises:
+        ValueError: if the trainer is set to several devices.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from recipes import Lab
+        >>> lab = Lab(preset="smoke", seed=0, runs=Path("runs"))
+        >>> lab.device.type in ("cpu", "cuda")
+        True
+    """
+
+    preset: PresetName
+    seed: int
+    runs: Path
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+    show: Callable[[str], None] = lambda line: None
+    trained: list[Trained] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.trainer.get("devices", 1) not in (1, "1", "auto"):
+            raise ValueError(
+                f"a recipe trains on one device, got devices={self.trainer['devices']}; "
+                "start it once for each seed to use several"
+            )
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which trained networks are measured."""
+        accelerator = self.trainer.get("accelerator", "auto")
+        present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return torch.device("cpu") if accelerator == "cpu" or present is None else present
+
+    def train(self, name: str, config: Mapping[str, Any]) -> Trained:
+        """Trains a network, resumes its training, or opens it if it is trained already.
+
+        Args:
+            name: of the run; recipes that give the same name and options share the network.
+            config: options of ``torchcaps train``, as in its YAML files, without the seed.
+
+        Raises:
+            FileExistsError: if there is a run of this name and preset with other options.
+            ValueError: if options do not fit together.
+        """
+        trainer = {"devices": 1, **config.get("trainer", {}), **self.trainer}
+        folder = self.folder(name)
+        given = {**config, "seed": self.seed, "report": False, "trainer": trainer, "run": str(folder.path)}
+        options = training_options(given)
+        check_same(folder, options.plain())
+        if not folder.summary.is_file():
+            self.show(f"{name}, seed {self.seed}: training in {folder.path}")
+            train_with(folder, options, command=self.command, show=self.show)
+        network = load_pretrained(folder.model).to(self.device)
+        done = Trained(network, read_summary(folder), folder.path)
+        self.trained.append(done)
+        return done
+
+    def folder(self, name: str) -> RunFolder:
+        """The folder of the run of this name, with this preset and seed."""
+        return RunFolder(self.runs / self.preset / f"{name}-seed{self.seed}", "--runs")
+
+
+def check_same(folder: RunFolder, wanted: Mapping[str, Any]) -> None:
+    """Raises a `FileExistsError` if the folder holds a run with other options; it has defaults of newer ones."""
+    if not folder.config.is_file():
+        folder.unused()
+        return
+    found = training_options(read_options(folder.config)).plain()
+    names = sorted(name for name in {*found, *wanted} - {"run"} if found.get(name) != wanted.get(name))
+    if names:
+        raise FileExistsError(
+            f"{folder.path} holds a run with another {', '.join(names)}: choose another folder with --runs, or move it"
+        )
+
+
+def run_name(experiment: str, row: str) -> str:
+    """A name for the folder of a row's run: letters, digits and hyphens."""
+    words = "".join(character if character.isalnum() else " " for character in row.lower())
+    return "-".join([experiment, *words.split()])
+
+
+def data_of(config: Mapping[str, Any] | str) -> ImageData:
+    """The data set that the option ``data`` of ``torchcaps train`` describes."""
+    return make(fit(ImageData, config, "data"))
+
+
+def at_random(images: ImageSet, count: int) -> ImageSet:
+    """``count`` random images, the same for all networks and seeds; all if there are fewer."""
+    return images.subset(torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:count])

@@ -1,0 +1,184 @@
+"""Result files of recipes, and the page with all of them."""
+
+import json
+import math
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from recipes.kit.base import RECIPES, Line, Recipe
+from recipes.kit.lab import PRESETS, PresetName
+
+TABLE = "README.md"
+_Results = Mapping[PresetName, Mapping[str, Any]]
+"""The results of one recipe, by preset."""
+
+_SHOWN: tuple[PresetName, ...] = ("paper", "quick")
+
+
+def result_path(folder: Path, recipe: str, preset: str) -> Path:
+    """The result file of a recipe and a preset."""
+    return folder / f"{recipe}-{preset}.json"
+
+
+def read_results(folder: Path) -> dict[tuple[str, PresetName], dict[str, Any]]:
+    """The results in a folder, by recipe and preset.
+
+    Raises:
+        ValueError: if a file is damaged.
+    """
+    results: dict[tuple[str, PresetName], dict[str, Any]] = {}
+    for name, preset in product(RECIPES, PRESETS):
+        path = result_path(folder, name, preset)
+        if path.is_file():
+            try:
+                results[name, preset] = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ValueError(
+                    f"result file {path} is damaged: {error}; remove it, and python -m recipes run {name} "
+                    f"--preset {preset} writes it again, from the networks that it trained"
+                ) from error
+    return results
+
+
+def values_of(result: Mapping[str, Any] | None, line: Line) -> list[float]:
+    """The values of a line in a result, one for each seed that has one; those that JSON cannot hold are NaN."""
+    rows = result["rows"] if result else []
+    ours = [one for row in rows if (row["row"], row["measure"]) == (line.row, line.measure) for one in row["ours"]]
+    return [math.nan if value is None else value for value in ours]
+
+
+def in_words(values: list[float], line: Line) -> str:
+    """Mean and, for several seeds, standard deviation, with the unit; empty for figures of other implementations."""
+    if not values:
+        return "" if line.elsewhere else "not run"
+    spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{mean(values):.2f}{spread} {line.unit}".rstrip()
+
+
+def published_in_words(line: Line) -> str:
+    """The published figure with its unit."""
+    return "none" if line.published is None else f"{line.published:g} {line.unit}".rstrip()
+
+
+def gap_in_words(values: list[float], line: Line) -> str:
+    """The difference from the published figure, with its sign, and whether it is better or worse."""
+    if not values or line.published is None:
+        return ""
+    gap = mean(values) - line.published
+    if line.higher_is_better is None or round(gap, 2) == 0:
+        return f"{gap:+.2f}"
+    return f"{gap:+.2f} ({'better' if (gap > 0) == line.higher_is_better else 'worse'})"
+
+
+def describe(
+    recipe: Recipe[Any], results: _Results, published_only: bool = False, without_missing: bool = False
+) -> str:
+    """The lines of a recipe as text, published figures beside ours.
+
+    Args:
+        recipe: whose lines.
+        results: the available ones, by preset.
+        published_only: leave out lines without a published figure, unless none has one.
+        without_missing: leave out our lines that are in none of the results.
+    """
+    presets = [preset for preset in PRESETS if preset != "smoke" or preset in results]
+    published = [line for line in recipe.lines if line.published is not None]
+    lines = published if published_only and published else recipe.lines
+    if without_missing:
+        lines = [line for line in lines if line.elsewhere or any(values_of(one, line) for one in results.values())]
+    cells = [("", "", "published", *presets)]
+    for line in lines:
+        ours = [in_words(values_of(results.get(preset), line), line) for preset in presets]
+        cells.append((line.row, line.measure, published_in_words(line), *ours))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+    more = len(recipe.lines) - len(lines)
+    rest = [f"  and {more} more: python -m recipes {recipe.name}"] if more else []
+    return "\n".join([_heading(recipe), *(f"  {row}".rstrip() for row in table), *rest])
+
+
+def write_table(folder: Path) -> Path:
+    """Writes the page with all recipes: published, ours, gap, seeds, settings, command, pictures."""
+    results = read_results(folder)
+    found = {
+        name: {preset: results[name, preset] for preset in _SHOWN if (name, preset) in results} for name in RECIPES
+    }
+    sections = [_section(RECIPES[name], of_presets) for name, of_presets in found.items()]
+    path = folder / TABLE
+    path.write_text("\n\n".join([_INTRODUCTION, _overview(found), *sections]) + "\n", encoding="utf-8")
+    return path
+
+
+_INTRODUCTION = """# The published experiments
+
+Written by `python -m recipes run`; do not edit. Each recipe is run by name, `python -m recipes run NAME`. Every figure
+is from the last epoch (or, where noted, from the first epoch that reached a validation accuracy); nothing was chosen on
+test images. The gap is our figure (quick preset, unless the paper preset was run) minus the published one. The quick
+presets train for minutes on a CPU what the papers trained for days: a gap shows how far minutes go, and the comparison
+between rows is what counts."""
+
+
+def _overview(results: Mapping[str, _Results]) -> str:
+    """One table of all lines with a published figure."""
+    table = ["| recipe | row | measure | published | paper preset | quick preset | gap | seeds |", "|" + "---|" * 8]
+    for recipe in RECIPES.values():
+        presets = [results[recipe.name].get(preset) for preset in _SHOWN]
+        latest = presets[0] or presets[1]
+        seeds = ", ".join(map(str, latest["seeds"])) if latest else ""
+        for line in recipe.lines:
+            if line.published is not None:
+                ours = [values_of(result, line) for result in presets]
+                cells = [line.row, line.measure, f"{published_in_words(line)} ({line.source})"]
+                cells += [*(in_words(one, line) for one in ours), gap_in_words(ours[0] or ours[1], line)]
+                cells.append("" if line.elsewhere else seeds)
+                table.append(f"| [{recipe.name}](#{_anchor(recipe)}) | {' | '.join(cells)} |")
+    return "\n".join(table)
+
+
+def _heading(recipe: Recipe[Any]) -> str:
+    return f"{recipe.name}: {recipe.title}"
+
+
+def _anchor(recipe: Recipe[Any]) -> str:
+    """The anchor that GitHub makes from the heading."""
+    kept = [c for c in _heading(recipe).lower() if c.isalnum() or c in " -_"]
+    return "".join(kept).replace(" ", "-")
+
+
+def _section(recipe: Recipe[Any], results: _Results) -> str:
+    lines = [f"## {_heading(recipe)}", "", f"Source: {recipe.source}.", "", *(f"- {note}" for note in recipe.notes)]
+    lines += [f"- {preset} preset: {_how(results[preset]) if preset in results else 'not run'}" for preset in _SHOWN]
+    for result in results.values():
+        lines += ["", *_all_figures(recipe, result)]
+        for picture in result["pictures"]:
+            lines += ["", f"![{picture['caption']}]({picture['file']})", "", f"*{picture['caption']}*"]
+    return "\n".join(lines)
+
+
+def _all_figures(recipe: Recipe[Any], result: Mapping[str, Any]) -> list[str]:
+    """A table with the rows of the recipe down and its measures across."""
+    lines = [line for line in recipe.lines if not line.elsewhere]
+    cells = {(line.row, line.measure): in_words(values_of(result, line), line) for line in lines}
+    rows, measures = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
+    table = [f"| {result['preset']} preset | {' | '.join(measures)} |", "|---" * (len(measures) + 1) + "|"]
+    for row in rows:
+        table.append(f"| {row} | {' | '.join(cells.get((row, measure), '') for measure in measures)} |")
+    return table
+
+
+def _how(result: Mapping[str, Any]) -> str:
+    """How a result was made: command, seeds, time, hardware, code."""
+    seeds, was = ", ".join(map(str, result["seeds"])), result.get("code", {})
+    commit = f" (commit {was['commit']})" if "commit" in was else ""
+    made_by = result.get("made by") or f"{was['version']} {was['digest']}{commit}"
+    count = len(result.get("older_networks", ()))
+    older = f" ({count} of its networks trained, at least in part, by older code)" if count else ""
+    return (
+        f"`{result['command']}`, seed{'s' if len(result['seeds']) > 1 else ''} {seeds}, "
+        f"{result['training_seconds'] / 60:.0f} min of training on {' and '.join(result['hardware'])}, "
+        f"{result['finished']}, code {made_by}{older}; "
+        f"[settings and all numbers]({result['recipe']}-{result['preset']}.json)"
+    )

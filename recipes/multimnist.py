@@ -1,0 +1,127 @@
+"""Two digits on top of each other, to be recognised and separated (Sabour et al. 2017, section 5)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recipes.kit.base import Line, Picture, register_recipe
+from recipes.kit.charts import Cell, image_grid, two_colours
+from recipes.kit.comparison import Comparison, Study
+from recipes.kit.lab import data_of
+from recipes.kit.options import ENTROPY, MARGIN, option, plain, presets_of
+from torchcaps.classifier import Classifier
+from torchcaps.data import Overlaid, Overlay, bounding_box_overlap, fixed_pairs
+from torchcaps.models import CapsuleClassifier, ImageClassifier
+from torchcaps.tasks import SeveralLabels
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiMNISTSettings:
+    """One preset.
+
+    Attributes:
+        data: the digits, option of ``torchcaps train``.
+        networks: options of ``torchcaps train`` for each row, see :func:`_network`.
+        batch_size: pairs in each training step.
+        size: height and width of the images.
+        shift: largest shift of a digit, in pixels.
+        test_pairs: how many pairs of test digits.
+        trainer, speed: options of ``torchcaps train``.
+    """
+
+    data: Mapping[str, Any]
+    networks: Mapping[str, Mapping[str, Any]]
+    batch_size: int = 128
+    size: int = 36
+    shift: int = 4
+    test_pairs: int = 10000
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    speed: Mapping[str, Any] = field(default_factory=dict)
+
+
+CAPSULES, CNN = "CapsNet, 3 steps", "convolutional network"
+ERROR = "exact-pair test error"
+PAIRS, OVERLAP = "test pairs", "overlap of the bounding boxes"
+SABOUR = "Sabour et al. 2017, section 5"
+
+
+@register_recipe
+class MultiMNIST(Comparison[MultiMNISTSettings]):
+    """Trains on pairs of overlapping digits, and separates them."""
+
+    name: ClassVar[str] = "multimnist"
+    title: ClassVar[str] = "two digits on top of each other"
+    source: ClassVar[str] = SABOUR
+    lines: ClassVar[tuple[Line, ...]] = (
+        Line(CAPSULES, ERROR, 5.2, f"{SABOUR}, recalled"),
+        Line(CNN, ERROR, 8.1, f"{SABOUR}, recalled: another network, of 24.6 M parameters"),
+        Line(PAIRS, OVERLAP, 80, SABOUR, higher_is_better=None),
+    )
+    rows: ClassVar = (CAPSULES, CNN)
+    presets: ClassVar = presets_of("multimnist", MultiMNISTSettings)
+
+    def options(self, settings: MultiMNISTSettings, row: str) -> dict[str, Any]:
+        """On pairs of digits, which are made anew in each epoch."""
+        shared = {name: getattr(settings, name) for name in ("batch_size", "trainer", "speed")}
+        loss = MARGIN if row == CAPSULES else ENTROPY
+        pairs = option("torchcaps.data.Pairs", data=settings.data, size=settings.size, shift=settings.shift)
+        return plain({"data": pairs, "loss": loss, **shared, **settings.networks[row]})
+
+    def begin(self, study: Study) -> Overlaid:
+        """The test pairs, and how much they overlap."""
+        settings = study.settings
+        test = Overlay(data_of(settings.data).test, settings.size, settings.shift)
+        pairs = fixed_pairs(test, settings.test_pairs, seed=0)  # the same for every seed of a training
+        study.note(PAIRS, {OVERLAP: 100 * float(bounding_box_overlap(pairs.parts).mean())})
+        return pairs
+
+    def measure(self, study: Study, row: str, given: Overlaid) -> dict[str, float]:
+        """The share of pairs in which a digit was missed."""
+        return {ERROR: pair_error(study.trained[row].network, given)}
+
+    def finish(self, study: Study, given: Overlaid) -> None:
+        """The reconstructions of the capsules."""
+        network = study.trained[CAPSULES].network
+        if isinstance(network, CapsuleClassifier) and network.decoder is not None:
+            study.pictures["reconstructions"] = _picture(network, Overlaid(*(part[:200] for part in given)))
+
+
+def pair_error(network: ImageClassifier, pairs: Overlaid, batch_size: int = 256) -> float:
+    """The share of pairs, in percent, in which not both digits are recognised: one of two is an error."""
+    present = F.one_hot(pairs.labels, network.classes).sum(1).bool()
+    said = SeveralLabels(count=2).said(Classifier(network).activations(pairs.images, batch_size))
+    return 100 * (1 - (said == present).all(1).double().mean().item())
+
+
+@torch.no_grad()
+def _picture(network: CapsuleClassifier, pairs: Overlaid, count: int = 7) -> Picture:
+    """Pairs, separated in two colours, and what the capsules of wrong and of absent digits draw (figure 5)."""
+    device = next(network.parameters()).device
+    capsules = network.encode(pairs.images.to(device))
+    told = capsules.activation.topk(2, dim=1).indices.cpu()
+    right = (told.sort(1).values == pairs.labels.sort(1).values).all(1)
+    chosen = torch.cat([right.nonzero().squeeze(1)[: count - 2], (~right).nonzero().squeeze(1)[:2]])[:count]
+    absent = capsules.activation.cpu().scatter(1, pairs.labels, torch.inf).argmin(1, keepdim=True)
+    claims = {"true": pairs.labels, "told": told, "true, absent": torch.cat([pairs.labels[:, :1], absent], 1)}
+    places = chosen.tolist()
+    rows = {
+        "input": [Cell(pairs.images[place, 0]) for place in places],
+        "its digits": [Cell(two_colours(pairs.parts[place, :, 0]), _digits(pairs.labels[place])) for place in places],
+    }
+    for name, labels in claims.items():
+        drawn = torch.stack([network.decode(capsules, one.to(device))[:, 0].cpu() for one in labels.unbind(1)], 1)
+        rows[f"capsules:\n{name}"] = [Cell(two_colours(drawn[place]), _digits(labels[place])) for place in places]
+    caption = (
+        "Test pairs, their two digits in red and green, and reconstructions of single class capsules in the same "
+        "colours: of the true classes, of the two most active ones (the last columns: pairs that were misclassified), "
+        "and of one true and the least active class, which is not in the image."
+    )
+    return Picture(image_grid(rows, 1.25), caption)
+
+
+def _digits(labels: Tensor) -> str:
+    return " and ".join(str(int(label)) for label in labels)

@@ -1,0 +1,219 @@
+"""Which routing should I take? One small network with every routing: same data, budget, schedule and loss."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean, stdev
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from recipes.kit.base import Line, Outcome, Picture, register_recipe
+from recipes.kit.charts import Dots, dot_panels
+from recipes.kit.comparison import TEST_ERROR, Comparison, Study
+from recipes.kit.lab import Trained, data_of
+from recipes.kit.options import TrainingOptions, option, presets_of
+from torchcaps.capsules import Capsules
+from torchcaps.data import AffineRanges, ImageSet, apply_affine
+from torchcaps.losses import length_cross_entropy
+from torchcaps.models import CapsuleClassifier
+from torchcaps.report import examine, fit_temperature
+from torchcaps.report.calibration import calibration_error
+from torchcaps.routing import create_routing
+from torchcaps.routing.base import ROUTINGS
+
+SHARPNESS = 10.0
+"""Factor of the activations in the softmax of the loss."""
+
+BINS = 15
+"""Bins of confidence in the expected calibration error."""
+
+SETTINGS: dict[str, dict[str, Any]] = {"attention": {"readout": True}, "heinsen_2022": {"normalise": False}}
+"""Arguments of the routings whose defaults make all class capsules equally long."""
+
+IN_PLACE_OF = {"hard_kmeans": "euclidean"}
+"""A routing that cannot train is tested in the network that was trained with this one."""
+
+ROWS = tuple(sorted(name for name, kind in ROUTINGS.items() if kind.__module__.startswith("torchcaps.")))
+
+AFFINE = "error under affine transforms"
+CALIBRATION, SCALED = "expected calibration error", "the same, temperature fitted"
+ENTROPY, STEP, KEPT = "entropy of the assignment", "training step", "kept for backward"
+TRAINING = "training"
+
+_KINDS: dict[str, tuple[str, bool | None]] = {
+    TEST_ERROR: ("%", False),
+    AFFINE: ("%", False),
+    CALIBRATION: ("%", False),
+    SCALED: ("%", False),
+    ENTROPY: ("", None),
+    STEP: ("ms", False),
+    KEPT: ("KiB an image", False),
+    TRAINING: ("s", False),
+}
+"""The measures, with their units and whether higher is better."""
+
+_OF_TRAINING = (STEP, KEPT, TRAINING)
+
+
+def _lines() -> Iterator[Line]:
+    for row in ROWS:
+        for measure, (unit, better) in _KINDS.items():
+            if row not in IN_PLACE_OF or measure not in _OF_TRAINING:
+                yield Line(row, measure, unit=unit, higher_is_better=better)
+
+
+def kept_for_backward(layer: torch.nn.Module, children: Any) -> int:
+    """Bytes that a layer keeps for the backward pass, besides its parameters; each storage counts once."""
+    parameters = {one.untyped_storage().data_ptr() for one in layer.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        alive = layer(children)  # until all is counted, so that no address is used twice
+    total = sum(size for place, size in kept.items() if place not in parameters)
+    del alive
+    return total
+
+
+def kept_an_image(network: CapsuleClassifier, images: Tensor) -> float:
+    """Bytes that the class capsules keep for each additional image: for all images less those for half of them."""
+    children, half = network.children_of(images), len(images) // 2
+    fewer = Capsules(children.pose[:half].contiguous(), children.activation[:half].contiguous())
+    more = kept_for_backward(network.class_caps, children) - kept_for_backward(network.class_caps, fewer)
+    return more / (len(images) - half)
+
+
+def fastest(calls: Mapping[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, float]:
+    """Seconds of the fastest of ``rounds`` calls of each, taken in turn after one call to warm up."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds + 1):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if device.type != "cpu":
+                torch.accelerator.synchronize()
+            found[name].append(time.perf_counter() - start)
+    return {name: min(times[1:]) for name, times in found.items()}
+
+
+class Tested(NamedTuple):
+    """The test of all networks: images, and the same images under random transforms."""
+
+    test: ImageSet
+    moved: ImageSet
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingsSettings(TrainingOptions):
+    """One preset: how every network is trained.
+
+    Attributes:
+        rounds: how often the training step of each network is timed.
+    """
+
+    rounds: int = 20
+
+
+@register_recipe
+class RoutingsSideBySide(Comparison[RoutingsSettings]):
+    """Trains one network with every routing, and measures accuracy, calibration and cost."""
+
+    name: ClassVar[str] = "routings"
+    title: ClassVar[str] = "one small network with every routing: which one should I take?"
+    source: ClassVar[str] = "no paper has compared them; for the paper of each see docs/routings.md"
+    rows: ClassVar = ROWS
+    lines: ClassVar = tuple(_lines())
+    presets: ClassVar = presets_of("routings", RoutingsSettings)
+
+    def options(self, settings: RoutingsSettings, row: str) -> dict[str, Any]:
+        """The network with the routing of the row."""
+        own = IN_PLACE_OF.get(row, row)
+        kind = ROUTINGS[own]
+        routing = option(f"{kind.__module__}.{kind.__qualname__}", **SETTINGS.get(own, {}))
+        return settings.options(routing=routing)
+
+    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
+        """Trains the network of a row; a routing that cannot train is put into the trained network of another."""
+        if row not in IN_PLACE_OF:
+            return super().train(study, row, stop_at)
+        trained = super().train(study, IN_PLACE_OF[row], stop_at)
+        capsules = trained.network.class_caps
+        assert isinstance(capsules, torch.nn.Module)
+        capsules.routing = create_routing(row).eval()
+        return trained
+
+    def begin(self, study: Study) -> Tested:
+        """The test images, and their transforms, which are the same for all networks and seeds."""
+        test = data_of(study.settings.data).test
+        return Tested(test, replace(test, images=apply_affine(test.images, AffineRanges().draw(test.images))))
+
+    def measure(self, study: Study, row: str, given: Tested) -> dict[str, float]:
+        """Accuracy and calibration on the test images."""
+        trained = study.trained[row]
+        network, prepared = trained.network, trained.classifier.prepared
+        batch = 4 * study.settings.batch_size
+        clean, moved = (examine(network, prepared(images), batch) for images in given)
+        validation = examine(network, prepared(trained.data.validation), batch)
+        said = (SHARPNESS * clean.activation.double()).softmax(1)
+        fitted = fit_temperature((SHARPNESS * validation.activation.double()).softmax(1), validation.labels)
+        found = {
+            TEST_ERROR: 100 * clean.error,
+            AFFINE: 100 * moved.error,
+            CALIBRATION: 100 * calibration_error(said, clean.labels, BINS),
+            SCALED: None if fitted is None else 100 * calibration_error(fitted(said), clean.labels, BINS),
+            ENTROPY: clean.entropy,
+            TRAINING: None if row in IN_PLACE_OF else trained.summary["training_seconds"],
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def finish(self, study: Study, given: Tested) -> None:
+        """Times the training steps of all networks, in turn, and measures the memory that their layers keep."""
+        settings, device = study.settings, study.lab.device
+        networks = {row: one.network for row, one in study.trained.items() if row not in IN_PLACE_OF}
+        some = data_of(settings.data).train.__getitems__(list(range(settings.batch_size)))
+        images, labels = some.images.to(device), some.labels.to(device)
+        steps = {row: _step(network.train(), images, labels) for row, network in networks.items()}
+        for row, seconds in fastest(steps, settings.rounds, device).items():
+            network = networks[row]
+            assert isinstance(network, CapsuleClassifier)
+            study.note(row, {STEP: 1000 * seconds, KEPT: kept_an_image(network, images) / 1024})
+
+    def pictures(self, outcomes: Sequence[Outcome]) -> dict[str, Picture]:
+        """All measures of all routings over all seeds, the best under affine transforms first."""
+        return {"answer": answer([outcome.figures for outcome in outcomes])}
+
+
+def _step(network: torch.nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:
+    """Forward and backward of one batch."""
+
+    def step() -> None:
+        network.zero_grad()
+        length_cross_entropy(network(images).activation, labels, SHARPNESS).backward()
+
+    return step
+
+
+def answer(figures: Sequence[Mapping[tuple[str, str], float]]) -> Picture:
+    """A panel for each measure, with a dot for each routing, the mean over the seeds, and a line, the deviation."""
+    found = {row: [one[row, AFFINE] for one in figures if (row, AFFINE) in one] for row in ROWS}
+    rows = sorted((row for row, values in found.items() if values), key=lambda row: mean(found[row]))
+    panels = []
+    for measure in (AFFINE, TEST_ERROR, CALIBRATION, ENTROPY, STEP, KEPT):
+        values = [[one[row, measure] for one in figures if (row, measure) in one] for row in rows]
+        means = [mean(one) if one else None for one in values]
+        spreads = [stdev(one) if len(one) > 1 else 0.0 for one in values]
+        unit = _KINDS[measure][0]
+        panels.append(Dots(f"{measure}, {unit}" if unit else measure, means, spreads, log=measure != ENTROPY))
+    seeds = f"mean and deviation of {len(figures)} seeds" if len(figures) > 1 else "one seed"
+    caption = (
+        f"Every routing in one small network, trained alike ({seeds}), the most robust to affine transforms first. "
+        "Further to the left is better, except for the entropy, where 0 is a hard assignment and 1 a uniform one. All "
+        "axes but that of the entropy are logarithmic."
+    )
+    return Picture(dot_panels(rows, panels), caption)

@@ -1,0 +1,151 @@
+"""Trained on one digit at a time, tested on several side by side (Su Jianlin 2018)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from recipes.kit.base import Picture, lines_of, register_recipe
+from recipes.kit.charts import bars_under_images
+from recipes.kit.comparison import Comparison, Study
+from recipes.kit.lab import data_of
+from recipes.kit.options import TrainingOptions, option, presets_of
+from torchcaps.classifier import Classifier
+from torchcaps.data.made import LAYOUTS, Scenes, arrange
+
+SU_A, SU_B = "Su 2018a, kexue.fm 4819", "Su 2018b, kexue.fm 5112"
+
+
+def set_accuracy(activation: Tensor, present: Tensor, above: float = 0.0) -> float:
+    """The share of images, in percent, whose most active classes are exactly those present.
+
+    Args:
+        activation: (N, E).
+        present: bool (N, E), k classes in each row.
+        above: all of the k must also be more active than this.
+    """
+    ranks = activation.argsort(1, descending=True).argsort(1)
+    found = ranks < present.sum(1, keepdim=True)
+    right = (found == present).all(1) & (activation.where(present, torch.inf).amin(1) > above)
+    return 100 * right.double().mean().item()
+
+
+def _dynamic(**arguments: Any) -> dict[str, Any]:
+    return option("DynamicRouting", steps=3, **arguments)
+
+
+def _kmeans(steps: int = 3, squash: str = "half") -> dict[str, Any]:
+    return option("InnerProductKMeansRouting", steps=steps, squash=squash)
+
+
+TWIN, DYNAMIC = "convolutional twin, pooled", "dynamic, accumulating, 3 steps"
+KMEANS, VARIANT = "inner-product K-Means, 3 steps", "variant of K-Means"
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    f"{VARIANT}: none (3 steps, squash half)": _kmeans(),
+    f"{VARIANT}: squashed in between, too": _dynamic(accumulate=False, squash="half"),
+    **{f"{VARIANT}: squash {kind}": _kmeans(squash=kind) for kind in ("sabour", "tanh", "exponential", "rational")},
+    f"{VARIANT}: 1 step": _kmeans(steps=1),
+    **{f"{VARIANT}: {steps} steps": _kmeans(steps=steps) for steps in (2, 4, 5)},
+}
+ROUTINGS: dict[str, dict[str, Any] | None] = {
+    TWIN: None,
+    DYNAMIC: _dynamic(),
+    "dynamic, not accumulating, 3 steps": _dynamic(accumulate=False),
+    KMEANS: _kmeans(),
+    **VARIANTS,
+}
+"""The routing of each row; None for the network without capsules."""
+
+SINGLE, MOST_ACTIVE, ALSO_SURE = "single digit, accuracy", "{}, the most active", "{}, and above 0.5"
+"""Measures; the last two, for each layout: the most active classes are the digits, and all of these are above 0.5."""
+
+PAIRS = ABOVE, BESIDE = "one above the other", "side by side"
+PUBLISHED: dict[tuple[str, str], tuple[float, str]] = {
+    (TWIN, MOST_ACTIVE.format(ABOVE)): (40, f"about, {SU_A}"),
+    (TWIN, ALSO_SURE.format(ABOVE)): (10, f"about, {SU_A}"),
+    (DYNAMIC, MOST_ACTIVE.format(ABOVE)): (91, f"about, {SU_B}"),
+    (KMEANS, MOST_ACTIVE.format(ABOVE)): (95, f"over, {SU_B}"),
+}
+TESTED = {row: tuple(LAYOUTS if row in (TWIN, DYNAMIC, KMEANS) else PAIRS) for row in ROUTINGS}
+"""The layouts that each row is tested on: all for the networks that the source compares."""
+
+
+def measures(layout: str) -> dict[str, float]:
+    """The measures on a layout, with the activation that all of its digits must exceed."""
+    also_sure = {ALSO_SURE.format(layout): 0.5} if layout in PAIRS else {}
+    return {MOST_ACTIVE.format(layout): 0.0, **also_sure}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoDigitsSettings(TrainingOptions):
+    """One preset: how every network is trained, and on what it is tested.
+
+    Attributes:
+        twin_epochs: of the convolutional twin; None for ``epochs``.
+        channels: of the four convolutions; for the variants of K-Means routing ``variant_channels``.
+        pairs: how many images of two digits; ``scenes`` of each other layout.
+    """
+
+    twin_epochs: int | None = None
+    channels: tuple[int, ...] = (64, 64, 128, 128)
+    variant_channels: tuple[int, ...] = (64, 64, 128, 128)
+    pairs: int = 10000
+    scenes: int = 2000
+
+
+@register_recipe
+class TwoDigits(Comparison[TwoDigitsSettings]):
+    """Trains on single digits, tests on several: does the length of a capsule show that a class is present?"""
+
+    name: ClassVar[str] = "two-digits"
+    title: ClassVar[str] = "trained on single digits, tested on several side by side"
+    source: ClassVar[str] = f"{SU_A}; {SU_B}"
+    experiment: ClassVar[str] = "single-digits"
+    rows: ClassVar = tuple(ROUTINGS)
+    lines: ClassVar = lines_of(
+        ((row, what) for row in ROUTINGS for what in (SINGLE, *chain.from_iterable(map(measures, TESTED[row])))),
+        PUBLISHED,
+        higher_is_better=True,
+    )
+    presets: ClassVar = presets_of("two-digits", TwoDigitsSettings)
+    caption: ClassVar[str] = (
+        "Trained on single digits, tested on several: the share of images whose most active classes are exactly the "
+        "digits in it, for five layouts of test digits."
+    )
+
+    def options(self, settings: TwoDigitsSettings, row: str) -> dict[str, Any]:
+        """The capsule network, whose transforms all places share, with the routing of the row; or its twin."""
+        channels = settings.variant_channels if row in VARIANTS else settings.channels
+        network: dict[str, Any] = {"model_args": {"channels": channels}, "loss": option("MarginLoss", down_weight=0.25)}
+        if row == TWIN:
+            epochs = settings.twin_epochs or settings.epochs
+            return settings.options(model="sharedcapsnet_cnn", epochs=epochs, **network)
+        return settings.options(model="sharedcapsnet", routing=ROUTINGS[row], **network)
+
+    def begin(self, study: Study) -> Mapping[str, Scenes]:
+        """Test digits in every layout, the same for all networks."""
+        test, settings = data_of(study.settings.data).test, study.settings
+        count = {name: settings.pairs if name in PAIRS else settings.scenes for name in LAYOUTS}
+        return {name: arrange(test, layout, count[name]) for name, layout in LAYOUTS.items()}
+
+    def measure(self, study: Study, row: str, given: Mapping[str, Scenes]) -> dict[str, float]:
+        """Accuracy on single digits, and on every layout in the table."""
+        network, found = study.trained[row].network, {SINGLE: study.trained[row].test_accuracy}
+        for layout in TESTED[row]:
+            images, present = given[layout]
+            classifier = Classifier(network, image_shape=(images.shape[1], images.shape[2], images.shape[3]))
+            activation = classifier.activations(images)
+            found |= {name: set_accuracy(activation, present, above) for name, above in measures(layout).items()}
+        return found
+
+    def finish(self, study: Study, given: Mapping[str, Scenes]) -> None:
+        """Bars of the set accuracy over the layouts, with an example of each above them."""
+        rows = [row for row in study.trained if TESTED[row] == tuple(LAYOUTS)]
+        bars = {row: [study.figures[row, MOST_ACTIVE.format(name)] for name in LAYOUTS] for row in rows}
+        examples = {name: scenes.images[0].amax(0) for name, scenes in given.items()}
+        figure = bars_under_images(examples, bars, "all digits found, % of images")
+        study.pictures["layouts"] = Picture(figure, self.caption)

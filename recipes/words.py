@@ -1,0 +1,183 @@
+"""Capsules that classify texts: questions, film reviews; trained on one class, tested on two (Zhao et al. 2018)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from recipes.kit.base import Picture, lines_of, register_recipe
+from recipes.kit.charts import bars_upwards
+from recipes.kit.comparison import Comparison, Study
+from recipes.kit.lab import Trained, data_of
+from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, option, presets_of
+from torchcaps.data import TextSet, joined
+from torchcaps.models import TextClassifier
+from torchcaps.report.canvas import new_figure
+from torchcaps.report.pictures.words import COLOURS, ColouredText, ColouredTexts
+from torchcaps.tasks import SeveralLabels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ZHAO = "Zhao et al. 2018, table 2, with pretrained word vectors"
+KIM = "Kim 2014, CNN-rand, recalled"
+
+CNN, SOFTMAX = "CNN, a sigmoid for each class", "CNN, softmax"
+CAPSULES, CAPSULES_B, ENCODER = "capsules, form A", "capsules, form B", "routing encoder"
+POOLED = "capsules of maxima"
+NETWORKS: dict[str, dict[str, Any]] = {
+    CNN: {"model": "text_cnn", "loss": MARGIN},
+    SOFTMAX: {"model": "text_cnn", "loss": ENTROPY, "model_args": {"output": "softmax"}},
+    CAPSULES: {"model": "text_capsnet", "loss": MARGIN},
+    CAPSULES_B: {"model": "text_capsnet_b", "loss": MARGIN},
+    ENCODER: {"model": "text_encoder", "loss": MARGIN},
+    POOLED: {"model": "text_pooled", "loss": MARGIN},
+}
+TREC = "TREC"
+ROOTS = {TREC: "trec", "MR": "mr", "SUBJ": "subj", "SST-2": "sst/stsa.binary.train"}
+"""Where each collection is in the folder of the data sets."""
+
+ROWS = {f"{name}: {network}": (name, network) for name in ROOTS for network in NETWORKS}
+
+ACCURACY = "test accuracy"
+MOST_ACTIVE, ABOVE = "two questions in one, the two most active", "two questions in one, exactly those above 0.5"
+TOLD = {MOST_ACTIVE: SeveralLabels(count=2), ABOVE: SeveralLabels(threshold=0.5)}
+"""How two classes are predicted: knowing that there are two, and not knowing it."""
+
+_BEST = {TREC: 92.8, "SUBJ": 93.8, "MR": 82.3, "SST-2": 86.8}
+_CNN = {TREC: 91.2, "SUBJ": 89.6, "MR": 76.1, "SST-2": 82.7}
+PUBLISHED = {(f"{name}: {CAPSULES_B}", ACCURACY): (value, ZHAO) for name, value in _BEST.items()}
+PUBLISHED |= {(f"{name}: {SOFTMAX}", ACCURACY): (value, KIM) for name, value in _CNN.items()}
+KEYS = [
+    (row, measure) for row, (name, _) in ROWS.items() for measure in (ACCURACY, *(TOLD if name == TREC else ()))
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordsSettings(TrainingOptions):
+    """One preset: how every network is trained, and on what it is tested.
+
+    Attributes:
+        sizes: model arguments of all networks.
+        capsules: more arguments of the networks with capsules.
+        ngrams: more arguments of the networks with capsules over n-grams.
+        ngram_epochs: of the networks with capsules over n-grams; None for ``epochs``.
+        pairs: how many joined texts are tested.
+    """
+
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    capsules: Mapping[str, Any] = field(default_factory=dict)
+    ngrams: Mapping[str, Any] = field(default_factory=dict)
+    ngram_epochs: int | None = None
+    pairs: int = 2000
+
+
+@register_recipe
+class WordsRecipe(Comparison[WordsSettings]):
+    """Trains on texts of one class each, and tests also on two texts joined into one."""
+
+    name: ClassVar[str] = "words"
+    title: ClassVar[str] = "questions and reviews; trained on one class, tested on two in one text"
+    source: ClassVar[str] = "Zhao et al. 2018; Kim 2014"
+    rows: ClassVar = tuple(ROWS)
+    lines: ClassVar = lines_of(KEYS, PUBLISHED, higher_is_better=True)
+    presets: ClassVar = presets_of("words", WordsSettings)
+    caption: ClassVar[str] = (
+        "Trained on one question at a time: the share of joined test questions for which exactly the two classes are "
+        "predicted."
+    )
+
+    def options(self, settings: WordsSettings, row: str) -> dict[str, Any]:
+        """The network and the collection of the row."""
+        name, kind = ROWS[row]
+        network = NETWORKS[kind]
+        sizes = {**settings.sizes, **network.get("model_args", {})}
+        sizes |= settings.capsules if kind in (CAPSULES, CAPSULES_B, ENCODER) else {}
+        epochs = settings.epochs
+        if kind in (CAPSULES, CAPSULES_B):
+            sizes |= settings.ngrams
+            epochs = settings.ngram_epochs or epochs
+        data = settings.data or option("Text", root=ROOTS[name])
+        return settings.options(**{**network, "model_args": sizes, "data": data, "epochs": epochs})
+
+    def begin(self, study: Study) -> TextSet:
+        """Joined questions, the same for all networks."""
+        test = data_of(study.settings.data or option("Text", root=ROOTS[TREC])).test
+        assert isinstance(test, TextSet)
+        return joined(test, study.settings.pairs)
+
+    def measure(self, study: Study, row: str, given: TextSet) -> dict[str, float]:
+        """Accuracy on questions of one class and, for TREC, of two."""
+        trained = study.trained[row]
+        found = {ACCURACY: trained.test_accuracy}
+        if ROWS[row][0] == TREC:
+            texts = trained.classifier.prepared(given)
+            told = {name: task.examine(trained.network, texts) for name, task in TOLD.items()}
+            found |= {name: 100 * one.figures["accuracy"] for name, one in told.items()}
+        return found
+
+    def finish(self, study: Study, given: TextSet) -> None:
+        """Bars for the joined questions, and some of these in colour."""
+        rows = [row for row in study.trained if ROWS[row][0] == TREC]
+        told = {name: [study.figures[row, name] for row in rows] for name in TOLD}
+        study.pictures["pairs"] = Picture(pairs_figure([ROWS[row][1] for row in rows], told), self.caption)
+        for row in rows:
+            if ROWS[row][1] in (CAPSULES, ENCODER, POOLED):
+                caption = (
+                    f"Joined test questions ({ROWS[row][1]}): each word has the colour of the class to which routing "
+                    "assigned the capsules that saw it, the stronger the more they contributed."
+                )
+                name = "-".join(["colours", *ROWS[row][1].lower().replace(",", "").split()])
+                study.pictures[name] = Picture(_coloured(study.trained[row], given), caption)
+
+
+def pairs_figure(networks: Sequence[str], told: Mapping[str, Sequence[float]]) -> "Figure":
+    """Bars of the joined questions that each network classified correctly, in percent, with and without the count."""
+    figure = new_figure(7.5, 3.6)
+    axes = figure.add_subplot()
+    bars_upwards(axes, networks, told, digits=1)
+    axes.set_ylabel("both classes correct, %")
+    axes.set_title("Two questions in one text", fontsize=11)
+    axes.legend(fontsize=8, frameon=False)
+    axes.margins(y=0.3)
+    return figure
+
+
+def _coloured(trained: Trained, pairs: TextSet, count: int = 8) -> "Figure":
+    """The first joined questions that are not too long, each word in the colour of the class that it supports."""
+    classifier = trained.classifier
+    network = classifier.network
+    assert isinstance(network, TextClassifier)
+    assert classifier.words is not None
+    chosen = [text for text in pairs.texts if len(text) < 110][:count]
+    titles = [f"predicted: {', '.join(answer.top(2))}" for _, answer in classifier.stream(chosen)]
+    shown = ColouredTexts.of(network, classifier.words, chosen, titles, pairs.classes)
+    return coloured_figure(shown.texts, pairs.classes)
+
+
+def coloured_figure(texts: tuple[ColouredText, ...], classes: tuple[str, ...]) -> "Figure":
+    """Texts with coloured words, one line for each, below a legend of the classes."""
+    letters = max(sum(map(len, text.pieces)) for text in texts)
+    figure = new_figure(0.085 * letters + 0.3, 0.46 * len(texts) + 0.5)
+    figure.set_layout_engine("none")
+    axes = figure.add_axes((0.01, 0, 0.98, 1))
+    axes.set_axis_off()
+    axes.set(xlim=(-1, letters + 1), ylim=(2 * len(texts) + 0.8, -1.2))
+    at = 0
+    for label, name in enumerate(classes):
+        at = _word(axes, at, -0.4, f"{name} ", label, 0.8) + 1
+    for row, text in enumerate(texts):
+        axes.text(0, 2 * row + 0.9, text.title, fontsize=6.5, color="0.4", va="center", parse_math=False)
+        at = 0
+        for piece, label, strength in zip(text.pieces, text.labels, text.strength.tolist(), strict=True):
+            at = _word(axes, at, 2 * row + 1.8, piece, label, strength)
+    return figure
+
+
+def _word(axes: "Axes", at: int, row: float, piece: str, label: int, strength: float) -> int:
+    """Writes a word, one letter in each column, and returns the column after it."""
+    word = piece.rstrip()
+    axes.barh(row, len(word), 0.9, at, align="center", color=COLOURS[label % len(COLOURS)], alpha=0.75 * strength)
+    for place, letter in enumerate(word, at):
+        axes.text(place + 0.5, row, letter, fontsize=8, family="monospace", ha="center", va="center", parse_math=False)
+    return at + len(piece)

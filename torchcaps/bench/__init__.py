@@ -1,1 +1,0 @@
-"""Speed and memory, measured beside what the hardware could do: ``torchcaps bench``."""
