@@ -64,6 +64,7 @@ class Call(NamedTuple):
         """
         B, I, J, M, P, D = self.sizes
         children, by_child, by_vote = self.children, self.children.shape[:2], (B, J, M * D)
+        partition = self.log_partition
         if children.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"children must be float32 or float64, got {children.dtype}")
         if len(self.similarity) not in (0, 1, 3):
@@ -71,13 +72,16 @@ class Call(NamedTuple):
         return Call(
             children.contiguous(),
             readable("transforms", self.transforms, (1 if self.transforms.shape[0] == 1 else I, J, P, D), children),
-            readable("coordinates", self.coordinates, (I, M * D), children),
-            readable("weights", self.weights, by_child, children),
-            readable("log_partition", self.log_partition, by_child, children),
+            None if self.coordinates is None else readable("coordinates", self.coordinates, (I, M * D), children),
+            None if self.weights is None else readable("weights", self.weights, by_child, children),
+            None if partition is None else readable("log_partition", partition, by_child, children),
             None if self.sites is None else readable("sites", self.sites, self.sites.shape, children, torch.int32),
-            tuple(
-                readable(f"similarity[{place}]", field, by_vote if place < 2 else (B, J), children)
-                for place, field in enumerate(self.similarity)
+            self.similarity
+            and tuple(
+                [
+                    readable(f"similarity[{place}]", field, by_vote if place < 2 else (B, J), children)
+                    for place, field in enumerate(self.similarity)
+                ]
             ),
         )
 
