@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torchcaps.recipes.kit.charts import (
+from recipes.kit.charts import (
     Cell,
     Dots,
     Factor,
@@ -14,7 +14,7 @@ from torchcaps.recipes.kit.charts import (
     tiles,
     two_colours,
 )
-from torchcaps.recipes.routing_health import steps_figure
+from recipes.routing_health import steps_figure
 
 
 def test_tiles_stand_in_rows_and_columns() -> None:

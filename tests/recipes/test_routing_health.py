@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from torchcaps.recipes.routing_health import at_steps, layer_health, layer_polarisation, polarisation
+from recipes.routing_health import at_steps, layer_health, layer_polarisation, polarisation
 
 from torchcaps import CapsConv2d, Capsules, create_model, create_routing
 from torchcaps.data import create_dataset

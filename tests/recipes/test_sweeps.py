@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torchcaps.recipes.perturb import changes, reconstruction_error, sweep
+from recipes.perturb import changes, reconstruction_error, sweep
 
 from torchcaps import create_model
 from torchcaps.data import create_dataset

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchcaps.bench.hostile import harmless, texts, watched
+from benchmarks.hostile import harmless, texts, watched
 
 from torchcaps.cli import main
 from torchcaps.cli.plugins import import_named
