@@ -64,13 +64,17 @@ def possible(routing: str, layer: str) -> bool:
     return layer not in ("image", "position") or not create_routing(routing).within_window
 
 
-EVERY = pytest.mark.parametrize(
-    ("routing", "layer"),
-    [(routing, layer) for routing in list_routings() for layer in LAYERS if possible(routing, layer)],
-)
+PAIRS = [(routing, layer) for routing in list_routings() for layer in LAYERS if possible(routing, layer)]
+EVERY = pytest.mark.parametrize(("routing", "layer"), PAIRS)
 
 
-@EVERY
+def in_turns(routing: str, layer: str) -> Any:
+    """Each routing with a third of the layers, each layer with a third of the routings; all in a thorough run."""
+    turn = list_routings().index(routing) + list(LAYERS).index(layer)
+    return pytest.param(routing, layer, marks=[pytest.mark.thorough] if turn % 3 else [])
+
+
+@pytest.mark.parametrize(("routing", "layer"), [in_turns(*pair) for pair in PAIRS])
 def test_every_layer_with_every_routing(routing: str, layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 50)
     torch.manual_seed(0)

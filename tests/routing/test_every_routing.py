@@ -404,14 +404,6 @@ class TestGoingOn:
         distance = (votes.dense() - before.pose[:, None]).square().sum(-1)
         torch.testing.assert_close(found.assignment, (-distance).softmax(-1))
 
-    @pytest.mark.parametrize("name", ["em", "hard_kmeans", "max_min", "mean", "self_routing"])
-    def test_others_say_that_they_cannot(self, name: str) -> None:
-        children, transforms, _, activation = problem()
-        routing = create_routing(name).bind(LayerShape(7, J, (M, P), (M, D))).double().eval()
-        first = routing(Votes(children, transforms), activation)
-        with pytest.raises(ValueError, match="cannot go on from earlier parents"):
-            routing(Votes(children, transforms), activation, initial=first)
-
     def test_parents_of_another_layer(self) -> None:
         children, transforms, _, activation = problem()
         routing = create_routing("dynamic")
