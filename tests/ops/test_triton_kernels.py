@@ -23,9 +23,11 @@ pytest.importorskip("triton")
 from ops_cases import close
 
 from torchcaps import CapsConv2d, Capsules, ClassCaps, create_routing, use_backend
-from torchcaps.ops import Gaussian, InnerProduct, Rule, naive
+from torchcaps.ops import BACKENDS, Gaussian, InnerProduct, Rule, naive
 from torchcaps.ops.fused import Call, triton_launch
 from torchcaps.ops.fused.triton_launch import Tiling
+from torchcaps.testing import check_backend
+from torchcaps.testing.backends import PROBLEMS
 
 THOROUGH = pytest.mark.thorough
 WINDOWS = [[0, 1, 2], [1, 2, 3], [3, 1, 0]]  # of 5 children: three are shared by windows, one is in none
@@ -331,6 +333,15 @@ def test_an_empty_batch(device: str) -> None:
     assert (mass.shape, total.shape) == ((0, 3), (0, 3, 9))
     grads = triton_launch.moments_backward(empty, total, mass, total, scatter, orphan=False, hard=False)
     assert (grads.transforms == 0).all()
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")  # NumPy's, which interprets
+def test_what_every_backend_does(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest problem, and all that is empty; the cases above have the sizes."""
+    monkeypatch.setattr("torchcaps.testing.backends.PROBLEMS", PROBLEMS[:1])
+    assert check_backend(BACKENDS["triton"], device=device) == 3 * 4
 
 
 class Largest(TorchDispatchMode):
