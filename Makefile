@@ -8,7 +8,7 @@ JOBS ?= 2
 # Many processes import the same: what they compile of Python is kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test cover lowest wheel lint bench guide docs house clean
+.PHONY: setup demo test test-all cover lowest wheel lint bench guide docs house clean
 
 setup: .venv/.installed
 
@@ -27,9 +27,13 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
+# And what compiles, interprets kernels or differentiates twice; TORCHCAPS_SLOW=1 adds what takes minutes each.
+test-all: setup
+	$(BIN)/python -m pytest -m "" --numprocesses $(JOBS) --dist worksteal
+
 # The same, with the lines that no test reaches.
 cover: setup
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal --cov --cov-report term:skip-covered --cov-report html
+	$(BIN)/python -m pytest -m "" --numprocesses $(JOBS) --dist worksteal --cov --cov-report term:skip-covered --cov-report html
 
 # The lowest versions that pyproject.toml admits, but for torch, at what most depends on them. They warn of each other.
 LOWEST := tests/test_cli.py tests/data tests/mixture tests/tasks tests/models/test_conversion.py tests/models/test_model_files.py \

@@ -4,12 +4,14 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of this process and of those that tests start; before torch starts any threads
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
+from torch import Tensor
 
 settings.register_profile("tests", deadline=None, derandomize=True, database=None)  # the same everywhere, at any speed
 settings.load_profile("tests")
@@ -24,6 +26,21 @@ def small_reports() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torchcaps.report.observe._SAMPLES", 4)
         yield
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that nobody wrote to holds NaN."""
+
+    def poison(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def make_poisoned(*args: Any, **kwargs: Any) -> Tensor:
+            out = make(*args, **kwargs)
+            return out.fill_(torch.nan) if out.is_floating_point() else out
+
+        return make_poisoned
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, poison(getattr(owner, name)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

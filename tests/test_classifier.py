@@ -230,7 +230,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("extra", HOSTILE.values(), ids=HOSTILE)
-def test_item13_what_is_saved_beside_the_weights_is_looked_through(grey, extra, tmp_path):
+def test_what_is_saved_beside_the_weights_is_looked_through(grey, extra, tmp_path):
     grey.network.save_pretrained(tmp_path, **extra)
     with pytest.raises(ValueError, match=r".{10}"):
         Classifier.open(tmp_path)

@@ -1,4 +1,4 @@
-"""Runs on folders of images that change, or hold anything; each test is named by its item of the issue."""
+"""Runs on folders of images that change, or hold anything."""
 
 import json
 
@@ -21,7 +21,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "cache"))
 
 
-def test_item1_evaluate_explain_and_resume_use_the_split_of_the_run(tmp_path, capsys, monkeypatch):
+def test_evaluate_explain_and_resume_use_the_split_of_the_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torchcaps.report.write_report", lambda folder, *_: folder)  # the drawing takes its time
     root, run = make_root(tmp_path / "images"), tmp_path / "run"
     options = ["--data", "ImageFolder", "--data.root", str(root)]
@@ -45,7 +45,7 @@ def test_item1_evaluate_explain_and_resume_use_the_split_of_the_run(tmp_path, ca
     assert summary["notes"][0].startswith("20 images added")
 
 
-def test_item1_other_data_are_tested_without_what_the_run_was_trained_on(tmp_path, capsys):
+def test_other_data_are_tested_without_what_the_run_was_trained_on(tmp_path, capsys):
     root, run = make_root(tmp_path / "images"), tmp_path / "run"
     options = ["--data", "ImageFolder", "--data.root", str(root)]
     assert main(["train", *options, "--run", str(run), *SMALL]) == 0
@@ -75,7 +75,7 @@ def test_item1_other_data_are_tested_without_what_the_run_was_trained_on(tmp_pat
     assert "the run was trained on some of its own" in capsys.readouterr().err
 
 
-def test_item7_a_folder_of_troubles_trains_and_the_summary_says_what_was_left_out(tmp_path, capsys, monkeypatch):
+def test_a_folder_of_troubles_trains_and_the_summary_says_what_was_left_out(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", LIMIT)
     troubles, run = make_troubles(tmp_path / "photos"), tmp_path / "run"
     options = ["--data", "ImageFolder", "--data.root", str(troubles), "--data.size", "8"]

@@ -1,4 +1,4 @@
-"""Item 6: classes of very different sizes are told, weighted and balanced."""
+"""Classes of very different sizes are told, weighted and balanced."""
 
 import json
 
@@ -105,7 +105,7 @@ def test_activations_that_are_not_finite_are_warned_of(task):
     assert found.warnings[0].startswith("the activations of 2 of 2 are not finite")
 
 
-def test_item8_of_many_classes_the_most_confused_are_told():
+def test_of_many_classes_the_most_confused_are_told():
     """The defect: 300 classes were 300 lines of 300 numbers."""
 
     class Shifted(tc.models.ImageClassifier):
@@ -130,7 +130,7 @@ def test_item8_of_many_classes_the_most_confused_are_told():
 
 class TestClassWeights:
     @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
-    def test_item6_each_image_counts_as_its_class(self, loss):
+    def test_each_image_counts_as_its_class(self, loss):
         torch.manual_seed(0)
         activation = torch.rand(7, 3, dtype=torch.float64)
         labels = torch.tensor([0, 1, 2, 0, 0, 1, 2])
@@ -178,7 +178,7 @@ class TestClassWeights:
 
 class TestBalancedSampler:
     @pytest.mark.parametrize("counts", [COUNTS, (5, 5), (100, 1), (3, 7, 0, 11)])
-    def test_item6_classes_come_up_equally_often_and_images_too(self, counts):
+    def test_classes_come_up_equally_often_and_images_too(self, counts):
         labels = uneven(counts).labels
         order = balanced_order(labels, torch.Generator().manual_seed(0))
         assert len(order) == len(labels)
@@ -190,7 +190,7 @@ class TestBalancedSampler:
             assert images.max() - images.min() <= 1
 
     @pytest.mark.parametrize("processes", [1, 2, 3])
-    def test_item6_seed_and_epoch_alone_decide_for_any_number_of_processes(self, processes):
+    def test_seed_and_epoch_alone_decide_for_any_number_of_processes(self, processes):
         images = uneven((150, 28, 2))
 
         def batches(rank: int, processes: int, epoch: int) -> list[list[int]]:
@@ -203,7 +203,7 @@ class TestBalancedSampler:
         assert together == batches(0, 1, 5) != batches(0, 1, 6)
 
 
-def test_item6_options_figures_and_resume(tmp_path, capsys):
+def test_options_figures_and_resume(tmp_path, capsys):
     random = np.random.default_rng(0)
     for name, count in (("many", 60), ("few", 8)):
         (tmp_path / "images" / name).mkdir(parents=True)

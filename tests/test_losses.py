@@ -283,7 +283,7 @@ def test_reconstruction_in_half_precision(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "loss", [margin_loss, length_cross_entropy, negative_log_likelihood, spread_loss], ids=lambda loss: loss.__name__
 )
-def test_item4_losses_do_not_hide_nan(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_losses_do_not_hide_nan(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     for place in range(4):  # of the true class, or another
         seen = activation()
         with torch.no_grad():

@@ -39,7 +39,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @SLOW
-def test_item5_the_wheel_has_all(wheel: Path) -> None:
+def test_the_wheel_has_all(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert "py3-none-linux" in wheel.name
@@ -51,7 +51,7 @@ def test_item5_the_wheel_has_all(wheel: Path) -> None:
 
 
 @SLOW
-def test_item5_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
+def test_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
     """No compiler, no home: the core routes in the kernels, and with `predict` a digit is named in under 10 seconds."""
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     python = tmp_path / "venv" / "bin" / "python"  # -I: a torchcaps on PYTHONPATH is not the one that is asked about

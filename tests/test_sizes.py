@@ -39,7 +39,7 @@ def is_size(value: Any) -> bool:
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.__name__)
-def test_item18_layers(layer: type) -> None:
+def test_layers(layer: type) -> None:
     for name, value in LAYERS[layer].items():
         for other in wrong(value):
             with pytest.raises(ValueError, match=rf"^{name} must be"):
@@ -71,7 +71,7 @@ def test_poses_have_one_axis_or_two() -> None:
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
-def test_item18_networks(network: type) -> None:
+def test_networks(network: type) -> None:
     seen = 0
     for name, parameter in inspect.signature(network).parameters.items():
         if not is_size(parameter.default):
@@ -84,7 +84,7 @@ def test_item18_networks(network: type) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, -1, 10**9, MOST_STEPS + 1, math.inf, math.nan, 1.5, None, (2,)])
-def test_item18_steps(steps: Any) -> None:
+def test_steps(steps: Any) -> None:
     for name in tc.list_routings():
         if "steps" in constructor_arguments(type(tc.create_routing(name))):
             with pytest.raises(ValueError, match=r"^steps must be"):
@@ -121,14 +121,14 @@ def test_what_starts_at_a_whole_number_is_learned() -> None:
 
 
 @pytest.mark.parametrize("floor", [0.0, -1e-3, math.inf, math.nan])
-def test_item18_variance_floor(floor: float) -> None:
+def test_variance_floor(floor: float) -> None:
     """Without one, a single child's parents had gradients of NaN at the first step."""
     for make in (EMRouting, EMSettings):
         with pytest.raises(ValueError, match="variance_floor must be above 0 and finite"):
             make(variance_floor=floor)
 
 
-def test_item18_sizes_and_finite_numbers() -> None:
+def test_sizes_and_finite_numbers() -> None:
     check_sizes(width=3, widths=[1, 2], nothing=())
     check_sizes(0, padding=0)
     check_size(0, padding=0)

@@ -150,7 +150,7 @@ def test_unknown_kind() -> None:
 
 @kinds
 @dtypes
-def test_item4_nan_comes_through_in_value_and_gradient(kind: str, dtype: torch.dtype) -> None:
+def test_nan_comes_through_in_value_and_gradient(kind: str, dtype: torch.dtype) -> None:
     pose = torch.tensor([[1.0, torch.nan], [0.0, 0.0], [3.0, 4.0]], dtype=dtype, requires_grad=True)
     for function in (lambda pose: squash(pose, kind), length, lambda pose: length(squash(pose, kind))):
         out = function(pose)
@@ -163,7 +163,7 @@ def test_item4_nan_comes_through_in_value_and_gradient(kind: str, dtype: torch.d
 
 
 @kinds
-def test_item4_infinite_numbers_are_not_hidden(kind: str) -> None:
+def test_infinite_numbers_are_not_hidden(kind: str) -> None:
     pose = torch.tensor([[1.0, torch.inf], [3.0, 4.0]])
     assert length(pose).tolist() == [torch.inf, 5.0]
     out = squash(pose, kind)

@@ -1,6 +1,7 @@
 """Schedulers of the learning rate that must know how long the training is."""
 
 import csv
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,16 @@ def cycle(total: int, epochs: int = EPOCHS) -> list[float]:
     return rates[STEPS - 1 :: STEPS]
 
 
-def test_one_cycle_spans_all_steps_of_the_training(tmp_path: Path) -> None:
-    rates = trained(tmp_path / "run")
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cycle of three epochs."""
+    folder = tmp_path_factory.mktemp("cycle") / "run"
+    trained(folder)
+    return folder
+
+
+def test_one_cycle_spans_all_steps_of_the_training(run: Path) -> None:
+    rates = rates_of(run)
     assert rates == pytest.approx(cycle(EPOCHS * STEPS), rel=1e-12)
     assert rates[-1] < 1e-4
 
@@ -55,8 +64,8 @@ def test_a_number_of_steps_that_was_given_holds(tmp_path: Path) -> None:
     assert rates == pytest.approx(cycle(1000), rel=1e-12)
 
 
-def test_one_cycle_follows_a_training_that_becomes_longer(tmp_path: Path) -> None:
-    trained(tmp_path / "run")
+def test_one_cycle_follows_a_training_that_becomes_longer(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
     assert main(["train", "--resume", str(tmp_path / "run"), "--epochs", "5"]) == 0
     rates = rates_of(tmp_path / "run")
     assert rates[:3] == pytest.approx(cycle(30), rel=1e-12)

@@ -145,6 +145,7 @@ def is_last(tensor: Tensor) -> bool:
     return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on its way to the code generator
 def test_compiled_training_is_the_same(tmp_path: Path) -> None:
     """In one graph that serves all epochs, though validation and RoutingHealth run the network in between."""

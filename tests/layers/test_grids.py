@@ -356,18 +356,6 @@ class TestOneTypeOverAllPositions:
         assert choice.backend == "chunked"
         assert "a normaliser for each pair" in choice.reason
 
-    @pytest.mark.parametrize("backend", ["naive", "chunked"])
-    def test_gradcheck(self, backend: str) -> None:
-        layer = make_convolution(1, 1, 2, (2, 2), (2, 2), 2, competition="position", backend=backend)
-        names = [name for name, _ in layer.named_parameters()]
-
-        def call(pose: Tensor, logits: Tensor, *parameters: Tensor) -> Capsules:
-            children = Capsules(pose, logits.sigmoid())
-            return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (children,))
-
-        pose, logits = random(1, 4, 1, 2, 2).requires_grad_(), random(1, 4, 1, seed=1).requires_grad_()
-        assert torch.autograd.gradcheck(call, (pose, logits, *layer.parameters()))
-
 
 PRIMARIES = {1: PrimaryCaps1d, 2: PrimaryCaps, 3: PrimaryCaps3d}
 

@@ -131,20 +131,6 @@ def test_an_empty_batch(make: Any) -> None:
     assert layer(capsules(*[5] * axes, 2, batch=0)).pose.shape == (0, *[3] * axes, 2, *POSE)
 
 
-def test_gradcheck() -> None:
-    layer = make_layer(1, 2, (2, 1), routing=EMRouting(steps=1))
-    names = [name for name, _ in layer.named_parameters()]
-    assert "identity_path.mix" in names
-
-    def call(pose: Tensor, activation: Tensor, *parameters: Tensor) -> Tensor:
-        named = dict(zip(names, parameters, strict=True))
-        return torch.func.functional_call(layer, named, (Capsules(pose, activation),)).pose
-
-    children = capsules(3, 1, 1, batch=1)
-    inputs = tuple(field.requires_grad_() for field in children)
-    assert torch.autograd.gradcheck(call, (*inputs, *layer.parameters()))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_and_windows_without_active_children(dtype: torch.dtype) -> None:
     children = Capsules(*(field.to(dtype) for field in capsules(5, 6, 2)))

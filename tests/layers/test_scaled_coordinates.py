@@ -118,16 +118,6 @@ def test_no_gradient_through_the_magnitude() -> None:
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)
 
 
-def test_half_precision() -> None:
-    layer = make_layer().bfloat16()
-    children = Capsules(*(field.bfloat16() for field in capsules(5, 3)))
-    for parents in (layer(children), layer.eval()(children)):
-        assert parents.pose.dtype == parents.activation.dtype == torch.bfloat16
-        assert all(field.isfinite().all() for field in parents)
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(layer(children), parents)
-
-
 def test_a_change_of_viewpoint_leaves_the_magnitude() -> None:
     magnitude = PoseMagnitude().double()
     children = capsules(4, 3)

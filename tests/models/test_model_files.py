@@ -1,4 +1,4 @@
-"""Item 18, model files: whatever is wrong with one, a ValueError names the file and what it is."""
+"""Model files: whatever is wrong with one, a ValueError names the file and what it is."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def damage(folder: Path, **arguments: object) -> None:
     ],
     ids=str,
 )
-def test_item18_configurations(saved: Path, arguments: dict) -> None:
+def test_configurations(saved: Path, arguments: dict) -> None:
     damage(saved, **arguments)
     with pytest.raises(ValueError, match=r"config\.json"):
         load_pretrained(saved)
@@ -60,7 +60,7 @@ def test_item18_configurations(saved: Path, arguments: dict) -> None:
     ["", "[]", "{}", "null", "[" * 99_999, "\xff", '{"network": []}', '{"network": "CapsNet"}',
      '{"network": "CapsNet", "arguments": 3}', '{"network": "CapsNet", "arguments": {}, "extra": 5}'],
 )  # fmt: skip
-def test_item18_what_is_no_configuration(saved: Path, text: str) -> None:
+def test_what_is_no_configuration(saved: Path, text: str) -> None:
     (saved / "config.json").write_bytes(text.encode("latin1"))
     with pytest.raises(ValueError, match=r"config\.json"):
         load_pretrained(saved)
@@ -82,14 +82,14 @@ def test_item18_what_is_no_configuration(saved: Path, text: str) -> None:
         (lambda state: {}, r"class_caps\.\w+ is missing, and"),
     ],
 )
-def test_item18_weights(saved: Path, change, message: str) -> None:
+def test_weights(saved: Path, change, message: str) -> None:
     path = saved / "model.safetensors"
     save_file(change(load_file(path)), path)
     with pytest.raises(ValueError, match=rf"model\.safetensors.*{message}"):
         load_pretrained(saved)
 
 
-def test_item18_weights_that_are_cut(saved: Path) -> None:
+def test_weights_that_are_cut(saved: Path) -> None:
     path = saved / "model.safetensors"
     content = path.read_bytes()
     for end in (0, 4, 8, 50, len(content) // 2, len(content) - 1):
@@ -103,7 +103,7 @@ def test_item18_weights_that_are_cut(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("name", list_models())
-def test_item18_whole_files_still_load(name: str, tmp_path: Path) -> None:
+def test_whole_files_still_load(name: str, tmp_path: Path) -> None:
     network = create_model(name, **SMALLER.get(name, {}))
     network.save_pretrained(tmp_path)
     loaded = load_pretrained(tmp_path)

@@ -148,8 +148,8 @@ def test_the_bias_alone() -> None:
     assert_same(routing(children.detach(), transforms.detach(), bias=bias), (bias,))
 
 
-@pytest.mark.parametrize("squash_kind", ["sabour", "half"])
-@pytest.mark.parametrize("accumulate", [True, False])
+@pytest.mark.parametrize("squash_kind", ["sabour", pytest.param("half", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("accumulate", [pytest.param(True, marks=pytest.mark.thorough), False])
 def test_gradients_of_gradients(accumulate: bool, squash_kind: str) -> None:
     leaves = tensors((2, 2, 2, 2, 3))
 

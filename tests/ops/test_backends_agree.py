@@ -119,35 +119,3 @@ def test_no_memory_is_read_before_it_is_written(case: Case, backend: object, req
     for name, tensor in expected.items():
         assert actual[name].isfinite().all(), name
         assert torch.equal(actual[name], tensor), name
-
-
-SMALL = {"batch": 2, "children": 3, "parents": 2, "child_dim": 2, "parent_dim": 1}
-
-
-@pytest.mark.parametrize(
-    "backend", [NaiveVotes, partial(ChunkedVotes, budget=8), NativeVotes], ids=["naive", "chunked", "native"]
-)
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case("uniform", weights=True, **SMALL),
-        Case("uniform", partition="given", **SMALL),
-        Case("uniform", weights=True, scatter=True, **SMALL),
-        Case("inner", weights=True, rows=2, **SMALL),
-        Case("inner", weights=True, shared=True, partition="orphan", **SMALL),
-        Case("inner", partition="given", **SMALL),
-        Case("inner", coordinates=True, scatter=True, **SMALL),
-        Case("gaussian", weights=True, scatter=True, **SMALL),
-        Case("gaussian", shared=True, coordinates=True, scatter=True, partition="orphan", **SMALL),
-        Case("gaussian", rows=2, scatter=True, partition="given", **SMALL),
-    ],
-    ids=str,
-)
-def test_gradcheck(case: Case, backend: object) -> None:
-    inputs = case.inputs()
-
-    def call(*tensors: Tensor) -> tuple[Tensor, ...]:
-        moments = case.moments(backend, dict(zip(inputs, tensors, strict=True)))
-        return tuple(tensor for tensor in moments if tensor is not None and tensor.requires_grad)
-
-    assert torch.autograd.gradcheck(call, tuple(inputs.values()))

@@ -19,7 +19,7 @@ from torchcaps.ops import use_backend
 BACKENDS = {"self_routing_resnet20": "chunked"}
 """Where native has no kernel."""
 
-SLOW = pytest.mark.slow
+SLOW, THOROUGH = pytest.mark.slow, pytest.mark.thorough
 TRACES_PROPERTIES = pytest.mark.skipif(
     torch.__version__ < (2, 12),
     reason="torch.compile breaks the graph at properties of named tuples before PyTorch 2.12",
@@ -32,9 +32,15 @@ COMPILED = ("capsnet_digits", "sharedcapsnet")
 EXPORTED = (*COMPILED, "efficient_capsnet", "self_routing_resnet20")
 
 
-def models(slow: Callable[[str], bool]) -> pytest.MarkDecorator:
+def models(slow: Callable[[str], bool], always: str | None = None) -> pytest.MarkDecorator:
+    """All networks: the slow ones when asked for, others in each thorough run; one always, or all."""
     names = list_models(takes="images")
-    return pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW) if slow(name) else name for name in names])
+    marks = [SLOW] * len(names) if always is None else [SLOW if slow(name) else THOROUGH for name in names]
+    given = [
+        name if name == always or (always is None and not slow(name)) else pytest.param(name, marks=mark)
+        for name, mark in zip(names, marks, strict=True)
+    ]
+    return pytest.mark.parametrize("name", given)
 
 
 @pytest.fixture(autouse=True)
@@ -55,13 +61,14 @@ def gradients(model: nn.Module, activation: Tensor) -> list[Tensor]:
 
 
 @TRACES_PROPERTIES
-@models(lambda name: name not in COMPILED)
+@models(lambda name: name not in COMPILED, "capsnet_digits")
 def test_compiles_in_one_piece(name: str) -> None:
     model, *inputs = network(name)
     with use_backend(BACKENDS.get(name, "native")):
         check_compiled(model, *inputs)
 
 
+@pytest.mark.thorough
 @TRACES_PROPERTIES
 def test_routed_convolutions_compile_in_one_piece() -> None:
     """Those of matrixcapsnet, of which there are more."""
@@ -77,6 +84,7 @@ def check_compiled(model: nn.Module, *inputs: Tensor) -> None:
     torch.testing.assert_close(gradients(model, compiled), gradients(model, expected), rtol=1e-7, atol=1e-10)
 
 
+@pytest.mark.thorough
 @TRACES_PROPERTIES
 @pytest.mark.parametrize("name", ["em", "homogeneous"])
 def test_compiled_layers_take_other_batches(name: str) -> None:
@@ -92,6 +100,7 @@ def test_compiled_layers_take_other_batches(name: str) -> None:
         torch.testing.assert_close(compiled(poses), normalised(poses))
 
 
+@pytest.mark.thorough
 @TRACES_PROPERTIES
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on its way to the code generator
 def test_inductor() -> None:
@@ -104,13 +113,14 @@ def test_inductor() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # how PyTorch 2.10 loads a program
-@models(lambda name: name not in EXPORTED)
-def test_item10_exports_with_any_batch_and_saves(name: str) -> None:
+@models(lambda name: name not in EXPORTED, "capsnet_digits")
+def test_exports_with_any_batch_and_saves(name: str) -> None:
     model, images, _ = network(name)
     with use_backend(BACKENDS.get(name, "native")):
         check_exported(model.eval(), images)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 def test_routed_convolutions_export_with_any_batch_and_save() -> None:
     """Those of matrixcapsnet, of which there are more."""
@@ -133,7 +143,11 @@ WITHOUT_KERNELS = ("degree_centrality", "self_routing", "sparse_attention", "spe
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in WITHOUT_KERNELS else pytest.param(name, marks=SLOW) for name in list_routings()]
+    "name",
+    [
+        name if name == "spectral" else pytest.param(name, marks=THOROUGH if name in WITHOUT_KERNELS else SLOW)
+        for name in list_routings()
+    ],
 )
 def test_every_routing_exports_with_any_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where there are no kernels, and too many votes to store them otherwise."""
@@ -176,6 +190,7 @@ class GivenLogits(nn.Module):
         return moments.sum if moments.scatter is None else moments.scatter
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", ["coordinates", "scatter", "windows"])
 def test_given_logits_export_with_any_batch(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps.ops.plan.FEW", {"cpu": 0})
@@ -221,7 +236,7 @@ class TestOnnx:
 
     @SLOW
     @pytest.mark.filterwarnings("ignore")  # the exporter's own
-    def test_item10_the_same_answers_for_any_batch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_same_answers_for_any_batch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         import onnxruntime
 
         monkeypatch.setattr("torchcaps.ops.plan.FEW", {"cpu": 0})  # native otherwise
@@ -235,8 +250,9 @@ class TestOnnx:
         for one, other in zip(found, model(images), strict=True):
             torch.testing.assert_close(torch.from_numpy(one), other, rtol=1e-4, atol=1e-5)
 
+    @pytest.mark.thorough
     @pytest.mark.filterwarnings("ignore")
-    def test_item10_a_backend_asked_for_names_the_way_out(self) -> None:
+    def test_a_backend_asked_for_names_the_way_out(self) -> None:
         with use_backend("native"), pytest.raises(Exception, match=r"ONNX file.*backend='naive'"):
             torch.onnx.export(Capsuled().eval(), (torch.rand(2, 1, 9, 9),), dynamo=True, verbose=False)
 
@@ -273,6 +289,7 @@ def call(similarity: str, sites: bool) -> list[Any]:
     return [leaf(N, G, M, P), leaf(I, J, P, D), leaf(I, M * D), leaf(N, G), None, places, fields[similarity], "native"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("similarity", "sites"),
     [

@@ -79,7 +79,7 @@ def derivatives(function: Function) -> list[Tensor]:
 
 @pytest.mark.parametrize(("backend", "similarity"), CALLS)
 @pytest.mark.parametrize("options", [(False, False), (True, False), (True, True)], ids=["", "scatter", "windows"])
-def test_item3_second_and_third_derivatives(backend: str, similarity: str, options: tuple[bool, bool]) -> None:
+def test_second_and_third_derivatives(backend: str, similarity: str, options: tuple[bool, bool]) -> None:
     actual = derivatives(objective(backend, similarity, *options))
     expected = derivatives(objective("naive", similarity, *options))
     for one, other in zip(actual, expected, strict=True):
@@ -87,7 +87,7 @@ def test_item3_second_and_third_derivatives(backend: str, similarity: str, optio
     assert expected[-4].abs().sum() > 0.01
 
 
-def test_item3_a_penalty_on_a_gradient_of_ones() -> None:
+def test_a_penalty_on_a_gradient_of_ones() -> None:
     """The defect: where the upstream gradient was a constant, the gradient carried no graph, and nobody said so."""
     children, transforms, *_ = leaves().values()
     total = Votes(children, transforms, backend="chunked").moments(InnerProduct(leaves()["parents"])).sum.sum()
@@ -121,7 +121,7 @@ def of_children(backend: str | None) -> Function:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of the way that it loads formulas
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 class TestTransforms:
-    def test_item3_the_choice_is_right(
+    def test_the_choice_is_right(
         self, transform: Callable[[Function, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         x = leaves()["children"].detach()
@@ -130,7 +130,7 @@ class TestTransforms:
         torch.testing.assert_close(transform(of_children(None), x), expected)
 
     @without_votes
-    def test_item3_a_backend_asked_for_names_the_way_out(
+    def test_a_backend_asked_for_names_the_way_out(
         self, transform: Callable[[Function, Tensor], Tensor], backend: str
     ) -> None:
         with pytest.raises(ValueError, match=f"backend '{backend}' cannot.*forward-mode.*torch.func.*backend='naive'"):
@@ -139,7 +139,7 @@ class TestTransforms:
 
 @pytest.mark.parametrize("operator", ["moments", "scores"])
 @pytest.mark.parametrize("forward_mode", [torch.func.jvp, dual_numbers], ids=["jvp", "dual numbers"])
-def test_item3_an_operator_called_by_name_gives_no_zeros(forward_mode: Callable[..., object], operator: str) -> None:
+def test_an_operator_called_by_name_gives_no_zeros(forward_mode: Callable[..., object], operator: str) -> None:
     given = leaves()
     x, transforms, parents = (given[name].detach() for name in ("children", "transforms", "parents"))
     options = (False, False, True) if operator == "moments" else (False, True)
@@ -152,7 +152,7 @@ def test_item3_an_operator_called_by_name_gives_no_zeros(forward_mode: Callable[
         forward_mode(function, (x,), (x.cos(),))
 
 
-def test_item3_the_operators_of_gradients_say_that_they_have_none() -> None:
+def test_the_operators_of_gradients_say_that_they_have_none() -> None:
     x, transforms, *_ = leaves().values()
     mass, total = torch.ones(N, J, dtype=torch.float64), torch.ones(N, J, H, dtype=torch.float64)
     call = (x, transforms, None, None, None, None, [], "native", False, False, total, mass, total, None)
@@ -162,7 +162,7 @@ def test_item3_the_operators_of_gradients_say_that_they_have_none() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_item3_dual_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dual_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     x = leaves()["children"].detach()
     expected = torch.func.jvp(of_children("naive"), (x,), (x.cos(),))[1]
     monkeypatch.setattr("torchcaps.ops.plan.FEW", {"cpu": 0})
@@ -176,7 +176,7 @@ def test_item3_dual_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("backend", "similarity"), [*CALLS, ("naive", "inner"), ("triton", "gaussian")])
-def test_item3_checkpoints(backend: str, similarity: str) -> None:
+def test_checkpoints(backend: str, similarity: str) -> None:
     def gradients(call: Function) -> tuple[Tensor, ...]:
         given = list(leaves().values())
         return torch.autograd.grad(call(*given), given, materialize_grads=True)
@@ -218,7 +218,7 @@ def test_vectorized_second_derivatives_of_a_layer() -> None:
 
 
 @every_backend
-def test_item3_meta_tensors_have_the_right_shapes(backend: str) -> None:
+def test_meta_tensors_have_the_right_shapes(backend: str) -> None:
     layers = [
         tc.CapsLinear(6, 3, (2, 4), (2, 5)),
         tc.CapsLinear(6, 3, (2, 4), (2, 5), transforms="shared", routing=tc.create_routing("kmeans")),

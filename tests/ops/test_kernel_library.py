@@ -71,7 +71,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_item16_a_damaged_library_is_compiled_again(damage: str, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_library_is_compiled_again(damage: str, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = library.build()
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
     caplog.clear()
@@ -84,7 +84,7 @@ def test_item16_a_damaged_library_is_compiled_again(damage: str, cache: Path, ca
     assert len(calls(cache)) == 2
 
 
-def test_item16_a_library_that_may_not_be_loaded_is_no_end(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_may_not_be_loaded_is_no_end(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A home that is mounted without the right to execute."""
 
     def refuse(path: str) -> None:
@@ -97,7 +97,7 @@ def test_item16_a_library_that_may_not_be_loaded_is_no_end(cache: Path, monkeypa
     assert chosen() == "chunked"  # without another one
 
 
-def test_item16_something_that_is_no_library_is_no_end(cache: Path, tmp_path: Path) -> None:
+def test_something_that_is_no_library_is_no_end(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "compiler").write_text('#!/bin/sh\nwhile [ "$1" != "-o" ]; do shift; done\necho no library > "$2"\n')
     with pytest.warns(RuntimeWarning, match="slower routing.*could not be loaded"):
         assert chosen() == "chunked"
@@ -143,7 +143,7 @@ def test_each_processor_has_its_own(name: str, tmp_path: Path, monkeypatch: pyte
     assert "first second" in library._machine()
 
 
-def test_item16_a_compiler_with_options(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_with_options(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", f"{os.environ['CXX']} -m64 '-DNAME=two words'")
     assert chosen() == "native"
     assert calls(cache)[0].startswith("-m64 -DNAME=two words -O3")
@@ -178,7 +178,8 @@ def _listening() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def test_item16_two_processes_at_once_compile_once(cache: Path) -> None:
+@pytest.mark.thorough
+def test_two_processes_at_once_compile_once(cache: Path) -> None:
     both = [started(SLOW="1") for _ in range(2)]
     said = [process.communicate(timeout=120) for process in both]
     assert [process.returncode for process in both] == [0, 0]
@@ -187,10 +188,11 @@ def test_item16_two_processes_at_once_compile_once(cache: Path) -> None:
     assert len(calls(cache)) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "sign", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT], ids=["SIGKILL", "Ctrl-C"]
 )
-def test_item16_an_interruption_leaves_nothing(sign: signal.Signals, cache: Path) -> None:
+def test_an_interruption_leaves_nothing(sign: signal.Signals, cache: Path) -> None:
     process = started(SLOW="60")
     deadline = time.monotonic() + 120
     while not list(cache.glob("making-*")) and time.monotonic() < deadline:
@@ -204,7 +206,7 @@ def test_item16_an_interruption_leaves_nothing(sign: signal.Signals, cache: Path
 
 
 class TestFromTheWheel:
-    """Issue 16, item 5: libraries that came with the package need no compiler and no home."""
+    """Libraries that came with the package need no compiler and no home."""
 
     @pytest.fixture
     def shipped(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -123,21 +123,6 @@ def test_a_given_normaliser_that_is_the_own_one_changes_nothing(backend: Callabl
         close(same._asdict(), case.moments(backend, inputs)._asdict(), 1e-12)
 
 
-@BACKENDS
-@pytest.mark.parametrize("similarity", ["inner", "gaussian"])
-def test_assignment_gradients(similarity: str, backend: Callable[..., VoteSource]) -> None:
-    case = Case(similarity, batch=2, children=3, parents=2, child_dim=2, parent_dim=1, coordinates=True)
-    inputs = case.inputs()
-    kind = {"inner": InnerProduct, "gaussian": Gaussian}[similarity]
-
-    def call(children: Tensor, transforms: Tensor, coordinates: Tensor, *fields: Tensor) -> tuple[Tensor, Tensor]:
-        source = backend(children, transforms, coordinates)
-        rule = Rule(orphan=True)
-        return source.assignment(kind(*fields), rule), source.log_partition(kind(*fields), orphan=False)
-
-    assert torch.autograd.gradcheck(call, tuple(inputs.values()))
-
-
 @pytest.mark.parametrize("spread", ["uniform", "gaussian"])
 @pytest.mark.parametrize("budget", [None, 16 * 12, 100 * 12, 10**6], ids=["naive", "tiles16", "tiles100", "tile"])
 def test_scatter_far_from_zero_does_not_cancel(budget: int | None, spread: str) -> None:

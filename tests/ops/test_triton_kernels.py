@@ -23,10 +23,13 @@ pytest.importorskip("triton")
 from ops_cases import close
 
 from torchcaps import CapsConv2d, Capsules, ClassCaps, create_routing, use_backend
-from torchcaps.ops import Gaussian, InnerProduct, Rule, naive
+from torchcaps.ops import BACKENDS, Gaussian, InnerProduct, Rule, naive
 from torchcaps.ops.fused import Call, triton_launch
 from torchcaps.ops.fused.triton_launch import Tiling
+from torchcaps.testing import check_backend
+from torchcaps.testing.backends import PROBLEMS
 
+THOROUGH = pytest.mark.thorough
 WINDOWS = [[0, 1, 2], [1, 2, 3], [3, 1, 0]]  # of 5 children: three are shared by windows, one is in none
 
 
@@ -93,6 +96,11 @@ def covering(**fixed: Any) -> list[Case]:
             Case(**{"sizes": sizes, **flags, **fixed}, similarity=similarity, partition=partition, windows=windows)
         )
     return cases
+
+
+def representative(cases: list[Case], step: int) -> list[Any]:
+    """The cases, of which every so many are run in each run of the tests."""
+    return [case if not number % step else pytest.param(case, marks=THOROUGH) for number, case in enumerate(cases)]
 
 
 def gathered(table: Tensor | None, sites: Tensor | None) -> Tensor | None:
@@ -164,12 +172,13 @@ def check_moments(case: Case, device: str, tiling: Tiling | None = None, dtype: 
         assert named(found)[name].dtype == field.dtype, name
 
 
-@pytest.mark.parametrize("case", covering(), ids=str)
+@pytest.mark.parametrize("case", representative(covering(), 4), ids=str)
 @pytest.mark.usefixtures("poisoned")
 def test_moments(case: Case, device: str) -> None:
     check_moments(case, device)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("partition", ["own", "given"])
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.usefixtures("poisoned")
@@ -188,6 +197,7 @@ def test_the_lowest_index_wins_a_tie(hard: bool, blocks: bool, device: str) -> N
     torch.testing.assert_close(mass.cpu(), 3 * share.expand(2, 5))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "case",
     [
@@ -202,6 +212,7 @@ def test_blocks_of_parents_and_splits_of_children(case: Case, device: str) -> No
     check_moments(case, device, Tiling(parents=2, splits=2))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("scatter", [False, True])
 @pytest.mark.usefixtures("poisoned")
@@ -211,12 +222,14 @@ def test_several_tiles_of_rows(scatter: bool, splits: int, device: str) -> None:
     check_moments(Case(weights=True, scatter=scatter, sizes=(7, 3, 1, 2, 4)), device, tiling)
 
 
+@pytest.mark.thorough
 def test_tiles_large_enough_for_a_dot(device: str) -> None:
     case = Case(windows=True, weights=True, scatter=True, sizes=(2, 3, 4, 3, 2))
     assert triton_launch.Launch(case.call(device), None, 8).tile.dot
     check_moments(case, device)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_read_as_it_is(dtype: torch.dtype, device: str) -> None:
     wide = Case("inner", sizes=(2, 3, 2, 3, 2)).call(device)
@@ -241,6 +254,7 @@ def test_double_precision(device: str) -> None:
     torch.testing.assert_close((mass, scatter), (expected.mass, expected.scatter), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("splits", [1, 3])
 def test_scatter_does_not_cancel(splits: int, device: str) -> None:
     """Votes at 100, spread by 0.01."""
@@ -283,12 +297,15 @@ def check_scores(case: Case, device: str, reduced: bool, tiling: Tiling | None =
 
 
 @pytest.mark.parametrize("reduced", [False, True])
-@pytest.mark.parametrize("case", [case for case in covering(weights=False) if case.partition != "given"][::2], ids=str)
+@pytest.mark.parametrize(
+    "case", representative([one for one in covering(weights=False) if one.partition != "given"][::2], 3), ids=str
+)
 @pytest.mark.usefixtures("poisoned")
 def test_scores(case: Case, reduced: bool, device: str) -> None:
     check_scores(case, device, reduced)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("reduced", [False, True])
 @pytest.mark.usefixtures("poisoned")
 def test_scores_of_windows_in_blocks(reduced: bool, device: str) -> None:
@@ -296,6 +313,7 @@ def test_scores_of_windows_in_blocks(reduced: bool, device: str) -> None:
     check_scores(case, device, reduced, Tiling(parents=2, splits=2))
 
 
+@pytest.mark.thorough
 @settings(max_examples=5, deadline=None)
 @given(
     sizes=st.tuples(*(st.integers(1, high) for high in (3, 6, 4, 5, 5))),
@@ -317,6 +335,15 @@ def test_an_empty_batch(device: str) -> None:
     assert (grads.transforms == 0).all()
 
 
+@pytest.mark.thorough
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")  # NumPy's, which interprets
+def test_what_every_backend_does(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest problem, and all that is empty; the cases above have the sizes."""
+    monkeypatch.setattr("torchcaps.testing.backends.PROBLEMS", PROBLEMS[:1])
+    assert check_backend(BACKENDS["triton"], device=device) == 3 * 4
+
+
 class Largest(TorchDispatchMode):
     """Remembers the size of the largest tensor that an operation gave."""
 
@@ -329,6 +356,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tiling", [None, Tiling(parents=2)], ids=["whole", "blocks"])
 def test_nothing_grows_with_children_times_parents(tiling: Tiling | None, device: str) -> None:
     B, I, J, M, P, D = 8, 12, 4, 1, 2, 2
@@ -361,6 +389,7 @@ def without_interpreter(program: str) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_says_what_is_missing() -> None:
     output = without_interpreter(ALONE)
     assert output.count("TRITON_INTERPRET=1") == 2
@@ -414,6 +443,7 @@ step(digits, False, orphan=True)
 """
 
 
+@pytest.mark.thorough
 def test_compiles_for_a_gpu_without_spilling_registers() -> None:
     """EM ConvCaps at 32 types and DigitCaps, for compute capability 9.0, with no GPU needed."""
     backend = pytest.importorskip("triton.backends.nvidia")
@@ -426,6 +456,7 @@ def test_compiles_for_a_gpu_without_spilling_registers() -> None:
         assert line.endswith("LOCAL:0"), line
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "routing", ["dynamic", "em", *(pytest.param(name, marks=pytest.mark.slow) for name in ("kmeans", "euclidean"))]
 )

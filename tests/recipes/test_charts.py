@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from recipes.kit.charts import (
     Cell,
     Dots,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from recipes.routing_health import at_steps, layer_health, layer_polarisation, polarisation
 
+from recipes.routing_health import at_steps, layer_health, layer_polarisation, polarisation
 from torchcaps import CapsConv2d, Capsules, create_model, create_routing
 from torchcaps.data import create_dataset
 from torchcaps.report import Layer, examine, layer_entropy, observe_layers, routing_steps

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from recipes.perturb import changes, reconstruction_error, sweep
 
+from recipes.perturb import changes, reconstruction_error, sweep
 from torchcaps import create_model
 from torchcaps.data import create_dataset
 from torchcaps.models import CapsuleClassifier

@@ -209,7 +209,9 @@ class TestSettings:
         expected = em_routing(fewer, activation[:, :7], *betas, LAMBDAS[:1], settings)
         torch.testing.assert_close(routed.activation, expected.activation, rtol=1e-13, atol=0)
 
-    @pytest.mark.parametrize("name", SETTINGS)
+    @pytest.mark.parametrize(
+        "name", ["all", *(pytest.param(name, marks=pytest.mark.thorough) for name in SETTINGS if name != "all")]
+    )
     def test_gradcheck(self, name: str) -> None:
         problem = Problem(batch=1, children=4, parents=2, inactive=False)
         settings = EMSettings(**library_names(SETTINGS[name]))

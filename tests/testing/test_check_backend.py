@@ -13,21 +13,26 @@ from torchcaps.ops.naive import NaiveVotes
 from torchcaps.testing import check_backend
 from torchcaps.testing.backends import PROBLEMS, RULES, SIMILARITIES
 
-ON_THIS_MACHINE = sorted(set(BACKENDS) - {"triton"})  # whose tests of its own run in Triton's interpreter
 ALL = len(PROBLEMS) * len(SIMILARITIES) * len(RULES)
 
 
 @pytest.mark.parametrize(
     ("name", "tile"),
-    [*((name, 2**19) for name in ON_THIS_MACHINE), pytest.param("chunked", 400, marks=pytest.mark.slow)],
+    [
+        ("chunked", 2**19),
+        ("native", 2**19),
+        pytest.param("naive", 2**19, marks=pytest.mark.thorough),
+        pytest.param("chunked", 400, marks=pytest.mark.thorough),
+    ],
 )
+@pytest.mark.usefixtures("poisoned")
 def test_every_backend(name: str, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", tile)
     compared = check_backend(BACKENDS[name])
     assert compared == (len(PROBLEMS) * 3 * 4 if name == "native" else ALL)
 
 
-@pytest.mark.parametrize("name", [name for name in ON_THIS_MACHINE if name != "naive"])
+@pytest.mark.parametrize("name", [pytest.param("chunked", marks=pytest.mark.thorough), "native"])
 def test_float32(name: str) -> None:
     check_backend(BACKENDS[name], dtype=torch.float32)
 
@@ -36,6 +41,7 @@ def test_float32(name: str) -> None:
 def one_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is broken here is looked for behind all similarities and rules."""
     monkeypatch.setattr("torchcaps.testing.backends.RULES", {"a softmax": RULES["a softmax"]})
+    monkeypatch.setattr("torchcaps.testing.backends.EDGE_RULES", ("a softmax",))
 
 
 class TestBroken:
@@ -70,7 +76,7 @@ class TestBroken:
             check_backend(Low)
 
     @pytest.mark.usefixtures("one_rule")
-    def test_item14_memory_that_nobody_wrote_to(self) -> None:
+    def test_memory_that_nobody_wrote_to(self) -> None:
         class Careless(NaiveVotes):
             def moments(
                 self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool
@@ -82,7 +88,7 @@ class TestBroken:
             check_backend(Careless)
 
     @pytest.mark.usefixtures("one_rule")
-    def test_item4_nan_is_hidden(self) -> None:
+    def test_nan_is_hidden(self) -> None:
         class Polite(NaiveVotes):
             def moments(
                 self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool

@@ -7,8 +7,8 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from benchmarks.hostile import harmless, texts, watched
 
+from benchmarks.hostile import harmless, texts, watched
 from torchcaps.cli import main
 from torchcaps.cli.plugins import import_named
 from torchcaps.training import read_options, training_options

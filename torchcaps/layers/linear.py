@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import Pose, check_rows, pose_shape, present, without_own_transforms
-from torchcaps.numerics import check_choice, check_positive, check_size, given
+from torchcaps.numerics import check_choice, check_positive, check_size, full_precision, given
 from torchcaps.ops import Votes
 from torchcaps.ops.plan import known_backend
 from torchcaps.routing import DynamicRouting, LayerShape, Routed, Routing, as_capsules
@@ -149,7 +149,9 @@ class CapsLinear(nn.Module):
 
     def _votes(self, pose: Tensor, mask: Tensor | None) -> Votes:
         if self.child_weight is not None:
-            pose = torch.einsum("bi...p,ipq->bi...q", pose, self.child_weight)
+            dtype = torch.promote_types(pose.dtype, self.child_weight.dtype)
+            with full_precision(pose):  # as the votes are, whose other factor this is
+                pose = torch.einsum("bi...p,ipq->bi...q", pose.to(dtype), self.child_weight.to(dtype))
         mask = None if mask is None else mask.flatten(1)
         return Votes(pose, self._transforms(), backend=self.backend, mask=mask)
 

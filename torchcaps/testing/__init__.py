@@ -3,6 +3,7 @@
 from torchcaps.testing.backends import check_backend
 from torchcaps.testing.data import check_dataset
 from torchcaps.testing.equivariance import assert_equivariant, orthogonal, signed_permutation
+from torchcaps.testing.layers import check_layer
 from torchcaps.testing.models import check_model
 from torchcaps.testing.routings import check_routing
 
@@ -10,6 +11,7 @@ __all__ = [
     "assert_equivariant",
     "check_backend",
     "check_dataset",
+    "check_layer",
     "check_model",
     "check_routing",
     "orthogonal",

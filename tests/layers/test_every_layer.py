@@ -1,0 +1,238 @@
+"""What holds for every layer with every routing; a layer for which something does not hold is told."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchcaps import CapsConv1d, CapsConv2d, CapsLinear, Capsules, ClassCaps, create_routing, list_routings
+from torchcaps.routing import EMRouting, Routed, Routing
+from torchcaps.testing import check_layer
+
+POSE, PARENT = (2, 3), (2, 2)
+
+
+def capsules(*sites: int, pose: tuple[int, ...] = POSE) -> Capsules:
+    generator = torch.Generator().manual_seed(0)
+    poses = torch.randn(2, *sites, *pose, generator=generator, dtype=torch.float64)
+    return Capsules(poses, torch.rand(2, *sites, generator=generator, dtype=torch.float64))
+
+
+def convolution(**options: Any) -> Callable[[Routing], nn.Module]:
+    return lambda routing: CapsConv2d(2, 2, POSE, PARENT, 2, routing=routing, **options)
+
+
+Make = Callable[[Routing], nn.Module]
+LAYERS: dict[str, tuple[Make, tuple[int, ...], tuple[int, ...]]] = {
+    "full": (lambda routing: CapsLinear(5, 3, 3, 4, routing=routing), (5,), (3,)),
+    "shared": (lambda routing: CapsLinear(None, 3, POSE, PARENT, transforms="shared", routing=routing), (6,), POSE),
+    "factored": (lambda routing: CapsLinear(6, 3, POSE, PARENT, transforms="factored", routing=routing), (2, 3), POSE),
+    "class": (lambda routing: ClassCaps(2, 3, POSE, PARENT, routing=routing), (2, 3, 2), POSE),
+    "window": (convolution(competition="window"), (3, 3, 2), POSE),
+    "image": (convolution(competition="image", padding=1), (2, 3, 2), POSE),
+    "passed on": (
+        lambda routing: CapsConv2d(2, 3, POSE, POSE, 2, routing=routing, competition="window", residual=True),
+        (3, 2, 2),
+        POSE,
+    ),
+    "normalised": (
+        lambda routing: CapsConv1d(2, 2, POSE, PARENT, 2, routing=routing, competition="window", pose_norm="type"),
+        (4, 2),
+        POSE,
+    ),
+    "scaled": (
+        lambda routing: ClassCaps(2, 3, POSE, PARENT, routing=routing, axes=1, coordinates="scaled"),
+        (3, 2),
+        POSE,
+    ),
+    "position": (
+        lambda routing: CapsConv1d(2, 2, 3, 4, 2, routing=routing, groups=2, competition="position"),
+        (4, 2),
+        (3,),
+    ),
+}
+
+
+def make_routing(name: str) -> Routing:
+    """Of EM, one whose assignments do not amplify the last digits."""
+    return EMRouting(3, "linear", 0.1) if name == "em" else create_routing(name)
+
+
+def possible(routing: str, layer: str) -> bool:
+    return layer not in ("image", "position") or not create_routing(routing).within_window
+
+
+PAIRS = [(routing, layer) for routing in list_routings() for layer in LAYERS if possible(routing, layer)]
+EVERY = pytest.mark.parametrize(("routing", "layer"), PAIRS)
+
+
+def in_turns(routing: str, layer: str) -> Any:
+    """Each routing with a third of the layers, each layer with a third of the routings; all in a thorough run."""
+    turn = list_routings().index(routing) + list(LAYERS).index(layer)
+    return pytest.param(routing, layer, marks=[pytest.mark.thorough] if turn % 3 else [])
+
+
+@pytest.mark.parametrize(("routing", "layer"), [in_turns(*pair) for pair in PAIRS])
+def test_every_layer_with_every_routing(routing: str, layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 50)
+    torch.manual_seed(0)
+    make, sites, pose = LAYERS[layer]
+    check_layer(make(make_routing(routing)), capsules(*sites, pose=pose))
+
+
+PROBABLE = ("em", "heinsen_2019", "spectral", "variational_bayes")
+"""Routings whose activations are probabilities that have a bias."""
+
+
+@EVERY
+def test_children_of_0_have_parents_of_0(routing: str, layer: str) -> None:
+    make, sites, pose = LAYERS[layer]
+    made = make(make_routing(routing)).eval()
+    if isinstance(made, ClassCaps):
+        made.coordinates = False
+    parents = made(Capsules(torch.zeros(2, *sites, *pose), torch.zeros(2, *sites)))
+    assert (parents.pose == 0).all()
+    assert routing in PROBABLE or (parents.activation == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("routing", list_routings())
+def test_poses_in_the_thousands_stay_finite(routing: str, dtype: torch.dtype) -> None:
+    """In float16 too; sums of such children are more than the gradients of self-routing can hold."""
+    layer = CapsLinear(7, 5, 4, 3, routing=create_routing(routing)).to(dtype).train(routing != "hard_kmeans")
+    children = (1e3 * torch.randn(3, 7, 4, generator=torch.Generator().manual_seed(0))).to(dtype).requires_grad_()
+    parents = layer(children)
+    assert all(field.isfinite().all() for field in parents)
+    if routing != "hard_kmeans":
+        (parents.pose.float().mean() + parents.activation.float().mean()).backward()
+        grads = {name: parameter.grad for name, parameter in layer.named_parameters()}
+        if dtype == torch.float16 and routing == "self_routing":
+            del grads["routing.weight"]
+        assert all(grad.isfinite().all() for grad in (children.grad, *grads.values()) if grad is not None)
+
+
+MAKES = pytest.mark.parametrize(
+    "make",
+    [
+        lambda *poses, **options: CapsLinear(4, 2, *poses, **options),
+        lambda *poses, **options: ClassCaps(2, 3, *poses, **options),
+        lambda *poses, **options: CapsConv2d(2, 2, *poses, 1, **options),
+    ],
+    ids=["linear", "class", "conv"],
+)
+
+
+@MAKES
+@pytest.mark.parametrize(("in_pose", "out_pose"), [(4, (2, 4)), ((2, 4), (3, 4)), ((2, 4), 8)])
+def test_poses_that_contradict(make: Callable[..., nn.Module], in_pose: Any, out_pose: Any) -> None:
+    with pytest.raises(ValueError, match=r"same rows: in_pose is .*, out_pose is "):
+        make(in_pose, out_pose)
+
+
+@MAKES
+def test_what_is_no_backend(make: Callable[..., nn.Module]) -> None:
+    with pytest.raises(ValueError, match=r"backend must be one of .* got 'fast'"):
+        make(3, 3, backend="fast")
+
+
+class Plain(nn.Module):
+    """Nothing wrong with it: every parent is the mean of the children, in another frame; each below has one fault."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 2))
+
+    def forward(self, children: Capsules, mask: Tensor | None = None) -> Capsules:
+        pose, activation = children
+        if mask is not None:
+            pose, activation = pose.where(mask[..., None], 0), activation.where(mask, 0)
+        with torch.autocast("cpu", enabled=False):
+            return self.parents(pose.to(self.weight.dtype), activation.to(self.weight.dtype))
+
+    def parents(self, pose: Tensor, activation: Tensor) -> Capsules:
+        return Capsules((pose * activation[..., None]).mean(1, keepdim=True) @ self.weight, activation.mean(1, True))
+
+
+class Mixing(Plain):
+    def parents(self, pose: Tensor, activation: Tensor) -> Capsules:
+        return super().parents(pose - pose.mean(0), activation)
+
+
+class Wide(Plain):
+    def parents(self, pose: Tensor, activation: Tensor) -> Capsules:
+        found = super().parents(pose, activation)
+        return found._replace(activation=found.activation.double())
+
+
+class Rooting(Plain):
+    def parents(self, pose: Tensor, activation: Tensor) -> Capsules:
+        return super().parents(pose, activation.sqrt())
+
+
+class Polite(Plain):
+    def parents(self, pose: Tensor, activation: Tensor) -> Capsules:
+        return super().parents(pose.nan_to_num(), activation)
+
+
+class Peeking(Plain):
+    def forward(self, children: Capsules, mask: Tensor | None = None) -> Capsules:
+        return super().forward(children, None)
+
+
+class Silent(CapsLinear):
+    """Poses of 0 in place of those that are not there, which its coordinates or its routing may not take for none."""
+
+    def __init__(self) -> None:
+        super().__init__(None, 2, 3, 4, transforms="shared")
+
+    def route(self, children: Capsules, mask: Tensor | None = None, **options: Any) -> Routed:
+        if mask is not None:
+            kept = children.pose.where(mask[..., None], 0.0), children.activation.where(mask, 0.0)
+            children = Capsules(*kept)
+        return super().route(children, None, **options)
+
+
+class Detached(Plain):
+    def parents(self, pose: Tensor, activation: Tensor) -> Capsules:
+        return super().parents(pose, activation.detach())
+
+
+class Rounding(Plain):
+    def forward(self, children: Capsules, mask: Tensor | None = None) -> Capsules:
+        found = super().forward(children, mask)
+        low = found.pose.bfloat16().to(found.pose) if torch.is_autocast_enabled("cpu") else found.pose
+        return found._replace(pose=low)
+
+
+class Late(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset = torch.zeros(2)
+
+    def parents(self, pose: Tensor, activation: Tensor) -> Capsules:
+        found = super().parents(pose, activation)
+        return found._replace(pose=found.pose + self.offset.to(found.pose.dtype))
+
+
+@pytest.mark.parametrize(
+    ("broken", "check", "words"),
+    [
+        (Mixing, "examples_of_a_batch", "the parents' pose is off by"),
+        (Wide, "dtypes", "the parents' activation is torch.float64"),
+        (Rounding, "autocast", "the parents' pose is off by"),
+        (Rooting, "zeros", "NaN or infinite"),
+        (Peeking, "children_that_are_not_there", ""),
+        (Silent, "children_that_are_not_there", "its votes were not told which children are not there"),
+        (Polite, "not_a_number", "hides that a child's pose is NaN"),
+        (Late, "meta", ""),
+        (Detached, "gradients", "Jacobian|numerical"),
+    ],
+)
+def test_a_fault_is_told(broken: type[nn.Module], check: str, words: str) -> None:
+    check_layer(Plain(), capsules(4, pose=(3,)))
+    with pytest.raises(AssertionError, match=rf"(?s){broken.__name__} fails the check '{check}': .*{words}"):
+        check_layer(broken(), capsules(4, pose=(3,)))
+    with pytest.raises(ValueError, match="skip must name checks of"):
+        check_layer(broken(), capsules(4, pose=(3,)), skip=("everything",))
