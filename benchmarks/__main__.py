@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
-from torchcaps.ops.dispatch import BACKENDS
+from torchcaps.ops.plan import BACKENDS
 
 from benchmarks.cases import CASES, LinearCase, call_of
 
