@@ -3,6 +3,8 @@ PYTHON ?= python3
 # Pinned, so that a fresh machine gets the tested release (and, where one is served, the CPU build).
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
+# The two packages: torchcaps, and torchcaps-lab, which stands on it.
+BOTH := --editable '.[dev]' --editable './lab[dev]'
 # Processes that share the tests; one thread each.
 JOBS ?= 2
 # Many processes import the same: what they compile of Python is kept, whatever the environment says.
@@ -13,11 +15,11 @@ export PYTHONDONTWRITEBYTECODE :=
 setup: .venv/.installed
 
 # uv installs in a third of the time; where it reaches no packages, pip does.
-.venv/.installed: pyproject.toml
+.venv/.installed: pyproject.toml lab/pyproject.toml lab/setup.py
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile "$(TORCH)"
-	($(BIN)/python -m pip install --quiet uv && $(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]') \
-		|| $(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
+	($(BIN)/python -m pip install --quiet uv && $(BIN)/uv pip install --quiet --python $(BIN)/python $(BOTH)) \
+		|| $(BIN)/python -m pip install --quiet --no-compile $(BOTH)
 	touch $@
 
 # Trains CapsNet on the 1,797 embedded handwritten digits and writes the report.
@@ -42,12 +44,13 @@ LOWEST := tests/test_cli.py tests/data tests/mixture tests/tasks tests/models/te
 lowest: setup
 	$(PYTHON) -m venv --clear .venv/lowest
 	.venv/lowest/bin/python -m pip install --quiet --no-compile "$(TORCH)"
-	$(BIN)/uv pip install --quiet --python .venv/lowest/bin/python --resolution lowest-direct "$(TORCH)" --editable '.[dev]'
+	$(BIN)/uv pip install --quiet --python .venv/lowest/bin/python --resolution lowest-direct "$(TORCH)" $(BOTH)
 	.venv/lowest/bin/python -m pytest --override-ini filterwarnings=default --numprocesses $(JOBS) $(LOWEST)
 
-# The sdist, and the wheel made of it, into dist/: with the C++ kernels for this kind of machine.
+# Into dist/: the sdist of torchcaps and the wheel made of it, with the C++ kernels for this kind of machine; the lab's wheel.
 wheel: setup
 	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m build --wheel --outdir dist lab
 
 lint: setup
 	$(BIN)/ruff check .
@@ -72,4 +75,4 @@ house: setup
 	$(BIN)/python -m tests.api_surface
 
 clean:
-	rm -rf .venv build dist htmlcov .coverage* *.egg-info
+	rm -rf .venv build dist htmlcov .coverage* *.egg-info lab/build lab/*.egg-info

@@ -30,10 +30,10 @@ from safetensors.torch import load_file
 
 from benchmarks.hostile import harmless, texts
 from benchmarks.suite import Show
-from torchcaps.data import load_image
 from torchcaps.models import create_model, load_pretrained
-from torchcaps.training import RunFolder, quiet_lightning, read_options, train_with, training_options
-from torchcaps.training.checkpoints import SealedCheckpoints, is_whole, newest_checkpoint
+from torchcaps_lab.data import load_image
+from torchcaps_lab.training import RunFolder, quiet_lightning, read_options, train_with, training_options
+from torchcaps_lab.training.checkpoints import SealedCheckpoints, is_whole, newest_checkpoint
 
 NAMED = (ValueError, OSError, FloatingPointError)
 """Errors that the command line reports in one line; anything else is a crash."""

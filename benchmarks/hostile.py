@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from torchcaps.spec import Registry, Spec
-from torchcaps.training import read_options, training_options
+from torchcaps_lab.training import read_options, training_options
 
 _SPAWNING = (
     "os.system",
@@ -81,7 +81,13 @@ _NAMES = (
         "torch.optim.Adam",
         "torch.load",
     ),
-    *("torch.utils.cpp_extension.load", "torchcaps.data.base.os.system", "importlib.import_module", "EMRouting", "em"),
+    *(
+        "torch.utils.cpp_extension.load",
+        "torchcaps_lab.data.base.os.system",
+        "importlib.import_module",
+        "EMRouting",
+        "em",
+    ),
     *("Digits", "ImageFolder", "2001-99-99", "1e999", "~"),
 )
 _TAGS = (

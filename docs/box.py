@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from torchcaps.classifier import Classifier
-from torchcaps.cli.runs import look_parser, open_run
-from torchcaps.data import ImageSet
-from torchcaps.data.made import LAYOUTS, arrange
 from torchcaps.models.pretrained import BOX, CARD_FILE, SUMS
 from torchcaps.models.registry import MODELS
-from torchcaps.report import Calibration, ask
-from torchcaps.tasks import SeveralLabels
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.cli.runs import look_parser, open_run
+from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data.made import LAYOUTS, arrange
+from torchcaps_lab.report import Calibration, ask
+from torchcaps_lab.tasks import SeveralLabels
 
 SAME = {"scenes": "mnist"}
 """Networks of one kind of data whose images are another's."""

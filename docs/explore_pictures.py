@@ -24,12 +24,12 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from torchcaps.classifier import Classifier
-from torchcaps.explore import Explorer, application, local_samples
 from torchcaps.models import SceneCapsNet
-from torchcaps.report import Observation, Selection
-from torchcaps.report.exhibit import pixels
-from torchcaps.report.pictures import ClassPose
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.explore import Explorer, application, local_samples
+from torchcaps_lab.report import Observation, Selection
+from torchcaps_lab.report.exhibit import pixels
+from torchcaps_lab.report.pictures import ClassPose
 
 PICTURES = Path(__file__).parent / "pictures"
 NETWORK = "mnist/efficient_capsnet"

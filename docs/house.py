@@ -1,8 +1,8 @@
 """The house and its rooms: ``python -m docs.house`` draws it anew from the imports, from the root of the repository.
 
-A room is a module or a package directly below ``torchcaps``. An arrow goes from a room to one that it imports from;
-imports that follow from others (A from B, B from C: so A may well from C) are left out of the picture. Lines of code
-are those that are neither blank nor comment nor docstring.
+A room is a module or a package directly below ``torchcaps`` or ``torchcaps_lab``. An arrow goes from a room to one that
+it imports from; imports that follow from others (A from B, B from C: so A may well from C) are left out of the picture.
+Lines of code are those that are neither blank nor comment nor docstring.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "torchcaps"
+LAB = "torchcaps_lab"
 PICTURE = Path(__file__).with_suffix(".svg")
 
 ORDER = (
@@ -28,7 +29,7 @@ ORDER = (
 BESIDE = {"mixture": "layers", "testing": "data"}
 """Rooms that no other imports from, and the last room of the order that they may stand on."""
 
-FRONT_DOORS = (PACKAGE, f"{PACKAGE}.__main__")
+FRONT_DOORS = (PACKAGE, LAB, f"{LAB}.__main__")
 """Modules that are no room: they hand on what is in one."""
 
 
@@ -50,10 +51,10 @@ class Import(NamedTuple):
 
 @cache
 def modules() -> dict[str, Path]:
-    """The files of the package by the names of their modules."""
+    """The files of both packages by the names of their modules."""
     found = {}
-    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
+    for path in sorted([*(ROOT / PACKAGE).rglob("*.py"), *(ROOT / "lab" / LAB).rglob("*.py")]):
+        parts = path.relative_to(ROOT / "lab" if path.is_relative_to(ROOT / "lab") else ROOT).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
@@ -150,9 +151,9 @@ def code_lines(path: Path) -> set[int]:
 
 def size(name: str) -> int:
     """Lines of code in a room."""
-    place = ROOT / PACKAGE / name
-    files = [path for path in place.rglob("*") if path.suffix in (".py", ".cpp")] if place.is_dir() else []
-    return sum(len(code_lines(path)) for path in files or [place.with_suffix(".py")])
+    files = {path for module, path in modules().items() if room(module) == name}
+    files |= set((ROOT / PACKAGE / name).rglob("*.cpp"))
+    return sum(len(code_lines(path)) for path in files)
 
 
 def reduced(graph: dict[str, set[str]]) -> dict[str, set[str]]:

@@ -2,7 +2,7 @@
 
     python examples/volumes.py
 
-The same layers as over images, with one more axis. Needs scikit-image (`pip install 'torchcaps[poses]'`); about ten
+The same layers as over images, with one more axis. Needs scikit-image (`pip install 'torchcaps-lab[poses]'`); about ten
 seconds on a CPU.
 """
 

@@ -15,8 +15,8 @@ from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import Job, data_of
 from recipes.kit.options import adam, option, pace
 from recipes.smallnorb import SmallNORBEM, SmallNORBSettings
-from torchcaps.classifier import Classifier
-from torchcaps.report.canvas import shorten
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.report.canvas import shorten
 
 HINTON = "Hinton, Sabour & Frosst 2018, section 5"
 

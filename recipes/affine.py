@@ -9,10 +9,10 @@ from recipes.kit.charts import Cell, Factor, factor_curves, image_grid
 from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import at_random, data_of
 from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, option, plain, presets_of
-from torchcaps.data import Affine, ImageSet, Padded, apply_affine
-from torchcaps.data.made import AFFNIST, one_factor
 from torchcaps.models import ImageClassifier
-from torchcaps.report import examine
+from torchcaps_lab.data import Affine, ImageSet, Padded, apply_affine
+from torchcaps_lab.data.made import AFFNIST, one_factor
+from torchcaps_lab.report import examine
 
 SABOUR = "Sabour et al. 2017, section on affine transformations"
 

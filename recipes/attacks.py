@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet, Preprocess
 from torchcaps.models import ImageClassifier
 from torchcaps.numerics import check_choice, check_finite, check_size
-from torchcaps.report import new_figure
 from torchcaps.routing import DynamicRouting, EMRouting
+from torchcaps_lab.data import ImageSet, Preprocess
+from torchcaps_lab.report import new_figure
 
 UNTARGETED, TARGETED = "untargeted", "targeted"
 WHITE, BLACK = "white box", "black box"

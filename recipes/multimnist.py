@@ -13,10 +13,10 @@ from recipes.kit.charts import Cell, image_grid, two_colours
 from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import data_of
 from recipes.kit.options import ENTROPY, MARGIN, option, plain, presets_of
-from torchcaps.classifier import Classifier
-from torchcaps.data import Overlaid, Overlay, bounding_box_overlap, fixed_pairs
 from torchcaps.models import CapsuleClassifier, ImageClassifier
-from torchcaps.tasks import SeveralLabels
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.data import Overlaid, Overlay, bounding_box_overlap, fixed_pairs
+from torchcaps_lab.tasks import SeveralLabels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class MultiMNIST(Comparison[MultiMNISTSettings]):
         """On pairs of digits, which are made anew in each epoch."""
         shared = {name: getattr(settings, name) for name in ("batch_size", "trainer", "speed")}
         loss = MARGIN if row == CAPSULES else ENTROPY
-        pairs = option("torchcaps.data.Pairs", data=settings.data, size=settings.size, shift=settings.shift)
+        pairs = option("torchcaps_lab.data.Pairs", data=settings.data, size=settings.size, shift=settings.shift)
         return plain({"data": pairs, "loss": loss, **shared, **settings.networks[row]})
 
     def begin(self, study: Study) -> Overlaid:

@@ -15,10 +15,10 @@ from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import Trained, at_random, run_name
 from recipes.kit.options import presets_of
 from recipes.mnist_dynamic import MnistDynamic
-from torchcaps.data import ImageSet, Pairs
 from torchcaps.models import CapsuleClassifier
 from torchcaps.models.base import in_precision_of
-from torchcaps.report import default_sweep, evaluating, new_figure, perturb, shorten
+from torchcaps_lab.data import ImageSet, Pairs
+from torchcaps_lab.report import default_sweep, evaluating, new_figure, perturb, shorten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +57,7 @@ def changes(grids: Tensor) -> Tensor:
     with x the decoded image, from 0 (black) to 1 (white), and 0 the middle of the sweep, the pose as it is.
 
     Args:
-        grids: (B, D, V, C, H, W) with V odd, as :func:`~torchcaps.report.perturb` returns it for a sweep around 0.
+        grids: (B, D, V, C, H, W) with V odd, as :func:`~torchcaps_lab.report.perturb` returns it for a sweep around 0.
 
     Returns:
         (B, D), in percent of the range of greys.

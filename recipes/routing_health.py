@@ -14,10 +14,10 @@ from recipes.kit.lab import Trained, at_random, data_of
 from recipes.kit.options import presets_of
 from recipes.smallnorb import SmallNORBEM
 from recipes.two_digits import DYNAMIC, KMEANS, VARIANT, TwoDigits
-from torchcaps.data import ImageSet
-from torchcaps.report import Layer, examine, layer_entropy, new_figure, routing_steps
-from torchcaps.report.health import observed_health
-from torchcaps.report.layers import dead_capsules, mean_of_children, mean_of_groups, ratio
+from torchcaps_lab.data import ImageSet
+from torchcaps_lab.report import Layer, examine, layer_entropy, new_figure, routing_steps
+from torchcaps_lab.report.health import observed_health
+from torchcaps_lab.report.layers import dead_capsules, mean_of_children, mean_of_groups, ratio
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,7 +85,7 @@ def polarisation(assignment: Tensor) -> Tensor:
 
 
 def layer_polarisation(layer: Layer) -> Tensor:
-    """:func:`polarisation` of a layer, over the same parents as :func:`~torchcaps.report.layer_entropy`.
+    """:func:`polarisation` of a layer, over the same parents as :func:`~torchcaps_lab.report.layer_entropy`.
 
     In a convolution whose parents compete over the whole image, these are the parents of all windows that see the
     child, fewer at the border; where types do not compete, only those of one type, and the mean is also over the
@@ -93,7 +93,7 @@ def layer_polarisation(layer: Layer) -> Tensor:
     Padding and children that no window sees are left out; groups are averaged.
 
     Args:
-        layer: one that routes, of :func:`~torchcaps.report.observe_layers`.
+        layer: one that routes, of :func:`~torchcaps_lab.report.observe_layers`.
 
     Returns:
         (B,), no units.

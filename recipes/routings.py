@@ -15,13 +15,13 @@ from recipes.kit.comparison import TEST_ERROR, Comparison, Study
 from recipes.kit.lab import Trained, data_of
 from recipes.kit.options import TrainingOptions, option, presets_of
 from torchcaps.capsules import Capsules
-from torchcaps.data import AffineRanges, ImageSet, apply_affine
 from torchcaps.losses import length_cross_entropy
 from torchcaps.models import CapsuleClassifier
-from torchcaps.report import examine, fit_temperature
-from torchcaps.report.calibration import calibration_error
 from torchcaps.routing import create_routing
 from torchcaps.routing.base import ROUTINGS
+from torchcaps_lab.data import AffineRanges, ImageSet, apply_affine
+from torchcaps_lab.report import examine, fit_temperature
+from torchcaps_lab.report.calibration import calibration_error
 
 SHARPNESS = 10.0
 """Factor of the activations in the softmax of the loss."""

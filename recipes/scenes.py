@@ -14,12 +14,12 @@ from recipes.kit.base import Line, Picture, lines_of, register_recipe
 from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import data_of
 from recipes.kit.options import TrainingOptions, option, presets_of
-from torchcaps.data import Batch, ImageSet, class_boxes
-from torchcaps.data.scenes import INK, Scenery
 from torchcaps.models import ImageClassifier, boxes_of_maps
-from torchcaps.report import evaluating
-from torchcaps.report.boxes import Boxed, boxes_figure
-from torchcaps.tasks import average_precision, box_iou
+from torchcaps_lab.data import Batch, ImageSet, class_boxes
+from torchcaps_lab.data.scenes import INK, Scenery
+from torchcaps_lab.report import evaluating
+from torchcaps_lab.report.boxes import Boxed, boxes_figure
+from torchcaps_lab.tasks import average_precision, box_iou
 
 CAPSULES, CNN = "capsules, from labels alone", "CNN with class-activation maps, from labels alone"
 BOXES = "capsules, with boxes in training"
@@ -201,7 +201,7 @@ class Scenes(Comparison[SceneSettings]):
         if row == CAPSULES:
             return options
         boxes = {**options["model_args"], "boxes": True}
-        return {**options, "model_args": boxes, "task": option("torchcaps.tasks.Detection")}
+        return {**options, "model_args": boxes, "task": option("torchcaps_lab.tasks.Detection")}
 
     def begin(self, study: Study) -> ImageSet:
         """The first of the test scenes."""

@@ -10,8 +10,8 @@ from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import data_of
 from recipes.kit.options import option
 from recipes.smallnorb import SmallNORBEM, SmallNORBSettings
-from torchcaps.data import TurnedDigits
-from torchcaps.data.made import TestViewpoints, Viewpoints
+from torchcaps_lab.data import TurnedDigits
+from torchcaps_lab.data.made import TestViewpoints, Viewpoints
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 2, recalled"
 

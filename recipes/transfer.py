@@ -13,9 +13,9 @@ from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import Trained, at_random
 from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, plain, presets_of
 from torchcaps.capsules import Capsules
-from torchcaps.data import ImageSet
 from torchcaps.models import CapsuleClassifier
-from torchcaps.report import (
+from torchcaps_lab.data import ImageSet
+from torchcaps_lab.report import (
     ATTRIBUTES,
     Readout,
     ask,
@@ -25,7 +25,7 @@ from torchcaps.report import (
     poses_of,
     transfer,
 )
-from torchcaps.report.poses import encoded
+from torchcaps_lab.report.poses import encoded
 
 BOTH = "decoder told pose and class"
 ALONE = "decoder told the pose alone"
@@ -126,7 +126,7 @@ class Transfer(Comparison[TransferSettings]):
         "Pairs of test images of different classes: the content, whose class is drawn, and the style, whose pose it is "
         "drawn with. Both classes are those that the network sees, right or wrong. A classifier of another kind (three "
         "convolutions), trained apart, must see the content's true class in the drawn image. Slant, thickness, aspect "
-        "and size are measured in the drawn images and in the style images (`torchcaps.report.attributes`).",
+        "and size are measured in the drawn images and in the style images (`torchcaps_lab.report.attributes`).",
         "A decoder told pose and class gets the one-hot class beside the pose, and poses are standardised within each "
         "class, so that a pose says how an image differs from others of its class. The pose of the style replaces that "
         "of the content as a whole; noise on it in training keeps the class out of it.",

@@ -13,8 +13,8 @@ from recipes.kit.charts import bars_under_images
 from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import data_of
 from recipes.kit.options import TrainingOptions, option, presets_of
-from torchcaps.classifier import Classifier
-from torchcaps.data.made import LAYOUTS, Scenes, arrange
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.data.made import LAYOUTS, Scenes, arrange
 
 SU_A, SU_B = "Su 2018a, kexue.fm 4819", "Su 2018b, kexue.fm 5112"
 

@@ -9,11 +9,11 @@ from recipes.kit.charts import bars_upwards
 from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import Trained, data_of
 from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, option, presets_of
-from torchcaps.data import TextSet, joined
 from torchcaps.models import TextClassifier
-from torchcaps.report.canvas import new_figure
-from torchcaps.report.pictures.words import COLOURS, ColouredText, ColouredTexts
-from torchcaps.tasks import SeveralLabels
+from torchcaps_lab.data import TextSet, joined
+from torchcaps_lab.report.canvas import new_figure
+from torchcaps_lab.report.pictures.words import COLOURS, ColouredText, ColouredTexts
+from torchcaps_lab.tasks import SeveralLabels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

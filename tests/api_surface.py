@@ -1,6 +1,6 @@
 """All public names: ``python -m tests.api_surface`` writes them to ``tests/api_surface.json``, from the root.
 
-A public name is one in ``__all__`` of a package or module of ``torchcaps``. With each go the names of its parameters,
+A public name is one in ``__all__`` of one of the packages or their modules. With each go the names of its parameters,
 for a class those of its constructor, and the public methods and properties that the class itself defines.
 """
 
@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, get_origin
 
 import torchcaps
+import torchcaps_lab
 
 SURFACE = Path(__file__).with_suffix(".json")
 
@@ -33,13 +34,14 @@ def surface() -> list[str]:
 
 
 def public_modules() -> Iterator[ModuleType]:
-    """The package and all below it that say what is public in them."""
+    """The packages and all below them that say what is public in them."""
     yield torchcaps
-    for _, name, package in pkgutil.walk_packages(torchcaps.__path__, "torchcaps."):
-        if package or (name.count(".") == 1 and not name.endswith("__main__")):
-            module = importlib.import_module(name)
-            if hasattr(module, "__all__"):
-                yield module
+    for top in (torchcaps, torchcaps_lab):
+        for _, name, package in pkgutil.walk_packages(top.__path__, f"{top.__name__}."):
+            if package or (name.count(".") == 1 and not name.endswith("__main__")):
+                module = importlib.import_module(name)
+                if hasattr(module, "__all__"):
+                    yield module
 
 
 def lines_of(name: str, thing: Any) -> Iterator[str]:

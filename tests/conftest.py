@@ -24,7 +24,7 @@ if not torch.cuda.is_available():
 def small_reports() -> Iterator[None]:
     """Reports show up to 4 images, not 20, each of which has a picture of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchcaps.report.observe._SAMPLES", 4)
+        patch.setattr("torchcaps_lab.report.observe._SAMPLES", 4)
         yield
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from torchcaps.cli.train import train_parser
-from torchcaps.training import TrainingOptions, training_options
+from torchcaps_lab.cli.train import train_parser
+from torchcaps_lab.training import TrainingOptions, training_options
 
 
 def made(values: Mapping[str, Any]) -> SimpleNamespace:

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 import torchcaps as tc
-from torchcaps.classifier import Classifier
-from torchcaps.data import Digits, Preprocess, load_image, standardise, thirteen_crops
-from torchcaps.tasks import Answer
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.data import Digits, Preprocess, load_image, standardise, thirteen_crops
+from torchcaps_lab.tasks import Answer
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +200,7 @@ class TestWhatIsSavedWithIt:
 CODE = """
 import sys
 import torchcaps
-assert not {"torchcaps.classifier", "torchcaps.tasks", "PIL", "numpy.testing"} & set(sys.modules)
+assert not {"torchcaps_lab.classifier", "torchcaps_lab.tasks", "PIL", "numpy.testing"} & set(sys.modules)
 assert torchcaps.Classifier.__name__ == "Classifier"
 assert "PIL" not in sys.modules and "lightning" not in sys.modules
 try:

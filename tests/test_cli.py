@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 
 from tests.options import made, typed
-from torchcaps.cli import main
-from torchcaps.data import Digits, ImageFolder, Preprocess, load_image, standardise, thirteen_crops
 from torchcaps.models import create_model, list_models, load_pretrained
-from torchcaps.training import read_options
+from torchcaps_lab.cli import main
+from torchcaps_lab.data import Digits, ImageFolder, Preprocess, load_image, standardise, thirteen_crops
+from torchcaps_lab.training import read_options
 
 SMALL = [
     *("--model", "capsnet_digits", "--model_args.channels", "8", "--model_args.types", "2"),

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from recipes.__main__ import main as recipes_main
-from torchcaps.cli import COMMANDS
-from torchcaps.cli.parser import OptionParser
+from torchcaps_lab.cli import COMMANDS
+from torchcaps_lab.cli.parser import OptionParser
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(
@@ -58,8 +58,8 @@ def test_options_are_there(document: str, monkeypatch: pytest.MonkeyPatch, capsy
         raise Parsed
 
     monkeypatch.setattr(OptionParser, "parse_args", parsed)
-    monkeypatch.setattr("torchcaps.training.train_with", begun, raising=False)
-    monkeypatch.setattr("torchcaps.training.RunFolder.unused", lambda folder: folder)
+    monkeypatch.setattr("torchcaps_lab.training.train_with", begun, raising=False)
+    monkeypatch.setattr("torchcaps_lab.training.RunFolder.unused", lambda folder: folder)
     monkeypatch.chdir(ROOT)
     for name, *arguments in commands((ROOT / document).read_text(encoding="utf-8")):
         try:

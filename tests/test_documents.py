@@ -14,8 +14,8 @@ from PIL import Image
 
 import torchcaps as tc
 from docs import house
-from torchcaps.data import Words
-from torchcaps.training import training_options
+from torchcaps_lab.data import Words
+from torchcaps_lab.training import training_options
 
 ROOT = Path(__file__).parent.parent
 
@@ -122,9 +122,9 @@ assert (page.parent / "lengths.png").stat().st_size > 1000
 assert '"kind": "lengths"' in (page.parent / "exhibits.json").read_text()
 """
     code = tmp_path / "my_parts.py"
-    few = "import torchcaps.report.observe\n\ntorchcaps.report.observe._SAMPLES = 4"  # as in tests/conftest.py
+    few = "import torchcaps_lab.report.observe\n\ntorchcaps_lab.report.observe._SAMPLES = 4"  # as in tests/conftest.py
     code.write_text("\n\n".join([few, *python_blocks("docs/extending.md"), facts]))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'lab'}"}
     done = subprocess.run(
         [sys.executable, code.name], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
     )

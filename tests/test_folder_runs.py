@@ -6,9 +6,9 @@ import pytest
 from PIL import Image
 
 from tests.data.folders import BROKEN, LEFT_OUT, LIMIT, READ, make_root, make_troubles, save
-from torchcaps.cli import main
-from torchcaps.data import ImageFolder
-from torchcaps.data.manifest import readable
+from torchcaps_lab.cli import main
+from torchcaps_lab.data import ImageFolder
+from torchcaps_lab.data.manifest import readable
 
 SMALL = [
     *("--model", "capsnet_digits", "--model_args.channels", "4", "--model_args.types", "2"),
@@ -22,7 +22,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_evaluate_explain_and_resume_use_the_split_of_the_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("torchcaps.report.write_report", lambda folder, *_: folder)  # the drawing takes its time
+    monkeypatch.setattr("torchcaps_lab.report.write_report", lambda folder, *_: folder)  # the drawing takes its time
     root, run = make_root(tmp_path / "images"), tmp_path / "run"
     options = ["--data", "ImageFolder", "--data.root", str(root)]
     assert main(["train", *options, "--run", str(run), *SMALL]) == 0

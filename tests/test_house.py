@@ -55,6 +55,13 @@ class TestImportOrder:
     def test_rule(self, importer: str, imported: str, allowed: bool) -> None:
         assert house.may_import(importer, imported) is allowed
 
+    def test_torchcaps_imports_nothing_of_the_lab(self) -> None:
+        """But for what its front door hands on when it is asked for."""
+        wrong = [
+            one for one in every_import() if not one.module.startswith(house.LAB) and one.target.startswith(house.LAB)
+        ]
+        assert {(one.module, one.lazy) for one in wrong} == {(house.PACKAGE, True)}
+
     def test_imports_are_found_wherever_they_stand(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         files = {
             "__init__.py": (

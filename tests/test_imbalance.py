@@ -9,13 +9,13 @@ from PIL import Image
 from torch.nn import functional as F
 
 import torchcaps as tc
-from torchcaps.cli import main
-from torchcaps.data import ImageSet
 from torchcaps.losses import ActivationLoss, LengthCrossEntropy, MarginLoss, NegativeLogLikelihood, SpreadLoss
-from torchcaps.report import Findings
-from torchcaps.tasks import Classification, SeveralLabels
-from torchcaps.training import Optimisation, train_loader
-from torchcaps.training.loaders import balanced_order
+from torchcaps_lab.cli import main
+from torchcaps_lab.data import ImageSet
+from torchcaps_lab.report import Findings
+from torchcaps_lab.tasks import Classification, SeveralLabels
+from torchcaps_lab.training import Optimisation, train_loader
+from torchcaps_lab.training.loaders import balanced_order
 
 COUNTS = (150, 20, 2)
 WEIGHTS = torch.tensor([0.3, 1.0, 2.5], dtype=torch.float64)

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from torchcaps import create_model
-from torchcaps.data import Digits, ImageSet
 from torchcaps.models import ImageClassifier
-from torchcaps.report import layer_entropy, observe_layers
-from torchcaps.report.health import routing_health
-from torchcaps.training import History, Learner, Optimisation, RoutingHealth
+from torchcaps_lab.data import Digits, ImageSet
+from torchcaps_lab.report import layer_entropy, observe_layers
+from torchcaps_lab.report.health import routing_health
+from torchcaps_lab.training import History, Learner, Optimisation, RoutingHealth
 
 DIGITS = Digits().train.subset(torch.arange(64))
 
@@ -33,7 +33,7 @@ def tiny(**arguments: object) -> ImageClassifier:
 def fit(
     folder: Path, *callbacks: Callback, epochs: int = 2, ckpt_path: Path | None = None, **options: object
 ) -> tuple[Learner, list[dict]]:
-    """The steps of ``torchcaps.training.fit`` with callbacks of one's own."""
+    """The steps of ``torchcaps_lab.training.fit`` with callbacks of one's own."""
     task = Learner(tiny(), Optimisation(optimizer=lambda p: torch.optim.Adam(p, 1e-3)))
     folder.mkdir(exist_ok=True)
     history = History(folder / "metrics.csv")
@@ -108,9 +108,9 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 from torchcaps import create_model
-from torchcaps.data import Digits
-from torchcaps.report.health import routing_health
-from torchcaps.training import History, Learner, Optimisation, RoutingHealth, train_loader
+from torchcaps_lab.data import Digits
+from torchcaps_lab.report.health import routing_health
+from torchcaps_lab.training import History, Learner, Optimisation, RoutingHealth, train_loader
 
 torch.manual_seed(0)
 digits = Digits().train.subset(torch.arange(64))

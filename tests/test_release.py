@@ -21,7 +21,8 @@ SLOW = pytest.mark.slow
 def test_one_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == torchcaps.__version__
-    assert not re.search(r'^version = "', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    for folder in (ROOT, ROOT / "lab"):
+        assert not re.search(r'^version = "', (folder / "pyproject.toml").read_text(), re.MULTILINE)
 
 
 def test_the_hooks_are_those_of_make_lint() -> None:
@@ -29,13 +30,21 @@ def test_the_hooks_are_those_of_make_lint() -> None:
     assert [hook["entry"].split()[0] for hook in hooks] == [".venv/bin/ruff", ".venv/bin/ruff", ".venv/bin/mypy"]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", str(folder), str(ROOT)]
-    subprocess.run(command, check=True)
+def built(source: Path, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", str(folder)]
+    subprocess.run([*command, str(source)], check=True)
     (path,) = folder.glob("*.whl")
     return path
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(ROOT / "lab", tmp_path_factory.mktemp("lab"))
 
 
 @SLOW
@@ -47,12 +56,28 @@ def test_the_wheel_has_all(wheel: Path) -> None:
     assert "torchcaps/pretrained/mnist/efficient_capsnet/model.safetensors" in names
     assert "torchcaps/pretrained/SHA256SUMS" in names
     assert not [name for name in names if name.startswith(("tests", "docs"))]
+    assert not [name for name in names if name.startswith("torchcaps_lab")]
     assert wheel.stat().st_size < 10e6
 
 
 @SLOW
-def test_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
-    """No compiler, no home: the core routes in the kernels, and with `predict` a digit is named in under 10 seconds."""
+def test_the_wheel_of_the_lab_has_all_and_needs_torchcaps_of_its_version(lab: Path) -> None:
+    with zipfile.ZipFile(lab) as archive:
+        names = archive.namelist()
+        (metadata,) = (archive.read(name).decode() for name in names if name.endswith("METADATA"))
+        (points,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"torchcaps_lab"}
+    assert {"torchcaps_lab/explore/page/index.html", "torchcaps_lab/data/mnist.py", "torchcaps_lab/py.typed"} <= {
+        *names
+    }
+    assert f"Version: {torchcaps.__version__}\n" in metadata
+    assert f"Requires-Dist: torchcaps[hub]=={torchcaps.__version__}\n" in metadata
+    assert "torchcaps = torchcaps_lab.cli:main" in points
+
+
+@SLOW
+def test_the_wheels_alone(wheel: Path, lab: Path, tmp_path: Path) -> None:
+    """No compiler, no home: the core routes in the kernels, and with the lab a digit is named in under 10 seconds."""
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     python = tmp_path / "venv" / "bin" / "python"  # -I: a torchcaps on PYTHONPATH is not the one that is asked about
     subprocess.run([python, "-I", "-m", "pip", "install", "-q", TORCH], check=True)
@@ -68,7 +93,7 @@ def test_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
     assert said.stdout.startswith("native")
     assert "compil" not in said.stderr
 
-    subprocess.run([python, "-I", "-m", "pip", "install", "-q", f"{wheel}[predict]"], check=True)
+    subprocess.run([python, "-I", "-m", "pip", "install", "-q", str(wheel), str(lab)], check=True)
     sheet = Image.new("L", (300, 300), 240)
     ImageDraw.Draw(sheet).line([(80, 60), (210, 60), (140, 240)], fill=30, width=9, joint="curve")
     sheet.save(tmp_path / "seven.png")

@@ -29,7 +29,7 @@ def public_classes() -> dict[str, type]:
     for module in sorted(public_modules(), key=lambda module: -module.__name__.count(".")):
         for name in module.__all__:
             thing = getattr(module, name)
-            if inspect.isclass(thing) and thing.__module__.split(".")[0] == "torchcaps":
+            if inspect.isclass(thing) and thing.__module__.split(".")[0] in ("torchcaps", "torchcaps_lab"):
                 found.setdefault(thing, f"{module.__name__}.{name}")
     return {path: thing for thing, path in found.items()}
 
@@ -107,7 +107,7 @@ def kernel() -> Iterator[NotebookClient]:
     """One kernel for all notebooks, which begin with empty names: most of their time is the import of torch."""
     client = NotebookClient(nbformat.v4.new_notebook(), timeout=600, kernel_name="python3")
     client.create_kernel_manager()
-    with client.setup_kernel(cwd=str(ROOT), env={**os.environ, "PYTHONPATH": str(ROOT)}):
+    with client.setup_kernel(cwd=str(ROOT), env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'lab'}"}):
         yield client
 
 

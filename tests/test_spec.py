@@ -11,7 +11,9 @@ import torch
 import torchcaps as tc
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.spec import Registry, Typed, Within, complete, declared, fit, make, plain
-from torchcaps.training.reading import merged, put, typed
+from torchcaps_lab.data import Digits
+from torchcaps_lab.data.base import DATASETS
+from torchcaps_lab.training.reading import merged, put, typed
 
 
 class Shape:
@@ -180,3 +182,11 @@ def test_options_after_dots() -> None:
     put(tree, ["data"], typed("Pairs"))
     put(tree, ["data", "data", "size"], typed("4"))
     assert tree == {"data": {"name": Typed("Pairs", "Pairs"), "data": {"size": Typed("4", 4)}}}
+
+
+def test_files_of_before_the_lab_name_its_classes() -> None:
+    """What is in torchcaps_lab now was in torchcaps."""
+    for path in ("torchcaps.data.Digits", "torchcaps.data.digits.Digits", "torchcaps_lab.data.Digits"):
+        assert DATASETS.find(path) is Digits
+    with pytest.raises(ValueError, match="must be one of"):
+        DATASETS.find("other.data.Digits")

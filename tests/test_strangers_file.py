@@ -11,10 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.cli import main
-from torchcaps.data import Digits
+from torchcaps_lab.cli import main
+from torchcaps_lab.data import Digits
 
 ROOT = Path(__file__).parent.parent
+PACKAGES = f"{ROOT}{os.pathsep}{ROOT / 'lab'}"
 TRAIN = (
     "train --import my_capsules --data Inverted --model plain_caps --routing CauchyRouting --routing.steps 2 "
     "--epochs 5 --batch_size 32 --optimizer Adam --optimizer.lr 0.005 --trainer.accelerator cpu --run run"
@@ -36,8 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def torchcaps(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from torchcaps.cli import main; raise SystemExit(main())", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
+    command = [sys.executable, "-c", "from torchcaps_lab.cli import main; raise SystemExit(main())", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PACKAGES, "PYTHONSAFEPATH": "1"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
@@ -85,7 +86,8 @@ def test_a_saved_network_alone_executes_nothing(
 
 IN_PYTHON = """
 import torch, my_capsules, torchcaps as tc
-from torchcaps.testing import check_dataset, check_model, check_routing
+from torchcaps.testing import check_model, check_routing
+from torchcaps_lab.testing import check_dataset
 check_routing(my_capsules.CauchyRouting(2))
 check_dataset(my_capsules.Inverted)
 check_model("plain_caps")
@@ -99,7 +101,11 @@ print(" ".join(answer.classes))
 
 @pytest.mark.slow
 def test_in_python(folder: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{PACKAGES}{os.pathsep}{folder}",
+    }
     command = [sys.executable, "-c", IN_PYTHON]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

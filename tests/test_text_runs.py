@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.classifier import Classifier
-from torchcaps.cli import main
-from torchcaps.data import MadeQuestions, TextSet, Words, joined
-from torchcaps.report.pictures import ColouredTexts
-from torchcaps.report.words import word_shares
-from torchcaps.tasks import SeveralLabels
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.cli import main
+from torchcaps_lab.data import Digits, MadeQuestions, Text, TextSet, Words, joined
+from torchcaps_lab.report.pictures import ColouredTexts
+from torchcaps_lab.report.words import word_shares
+from torchcaps_lab.tasks import SeveralLabels
 
 LARGE = ("--model_args.word_dim", "8", "--model_args.types", "2", "--model_args.dim", "4")
 
@@ -109,14 +109,14 @@ def test_evaluate_reads_other_texts_in_the_words_of_the_network(
         copy.write_text(path.read_text())
         copy.with_suffix(".more.txt").write_text("zebra yak xenon")
     classifier = Classifier.open(run)
-    both = [tc.data.Text(str(root), test=0.0, validation=0.0).train for root in (reviews, tmp_path)]
+    both = [Text(str(root), test=0.0, validation=0.0).train for root in (reviews, tmp_path)]
     first, second = (classifier.prepared(texts) for texts in both)
     rows = dict(zip(second.texts, second.images, strict=True))
     for text, row in zip(first.texts, first.images, strict=True):
         assert torch.equal(rows[text][: len(row)][row > 0], row[row > 0])
     assert 0 <= own["accuracy"] <= 1
     with pytest.raises(ValueError, match="the network takes words, these are images"):
-        classifier.prepared(tc.data.Digits().test)
+        classifier.prepared(Digits().test)
 
 
 def test_networks_and_data_that_do_not_belong_together(

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from torchcaps.cli import main
-from torchcaps.data import Digits, ImageSet, Preprocess
 from torchcaps.losses import MarginLoss
 from torchcaps.models import create_model
-from torchcaps.training import Learner, Optimisation, Schedule, TrainerOptions, TrainingDiverged, fit, train_loader
+from torchcaps_lab.cli import main
+from torchcaps_lab.data import Digits, ImageSet, Preprocess
+from torchcaps_lab.training import Learner, Optimisation, Schedule, TrainerOptions, TrainingDiverged, fit, train_loader
 
 SETTINGS = """
 data:
@@ -35,7 +35,7 @@ def train_process(config: Path, run: Path, *options: str) -> subprocess.Popen:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     target = ["--resume", str(run)] if "--resume" in options else ["--config", str(config), "--run", str(run)]
     rest = [option for option in options if option != "--resume"]
-    command = [sys.executable, "-m", "torchcaps", "train", *target, *rest]
+    command = [sys.executable, "-m", "torchcaps_lab", "train", *target, *rest]
     return subprocess.Popen(
         command,
         env=environment,

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.options import typed
-from torchcaps.cli import main
-from torchcaps.training import TrainerOptions
+from torchcaps_lab.cli import main
+from torchcaps_lab.training import TrainerOptions
 
 TRAIN = ["train", "--data", "Digits", "--model", "capsnet_digits", "--epochs", "2", "--trainer.accelerator", "cpu"]
 SMALL = ["--model_args", "{channels: 8, types: 2, decoder_hidden: [16], stem: [4]}", "--report", "false"]

@@ -9,11 +9,11 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.lr_scheduler import ChainedScheduler, ExponentialLR, LRScheduler, OneCycleLR, SequentialLR
 
-from torchcaps.cli import main
-from torchcaps.data import Digits
 from torchcaps.models import create_model
-from torchcaps.training import Learner, Optimisation, Schedule, TrainerOptions
-from torchcaps.training.fitting import Fitting
+from torchcaps_lab.cli import main
+from torchcaps_lab.data import Digits
+from torchcaps_lab.training import Learner, Optimisation, Schedule, TrainerOptions
+from torchcaps_lab.training.fitting import Fitting
 
 EPOCHS, STEPS = 3, 10
 TRAIN = ["train", "--data", "Digits", "--model", "capsnet_digits", "--epochs", str(EPOCHS), "--report", "false"]

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tests.options import made, typed
 from torchcaps import create_model
-from torchcaps.data import Digits, ImageSet, Preprocess
 from torchcaps.models import load_pretrained
-from torchcaps.training import (
+from torchcaps_lab.data import Digits, ImageSet, Preprocess
+from torchcaps_lab.training import (
     Learner,
     Optimisation,
     OptimizerFactory,

@@ -29,14 +29,14 @@ from torchcaps.losses import (
     spread_loss,
 )
 from torchcaps.models import CapsNet, MatrixCapsNet, SharedCapsNet, create_model, list_models, load_pretrained
-from torchcaps.names import needing_extra
+from torchcaps.names import needing
 from torchcaps.ops import Votes, choose_backend, use_backend
 from torchcaps.routing import create_routing, list_routings
 from torchcaps.squash import Squash, length, squash
 
 if TYPE_CHECKING:
-    from torchcaps.classifier import Classifier
-    from torchcaps.training.simple import train
+    from torchcaps_lab.classifier import Classifier
+    from torchcaps_lab.training.simple import train
 
 __version__ = "0.1.0"
 
@@ -87,14 +87,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what needs more than torch on first use."""
+    """Imports what torchcaps-lab has on first use."""
     if name == "Classifier":
-        from torchcaps.classifier import Classifier
+        with needing("classifiers", "torchcaps-lab"):
+            from torchcaps_lab.classifier import Classifier
 
         return Classifier
     if name == "train":
-        with needing_extra("trainings", "train"):
-            from torchcaps.training.simple import train
+        with needing("trainings", "torchcaps-lab"):
+            from torchcaps_lab.training.simple import train
 
         return train
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,16 +1,17 @@
-"""The extra of this package that something needs."""
+"""What to install for something that is missing."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 @contextmanager
-def needing_extra(what: str, extra: str) -> Iterator[None]:
+def needing(what: str, requirement: str) -> Iterator[None]:
     """Inside the ``with`` block a missing module is an error that says what to install.
 
     Args:
         what: needs the module, for the message: a plural.
-        extra: of this package that installs it.
+        requirement: that pip installs it by, such as ``torchcaps[mixture]``.
 
     Raises:
         ModuleNotFoundError: if a module is missing.
@@ -19,5 +20,5 @@ def needing_extra(what: str, extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{what} need {error.name}, which is not installed: pip install 'torchcaps[{extra}]'", name=error.name
+            f"{what} need {error.name}, which is not installed: pip install {shlex.quote(requirement)}", name=error.name
         ) from error

@@ -83,10 +83,11 @@ class Registry(dict[str, Any]):
         """
         *path, last = name.split(".") if isinstance(name, str) else [""]
         called = [*filter(None, [self.get(last)]), *(cls for cls in self.classes() if cls.__name__ == last)]
-        found = [cls for cls in called if not path or path[0] == package_of(cls)]
+        found = [cls for cls in called if not path or package_of(path[0]) == package_of(cls.__module__)]
         if not found:
             raise ValueError(self.unknown(name, place or self.kind))
-        own = [cls for cls in found if package_of(cls) == package_of(self.base)]  # one of the user's goes by its path
+        here = package_of(self.base.__module__)
+        own = [cls for cls in found if package_of(cls.__module__) == here]  # one of the user's goes by its path
         return (own or found)[0]
 
     def unknown(self, name: object, place: str) -> str:
@@ -108,9 +109,10 @@ class Registry(dict[str, Any]):
         return f"{cls.__module__}.{cls.__name__}"
 
 
-def package_of(cls: type) -> str:
-    """The package that defines a class."""
-    return cls.__module__.partition(".")[0]
+def package_of(name: str) -> str:
+    """The package that a dotted name begins with; ``torchcaps_lab`` counts as ``torchcaps``, which it was part of."""
+    first = name.partition(".")[0]
+    return "torchcaps" if first == "torchcaps_lab" else first
 
 
 def registry_of(kind: Any) -> Registry | None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-sys.path[:0] = [str(ROOT), str(HERE)]
+sys.path[:0] = [str(ROOT), str(ROOT / "lab"), str(HERE)]
 # The kernels of the notebooks find the package too, and share the cores with the build.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "lab"), os.environ.get("PYTHONPATH")]))
 
 project = "torchcaps"
 author = "The torchcaps authors"

@@ -25,7 +25,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from tests.api_surface import public_modules
 
-PACKAGE = "torchcaps"
+PACKAGES = ("torchcaps", "torchcaps_lab")
 GUARDED = {"Image", "PILImage", "Figure", "ArgumentParser", "Starlette", "dict[str"}
 """Types of others that modules import for the type checker alone, and what Sphinx leaves of one of ours."""
 
@@ -139,7 +139,9 @@ def foreign(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: 
     """Leaves out what others put into our classes, and the fields of tuples, which the class explains."""
     function = getattr(thing, "fget", None) or getattr(thing, "func", None) or thing  # of properties
     written_in = getattr(inspect.unwrap(function) if callable(function) else function, "__module__", None)
-    return True if type(thing).__name__ == "_tuplegetter" or not (written_in or PACKAGE).startswith(PACKAGE) else None
+    return (
+        True if type(thing).__name__ == "_tuplegetter" or not (written_in or "torchcaps").startswith(PACKAGES) else None
+    )
 
 
 def find(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.TextElement) -> nodes.Node | None:
@@ -179,7 +181,7 @@ def is_alias(name: str, other: str) -> bool:
 @functools.cache
 def exists(target: str) -> bool:
     """Whether a module of this package, or any that it uses, has something of that name."""
-    ours = [name for name in sys.modules if name.split(".")[0] == PACKAGE]
+    ours = [name for name in sys.modules if name.split(".")[0] in PACKAGES]
     return thing_at(target) is not None or any(attribute(sys.modules[name], target) is not None for name in ours)
 
 

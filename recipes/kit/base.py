@@ -70,7 +70,7 @@ class Picture:
         caption: what it shows, in one or two sentences.
 
     Example:
-        >>> from torchcaps.report import new_figure
+        >>> from torchcaps_lab.report import new_figure
         >>> from recipes import Picture
         >>> Picture(new_figure(4, 3), "Errors of all rows.").caption
         'Errors of all rows.'

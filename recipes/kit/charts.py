@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.report.canvas import new_figure, shorten
+from torchcaps_lab.report.canvas import new_figure, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

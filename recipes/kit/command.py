@@ -15,7 +15,7 @@ from recipes.kit.lab import Lab, PresetName, Trained
 from recipes.kit.results import read_results, result_path, write_table
 from torchcaps.models.whole import write_whole
 from torchcaps.numerics import jsonable
-from torchcaps.training import TrainerOptions
+from torchcaps_lab.training import TrainerOptions
 
 ROOT = Path(__file__).parents[2]
 RUNS = Path("runs/recipes")

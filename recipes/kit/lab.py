@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import torch
 
-from torchcaps.classifier import Classifier
-from torchcaps.data import ImageData, ImageSet
 from torchcaps.models import ImageClassifier, load_pretrained
-from torchcaps.report import examine
 from torchcaps.spec import fit, make
-from torchcaps.training import RunFolder, read_options, read_summary, train_with, training_options
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.data import ImageData, ImageSet
+from torchcaps_lab.report import examine
+from torchcaps_lab.training import RunFolder, read_options, read_summary, train_with, training_options
 
 PresetName = Literal["paper", "quick", "smoke"]
 PRESETS: tuple[PresetName, ...] = ("paper", "quick", "smoke")
@@ -28,7 +28,7 @@ class Trained:
 
     Args:
         network: at the end of the last epoch, in evaluation mode, on the device of the lab.
-        summary: of its run, as :func:`torchcaps.training.train` writes it.
+        summary: of its run, as :func:`torchcaps_lab.training.train` writes it.
         folder: of its run.
 
     Example:
@@ -98,7 +98,7 @@ class Lab:
         preset: of the recipe; networks of different presets are kept apart.
         seed: of everything random.
         runs: folder for the runs of all recipes; a network that two of them need is trained once.
-        trainer: options of the trainer, over those of the recipe: see :class:`torchcaps.training.TrainerOptions`.
+        trainer: options of the trainer, over those of the recipe: see :class:`torchcaps_lab.training.TrainerOptions`.
         command: the command line, for the summaries.
         show: takes lines of text.
         trained: the networks so far.

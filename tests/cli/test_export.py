@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 
 from tests.ops.test_compiled_and_exported import SMALLER
-from torchcaps.classifier import Classifier
-from torchcaps.cli import main
-from torchcaps.cli.export import CLOSE, NOTES, _digamma, _without_own_noise, export
-from torchcaps.data import Preprocess, Words
 from torchcaps.models import ImageClassifier, Prediction, create_model, list_models
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.cli import main
+from torchcaps_lab.cli.export import CLOSE, NOTES, _digamma, _without_own_noise, export
+from torchcaps_lab.data import Preprocess, Words
 
 ROOT = Path(__file__).parents[2]
 SLOW = pytest.mark.slow
@@ -178,7 +178,7 @@ def test_writes_over_a_file_only_when_told_to(
         path.write_text(form)
         return 0.0
 
-    monkeypatch.setattr("torchcaps.cli.export.export", writes)
+    monkeypatch.setattr("torchcaps_lab.cli.export.export", writes)
     monkeypatch.chdir(tmp_path)
     command = ["export", "mnist/efficient_capsnet", "--format"]
     assert main([*command, "torch-export"]) == 0
@@ -195,7 +195,7 @@ def test_writes_over_a_file_only_when_told_to(
 
 def test_the_name_of_a_file_says_its_format(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An ONNX file had the name of an exported program."""
-    monkeypatch.setattr("torchcaps.cli.export.export", lambda classifier, path, form: float(path.write_text(form)))
+    monkeypatch.setattr("torchcaps_lab.cli.export.export", lambda classifier, path, form: float(path.write_text(form)))
     command = ["export", "mnist/efficient_capsnet", "--to"]
     for name, form in (("a.pt2", "torch-export"), ("a.onnx", "onnx"), ("a", "onnx")):
         assert main([*command, str(tmp_path / name)]) == 0

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from torchcaps.cli import main, plugins
-from torchcaps.cli.plugins import import_named, named_imports, without_imports
 from torchcaps.routing import list_routings
 from torchcaps.routing.base import ROUTINGS
-from torchcaps.training import training_options
+from torchcaps_lab.cli import main, plugins
+from torchcaps_lab.cli.plugins import import_named, named_imports, without_imports
+from torchcaps_lab.training import training_options
 
 ROUTING = """
 from torchcaps.routing import Routing, mean_routing, register_routing
@@ -137,7 +137,7 @@ def test_options_of_a_file_name_imports_that_the_command_line_names_too(own, tmp
     recorded = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert recorded["import"] == options["import"]
     opened = []
-    monkeypatch.setattr("torchcaps.explore.serve", lambda explorer, *rest: opened.append(explorer))
+    monkeypatch.setattr("torchcaps_lab.explore.serve", lambda explorer, *rest: opened.append(explorer))
     assert main(["explore", str(tmp_path / "run"), "--import", "own_caps.py"]) == 0
     assert opened[0].answer(opened[0].sample(str(tmp_path / "run"), "7"))["label"] == 7
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.classifier import Classifier
-from torchcaps.cli import main
 from torchcaps.models import create_model
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.cli import main
 
 SURE = {"name": "several_labels", "threshold": 1e-6}
 """Says every class that is active at all."""

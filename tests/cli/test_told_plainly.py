@@ -9,14 +9,14 @@ import pytest
 import torch
 from PIL import Image
 
-import torchcaps.cli as cli
+import torchcaps_lab.cli as cli
 from tests.options import typed
 from torchcaps import create_model
-from torchcaps.cli import main
-from torchcaps.data import Digits, Words
 from torchcaps.models import load_pretrained
-from torchcaps.training import RunFolder, read_summary
-from torchcaps.training.reading import as_yaml
+from torchcaps_lab.cli import main
+from torchcaps_lab.data import Digits, Words
+from torchcaps_lab.training import RunFolder, read_summary
+from torchcaps_lab.training.reading import as_yaml
 
 
 @pytest.fixture(scope="module")

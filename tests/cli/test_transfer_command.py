@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 
 from torchcaps import create_model
-from torchcaps.classifier import Classifier
-from torchcaps.cli import main
-from torchcaps.cli.transfer import _transfer
-from torchcaps.data import Digits
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.cli import main
+from torchcaps_lab.cli.transfer import _transfer
+from torchcaps_lab.data import Digits
 
 
 @pytest.fixture(scope="module")

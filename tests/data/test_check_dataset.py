@@ -17,7 +17,7 @@ from PIL import Image
 from test_mnist import idx
 from test_smallnorb import COUNT
 
-from torchcaps.data import (
+from torchcaps_lab.data import (
     CIFAR10,
     MNIST,
     Digits,
@@ -30,8 +30,8 @@ from torchcaps.data import (
     Text,
     list_datasets,
 )
-from torchcaps.data.base import _DATASETS
-from torchcaps.testing import check_dataset
+from torchcaps_lab.data.base import _DATASETS
+from torchcaps_lab.testing import check_dataset
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
 from several_digits import Masks, Pairs

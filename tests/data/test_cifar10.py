@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.data.servers import Server
-from torchcaps.data import CIFAR10
+from torchcaps_lab.data import CIFAR10
 
 FOLDER = "cifar-10-batches-bin"
 ARCHIVE = "cifar-10-binary.tar.gz"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from torchcaps.data import (
+from torchcaps_lab.data import (
     MNIST,
     Batch,
     Digits,
@@ -22,7 +22,7 @@ from torchcaps.data import (
     register_dataset,
     stratified_split,
 )
-from torchcaps.data.base import _DATASETS
+from torchcaps_lab.data.base import _DATASETS
 
 
 def make_set(count: int = 20, classes: int = 2) -> ImageSet:
@@ -319,5 +319,5 @@ def test_data_dir_is_the_argument_then_the_variable_then_the_cache(
 
 
 def test_import_needs_torch_alone() -> None:
-    code = "import sys; sys.modules.update(PIL=None, pooch=None, sklearn=None); import torchcaps.data"
+    code = "import sys; sys.modules.update(PIL=None, pooch=None, sklearn=None); import torchcaps_lab.data"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

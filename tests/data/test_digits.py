@@ -2,7 +2,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from torchcaps import create_model
-from torchcaps.data import Digits
+from torchcaps_lab.data import Digits
 
 
 def test_splits_hold_every_digit_of_the_source_once() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torchcaps.data import Digits, ImageData, ImageSet
+from torchcaps_lab.data import Digits, ImageData, ImageSet
 
 
 class Four(ImageData):

@@ -22,11 +22,11 @@ from tests.data.folders import (
     save,
     tiff_in_tiles,
 )
-from torchcaps.cli import main
-from torchcaps.data import ImageFolder, Manifest, Padded, listed, load_image, stable_split
-from torchcaps.data.check import check_folder
-from torchcaps.data.manifest import readable
-from torchcaps.data.picture import image_suffixes
+from torchcaps_lab.cli import main
+from torchcaps_lab.data import ImageFolder, Manifest, Padded, listed, load_image, stable_split
+from torchcaps_lab.data.check import check_folder
+from torchcaps_lab.data.manifest import readable
+from torchcaps_lab.data.picture import image_suffixes
 
 ODD = [Path(name).name for name in (*BROKEN, *LEFT_OUT, *READ)] + ["linked"]
 
@@ -133,7 +133,7 @@ class TestItem1:
         assert later.test.files == data.test.files
 
     def test_a_run_from_before_keeps_the_split_of_then(self, tmp_path):
-        from torchcaps.data import stratified_split
+        from torchcaps_lab.data import stratified_split
 
         data = ImageFolder(str(make_root(tmp_path)))
         assert data.follow(None).lines() == ()

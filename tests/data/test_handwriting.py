@@ -10,10 +10,10 @@ import torch
 from PIL import Image, ImageDraw, ImageOps
 
 from tests.data.photos import digits, photo
-from torchcaps.classifier import Classifier
-from torchcaps.cli import main
-from torchcaps.data import ImageFolder, load_image
-from torchcaps.data.handwriting import read_handwriting
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.cli import main
+from torchcaps_lab.data import ImageFolder, load_image
+from torchcaps_lab.data.handwriting import read_handwriting
 
 MNIST = (1, 28, 28)
 

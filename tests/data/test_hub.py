@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from tests.data.folders import make_root
-from torchcaps.data import Hub, ImageFolder, create_dataset
-from torchcaps.testing import check_dataset
+from torchcaps_lab.data import Hub, ImageFolder, create_dataset
+from torchcaps_lab.testing import check_dataset
 
 datasets = pytest.importorskip("datasets")
 
@@ -140,5 +140,5 @@ def test_errors(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"datasets cannot open .*empty"):
         _ = Hub(str(tmp_path / "empty")).train
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"Hub needs the package datasets: pip install 'torchcaps\[datasets\]'"):
+    with pytest.raises(ValueError, match=r"Hub needs the package datasets: pip install 'torchcaps-lab\[datasets\]'"):
         _ = Hub("some/where").train

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.data import ImageFolder, load_image
+from torchcaps_lab.data import ImageFolder, load_image
 
 BLACK, WHITE = 0, 255
 

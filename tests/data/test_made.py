@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from recipes.kit.lab import data_of
-from torchcaps.data import Digits, DigitScenes, Few, ImageSet, MadeQuestions
-from torchcaps.data.made import (
+from torchcaps_lab.data import Digits, DigitScenes, Few, ImageSet, MadeQuestions
+from torchcaps_lab.data.made import (
     FACTORS,
     LAYOUTS,
     Affine,
@@ -186,7 +186,7 @@ class TestOneFactor:
 @pytest.fixture(scope="module")
 def data():
     inner = {"class_path": "Digits", "init_args": {"size": 6, "validation": 0.2}}
-    return data_of({"class_path": "torchcaps.data.made.Padded", "init_args": {"data": inner, "pad": 2}})
+    return data_of({"class_path": "torchcaps_lab.data.made.Padded", "init_args": {"data": inner, "pad": 2}})
 
 
 class TestPadded:

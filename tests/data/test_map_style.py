@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
-from torchcaps.data import ImageFolder, MapStyle
-from torchcaps.testing import check_dataset
+from torchcaps_lab.data import ImageFolder, MapStyle
+from torchcaps_lab.testing import check_dataset
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 6, 7, 3), dtype=np.uint8)
 LABELS = [number % 3 for number in range(60)]

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from tests.data.folders import make_root
-from torchcaps.data import ImageFolder
-from torchcaps.data.picture import BrokenImage
-from torchcaps.data.store import ImageStore
+from torchcaps_lab.data import ImageFolder
+from torchcaps_lab.data.picture import BrokenImage
+from torchcaps_lab.data.store import ImageStore
 
 STATUS = Path("/proc/self/status")
 
@@ -48,7 +48,7 @@ def test_images_are_decoded_once(tmp_path, cache, monkeypatch):
     root = str(make_root(tmp_path / "images"))
     first = ImageFolder(root, size=7, memory=0).train.images
     before = files(cache)
-    monkeypatch.setattr("torchcaps.data.listed.to_tensor", None)  # whoever decodes now fails
+    monkeypatch.setattr("torchcaps_lab.data.listed.to_tensor", None)  # whoever decodes now fails
     assert torch.equal(ImageFolder(root, size=7, memory=0).train.images, first)
     assert files(cache) == before
 
@@ -111,7 +111,7 @@ def grown(root: Path, memory: float) -> tuple[int, int]:
     """By how many bytes a process of its own grows that reads all images, and the sum of their pixels."""
     code = """
 import sys
-from torchcaps.data import ImageFolder
+from torchcaps_lab.data import ImageFolder
 
 def own_bytes():
     (row,) = (line for line in open("/proc/self/status") if line.startswith("RssAnon"))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchcaps.data import Digits, mixed_seed
 from torchcaps.models import create_model
-from torchcaps.training import Learner, Optimisation, Schedule, TrainerOptions, fit
+from torchcaps_lab.data import Digits, mixed_seed
+from torchcaps_lab.training import Learner, Optimisation, Schedule, TrainerOptions, fit
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,11 +49,11 @@ def test_a_batch_starts_from_the_mixed_seed(tmp_path: Path) -> None:
 
 
 def test_nothing_in_the_package_hashes_for_a_seed() -> None:
-    code = [path.read_text() for path in (ROOT / "torchcaps" / "training").glob("*.py")]
+    code = [path.read_text() for path in (ROOT / "lab" / "torchcaps_lab" / "training").glob("*.py")]
     assert not any("hash(" in text for text in code)
 
 
 def test_every_process_agrees() -> None:
-    code = "from torchcaps.data import mixed_seed; print(mixed_seed(3, 1, 4))"
+    code = "from torchcaps_lab.data import mixed_seed; print(mixed_seed(3, 1, 4))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert int(done.stdout) == mixed_seed(3, 1, 4)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.data.servers import Server
-from torchcaps.data import MNIST, FashionMNIST, read_idx
+from torchcaps_lab.data import MNIST, FashionMNIST, read_idx
 
 TRAIN, TEST = 40, 10
 

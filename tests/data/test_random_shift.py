@@ -2,8 +2,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torchcaps.data import RandomShift
-from torchcaps.data.augment import random_integers
+from torchcaps_lab.data import RandomShift
+from torchcaps_lab.data.augment import random_integers
 
 
 def shifts(shift: RandomShift, indices: torch.Tensor, epoch: int) -> torch.Tensor:

@@ -9,9 +9,9 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from tests.data.folders import make_root
-from torchcaps.cli import main
-from torchcaps.data import ImageFolder, listed
-from torchcaps.data.alike import first_alike
+from torchcaps_lab.cli import main
+from torchcaps_lab.data import ImageFolder, listed
+from torchcaps_lab.data.alike import first_alike
 
 
 def noise(seed: int, size: tuple[int, int] = (24, 32)) -> Image.Image:
@@ -146,7 +146,7 @@ def test_pictures_of_one_grey_look_like_none(tmp_path):
 
 @pytest.mark.parametrize("at_once", [1, 7 * 23, 2**24])
 def test_first_alike_is_the_first_by_comparing_all(monkeypatch, at_once):
-    monkeypatch.setattr("torchcaps.data.alike._AT_ONCE", at_once)
+    monkeypatch.setattr("torchcaps_lab.data.alike._AT_ONCE", at_once)
     generator = torch.Generator().manual_seed(0)
     kinds = torch.randint(2, (5, 256), generator=generator)
     bits = kinds[torch.randint(5, (23,), generator=generator)]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torchcaps.data import (
+from torchcaps_lab.data import (
     Batch,
     Digits,
     DigitScenes,
@@ -17,7 +17,7 @@ from torchcaps.data import (
     class_boxes,
     ink_boxes,
 )
-from torchcaps.data.scenes import INK, _Place
+from torchcaps_lab.data.scenes import INK, _Place
 
 SMALL = {"canvas": (48, 56), "smallest": 10.0, "largest": 18.0, "clutter": 3}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps.data import Preprocess, SmallNORB, read_binary_matrix
+from torchcaps_lab.data import Preprocess, SmallNORB, read_binary_matrix
 
 UINT8, INT32, PACKED = 0x1E3D4C55, 0x1E3D4C54, 0x1E3D4C52
 TRAIN, TEST = "smallnorb-5x46789x9x18x6x2x96x96-training", "smallnorb-5x01235x9x18x6x2x96x96-testing"

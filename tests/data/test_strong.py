@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps.data import Preprocess, RandAugment, RandomErasing, RandomRotation
-from torchcaps.data.strong import OPERATIONS
+from torchcaps_lab.data import Preprocess, RandAugment, RandomErasing, RandomRotation
+from torchcaps_lab.data.strong import OPERATIONS
 
 kornia = pytest.importorskip("kornia")
 
@@ -117,5 +117,5 @@ def test_what_is_out_of_range_is_named(options, message):
 
 def test_kornia_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "kornia", None)
-    with pytest.raises(ModuleNotFoundError, match=r"need kornia.*pip install 'torchcaps\[augment\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"need kornia.*pip install 'torchcaps-lab\[augment\]'"):
         Preprocess(rotate=5.0).train(pictures(1), torch.arange(1), 0)

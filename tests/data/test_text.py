@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from torchcaps.data import Manifest, Text, TextSet
-from torchcaps.data.text_files import named_texts
+from torchcaps_lab.data import Manifest, Text, TextSet
+from torchcaps_lab.data.text_files import named_texts
 
 
 def write(root: Path, files: dict[str, str], encoding: str = "utf-8") -> Path:

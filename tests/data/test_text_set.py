@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from torchcaps.data import Digits, MadeQuestions, Preprocess, TextSet, Words, joined
-from torchcaps.data.words import PADDING
-from torchcaps.testing import check_dataset
+from torchcaps_lab.data import Digits, MadeQuestions, Preprocess, TextSet, Words, joined
+from torchcaps_lab.data.words import PADDING
+from torchcaps_lab.testing import check_dataset
 
 
 class TestSets:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps.data import (
+from torchcaps_lab.data import (
     ImageSet,
     Preprocess,
     RandomBrightness,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from torchcaps.data import Words
-from torchcaps.data.words import UNKNOWN
+from torchcaps_lab.data import Words
+from torchcaps_lab.data.words import UNKNOWN
 
 
 class TestWords:

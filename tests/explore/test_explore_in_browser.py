@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from torchcaps import Classifier, create_model
-from torchcaps.explore import Explorer, application, digit_samples, local_samples
-from torchcaps.report.exhibit import png
+from torchcaps_lab.explore import Explorer, application, digit_samples, local_samples
+from torchcaps_lab.report.exhibit import png
 
 uvicorn = pytest.importorskip("uvicorn")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright, of the extra dev, drives the browser")

@@ -11,7 +11,7 @@ from PIL import Image
 from docs import explore_pictures
 from docs.explore_pictures import VIEWS, main, served, view_of
 from torchcaps import Classifier, create_model
-from torchcaps.explore import Explorer
+from torchcaps_lab.explore import Explorer
 
 QUESTIONS = "trec/text_pooled"
 

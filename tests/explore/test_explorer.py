@@ -19,17 +19,17 @@ import torch
 
 from tests.data.test_smallnorb import write as write_smallnorb
 from torchcaps import Classifier, create_model
-from torchcaps.cli import main
-from torchcaps.data import MNIST, ImageSet, Words
-from torchcaps.explore import Explorer, application, digit_samples, local_samples, serve
-from torchcaps.explore.explorer import MOST_LOOKS
-from torchcaps.explore.samples import digit_scenes
-from torchcaps.explore.server import MOST_BYTES, _body, _Calls
 from torchcaps.layers import CapsLinear
 from torchcaps.models import CapsuleClassifier, TextClassifier
 from torchcaps.models.pretrained import list_pretrained
-from torchcaps.report.exhibit import png
-from torchcaps.report.words import word_shares
+from torchcaps_lab.cli import main
+from torchcaps_lab.data import MNIST, ImageSet, Words
+from torchcaps_lab.explore import Explorer, application, digit_samples, local_samples, serve
+from torchcaps_lab.explore.explorer import MOST_LOOKS
+from torchcaps_lab.explore.samples import digit_scenes
+from torchcaps_lab.explore.server import MOST_BYTES, _body, _Calls
+from torchcaps_lab.report.exhibit import png
+from torchcaps_lab.report.words import word_shares
 
 uvicorn = pytest.importorskip("uvicorn")
 
@@ -159,7 +159,7 @@ class TestExplorer:
         """A network in a folder called mnist need not know MNIST's classes."""
         images = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 9]), tuple("0123456789"))
         data = SimpleNamespace(test=images)
-        monkeypatch.setattr("torchcaps.explore.samples.create_dataset", lambda name, **_: data)
+        monkeypatch.setattr("torchcaps_lab.explore.samples.create_dataset", lambda name, **_: data)
         assert local_samples("mnist/mine", small()) is images
         assert local_samples("mnist/mine", small(classes=3)) is None
 
@@ -200,7 +200,7 @@ class TestExplorer:
     def test_pictures_that_are_too_large_are_not_decoded(
         self, explorer: Explorer, drawing: bytes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("torchcaps.explore.explorer.MOST_PIXELS", 599)
+        monkeypatch.setattr("torchcaps_lab.explore.explorer.MOST_PIXELS", 599)
         with pytest.raises(ValueError, match="20 x 30 pixels"):
             explorer.look("a", drawing)
 
@@ -414,7 +414,7 @@ class TestServer:
 
     def test_looks_of_others_are_kept(self, drawing: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
         """One browser that drew for a while made the server forget what the others had drawn."""
-        monkeypatch.setattr("torchcaps.explore.explorer.MOST_LOOKS", 3)
+        monkeypatch.setattr("torchcaps_lab.explore.explorer.MOST_LOOKS", 3)
         calls = _Calls(Explorer({"a": small()}))
         other = calls.look(drawing, {"network": "a"})["look"]
         past = {}
@@ -500,7 +500,7 @@ class TestServe:
         made: list[Any] = []
         told: list[str] = []
         monkeypatch.setattr(
-            "torchcaps.explore.server.application", lambda *given: made.append(given) or application(*given)
+            "torchcaps_lab.explore.server.application", lambda *given: made.append(given) or application(*given)
         )
         monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
         serve(explorer, host, port=0, ready=told.append)
@@ -526,7 +526,7 @@ class TestServe:
     def test_command(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
         small().network.save_pretrained(tmp_path)
         monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
-        monkeypatch.setattr("torchcaps.cli.explore._has_screen", lambda: False)
+        monkeypatch.setattr("torchcaps_lab.cli.explore._has_screen", lambda: False)
         assert main(["explore", str(tmp_path), "--port", "0"]) == 0
         assert "torchcaps explore: http://127.0.0.1:" in capsys.readouterr().out
         assert main(["explore", str(tmp_path / "none")]) == 1

@@ -8,8 +8,8 @@ from torch import nn
 
 from torchcaps import CapsConv2d, Capsules, ClassCaps, create_model
 from torchcaps.layers import preserve_deviation
-from torchcaps.report import observe_layers
 from torchcaps.routing import EMRouting
+from torchcaps_lab.report import observe_layers
 
 ROUTINGS = pytest.mark.parametrize(("preset", "steps"), [("soft", 1), ("soft", 3), ("paper", 1), ("paper", 3)])
 COMPETITIONS = pytest.mark.parametrize("competition", ["image", "position"])

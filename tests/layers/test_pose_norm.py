@@ -10,9 +10,9 @@ import torch
 
 from torchcaps import CapsConv2d, Capsules, create_model
 from torchcaps.layers import PoseMagnitude, PoseNorm, PrimaryCaps
-from torchcaps.report import class_shares, observe_layers
 from torchcaps.routing import EMRouting
 from torchcaps.testing import assert_equivariant, orthogonal
+from torchcaps_lab.report import class_shares, observe_layers
 
 KINDS = pytest.mark.parametrize("kind", ["element", "type"])
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from torchcaps import create_model, load_pretrained
-from torchcaps.cli import main
 from torchcaps.models import HeinsenCapsNet, Network, convert
+from torchcaps_lab.cli import main
 
 Arrays = dict[str, np.ndarray]
 

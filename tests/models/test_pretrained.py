@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from torchcaps.classifier import Classifier
-from torchcaps.cli import main
 from torchcaps.models import EfficientCapsNet, create_model, load_pretrained, pretrained
 from torchcaps.models.pretrained import describe_pretrained, list_pretrained, pretrained_folder
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.cli import main
 
 EFFICIENT = "mnist/efficient_capsnet"
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchcaps import create_model, create_routing
 from torchcaps.models import SceneCapsNet, boxes_of_maps
-from torchcaps.report import Observation, Selection
+from torchcaps_lab.report import Observation, Selection
 
 SMALL = {"image_shape": (1, 32, 32), "classes": 4, "channels": (3, 5)}
 

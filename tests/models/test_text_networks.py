@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps import create_model, create_routing, list_models, list_routings, margin_loss
-from torchcaps.data.words import PADDING, RESERVED, UNKNOWN, Words
 from torchcaps.models import TextCapsNet, TextClassifier, TextPooled, text
+from torchcaps_lab.data.words import PADDING, RESERVED, UNKNOWN, Words
 
 NAMES = list_models(takes="words")
 SLOW = pytest.mark.slow

@@ -18,10 +18,10 @@ from recipes.attacks import (
     draw_sample,
     random_signs,
 )
-from torchcaps.data import Digits, Preprocess
 from torchcaps.losses import negative_log_likelihood, spread_loss
 from torchcaps.models import ImageClassifier, Prediction, create_model
 from torchcaps.routing import EMRouting
+from torchcaps_lab.data import Digits, Preprocess
 
 CAPSULES, CNN = "matrix capsules", "convolutional network"
 SHAPE = (1, 3, 4)

@@ -14,7 +14,7 @@ from recipes.affine import (
 )
 from recipes.kit.lab import PRESETS
 from torchcaps.models import create_model
-from torchcaps.training import training_options
+from torchcaps_lab.training import training_options
 
 QUARTER = torch.tensor([90.0])
 

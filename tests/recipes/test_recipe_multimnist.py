@@ -8,8 +8,8 @@ from recipes.multimnist import (
     ERROR,
     pair_error,
 )
-from torchcaps.data import Digits, Overlaid, Overlay, fixed_pairs
 from torchcaps.models import ImageClassifier, Prediction, create_model
+from torchcaps_lab.data import Digits, Overlaid, Overlay, fixed_pairs
 
 
 class Given(ImageClassifier):

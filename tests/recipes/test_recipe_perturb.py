@@ -17,7 +17,7 @@ from recipes.perturb import (
     digits_for,
     findings,
 )
-from torchcaps.data import create_dataset
+from torchcaps_lab.data import create_dataset
 
 
 def test_figures_of_sweeps() -> None:

@@ -17,7 +17,7 @@ from recipes.routing_health import (
     differences,
     findings,
 )
-from torchcaps.data import Preprocess, create_dataset
+from torchcaps_lab.data import Preprocess, create_dataset
 
 CPU = {"accelerator": "cpu"}
 

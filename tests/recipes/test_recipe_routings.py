@@ -21,9 +21,9 @@ from recipes.routings import (
 )
 from tests.options import made
 from torchcaps import create_model, list_routings, use_backend
-from torchcaps.data import Digits, Few
 from torchcaps.losses import length_cross_entropy
 from torchcaps.routing.base import ROUTINGS
+from torchcaps_lab.data import Digits, Few
 
 job = RoutingsSideBySide().job
 

@@ -19,9 +19,9 @@ from recipes.scenes import (
     peaks,
     segments,
 )
-from torchcaps.data import Digits, class_boxes
-from torchcaps.data.scenes import INK, Scenery
 from torchcaps.models import Prediction, create_model
+from torchcaps_lab.data import Digits, class_boxes
+from torchcaps_lab.data.scenes import INK, Scenery
 
 
 def test_peaks_by_hand():

@@ -12,11 +12,11 @@ from recipes.kit.command import run_recipe
 from recipes.kit.lab import PRESETS, Trained
 from recipes.smallnorb import BASE, CNN, ERROR, ROWS, THIRTEEN, SmallNORBEM
 from recipes.smallnorb_viewpoints import FAMILIAR, NOVEL, SmallNORBViewpoints
-from torchcaps.data import Digits, Preprocess
-from torchcaps.data.made import turn
-from torchcaps.data.preprocess import standardise, thirteen_crops
 from torchcaps.models import create_model, load_pretrained
-from torchcaps.training import training_options
+from torchcaps_lab.data import Digits, Preprocess
+from torchcaps_lab.data.made import turn
+from torchcaps_lab.data.preprocess import standardise, thirteen_crops
+from torchcaps_lab.training import training_options
 
 job = SmallNORBEM().job
 viewpoints_job = SmallNORBViewpoints().job

@@ -26,7 +26,7 @@ from recipes import (
 )
 from recipes.__main__ import main as recipes_main
 from recipes.kit import command, results
-from torchcaps.cli import main
+from torchcaps_lab.cli import main
 
 CPU = {"accelerator": "cpu"}
 

@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from recipes.routing_health import at_steps, layer_health, layer_polarisation, polarisation
 from torchcaps import CapsConv2d, Capsules, create_model, create_routing
-from torchcaps.data import create_dataset
-from torchcaps.report import Layer, examine, layer_entropy, observe_layers, routing_steps
 from torchcaps.routing import Routed
+from torchcaps_lab.data import create_dataset
+from torchcaps_lab.report import Layer, examine, layer_entropy, observe_layers, routing_steps
 
 
 def matrix_network(**options: object) -> nn.Module:

@@ -5,9 +5,9 @@ import torch
 
 from recipes.perturb import changes, reconstruction_error, sweep
 from torchcaps import create_model
-from torchcaps.data import create_dataset
 from torchcaps.models import CapsuleClassifier
-from torchcaps.report import default_sweep
+from torchcaps_lab.data import create_dataset
+from torchcaps_lab.report import default_sweep
 
 
 def network() -> CapsuleClassifier:

@@ -4,9 +4,9 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.data import ImageSet
-from torchcaps.report import Findings
-from torchcaps.report.pictures import Advice
+from torchcaps_lab.data import ImageSet
+from torchcaps_lab.report import Findings
+from torchcaps_lab.report.pictures import Advice
 
 
 def advice(labels: torch.Tensor, said: torch.Tensor, summary=None, metrics=(), files=None, side: int = 4) -> Advice:
@@ -51,7 +51,7 @@ class TestEachFactHasItsAdvice:
         metrics = [{"train_accuracy": 0.95, "val_accuracy": 0.89}]
         (hint,) = advice(EVEN, EVEN, {"preprocess": {"flip": True, "shift": 4}}, metrics).hints
         assert "95.0% of the training images are right, 89.0% of others" in hint.fact
-        assert "pip install 'torchcaps[augment]'" in hint.advice  # for what to type
+        assert "pip install 'torchcaps-lab[augment]'" in hint.advice  # for what to type
         assert hint.option == "--preprocess.rotate 15 --preprocess.randaugment 2 --preprocess.erase 0.25"
         everything = {"flip": True, "shift": 4, "rotate": 15, "randaugment": 2, "erase": 0.25}
         (hint,) = advice(EVEN, EVEN, {"preprocess": everything}, metrics).hints

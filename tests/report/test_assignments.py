@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from torchcaps import create_model, create_routing
 from torchcaps.models import CapsuleClassifier
-from torchcaps.report import Observation, Selection, assignment_entropy, dead_capsules, layer_extents
+from torchcaps_lab.report import Observation, Selection, assignment_entropy, dead_capsules, layer_extents
 
 
 def tiny(name: str = "capsnet_digits", **arguments: object) -> CapsuleClassifier:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from torchcaps.report import Calibration, Findings, fit_platt, fit_temperature
-from torchcaps.report.calibration import calibration_bins, calibration_error
-from torchcaps.report.pictures import Reliability
+from torchcaps_lab.report import Calibration, Findings, fit_platt, fit_temperature
+from torchcaps_lab.report.calibration import calibration_bins, calibration_error
+from torchcaps_lab.report.pictures import Reliability
 
 
 def drawn(count: int, sharpness: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,9 +16,9 @@ from PIL import Image
 from torch import Tensor
 
 from torchcaps import create_model
-from torchcaps.data import ImageSet
 from torchcaps.models import ImageClassifier
-from torchcaps.report import (
+from torchcaps_lab.data import ImageSet
+from torchcaps_lab.report import (
     Exhibit,
     Observation,
     Picture,
@@ -34,9 +34,9 @@ from torchcaps.report import (
     write_page,
     write_report,
 )
-from torchcaps.report.exhibit import PNG, pngs
-from torchcaps.report.pictures import Assignments, LearningCurves, Mistakes, Perturbations, Summary
-from torchcaps.report.pictures.summary import Quantity
+from torchcaps_lab.report.exhibit import PNG, pngs
+from torchcaps_lab.report.pictures import Assignments, LearningCurves, Mistakes, Perturbations, Summary
+from torchcaps_lab.report.pictures.summary import Quantity
 
 METRICS = [{"epoch": 0.0, "train_loss": math.nan, "assignment_entropy_conv": 0.5}, {"train_loss": math.inf}]
 

@@ -13,16 +13,16 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from torchcaps.report import Exhibit, Extent
-from torchcaps.report.pictures.assignments import Assignments, ShareMaps
-from torchcaps.report.pictures.confusion import Confusion
-from torchcaps.report.pictures.layer_activations import ActivationMaps, LayerActivations
-from torchcaps.report.pictures.layer_poses import LayerPoses, PoseMaps
-from torchcaps.report.pictures.layer_types import LayerTypes, TypeMaps
-from torchcaps.report.pictures.learning_curves import LearningCurves
-from torchcaps.report.pictures.mistakes import Mistake, Mistakes
-from torchcaps.report.pictures.perturbations import Perturbations
-from torchcaps.report.pictures.reconstructions import Reconstructions
+from torchcaps_lab.report import Exhibit, Extent
+from torchcaps_lab.report.pictures.assignments import Assignments, ShareMaps
+from torchcaps_lab.report.pictures.confusion import Confusion
+from torchcaps_lab.report.pictures.layer_activations import ActivationMaps, LayerActivations
+from torchcaps_lab.report.pictures.layer_poses import LayerPoses, PoseMaps
+from torchcaps_lab.report.pictures.layer_types import LayerTypes, TypeMaps
+from torchcaps_lab.report.pictures.learning_curves import LearningCurves
+from torchcaps_lab.report.pictures.mistakes import Mistake, Mistakes
+from torchcaps_lab.report.pictures.perturbations import Perturbations
+from torchcaps_lab.report.pictures.reconstructions import Reconstructions
 
 
 def render(figure: Figure) -> bytes:
@@ -65,7 +65,7 @@ def reconstructed(images: Tensor, drawn_images: Tensor, titles: Sequence[str]) -
 
 def test_importing_needs_no_matplotlib_and_drawing_no_window() -> None:
     code = (
-        "import sys, torch, torchcaps.report as r; assert 'matplotlib' not in sys.modules;"
+        "import sys, torch, torchcaps_lab.report as r; assert 'matplotlib' not in sys.modules;"
         "one = r.pictures.Confusion(title='', text='', counts=torch.eye(2), classes=('a', 'b'));"
         "next(one.draw()).figure.savefig(sys.argv[1]); assert 'matplotlib.pyplot' not in sys.modules"
     )

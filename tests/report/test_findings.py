@@ -6,9 +6,9 @@ from sklearn.metrics import confusion_matrix, recall_score
 from torch import Tensor, nn
 
 from torchcaps import create_model
-from torchcaps.data import ImageSet
 from torchcaps.models import ImageClassifier, Prediction
-from torchcaps.report import Findings, assignment_entropy, examine
+from torchcaps_lab.data import ImageSet
+from torchcaps_lab.report import Findings, assignment_entropy, examine
 
 
 def random_set(count: int = 30, classes: int = 3, shape: tuple[int, int, int] = (1, 8, 8)) -> ImageSet:

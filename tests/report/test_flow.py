@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from torchcaps import CapsConv2d, Capsules, create_model, create_routing
 from torchcaps.models import CapsuleClassifier
-from torchcaps.report import class_maps, class_shares, layer_extents, observe_layers
-from torchcaps.report.layers import Layer
 from torchcaps.routing import Routed
+from torchcaps_lab.report import class_maps, class_shares, layer_extents, observe_layers
+from torchcaps_lab.report.layers import Layer
 
 
 def matrix_net(classes: int = 3, **arguments: object) -> CapsuleClassifier:

@@ -11,7 +11,9 @@ from torch.nn import functional as F
 
 from torchcaps import create_model, create_routing
 from torchcaps.models import CapsuleClassifier
-from torchcaps.report import (
+from torchcaps.routing import Routing
+from torchcaps.routing.base import ROUTINGS
+from torchcaps_lab.report import (
     Observation,
     Selection,
     draw_poses,
@@ -22,9 +24,7 @@ from torchcaps.report import (
     pose_tells,
     shape_moments,
 )
-from torchcaps.report.pictures import ClassActivations, ClassPose, PoseSwap, RoutingSteps
-from torchcaps.routing import Routing
-from torchcaps.routing.base import ROUTINGS
+from torchcaps_lab.report.pictures import ClassActivations, ClassPose, PoseSwap, RoutingSteps
 
 SMALL = {"channels": 8, "types": 2, "classes": 3, "pose_dim": 4, "decoder_hidden": (16,)}
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from torchcaps import create_model
-from torchcaps.data import ImageSet
-from torchcaps.report import Findings, select_examples, write_page, write_report
-from torchcaps.report.canvas import make_legible
-from torchcaps.report.pictures import Confusion, Mistakes
+from torchcaps_lab.data import ImageSet
+from torchcaps_lab.report import Findings, select_examples, write_page, write_report
+from torchcaps_lab.report.canvas import make_legible
+from torchcaps_lab.report.pictures import Confusion, Mistakes
 
 
 def answers(classes: int, labels: torch.Tensor, said: torch.Tensor) -> Findings:

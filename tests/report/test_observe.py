@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps import Capsules, create_model, create_routing
-from torchcaps.data import ImageSet
 from torchcaps.models import CapsuleClassifier, ImageClassifier
-from torchcaps.report import (
+from torchcaps_lab.data import ImageSet
+from torchcaps_lab.report import (
     Findings,
     Observation,
     Selection,
@@ -29,7 +29,7 @@ from torchcaps.report import (
     select_samples,
     write_report,
 )
-from torchcaps.report.pictures import RoutingSteps
+from torchcaps_lab.report.pictures import RoutingSteps
 
 
 def digits_net(**arguments: object) -> CapsuleClassifier:

@@ -19,9 +19,9 @@ from torchcaps import (
     list_models,
 )
 from torchcaps.models import CapsuleClassifier, ImageClassifier
-from torchcaps.report import assignment_entropy, dead_capsules, layer_entropy, observe_layers, peak_activation
-from torchcaps.report.layers import Layer, below
 from torchcaps.routing import Routed
+from torchcaps_lab.report import assignment_entropy, dead_capsules, layer_entropy, observe_layers, peak_activation
+from torchcaps_lab.report.layers import Layer, below
 
 SMALL = {
     "byerly": {"channels": 4, "growth": 2, "stages": (1, 2)},

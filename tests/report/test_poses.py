@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from torchcaps import Capsules, create_model
 from torchcaps.models import CapsuleClassifier
-from torchcaps.report import default_sweep, perturb
+from torchcaps_lab.report import default_sweep, perturb
 
 
 @pytest.fixture(scope="module")

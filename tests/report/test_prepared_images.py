@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from torchcaps import create_model
-from torchcaps.data import ImageSet, Preprocess, centre_crop, standardise, thirteen_crops
 from torchcaps.models import ImageClassifier, Prediction
-from torchcaps.report import assignment_entropy, examine, exhibits_of_classifier
-from torchcaps.report.pictures.assignments import Assignments, ShareMaps
+from torchcaps_lab.data import ImageSet, Preprocess, centre_crop, standardise, thirteen_crops
+from torchcaps_lab.report import assignment_entropy, examine, exhibits_of_classifier
+from torchcaps_lab.report.pictures.assignments import Assignments, ShareMaps
 
 PREPROCESS = Preprocess(crop=8, standardise=True, crops=13)
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from torchcaps import create_model
-from torchcaps.data import ImageSet
 from torchcaps.models import ImageClassifier
-from torchcaps.report import write_report
-from torchcaps.report.exhibit import Table
-from torchcaps.report.page import _table
+from torchcaps_lab.data import ImageSet
+from torchcaps_lab.report import write_report
+from torchcaps_lab.report.exhibit import Table
+from torchcaps_lab.report.page import _table
 
 METRICS = [{"epoch": 0.0, "train_loss": 0.5}, {"epoch": 1.0, "train_loss": 0.3, "val_accuracy": 0.5}]
 ALWAYS = {"confusion_matrix.png", "worst_mistakes.png"}

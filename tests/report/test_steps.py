@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from torchcaps import create_model, create_routing
-from torchcaps.report.steps import routing_steps, stretched
 from torchcaps.routing import EMRouting, Routing
 from torchcaps.routing.em import inverse_temperatures
+from torchcaps_lab.report.steps import routing_steps, stretched
 
 
 def matrix_network(**options: object) -> nn.Module:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from torchcaps import Capsules, create_model
-from torchcaps.data import Digits, ImageSet
 from torchcaps.models import CapsNet
-from torchcaps.report import (
+from torchcaps_lab.data import Digits, ImageSet
+from torchcaps_lab.report import (
     ATTRIBUTES,
     attributes,
     carried,
@@ -20,8 +20,8 @@ from torchcaps.report import (
     poses_of,
     transfer,
 )
-from torchcaps.report.pictures import PoseReadout
-from torchcaps.report.poses import encoded
+from torchcaps_lab.report.pictures import PoseReadout
+from torchcaps_lab.report.poses import encoded
 
 
 def stroke(slant: float = 0.0, width: int = 4, height: int = 20, size: int = 28) -> Tensor:

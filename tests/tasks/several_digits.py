@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchcaps.data import Batch, Composition, Digits, ImageData, ImageSet, Parts, random_integers
+from torchcaps_lab.data import Batch, Composition, Digits, ImageData, ImageSet, Parts, random_integers
 
 
 class SideBySide(Composition):

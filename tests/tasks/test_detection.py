@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from torchcaps import create_model
-from torchcaps.data import Digits, ImageSet, Preprocess, Scenery
 from torchcaps.losses import MarginLoss, ReconstructionLoss
 from torchcaps.models import Prediction
-from torchcaps.tasks import Criteria, Detection, SeveralLabels, as_task, average_precision, box_iou, box_loss
-from torchcaps.tasks.detection import _true_boxes
+from torchcaps_lab.data import Digits, ImageSet, Preprocess, Scenery
+from torchcaps_lab.tasks import Criteria, Detection, SeveralLabels, as_task, average_precision, box_iou, box_loss
+from torchcaps_lab.tasks.detection import _true_boxes
 
 TRUE = torch.tensor([[[0.0, 0, 4, 4], [0, 0, 0, 0], [2, 2, 6, 10]], [[0, 0, 0, 0], [1, 1, 3, 3], [0, 0, 0, 0]]])
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from torchcaps.tasks import Classification, create_task, list_tasks, register_task
-from torchcaps.tasks.base import TASKS
+from torchcaps_lab.tasks import Classification, create_task, list_tasks, register_task
+from torchcaps_lab.tasks.base import TASKS
 
 
 @pytest.fixture(autouse=True)

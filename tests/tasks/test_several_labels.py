@@ -10,14 +10,13 @@ from PIL import Image
 from several_digits import Masks, Pairs
 
 import torchcaps as tc
-import torchcaps.data
-from torchcaps.classifier import Classifier
-from torchcaps.cli import main
-from torchcaps.data import Digits
 from torchcaps.losses import MarginLoss, NegativeLogLikelihood, ReconstructionLoss
 from torchcaps.models import Prediction, create_model
-from torchcaps.tasks import Classification, Criteria, SeveralLabels, Task, as_task, create_task, list_tasks
-from torchcaps.training import Loaders, Schedule, Speed
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.cli import main
+from torchcaps_lab.data import Digits, ImageSet
+from torchcaps_lab.tasks import Classification, Criteria, SeveralLabels, Task, as_task, create_task, list_tasks
+from torchcaps_lab.training import Loaders, Schedule, Speed
 
 MODULE = str(Path(__file__).with_name("several_digits.py"))
 OPTIONS = [
@@ -238,7 +237,7 @@ class TestAnswers:
         said = torch.zeros(3, 10)
         said[0, [1, 2]] = said[1, [1, 3]] = said[2, 4] = 1.0
         pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).view(3, 1, 1, 1)
-        images = tc.data.ImageSet(pixels, masks, tuple(map(str, range(10))))
+        images = ImageSet(pixels, masks, tuple(map(str, range(10))))
         network = Fixed()
         network.told = dict(zip((images[row].images.item() for row in range(3)), said, strict=True))
         found = SeveralLabels().examine(network, images, batch_size=2)
@@ -284,4 +283,4 @@ def test_masks_are_split_in_shares():
     assert data.train.labels.dtype == torch.bool
     digits = Digits().test
     with pytest.raises(ValueError, match=r"or bool \(359, 10\), a mask"):
-        tc.data.ImageSet(digits.images, torch.zeros(359, 9, dtype=torch.bool), digits.classes)
+        ImageSet(digits.images, torch.zeros(359, 9, dtype=torch.bool), digits.classes)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.hostile import harmless, texts, watched
-from torchcaps.cli import main
-from torchcaps.cli.plugins import import_named
-from torchcaps.training import read_options, training_options
+from torchcaps_lab.cli import main
+from torchcaps_lab.cli.plugins import import_named
+from torchcaps_lab.training import read_options, training_options
 
 SMALL = {
     "data": "Digits",
@@ -43,7 +43,7 @@ HOSTILE = {
     "optimizer, in quotes in text": lambda mark: {"optimizer": '"os.system"'},
     "optimizer, with a tag in text": lambda mark: {"optimizer": "!!str os.system"},
     "optimizer, with a dot": lambda mark: {"optimizer.class_path": "os.system"},
-    "optimizer, by another module": lambda mark: {"optimizer": {"class_path": "torchcaps.data.base.os.system"}},
+    "optimizer, by another module": lambda mark: {"optimizer": {"class_path": "torchcaps_lab.data.base.os.system"}},
     "optimizer, of another package by a known name": lambda mark: {"optimizer": "hostile_module.Adam"},
     "argument of the optimizer": lambda mark: {"optimizer": {"name": "Adam", "lr": shell(mark)}},
     "argument without a class": lambda mark: {"optimizer": {"init_args": {"lr": shell(mark)}}},
@@ -234,7 +234,7 @@ def test_what_a_run_writes_down_is_taken_back(example: Path, tmp_path: Path) -> 
 
 def test_what_was_imported_by_name_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "friendly_caps.py"
-    own.write_text("from torchcaps.data import Digits\n\nclass Friendly(Digits):\n    pass\n")
+    own.write_text("from torchcaps_lab.data import Digits\n\nclass Friendly(Digits):\n    pass\n")
     options = {**SMALL, "import": [str(own)], "data": "friendly_caps.Friendly"}
     config = write(tmp_path / "config.yaml", options)
     monkeypatch.setattr(sys, "modules", dict(sys.modules))

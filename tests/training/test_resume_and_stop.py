@@ -12,16 +12,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import torchcaps as tc
-from torchcaps.cli import main
-from torchcaps.data import Digits, ImageSet
 from torchcaps.losses import MarginLoss
 from torchcaps.models import create_model
-from torchcaps.tasks import Criteria
-from torchcaps.training import Caller, Learner, Optimisation, Schedule, TrainerOptions, TrainingDiverged, fit
-from torchcaps.training.checkpoints import newest_checkpoint
-from torchcaps.training.diverged import first_not_finite
-from torchcaps.training.fingerprint import differences
-from torchcaps.training.fitting import Fitting, rehearse
+from torchcaps_lab.cli import main
+from torchcaps_lab.data import Digits, ImageSet
+from torchcaps_lab.tasks import Criteria
+from torchcaps_lab.training import Caller, Learner, Optimisation, Schedule, TrainerOptions, TrainingDiverged, fit
+from torchcaps_lab.training.checkpoints import newest_checkpoint
+from torchcaps_lab.training.diverged import first_not_finite
+from torchcaps_lab.training.fingerprint import differences
+from torchcaps_lab.training.fitting import Fitting, rehearse
 
 CPU = TrainerOptions(accelerator="cpu")
 FEW = Digits().train.subset(torch.arange(64))

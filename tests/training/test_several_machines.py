@@ -46,12 +46,12 @@ def rows(run: Path) -> list[dict[str, float]]:
 @slow
 def test_two_nodes_train_like_one_process(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    finish([start("torchcaps", *OPTIONS, "--run", str(one))])
+    finish([start("torchcaps_lab", *OPTIONS, "--run", str(one))])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     where = ["--nnodes", "2", "--nproc_per_node", "1", "--master_addr", "127.0.0.1", "--master_port", port]
-    train = ["-m", "--", "torchcaps", *OPTIONS, *NODES, "--run", str(two)]  # -- or torchrun takes --run for its own
+    train = ["-m", "--", "torchcaps_lab", *OPTIONS, *NODES, "--run", str(two)]  # -- or torchrun takes --run for its own
     finish([start("torch.distributed.run", *where, "--node_rank", rank, *train) for rank in "01"])
     for expected, got in zip(rows(one), rows(two), strict=True):
         assert got["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-4)

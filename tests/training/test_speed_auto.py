@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from torchcaps import create_model
-from torchcaps.data import Digits, ImageSet
-from torchcaps.training import Learner, Optimisation, Schedule, Speed, TrainerOptions, fit
+from torchcaps_lab.data import Digits, ImageSet
+from torchcaps_lab.training import Learner, Optimisation, Schedule, Speed, TrainerOptions, fit
 
 SCHEDULE = Schedule(epochs=1, batch_size=8)
 EXACT = TrainerOptions(accelerator="cpu", precision="64-true")

@@ -14,8 +14,8 @@ import torch
 from test_several_machines import finish
 
 from torchcaps import create_model
-from torchcaps.data import Digits
-from torchcaps.training import Learner, Optimisation, Schedule, TrainerOptions, fit
+from torchcaps_lab.data import Digits
+from torchcaps_lab.training import Learner, Optimisation, Schedule, TrainerOptions, fit
 
 Rows = list[dict[str, float]]
 
@@ -52,7 +52,8 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0", "GLOO_SOCKET_IFNAME": "lo"}
-    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), str(root / "lab"), os.environ.get("PYTHONPATH", "")])
     processes = [
         subprocess.Popen(
             [sys.executable, __file__, str(tmp_path)],
@@ -75,7 +76,7 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
 
 
 def test_resuming_may_share_out_anew() -> None:
-    from torchcaps.training.fingerprint import FREE
+    from torchcaps_lab.training.fingerprint import FREE
 
     assert "shard_optimizer" in FREE
 

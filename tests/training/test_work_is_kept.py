@@ -13,12 +13,12 @@ import pytest
 import torch
 import yaml
 
-from torchcaps.cli import main
-from torchcaps.data import Digits, ImageSet
 from torchcaps.models import create_model
 from torchcaps.models.whole import UNFINISHED, write_whole, written_whole
-from torchcaps.training import Learner, Optimisation, RunFolder, Schedule, TrainerOptions, fit
-from torchcaps.training.checkpoints import SealedCheckpoints, checkpoint_to_resume, is_whole, newest_checkpoint
+from torchcaps_lab.cli import main
+from torchcaps_lab.data import Digits, ImageSet
+from torchcaps_lab.training import Learner, Optimisation, RunFolder, Schedule, TrainerOptions, fit
+from torchcaps_lab.training.checkpoints import SealedCheckpoints, checkpoint_to_resume, is_whole, newest_checkpoint
 
 CPU = TrainerOptions(accelerator="cpu")
 TRAIN = [

@@ -4,9 +4,9 @@ They are there to show what routing does, and to check it. scikit-learn's are fa
 for a transform that is the identity: cluster large data with those.
 """
 
-from torchcaps.names import needing_extra
+from torchcaps.names import needing
 
-with needing_extra("mixtures as estimators", "mixture"):
+with needing("mixtures as estimators", "torchcaps[mixture]"):
     from torchcaps.mixture.base import point_votes
     from torchcaps.mixture.binomial import BinomialMixture
     from torchcaps.mixture.gaussian import GaussianMixture

@@ -14,10 +14,10 @@ from torch import nn
 
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.models.whole import sweep, write_whole, written_whole
-from torchcaps.names import needing_extra
+from torchcaps.names import needing
 from torchcaps.routing import Routing, constructor_arguments, create_routing
 from torchcaps.routing.base import MOST_STEPS, ROUTINGS
-from torchcaps.spec import kept, same_class
+from torchcaps.spec import kept, package_of, same_class
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -134,12 +134,10 @@ class Network(nn.Module, ABC):
                 command line keeps the names of the classes and how images are prepared here.
 
         Raises:
-            ModuleNotFoundError: if safetensors is not installed; it names the extra.
             ValueError: if there is no such type, or a weight is too large for it; or if the weights have another type
                 than these, such as float64.
         """
-        with needing_extra("saved networks", "hub"):
-            from safetensors.torch import save_file
+        from safetensors.torch import save_file
 
         folder = Path(folder)
         config = {"network": type(self).__name__, "arguments": self.config(), "extra": extra}
@@ -265,7 +263,7 @@ def _imports(network: Network) -> list[str]:
     """The modules from outside this package that define a network and its routings."""
     classes = {type(network), *(type(module) for module in network.modules() if isinstance(module, Routing))}
     modules = {cls.__module__ for cls in classes}
-    return sorted(name for name in modules if name != "__main__" and name.split(".")[0] != __name__.split(".")[0])
+    return sorted(name for name in modules if name != "__main__" and package_of(name) != package_of(__name__))
 
 
 def _rounded(name: str, tensor: torch.Tensor, stored: str) -> torch.Tensor:
@@ -297,7 +295,7 @@ def _locate(source: str | Path) -> Path:
         raise FileNotFoundError(
             f"{str(source)[:4000]} is not a folder with a saved network, nor in the package, which has {known}"
         )
-    with needing_extra("saved networks", "hub"):
+    with needing("networks of the Hugging Face Hub", "torchcaps[hub]"):
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -398,9 +396,8 @@ def _read_weights(path: Path, outline: Network, stored: torch.dtype | None) -> d
     Raises:
         ValueError: if the file is damaged, or they do not fit; names the first tensor.
     """
-    with needing_extra("saved networks", "hub"):
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
 
     try:
         state = load_file(path)

@@ -11,7 +11,7 @@ from torchcaps.models.base import ImageClassifier
 from torchcaps.numerics import check_size
 
 PADDING, UNKNOWN, RESERVED = 0, 1, 2
-"""As in :mod:`torchcaps.data.words`: padding, unknown words, and the first word of the vocabulary."""
+"""As in :mod:`torchcaps_lab.data.words`: padding, unknown words, and the first word of the vocabulary."""
 
 _START = 0.25
 """Word vectors start between this and its negative (Kim 2014, section 3.1)."""

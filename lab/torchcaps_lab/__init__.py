@@ -1,0 +1,1 @@
+"""Around the networks of torchcaps: data sets, tasks, training, reports, the command line."""

@@ -1,0 +1,466 @@
+"""A trained network, ready to be used: with its preprocessing, the names of its classes and its task."""
+
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchcaps.models import ImageClassifier, Prediction, load_pretrained
+from torchcaps.models.base import in_precision_of
+from torchcaps.models.network import network_folder
+from torchcaps.numerics import check_size
+from torchcaps_lab.data import ImageSet, Preprocess
+from torchcaps_lab.data.base import Fit
+from torchcaps_lab.data.folder import Resize, check_resize, fit_image
+from torchcaps_lab.data.handwriting import Handwriting
+from torchcaps_lab.data.picture import (
+    as_numbers,
+    as_picture,
+    as_shown,
+    fit_handwriting,
+    in_mode,
+    load_handwriting,
+    open_image,
+)
+from torchcaps_lab.data.text_set import TextSet
+from torchcaps_lab.data.words import Reading, Words, together
+from torchcaps_lab.report.calibration import Calibration
+from torchcaps_lab.tasks import Answer, Examination, Task, as_task
+from torchcaps_lab.tasks.labels import finite_warning
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image as PILImage
+
+    Image: TypeAlias = str | Path | PILImage | np.ndarray | Tensor
+
+_LARGEST = 2**28
+"""Most numbers of an image that a saved network may demand."""
+
+_LUMA = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in grey (ITU-R BT.601), as in Pillow."""
+
+
+class Classifier:
+    """A network that classifies images of any kind and size.
+
+    ``Classifier.open("runs/photos")`` opens a run of ``torchcaps train``; so does the folder of a saved network, the
+    name of a trained network in the package, ``mnist/efficient_capsnet``, or a repository on the Hugging Face Hub. A
+    classifier of a network at hand: ``Classifier(network, classes=[...])``.
+
+        classifier = tc.Classifier.open("runs/photos")
+        answer = classifier("new.jpg")
+        answer.classes, answer.probabilities["cat"], answer.lengths["cat"], answer.poses["cat"]
+
+    Args:
+        network: in evaluation mode from now on.
+        classes: their names; default: those that were saved with the network, or else their numbers.
+        preprocess: how the network's images are prepared; default: as was saved with it, or else not at all.
+        image_shape: (C, H, W) of images before they are prepared; default: as saved, or else that of the network.
+        task: what the network is for, its name, or its name and arguments; default: as saved, or else classification.
+        resize: how images of another size get to ``image_shape``: keep the aspect ratio and ``pad`` with black, keep it
+            and ``crop`` the centre, or ``stretch``; or cut out ``handwriting``; or ``keep`` their size, for a network
+            of any size; default: as saved, or else ``pad``.
+
+    Attributes:
+        run: the folder of the run that it was opened from; None if it was not.
+
+    Raises:
+        ValueError: if there are not as many names as classes, there is no such task, or ``image_shape`` does not lead
+            to what the network takes.
+
+    Example:
+        >>> from torchcaps_lab.data import Digits
+        >>> digits = Digits().test
+        >>> classifier = tc.Classifier(tc.create_model("capsnet_digits"), classes=digits.classes)
+        ...
+        >>> answers = classifier.predict(digits.images[:2])
+        >>> len(answers), len(answers[0].classes), answers[0].poses["3"].shape
+        (2, 1, torch.Size([16]))
+    """
+
+    def __init__(
+        self,
+        network: ImageClassifier,
+        *,
+        classes: Sequence[str] | None = None,
+        preprocess: Preprocess | None = None,
+        image_shape: tuple[int, int, int] | None = None,
+        task: Task | str | dict[str, Any] | None = None,
+        resize: Fit | None = None,
+    ) -> None:
+        saved = network.extra
+        self.network = network.eval()
+        self.classes = tuple(classes or saved.get("classes") or (str(label) for label in range(network.classes)))
+        self.preprocess = preprocess or Preprocess.from_config(saved.get("preprocess", {}))
+        channels, height, width = image_shape or saved.get("raw_image_shape") or network.image_shape
+        self.image_shape = (channels, height, width)
+        self.task = as_task(task or saved.get("task", "classification"))
+        fit = saved.get("resize", "pad")  # of the data that it was trained on, of any size or not
+        self.resize: Fit = resize or ("pad" if fit == "keep" and not network.any_size else fit)
+        self.calibration = Calibration.from_config(saved.get("calibration"))
+        self.words = Words.from_config(saved.get("words"))
+        self.run: Path | None = None
+        self._named = bool(classes or saved.get("classes"))
+        self._check_fit(self.resize)
+        if network.takes == "words" and self.words is None:
+            raise ValueError("the network takes words, and no vocabulary was saved with it: save it with words=...")
+        known = getattr(network, "vocabulary", None)
+        if self.words is not None and known is not None and len(self.words) > known:
+            raise ValueError(f"the network knows {known} words, and the vocabulary saved with it has {len(self.words)}")
+        if len(self.classes) != network.classes:
+            raise ValueError(f"classes must name the {network.classes} classes of the network, got {self.classes}")
+        if len(set(self.classes)) != network.classes:
+            raise ValueError(f"classes must have different names, got {self.classes}")
+        if math.prod(self.image_shape) > _LARGEST:
+            raise ValueError(f"image_shape must have at most {_LARGEST} numbers, got {self.image_shape}")
+        seen = self.preprocess.image_shape(self.image_shape)
+        if seen != network.image_shape and not (network.any_size and seen[0] == network.image_shape[0]):
+            raise ValueError(
+                f"image_shape {self.image_shape} is prepared to {seen}, but the network takes {network.image_shape}"
+            )
+
+    @classmethod
+    def open(cls, source: str | Path, device: torch.device | str = "cpu") -> "Classifier":
+        """Opens a trained network; executes no code that comes with it.
+
+        Args:
+            source: the folder of a run, or of a saved network, or the name of a trained network in the package, or a
+                repository ``owner/name`` on the Hub.
+            device: to compute on.
+
+        Raises:
+            FileNotFoundError: if there is no network, or the run has not ended.
+            TypeError: if the source is not a path.
+            ValueError: if it is damaged, or needs a module that was not imported.
+        """
+        network = load_pretrained(source)
+        try:
+            classifier = cls(network).to(device)
+        except (TypeError, LookupError, AttributeError) as error:
+            raise ValueError(f"what was saved with the network in {source} is damaged: {error!r}") from error
+        folder = Path(source)
+        classifier.run = folder if network_folder(folder) != folder else None
+        return classifier
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The summary of the run, ``summary.json``; empty without a run, or if it has not ended.
+
+        Raises:
+            ValueError: if the file is damaged.
+        """
+        path = None if self.run is None else self.run / "summary.json"
+        if path is None or not path.is_file():
+            return {}
+        try:
+            return json.loads(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+
+    def to(self, device: torch.device | str) -> "Classifier":
+        """This classifier, with its network moved to a device."""
+        self.network.to(device)
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the network."""
+        return next((p.device for p in self.network.parameters()), torch.device("cpu"))
+
+    # An array or a tensor is one image or several, by its axes.
+    @overload
+    def __call__(self, images: "str | Path | PILImage", resize: Fit | None = None) -> Answer: ...
+
+    @overload
+    def __call__(self, images: list[Any] | tuple[Any, ...], resize: Fit | None = None) -> list[Answer]: ...
+
+    @overload
+    def __call__(self, images: "Image | Sequence[Image]", resize: Fit | None = None) -> Answer | list[Answer]: ...
+
+    def __call__(self, images: "Image | Sequence[Image]", resize: Fit | None = None) -> Answer | list[Answer]:
+        """Classifies one image, or several: see :meth:`predict`."""
+        return self.predict(images, resize)
+
+    @overload
+    def predict(self, images: "str | Path | PILImage", resize: Fit | None = None, batch_size: int = 64) -> Answer: ...
+
+    @overload
+    def predict(
+        self, images: list[Any] | tuple[Any, ...], resize: Fit | None = None, batch_size: int = 64
+    ) -> list[Answer]: ...
+
+    @overload
+    def predict(
+        self, images: "Image | Sequence[Image]", resize: Fit | None = None, batch_size: int = 64
+    ) -> Answer | list[Answer]: ...
+
+    def predict(
+        self, images: "Image | Sequence[Image]", resize: Fit | None = None, batch_size: int = 64
+    ) -> Answer | list[Answer]:
+        """Classifies images.
+
+        Args:
+            images: one image, or several of any sizes: a list, or a tensor (B, C, H, W), or an array (B, H, W, C). One
+                image is the path of a file, a PIL image, an array (H, W) or (H, W, C), or a tensor (C, H, W). Numbers
+                are bytes, 0..255, or floating point in [0, 1]. Grey images become colour for a network that
+                takes three channels, colour ones grey for one that takes one, and transparent parts black.
+                For a network that takes words, an image is a text.
+            resize: how images of another size get to that of the network: ``pad``, ``crop``, ``stretch`` or
+                ``handwriting``, or ``keep`` for a network of any size; default: as this classifier does, which is as it
+                was trained.
+            batch_size: how many crops of images at a time.
+
+        Returns:
+            One :class:`~torchcaps_lab.tasks.Answer` for one image, a list of them for several.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            ValueError: if an image cannot be read, or does not fit the network, or a text has no words; or
+                ``batch_size`` is not a whole number, 1 or more.
+            UserWarning: as a warning, if the network knows none of the words of a text, or activations are not finite.
+        """
+        several = _is_several(images)
+        each: Iterable[Any] = cast(Iterable[Any], images) if several else [images]
+        answers = [answer for _, answer in self.stream(each, resize, batch_size)]
+        return answers if several else answers[0]
+
+    def stream(
+        self,
+        images: "Iterable[Image]",
+        resize: Fit | None = None,
+        batch_size: int = 64,
+        skip: "Callable[[Image, Exception], None] | None" = None,
+    ) -> "Iterator[tuple[Image, Answer]]":
+        """Classifies images as they come, such as thousands of files, in the memory of one batch.
+
+        Args:
+            images: paths, or what else :meth:`predict` takes for one image.
+            resize: as in :meth:`predict`.
+            batch_size: how many crops of images at a time.
+            skip: is called with each image that cannot be read, and the error; None raises the error.
+
+        Yields:
+            Each image with its answer, in their order.
+        """
+        size = self._at_once(batch_size)
+        batch: list[tuple[Any, Handwriting]] = []
+        for image in images:
+            try:
+                looked = self._looked(image, resize)
+            except (ValueError, OSError) as error:
+                if skip is None:
+                    raise
+                skip(image, error)
+                continue
+            if batch and self.words is None and batch[0][1].pixels.shape != looked.pixels.shape:
+                yield from self._answered(batch)
+                batch = []
+            batch.append((image, looked))
+            pixels = math.prod(self.image_shape) if self.words is not None else looked.pixels.numel()
+            if len(batch) * pixels >= size * math.prod(self.image_shape):
+                yield from self._answered(batch)
+                batch = []
+        if batch:
+            yield from self._answered(batch)
+
+    def _at_once(self, batch_size: int) -> int:
+        """How many images make a batch of ``batch_size`` crops."""
+        check_size(batch_size=batch_size)
+        return max(1, batch_size // self.preprocess.crops)
+
+    def _answered(self, batch: list[tuple[Any, Handwriting]]) -> Iterator[tuple[Any, Answer]]:
+        rows = [looked.pixels for _, looked in batch]
+        prediction = self._predict(torch.stack(rows) if self.words is None else together(rows))
+        for line in finite_warning(prediction.activation, "their answers say nothing"):
+            warnings.warn(line, stacklevel=3)
+        answers = self.task.answers(prediction, self.classes)
+        answers = [replace(one, seen=looked.note) for one, (_, looked) in zip(answers, batch, strict=True)]
+        if self.calibration is not None:
+            shares = self.calibration(prediction.activation).tolist()
+            named = [dict(zip(self.classes, row, strict=True)) for row in shares]
+            answers = [replace(answer, calibrated=row) for answer, row in zip(answers, named, strict=True)]
+        yield from zip((image for image, _ in batch), answers, strict=True)
+
+    def pixels(self, image: "Image", resize: Fit | None = None) -> Tensor:
+        """One image as this classifier takes it, unprepared: float32 ``image_shape`` in [0, 1].
+
+        With ``resize="keep"`` it has the image's own height and width. For a text, the numbers of its words, int64
+        (L,). Raises what :meth:`predict` raises.
+        """
+        if self.words is not None:
+            return self.reading(image).numbers
+        fit = resize or self.resize
+        self._check_fit(fit)
+        if fit == "handwriting":
+            return self._written(image).pixels
+        channels = self.image_shape[0]
+        if channels in (1, 3):
+            picture = open_image(Path(image), channels) if isinstance(image, str | Path) else as_picture(image)
+            if picture is not None:
+                picture = in_mode(picture, channels)
+                if fit == "keep":
+                    return fit_image(picture, (channels, picture.height, picture.width)).float() / 255
+                return fit_image(picture, self.image_shape, fit).float() / 255
+        elif not hasattr(image, "shape"):
+            raise ValueError(
+                f"image files have 1 or 3 channels, the network takes {channels}: give an array or a tensor"
+            )
+        numbers = as_numbers(image)
+        return _with_channels(numbers, channels) if fit == "keep" else _fit_numbers(numbers, self.image_shape, fit)
+
+    def reading(self, text: Any) -> Reading:
+        """A text as this classifier reads it; raises what :meth:`predict` raises."""
+        if self.words is None:
+            raise ValueError("this network takes images, not texts")
+        if not isinstance(text, str):
+            raise ValueError(f"a text must be a string, got {type(text).__name__}")
+        (reading,) = self.words.read([text])
+        if not reading.length:
+            raise ValueError(f"there are no words in {text!r}")
+        if reading.unknown == len(reading.numbers):
+            warnings.warn(
+                f"no word of {shortened(text)} was in the training texts: its answer is a guess", stacklevel=2
+            )
+        return reading
+
+    def _looked(self, image: "Image", resize: Fit | None) -> Handwriting:
+        """The pixels, and a note on how they were made, if that depends on the image."""
+        if self.words is None and (resize or self.resize) == "handwriting":
+            return self._written(image)
+        return Handwriting(self.pixels(image, resize), "")
+
+    def _written(self, image: "Image") -> Handwriting:
+        """The handwriting in an image, float32 in [0, 1]."""
+        if isinstance(image, str | Path):
+            found = load_handwriting(Path(image), self.image_shape)
+        else:
+            found = fit_handwriting(as_shown(image), self.image_shape)
+        return found._replace(pixels=found.pixels.float() / 255)
+
+    def activations(self, images: Tensor, batch_size: int = 128) -> Tensor:
+        """The activations of the classes, float32 (B, E) on the CPU, averaged over the crops of an image.
+
+        Args:
+            images: (B, *image_shape), bytes or floating point in [0, 1]; they are prepared here.
+            batch_size: how many crops of images at a time.
+
+        Raises:
+            ValueError: if the images are no tensor of this shape, or ``batch_size`` is not a whole number, 1 or more.
+        """
+        if not isinstance(images, Tensor):
+            raise ValueError(f"images must be one tensor, got {type(images).__name__}: predict takes files and lists")
+        if images.shape[1:] != self.image_shape:
+            raise ValueError(f"images must be (B, {str(self.image_shape)[1:-1]}), got {tuple(images.shape)}")
+        parts = images.split(self._at_once(batch_size))
+        found = [self._predict(as_numbers(part)).activation.float().cpu() for part in parts]
+        return torch.cat(found) if found else torch.empty(0, len(self.classes))
+
+    def examine(self, images: ImageSet, batch_size: int = 128, crops: int | None = None) -> Examination:
+        """Tests the network on images, as its task does.
+
+        Args:
+            images: not prepared yet.
+            batch_size: how many at a time.
+            crops: of each image, 1 or 13; default: as saved with the network.
+
+        Raises:
+            ValueError: if the images do not fit the network or the task.
+        """
+        return self.task.examine(self.network, self.prepared(images, crops), batch_size)
+
+    def prepared(self, images: ImageSet, crops: int | None = None) -> ImageSet:
+        """Images, as they are in their data set, prepared for the network; raises what :meth:`examine` raises."""
+        if isinstance(images, TextSet) != (self.words is not None):
+            raise ValueError(f"the network takes {self.network.takes}, these are {images.what}")
+        if isinstance(images, TextSet) and self.words is not None:
+            images = images.in_words(self.words)
+        if images.raw_image_shape != self.image_shape:
+            raise ValueError(f"the images are {images.raw_image_shape}, the network takes {self.image_shape}")
+        if len(images.classes) != len(self.classes):
+            raise ValueError(
+                f"the images have {len(images.classes)} classes, {list(images.classes)}, "
+                f"the network has {len(self.classes)}, {list(self.classes)}"
+            )
+        if self._named and tuple(images.classes) != self.classes:
+            raise ValueError(
+                f"the images have the classes {list(images.classes)}, the network has {list(self.classes)}: "
+                "they must be the same, in the same order"
+            )
+        options = self.preprocess.config()
+        return images.prepared(Preprocess.from_config(options if crops is None else {**options, "crops": crops}))
+
+    def _check_fit(self, resize: str) -> None:
+        if resize != "keep":
+            check_resize(resize)
+        elif not self.network.any_size:
+            raise ValueError(f"resize 'keep' is for networks of any size, a {type(self.network).__name__} has one")
+
+    @torch.no_grad()
+    def _predict(self, pixels: Tensor) -> Prediction:
+        """The prediction, with activations averaged over the crops of each image, poses and boxes of the centre.
+
+        The network computes in its own precision; what it predicts is float32, on the CPU.
+        """
+        crops = self.preprocess.evaluate_crops(pixels.to(self.device))
+        prediction = self.network(in_precision_of(self.network, crops.flatten(0, 1)))
+        activation = prediction.activation.unflatten(0, crops.shape[:2]).float().mean(1).cpu()
+        capsules = prediction.capsules
+        if capsules is not None:
+            capsules = capsules._replace(pose=capsules.pose[:: crops.shape[1]].float().cpu(), activation=activation)
+        boxes = None if prediction.boxes is None else prediction.boxes[:: crops.shape[1]].float().cpu()
+        return Prediction(activation, capsules, None, boxes)
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """The beginning of a text, in quotation marks."""
+    return repr(beginning(text, most))
+
+
+def beginning(text: str, most: int) -> str:
+    """A text, cut after ``most`` characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _is_several(images: Any) -> bool:
+    return isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
+
+
+def _fit_numbers(image: Tensor, image_shape: tuple[int, int, int], resize: Resize) -> Tensor:
+    """Numbers (C, H, W) in [0, 1] in another shape."""
+    image = _with_channels(image, image_shape[0])
+    height, width = image_shape[1:]
+    if image.shape[1:] == (height, width):
+        return image
+    scales = height / image.shape[1], width / image.shape[2]
+    if resize != "stretch":
+        scales = (min(scales),) * 2 if resize == "pad" else (max(scales),) * 2
+    size = [max(1, round(extent * scale)) for extent, scale in zip(image.shape[1:], scales, strict=True)]
+    image = F.interpolate(image[None], size, mode="bicubic", antialias=True)[0].clamp(0, 1)
+    missing = [want - have for want, have in zip((height, width), size, strict=True)]
+    top, left = (round(extent / 2) for extent in missing)
+    return F.pad(image, (left, missing[1] - left, top, missing[0] - top))  # negative padding crops
+
+
+def _with_channels(image: Tensor, channels: int) -> Tensor:
+    """Grey as colour, colour as grey, transparent parts black; else the channels must be right."""
+    found = len(image)
+    if found == 4 and channels in (1, 3):
+        image, found = image[:3] * image[3:], 3
+    if found == channels:
+        return image
+    if (found, channels) == (1, 3):
+        return image.expand(3, -1, -1)
+    if (found, channels) == (3, 1):
+        return (image * image.new_tensor(_LUMA)[:, None, None]).sum(0, keepdim=True)
+    raise ValueError(
+        f"an image of {found} channels cannot be made into one of {channels}; "
+        "arrays are (H, W) or (H, W, C), tensors (C, H, W)"
+    )

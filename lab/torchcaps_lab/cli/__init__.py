@@ -1,0 +1,118 @@
+"""The command line of torchcaps, with one file for each command."""
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from io import TextIOWrapper
+
+import torchcaps
+from torchcaps_lab.cli import (
+    check,
+    convert,
+    evaluate,
+    explain,
+    explore,
+    export,
+    models,
+    predict,
+    train,
+    transfer,
+)
+from torchcaps_lab.cli.extras import advice
+from torchcaps_lab.cli.output import discard_output
+from torchcaps_lab.cli.plugins import import_named, import_plugins, named_imports
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "train": train.command,
+    "check": check.command,
+    "evaluate": evaluate.command,
+    "predict": predict.command,
+    "explain": explain.command,
+    "explore": explore.command,
+    "transfer": transfer.command,
+    "models": models.command,
+    "convert": convert.command,
+    "export": export.command,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit status.
+
+    It is 0 for success, 1 for an error, 2 for wrong usage, 130 after Ctrl-C, 141 for a broken pipe. What trains goes on
+    without a reader of its output (:func:`torchcaps_lab.cli.output.say`), and ends with 0.
+    """
+    _open_closed_streams()
+    _escape_what_cannot_be_shown()
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    asks = arguments in (["--version"], ["-h"], ["--help"])
+    if not arguments or (arguments[0] not in COMMANDS and not asks):
+        print(_unknown(arguments[0]) if arguments else _usage(), file=sys.stderr)
+        return 2
+    name, *rest = arguments
+    try:
+        if asks:
+            print(torchcaps.__version__ if name == "--version" else _usage())
+        else:
+            import_plugins()
+            for module in named_imports(rest):
+                import_named(module)
+            COMMANDS[name](rest)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _quietly()
+    except KeyboardInterrupt:
+        print(f"torchcaps {name}: stopped", file=sys.stderr)
+        return 128 + 2
+    except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
+        text = advice(error) if isinstance(error, ModuleNotFoundError) else str(error)
+        if text is None or os.environ.get("TORCHCAPS_TRACEBACK"):
+            raise
+        print(f"torchcaps {name}: error: {text}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _open_closed_streams() -> None:
+    """Discards what is written to outputs that were closed before the start, as daemons do."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+
+
+def _escape_what_cannot_be_shown() -> None:
+    """Has letters that the output's encoding lacks, in names of classes and files, printed as ``\\u4e2d``.
+
+    They would end the command with an error, a training after its last epoch.
+    """
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _quietly() -> int:
+    """Ends a command whose output is no longer read, as with ``| head``, with the status of a broken pipe."""
+    discard_output()
+    return 128 + 13
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name, [*COMMANDS, "--version", "--help"], 1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    return f"torchcaps: error: unknown command {name!r}{meant}\n'torchcaps --help' lists the commands."
+
+
+def _usage() -> str:
+    rows = [f"  {name:10}{(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: torchcaps COMMAND ...",
+            "",
+            *rows,
+            "",
+            "'torchcaps COMMAND --help' lists the options of a command.",
+            "'--import my_module' (or a .py file) executes a module of your own first; its routings, networks,",
+            "data sets, tasks and similarities can then be named in any command.",
+            "TORCHCAPS_TRACEBACK=1 shows where an error came from.",
+        ]
+    )

@@ -1,0 +1,255 @@
+"""``torchcaps export``."""
+
+import json
+import logging
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.models.whole import written_whole
+from torchcaps.ops import use_backend
+from torchcaps_lab.cli.plugins import add_import
+from torchcaps_lab.cli.runs import open_classifier
+from torchcaps_lab.data.words import PADDING, RESERVED, UNKNOWN
+
+if TYPE_CHECKING:
+    from torchcaps_lab.classifier import Classifier
+
+SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
+KINDS = {"onnx": "an ONNX file", "torch-export": "an exported program"}
+CLOSE = 1e-4
+"""Largest difference between the answers of a file and those of the network; for numbers above 1, such as boxes in
+pixels, in shares of the largest."""
+
+NOTES = "torchcaps.json"
+"""Name of the notes in an exported program, for ``torch.export.load``; in an ONNX file, the metadata ``torchcaps``."""
+
+
+class Exported(nn.Module):
+    """The module in a file: maps pixels of images, or numbers of words, to plain tensors.
+
+    Args:
+        classifier: its preprocessing, and the mean over crops, become part of the module.
+    """
+
+    def __init__(self, classifier: "Classifier") -> None:
+        super().__init__()
+        self.network = classifier.network
+        self.preprocess = classifier.preprocess
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Activations (B, E), and other outputs, see :meth:`names`, from images (B, C, H, W), or words (B, L)."""
+        return tuple(self._found(images).values())
+
+    def names(self, images: Tensor) -> list[str]:
+        """The names of the tensors that :meth:`forward` returns."""
+        return list(self._found(images))
+
+    def _found(self, images: Tensor) -> dict[str, Tensor]:
+        """The outputs by name: activations as the mean over all crops, everything else from the centre."""
+        crops = images[:, None] if self.network.takes == "words" else self.preprocess.evaluate_crops(images)
+        prediction = self.network(crops.flatten(0, 1))
+        others = {
+            "pose": None if prediction.capsules is None else prediction.capsules.pose,
+            "boxes": prediction.boxes,
+            "reconstruction": prediction.reconstruction,
+        }
+        found = {"activation": prediction.activation, **{name: one for name, one in others.items() if one is not None}}
+        if crops.shape[1] == 1:
+            return found
+        found = {name: one.unflatten(0, crops.shape[:2]) for name, one in found.items()}
+        return {name: one.mean(1) if name == "activation" else one[:, 0] for name, one in found.items()}
+
+
+def command(arguments: list[str]) -> None:
+    """Write a network as an ONNX file or an exported program, for use without this package."""
+    from torchcaps_lab.cli.parser import OptionParser
+
+    parser = OptionParser(prog="torchcaps export", description="Write a network for use without this package.")
+    add = parser.add_argument
+    add("run", type=str, help="folder of a run, or of a saved network, or name of a trained one in the package")
+    add("--format", choices=tuple(SUFFIXES), help="format; default: that of the suffix of --to, else onnx")
+    add("--to", type=str, help="file to write; default: named after the network, in the current folder")
+    add("--overwrite", action="store_true", help="overwrite an existing file")
+    add_import(parser)
+    options = parser.parse_args(arguments)
+    form = _format(options.format, options.to)
+    classifier = open_classifier(options.run)
+    path = Path(options.to or f"{type(classifier.network).__name__.lower()}{SUFFIXES[form]}")
+    _check_free(path, options.overwrite)
+    off = export(classifier, path, form)
+    size = path.stat().st_size / 2**20
+    print(f"{path}: {size:.1f} MiB, checked: its answers differ from the network's by at most {off:.1g}")
+    if classifier.words is not None:
+        print("it takes words (batch, length), int64: the numbers of its vocabulary, which lies in it")
+    else:
+        shape = str(classifier.image_shape)[1:-1]
+        print(f"it takes images (batch, {shape}), float32 in [0, 1]; preparing them is in it")
+
+
+def _format(asked: str | None, path: str | None) -> str:
+    """The format that was chosen, or else that of the suffix; a name without a suffix fits any format."""
+    suffix = Path(path).suffix.lower() if path else ""
+    meant = next((form for form, known in SUFFIXES.items() if known == suffix), None)
+    if suffix and meant is None:
+        ends = " or ".join(f"{known} ({KINDS[form]})" for form, known in SUFFIXES.items())
+        raise ValueError(f"--to must end in {ends}, got {path}")
+    if asked and meant and asked != meant:
+        raise ValueError(f"--to {path} is the name of {KINDS[meant]}, and --format is {asked}")
+    return asked or meant or "onnx"
+
+
+def _check_free(path: Path, overwrite: bool) -> None:
+    """Raises an error unless a file can be written to the path."""
+    if not path.parent.is_dir():
+        raise ValueError(f"--to: there is no folder {path.parent}")
+    if path.is_dir():
+        raise ValueError(f"--to must be a file, and {path} is a folder")
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists already: choose another file with --to, or add --overwrite")
+
+
+def export(classifier: "Classifier", path: Path, form: str) -> float:
+    """Writes a file for batches of any size, and compares its answers with those of the network.
+
+    Args:
+        classifier: to export.
+        path: of the file.
+        form: ``onnx`` or ``torch-export``. Both contain only standard operators.
+
+    Returns:
+        The largest difference.
+
+    Raises:
+        ModuleNotFoundError: if ``onnx`` needs a package that is not installed.
+        ValueError: if the network cannot be traced, has an operator that the format lacks, or the answers of the file
+            differ from those of the network.
+    """
+    model = Exported(classifier).eval()
+    images = _examples(classifier)
+    with use_backend("naive"), torch.no_grad(), written_whole(path) as part:
+        expected = model(images)
+        write = _write_onnx if form == "onnx" else _write_program
+        try:
+            found = write(model, images, part, _notes(classifier, model.names(images[:2])))
+        except RuntimeError as error:
+            why = str(error.__cause__ or error).partition("\n")[0]
+            name = type(classifier.network).__name__
+            raise ValueError(f"a {name} cannot be written as {KINDS[form]}: {why}") from error
+        off = _off(found, expected)
+        if not off <= CLOSE:
+            own = _off(model.double()(images.double() if images.is_floating_point() else images), expected)
+            model.float()
+            more = f"the network's own rounding errors make {own:g}: was it trained?" if own > CLOSE else ""
+            raise ValueError(f"the answers of {KINDS[form]} are off by {off:g}, allowed is {CLOSE:g} {more}".rstrip())
+    return off
+
+
+def _off(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
+    """The largest difference, see :data:`CLOSE`."""
+    pairs = zip(found, expected, strict=True)
+    return max(float((one - other).abs().max() / other.abs().max().clamp_min(1)) for one, other in pairs)
+
+
+def _examples(classifier: "Classifier") -> Tensor:
+    """Five example inputs: two are used for tracing, all for comparison."""
+    if classifier.words is not None:
+        return classifier.network.examples(5)
+    return torch.rand(5, *classifier.image_shape, generator=torch.Generator().manual_seed(0))
+
+
+def _notes(classifier: "Classifier", outputs: list[str]) -> dict[str, Any]:
+    """Information for users of the file."""
+    calibration = classifier.calibration
+    takes: dict[str, Any] = {
+        "image_shape": list(classifier.image_shape),
+        "pixels": "float32 in [0, 1]",
+        "resize": classifier.resize,
+        "prepared_inside": classifier.preprocess.config(),
+    }
+    if classifier.words is not None:
+        takes = {"padding": PADDING, "unknown": UNKNOWN, "first": RESERVED, "words": classifier.words.config()}
+    return {
+        "classes": list(classifier.classes),
+        **takes,
+        "outputs": outputs,
+        "calibration": None if calibration is None else calibration.config(),
+    }
+
+
+def _free(model: Exported) -> tuple[dict[int, Any]]:
+    """The axes that may have any length: the batch, and that of texts."""
+    axes: dict[int, Any] = {0: torch.export.Dim("batch")}
+    return ({**axes, 1: torch.export.Dim("length")} if model.network.takes == "words" else axes,)
+
+
+def _write_onnx(model: Exported, images: Tensor, path: Path, notes: dict[str, Any]) -> list[Tensor]:
+    import onnxruntime
+
+    with _without_own_noise():
+        program = torch.onnx.export(
+            model,
+            (images[:2],),
+            dynamo=True,
+            dynamic_shapes=_free(model),
+            input_names=[model.network.takes],
+            output_names=notes["outputs"],
+            custom_translation_table={torch.ops.aten.digamma.default: _digamma},
+            verbose=False,
+        )
+    if program is None:
+        raise ValueError("the network could not be made into an ONNX file")
+    program.model.metadata_props["torchcaps"] = json.dumps(notes)
+    program.save(str(path))
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return [torch.from_numpy(one) for one in session.run(None, {model.network.takes: images.numpy()})]
+
+
+@contextmanager
+def _without_own_noise() -> Iterator[None]:
+    """Silences messages of torch's exporter about itself: skipped operators of torchvision, a deprecated class."""
+
+    def of_networks(record: logging.LogRecord) -> bool:
+        return "torchvision is not installed" not in record.getMessage()
+
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    log.addFilter(of_networks)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            yield
+    finally:
+        log.removeFilter(of_networks)
+
+
+def _digamma(x: Any) -> Any:
+    r"""The digamma function for numbers above 0, from operators of ONNX, to single precision.
+
+    .. math:: \psi(x) = \psi(x + 6) - \sum_{k=0}^5 \frac{1}{x + k}, \quad
+        \psi(y) \approx \log y - \frac{1}{2 y} - \frac{1}{12 y^2} + \frac{1}{120 y^4} - \frac{1}{252 y^6}
+
+    Source: Abramowitz & Stegun 1964, 6.3.6 and 6.3.18.
+    """
+    from onnxscript import opset18 as onnx
+
+    y = onnx.Add(x, 6.0)
+    inverse = onnx.Reciprocal(y)
+    square = onnx.Mul(inverse, inverse)
+    series = onnx.Mul(square, onnx.Add(onnx.Mul(square, onnx.Add(onnx.Mul(square, -1 / 252), 1 / 120)), -1 / 12))
+    found = onnx.Add(onnx.Sub(onnx.Log(y), onnx.Mul(inverse, 0.5)), series)
+    for step in range(6):
+        found = onnx.Sub(found, onnx.Reciprocal(onnx.Add(x, float(step))))
+    return found
+
+
+def _write_program(model: Exported, images: Tensor, path: Path, notes: dict[str, Any]) -> list[Tensor]:
+    program = torch.export.export(model, (images[:2],), dynamic_shapes=_free(model))
+    with path.open("wb") as file:
+        torch.export.save(program, file, extra_files={NOTES: json.dumps(notes)})
+    with path.open("rb") as file:
+        return list(torch.export.load(file).module()(images))

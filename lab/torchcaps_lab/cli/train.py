@@ -1,0 +1,122 @@
+"""``torchcaps train``."""
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchcaps.spec import declared
+from torchcaps_lab.cli.output import say
+from torchcaps_lab.cli.plugins import add_import, named_imports
+
+if TYPE_CHECKING:
+    from torchcaps_lab.cli.parser import OptionParser
+
+
+_OF_THE_COMMAND = "allow_changes", "print_config"
+
+
+def command(arguments: list[str]) -> None:
+    """Train a network; write metrics, checkpoints, the network, a summary and a report into a folder."""
+    from torchcaps_lab import training
+    from torchcaps_lab.training.reading import as_yaml, merged
+
+    given = again = shlex.join(["torchcaps", "train", *arguments])
+    parser = train_parser()
+    tree = parser.tree(arguments)
+    imports = named_imports(arguments)
+    allow_changes, resume = "allow_changes" in tree, tree.pop("resume", None)
+    files = [Path(file) for file in tree.pop("config", [])]
+    options = {name: value for name, value in tree.items() if name not in (*_OF_THE_COMMAND, "import")}
+    if resume is not None:
+        if "run" in options:
+            raise ValueError(f"--resume continues in {resume} itself and takes no --run, got {options['run']}")
+        folder = training.RunFolder(Path(resume)).existing()
+        files, options["run"] = [folder.config, *files], str(folder.path)
+    read = _of_files(files, imports)
+    try:
+        chosen = training.training_options(merged(read, options), tuple(imports))
+    except ValueError as error:
+        parser.error(f"{error}\n  read from {', '.join(map(str, files))}" if files else str(error))
+    if "print_config" in tree:
+        say(as_yaml(chosen.plain()))
+        return
+    if chosen.run is None:
+        parser.error("--run is missing: the folder to write")
+    if resume is None:
+        folder = training.RunFolder(Path(chosen.run))
+        if training.is_first_process():
+            folder.unused()
+        named = [part for module in imports for part in ("--import", module)]
+        again = shlex.join(["torchcaps", "train", "--resume", str(folder.path), *named])
+    training.quiet_lightning()
+    terminal = sys.stdout.isatty()
+    try:
+        summary = training.train_with(
+            folder,
+            chosen,
+            command=given,
+            progress_bar=terminal,
+            allow_changes=allow_changes,
+            show=None if terminal else say,
+        )
+    except (SystemExit, KeyboardInterrupt):
+        if folder.config.exists():
+            print(f"stopped; continue with: {again}", file=sys.stderr)
+        raise
+    if summary is not None:
+        _print_summary(summary, notes=terminal)  # without a terminal they were printed at the start
+        page = folder.path / "report" / "index.html"
+        drawn = chosen.plain()["report"] and page.is_file()
+        say(f"summary {folder.summary}" + (f", report {page}" if drawn else ""))
+
+
+def train_parser() -> "OptionParser":
+    """The options of ``torchcaps train``."""
+    from torchcaps_lab.cli.parser import OptionParser, documented
+    from torchcaps_lab.training.command_line import GROUPS
+
+    description = "Train a network. '--resume RUN' instead of '--run RUN' goes on with an interrupted run."
+    parser = OptionParser("torchcaps train", description)
+    parser.add_argument("--config", action="append", metavar="FILE", help="YAML file with any of these options")
+    parser.add_argument("--run", metavar="FOLDER", help="folder to write; must be new or empty")
+    parser.add_argument("--resume", metavar="RUN", help="folder of an interrupted run, to go on with")
+    parser.add_argument("--allow_changes", action="store_true", help="resume with other options or images")
+    parser.add_argument("--print_config", action="store_true", help="print all options, as a file for --config")
+    add_import(parser)
+    for group in GROUPS:
+        told = documented(group)
+        for name, argument in declared(group).arguments.items():
+            parser.option(name, argument, told.get(name, ""))
+    return parser
+
+
+def _of_files(files: list[Path], imports: list[str]) -> dict[str, Any]:
+    """The options in files, those of later ones over those of earlier ones."""
+    from torchcaps_lab.training.reading import merged, read_options
+
+    found: dict[str, Any] = {}
+    for file in files:
+        if not file.is_file():
+            raise ValueError(f"--config: there is no file {file}")
+        found = merged(found, read_options(file, imports))
+    return found
+
+
+def _print_summary(summary: Mapping[str, Any], notes: bool) -> None:
+    """Prints the figures of a run, its warnings and, if wanted, its notes."""
+    from torchcaps_lab.tasks import as_task
+
+    main = as_task(summary["task"]).main
+    tested = summary.get(f"test_{main.name}")
+    found = "" if tested is None else f"test {main.name} {main.text(tested)} "
+    epochs = summary["epochs"]
+    say(f"{found}after {epochs} epoch{'s' if epochs != 1 else ''}")
+    if "test_balanced_accuracy" in summary:
+        balanced = summary["test_balanced_accuracy"]
+        say(f"balanced accuracy {100 * balanced:.2f} % (the mean over the classes, each counting alike)")
+    for line in summary.get("warnings", []):
+        say(f"warning: {line}")
+    for line in summary.get("notes", []) if notes else ():
+        say(f"note: {line}")

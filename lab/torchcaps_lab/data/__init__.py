@@ -1,0 +1,126 @@
+"""Data sets, all with the same interface: images as bytes, in memory or memory-mapped, in three splits."""
+
+from torchcaps_lab.data.augment import RandomShift, mixed_seed, random_integers
+from torchcaps_lab.data.base import (
+    Batch,
+    Composition,
+    ImageData,
+    ImageSet,
+    Parts,
+    create_dataset,
+    find_data_dir,
+    list_datasets,
+    register_dataset,
+    stable_split,
+    stratified_split,
+)
+from torchcaps_lab.data.cifar10 import CIFAR10
+from torchcaps_lab.data.digits import Digits
+from torchcaps_lab.data.folder import ImageFolder
+from torchcaps_lab.data.hub import Hub
+from torchcaps_lab.data.made import (
+    Affine,
+    AffineRanges,
+    Few,
+    Overlaid,
+    Overlay,
+    Padded,
+    Pairs,
+    Scenes,
+    TurnedDigits,
+    apply_affine,
+    arrange,
+    bounding_box_overlap,
+    fixed_pairs,
+)
+from torchcaps_lab.data.manifest import Changes, Entry, Manifest
+from torchcaps_lab.data.map_style import MapStyle
+from torchcaps_lab.data.mnist import MNIST, FashionMNIST, read_idx
+from torchcaps_lab.data.picture import load_image
+from torchcaps_lab.data.preprocess import (
+    RandomBrightness,
+    RandomContrast,
+    RandomCrop,
+    RandomFlip,
+    centre_crop,
+    normalise,
+    rescale,
+    standardise,
+    thirteen_crops,
+)
+from torchcaps_lab.data.questions import MadeQuestions
+from torchcaps_lab.data.scenes import DigitScenes, Scenery, class_boxes, ink_boxes
+from torchcaps_lab.data.smallnorb import SmallNORB, read_binary_matrix
+from torchcaps_lab.data.strong import RandAugment, RandomErasing, RandomRotation
+from torchcaps_lab.data.text import Text
+from torchcaps_lab.data.text_set import TextSet, joined
+from torchcaps_lab.data.view import Preprocess, View
+from torchcaps_lab.data.words import Reading, Words
+
+__all__ = [
+    "CIFAR10",
+    "MNIST",
+    "Affine",
+    "AffineRanges",
+    "Batch",
+    "Changes",
+    "Composition",
+    "DigitScenes",
+    "Digits",
+    "Entry",
+    "FashionMNIST",
+    "Few",
+    "Hub",
+    "ImageData",
+    "ImageFolder",
+    "ImageSet",
+    "MadeQuestions",
+    "Manifest",
+    "MapStyle",
+    "Overlaid",
+    "Overlay",
+    "Padded",
+    "Pairs",
+    "Parts",
+    "Preprocess",
+    "RandAugment",
+    "RandomBrightness",
+    "RandomContrast",
+    "RandomCrop",
+    "RandomErasing",
+    "RandomFlip",
+    "RandomRotation",
+    "RandomShift",
+    "Reading",
+    "Scenery",
+    "Scenes",
+    "SmallNORB",
+    "Text",
+    "TextSet",
+    "TurnedDigits",
+    "View",
+    "Words",
+    "apply_affine",
+    "arrange",
+    "bounding_box_overlap",
+    "centre_crop",
+    "class_boxes",
+    "create_dataset",
+    "find_data_dir",
+    "fixed_pairs",
+    "ink_boxes",
+    "joined",
+    "list_datasets",
+    "load_image",
+    "mixed_seed",
+    "normalise",
+    "random_integers",
+    "read_binary_matrix",
+    "read_idx",
+    "register_dataset",
+    "rescale",
+    "stable_split",
+    "standardise",
+    "stratified_split",
+    "thirteen_crops",
+]

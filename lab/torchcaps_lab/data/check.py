@@ -1,0 +1,218 @@
+"""A report about a folder of images, before any training on it: classes, formats, sizes, copies, broken files."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps_lab.data.alike import first_alike, look_of, pixels_digest
+from torchcaps_lab.data.files import ImageFile, Listing, list_folder
+from torchcaps_lab.data.handwriting import is_turned
+from torchcaps_lab.data.manifest import (
+    PARTS,
+    Entry,
+    Manifest,
+    copies_lines,
+    count_of,
+    left_out_lines,
+    readable,
+    some,
+    untested_lines,
+)
+from torchcaps_lab.data.picture import BrokenImage, in_mode, opened
+from torchcaps_lab.data.store import threaded
+
+_FREQUENT = 10  # sizes that are listed one by one
+
+_UNSEEN = torch.zeros(0)
+
+
+@dataclass(frozen=True)
+class FolderReport:
+    """The result of :func:`check_folder`.
+
+    Attributes:
+        classes: how many images each class has, by split; ``all`` if the splits have no folders of their own.
+        formats: how many images have each format, judging by their content.
+        modes: how many have each kind of pixels, by its name in Pillow.
+        sizes: how many have each size, height x width.
+        moving: names of images of several frames, the first of which counts.
+        turned: how many are turned by their EXIF orientation.
+        broken: why files cannot be read, by name.
+        left_out: why files are not taken for images of a class, by name.
+        copies: for people: which images have the same pixels.
+        near_copies: for people: which images are nearly the same as another one.
+        folders: for people: what is wrong with the folders of the classes.
+        contradictions: for people: which images of the same content are in several parts or classes.
+        notes: what else a reader of results should know.
+    """
+
+    classes: dict[str, dict[str, int]]
+    formats: dict[str, int]
+    modes: dict[str, int]
+    sizes: dict[str, int]
+    moving: tuple[str, ...]
+    turned: int
+    broken: dict[str, str]
+    left_out: dict[str, str]
+    copies: tuple[str, ...]
+    near_copies: tuple[str, ...]
+    folders: tuple[str, ...]
+    contradictions: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What should be repaired, for people: folders, broken files, copies of images in several splits or classes."""
+        broken = [f"{name} ({why})" for name, why in self.broken.items()]
+        found = [f"{count_of(broken, 'file')} cannot be read: {some(broken)}"] if broken else []
+        return (*self.folders, *found, *self.contradictions)
+
+    def json(self) -> dict[str, Any]:
+        """The whole report, ready for JSON."""
+        return {**asdict(self), "problems": self.problems}
+
+    def lines(self) -> list[str]:
+        """The whole report for people, line by line."""
+        lines = []
+        for part, classes in self.classes.items():
+            total = sum(classes.values())
+            lines.append(f"{part}: {total:,} images of {len(classes)} classes")
+            lines += [f"  {readable(name)}: {count:,} ({count / max(total, 1):.1%})" for name, count in classes.items()]
+        for what, counts in (("formats", self.formats), ("pixels", self.modes), ("sizes", self.sizes)):
+            frequent = [f"{name} {count:,}" for name, count in list(counts.items())[:_FREQUENT]]
+            more = len(counts) - len(frequent)
+            lines.append(f"{what}: {', '.join(frequent)}" + (f" and {more:,} others" if more else ""))
+        if len(self.sizes) > 1:
+            lines.append("  images of several sizes need an option: --data.size")
+        if self.moving:
+            lines.append(f"{count_of(self.moving)} of several frames, the first of which counts: {some(self.moving)}")
+        if self.turned:
+            lines.append(f"{self.turned:,} turned upright, as their EXIF orientation says")
+        lines += [*left_out_lines(self.left_out), *self.copies, *self.near_copies, *self.notes]
+        return lines + [f"PROBLEM: {problem}" for problem in self.problems]
+
+
+@dataclass
+class _Lenient(Listing):
+    """A listing that keeps problems that forbid training, instead of raising an error."""
+
+    refused: list[str] = field(default_factory=list)
+
+    def refuse(self, why: str) -> None:
+        self.refused.append(why)
+
+
+class _Look(NamedTuple):
+    """What was found in a file that was read in full."""
+
+    pixels: str
+    look: Tensor
+    format: str = ""
+    mode: str = ""
+    size: str = ""
+    frames: int = 1
+    turned: bool = False
+    broken: str = ""
+
+
+def check_folder(root: str | Path) -> FolderReport:
+    """Reads every image of a folder in full, one after the other; only the report is kept.
+
+    Args:
+        root: as of :class:`~torchcaps_lab.data.ImageFolder`.
+
+    Raises:
+        FileNotFoundError: there is no `root`.
+        NotADirectoryError: `root` is not a folder.
+        ValueError: it is unclear which folders are classes, or there are no images in them.
+    """
+    listing = list_folder(Path(root).expanduser(), _Lenient)
+    assert isinstance(listing, _Lenient)
+    if not listing.items:
+        raise ValueError("; ".join(listing.refused))
+    files = [file for part in listing.parts.values() for file in part]
+    looks = dict(zip(files, threaded(lambda index: _look(files[index].path), range(len(files))), strict=True))
+    whole = {file: look for file, look in looks.items() if not look.broken}
+    parts = {
+        part: tuple(Entry(file.name, file.category, whole[file].pixels) for file in rows if file in whole)
+        for part, rows in listing.parts.items()
+    }
+    manifest = Manifest(listing.classes, parts)
+    counts = {part: _counts(listing.classes, rows) for part, rows in parts.items()}
+    return FolderReport(
+        classes=counts,
+        formats=_ranked([look.format for look in whole.values()]),
+        modes=_ranked([look.mode for look in whole.values()]),
+        sizes=_ranked([look.size for look in whole.values()]),
+        moving=tuple(file.name for file, look in whole.items() if look.frames > 1),
+        turned=sum(look.turned for look in whole.values()),
+        broken={file.name: look.broken for file, look in looks.items() if look.broken},
+        left_out=listing.left_out,
+        copies=tuple(_copies(whole)),
+        near_copies=tuple(_near_copies(whole)),
+        folders=tuple(listing.refused),
+        contradictions=tuple(copies_lines(manifest)),
+        notes=(*listing.notes, *_too_few(counts), *_untested(counts)),
+    )
+
+
+def _look(path: Path) -> _Look:
+    try:
+        with opened(path) as image:
+            kind, mode, frames = image.format or "", image.mode, getattr(image, "n_frames", 1)
+            upright, turned = in_mode(image, 3), is_turned(image)
+    except BrokenImage as problem:
+        return _Look("", _UNSEEN, broken=problem.why)
+    except OSError as error:
+        return _Look("", _UNSEEN, broken=str(error.strerror))
+    size = f"{upright.height} x {upright.width}"
+    return _Look(pixels_digest(upright), look_of(upright), kind, mode, size, frames, turned)
+
+
+def _counts(classes: Sequence[str], rows: Sequence[Entry]) -> dict[str, int]:
+    found = Counter(entry.category for entry in rows)
+    return {name: found[name] for name in classes}
+
+
+def _too_few(counts: dict[str, dict[str, int]]) -> list[str]:
+    """For people: classes with too few images to put any aside for validation or test."""
+    aside = [part for part in PARTS if part not in counts and not (part == "train" and "all" in counts)]
+    shared = counts.get("all") or counts["train"]
+    few = [f"{name} ({count})" for name, count in shared.items() if 0 < count <= len(aside)]
+    return [f"too few images of a class to put some aside for {' and '.join(aside)}: {some(few)}"] if few else []
+
+
+def _untested(counts: dict[str, dict[str, int]]) -> list[str]:
+    """For people: classes without test images, in a folder of their own or to put aside."""
+    tested = counts.get("test") or {name: count - 1 for name, count in counts["all"].items()}
+    return untested_lines([name for name, count in tested.items() if count == 0])
+
+
+def _ranked(names: Sequence[str]) -> dict[str, int]:
+    """How often each name occurs, the most frequent first."""
+    return dict(Counter(names).most_common())
+
+
+def _copies(looks: dict[ImageFile, _Look]) -> list[str]:
+    """For people: images of the same pixels."""
+    groups: dict[str, list[str]] = {}
+    for file, look in looks.items():
+        groups.setdefault(look.pixels, []).append(file.name)
+    several = [" = ".join(names) for names in groups.values() if len(names) > 1]
+    return [f"{count_of(several)} there more than once: {some(several)}"] if several else []
+
+
+def _near_copies(looks: dict[ImageFile, _Look]) -> list[str]:
+    """For people: images that look like another one, of other pixels; each with the first of these."""
+    seen = list({look.pixels: (file.name, look.look) for file, look in reversed(looks.items())}.values())[::-1]
+    if not seen:
+        return []
+    names, hashes = [name for name, _ in seen], torch.stack([look for _, look in seen])
+    first = first_alike(hashes, hashes, earlier=True)
+    found = [f"{names[place]} ~ {name}" for name, place in zip(names, first, strict=True) if place >= 0]
+    return [f"{count_of(found)} nearly the same as another one: {some(found)}"] if found else []

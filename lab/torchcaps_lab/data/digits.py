@@ -1,0 +1,61 @@
+"""The handwritten digits that come with scikit-learn."""
+
+import torch
+import torch.nn.functional as F
+
+from torchcaps.numerics import check_size
+from torchcaps_lab.data.base import TEST_SEED, ImageData, ImageSet, register_dataset, stratified_split
+
+
+@register_dataset("digits")
+class Digits(ImageData):
+    """1,797 handwritten digits of 8 x 8 pixels, part of scikit-learn: nothing is downloaded.
+
+    The source has no test set. A fifth of each digit is the test set here, and it is the same for every `seed`.
+
+    Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
+    Repository, 1998.
+
+    Args:
+        validation: share of the training images put aside for validation, the same in every class;
+            0 puts none aside.
+        seed: chooses which images those are; nothing else does.
+        size: height and width that the images are scaled to, with bilinear interpolation.
+
+    Raises:
+        ValueError: `validation` is outside [0, 1), or `seed` or `size` is not a whole number, or `size` is less than 1.
+
+    Example:
+        >>> from torchcaps_lab.data import Digits
+        >>> digits = Digits()
+        >>> digits.train.images.shape, digits.validation.images.shape, digits.test.images.shape
+        (torch.Size([1295, 1, 8, 8]), torch.Size([143, 1, 8, 8]), torch.Size([359, 1, 8, 8]))
+    """
+
+    model = "capsnet_digits"
+
+    def __init__(self, validation: float = 0.1, seed: int = 0, size: int = 8) -> None:
+        super().__init__(validation, seed)
+        check_size(size=size)
+        self.size = size
+
+    def load_train(self) -> ImageSet:
+        """Read the four fifths of the digits to train on."""
+        digits = _load_digits(self.size)
+        return digits.subset(stratified_split(digits.labels, 0.2, TEST_SEED)[0])
+
+    def load_test(self) -> ImageSet:
+        """Read the fifth of the digits to test on."""
+        digits = _load_digits(self.size)
+        return digits.subset(stratified_split(digits.labels, 0.2, TEST_SEED)[1])
+
+
+def _load_digits(size: int) -> ImageSet:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    # The source counts dark points: 0..16.
+    images = (torch.from_numpy(digits.images) * 255 / 16).unsqueeze(1)
+    images = F.interpolate(images, (size, size), mode="bilinear").round().to(torch.uint8)
+    labels = torch.from_numpy(digits.target).to(torch.int64)
+    return ImageSet(images, labels, tuple(str(digit) for digit in range(10)))

@@ -1,0 +1,218 @@
+"""Finds the image files of a folder, their classes, and their splits if it has folders for these."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from torchcaps_lab.data.listed import PART_NAMES, Listed, part_called, validation_is_test
+from torchcaps_lab.data.manifest import some
+from torchcaps_lab.data.picture import image_suffixes
+
+_JUNK = ("thumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found")
+"""Files that operating systems leave in folders, besides hidden ones."""
+
+
+class ImageFile(NamedTuple):
+    """One file of a class.
+
+    Args:
+        name: path relative to the root, with slashes.
+        category: the name of its class.
+        path: where it is.
+    """
+
+    name: str
+    category: str
+    path: Path
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return str(self.path)
+
+    def source(self) -> Path:
+        """The file that its content is read from."""
+        return self.path
+
+
+@dataclass
+class Listing(Listed):
+    """The files found in a folder; none of them was opened.
+
+    Attributes:
+        root: the folder; names are relative to it.
+    """
+
+    root: Path = Path()
+    what: ClassVar[str] = "images"
+
+    @cached_property
+    def _suffixes(self) -> set[str]:
+        return image_suffixes()
+
+    def add(self, part: str, folder: Path) -> None:
+        """Lists the class folders in ``folder`` as a split.
+
+        Raises:
+            ValueError: there are fewer than two, they differ from those of earlier splits, or one of them holds no
+                images.
+        """
+        found = _folders(folder)
+        classes = tuple(path.name for path in found)
+        if self.parts and classes != self.classes:
+            self.refuse(f"{folder} must hold the class folders of train, {self.classes}, got {classes}")
+        if len(classes) < 2:
+            self.refuse(f"{folder} must hold a folder for each of two or more classes, got {classes}")
+        self.classes += tuple(name for name in classes if name not in self.classes)
+        files = self.parts.setdefault(part, [])
+        seen: set[Path] = {folder.resolve()}
+        for path in found:
+            images = sorted(self._images(path, seen))
+            if not images:
+                self.refuse(f"class folder {path} holds no {self.what}{self._reasons(path)}")
+            files += [ImageFile(self._name(image), path.name, image) for image in images]
+        self._leave_out_loose(folder)
+
+    def refuse(self, why: str) -> None:
+        """Raises a `ValueError`: data that cannot be trained on are refused at once."""
+        raise ValueError(why)
+
+    def _images(self, folder: Path, seen: set[Path]) -> Iterator[Path]:
+        """The image files in a folder, however deep; links are followed, each folder is read once."""
+        real = folder.resolve()
+        if real in seen:
+            self._leave_out(folder, f"it links to {real}, which is read already")
+            return
+        seen.add(real)
+        for path in self._entries(folder):
+            if is_there(path.is_dir):
+                yield from self._images(path, seen)
+            elif not is_there(path.is_file):
+                self._leave_out(path, "it links to nothing" if path.is_symlink() else "it is not a readable file")
+            elif path.suffix.lower() not in self._suffixes:
+                self._leave_out(path, self._not_opened(path.suffix))
+            else:
+                yield path
+
+    def _not_opened(self, suffix: str) -> str:
+        return f"{suffix or 'no suffix'} is not a kind of image that is read"
+
+    def _entries(self, folder: Path) -> list[Path]:
+        try:
+            return sorted(path for path in folder.iterdir() if not is_junk(path))
+        except OSError as error:
+            self._leave_out(folder, f"it cannot be read: {error.strerror}")
+            return []
+
+    def _leave_out_loose(self, folder: Path) -> None:
+        for path in self._entries(folder):
+            if is_there(path.is_file):
+                self._leave_out(path, "it lies in no class folder")
+
+    def _leave_out(self, path: Path, why: str) -> None:
+        self.left_out[self._name(path)] = why
+
+    def _reasons(self, folder: Path) -> str:
+        inside = [why for name, why in self.left_out.items() if (self.root / name).is_relative_to(folder)]
+        return f": {inside[0]}" if inside else ""
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+
+def seen_from(path: Path) -> str:
+    """For messages: the folder that a relative path was looked for in."""
+    return "" if path.is_absolute() else f" (looked for in {Path.cwd()})"
+
+
+def list_folder(root: Path, kind: type[Listing] = Listing) -> Listing:
+    """Lists the images, or files of another ``kind``, of a folder of classes, or of folders of splits that hold these.
+
+    Raises:
+        FileNotFoundError: there is no `root`.
+        NotADirectoryError: `root` is not a folder.
+        ValueError: it is unclear which folders are splits and which are classes; see also :meth:`Listing.add`.
+    """
+    if not root.exists():
+        raise FileNotFoundError(f"root {root} does not exist{seen_from(root)}")
+    if not root.is_dir():
+        raise NotADirectoryError(f"root {root} is not a folder")
+    listing = kind(root=root)
+    parts = _part_folders(root, kind)
+    if parts is None:
+        listing.add("all", root)
+        return listing
+    if "test" not in parts:
+        parts["test"] = parts.pop("validation")
+        listing.notes = (validation_is_test(parts["test"].name, parts["train"].name),)
+    for part in PART_NAMES:
+        if part in parts:
+            listing.add(part, parts[part])
+    listing._leave_out_loose(root)
+    return listing
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The files in a folder and its sub-folders whose suffix is that of an image, sorted, without hidden ones."""
+    return sorted(Listing(root=folder)._images(folder, set()))
+
+
+def is_junk(path: Path) -> bool:
+    """Whether a path is hidden, or a file that operating systems leave in folders."""
+    return path.name.startswith(".") or path.name.lower() in _JUNK
+
+
+def is_there(kind: Callable[[], bool]) -> bool:
+    """The result of a check such as ``path.is_dir``; False without permission to look."""
+    try:
+        return kind()
+    except OSError:
+        return False
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if is_there(path.is_dir) and not is_junk(path))
+
+
+def _part_folders(root: Path, kind: type[Listing]) -> dict[str, Path] | None:
+    """The folders of the splits; None if all folders are classes.
+
+    Folders with the names of splits are splits if one of them holds several folders, or there are no others.
+    """
+    named: dict[str, Path] = {}
+    folders, others = _folders(root), []
+    for path in folders:
+        part = part_called(path.name)
+        if part is None:
+            others.append(path)
+        elif part in named:
+            raise ValueError(f"{root} holds {named[part].name!r} and {path.name!r}: only one can be the {part} images")
+        else:
+            named[part] = path
+    if not named or (others and all(len(_folders(path)) < 2 for path in named.values())):
+        return None
+    _refuse_doubtful(root, named, [path for path in others if _holds_any(path, kind)])
+    return named
+
+
+def _refuse_doubtful(root: Path, named: dict[str, Path], others: Sequence[Path]) -> None:
+    parts = " and ".join(repr(path.name) for path in named.values())
+    if others:
+        raise ValueError(
+            f"{root} holds {parts}, as if these were parts of the data, but also {some([p.name for p in others])}, as "
+            "if its folders were classes: move the classes into the parts, or rename a class that has the name of a "
+            f"part ({', '.join(name for names in PART_NAMES.values() for name in names)})"
+        )
+    if "train" not in named:
+        raise ValueError(f"{root} holds {parts} but no train: call the folder of the training images 'train'")
+    if len(named) == 1:
+        raise ValueError(
+            f"{root} holds {parts} but neither val nor test: give the root {named['train']}, of which a share is put "
+            "aside to test on"
+        )
+
+
+def _holds_any(folder: Path, kind: type[Listing]) -> bool:
+    return any(True for _ in kind(root=folder)._images(folder, set()))

@@ -1,0 +1,90 @@
+"""A folder of the user's own images."""
+
+from pathlib import Path
+from typing import Literal
+
+from torchcaps_lab.data.base import Resize, register_dataset
+from torchcaps_lab.data.files import Listing, image_files, list_folder
+from torchcaps_lab.data.listed import ListedImages
+from torchcaps_lab.data.picture import check_resize, fit_image, load_image
+
+__all__ = ["ImageFolder", "Resize", "check_resize", "fit_image", "image_files", "load_image"]
+
+
+@register_dataset("folder")
+class ImageFolder(ListedImages):
+    """The images in a folder: one sub-folder per class, named after it.
+
+    Where `root` holds the folders `train` and `test`, those are the splits (with one sub-folder per class
+    each), and so is `val` for validation if it is there; `training`, `valid`, `validation` and `testing` are known as
+    well, in upper and lower case. With `train` and `val` alone, `val` is what is tested on. Otherwise a share of each
+    class is the test set, the same for every `seed`. Which images are put aside depends on their contents, so that it
+    hardly changes with the folder; a run keeps the names and digests of its images, and is tested on the same.
+
+    Every file inside a class folder, however deep, whose suffix is that of an image is an image of that class;
+    hidden files and folders are skipped, links are followed. Of moving images the first frame counts. Images are turned
+    the way their EXIF orientation says, 16-bit grey is scaled to 8 bit, transparent parts show black. All files are
+    read when images are first asked for, those to test on too: a broken one is known before anything is trained.
+    `torchcaps check` tells the same beforehand. The images are kept in memory, one byte per pixel and channel, or in
+    a file that is mapped into it.
+
+    Args:
+        root: the folder.
+        size: height and width of the images, one number for both. Default: their own size, which must then
+            be the same for all.
+        channels: 1 makes every image grey, 3 colour. Default: 1 if the files are all grey, else 3.
+        resize: how an image gets to `size`: keep its aspect ratio and `pad` with black, keep it and `crop`
+            the centre, or `stretch`; or cut out what was written by hand (`handwriting`).
+        test: share of the images that are the test set, the same in every class; not used where `root`
+            holds `test`.
+        validation: share of the training images put aside for validation, the same in every class; 0 puts
+            none aside. Not used where `root` holds `val` beside `test`.
+        seed: chooses which images those are; nothing else does.
+        skip_broken: leave out broken files, with a note, instead of raising an error.
+        memory: GiB of decoded images that are kept in memory; more are decoded once into a file in the folder
+            `decoded` of the data sets (the environment variable TORCHCAPS_DATA, else torchcaps in the user's cache
+            folder), and read from there.
+
+    Raises:
+        FileNotFoundError: there is no `root`.
+        NotADirectoryError: `root` is not a folder.
+        ValueError: an argument is out of range, the folders are not as above, there are fewer than two
+            classes, or a class has no images. Reading the images raises it for files that cannot be
+            read and for one of another size where no `size` is given.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> from torchcaps_lab.data import ImageFolder
+        >>> with tempfile.TemporaryDirectory() as photos:
+        ...     for name in ("cats/1", "cats/2", "dogs/1", "dogs/2"):
+        ...         (Path(photos) / name).parent.mkdir(exist_ok=True)
+        ...         Image.new("RGB", (40, 30), "gold").save(Path(photos) / f"{name}.png")
+        ...     data = ImageFolder(photos, size=32, test=0.5, validation=0.0)
+        ...     print(data.classes, tuple(data.train.images.shape))
+        ...
+        ('cats', 'dogs') (2, 3, 32, 32)
+    """
+
+    def __init__(
+        self,
+        root: str,
+        size: int | tuple[int, int] | None = None,
+        channels: Literal[1, 3] | None = None,
+        resize: Resize = "pad",
+        test: float = 0.2,
+        validation: float = 0.1,
+        seed: int = 0,
+        skip_broken: bool = False,
+        memory: float = 4.0,
+    ) -> None:
+        super().__init__(size, channels, resize, test, validation, seed, skip_broken, memory)
+        self.root = Path(root).expanduser()
+        self.advice = f"torchcaps check {self.root} lists all"
+        self.names_alike = f"torchcaps check {self.root} names them"
+        _ = self.listed  # problems of the folders are reported at once
+
+    def list_images(self) -> Listing:
+        """The files of each class."""
+        return list_folder(self.root)

@@ -1,0 +1,190 @@
+"""Any image data set that Hugging Face ``datasets`` opens: from the hub, from parquet files, from folders."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal
+
+from torchcaps_lab.data.base import Resize, register_dataset
+from torchcaps_lab.data.listed import Listed, ListedImages, arranged, part_called
+from torchcaps_lab.data.manifest import some
+from torchcaps_lab.data.picture import BrokenImage
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row of a split.
+
+    Args:
+        name: the split and the number of the row.
+        category: the name of its class.
+        table: the images of the split, as bytes or paths.
+        index: of the row.
+    """
+
+    name: str
+    category: str
+    table: Any
+    index: int
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return self.name
+
+    def source(self) -> Path | BytesIO:
+        """The file of the image, as bytes or by its path."""
+        (image,) = self.table[self.index].values()
+        if image is None or (image.get("bytes") is None and not image.get("path")):
+            raise BrokenImage(self.name, "there is no image")
+        return Path(image["path"]) if image.get("bytes") is None else BytesIO(image["bytes"])
+
+
+@register_dataset("hub")
+class Hub(ListedImages):
+    """An image data set by its name on the Hugging Face Hub, or from files of this machine: parquet, folders.
+
+    Splits are recognised by their names, like the folders of :class:`~torchcaps_lab.data.ImageFolder`; missing ones are
+    put aside in the same way. Rows without a label, such as those of test sets with secret labels, are left out. Images
+    are read as those of a folder; see there for details of the arguments.
+
+    Takes ``pip install 'torchcaps-lab[datasets]'``. No code of the repository is executed. Without a network, set the
+    environment variable HF_HUB_OFFLINE=1 to open data that were opened before, or are on this machine.
+
+    Args:
+        path: a name on the hub, such as ``ylecun/mnist``; a folder with parquet files or images; a parquet file; or
+            what ``save_to_disk`` of ``datasets`` wrote.
+        name: of the configuration, where there are several.
+        image: the column of the images; default: the only such column.
+        label: the column of the labels; default: the only column of classes, or the one called label.
+        revision: of the repository: a branch, a tag or a commit.
+        size: height and width of the images.
+        channels: 1 makes every image grey, 3 colour.
+        resize: how an image gets to ``size``.
+        test: share of the images that become the test set, if there is none.
+        validation: share of the training images put aside for validation.
+        seed: chooses which these are.
+        skip_broken: leave out what cannot be read.
+        memory: GiB of decoded images that are kept in memory.
+
+    Raises:
+        ValueError: an argument is out of range; and, when images are first asked for, there is no such data set,
+            column or split, or images cannot be read.
+        ConnectionError: the hub cannot be reached.
+
+    Example:
+        >>> from torchcaps_lab.data import Hub
+        >>> data = Hub("ylecun/mnist", size=28)  # doctest: +SKIP
+        >>> data.image_shape  # doctest: +SKIP
+        (1, 28, 28)
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str | None = None,
+        image: str | None = None,
+        label: str | None = None,
+        revision: str | None = None,
+        size: int | tuple[int, int] | None = None,
+        channels: Literal[1, 3] | None = None,
+        resize: Resize = "pad",
+        test: float = 0.2,
+        validation: float = 0.1,
+        seed: int = 0,
+        skip_broken: bool = False,
+        memory: float = 4.0,
+    ) -> None:
+        super().__init__(size, channels, resize, test, validation, seed, skip_broken, memory)
+        self.path = path
+        self.name = name
+        self.image = image
+        self.label = label
+        self.revision = revision
+
+    @cached_property
+    def splits(self) -> Mapping[str, Any]:
+        """The splits that ``datasets`` opened, by name."""
+        try:
+            import datasets
+        except ModuleNotFoundError as error:
+            raise ValueError(f"Hub needs the package {error.name}: pip install 'torchcaps-lab[datasets]'") from error
+        path = Path(self.path).expanduser()
+        try:
+            if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+                found = datasets.load_from_disk(str(path))
+            elif path.is_file():
+                found = datasets.load_dataset("parquet", data_files=str(path))
+            else:
+                where = str(path) if path.is_dir() else self.path
+                found = datasets.load_dataset(where, self.name, revision=self.revision)
+        except ConnectionError:
+            raise
+        except Exception as error:  # datasets raises many types of errors
+            raise ValueError(f"datasets cannot open {self.path!r}: {error}") from error
+        return found if isinstance(found, Mapping) else {"train": found}
+
+    def list_images(self) -> Listed:
+        """The rows of each split, those without a label left out."""
+        listed = Listed()
+        named: dict[str, str] = {}
+        splits = self.splits  # first, because it says what is missing
+        image, label = self._columns()
+        for split in splits:
+            part = part_called(split)
+            if part is None or part in named:
+                listed.left_out[split] = "it is neither the training, the validation nor the test split"
+                continue
+            rows, categories = self._rows(split, image, label, listed.left_out)
+            listed.classes = listed.classes or categories
+            if categories != listed.classes:
+                raise ValueError(f"split {split!r} must have the classes {listed.classes}, got {categories}")
+            if rows:
+                named[part] = split
+                listed.parts[part] = rows
+        return arranged(listed, named)
+
+    def _columns(self) -> tuple[str, str]:
+        import datasets
+
+        features = next(iter(self.splits.values())).features
+        images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
+        classes = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
+        usual = [name for name in ("label", "labels") if name in features]
+        labels = classes if len(classes) == 1 else usual
+        return _column("image", self.image, images, features), _column("label", self.label, labels, features)
+
+    def _rows(self, split: str, image: str, label: str, left_out: dict[str, str]) -> tuple[list[_Row], tuple[str, ...]]:
+        import datasets
+
+        table = self.splits[split]
+        labels, feature = table[label][:], table.features[label]
+        pixels = table.select_columns([image]).cast_column(image, datasets.Image(decode=False))
+        if isinstance(feature, datasets.ClassLabel):
+            classes = tuple(feature.names)
+        else:
+            classes = tuple(map(str, sorted({value for value in labels if value is not None})))
+        rows = []
+        for index, value in enumerate(labels):
+            category = classes[value] if isinstance(feature, datasets.ClassLabel) and value is not None else str(value)
+            if value is None or value == -1:
+                left_out[f"{split}/{index}"] = "it has no label"
+            else:
+                rows.append(_Row(f"{split}/{index}", category, pixels, index))
+        return rows, classes
+
+
+def _column(option: str, chosen: str | None, found: list[str], features: Mapping[str, Any]) -> str:
+    """The name of a column: the chosen one, or the only one that was found."""
+    if chosen is not None:
+        if chosen not in features:
+            raise ValueError(f"{option} must be a column, one of {some(list(features))}, got {chosen!r}")
+        return chosen
+    if len(found) != 1:
+        raise ValueError(
+            f"{option} must name the column of the {option}s, one of {some(list(features))}: "
+            f"{'several' if found else 'none'} could be it"
+        )
+    return found[0]

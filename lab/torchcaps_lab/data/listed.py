@@ -1,0 +1,491 @@
+"""Images that are listed before they are read: files in a folder, rows of a table."""
+
+import hashlib
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from torchcaps_lab.data.alike import first_alike, looks_of, pixels_digest, same_content
+from torchcaps_lab.data.base import (
+    TEST_SEED,
+    ImageData,
+    ImageSet,
+    Resize,
+    check_held_out_share,
+    stable_split,
+    stratified_split,
+)
+from torchcaps_lab.data.manifest import (
+    PARTS,
+    Changes,
+    Entry,
+    Manifest,
+    copies_lines,
+    count_of,
+    left_out_lines,
+    readable,
+    some,
+    untested_lines,
+)
+from torchcaps_lab.data.picture import BrokenImage, check_resize, load_handwriting, open_image, opened, to_tensor
+from torchcaps_lab.data.preprocess import MOST_PIXELS
+from torchcaps_lab.data.store import GIB, ImageStore, threaded
+from torchcaps_lab.data.streams import digest_of
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from torchcaps_lab.data.picture import Source
+
+PART_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("val", "valid", "validation"),
+    "test": ("test", "testing"),
+}
+"""The names of each split, in lower case."""
+
+_LISTED = 100  # broken images in one error
+
+_COMPARED = 20_000  # images among which training looks for those that look alike, which takes seconds
+
+
+def part_called(name: str) -> str | None:
+    """The split that a name, in upper or lower case, stands for; None if there is none."""
+    return next((part for part, names in PART_NAMES.items() if name.lower() in names), None)
+
+
+def validation_is_test(tested: str, train: str) -> str:
+    """The note for data with validation images but without test images."""
+    return (
+        f"there are no test images of their own: the images in {readable(tested)!r} are reported as the test, and "
+        f"validation images are put aside from {readable(train)!r}"
+    )
+
+
+class Item(Protocol):
+    """One image that is listed."""
+
+    @property
+    def name(self) -> str:
+        """Identifies the image among all listed ones."""
+
+    @property
+    def category(self) -> str:
+        """The name of its class."""
+
+    @property
+    def title(self) -> str:
+        """Its name in messages."""
+
+    def source(self) -> "Source":
+        """The file, its content, or the image itself."""
+
+
+@dataclass
+class Listed:
+    """The images of a data set, none of them opened yet.
+
+    Attributes:
+        classes: the name of each label.
+        parts: the images of each split of the source; ``all`` if it has no splits.
+        left_out: other things that were found, by name, and why they were left out.
+        notes: what a reader of results should know.
+    """
+
+    classes: tuple[str, ...] = ()
+    parts: dict[str, list[Any]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def items(self) -> list[Item]:
+        """The images of all parts."""
+        return [item for part in self.parts.values() for item in part]
+
+
+def arranged(listed: Listed, named: Mapping[str, str]) -> Listed:
+    """The splits to use: without test images, validation images take their place, or a share is put aside."""
+    parts = listed.parts
+    if "train" not in parts:
+        raise ValueError(f"there is no split of training images with labels, only {some(list(named.values()))}")
+    if "test" not in parts and "validation" in parts:
+        parts["test"] = parts.pop("validation")
+        listed.notes = (validation_is_test(named["validation"], named["train"]),)
+    elif "test" not in parts:
+        parts["all"] = parts.pop("train")
+    if len(listed.classes) < 2:
+        raise ValueError(f"there must be two or more classes, got {listed.classes}")
+    return listed
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The images of all splits, and their manifest."""
+
+    sets: dict[str, ImageSet]
+    manifest: Manifest
+
+    @cached_property
+    def same(self) -> Mapping[str, str]:
+        """The digest that stands for those of files of the same pixels; finding it takes a look at every pixel."""
+        pixels = {part: images.images for part, images in self.sets.items() if type(images) is ImageSet}
+        return same_content(self.manifest, pixels) if pixels else {}
+
+
+class ListedImages(ImageData):
+    """Images that are listed one by one, each with a class; subclasses list them.
+
+    Arguments are those of :class:`~torchcaps_lab.data.ImageFolder`.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    advice: str = "leave them out to see the rest"
+    """How to see the broken images that an error does not list."""
+
+    names_alike: str = "compare them before you trust the test"
+    """How to see which images look alike."""
+
+    def __init__(
+        self,
+        size: int | tuple[int, int] | None = None,
+        channels: Literal[1, 3] | None = None,
+        resize: Resize = "pad",
+        test: float = 0.2,
+        validation: float = 0.1,
+        seed: int = 0,
+        skip_broken: bool = False,
+        memory: float = 4.0,
+    ) -> None:
+        super().__init__(validation, seed)
+        check_held_out_share("test", test)
+        check_resize(resize)
+        if channels not in (None, 1, 3):
+            raise ValueError(f"channels must be 1, 3 or None, got {channels}")
+        self.size = (size, size) if isinstance(size, int) else size
+        if self.size is not None and min(self.size) < 1:
+            raise ValueError(f"size must be at least 1 x 1 pixel, got {size}")
+        if self.size is not None and max(self.size) > MOST_PIXELS:
+            raise ValueError(f"size must be at most {MOST_PIXELS} pixels a side, got {size}")
+        if not memory >= 0:
+            raise ValueError(f"memory must be 0 GiB or more, got {memory}")
+        self.channels = channels
+        self.resize: Resize = resize
+        self.test_share = test
+        self.skip_broken = skip_broken
+        self.memory = memory
+        self._followed: Manifest | None = None
+        self._unrecorded = False
+        self._changes = Changes()
+
+    @abstractmethod
+    def list_images(self) -> Listed:
+        """The list of images, without opening any."""
+
+    @cached_property
+    def listed(self) -> Listed:
+        """The list of images, made once."""
+        return self.list_images()
+
+    def load_train(self) -> ImageSet:
+        """Read the training images, including those for validation unless these have their own folder."""
+        train, validation = (self._read.sets[part] for part in ("train", "validation"))
+        if "validation" in self.listed.parts or not len(validation):
+            return train
+        return replace(
+            train,
+            images=torch.cat([train.images, validation.images]),
+            labels=torch.cat([train.labels, validation.labels]),
+            files=(*(train.files or ()), *(validation.files or ())),
+        )
+
+    def load_validation(self) -> ImageSet | None:
+        """Read the images in `val`, if that folder is there."""
+        return self._read.sets["validation"] if "validation" in self.listed.parts else None
+
+    def load_test(self) -> ImageSet:
+        """Read the test images."""
+        return self._read.sets["test"]
+
+    def manifest(self) -> Manifest:
+        """Which files the images come from, split by split."""
+        return self._read.manifest
+
+    def follow(self, manifest: Manifest | None) -> Changes:
+        """Takes over the splits of a manifest; files that are not in it are left out."""
+        self._followed, self._unrecorded = manifest, manifest is None
+        for name in ("_read", "_train_and_validation", "test"):
+            vars(self).pop(name, None)
+        present = [self._entry(item) for item in self.listed.items]
+        self._changes = Changes() if manifest is None else manifest.follow(present)[1]
+        return self._changes
+
+    def test_on_all(self) -> None:
+        """Makes every file a test image; none is decoded for it."""
+        entries = tuple(self._entry(item) for item in self.listed.items)
+        self.follow(
+            Manifest(self.listed.classes, {"train": (), "validation": (), "test": entries}, self.listed.left_out)
+        )
+
+    def fingerprint(self) -> str:
+        """A digest of the training and validation files, in their order, and of how they are read."""
+        how = (self.manifest().digest(), self.image_shape, self.resize)
+        return hashlib.sha256(repr(how).encode()).hexdigest()
+
+    def notes(self) -> tuple[str, ...]:
+        """What was left out and why, where test images are from, what changed, copies in several splits, lookalikes."""
+        unknown = ("the run kept no record of its split: it is made anew",) if self._unrecorded else ()
+        manifest = self.manifest().merged(self._read.same)
+        tested = {entry.category for entry in manifest.parts["test"]}
+        return (
+            *unknown,
+            *self.listed.notes,
+            *self._changes.lines(),
+            *_left_out_lines(manifest.left_out, "text" if self.gives == "words" else "file"),
+            *untested_lines([name for name in manifest.classes if tested and name not in tested]),
+            *copies_lines(manifest, self._thing),
+            *self._alike_lines(manifest),
+        )
+
+    def _alike_lines(self, manifest: Manifest) -> list[str]:
+        """How many test images look like training images, without those of the same pixels."""
+        train, test = (self._read.sets[part] for part in ("train", "test"))
+        if self.gives != "images" or len(train) + len(test) > _COMPARED:
+            return []
+        known = {entry.digest for entry in manifest.parts["train"]}
+        rows = [row for row, entry in enumerate(manifest.parts["test"]) if entry.digest not in known]
+        found = first_alike(looks_of(test.images, rows), looks_of(train.images, range(len(train))))
+        alike = [place for place in found if place >= 0]
+        return (
+            [f"{count_of(alike, 'test image')} nearly the same as a training image; {self.names_alike}"]
+            if alike
+            else []
+        )
+
+    @property
+    def _thing(self) -> str:
+        """The name of an item in messages."""
+        return "text" if self.gives == "words" else "image"
+
+    @cached_property
+    def _train_and_validation(self) -> tuple[ImageSet, ImageSet]:
+        return self._read.sets["train"], self._read.sets["validation"]
+
+    @cached_property
+    def _read(self) -> _Read:
+        """All images. Leaving out broken ones changes the splits, so everything is read again then.
+
+        Files of the same pixels are known once they are decoded: what was decoded is then divided anew.
+        """
+        left_out, decoded = dict(self.listed.left_out), dict[str, Tensor]()
+        same: Mapping[str, str] = {}
+        while True:
+            manifest = self._parts(left_out, same)
+            sets, problems = self._decode(manifest, decoded)
+            if not problems:
+                read = _Read(sets, manifest)
+                if self._followed is not None or self._parts(left_out, same := read.same) == manifest:
+                    return read
+                for part, images in sets.items():
+                    decoded |= zip((entry.name for entry in manifest.parts[part]), images.images, strict=True)
+            elif not self.skip_broken:
+                raise _all_broken(list(problems.values()), self.advice)
+            left_out |= {name: problem.why for name, problem in problems.items()}
+
+    def _parts(self, left_out: dict[str, str], same: Mapping[str, str]) -> Manifest:
+        """Which files belong to which split, without those in ``left_out``; files of ``same`` content in one."""
+        if self._followed is not None:
+            present = [self._entry(item) for item in self.listed.items if item.name not in left_out]
+            kept = self._followed.follow(present)[0]
+            return replace(kept, left_out={**self._followed.left_out, **left_out})
+        entries = {
+            part: [self._entry(item) for item in items if item.name not in left_out]
+            for part, items in self.listed.parts.items()
+        }
+        divided = _shuffled if self._unrecorded else partial(_divided, same)
+        if "all" in entries:
+            entries["train"], entries["test"] = divided(entries.pop("all"), self.test_share, TEST_SEED)
+        if "validation" not in entries:
+            share = self.validation_share
+            entries["train"], entries["validation"] = divided(entries["train"], share, self.seed)
+        for category in {item.category for item in self.listed.items} - {entry.category for entry in entries["train"]}:
+            reasons = some([f"{name} ({why})" for name, why in left_out.items() if category in Path(name).parts])
+            found = f": {reasons}" if reasons else ""
+            raise ValueError(f"class {category!r} holds no training {self._thing} that can be read{found}")
+        return Manifest(self.listed.classes, {part: tuple(entries[part]) for part in PARTS}, left_out)
+
+    def _decode(
+        self, manifest: Manifest, decoded: Mapping[str, Tensor]
+    ) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
+        """The images of each split, and the problems of those that cannot be read, by name.
+
+        Args:
+            manifest: which images.
+            decoded: all of them by name, if they were decoded before.
+        """
+        entries = [entry for part in PARTS for entry in manifest.parts[part]]
+        shape, first = self._shape(entries)
+        count = len(entries) + len(decoded)
+        store = ImageStore(shape, count * math.prod(shape) > self.memory * GIB, self.resize)
+        label_of = {name: label for label, name in enumerate(manifest.classes)}
+        sets: dict[str, ImageSet] = {}
+        problems: dict[str, BrokenImage] = {}
+        for part in PARTS:
+            rows = manifest.parts[part]
+            items = [self._items[entry.name] for entry in rows]
+            known = [decoded[entry.name] for entry in rows] if decoded else []
+            picture = known.__getitem__ if decoded else partial(self._picture, items, shape, first)
+            images, broken = store.decode([entry.digest for entry in rows], picture)
+            problems |= {rows[index].name: problem for index, problem in broken.items()}
+            if not problems:
+                labels = torch.tensor([label_of[entry.category] for entry in rows], dtype=torch.int64)
+                sets[part] = ImageSet(images, labels, manifest.classes, tuple(item.title for item in items))
+        return sets, problems
+
+    def _picture(self, items: Sequence[Item], shape: tuple[int, int, int], first: Item, index: int) -> Tensor:
+        item = items[index]
+        if self.resize == "handwriting" and self.size is not None:
+            return _handwriting(item, shape)
+        image = _open(item, shape[0])
+        if self.size is None and image.size != shape[:0:-1]:
+            raise ValueError(
+                f"images must have one size: {first.title} has {shape[1]} x {shape[2]} pixels "
+                f"(height x width) but {item.title} has {image.height} x {image.width}; pass size to resize them"
+            )
+        return _handwriting(item, shape) if self.resize == "handwriting" else to_tensor(image, shape, self.resize)
+
+    def _shape(self, entries: Sequence[Entry]) -> tuple[tuple[int, int, int], Item]:
+        """The shape of all images, and the first image that can be read, whose size is taken if ``size`` is None."""
+        items = [self._items[entry.name] for entry in entries]
+        if not items:
+            raise ValueError("none of the images that the run was trained and tested on is there any more")
+        channels = self.channels or (1 if all(self._seen[entry.name].grey for entry in entries) else 3)
+        if self.size is not None:
+            return (channels, *self.size), items[0]
+        problems = []
+        for item in items:
+            try:
+                width, height = _open(item, channels).size
+            except BrokenImage as problem:
+                problems.append(problem)
+            else:
+                return (channels, height, width), item
+        raise _all_broken(problems, self.advice)
+
+    def _entry(self, item: Item) -> Entry:
+        return Entry(item.name, item.category, self._digest(item))
+
+    def _digest(self, item: Item) -> str:
+        return self._seen[item.name].digest
+
+    @cached_property
+    def _items(self) -> dict[str, Item]:
+        return {item.name: item for item in self.listed.items}
+
+    @cached_property
+    def _seen(self) -> dict[str, "Seen"]:
+        """Facts about each image from its file, without decoding it."""
+        items = self.listed.items
+        found = threaded(lambda index: look(items[index].source, items[index].title), range(len(items)))
+        return {item.name: seen for item, seen in zip(items, found, strict=True)}
+
+
+class Seen(NamedTuple):
+    """Facts about a file, without decoding it.
+
+    Args:
+        digest: of its content.
+        grey: whether it has grey pixels; True if it is unknown.
+    """
+
+    digest: str
+    grey: bool
+
+
+def look(source_of: Callable[[], "Source"], title: str) -> Seen:
+    """Facts about an image; one that cannot be read is known once it is decoded."""
+    from PIL import Image
+
+    digest = "unreadable"
+    try:
+        source = source_of()
+        digest = pixels_digest(source) if isinstance(source, Image.Image) else digest_of(source)
+        with opened(source, title) as image:
+            grey = Image.getmodebase(image.mode) == "L"
+    except BrokenImage:
+        grey = True
+    except OSError as error:
+        return Seen(f"unreadable: {error.strerror}", True)
+    return Seen(digest, grey)
+
+
+@contextmanager
+def _reading(item: Item) -> Iterator[None]:
+    """Turns an `OSError`, such as a missing permission, into a `BrokenImage`."""
+    try:
+        yield
+    except OSError as error:
+        raise BrokenImage(item.title, str(error.strerror)) from error
+
+
+def _open(item: Item, channels: int) -> "Image":
+    """The decoded image."""
+    with _reading(item):
+        return open_image(item.source(), channels, item.title)
+
+
+def _handwriting(item: Item, shape: tuple[int, int, int]) -> Tensor:
+    """The handwriting in an image, found as in pictures that a trained network classifies: any ink on any paper."""
+    with _reading(item):
+        return load_handwriting(item.source(), shape, item.title).pixels
+
+
+def _divided(
+    same: Mapping[str, str], entries: Sequence[Entry], share: float, seed: int
+) -> tuple[list[Entry], list[Entry]]:
+    """The rest and the share put aside, chosen by content."""
+    digests = [same.get(entry.digest, entry.digest) for entry in entries]
+    rest, aside = stable_split(_labels(entries), digests, share, seed)
+    return [entries[index] for index in rest.tolist()], [entries[index] for index in aside.tolist()]
+
+
+def _shuffled(entries: Sequence[Entry], share: float, seed: int) -> tuple[list[Entry], list[Entry]]:
+    """The rest and the share put aside, chosen by index, as it was done before runs kept a record."""
+    rest, aside = stratified_split(_labels(entries), share, seed)
+    return [entries[index] for index in rest.tolist()], [entries[index] for index in aside.tolist()]
+
+
+def _labels(entries: Sequence[Entry]) -> Tensor:
+    label_of = {name: label for label, name in enumerate(sorted({entry.category for entry in entries}))}
+    return torch.tensor([label_of[entry.category] for entry in entries], dtype=torch.int64)
+
+
+def _all_broken(problems: Sequence[BrokenImage], advice: str) -> ValueError:
+    """One error for all images that cannot be read."""
+    more = len(problems) - _LISTED
+    return ValueError(
+        "\n".join(
+            [
+                *(readable(str(problem)) for problem in problems[:_LISTED]),
+                *([f"and {more:,} more: {advice}"] if more > 0 else []),
+                f"{count_of(problems, 'file')} cannot be read: repair or remove them, or leave them out with "
+                "skip_broken (--data.skip_broken true)",
+            ]
+        )
+    )
+
+
+def _left_out_lines(left_out: Mapping[str, str], thing: str) -> list[str]:
+    """The first lines of :func:`left_out_lines`, and how many more there are."""
+    lines = left_out_lines(left_out, thing)
+    more = len(lines) - _LISTED
+    return lines[:_LISTED] + ([f"left out more, for {more:,} other reasons"] if more > 0 else [])

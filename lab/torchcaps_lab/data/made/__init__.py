@@ -1,0 +1,21 @@
+"""Data sets and images made from others: on larger canvases, transformed, overlaid, side by side, turned.
+
+Runs record the data sets by their names here.
+"""
+
+# ruff: noqa: F401
+
+from torchcaps_lab.data.made.affine import (
+    AFFNIST,
+    FACTORS,
+    Affine,
+    AffineRanges,
+    apply_affine,
+    one_factor,
+    shift_limits,
+)
+from torchcaps_lab.data.made.arranged import LAYOUTS, Scenes, arrange
+from torchcaps_lab.data.made.few import Few
+from torchcaps_lab.data.made.overlay import Overlaid, Overlay, Pairs, bounding_box_overlap, fixed_pairs
+from torchcaps_lab.data.made.padded import Padded
+from torchcaps_lab.data.made.turned import TestViewpoints, TurnedDigits, Viewpoints, lower, turn

@@ -1,0 +1,76 @@
+"""What data sets that are made of others have in common."""
+
+from abc import abstractmethod
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from torchcaps_lab.data.base import ImageData, ImageSet
+from torchcaps_lab.data.manifest import Changes, Manifest
+
+Part = Literal["train", "validation", "test"]
+
+
+class MadeOf(ImageData):
+    """A data set of images made from another one, with the same files and splits; subclasses define :meth:`made`.
+
+    Args:
+        data: the other one; which images are put aside for validation is its affair.
+
+    Raises:
+        TypeError: ``data`` is no data set.
+        ValueError: ``data`` gives texts.
+    """
+
+    def __init__(self, data: ImageData) -> None:
+        if not isinstance(data, ImageData):
+            raise TypeError(f"data must be a data set, such as Digits(), got {data!r}")
+        if data.gives != "images":
+            raise ValueError(f"data must give images, {type(data).__name__} gives {data.gives}")
+        super().__init__(data.validation_share, data.seed)
+        self.data = data
+
+    @abstractmethod
+    def made(self, images: ImageSet, part: Part) -> ImageSet:
+        """The images of a part of this data set, made of those of the other one."""
+
+    def load_train(self) -> ImageSet:
+        """The images to train on, without those for validation."""
+        return self.made(self.data.train, "train")
+
+    def load_validation(self) -> ImageSet:
+        """The images to validate on."""
+        return self.made(self.data.validation, "validation")
+
+    def load_test(self) -> ImageSet:
+        """The images to test on."""
+        return self.made(self.data.test, "test")
+
+    def manifest(self) -> Manifest | None:
+        """Which files the images are made of, split by split."""
+        return self.data.manifest()
+
+    def follow(self, manifest: Manifest | None) -> Changes:
+        """Takes over the split of a manifest."""
+        return self.data.follow(manifest)
+
+    def test_on_all(self) -> None:
+        """Makes every file of that data set a test image."""
+        self.data.test_on_all()
+
+    def notes(self) -> tuple[str, ...]:
+        """The notes of the data set that this one is made of."""
+        return self.data.notes()
+
+
+def check_single(digits: ImageSet) -> None:
+    """Raises a `ValueError` if images show several things each, or are composed already."""
+    if digits.labels.ndim != 1 or digits.composition is not None:
+        raise ValueError("digits must be images of one class each, not scenes, pairs or others with masks as labels")
+
+
+def by_class(digits: ImageSet) -> tuple[Tensor, Tensor]:
+    """The digits' indices, class by class, int64 (N,), and how many there are of each class, (E,); on the CPU."""
+    labels = digits.labels.cpu()
+    return labels.argsort(stable=True), torch.bincount(labels, minlength=len(digits.classes))

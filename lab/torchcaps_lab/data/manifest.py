@@ -1,0 +1,200 @@
+"""The record of the images of a data set: names and digests of their contents, split by split."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torchcaps.models.whole import write_whole
+
+PARTS = ("train", "validation", "test")
+
+_SHOWN = 20
+"""Names in a line for people; the manifest has all of them."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The differences between the images of a manifest and those that are there now.
+
+    Attributes:
+        added: names that are new; they belong to no split.
+        removed: names that are gone.
+        changed: names whose content has changed.
+        renamed: old and new names of the same content in the same class.
+
+    Example:
+        >>> from torchcaps_lab.data import Changes
+        >>> Changes(added=("cats/9.png",)).lines()
+        ('1 image added since the training, left out of all parts: cats/9.png',)
+    """
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    def lines(self) -> tuple[str, ...]:
+        """The same for people, a line for each kind of change."""
+        told = (
+            (self.added, "added since the training, left out of all parts"),
+            (self.removed, "gone since the training"),
+            (self.changed, "changed since the training"),
+            ([f"{old} -> {new}" for old, new in self.renamed], "renamed since the training"),
+        )
+        return tuple(f"{count_of(names)} {what}: {some(names)}" for names, what in told if names)
+
+
+class Entry(NamedTuple):
+    """One image of a manifest.
+
+    Args:
+        name: which image it is; in a folder, its path from the root, with slashes.
+        category: the name of its class.
+        digest: of its content, SHA-256 in hexadecimal.
+
+    Example:
+        >>> from torchcaps_lab.data import Entry
+        >>> Entry("cats/1.png", "cats", digest="0" * 64).name
+        'cats/1.png'
+    """
+
+    name: str
+    category: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The images of each split, in their order.
+
+    Attributes:
+        classes: the name of each label.
+        parts: the images of ``train``, ``validation`` and ``test``.
+        left_out: other things that were found, by name, and why they were left out.
+
+    Example:
+        >>> from torchcaps_lab.data import Entry, Manifest
+        >>> first, second = Entry("cats/1.png", "cats", "0" * 64), Entry("cats/2.png", "cats", "1" * 64)
+        >>> manifest = Manifest(("cats",), {"train": [first], "validation": [], "test": [second]})
+        >>> manifest.follow([first])[1].removed  # what is gone
+        ('cats/2.png',)
+    """
+
+    classes: tuple[str, ...]
+    parts: Mapping[str, Sequence[Entry]]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """SHA-256 of the classes and contents of the training and validation images, in their order, in hexadecimal."""
+        parts = [[entry[1:] for entry in self.parts[part]] for part in ("train", "validation")]
+        return hashlib.sha256(json.dumps([self.classes, parts]).encode()).hexdigest()
+
+    def write(self, path: Path) -> None:
+        """Writes it as JSON, whole or not at all.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        write_whole(path, json.dumps({"format": 1, **asdict(self)}))
+
+    @classmethod
+    def read(cls, path: Path) -> "Manifest":
+        """Reads what :meth:`write` wrote.
+
+        Raises:
+            ValueError: the file is damaged.
+        """
+        try:
+            content = json.loads(path.read_text(encoding="ascii"))
+            parts = {part: tuple(Entry(*map(str, row)) for row in content["parts"][part]) for part in PARTS}
+            return cls(tuple(map(str, content["classes"])), parts, dict(content["left_out"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is damaged: {error!r}") from error
+
+    def follow(self, present: Sequence[Entry]) -> tuple["Manifest", Changes]:
+        """The same splits of the images that there are now, and what changed.
+
+        An image that is gone is found under another name by its content, in its class.
+        """
+        now = {entry.name: entry for entry in present}
+        known = {entry.name for part in self.parts.values() for entry in part}
+        fresh = {entry[1:]: entry for entry in reversed(present) if entry.name not in known | self.left_out.keys()}
+        parts: dict[str, list[Entry]] = {part: [] for part in PARTS}
+        removed, changed, renamed = [], [], []
+        for part, entries in self.parts.items():
+            for entry in entries:
+                found = now.get(entry.name) or fresh.pop(entry[1:], None)
+                if found is None:
+                    removed.append(entry.name)
+                    continue
+                parts[part].append(found)
+                if found.name != entry.name:
+                    renamed.append((entry.name, found.name))
+                elif found.digest != entry.digest:
+                    changed.append(entry.name)
+        taken = known | self.left_out.keys() | {new for _, new in renamed}
+        added = [entry.name for entry in present if entry.name not in taken]
+        changes = Changes(tuple(added), tuple(removed), tuple(changed), tuple(renamed))
+        return Manifest(self.classes, parts, self.left_out), changes
+
+    def merged(self, same: Mapping[str, str]) -> "Manifest":
+        """The same with one digest for files of the same pixels, see :func:`torchcaps_lab.data.alike.same_content`."""
+        parts = {
+            part: tuple(entry._replace(digest=same.get(entry.digest, entry.digest)) for entry in entries)
+            for part, entries in self.parts.items()
+        }
+        return replace(self, parts=parts)
+
+    def copies(self) -> list[list[tuple[str, Entry]]]:
+        """Groups of images with the same content in several splits or classes, each with its split."""
+        found: dict[str, list[tuple[str, Entry]]] = {}
+        for part, entries in self.parts.items():
+            for entry in entries:
+                found.setdefault(entry.digest, []).append((part, entry))
+        return [rows for rows in found.values() if len({(part, entry.category) for part, entry in rows}) > 1]
+
+
+def copies_lines(manifest: Manifest, thing: str = "image") -> list[str]:
+    """For people: which images, or other items, are in several splits, and which in several classes."""
+    groups = manifest.copies()
+    in_parts = [rows for rows in groups if len({part for part, _ in rows}) > 1]
+    in_classes = [rows for rows in groups if len({entry.category for _, entry in rows}) > 1]
+    lines = []
+    for found, what in ((in_parts, "parts of the data"), (in_classes, "classes")):
+        if found:
+            names = [" = ".join(f"{entry.name} ({part})" for part, entry in rows) for rows in found]
+            lines.append(f"{count_of(found, thing)} of the same content in several {what}: {some(names)}")
+    return lines
+
+
+def untested_lines(classes: Sequence[str]) -> list[str]:
+    """For people: which classes have no test images."""
+    return [f"classes without a test image, of which nothing is measured: {some(classes)}"] if classes else []
+
+
+def left_out_lines(left_out: Mapping[str, str], thing: str = "file") -> list[str]:
+    """For people: the names of what was left out, one line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in left_out.items():
+        reasons.setdefault(why, []).append(name)
+    return [f"left out {count_of(names, thing)}: {why}: {some(names)}" for why, names in reasons.items()]
+
+
+def some(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    shown = ", ".join(map(readable, names[:_SHOWN]))
+    return shown + (f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else "")
+
+
+def count_of(names: Sequence[Any], what: str = "image") -> str:
+    """A number of images, or other items, as text."""
+    return f"{len(names):,} {what}{'s' * (len(names) != 1)}"
+
+
+def readable(name: str) -> str:
+    """A name as printable text: undecodable bytes and control characters are escaped."""
+    text = name.encode(errors="backslashreplace").decode()
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)

@@ -1,0 +1,119 @@
+"""Files that were published: found, checked, downloaded where they are missing."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torchcaps_lab.data.base import ImageData, find_data_dir
+from torchcaps_lab.data.streams import digest_of
+
+
+class PublishedData(ImageData):
+    """Images in files that were published, which are downloaded where they are missing.
+
+    Attributes:
+        folders: sub-folders of `data_dir` in which files are looked for, before `data_dir` itself; downloads go to the
+            first.
+        mirrors: addresses of folders that files are downloaded from, tried one after the other.
+        digests: of the published files, such as ``sha256:...``; files of other names are not checked.
+        most: limits of a download: bytes, and
+        seconds: in total.
+
+    Args:
+        data_dir: folder of the data sets; default: :func:`find_data_dir`.
+        download: whether to download what is missing.
+        validation: share of the training images put aside for validation, the same in every class; 0 puts none aside.
+        seed: chooses which images those are; nothing else does.
+    """
+
+    folders: ClassVar[tuple[str, ...]] = ()
+    mirrors: ClassVar[tuple[str, ...]] = ()
+    digests: ClassVar[dict[str, str]] = {}
+    most: ClassVar[int] = 1 << 28
+    seconds: ClassVar[float] = 3600
+
+    def __init__(
+        self, data_dir: str | None = None, download: bool = True, validation: float = 0.1, seed: int = 0
+    ) -> None:
+        super().__init__(validation, seed)
+        self.data_dir = find_data_dir(data_dir)
+        self.download = download
+
+    @property
+    def _places(self) -> list[Path]:
+        return [*(self.data_dir / folder for folder in self.folders), self.data_dir]
+
+    def _find(self, *names: str) -> Path | None:
+        """The first file of one of these names."""
+        paths = (place / name for place in self._places for name in names)
+        return next((path for path in paths if path.is_file()), None)
+
+    def _download(self, name: str, missing: Sequence[str]) -> Path:
+        """Downloads a file, because files are ``missing``.
+
+        Raises:
+            FileNotFoundError: `download` is False.
+            ConnectionError: no mirror serves the file intact.
+        """
+        searched = f"{' and '.join(missing)} not found in {' and '.join(map(str, self._places))}"
+        advice = "Name a folder that holds the files with data_dir or the environment variable TORCHCAPS_DATA."
+        if not self.download:
+            raise FileNotFoundError(f"{searched}, and download is False. {advice}")
+        import pooch
+
+        failures = []
+        for mirror in self.mirrors:
+            try:
+                # pooch moves a file to its place only when the hash is right, in one step.
+                path, download = self._places[0], BoundedDownload(self.most, self.seconds)
+                return Path(pooch.retrieve(mirror + name, self.digests[name], name, path, downloader=download))
+            except (OSError, ValueError) as error:  # no connection or no such file; a wrong hash
+                failures.append(f"  {mirror}{name}: {error}")
+        raise ConnectionError("\n".join([f"{searched}, and downloading failed:", *failures, advice]))
+
+    def _check(self, path: Path) -> Path:
+        """The path, if that is the published file of its name; else raises a `ValueError`."""
+        algorithm, _, expected = self.digests.get(path.name, "").partition(":")
+        if algorithm and (got := digest_of(path, algorithm)) != expected:
+            raise ValueError(
+                f"{path} is not the published file of {type(self).__name__}: "
+                f"its {algorithm} digest is {got}, expected {expected}"
+            )
+        return path
+
+
+class BoundedDownload:
+    """A downloader for `pooch.retrieve` with limits on time and size.
+
+    Args:
+        most: bytes.
+        seconds: in total; a silent server is given up after half a minute.
+    """
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self.most = most
+        self.seconds = seconds
+
+    def __call__(self, url: str, output_file: str, pooch: Any) -> None:
+        """Downloads the file at ``url``.
+
+        Raises:
+            ConnectionError: it is not served, or not within these limits.
+        """
+        import requests
+        from urllib3.exceptions import HTTPError
+
+        end, done = time.monotonic() + self.seconds, 0
+        try:
+            with requests.get(url, stream=True, timeout=30) as response, Path(output_file).open("wb") as file:
+                response.raise_for_status()
+                # read1, because read waits for a whole piece, however slow.
+                while piece := response.raw.read1(1 << 16, decode_content=True):
+                    done += file.write(piece)
+                    if done > self.most:
+                        raise ConnectionError(f"more than {self.most:,} bytes were served, which cannot be the file")
+                    if time.monotonic() > end:
+                        raise ConnectionError(f"{done:,} bytes in {self.seconds:,.0f} seconds, then given up")
+        except HTTPError as error:
+            raise ConnectionError(str(error)) from error

@@ -1,0 +1,231 @@
+"""Stronger random changes of training images, by kornia, on the device of the images.
+
+What happens to an image depends only on the seed, the epoch and its index, as in :mod:`torchcaps_lab.data.preprocess`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.numerics import check_finite, check_share, check_size
+from torchcaps_lab.data.preprocess import _draw, _to_share
+
+# Streams of random numbers; those of a RandAugment follow each other, three for each operation.
+_ROTATE, _ERASE, _AUGMENT = 10, 20, 100
+
+
+def _kornia() -> ModuleType:
+    """kornia, which takes seconds to import.
+
+    Raises:
+        ModuleNotFoundError: if it is not installed; it names the extra.
+    """
+    try:
+        import kornia
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "rotate, randaugment and erase need kornia, which is not installed: pip install 'torchcaps-lab[augment]'",
+            name="kornia",
+        ) from error
+    return kornia
+
+
+@dataclass(frozen=True)
+class RandomRotation:
+    """Turn each image around its centre by an angle uniformly distributed in [-degrees, degrees]; corners become black.
+
+    Args:
+        degrees: the largest angle, at most 180.
+        seed: any 64-bit integer; other seeds give other angles.
+
+    Raises:
+        ValueError: `degrees` is out of range.
+
+    Example:
+        >>> from torchcaps_lab.data import RandomRotation
+        >>> RandomRotation(15.0)(torch.rand(4, 3, 32, 32), indices=torch.arange(4), epoch=0).shape
+        torch.Size([4, 3, 32, 32])
+    """
+
+    degrees: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.degrees <= 180:
+            raise ValueError(f"degrees must be 0 to 180, got {self.degrees}")
+
+    def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+        """Turn the images, float (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""
+        share = _share(self.seed, _ROTATE, images, indices, epoch)
+        return _kornia().geometry.transform.rotate(images, (2 * share - 1) * self.degrees)
+
+
+@dataclass(frozen=True)
+class RandomErasing:
+    """Black out a rectangle of each image, with a probability.
+
+    Its area is uniformly distributed between 2 % and 33 % of the image, the logarithm of its aspect ratio between those
+    of 0.3 and 1 / 0.3, and its place over the image; sides that do not fit are cut.
+
+    Source: Z. Zhong, L. Zheng, G. Kang, S. Li, Y. Yang, "Random erasing data augmentation", AAAI 2020.
+
+    Args:
+        probability: that an image loses a rectangle.
+        seed: any 64-bit integer; other seeds erase elsewhere.
+
+    Raises:
+        ValueError: `probability` is outside [0, 1].
+
+    Example:
+        >>> from torchcaps_lab.data import RandomErasing
+        >>> RandomErasing(0.5)(torch.rand(4, 3, 32, 32), indices=torch.arange(4), epoch=0).shape
+        torch.Size([4, 3, 32, 32])
+    """
+
+    probability: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_share(probability=self.probability)
+
+    def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+        """Erase in the images, float (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""
+        chosen, area, ratio, left, top = (
+            _share(self.seed, _ERASE + number, images, indices, epoch) for number in range(5)
+        )
+        H, W = images.shape[2:]
+        area = (0.02 + area * 0.31) * H * W
+        ratio = ((2 * ratio - 1) * math.log(1 / 0.3)).exp()  # height over width
+        height = (area * ratio).sqrt().round().clamp(1, H)
+        width = (area / ratio).sqrt().round().clamp(1, W)
+        left, top = (left * (W - width + 1)).floor(), (top * (H - height + 1)).floor()
+        bbox = _kornia().geometry.bbox
+        mask = bbox.bbox_to_mask(bbox.bbox_generator(left, top, width, height), W, H).bool()[:, None]
+        return images.masked_fill(mask & (chosen < self.probability)[:, None, None, None], 0)
+
+
+@dataclass(frozen=True)
+class RandAugment:
+    """Change each image by ``count`` random operations from a list, one after the other, all of one magnitude.
+
+    kornia has a RandAugment of its own, which means something else: one choice of operations for the whole batch, drawn
+    from the global generator, without replacement and from another list. So an image would depend on the batch that it
+    is in; here it depends on the seed, the epoch and its index. The operations themselves are kornia's.
+
+    The list is that of the paper without equalising: identity, autocontrast, brightness, contrast, sharpness, colour
+    (of three channels), posterise, solarise, rotate, shear and translate in x and y. Operations with two directions
+    take either with the probability 1/2.
+
+    Source: E. Cubuk, B. Zoph, J. Shlens, Q. Le, "RandAugment", NeurIPS 2020.
+
+    Args:
+        count: N, how many operations an image goes through.
+        magnitude: M, 0 to 30.
+        seed: any 64-bit integer; other seeds draw others.
+
+    Raises:
+        ValueError: `count` is less than 1, or `magnitude` out of range.
+
+    Example:
+        >>> from torchcaps_lab.data import RandAugment
+        >>> RandAugment(count=2)(torch.rand(4, 3, 32, 32), indices=torch.arange(4), epoch=0).shape
+        torch.Size([4, 3, 32, 32])
+    """
+
+    count: int
+    magnitude: float = 9.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_size(count=self.count)
+        check_finite(0, magnitude=self.magnitude)
+        if self.magnitude > 30:
+            raise ValueError(f"magnitude must be at most 30, got {self.magnitude}")
+
+    def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+        """Change the images, float (B, C, H, W) in [0, 1], whose places in their data set are `indices`, int64 (B,)."""
+        names = [name for name in OPERATIONS if name != "colour" or images.shape[1] == 3]
+        kornia = _kornia()
+        for step in range(self.count):
+            stream = _AUGMENT + 2 * step
+            chosen = _draw(self.seed, stream, images, indices, epoch) % len(names)
+            sign = 1.0 - 2.0 * (_share(self.seed, stream + 1, images, indices, epoch) < 0.5).to(images.dtype)
+            changed = images.clone()
+            for number, name in enumerate(names):
+                rows = (chosen == number).nonzero().squeeze(1)
+                if len(rows):
+                    strength = sign[rows] * self.magnitude / 30
+                    changed[rows] = OPERATIONS[name](kornia, images[rows], strength).clamp(0, 1)
+            images = changed
+        return images
+
+
+Operation = Callable[[Any, Tensor, Tensor], Tensor]
+"""Changes images (B, C, H, W) by strengths (B,) in [-1, 1], with kornia."""
+
+
+def _stretched(kornia: Any, images: Tensor, strength: Tensor) -> Tensor:
+    """Each channel to [0, 1]; one of a single value has no contrast to stretch, and kornia makes it black."""
+    flat = images.amin((2, 3), keepdim=True) == images.amax((2, 3), keepdim=True)
+    return torch.where(flat, images, kornia.enhance.normalize_min_max(images))
+
+
+def _contrasted(kornia: Any, images: Tensor, strength: Tensor) -> Tensor:
+    """Around the mean of each image; kornia before 0.9 takes that of the batch, unless there are three channels."""
+    grey = kornia.color.rgb_to_grayscale(images) if images.shape[1] == 3 else images
+    return torch.lerp(grey.mean((1, 2, 3), keepdim=True), images, (1 + 0.9 * strength)[:, None, None, None])
+
+
+def _rotated(kornia: Any, images: Tensor, strength: Tensor) -> Tensor:
+    return kornia.geometry.transform.rotate(images, 30 * strength)
+
+
+def _sheared(axis: int) -> Operation:
+    def change(kornia: Any, images: Tensor, strength: Tensor) -> Tensor:
+        return kornia.geometry.transform.shear(images, _along(axis, 0.3 * strength))
+
+    return change
+
+
+def _translated(axis: int) -> Operation:
+    def change(kornia: Any, images: Tensor, strength: Tensor) -> Tensor:
+        pixels = 0.45 * images.shape[3 - axis] * strength
+        return kornia.geometry.transform.translate(images, _along(axis, pixels))
+
+    return change
+
+
+def _along(axis: int, values: Tensor) -> Tensor:
+    """(B, 2) with the values in x (axis 0) or y (axis 1), and zero in the other."""
+    return torch.stack([values, torch.zeros_like(values)][:: 1 - 2 * axis], 1)
+
+
+OPERATIONS: dict[str, Operation] = {
+    "identity": lambda kornia, images, strength: images,
+    "autocontrast": _stretched,
+    "brightness": lambda kornia, images, strength: images * (1 + 0.9 * strength)[:, None, None, None],
+    "contrast": _contrasted,
+    "sharpness": lambda kornia, images, strength: kornia.enhance.sharpness(images, 1 + 0.9 * strength),
+    "colour": lambda kornia, images, strength: kornia.enhance.adjust_saturation_with_gray_subtraction(
+        images, 1 + 0.9 * strength
+    ),
+    "posterise": lambda kornia, images, strength: kornia.enhance.posterize(
+        images, (8 - 4 * strength.abs()).round().long()
+    ),
+    "solarise": lambda kornia, images, strength: kornia.enhance.solarize(images, 1 - strength.abs()),
+    "rotate": _rotated,
+    "shear in x": _sheared(0),
+    "shear in y": _sheared(1),
+    "translate in x": _translated(0),
+    "translate in y": _translated(1),
+}
+
+
+def _share(seed: int, stream: int, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+    """A number in [0, 1) for each image, (B,) of the images' type."""
+    return _to_share(_draw(seed, stream, images, indices, epoch), images).flatten()

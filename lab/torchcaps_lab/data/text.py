@@ -1,0 +1,190 @@
+"""Texts with one class each, from the user's files or a published collection."""
+
+import hashlib
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.numerics import check_size
+from torchcaps_lab.data.base import ImageSet, find_data_dir, register_dataset
+from torchcaps_lab.data.files import seen_from
+from torchcaps_lab.data.listed import Item, Listed, ListedImages
+from torchcaps_lab.data.manifest import PARTS, Manifest, count_of
+from torchcaps_lab.data.picture import BrokenImage
+from torchcaps_lab.data.text_files import TextItem, list_texts
+from torchcaps_lab.data.text_set import TextSet
+from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.data.words import Words
+
+
+@register_dataset("text")
+class Text(ListedImages):
+    r"""Texts with one class each, in any of these forms:
+
+    - a folder with a sub-folder of .txt files for each class, or folders ``train`` and ``test`` that hold these, as for
+      :class:`~torchcaps_lab.data.ImageFolder`; a file is a text;
+    - a table, a .csv or .tsv file with a column of texts and one of labels; or a folder with the tables ``train`` and
+      ``test``, and maybe ``val``;
+    - the folders of four collections in their original form: TREC (``train_5500.label``, ``TREC_10.label``), MR
+      (``rt-polarity.pos``, ``.neg``), SUBJ (``subj.subjective``, ``.objective``), SST (``stsa.binary.train``, ``.dev``,
+      ``.test``, or ``stsa.fine.train``, ...; where both are in the folder, ``root`` is the file ``stsa.binary.train``).
+
+    Files are read as UTF-8, or else as Latin-1. A text without a word is left out, and so is a row without a label.
+    The words of the training texts are the vocabulary, which is saved with a network. Which texts are put aside
+    depends on what they say, and a run keeps a record of it, as with :class:`~torchcaps_lab.data.ImageFolder`.
+
+    Args:
+        root: the folder, or the table; if it does not exist, it is looked for in the folder of the data sets (the
+            environment variable TORCHCAPS_DATA, else torchcaps in the user's cache folder).
+        text: the column of the texts.
+        label: the column of the labels.
+        longest: how many words of a text are read, from its beginning; a note says how many texts are longer.
+        most: how many words the vocabulary has at most, the most frequent ones.
+        least: how often a word must occur to be in the vocabulary.
+        lower: whether texts are converted to lower case.
+        test: share of the texts that are the test set, the same in every class; not used where there is one.
+        validation: share of the training texts put aside for validation, the same in every class; 0 puts none
+            aside. Not used where there are such texts beside those to test on.
+        seed: chooses which texts those are; nothing else does.
+
+    Raises:
+        FileNotFoundError: there is no `root`.
+        ValueError: an argument is out of range, there is nothing of the forms above, or there are fewer than two
+            classes.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from torchcaps_lab.data import Text
+        >>> rows = [f"it was {word} {place},{word}" for word in ("dull", "fun") for place in range(10)]
+        >>> Path("reviews.csv").write_text("\n".join(["review,stars", *rows])) > 0
+        True
+        >>> data = Text("reviews.csv", text="review", label="stars")
+        >>> data.classes
+        ('dull', 'fun')
+    """
+
+    gives = "words"
+    model = "text_pooled"
+
+    def __init__(
+        self,
+        root: str,
+        text: str = "text",
+        label: str = "label",
+        longest: int = 512,
+        most: int = 50_000,
+        least: int = 1,
+        lower: bool = True,
+        test: float = 0.2,
+        validation: float = 0.1,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(test=test, validation=validation, seed=seed)
+        check_size(longest=longest, most=most, least=least)
+        self.root = _found(Path(root).expanduser())
+        self.text, self.label = text, label
+        self.longest, self.most, self.least, self.lower = longest, most, least, lower
+        _ = self.listed  # problems of the files are reported at once
+
+    @property
+    def words(self) -> Words:
+        """The vocabulary, of the training texts."""
+        train = self.train
+        assert isinstance(train, TextSet)
+        return train.words
+
+    def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
+        """The size of the vocabulary; a `ValueError` unless ``preprocess`` is empty."""
+        self.train.prepared(preprocess)
+        return {"vocabulary": len(self.words)}
+
+    def kept(self) -> dict[str, Any]:
+        """The vocabulary, and how texts are cut into words."""
+        return {"words": self.words.config(), "raw_image_shape": list(self.image_shape)}
+
+    def list_images(self) -> Listed:
+        """The texts, without those that contain no words."""
+        listed = self.list_texts()
+        cut = Words(lower=self.lower)
+        for items in listed.parts.values():
+            # A letter is a word or part of one; texts without letters need a closer look.
+            bare = [item for item in items if not any(map(str.isalnum, item.text))]
+            empty = {item.name for item in bare if not cut.split(item.text)}
+            listed.left_out |= dict.fromkeys(sorted(empty), "it has no words")
+            items[:] = [item for item in items if item.name not in empty]
+        listed.classes = tuple(sorted({item.category for item in listed.items}))
+        if len(listed.classes) < 2:
+            raise ValueError(f"{self.root} must hold texts of two or more classes, got {listed.classes}")
+        return listed
+
+    def list_texts(self) -> Listed:
+        """All texts, in any order of the classes."""
+        return list_texts(self.root, (self.text, self.label))
+
+    def load_train(self) -> ImageSet:
+        """The training texts, with those for validation unless the source has separate ones."""
+        train, validation = (self._read.sets[part] for part in ("train", "validation"))
+        if "validation" in self.listed.parts or not len(validation):
+            return train
+        assert isinstance(train, TextSet)
+        assert isinstance(validation, TextSet)
+        texts, labels = train.texts + validation.texts, torch.cat([train.labels, validation.labels])
+        return TextSet.of(texts, labels, train.classes, train.words, (*(train.files or ()), *(validation.files or ())))
+
+    def fingerprint(self) -> str:
+        """A digest of the training and validation texts, in their order, and of how they are read."""
+        how = (self.manifest().digest(), self.longest, self.most, self.least, self.lower)
+        return hashlib.sha256(repr(how).encode()).hexdigest()
+
+    def notes(self) -> tuple[str, ...]:
+        """Notes for readers of results: what was left out and why, which texts are cut, which are copies."""
+        sets = [one for one in self._read.sets.values() if isinstance(one, TextSet)]
+        # A full row may also be a text of exactly that length.
+        full = [text for one in sets for text in one.texts if len(text) > self.longest]
+        cut = [reading.length for reading in self.words.read(full) if reading.length > self.longest]
+        if not cut:
+            return super().notes()
+        return (
+            *super().notes(),
+            f"{count_of(cut, 'text')} of {sum(map(len, sets)):,} longer than {self.longest} words, of which the first "
+            f"{self.longest} are read; the longest has {max(cut):,}",
+        )
+
+    def _decode(
+        self, manifest: Manifest, decoded: Mapping[str, Tensor]
+    ) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
+        """The texts of each split; the vocabulary is that of the training texts."""
+        texts = {part: [self._texts[entry.name].text for entry in manifest.parts[part]] for part in PARTS}
+        if not any(texts.values()):
+            raise ValueError("none of the texts that the run was trained and tested on is there any more")
+        known = texts["train"] or texts["test"]  # texts that are only tested on are read with a network's words
+        words = Words.of(known, self.most, self.least, lower=self.lower, longest=self.longest)
+        if not len(words):
+            raise ValueError(f"no word occurs {self.least} times in the training texts: least must be smaller")
+        label_of = {name: label for label, name in enumerate(manifest.classes)}
+        sets: dict[str, ImageSet] = {}
+        for part in PARTS:
+            entries = manifest.parts[part]
+            labels = torch.tensor([label_of[entry.category] for entry in entries], dtype=torch.int64)
+            files = tuple(entry.name for entry in entries)
+            sets[part] = TextSet.of(texts[part], labels, manifest.classes, words, files)
+        return sets, {}
+
+    def _digest(self, item: Item) -> str:
+        return hashlib.sha256(self._texts[item.name].text.encode()).hexdigest()
+
+    @cached_property
+    def _texts(self) -> dict[str, TextItem]:
+        return {item.name: item for part in self.listed.parts.values() for item in part}
+
+
+def _found(root: Path) -> Path:
+    """The root, if it exists, or its place in the folder of the data sets."""
+    at_home = find_data_dir(None) / root
+    if not root.exists() and not at_home.exists():
+        raise FileNotFoundError(f"root {root} does not exist, and neither does {at_home}{seen_from(root)}")
+    return root if root.exists() else at_home

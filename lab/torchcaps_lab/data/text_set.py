@@ -1,0 +1,128 @@
+"""Labelled texts as numbers of words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from torchcaps.numerics import check_size
+from torchcaps_lab.data.base import Batch, ImageSet
+from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.data.words import PADDING, Words, together
+
+_NO_WORDS = Words()
+
+
+@dataclass(frozen=True, eq=False)
+class TextSet(ImageSet):
+    """Labelled texts: an :class:`ImageSet` whose images are rows of words.
+
+    Batches are as long as the longest text in them: their ``images`` are int64 (B, L), the numbers of the words, and 0
+    after the end of a text; so are their ``pictures``.
+
+    Attributes:
+        images: int64 (N, longest of all), likewise.
+        texts: as they were written.
+        words: the vocabulary.
+
+    Raises:
+        ValueError: a tensor has another type or shape, a label is out of range, or ``preprocess`` or ``composition``
+            is given, which are for images.
+
+    Example:
+        >>> from torchcaps_lab.data import TextSet, Words
+        >>> words = Words(("who", "wrote", "it"))
+        >>> texts = TextSet.of(["Who wrote it?", "Who?"], torch.tensor([0, 1]), ("long", "short"), words)
+        >>> texts.images
+        tensor([[2, 3, 4, 1],
+                [2, 1, 0, 0]])
+    """
+
+    what = "texts"
+
+    texts: tuple[str, ...] = ()
+    words: Words = _NO_WORDS
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.int64 or self.images.ndim != 2:
+            raise ValueError(f"images must be int64 (N, L), got {self.images.dtype} {tuple(self.images.shape)}")
+        for name, one in (("texts", self.texts), ("files", self.files)):
+            if one is not None and len(one) != len(self.images):
+                raise ValueError(f"{name} must be {len(self.images)}, one for each row of words, got {len(one)}")
+        if self.preprocess != Preprocess() or self.composition is not None:
+            raise ValueError("preprocess and composition are for images: texts take none")
+        self._check_labels()
+
+    @classmethod
+    def of(
+        cls,
+        texts: Sequence[str],
+        labels: Tensor,
+        classes: tuple[str, ...],
+        words: Words,
+        files: tuple[str, ...] | None = None,
+    ) -> "TextSet":
+        """Converts texts with labels, int64 (N,) or masks, bool (N, E), to numbers of words."""
+        rows = [reading.numbers for reading in words.read(texts)]
+        return cls(together(rows), labels, classes, files, texts=tuple(texts), words=words)
+
+    @property
+    def raw_image_shape(self) -> tuple[int, int, int]:
+        """One channel, one row, and the length of the rows of words."""
+        return 1, 1, self.words.longest
+
+    def in_words(self, words: Words) -> "TextSet":
+        """The same texts in the numbers of another vocabulary."""
+        if words == self.words:
+            return self
+        return TextSet.of(self.texts, self.labels, self.classes, words, self.files)
+
+    def subset(self, indices: Tensor) -> "TextSet":
+        """The texts at ``indices``, int64 (M,), in that order."""
+        rows = self._rows(indices)
+        return replace(self, **rows, texts=tuple(self.texts[index] for index in indices.tolist()))
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        return self._fetch(indices)  # texts need no preparation
+
+    def _fetch(self, indices: list[int]) -> Batch:
+        rows = torch.as_tensor(indices, dtype=torch.int64).to(self.images.device, non_blocking=True)
+        words = self.images[rows]
+        length = max(1, int((words != PADDING).sum(1).max())) if len(indices) else 1
+        words = words[:, :length]
+        return Batch(words, self.labels[rows], rows, words)
+
+
+def joined(texts: TextSet, count: int, parts: int = 2, seed: int = 0) -> TextSet:
+    """Joins texts of different classes, which training has never shown together, with masks as labels.
+
+    The first part is any of the texts, each further part any text of a class that is not in it yet.
+
+    Args:
+        texts: of one class each.
+        count: how many to make.
+        parts: texts in each.
+        seed: of the choice.
+
+    Raises:
+        TypeError: ``texts`` is not a TextSet.
+        ValueError: there are fewer classes than ``parts``, or the texts have masks already.
+    """
+    if not isinstance(texts, TextSet):
+        raise TypeError(f"texts must be a TextSet, got {type(texts).__name__}")
+    check_size(count=count, parts=parts)
+    if texts.labels.ndim != 1 or len(texts.labels.unique()) < parts:
+        raise ValueError(f"texts must be of one class each, and of {parts} classes at least")
+    generator = torch.Generator().manual_seed(seed)
+    masks = torch.zeros(count, len(texts.classes), dtype=torch.bool)
+    lines = []
+    for mask in masks:
+        chosen = []
+        for _ in range(parts):
+            free = (~mask[texts.labels]).nonzero().squeeze(1)
+            place = int(free[torch.randint(len(free), (1,), generator=generator)])
+            mask[texts.labels[place]] = True
+            chosen.append(texts.texts[place])
+        lines.append(" ".join(chosen))
+    return TextSet.of(lines, masks, texts.classes, texts.words)

@@ -1,0 +1,463 @@
+"""The data of the page: looks of networks at single images, and their exhibits."""
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
+from threading import RLock
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.models import CapsuleClassifier, SceneCapsNet
+from torchcaps.routing.base import ROUTINGS
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data.picture import opened
+from torchcaps_lab.data.text_set import TextSet
+from torchcaps_lab.report import (
+    Exhibit,
+    Extent,
+    Observation,
+    Selection,
+    exchangeable_routings,
+    layer_extents,
+    other_routing,
+)
+from torchcaps_lab.report.exhibit import pngs
+from torchcaps_lab.report.findings import evaluating
+from torchcaps_lab.report.pictures.assignments import Assignments
+from torchcaps_lab.report.pictures.class_activations import ClassActivations
+from torchcaps_lab.report.pictures.class_boxes import ClassBoxes
+from torchcaps_lab.report.pictures.class_pose import ClassPose
+from torchcaps_lab.report.pictures.class_words import ClassWords
+from torchcaps_lab.report.pictures.pose_swap import PoseSwap
+from torchcaps_lab.report.pictures.routing_steps import RoutingSteps
+from torchcaps_lab.report.words import ROUTED
+from torchcaps_lab.tasks import SeveralLabels
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PILImage
+
+MOST_STEPS = 20
+"""Steps of routing that the page offers."""
+
+MOST_LOOKS = 256
+"""How many looks are kept, of all browsers; each has the latest one, the one before and one to swap poses with."""
+
+MOST_PIXELS = 40_000_000
+"""Pictures with more pixels are refused, judging by their header."""
+
+UPLOADS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
+"""Of the pictures that are taken. What these decode has the size that their header states."""
+
+MOST_LETTERS = 10_000
+"""Longer texts are refused."""
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """One image, seen by one network.
+
+    Attributes:
+        network: the name of the network.
+        observation: of that image only.
+        label: its class, if that is known; for an image of several classes, all of them.
+
+    Example:
+        >>> from torchcaps_lab.report import Observation, Selection
+        >>> from torchcaps_lab.explore import Look
+        >>> image = torch.rand(1, 1, 8, 8)
+        >>> look = Look("digits", Observation(tc.create_model("capsnet_digits"), Selection(image, image)), label=3)
+        >>> look.observation.activation.shape
+        torch.Size([1, 10])
+    """
+
+    network: str
+    observation: Observation
+    label: int | tuple[int, ...] | None = None
+
+
+class _TextLook(NamedTuple):
+    """One text, read by one network.
+
+    Args:
+        network: the name of the network.
+        text: what was read.
+        label: its class, where that is known.
+        words: the exhibit of the text.
+    """
+
+    network: str
+    text: str
+    label: int | None
+    words: ClassWords
+
+
+class _Opened:
+    """A network, and facts about it that are computed once."""
+
+    def __init__(self, classifier: Classifier, samples: "Callable[[], ImageSet | None] | None") -> None:
+        if not has_capsules(classifier):
+            what = "without capsules" if classifier.words is None else "whose words cannot be followed to the classes"
+            raise ValueError(f"there is nothing to explore in a {type(classifier.network).__name__} {what}")
+        self.classifier = classifier
+        self.network: Any = classifier.network
+        self._samples = samples
+
+    @property
+    def reads(self) -> bool:
+        """Whether it takes texts."""
+        return self.classifier.words is not None
+
+    @cached_property
+    def samples(self) -> ImageSet | None:
+        """Its test images."""
+        return None if self._samples is None else self._samples()
+
+    @cached_property
+    def places(self) -> dict[str, list[int]]:
+        """Indices of the samples of each class, by its name."""
+        if self.samples is None or self.samples.labels.ndim > 1:
+            return {}
+        classes = self.classifier.classes
+        return {name: (self.samples.labels == label).nonzero()[:, 0].tolist() for label, name in enumerate(classes)}
+
+    @cached_property
+    def extents(self) -> Mapping[str, Extent]:
+        """Extents of its layers on a grid."""
+        image = torch.zeros(1, *self.classifier.image_shape)
+        with evaluating(self.network) as device:
+            return layer_extents(self.network, self.classifier.preprocess.evaluate(image).images.to(device))
+
+    @cached_property
+    def routings(self) -> list[str]:
+        """Other routings that its classes can be routed by."""
+        return [] if self.reads else exchangeable_routings(self.network)
+
+    def there(self, activation: Tensor) -> Tensor:
+        """Which classes it predicts, from their activations (E,): bool (E,)."""
+        task = self.classifier.task
+        if isinstance(task, SeveralLabels):
+            return task.said(activation[None])[0]
+        return torch.arange(len(activation)) == activation.argmax()
+
+
+def has_capsules(classifier: Classifier) -> bool:
+    """Whether there is something to explore in a network: capsules, which for texts must lead from words to classes."""
+    return isinstance(classifier.network, CapsuleClassifier if classifier.words is None else ROUTED)
+
+
+class Explorer:
+    """Opened networks, and their latest looks at images.
+
+    All exhibits of an image use one look, and each exhibit is made once. Several threads may use an explorer.
+
+    Args:
+        classifiers: the networks, all with capsules, by the names to show.
+        samples: functions that read images to try, unprepared, by the names of some of the networks.
+
+    Raises:
+        ValueError: if there are no networks, or one has no capsules.
+
+    Example:
+        >>> from torchcaps_lab.explore import Explorer
+        >>> explorer = Explorer({"digits": tc.Classifier(tc.create_model("capsnet_digits"))})
+        >>> explorer.networks()
+        ['digits']
+    """
+
+    def __init__(
+        self,
+        classifiers: Mapping[str, Classifier],
+        samples: "Mapping[str, Callable[[], ImageSet | None]] | None" = None,
+    ) -> None:
+        if not classifiers:
+            raise ValueError("classifiers must hold at least one network, got none")
+        readers = samples or {}
+        self._networks = {name: _Opened(one, readers.get(name)) for name, one in classifiers.items()}
+        self._looks: OrderedDict[str, Look | _TextLook] = OrderedDict()
+        self._made: dict[tuple[Any, ...], Any] = {}
+        self._count = secrets.randbits(40)  # a page that was open before the server started has numbers of its own
+        self._lock = RLock()
+
+    def networks(self) -> list[str]:
+        """The names of the networks, the initial one first."""
+        return list(self._networks)
+
+    def warm_up(self) -> None:
+        """Loads what the first look would wait for: test images of the first network, extents of layers, kernels."""
+        name, opened = next(iter(self._networks.items()))
+        with self._lock, suppress(ValueError, OSError):  # raised again when they are asked for
+            self._described(name, opened)
+            _ = opened.reads or opened.extents
+
+    def network(self, name: str) -> dict[str, Any]:
+        """Everything that the page shows about a network; reads its test images.
+
+        Raises:
+            ValueError: if there is no such network.
+        """
+        with self._lock:
+            return self._described(name, self._opened(name))
+
+    def look(self, network: str, file: bytes, name: str = "the picture") -> str:
+        """Shows a network the picture in a file, and returns the number of the look.
+
+        Raises:
+            ValueError: if there is no such network, or the bytes are not a picture, or it is too large.
+        """
+        with self._lock:
+            opened = self._opened(network)
+            if opened.reads:
+                raise ValueError(f"{network} takes texts, not pictures")
+            picture = _picture(file, name)
+            whole = opened.classifier.resize == "keep" or _is_black(picture)  # the page drew it in the right size
+            return self._seen(network, opened.classifier.pixels(picture, "pad" if whole else None), None)
+
+    def read(self, network: str, text: str, label: int | None = None) -> str:
+        """Shows a network a text, and returns the number of the look.
+
+        Args:
+            network: its name.
+            text: at most :data:`MOST_LETTERS` letters.
+            label: its class, where that is known.
+
+        Raises:
+            ValueError: if there is no such network or it takes pictures, or the text has no words or too many letters.
+        """
+        with self._lock:
+            opened = self._opened(network)
+            words = opened.classifier.words
+            if words is None:
+                raise ValueError(f"{network} takes pictures, not texts")
+            if len(text) > MOST_LETTERS:
+                raise ValueError(f"a text must have at most {MOST_LETTERS:,} letters, got {len(text):,}")
+            shown = ClassWords.of(opened.network, words, text)
+            assert shown is not None
+            return self._kept(_TextLook(network, text, label, shown))
+
+    def sample(self, network: str, label: str | None = None, number: int = 0) -> str:
+        """Shows a network one of its test images, or texts, and returns the number of the look.
+
+        Args:
+            network: its name.
+            label: the class of the image; None for any.
+            number: which of them, modulo how many there are.
+
+        Raises:
+            ValueError: if there is no such network or class, or it has no test images.
+        """
+        with self._lock:
+            opened = self._opened(network)
+            if opened.samples is None or not len(opened.samples):
+                raise ValueError(f"there are no test images for {network}")
+            if label is not None and not opened.places.get(label):
+                raise ValueError(f"class must be one of {list(opened.places)} with test images, got {label!r}")
+            places = range(len(opened.samples)) if label is None else opened.places[label]
+            place = places[number % len(places)]
+            if isinstance(opened.samples, TextSet):
+                return self.read(network, opened.samples.texts[place], int(opened.samples.labels[place]))
+            one = opened.samples[place]
+            labels = one.labels[0]
+            known = tuple(labels.nonzero()[:, 0].tolist()) if labels.ndim else int(labels)
+            return self._seen(network, one.images[0], known)
+
+    def forget(self, look: str) -> None:
+        """Drops a look that nobody asks about any more, so that those of others are kept longer; or does nothing."""
+        with self._lock:
+            if self._looks.pop(look, None) is not None:
+                self._made = {key: made for key, made in self._made.items() if key[0] != look}
+
+    def answer(self, look: str) -> dict[str, Any]:
+        """The first results of a look: network, label, activations, and which classes are predicted.
+
+        For an image also boxes, if the network predicts them; for a text, how its words support the classes.
+
+        Raises:
+            ValueError: if there is no such look, or its activations or poses are not finite.
+        """
+        taken = self._any_look(look)
+        told = {"look": look, "network": taken.network, "label": taken.label}
+        activation = taken.words.activation if isinstance(taken, _TextLook) else taken.observation.activation[0]
+        classes = None if isinstance(taken, _TextLook) else taken.observation.classes
+        for what, numbers in (("activations", activation), ("poses", None if classes is None else classes.pose)):
+            if numbers is not None and not numbers.isfinite().all():
+                raise ValueError(f"{taken.network} gives this input {what} that are not finite: nothing can be shown")
+        there = self._networks[taken.network].there(activation)
+        if isinstance(taken, _TextLook):
+            return {**told, "text": taken.text, "there": _labels(there), "activations": taken.words.to_json()}
+        shown = self._exhibit(look, "activations", None, ClassActivations.of)
+        boxes = self._exhibit(look, "boxes", None, lambda seen: ClassBoxes.of(seen, there))
+        return {**told, "there": _labels(there), "activations": shown, "boxes": boxes}
+
+    def pose(self, look: str, target: int) -> dict[str, Any] | None:
+        """:class:`~torchcaps_lab.report.pictures.ClassPose`; None without a decoder."""
+        return self._exhibit(look, "pose", target, ClassPose.of)
+
+    def assignments(self, look: str, target: int) -> dict[str, Any] | None:
+        """:class:`~torchcaps_lab.report.pictures.Assignments`; None if no children lie on a grid."""
+        return self._exhibit(look, "assignments", target, Assignments.of)
+
+    def routing(self, look: str) -> dict[str, Any] | None:
+        """:class:`~torchcaps_lab.report.pictures.RoutingSteps`; None if no votes can be seen."""
+        return self._exhibit(look, "routing", None, RoutingSteps.of)
+
+    def decode(self, look: str, pose: list[float], target: int | None = None) -> list[str]:
+        """The pictures that a pose gives in the capsule of a class, or of each class, as ``data:`` addresses.
+
+        Raises:
+            ValueError: if there is no such look or class, or the pose has another size or is not finite.
+            RuntimeError: if the network has no decoder.
+        """
+        numbers = torch.tensor([pose], dtype=torch.float32)
+        if not numbers.isfinite().all():
+            raise ValueError("pose must be finite numbers")
+        with self._lock:
+            taken = self._look(look)
+            count = len(self._networks[taken.network].classifier.classes)
+            targets = torch.arange(count) if target is None else torch.tensor([target])
+            return pngs(taken.observation.draw(numbers.expand(len(targets), -1), targets))
+
+    def compare(self, look: str, target: int, routing: str | None, steps: int | None) -> dict[str, Any]:
+        """The same image and transforms with another routing to the classes: activations, assignments, pose.
+
+        Args:
+            look: the number of the look.
+            target: the class to ask about.
+            routing: one of those that :meth:`network` lists; None for the network's own.
+            steps: how many; None for the default of the routing.
+
+        Raises:
+            ValueError: if there is no such look, class or routing, or the routing cannot take this number of steps.
+        """
+        if steps is not None and not 1 <= steps <= MOST_STEPS:
+            raise ValueError(f"steps must be 1 to {MOST_STEPS}, got {steps}")
+        key = (look, "compare", target, routing, steps)
+        with self._lock:
+            taken = self._look(look)
+            if key not in self._made:
+                network = self._networks[taken.network].network
+                with other_routing(network, routing, steps):
+                    seen = _again(taken.observation, target)
+                    shown = {"activations": ClassActivations.of(seen), "assignments": Assignments.of(seen)}
+                    drawn = pngs(seen.reconstructions[0]) if seen.decodes else None
+                self._made[key] = {name: one and one.to_json() for name, one in shown.items()} | {"picture": drawn}
+            return self._made[key]
+
+    def swap(self, one: str, target: int, other: str, other_target: int) -> dict[str, Any] | None:
+        """:class:`~torchcaps_lab.report.pictures.PoseSwap` of two looks; None without a decoder.
+
+        Raises:
+            ValueError: if there are no such looks or classes, or they belong to two networks.
+        """
+        with self._lock:
+            first, second = self._look(one), self._look(other)
+            if first.network != second.network:
+                raise ValueError(f"poses are swapped within one network, got {first.network} and {second.network}")
+            exhibit = PoseSwap.of(_asked(first, target), _asked(second, other_target))
+            return None if exhibit is None else exhibit.to_json()
+
+    def _described(self, name: str, opened: _Opened) -> dict[str, Any]:
+        network, classifier = opened.network, opened.classifier
+        routing = network.routing
+        return {
+            "name": name,
+            "model": type(network).__name__,
+            "classes": list(classifier.classes),
+            "image_shape": list(classifier.image_shape),
+            "decodes": getattr(network, "decoder", None) is not None,
+            "parameters": sum(one.numel() for one in network.parameters()),
+            "routing": type(routing).__name__,
+            "steps": getattr(routing, "steps", None),
+            "routings": [{"name": one, "steps": getattr(ROUTINGS[one](), "steps", None)} for one in opened.routings],
+            "draws": not opened.reads and classifier.image_shape[0] in (1, 3),
+            "reads": opened.reads,
+            "scenes": isinstance(network, SceneCapsNet),
+            "samples": 0 if opened.samples is None else len(opened.samples),
+            "sorted": bool(opened.places),
+            "meanings": network.extra.get("meanings", {}),
+        }
+
+    def _opened(self, network: str) -> _Opened:
+        if network not in self._networks:
+            raise ValueError(f"network must be one of {list(self._networks)}, got {network!r}")
+        return self._networks[network]
+
+    def _any_look(self, look: str) -> Look | _TextLook:
+        with self._lock:
+            if look not in self._looks:
+                raise ValueError(f"look {look!r} is forgotten: show it again")
+            self._looks.move_to_end(look)
+            return self._looks[look]
+
+    def _look(self, look: str) -> Look:
+        taken = self._any_look(look)
+        if isinstance(taken, _TextLook):
+            raise ValueError(f"look {look!r} is of a text, which has no pictures")
+        return taken
+
+    def _seen(self, network: str, pixels: Tensor, label: int | tuple[int, ...] | None) -> str:
+        """Takes a look at unprepared pixels (C, H, W)."""
+        opened = self._networks[network]
+        view = opened.classifier.preprocess.evaluate(pixels[None])
+        observation = Observation(opened.network, Selection(view.images, view.pictures), opened.extents)
+        return self._kept(Look(network, observation, label))
+
+    def _kept(self, look: Look | _TextLook) -> str:
+        """Stores a look and returns its number; of too many looks the oldest is dropped."""
+        self._count += 1
+        number = str(self._count)
+        self._looks[number] = look
+        while len(self._looks) > MOST_LOOKS:
+            self.forget(next(iter(self._looks)))
+        return number
+
+    def _exhibit(
+        self, look: str, kind: str, target: int | None, make: "Callable[[Observation], Exhibit | None]"
+    ) -> Any:
+        """An exhibit of a look, for JSON, made once."""
+        key = (look, kind, target)
+        with self._lock:
+            taken = self._look(look)
+            if key not in self._made:
+                exhibit = make(taken.observation if target is None else _asked(taken, target))
+                self._made[key] = None if exhibit is None else exhibit.to_json()
+            return self._made[key]
+
+
+def _labels(there: Tensor) -> list[int]:
+    return there.nonzero()[:, 0].tolist()
+
+
+def _asked(look: Look, target: int) -> Observation:
+    """The look, asked about a class; raises a `ValueError` if there is no such class."""
+    asked = look.observation.asked(torch.tensor([target]))
+    _ = asked.target
+    return asked
+
+
+def _again(observation: Observation, target: int) -> Observation:
+    """A new look at the same image, asked about a class."""
+    chosen = observation.asked(torch.tensor([target])).selection
+    return Observation(observation.model, chosen, observation.extents)
+
+
+def _picture(file: bytes, name: str) -> "PILImage":
+    """The picture in a file.
+
+    Raises:
+        ValueError: if it is not a picture, or too large.
+    """
+    with opened(BytesIO(file), name, UPLOADS, MOST_PIXELS) as picture:
+        picture.load()
+        return picture
+
+
+def _is_black(picture: "PILImage") -> bool:
+    """Whether nothing is drawn: fitting a picture may look for ink, and would find none."""
+    return picture.mode in ("L", "RGB", "RGBA") and picture.convert("L").getextrema()[1] == 0

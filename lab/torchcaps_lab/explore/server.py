@@ -1,0 +1,259 @@
+"""The page and what it asks, over HTTP: Starlette and uvicorn."""
+
+import json
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from torchcaps_lab.explore.explorer import Explorer
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+MOST_BYTES = 8 << 20
+"""Of an upload, and of any other request."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+
+_ALL = ("", "0.0.0.0", "::")  # addresses to listen at that are those of no machine
+
+_PAGE = Path(__file__).parent / "page"
+
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+def application(explorer: Explorer, hosts: tuple[str, ...] = LOOPBACK, token: str | None = None) -> "Starlette":
+    """The page as an ASGI application.
+
+    Its answers are JSON. What a request has wrong is told as ``{"error": ...}`` with status 400; a body of more than
+    :data:`MOST_BYTES` is not read to its end, status 413. What the page of another site or port asks, as
+    browsers say (``Sec-Fetch-Site``, ``Origin``), is refused, status 403. Nothing is written, and no code is executed.
+
+    Args:
+        explorer: the networks.
+        hosts: names that this server may be called by: other sites then cannot reach it through a name of theirs.
+            ``("*",)`` allows any.
+        token: what a browser must know: the page is opened with ``?token=...``, and a cookie keeps it. Without it every
+            answer has status 401. None: nobody is asked.
+    """
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.routing import Mount, Route
+    from starlette.staticfiles import StaticFiles
+
+    def route(path: str, answer: Callable[[bytes, dict[str, str]], Any], method: str = "GET") -> Route:
+        return Route(path, _answering(answer), methods=[method])
+
+    calls = _Calls(explorer)
+    routes = [
+        route("/api/networks", calls.networks),
+        route("/api/network", calls.network),
+        route("/api/look", calls.look, "POST"),
+        route("/api/read", calls.read, "POST"),
+        route("/api/sample", calls.sample),
+        route("/api/pose", calls.pose),
+        route("/api/assignments", calls.assignments),
+        route("/api/routing", calls.routing),
+        route("/api/decode", calls.decode, "POST"),
+        route("/api/compare", calls.compare),
+        route("/api/swap", calls.swap),
+        Mount("/", StaticFiles(directory=_PAGE, html=True)),
+    ]
+    guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+    return Starlette(routes=routes, middleware=[guard, Middleware(_Guarded, token=token)])
+
+
+class _Calls:
+    """What each address answers: from the body and the query to plain data."""
+
+    def __init__(self, explorer: Explorer) -> None:
+        self.explorer = explorer
+
+    def networks(self, body: bytes, query: dict[str, str]) -> Any:
+        return self.explorer.networks()
+
+    def network(self, body: bytes, query: dict[str, str]) -> Any:
+        return self.explorer.network(_named(query, "name"))
+
+    def look(self, body: bytes, query: dict[str, str]) -> Any:
+        return self._seen(self.explorer.look(_named(query, "network"), body, query.get("name", "the picture")), query)
+
+    def read(self, body: bytes, query: dict[str, str]) -> Any:
+        try:
+            text = body.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"a text must be UTF-8: {error}") from error
+        return self._seen(self.explorer.read(_named(query, "network"), text), query)
+
+    def sample(self, body: bytes, query: dict[str, str]) -> Any:
+        label, number = query.get("class"), _whole(query, "number")
+        return self._seen(self.explorer.sample(_named(query, "network"), label, number), query)
+
+    def _seen(self, look: str, query: dict[str, str]) -> Any:
+        if "instead" in query:
+            self.explorer.forget(query["instead"])
+        answer = self.explorer.answer(look)
+        if "text" in answer:
+            return answer
+        target = answer["activations"]["said"] if "target" not in query else _whole(query, "target")
+        return {**answer, "pose": self.explorer.pose(look, target)}
+
+    def pose(self, body: bytes, query: dict[str, str]) -> Any:
+        return self.explorer.pose(_named(query, "look"), _whole(query, "target"))
+
+    def assignments(self, body: bytes, query: dict[str, str]) -> Any:
+        return self.explorer.assignments(_named(query, "look"), _whole(query, "target"))
+
+    def routing(self, body: bytes, query: dict[str, str]) -> Any:
+        return self.explorer.routing(_named(query, "look"))
+
+    def decode(self, body: bytes, query: dict[str, str]) -> Any:
+        try:
+            pose = [float(number) for number in json.loads(body)]
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ValueError(f"pose must be a list of numbers: {error}") from error
+        target = _whole(query, "target") if "target" in query else None
+        return self.explorer.decode(_named(query, "look"), pose, target)
+
+    def compare(self, body: bytes, query: dict[str, str]) -> Any:
+        steps = _whole(query, "steps") if query.get("steps") else None
+        routing = query.get("routing") or None
+        return self.explorer.compare(_named(query, "look"), _whole(query, "target"), routing, steps)
+
+    def swap(self, body: bytes, query: dict[str, str]) -> Any:
+        return self.explorer.swap(
+            _named(query, "look"), _whole(query, "target"), _named(query, "other"), _whole(query, "other_target")
+        )
+
+
+def _named(query: dict[str, str], name: str) -> str:
+    if name not in query:
+        raise ValueError(f"{name} is missing")
+    return query[name]
+
+
+def _whole(query: dict[str, str], name: str) -> int:
+    text = _named(query, name)
+    if not text.isascii() or not text.isdecimal() or len(text) > 9:
+        raise ValueError(f"{name} must be a whole number, got {text[:40]!r}")
+    return int(text)
+
+
+def _answering(answer: "Callable[[bytes, dict[str, str]], Any]") -> "Callable[[Request], Awaitable[Response]]":
+    """An address that computes in a thread, so that the page itself is always served."""
+    from starlette.concurrency import run_in_threadpool
+    from starlette.responses import JSONResponse
+
+    async def endpoint(request: "Request") -> "Response":
+        if _is_of_another_page(request):
+            return JSONResponse({"error": "pages of other sites and ports are not answered"}, 403)
+        body = await _body(request)
+        if body is None:
+            return JSONResponse({"error": f"more than {MOST_BYTES >> 20} MB are not taken"}, 413)
+        try:
+            return JSONResponse(await run_in_threadpool(answer, body, dict(request.query_params)))
+        except (ValueError, RuntimeError, OSError) as error:
+            return JSONResponse({"error": str(error)}, 400)
+
+    return endpoint
+
+
+def _is_of_another_page(request: "Request") -> bool:
+    """Whether the page of another site or port asks. At addresses without TLS browsers send but the second header."""
+    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):  # the latter: of another port
+        return True
+    origin = request.headers.get("origin")
+    return origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+
+
+async def _body(request: "Request") -> bytes | None:
+    """What was sent; None if it is too much, whose rest is left unread, or if the sender hung up."""
+    from starlette.requests import ClientDisconnect
+
+    parts, size = [], 0
+    with suppress(ClientDisconnect):
+        async for part in request.stream():
+            size += len(part)
+            if size > MOST_BYTES:
+                return None
+            parts.append(part)
+        return b"".join(parts)
+    return None
+
+
+class _Guarded:
+    """Asks for the token, and puts headers on every answer: that the page loads nothing from elsewhere, and is shown in
+    no other page.
+    """
+
+    def __init__(self, app: Any, token: str | None) -> None:
+        self.app = app
+        self.token = token
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> Any:
+        from starlette.datastructures import MutableHeaders
+        from starlette.requests import Request
+        from starlette.responses import PlainTextResponse
+
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        request = Request(scope)
+        cookie = f"torchcaps-{scope['server'][1]}"  # browsers send those of all ports of a machine
+        named = request.query_params.get("token")
+        given = request.cookies.get(cookie) if named is None else named
+        known = self.token is None or secrets.compare_digest((given or "").encode(), self.token.encode())
+
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                if known and named is not None:
+                    headers.append("Set-Cookie", f"{cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict")
+            await send(message)
+
+        refusal = PlainTextResponse("open the address that torchcaps explore has printed, with its token", 401)
+        return await (self.app if known else refusal)(scope, receive, with_headers)
+
+
+def serve(
+    explorer: Explorer, host: str = "127.0.0.1", port: int = 8765, ready: Callable[[str], None] | None = None
+) -> None:
+    """Serves the page until it is interrupted.
+
+    Args:
+        explorer: the networks.
+        host: the address to listen at; any but a loopback one lets other machines in, and those who know a token, which
+            is made for this server.
+        port: 0 takes one that is free.
+        ready: is told the address of the page, with the token, once it is there.
+
+    Raises:
+        OSError: if the address cannot be listened at.
+    """
+    import socket
+    from threading import Thread
+
+    import uvicorn
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as listening:
+        token = None if host in LOOPBACK else secrets.token_urlsafe()
+        name = socket.gethostname() if host in _ALL else f"[{host}]" if ":" in host else host
+        app = application(explorer, LOOPBACK if token is None else ("*",) if host in _ALL else (name,), token)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+        Thread(target=explorer.warm_up, daemon=True).start()
+        if ready is not None:
+            ready(f"http://{name}:{listening.getsockname()[1]}" + (f"/?token={token}" if token else ""))
+        with suppress(KeyboardInterrupt):
+            server.run(sockets=[listening])

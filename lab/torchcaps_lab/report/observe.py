@@ -1,0 +1,403 @@
+"""Images to look at closely, and one look at what a network does with them; all that is shown of them comes from it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, in_precision_of
+from torchcaps_lab.data.base import ImageSet
+from torchcaps_lab.report.findings import Findings, evaluating, kept
+from torchcaps_lab.report.flow import class_maps, class_shares
+from torchcaps_lab.report.layers import Layer, observe_layers
+from torchcaps_lab.report.places import Extent, layer_extents, on_a_grid, origin, placed_capsules
+from torchcaps_lab.report.poses import check_labels, check_target, draw_poses, perturb
+
+COLUMNS = 10
+"""Images in a row of pictures."""
+
+
+_SAMPLES = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """B images, and what to ask a network about each.
+
+    It needs no labels. An image of several classes may be in it several times, with another target each time.
+
+    Attributes:
+        images: as the network takes them, (B, C, H, W).
+        pictures: to draw, in [0, 1], with the same height and width, (B, C, H, W).
+        target: the class that each image is asked about, (B,); None for the most active one.
+        titles: one an image, with a line break where one is allowed; () for empty ones.
+        order: positions of all images, int64 (B,): the first are shown where there is no room for all. None for the
+            order of the images.
+        example: the position of the image to show where there is room for one.
+        about: what the target is, to be read behind "the capsule of".
+        note: a sentence or two about these images and their titles.
+
+    Raises:
+        ValueError: if there are no images, or shapes or numbers do not fit.
+
+    Example:
+        >>> from torchcaps_lab.report import Selection
+        >>> images = torch.rand(2, 1, 8, 8)
+        >>> selection = Selection(images, images, target=torch.tensor([3, 1]), titles=("a 3", "a 1"))
+        >>> len(selection), selection.title(0)
+        (2, 'a 3')
+    """
+
+    images: Tensor
+    pictures: Tensor
+    target: Tensor | None = None
+    titles: tuple[str, ...] = ()
+    order: Tensor | None = None
+    example: int = 0
+    about: str = "the class in question"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        count = len(self.images)
+        if self.images.ndim != 4 or not count:
+            raise ValueError(f"images must be (B, C, H, W) of at least one image, got {tuple(self.images.shape)}")
+        if len(self.pictures) != count or self.pictures.shape[2:] != self.images.shape[2:]:
+            raise ValueError(
+                f"pictures must be one for each of {count} images and of their size, "
+                f"got {tuple(self.pictures.shape)} for {tuple(self.images.shape)}"
+            )
+        if self.target is not None:
+            check_labels(self.target, count)
+        if self.titles and len(self.titles) != count:
+            raise ValueError(f"titles must be one for each of {count} images, got {len(self.titles)}")
+        if self.order is not None and sorted(self.order.tolist()) != list(range(count)):
+            raise ValueError(f"order must hold each position of {count} images once, got {self.order.tolist()}")
+        if not 0 <= self.example < count:
+            raise ValueError(f"example must be the position of one of {count} images, got {self.example}")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def title(self, place: int) -> str:
+        """The title of one image."""
+        return self.titles[place] if self.titles else ""
+
+    def titles_at(self, chosen: Tensor | None = None) -> tuple[str, ...]:
+        """The titles of the images at these positions; of all by default."""
+        return tuple(self.title(place) for place in (range(len(self)) if chosen is None else chosen.tolist()))
+
+    def first(self, count: int) -> Tensor:
+        """Positions of at most ``count`` images, the first ones by the order, ascending."""
+        order = torch.arange(len(self)) if self.order is None else self.order
+        return order[:count].sort().values
+
+
+def select_samples(findings: Findings, image_set: ImageSet) -> Selection:
+    """The first images of each class, up to 20 together, asked about the class that was said; sorted by class.
+
+    The example is the clearest of the first ten.
+    """
+    chosen = findings.samples(_SAMPLES)
+    rank = {index: place for place, index in enumerate(findings.ranked().tolist())}
+    order = torch.tensor(sorted(range(len(chosen)), key=lambda place: rank[int(chosen[place])]))
+    first = order[:COLUMNS].sort().values
+    batch = image_set.__getitems__(chosen.tolist())
+    return Selection(
+        batch.images,
+        batch.pictures,
+        target=findings.prediction[chosen],
+        titles=tuple(_title(findings, image_set, index) for index in chosen.tolist()),
+        order=order,
+        example=int(first[findings.margin[chosen[first]].argmax()]),
+        about="the class that was said",
+        note="These are the first images of each class; an arrow marks one that was taken for another class, and is "
+        "drawn as one of that.",
+    )
+
+
+def select_examples(findings: Findings, image_set: ImageSet, most: int = 20) -> Selection:
+    """The clearest image of each class that has images, asked about that class and titled with its name.
+
+    Args:
+        findings: about these images.
+        image_set: the images.
+        most: of more classes than this, half of those shown are the most mistaken ones and half the surest.
+    """
+    chosen = findings.examples(most)
+    some = len(findings.labels.unique()) > most
+    batch = image_set.__getitems__(chosen.tolist())
+    target = findings.labels[chosen]
+    titles = tuple(image_set.classes[label] for label in target.tolist())
+    return Selection(
+        batch.images,
+        batch.pictures,
+        target,
+        titles,
+        about="its class",
+        note=f"These are the clearest images of {most} classes, half of them those with the most mistakes and half the "
+        "surest."
+        if some
+        else "These are the clearest images of each class.",
+    )
+
+
+def _title(findings: Findings, image_set: ImageSet, index: int) -> str:
+    """The title of an image: its class, and what it was taken for where that is another."""
+    true, said = int(findings.labels[index]), int(findings.prediction[index])
+    name = one_line(image_set.classes[true])
+    return name if true == said else f"{name}\n→ {one_line(image_set.classes[said])}"
+
+
+def one_line(name: str) -> str:
+    """The name without line breaks."""
+    return " ".join(name.split())
+
+
+_AT_ONCE = 16
+"""Images that run together: the assignments of a convolutional layer are many times larger than its capsules."""
+
+
+class _Seen(NamedTuple):
+    """What is kept of a run, on the CPU.
+
+    Args:
+        capsules: by the names of :func:`~torchcaps_lab.report.places.placed_capsules`.
+        maps: of :func:`~torchcaps_lab.report.class_maps`, by the same names.
+        orphan: whether children may go to no class.
+    """
+
+    capsules: dict[str, Capsules]
+    maps: dict[str, Tensor]
+    orphan: bool
+
+
+class Observation:
+    """What a network does with the images of a selection.
+
+    The network runs when something is first asked for, once over the images, in evaluation mode and on its own device,
+    and is left in the mode it came in. Capsules and the shares of the classes are kept, on the CPU; votes and
+    assignments are dropped after each few images, because those of a convolution are large.
+
+    Args:
+        model: any network of torchcaps layers, in any precision; without capsules there is only an
+            :attr:`activation`.
+        selection: the images.
+        extents: those of another look at images of the same size; None: they are found when they are asked for.
+
+    Example:
+        >>> from torchcaps_lab.report import Observation, Selection
+        >>> images = torch.rand(2, 1, 8, 8)
+        >>> observation = Observation(tc.create_model("capsnet_digits"), Selection(images, images))
+        >>> list(observation.capsules), observation.reconstructions.shape
+        (['primary_caps', 'class_caps'], torch.Size([2, 1, 8, 8]))
+    """
+
+    def __init__(self, model: nn.Module, selection: Selection, extents: Mapping[str, Extent] | None = None) -> None:
+        self.model = model
+        self.selection = selection
+        self._extents = extents
+
+    def asked(self, target: Tensor) -> "Observation":
+        """The same look, with each image asked about another class: labels (B,). Nothing runs again."""
+        other = Observation(self.model, replace(self.selection, target=target), self.extents)
+        vars(other).update(_seen=self._seen, activation=self.activation)
+        return other
+
+    @property
+    def capsules(self) -> dict[str, Capsules]:
+        """The capsules of each layer, lowest first, the classes last; empty for a network without capsules.
+
+        Children that no layer made are in it as ``name.children``, of the layer that took them.
+        """
+        return self._seen.capsules
+
+    @property
+    def grids(self) -> dict[str, Capsules]:
+        """Those of :attr:`capsules` that lie at positions of the image, more than one."""
+        return {name: capsules for name, capsules in self.capsules.items() if on_a_grid(capsules)}
+
+    @property
+    def classes(self) -> Capsules | None:
+        """The class capsules, poses (B, E, *pose); None for a network without capsules."""
+        return next(reversed(self.capsules.values()), None)
+
+    @cached_property
+    def activation(self) -> Tensor:
+        """Of the classes, (B, E)."""
+        if self.classes is not None:
+            return self.classes.activation
+        with evaluating(self.model) as device:
+            parts = [kept(self.model(images).activation) for images in self._batches(device)]
+        return torch.cat(parts)
+
+    @cached_property
+    def target(self) -> Tensor:
+        """The class that each image is asked about, (B,).
+
+        Raises:
+            ValueError: if the network has no such class.
+        """
+        target = self.selection.target
+        if target is None:
+            return self.activation.argmax(1)
+        check_target(target, self.activation)
+        return target.cpu()
+
+    @property
+    def maps(self) -> dict[str, Tensor]:
+        """Where in the image each class took its children, (B, H', W', E), by the name of the children.
+
+        Of :func:`~torchcaps_lab.report.class_maps`, from the children of the classes down; for children on a grid.
+        """
+        return self._seen.maps
+
+    @property
+    def orphan(self) -> bool:
+        """Whether children may go to no class, of :class:`~torchcaps.ops.Normaliser`."""
+        return self._seen.orphan
+
+    @property
+    def even(self) -> float:
+        """The share of a class if all got the same: 1 / E, or 1 / (E + 1) with an :attr:`orphan`."""
+        return 1 / (self.activation.shape[1] + self.orphan)
+
+    @cached_property
+    def extents(self) -> Mapping[str, Extent]:
+        """The part of the image that each grid covers: :func:`~torchcaps_lab.report.layer_extents`. Runs it again."""
+        if self._extents is not None:
+            return self._extents
+        with evaluating(self.model) as device:
+            return layer_extents(self.model, self.selection.images[:1].to(device))
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the network has a decoder."""
+        return isinstance(self.model, CapsuleClassifier) and self.model.decoder is not None
+
+    @cached_property
+    def reconstructions(self) -> Tensor:
+        """What the capsule of the :attr:`target` alone describes, (B, C, H, W).
+
+        Raises:
+            RuntimeError: if the network has no decoder.
+        """
+        model, classes = self._decoder()
+        with evaluating(model) as device:
+            return kept(model.decode(_given(model, classes, device), self.target.to(device)))
+
+    def sweeps(self, values: Tensor) -> Iterator[Tensor]:
+        """For each image what :func:`~torchcaps_lab.report.perturb` makes of its :attr:`target`, (D, V, C, H, W).
+
+        One image at a time, because it decodes D x V images.
+
+        Raises:
+            RuntimeError: if the network has no decoder.
+        """
+        model, classes = self._decoder()
+        for place in range(len(self.selection)):
+            one = slice(place, place + 1)
+            with evaluating(model) as device:
+                capsules = _given(model, Capsules(classes.pose[one], classes.activation[one]), device)
+                yield kept(perturb(model, capsules, self.target[one].to(device), values.to(device))[0])
+
+    def draw(self, poses: Tensor, target: Tensor) -> Tensor:
+        """What the decoder draws from poses (N, D) in the capsules of classes (N,): images (N, C, H, W).
+
+        Raises what :func:`~torchcaps_lab.report.draw_poses` raises.
+        """
+        model, _ = self._decoder()
+        with evaluating(model) as device:
+            return kept(draw_poses(model, poses.to(device), target.to(device)))
+
+    def _decoder(self) -> tuple[CapsuleClassifier, Capsules]:
+        if not isinstance(self.model, CapsuleClassifier) or self.model.decoder is None or self.classes is None:
+            raise RuntimeError(f"this {type(self.model).__name__} has no decoder")
+        return self.model, self.classes
+
+    def _batches(self, device: torch.device) -> Iterator[Tensor]:
+        """The images as the network takes them, a few at a time."""
+        for images in self.selection.images.split(_AT_ONCE):
+            yield in_precision_of(self.model, images.to(device))
+
+    @cached_property
+    def _seen(self) -> _Seen:
+        parts = []
+        with evaluating(self.model) as device:
+            for images in self._batches(device):
+                parts.append(_keep(observe_layers(self.model, images)))
+                if not parts[0].capsules:
+                    break  # and none will come
+        return _Seen(
+            {name: _joined([part.capsules[name] for part in parts]) for name in parts[0].capsules},
+            {name: torch.cat([part.maps[name] for part in parts]) for name in parts[0].maps},
+            parts[0].orphan,
+        )
+
+
+def _keep(layers: dict[str, Layer]) -> _Seen:
+    """What is kept of one run over some images."""
+    placed = placed_capsules(layers).items()
+    capsules = {name: Capsules(kept(one.pose), kept(one.activation)) for name, one in placed}
+    maps, orphan = {}, False
+    if layers and (routed := next(reversed(layers.values())).routed):
+        orphan = routed[0].votes.normaliser.orphan
+        for name, shares in class_shares(layers).items():
+            label, children = origin(layers, layers[name]), layers[name].children
+            if children is not None and on_a_grid(children):
+                maps[label] = class_maps(shares, children.activation).cpu()
+    return _Seen(capsules, maps, orphan)
+
+
+def _given(model: CapsuleClassifier, capsules: Capsules, device: torch.device) -> Capsules:
+    """Capsules that were kept, as the decoder takes them."""
+    pose, activation = (in_precision_of(model, part.to(device)) for part in (capsules.pose, capsules.activation))
+    return Capsules(pose, activation)
+
+
+def _joined(parts: list[Capsules]) -> Capsules:
+    return Capsules(torch.cat([part.pose for part in parts]), torch.cat([part.activation for part in parts]))
+
+
+Metrics = Sequence[dict[str, float]]
+"""A row an epoch, by the names of what was measured."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tested:
+    """A network that was tested on images of one class each, for a report.
+
+    Attributes:
+        model: any network.
+        images: that it was tested on.
+        findings: about these images.
+        summary: what the run says of itself; may be empty.
+        metrics: of the training; may be empty.
+
+    Example:
+        >>> from torchcaps_lab.data import Digits
+        >>> from torchcaps_lab.report import Tested, examine
+        >>> network, digits = tc.create_model("capsnet_digits"), Digits().test
+        >>> tested = Tested(network, digits, examine(network, digits), summary={}, metrics=[])
+        >>> len(tested.examples.selection)  # one of each class
+        10
+    """
+
+    model: ImageClassifier
+    images: ImageSet
+    findings: Findings
+    summary: Mapping[str, Any]
+    metrics: Metrics
+
+    @cached_property
+    def shown(self) -> Observation:
+        """Of :func:`select_samples`."""
+        return Observation(self.model, select_samples(self.findings, self.images))
+
+    @cached_property
+    def examples(self) -> Observation:
+        """Of :func:`select_examples`."""
+        return Observation(self.model, select_examples(self.findings, self.images))

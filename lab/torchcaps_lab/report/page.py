@@ -1,0 +1,205 @@
+"""A web page about a trained network: what it gets right and wrong, and what its capsules learned."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torchcaps.models.base import ImageClassifier
+from torchcaps_lab.data.base import ImageSet
+from torchcaps_lab.report.canvas import make_legible
+from torchcaps_lab.report.exhibit import Exhibit, Table, list_exhibits
+from torchcaps_lab.report.findings import Findings, examine
+from torchcaps_lab.report.observe import Metrics, Observation, Tested
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 2em auto; padding: 0 1em; }
+h1, h2 { line-height: 1.2; } h2 { margin-top: 2em; border-bottom: 1px solid #ddd; }
+p { max-width: 46em; } img { max-width: 100%; height: auto; }
+table { border-collapse: collapse; } td, th { padding: .2em 1em .2em 0; text-align: left; vertical-align: top; }
+tr { border-bottom: 1px solid #eee; } td.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.long { overflow-wrap: anywhere; } .table { overflow-x: auto; }
+.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(420px, 100%), 1fr)); gap: 1em; }
+"""
+_DATA = "exhibits.json"
+_LONGEST = 24
+"""Letters of a word that a cell of a table does not break: a narrow column would break the short ones, too."""
+
+
+def write_report(
+    folder: str | Path,
+    model: ImageClassifier,
+    image_set: ImageSet,
+    summary: dict[str, Any],
+    metrics: Sequence[dict[str, float]],
+    batch_size: int = 256,
+) -> Path:
+    """Writes ``report/index.html``, its pictures and its data. The same arguments give the same bytes.
+
+    What the network cannot show is left out: poses without a decoder, assignments without capsules.
+
+    Args:
+        folder: where ``report`` is made; pictures of an earlier report in there are replaced.
+        model: any network, on any device; it is left in the mode it came in.
+        image_set: what to test it on.
+        summary: shown as a table, in this order.
+        metrics: rows for :class:`~torchcaps_lab.report.pictures.LearningCurves`; may be empty.
+        batch_size: how many images at a time.
+
+    Returns:
+        The path of ``index.html``.
+
+    Raises:
+        ValueError: if there are no images, or they do not fit the network.
+    """
+    findings = examine(model, image_set, batch_size)
+    return write_page(folder, exhibits_of_classifier(model, image_set, findings, summary, metrics))
+
+
+def exhibits_of(observation: Observation, examples: Observation | None = None) -> Iterator[Exhibit]:
+    """What a network has to show of the images of an observation, each made when it is asked for.
+
+    No labels are needed, so this serves every task; what else a task has to show, it adds before or after. These are
+    the registered exhibits with a place that define :meth:`~torchcaps_lab.report.Exhibit.of_images`.
+
+    Args:
+        observation: of the images to show.
+        examples: of the images whose poses are moved, one of each class; default: the images to show.
+    """
+    for kind in _placed():
+        exhibit = kind.of_images(observation, examples or observation)
+        if exhibit is not None:
+            yield exhibit
+
+
+def exhibits_of_classifier(
+    model: ImageClassifier, image_set: ImageSet, findings: Findings, summary: Mapping[str, Any], metrics: Metrics
+) -> Iterator[Exhibit]:
+    """What there is to show of a network for images of one class each, in the order of a report.
+
+    These are the registered exhibits with a place.
+
+    Args:
+        model: any network.
+        image_set: the images.
+        findings: of :func:`~torchcaps_lab.report.examine`, about these images.
+        summary: what the run says of itself; may be empty.
+        metrics: rows for :class:`~torchcaps_lab.report.pictures.LearningCurves`; may be empty.
+    """
+    tested = Tested(model, image_set, findings, summary, metrics)
+    for kind in _placed():
+        found = list(kind.of_test(tested))
+        if image_set.what == "images":
+            found.append(kind.of_images(tested.shown, tested.examples))
+        yield from (exhibit for exhibit in found if exhibit is not None)
+
+
+def _placed() -> Iterator[type[Exhibit]]:
+    return (kind for kind in list_exhibits().values() if kind.place is not None)
+
+
+def write_page(folder: str | Path, exhibits: Iterable[Exhibit]) -> Path:
+    """Writes ``report/index.html`` with a section for each exhibit, its pictures, and ``report/exhibits.json``.
+
+    ``exhibits.json`` holds ``{"format": 1, "exhibits": [...]}``, with what
+    :meth:`~torchcaps_lab.report.Exhibit.to_json` gives of each: all that a page of another kind needs to show the same.
+
+    Args:
+        folder: where ``report`` is made; pictures of an earlier report in there are replaced.
+        exhibits: in the order of the page; the title of the first is that of the page, also in the browser.
+
+    Returns:
+        The path of ``index.html``.
+
+    Raises:
+        ValueError: if two pictures have the same name.
+    """
+    report = Path(folder) / "report"
+    report.mkdir(parents=True, exist_ok=True)
+    for kind in list_exhibits().values():
+        for old in report.glob(kind.drawings) if kind.drawings else ():
+            old.unlink()
+    body: list[str] = []
+    data: list[dict[str, Any]] = []
+    titles: list[str] = []
+    drawn: set[str] = set()
+    marks: dict[str, str] = {}
+    for exhibit in exhibits:
+        pictures = list(_draw(exhibit, report, drawn, marks))
+        body.append(_section(exhibit, pictures, "h2" if body else "h1"))
+        titles.append(exhibit.title)
+        data.append(exhibit.to_json())
+    (report / _DATA).write_text(json.dumps({"format": 1, "exhibits": data}, allow_nan=False) + "\n", encoding="ascii")
+    body.append(f'<p>What this page shows, as data: <a href="{_DATA}">{_DATA}</a></p>')
+    index = report / "index.html"
+    page = _page(" · ".join([*titles[:1], "torchcaps"]), "\n".join(body))
+    index.write_text(page, encoding="utf-8", errors="backslashreplace")
+    return index
+
+
+class _Drawn(NamedTuple):
+    """A picture on the page: its file, its description, and the words by the marks that stand for them in it."""
+
+    file: str
+    description: str
+    marks: dict[str, str]
+
+
+def _draw(exhibit: Exhibit, report: Path, drawn: set[str], marks: dict[str, str]) -> Iterator[_Drawn]:
+    """Saves the pictures of an exhibit, beside those drawn before; ``marks`` are those of the page so far, by word."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    for file, description, figure in exhibit.draw():
+        if file in drawn:
+            raise ValueError(f"pictures must have names of their own, got {file} twice")
+        drawn.add(file)
+        used = make_legible(figure, marks)
+        FigureCanvasAgg(figure).print_png(report / file)  # savefig would go through it twice, to the same bytes
+        yield _Drawn(file, description, used)
+
+
+def _section(exhibit: Exhibit, pictures: Sequence[_Drawn], heading: str) -> str:
+    table = exhibit.table()
+    parts = (
+        f"<{heading}>{escape(exhibit.title)}</{heading}>",
+        f"<p>{escape(exhibit.text)}</p>",
+        _gallery(pictures),
+        _explained({mark: word for picture in pictures for mark, word in picture.marks.items()}),
+        exhibit.html() or "",
+        "" if table is None else _table(table),
+    )
+    return "\n".join(part for part in parts if part)
+
+
+def _explained(marks: dict[str, str]) -> str:
+    """What the marks in pictures stand for: words in scripts that no font of this machine could draw."""
+    words = ", ".join(f"{mark} <bdi>{escape(word)}</bdi>" for mark, word in marks.items())
+    return f"<p>In the pictures: {words}</p>" if words else ""
+
+
+def _gallery(pictures: Sequence[_Drawn]) -> str:
+    named = [(escape(one.file), escape(one.description)) for one in pictures]
+    shown = [f'<a href="{file}"><img loading="lazy" src="{file}" alt="{text}"></a>' for file, text in named]
+    return "\n".join(['<div class="gallery">', *shown, "</div>"] if len(shown) > 1 else shown)
+
+
+def _table(table: Table) -> str:
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}{_breaks(cell)}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    head = [] if table.header is None else [line(table.header, "th")]
+    rows = [line(row, "td") for row in table.rows]
+    return "\n".join(['<div class="table"><table>', *head, *rows, "</table></div>"])
+
+
+def _breaks(cell: str) -> str:
+    return ' class="long"' if max(map(len, cell.split()), default=0) > _LONGEST else ""
+
+
+def _page(title: str, body: str) -> str:
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )

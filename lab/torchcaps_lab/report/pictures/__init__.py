@@ -1,0 +1,21 @@
+"""The pictures of a report, a file each: what it says, as plain data, and how it is drawn.
+
+Every file in this folder is imported, and so what it registers is there; the classes are handed on from here.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from torchcaps_lab.report.exhibit import list_exhibits
+
+for _file in iter_modules(__path__):
+    import_module(f"{__name__}.{_file.name}")
+_PICTURES = {kind.__name__: kind for kind in list_exhibits().values() if kind.__module__.startswith(f"{__name__}.")}
+__all__ = sorted(_PICTURES)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PICTURES:
+        return _PICTURES[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,130 @@
+"""Where the children of an image went."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps_lab.report.canvas import Fill, lay, shorten_lines, show, stacked
+from torchcaps_lab.report.exhibit import PNG, Exhibit, Picture, pixels, register_exhibit
+from torchcaps_lab.report.observe import COLUMNS, Observation
+from torchcaps_lab.report.places import Extent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+
+
+class ShareMaps(NamedTuple):
+    """The shares of one class for each image, on the grid of a layer.
+
+    Args:
+        layer: the children's name.
+        share: (B, H', W'); NaN, and null in JSON, where no window looks.
+        extent: the part of the image that a map covers; None for all of it.
+
+    Example:
+        >>> from torchcaps_lab.report.pictures.assignments import ShareMaps
+        >>> ShareMaps("primary", torch.rand(2, 6, 6), extent=None).share.shape
+        torch.Size([2, 6, 6])
+    """
+
+    layer: str
+    share: Tensor
+    extent: Extent | None
+
+
+@register_exhibit("assignments", place=120, drawings="assignments.png")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Assignments(Exhibit):
+    """Images and, layer by layer, the share of the children that went to the class that each image is asked about.
+
+    Attributes:
+        pictures: (B, C, H, W).
+        titles: one an image.
+        targets: the classes, (B,).
+        layers: from the children of the classes down.
+        even: the share of a class if all got the same: :attr:`~torchcaps_lab.report.Observation.even`.
+
+    Example:
+        >>> from torchcaps_lab.report import Observation, Selection
+        >>> from torchcaps_lab.report.pictures.assignments import Assignments
+        >>> images = torch.rand(2, 1, 8, 8)
+        >>> exhibit = Assignments.of(Observation(tc.create_model("capsnet_digits"), Selection(images, images)))
+        >>> exhibit.layers[0].share.shape
+        torch.Size([2, 4, 4])
+    """
+
+    pictures: Tensor = field(metadata=PNG)
+    titles: tuple[str, ...]
+    targets: Tensor
+    layers: tuple[ShareMaps, ...]
+    even: float
+
+    @classmethod
+    def of(cls, observation: Observation) -> "Assignments | None":
+        """Of as many images as there are classes, but at least ten; None if no children lie on a grid."""
+        if not observation.maps:
+            return None
+        classes = observation.activation.shape[1]
+        chosen = observation.selection.first(max(COLUMNS, classes))
+        targets, even = observation.target[chosen], observation.even
+        text = (
+            "At each position, the share of the active child capsules that routing assigned to "
+            f"{observation.selection.about}. An even split would give every class {even:.2g}"
+            f"{', and no class as much' if observation.orphan else ''}: red places spoke for "
+            "this class, blue places for others. Each cell lies at the centre of what its children see, and they see "
+            "more than the cell."
+        )
+        if len(observation.maps) > 1:
+            text += (
+                " The first row of maps is of the children of the classes themselves. Each row below it hands these "
+                "shares on, from parents to their children, to the finer grid of the layer below: a child went where "
+                "its parents went. Positions that no window sees have no colour."
+            )
+        return cls(
+            title="Where each part of the image went",
+            text=text,
+            pictures=observation.selection.pictures[chosen],
+            titles=observation.selection.titles_at(chosen),
+            targets=targets,
+            layers=tuple(
+                ShareMaps(name, maps[chosen, :, :, targets], observation.extents.get(name))
+                for name, maps in observation.maps.items()
+            ),
+            even=even,
+        )
+
+    @classmethod
+    def of_images(cls, shown: Observation, examples: Observation) -> "Assignments | None":
+        """Of the images to show."""
+        return cls.of(shown)
+
+    def draw(self) -> Iterator[Picture]:
+        """The images, and below each its maps laid over it, all on one colour scale: red is more than even."""
+        from matplotlib.cm import ScalarMappable
+        from matplotlib.colors import TwoSlopeNorm
+
+        shares = torch.cat([one.share.flatten() for one in self.layers])
+        shares = shares[shares.isfinite()]
+        # A fifth to either side of an even share at least, so that noise stays pale.
+        low = min([*shares.tolist(), 0.8 * self.even])
+        high = max([*shares.tolist(), 1.2 * self.even])
+        scale = ScalarMappable(TwoSlopeNorm(self.even, low, high), "RdBu_r")
+        rows: dict[str, Fill] = {"image": lambda axes, place: show(axes, self.pictures[place])}
+        for one in self.layers:
+            rows[one.layer if len(self.layers) > 1 else "share"] = partial(self._overlay, one, scale)
+        figure = stacked(self.pictures, list(map(shorten_lines, self.titles)), rows)
+        bar = figure.colorbar(scale, ax=figure.axes, label="share of the children", fraction=0.03, aspect=30, pad=0.01)
+        ticks = [low, (low + self.even) / 2, self.even, (self.even + high) / 2, high]
+        bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
+        yield Picture("assignments.png", "Images and maps of the shares", figure)
+
+    def _overlay(self, maps: ShareMaps, scale: "ScalarMappable", axes: "Axes", place: int) -> None:
+        """The map of an image over it, which is grey and paler, so that colours stand out."""
+        image = self.pictures[place]
+        show(axes, 0.25 + pixels(image).mean(2)[None] / 2)
+        lay(axes, scale.to_rgba(maps.share[place].numpy(), alpha=0.8), image, maps.extent)

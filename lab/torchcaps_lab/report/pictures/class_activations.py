@@ -1,0 +1,46 @@
+"""How active each class is in one image."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from torchcaps_lab.report.exhibit import PNG, Exhibit, register_exhibit
+from torchcaps_lab.report.observe import Observation
+
+
+@register_exhibit("class_activations")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ClassActivations(Exhibit):
+    """One image and how active each class is.
+
+    Attributes:
+        picture: (C, H, W).
+        activation: (E,).
+        said: the most active class.
+
+    Example:
+        >>> from torchcaps_lab.report import Observation, Selection
+        >>> from torchcaps_lab.report.pictures.class_activations import ClassActivations
+        >>> image = torch.rand(1, 1, 8, 8)
+        >>> look = Observation(tc.create_model("capsnet_digits"), Selection(image, image))
+        >>> ClassActivations.of(look).activation.shape
+        torch.Size([10])
+    """
+
+    picture: Tensor = field(metadata=PNG)
+    activation: Tensor
+    said: int
+
+    @classmethod
+    def of(cls, observation: Observation) -> "ClassActivations":
+        """Of the example."""
+        place = observation.selection.example
+        activation = observation.activation[place]
+        return cls(
+            title="What the network sees",
+            text="Each bar is the activation of a class's capsule: whether the class is there, from 0 to 1, each for "
+            "itself, so that they need not add up to 1.",
+            picture=observation.selection.pictures[place],
+            activation=activation,
+            said=int(activation.argmax()),
+        )

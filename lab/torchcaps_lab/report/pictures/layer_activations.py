@@ -1,0 +1,146 @@
+"""Where capsules are active, layer by layer."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from torchcaps_lab.report.canvas import (
+    broken,
+    frame,
+    heat,
+    heat_bar,
+    label_room,
+    lay,
+    line_count,
+    new_figure,
+    row_of,
+    set_title,
+    shorten_lines,
+    show,
+)
+from torchcaps_lab.report.exhibit import PNG, Exhibit, Picture, register_exhibit
+from torchcaps_lab.report.layers import with_types
+from torchcaps_lab.report.observe import COLUMNS, Observation
+from torchcaps_lab.report.places import Extent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_BARS = 60
+
+
+class ActivationMaps(NamedTuple):
+    """Activations of one type of capsule of a layer.
+
+    Args:
+        layer: its name.
+        type: which type of the layer's; None if it has but one.
+        activation: (B, H', W').
+        extent: the part of the image that a map covers; None for all of it.
+
+    Example:
+        >>> from torchcaps_lab.report.pictures.layer_activations import ActivationMaps
+        >>> ActivationMaps("primary", None, torch.rand(2, 6, 6), extent=None).activation.shape
+        torch.Size([2, 6, 6])
+    """
+
+    layer: str
+    type: int | None
+    activation: Tensor
+    extent: Extent | None
+
+    def label(self) -> str:
+        """The layer and, of several types, which one."""
+        return self.layer if self.type is None else f"{self.layer}\ntype {self.type}"
+
+
+@register_exhibit("layer_activations", place=90, drawings="layer_activations.png")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LayerActivations(Exhibit):
+    """Images and, layer by layer, where one type of capsule is active.
+
+    Attributes:
+        pictures: (B, C, H, W), at most ten.
+        titles: one an image.
+        layers: from the lowest up, of the type that differs most between these images and places.
+        classes: activations of the classes, (B, E).
+
+    Example:
+        >>> from torchcaps_lab.report import Observation, Selection
+        >>> from torchcaps_lab.report.pictures.layer_activations import LayerActivations
+        >>> images = torch.rand(2, 1, 8, 8)
+        >>> exhibit = LayerActivations.of(Observation(tc.create_model("capsnet_digits"), Selection(images, images)))
+        >>> exhibit.classes.shape, len(exhibit.layers) > 0
+        (torch.Size([2, 10]), True)
+    """
+
+    pictures: Tensor = field(metadata=PNG)
+    titles: tuple[str, ...]
+    layers: tuple[ActivationMaps, ...]
+    classes: Tensor
+
+    @classmethod
+    def of(cls, observation: Observation) -> "LayerActivations | None":
+        """None if no capsules lie on a grid."""
+        if not observation.grids:
+            return None
+        chosen = observation.selection.first(COLUMNS)
+        layers = []
+        for name, capsules in observation.grids.items():
+            maps = with_types(capsules.activation[chosen])
+            kind = int(maps.flatten(0, -2).std(0).argmax())
+            shown = kind if maps.shape[-1] > 1 else None
+            layers.append(ActivationMaps(name, shown, maps[..., kind], observation.extents.get(name)))
+        return cls(
+            title="Layer by layer",
+            text="Images and, from the lowest layer up, the activation of one type of capsule at each position: of the "
+            "type that differs most between these images and places. The bars are the activations of the classes, the "
+            "strongest in red.",
+            pictures=observation.selection.pictures[chosen],
+            titles=observation.selection.titles_at(chosen),
+            layers=tuple(layers),
+            classes=observation.activation[chosen],
+        )
+
+    @classmethod
+    def of_images(cls, shown: Observation, examples: Observation) -> "LayerActivations | None":
+        """Of the images to show."""
+        return cls.of(shown)
+
+    def draw(self) -> Iterator[Picture]:
+        """The images, and below each the activations layer by layer, every layer on a colour scale of its own."""
+        N, height = len(self.pictures), max(self.pictures.shape[-2] / self.pictures.shape[-1], 0.6)
+        titles, labels = list(map(shorten_lines, self.titles)), [one.label() for one in self.layers]
+        rows, high = 2 + len(labels), 1.15 * height
+        wide, above = 1.1 * N + 1.6 + label_room(map(broken, labels), high), 0.17 * line_count(titles)
+        figure = new_figure(wide, high * rows + above + 0.3, "constrained")
+        grid = figure.add_gridspec(rows, N)
+        for place, axes in enumerate(row_of(figure, grid, 0, range(N), "image", high)):
+            show(axes, self.pictures[place])
+            set_title(axes, titles[place])
+        for row, (label, one) in enumerate(zip(labels, self.layers, strict=True), 1):
+            drawn = row_of(figure, grid, row, range(N), label, high)
+            for place, axes in enumerate(drawn):
+                lay(axes, one.activation[place].numpy(), self.pictures[place], one.extent, **heat(one.activation))
+                frame(axes)
+            heat_bar(figure, drawn)
+        _draw_bars(row_of(figure, grid, rows - 1, range(N), "classes", high), self.classes, 0.7 * height)
+        yield Picture("layer_activations.png", "Images and the activations of their capsules, layer by layer", figure)
+
+
+def _draw_bars(drawn: Sequence["Axes"], classes: Tensor, aspect: float) -> None:
+    """Of each image the activations of the classes, the strongest in red and numbered."""
+    top = max(classes.max().item(), 1e-6)
+    for axes, bars in zip(drawn, classes, strict=True):
+        best = int(bars.argmax())
+        colours = ["C3" if index == best else "0.6" for index in range(len(bars))]
+        if len(bars) <= _BARS:
+            axes.bar(range(len(bars)), bars.tolist(), color=colours)
+        else:  # in one stroke: each bar is a thing of its own for matplotlib
+            axes.vlines(range(len(bars)), 0, bars.tolist(), colors=colours, linewidth=0.8)
+        axes.set(xticks=[best], ylim=(0, 1.05 * top), box_aspect=aspect)
+        axes.tick_params(labelsize=8, length=2)
+        if axes is not drawn[0]:
+            axes.set_yticks([])

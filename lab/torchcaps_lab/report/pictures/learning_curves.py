@@ -1,0 +1,176 @@
+"""How the training went."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from torchcaps_lab.report.canvas import new_figure
+from torchcaps_lab.report.exhibit import Exhibit, Picture, register_exhibit
+from torchcaps_lab.report.observe import Metrics, Tested
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_SPLITS = {"train": "training", "val": "validation", "test": "test"}
+_COLOURS = {"training": "C0", "validation": "C1", "test": "C2"}
+_HEALTH = {  # what the names of metrics begin with, the title of their panel, and its unit
+    "assignment_entropy_": ("entropy of the assignment", "0 hard, 1 even"),
+    "dead_capsules_": ("dead capsules", "share of the types"),
+}
+
+
+class Curve(NamedTuple):
+    """Values over the epochs.
+
+    Example:
+        >>> from torchcaps_lab.report.pictures.learning_curves import Curve
+        >>> Curve([1.0, 2.0], [0.4, 0.2]).values
+        [0.4, 0.2]
+    """
+
+    epochs: list[float]
+    values: list[float]
+
+
+class Panel(NamedTuple):
+    """Curves of one quantity, by name: of the images they were measured on, or of the layer.
+
+    Example:
+        >>> from torchcaps_lab.report.pictures.learning_curves import Curve, Panel
+        >>> Panel("loss", "", {"train": Curve([1.0, 2.0], [0.5, 0.3])}).quantity
+        'loss'
+    """
+
+    quantity: str
+    unit: str
+    curves: dict[str, Curve]
+
+
+@register_exhibit("learning_curves", place=30, drawings="learning_curves.png")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LearningCurves(Exhibit):
+    """Loss and accuracy (or error) over the epochs, and the health of the routing.
+
+    Attributes:
+        panels: of loss and accuracy or error, for training, validation and test images.
+        health: of the entropy of the assignments and of dead capsules, for each layer.
+
+    Example:
+        >>> from torchcaps_lab.report.pictures.learning_curves import LearningCurves
+        >>> metrics = [{"epoch": 1.0, "train_loss": 0.5}, {"epoch": 2.0, "train_loss": 0.3}]
+        >>> [panel.quantity for panel in LearningCurves.of(metrics).panels]
+        ['loss']
+    """
+
+    panels: tuple[Panel, ...]
+    health: tuple[Panel, ...]
+
+    @classmethod
+    def of(cls, metrics: Metrics) -> "LearningCurves | None":
+        """Of a row an epoch; None if no row holds anything to draw.
+
+        Args:
+            metrics: with ``epoch`` and some of ``train_loss``, ``val_loss``, ``train_accuracy``, ``val_accuracy``,
+                ``val_error``, ..., ``assignment_entropy_<layer>``, ``dead_capsules_<layer>``. What a row does not hold
+                is left out.
+        """
+        panels, health = _performance(metrics), _health(metrics)
+        if not panels and not health:
+            return None
+        text = (
+            "How the network got better with each pass over the training images. Where the validation curve turns back "
+            "while training goes on improving, the network learns its training images by heart."
+        )
+        if any(panel.quantity == "entropy of the assignment" for panel in health):
+            text += (
+                " Below, the health of the routing on a few images, layer by layer. The entropy of the assignments is "
+                "1 while all parents get the same of each child, and falls to 0 as each child finds its one parent. A "
+                "dead type of capsule is active nowhere in any of these images, and so of no use."
+            )
+        return cls(title="Learning curves", text=text, panels=panels, health=health)
+
+    @classmethod
+    def of_test(cls, tested: Tested) -> "Iterator[LearningCurves | None]":
+        """Of what a classifier was tested on."""
+        yield cls.of(tested.metrics)
+
+    def draw(self) -> Iterator[Picture]:
+        """Panels in two rows: how good the network is, and how healthy its routing."""
+        columns = max(len(self.panels), len(self.health))
+        rows = bool(self.panels) + bool(self.health)
+        figure = new_figure(5 * columns, 3.4 * rows, "constrained" if rows > 1 else "compressed")
+        for place, panel in enumerate(self.panels):
+            _draw_performance(figure.add_subplot(rows, columns, place + 1), panel)
+        layers = list(dict.fromkeys(layer for panel in self.health for layer in panel.curves))
+        for place, panel in enumerate(self.health):
+            _draw_health(figure.add_subplot(rows, columns, (rows - 1) * columns + place + 1), panel, layers)
+        for axes in figure.axes:
+            _number_epochs(axes)
+        yield Picture("learning_curves.png", "Loss and accuracy over the epochs", figure)
+
+
+def _curve(metrics: Metrics, name: str) -> Curve | None:
+    points = [(row.get("epoch", place), row[name]) for place, row in enumerate(metrics) if row.get(name) is not None]
+    return Curve([epoch for epoch, _ in points], [value for _, value in points]) if points else None
+
+
+def _performance(metrics: Metrics) -> tuple[Panel, ...]:
+    """The loss, and accuracy or else error."""
+    panels = {}
+    for quantity in ("loss", "accuracy", "error"):
+        found = {name: _curve(metrics, f"{split}_{quantity}") for split, name in _SPLITS.items()}
+        curves = {name: curve for name, curve in found.items() if curve is not None}
+        if curves:
+            panels[quantity] = Panel(quantity, quantity, curves)
+    if "accuracy" in panels:
+        panels.pop("error", None)
+    return tuple(panels.values())
+
+
+def _health(metrics: Metrics) -> tuple[Panel, ...]:
+    """What :class:`~torchcaps_lab.training.RoutingHealth` logged, layer by layer."""
+    names = dict.fromkeys(name for row in metrics for name in row)
+    panels = []
+    for prefix, (quantity, unit) in _HEALTH.items():
+        found = {name.removeprefix(prefix): _curve(metrics, name) for name in names if name.startswith(prefix)}
+        curves = {layer: curve for layer, curve in found.items() if curve is not None}
+        if curves:
+            panels.append(Panel(quantity, unit, curves))
+    return tuple(panels)
+
+
+def _draw_performance(axes: "Axes", panel: Panel) -> None:
+    for name, curve in panel.curves.items():
+        _draw_curve(axes, curve, name, _COLOURS[name])
+    if panel.quantity != "accuracy" and _spreads(panel):
+        axes.set_yscale("log")
+    axes.set(ylabel=panel.unit, title=panel.quantity)
+    axes.legend(frameon=False, loc="best")
+
+
+def _draw_health(axes: "Axes", panel: Panel, layers: Sequence[str]) -> None:
+    for rank, (layer, curve) in enumerate(panel.curves.items()):
+        width = 1.5 * (len(panel.curves) - rank)  # so that curves that lie on each other can all be seen
+        _draw_curve(axes, curve, layer, f"C{(2 + layers.index(layer)) % 10}", width)
+    axes.set(ylabel=panel.unit, title=panel.quantity, ylim=(-0.04, 1.04))
+    axes.legend(frameon=False, loc="best")
+
+
+def _draw_curve(axes: "Axes", curve: Curve, name: str, colour: str, width: float = 1.5) -> None:
+    marker = "o" if len(curve.values) <= 40 else ""
+    axes.plot(curve.epochs, curve.values, color=colour, label=name, marker=marker, markersize=3, linewidth=width)
+
+
+def _number_epochs(axes: "Axes") -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))  # of one epoch there is one tick
+    axes.grid(alpha=0.3)
+
+
+def _spreads(panel: Panel) -> bool:
+    """Whether the values are positive and more than a factor of 20 apart."""
+    values = [value for curve in panel.curves.values() for value in curve.values if math.isfinite(value)]
+    return bool(values) and min(values) > 0 and max(values) > 20 * min(values)

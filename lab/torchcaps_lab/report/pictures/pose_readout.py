@@ -1,0 +1,113 @@
+"""Which attribute can be read from which number of a pose."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier
+from torchcaps_lab.data.base import ImageSet
+from torchcaps_lab.report.attributes import ATTRIBUTES, attributes, fit_readout
+from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
+from torchcaps_lab.report.observe import Tested
+from torchcaps_lab.report.poses import encoded, pose_input, poses_of
+
+_IMAGES = 400
+_DARK = 0.1
+
+
+@register_exhibit("pose_readout", place=130)
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PoseReadout(Exhibit):
+    """How much of each attribute can be read, linearly, from each number of a pose and from all together.
+
+    Attributes:
+        attributes: their names, A of them.
+        explained: R² of the read-out from all numbers, (A,).
+        alone: R² of the read-out from one number, (D, A).
+        images: how many were measured.
+
+    Example:
+        >>> from torchcaps_lab.report.pictures.pose_readout import PoseReadout
+        >>> told = {"explained": torch.tensor([0.9]), "alone": torch.tensor([[0.8], [0.1]])}
+        >>> readout = PoseReadout(title="", text="", attributes=("slant",), images=200, **told)
+        >>> print(readout.table())
+        Table(rows=[['all', '0.90'], ['0', '0.80'], ['1', '0.10']], header=['dimension', 'slant'])
+    """
+
+    attributes: tuple[str, ...]
+    explained: Tensor
+    alone: Tensor
+    images: int
+
+    def table(self) -> Table:
+        """A row a dimension, and one for all together."""
+        rows = [[str(place), *(f"{one:.2f}" for one in row)] for place, row in enumerate(self.alone.tolist())]
+        return Table(
+            [["all", *(f"{one:.2f}" for one in self.explained.tolist())], *rows], ["dimension", *self.attributes]
+        )
+
+    @classmethod
+    def of(cls, model: ImageClassifier, image_set: ImageSet) -> "PoseReadout | None":
+        """None unless classes share their pose dimensions, images are bright figures on black, and can be measured.
+
+        It takes scikit-image, and two measured images for each number of a pose.
+
+        Args:
+            model: any network.
+            image_set: images, prepared for it; up to 400 of them are measured, chosen at random.
+        """
+        if not isinstance(model, CapsuleClassifier) or model.told in (None, "masked"):
+            return None
+        order = torch.randperm(len(image_set), generator=torch.Generator().manual_seed(0))
+        batch = image_set.__getitems__(order[:_IMAGES].tolist())
+        corners = batch.pictures[:, :, [0, 0, -1, -1], [0, -1, 0, -1]]
+        if batch.pictures.shape[1] != 1 or not corners.mean() <= _DARK:
+            return None
+        try:
+            values = attributes(batch.pictures)
+        except ModuleNotFoundError:  # scikit-image
+            return None
+        poses, values, said = _within_classes(model, batch.images, values)
+        if len(poses) < 2 * poses.shape[1]:
+            return None
+        readout = fit_readout(poses, values, said)
+        return cls(
+            title="What the dimensions of a pose tell",
+            text="How much of slant, thickness, aspect and size is read, linearly, from all numbers of a pose and "
+            "from each alone: R², 1 is all and 0 nothing, on a quarter of the images that the read-out was not fitted "
+            "to. Poses are those of the classes that were said, and what classes differ in is left out on both sides.",
+            attributes=ATTRIBUTES,
+            explained=readout.explained,
+            alone=readout.alone,
+            images=len(poses),
+        )
+
+    @classmethod
+    def of_test(cls, tested: Tested) -> "Iterator[PoseReadout | None]":
+        """Of what a classifier was tested on."""
+        if tested.images.what == "images":
+            yield cls.of(tested.model, tested.images)
+
+
+def _within_classes(model: CapsuleClassifier, images: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Poses (N, D) and attributes (N, A) less the means of their classes (N,), of what was measured.
+
+    Args:
+        model: the network.
+        images: prepared for it, (B, C, H, W).
+        values: their attributes, (B, A); NaN where nothing could be measured.
+    """
+    there = values.isfinite().all(1)
+    capsules = encoded(model, images[there])
+    said = capsules.activation.argmax(1)
+    poses, part = poses_of(capsules, said).flatten(1), pose_input(model)
+    if part is not None:
+        device = next(model.parameters()).device
+        poses = part.shared(poses.to(device), said.to(device)).cpu()
+    poses, values = poses.double(), values[there]
+    for label in said.unique():
+        poses[said == label] -= poses[said == label].mean(0)
+        values[said == label] -= values[said == label].mean(0)
+    return poses, values, said

@@ -1,0 +1,65 @@
+"""What the decoder draws from the pose of a class capsule."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from torchcaps_lab.report.canvas import Fill, shorten_lines, show, stacked
+from torchcaps_lab.report.exhibit import PNG, Exhibit, Picture, register_exhibit
+from torchcaps_lab.report.observe import Observation
+
+
+@register_exhibit("reconstructions", place=70, drawings="reconstructions.png")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Reconstructions(Exhibit):
+    """Images, and what the capsule of the class that each is asked about describes.
+
+    Attributes:
+        pictures: (B, C, H, W).
+        reconstructions: (B, C, H, W).
+        titles: one an image.
+
+    Example:
+        >>> from torchcaps_lab.report import Observation, Selection
+        >>> from torchcaps_lab.report.pictures.reconstructions import Reconstructions
+        >>> images = torch.rand(2, 1, 8, 8)
+        >>> exhibit = Reconstructions.of(Observation(tc.create_model("capsnet_digits"), Selection(images, images)))
+        >>> exhibit.reconstructions.shape
+        torch.Size([2, 1, 8, 8])
+    """
+
+    pictures: Tensor = field(metadata=PNG)
+    reconstructions: Tensor = field(metadata=PNG)
+    titles: tuple[str, ...]
+
+    @classmethod
+    def of(cls, observation: Observation) -> "Reconstructions | None":
+        """None without a decoder."""
+        classes = observation.classes
+        if classes is None or not observation.decodes:
+            return None
+        selection, numbers = observation.selection, " x ".join(map(str, classes.pose_shape))
+        return cls(
+            title="Reconstructions",
+            text=f"Images, and below each what the decoder draws from the {numbers} numbers of the capsule of "
+            f"{selection.about} alone. What is missing below is what the capsule did not keep. "
+            f"{selection.note}".strip(),
+            pictures=selection.pictures,
+            reconstructions=observation.reconstructions,
+            titles=selection.titles_at(),
+        )
+
+    @classmethod
+    def of_images(cls, shown: Observation, examples: Observation) -> "Reconstructions | None":
+        """Of the images to show."""
+        return cls.of(shown)
+
+    def draw(self) -> Iterator[Picture]:
+        """The images, and below each what its capsule made of it."""
+        rows: dict[str, Fill] = {
+            "image": lambda axes, place: show(axes, self.pictures[place]),
+            "reconstruction": lambda axes, place: show(axes, self.reconstructions[place]),
+        }
+        figure = stacked(self.pictures, list(map(shorten_lines, self.titles)), rows)
+        yield Picture("reconstructions.png", "Images and their reconstructions", figure)

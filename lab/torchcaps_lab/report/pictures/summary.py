@@ -1,0 +1,85 @@
+"""What a run says of itself, and what was measured."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
+from torchcaps_lab.report.findings import Findings
+from torchcaps_lab.report.observe import Tested
+
+
+class Quantity(NamedTuple):
+    """A number with its name.
+
+    Example:
+        >>> from torchcaps_lab.report.pictures.summary import Quantity
+        >>> Quantity("accuracy", 0.99, percent=True).name
+        'accuracy'
+    """
+
+    name: str
+    value: float
+    percent: bool = False
+
+
+@register_exhibit("summary", place=10)
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Summary(Exhibit):
+    """What a run says of itself, and what was measured afterwards.
+
+    Attributes:
+        recorded: by name, in this order; anything that JSON can hold.
+        measured: numbers.
+
+    Example:
+        >>> from torchcaps_lab.report.pictures.summary import Quantity, Summary
+        >>> Summary.of("Summary", {"epochs": 20}, [Quantity("accuracy", 0.99, percent=True)]).table().rows
+        [['epochs', '20'], ['accuracy', '99.00%']]
+    """
+
+    recorded: Mapping[str, Any]
+    measured: tuple[Quantity, ...]
+
+    @classmethod
+    def of(cls, title: str, recorded: Mapping[str, Any], measured: Sequence[Quantity]) -> "Summary":
+        """Any task may bring measures of its own; those of classification are :func:`measures`."""
+        text = "What the run says of itself, and below it what was measured for this report."
+        return cls(title=title, text=text, recorded=dict(recorded), measured=tuple(measured))
+
+    @classmethod
+    def of_test(cls, tested: Tested) -> "Iterator[Summary]":
+        """Of what a classifier was tested on."""
+        yield cls.of(f"What this {type(tested.model).__name__} learned", tested.summary, measures(tested.findings))
+
+    def table(self) -> Table:
+        """Names and values, in words."""
+        rows = [[str(name), _words(value)] for name, value in self.recorded.items()]
+        rows += [[name, f"{value:.2%}" if percent else _words(value)] for name, value, percent in self.measured]
+        return Table(rows)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "; ".join(
+            f"{name} ({_words(part)})" if isinstance(part, Mapping) else f"{name} {_words(part)}"
+            for name, part in value.items()
+        )
+    if isinstance(value, list):
+        return "; ".join(map(_words, value))
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+
+
+def measures(findings: Findings) -> list[Quantity]:
+    """What a classifier's answers come to."""
+    found = [
+        Quantity("images in this report", len(findings.labels)),
+        Quantity("accuracy on them", findings.accuracy, percent=True),
+        Quantity("error on them", findings.error, percent=True),
+        Quantity("balanced accuracy on them: mean recall of the classes", findings.balanced_accuracy, percent=True),
+        Quantity("mean activation of the true class", findings.true_activation),
+        Quantity("images with no class above 0.5", findings.undecided, percent=True),
+    ]
+    if findings.entropy is not None:
+        found.append(Quantity("entropy of the assignments (0 hard, 1 uniform)", findings.entropy))
+    return found

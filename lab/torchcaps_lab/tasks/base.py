@@ -1,0 +1,317 @@
+"""The interface of a task, which training, resuming, testing and predicting use."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from torchcaps.losses import ActivationLoss, ReconstructionLoss
+from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.numerics import jsonable
+from torchcaps.spec import Registry, package_of, plain
+from torchcaps_lab.data import Batch, ImageSet
+from torchcaps_lab.report.calibration import Calibration
+
+Forward = Callable[[Tensor, Tensor], Prediction]
+"""A network in a training step: takes images and the classes to reconstruct, labels (B,) or a mask (B, E)."""
+
+
+class Criteria(NamedTuple):
+    """The chosen losses.
+
+    Attributes:
+        loss: of the class activations and their targets.
+        reconstruction: of reconstructions and the original images.
+
+    Example:
+        >>> from torchcaps_lab.tasks import Criteria
+        >>> criteria = Criteria(tc.MarginLoss(), tc.ReconstructionLoss(0.0005))
+        >>> criteria.loss(torch.rand(4, 10), torch.tensor([3, 1, 4, 1])).shape
+        torch.Size([])
+    """
+
+    loss: ActivationLoss
+    reconstruction: ReconstructionLoss
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure of each image, such as the accuracy, which is averaged.
+
+    Attributes:
+        name: in lower case.
+        higher_is_better: whether larger values are better.
+        bounds: the range of its values; the worst of them cannot be an aim.
+        percent: whether it is shown in percent.
+
+    Example:
+        >>> from torchcaps_lab.tasks import Measure
+        >>> accuracy = Measure("accuracy")
+        >>> accuracy.text(0.9912), accuracy.reached(0.9912, aim=0.99)
+        ('99.12 %', True)
+    """
+
+    name: str = "accuracy"
+    higher_is_better: bool = True
+    bounds: tuple[float, float] = (0.0, 1.0)
+    percent: bool = True
+
+    def check_aim(self, aim: float) -> None:
+        """Raises a `ValueError` unless a training can stop at this value of the measure."""
+        low, high = self.bounds
+        fits = low < aim <= high if self.higher_is_better else low <= aim < high
+        if not fits:
+            allowed = f"({low:g}, {high:g}]" if self.higher_is_better else f"[{low:g}, {high:g})"
+            article = "an" if self.name[0] in "aeiou" else "a"
+            raise ValueError(f"stop_at must be {article} {self.name} in {allowed}, got {aim}")
+
+    def reached(self, value: float, aim: float) -> bool:
+        """Whether the value is as good as the aim."""
+        return value >= aim if self.higher_is_better else value <= aim
+
+    def text(self, value: float) -> str:
+        """The value as text."""
+        return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
+
+
+@dataclass(frozen=True, eq=False)
+class Examination:
+    """The results of testing a network on a set of images.
+
+    Attributes:
+        figures: numbers by name, those of the task's measures among them; kept in the summary of a run.
+        details: other results, ready for JSON, by name.
+        lines: the same for people, the most important one first.
+        warnings: why the figures may not mean what they seem to.
+
+    Example:
+        >>> from torchcaps_lab.tasks import Classification
+        >>> from torchcaps_lab.data import Digits
+        >>> examination = Classification().examine(tc.create_model("capsnet_digits"), Digits().test)
+        >>> sorted(examination.figures)[:1]
+        ['accuracy']
+    """
+
+    figures: Mapping[str, float]
+    details: Mapping[str, Any] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Answer:
+    """The answer of a network for one image.
+
+    Attributes:
+        classes: the predicted ones, the most active first; exactly one in a classification.
+        probabilities: of all classes, by name, computed from the lengths and not calibrated: see :meth:`Task.answers`.
+        lengths: the activation of each class: for capsules, the length or the activation from the routing.
+        poses: of each class capsule, (*pose); None for a network without capsules.
+        calibrated: probabilities of all classes, by name, fitted on validation images to say how often the
+            network is right, see :class:`~torchcaps_lab.report.Calibration`; None if nothing was fitted.
+        seen: how the picture was prepared, if that depends on the picture, as for handwriting; else empty.
+        boxes: where each of ``classes`` is, by name: left, top, right, bottom in pixels of the image as the network saw
+            it; None if the network predicts no boxes.
+
+    Example:
+        >>> from torchcaps_lab.tasks import Answer
+        >>> answer = Answer(("cat",), probabilities={"cat": 0.9, "dog": 0.1}, lengths={"cat": 0.8, "dog": 0.1})
+        >>> print(answer)
+        cat (0.800)
+        >>> answer.top(2)
+        ('cat', 'dog')
+    """
+
+    classes: tuple[str, ...]
+    probabilities: Mapping[str, float]
+    lengths: Mapping[str, float]
+    poses: Mapping[str, Tensor] | None = None
+    calibrated: Mapping[str, float] | None = None
+    seen: str = ""
+    boxes: Mapping[str, Sequence[float]] | None = None
+
+    def top(self, count: int) -> tuple[str, ...]:
+        """The names of the ``count`` most active classes, the most active first."""
+        return tuple(sorted(self.lengths, key=lambda name: -self.lengths[name])[:count])
+
+    def json(self) -> dict[str, Any]:
+        """The answer, ready for JSON; with ``class`` and ``length`` if exactly one class is predicted.
+
+        Numbers that are not finite are None.
+        """
+        only = {"class": self.classes[0], "length": self.lengths[self.classes[0]]} if len(self.classes) == 1 else {}
+        row = {**only, "classes": list(self.classes), "lengths": dict(self.lengths)}
+        row["probabilities"] = dict(self.probabilities)
+        if self.calibrated is not None:
+            row["calibrated"] = dict(self.calibrated)
+        if self.seen:
+            row["seen"] = self.seen
+        if self.poses is not None:
+            row["poses"] = {name: pose.tolist() for name, pose in self.poses.items()}
+        if self.boxes is not None:
+            row["boxes"] = {name: list(box) for name, box in self.boxes.items()}
+        return jsonable(row)
+
+    def __str__(self) -> str:
+        said = [f"{name} ({self.lengths[name]:.3f})" for name in self.classes]
+        return ", ".join(said) or "nothing"
+
+    def __repr__(self) -> str:
+        return f"<Answer: {self}>"
+
+
+TaskType = TypeVar("TaskType", bound="type[Task]")
+
+
+class Task(ABC):
+    """What a network is for: its targets, loss, measures, evaluation and answers.
+
+    A new task is one file: a subclass under ``@register_task(name)`` that implements
+
+    - :meth:`check`: which targets it takes,
+    - :meth:`loss`: the prediction for a batch, and the parts of the loss,
+    - :attr:`measures` and :meth:`measure`: what is measured for each image and logged beside the loss; the first
+      measure, on validation images, judges a training, and ``--stop_at`` refers to it,
+    - :meth:`examine`: the evaluation of a trained network,
+    - :meth:`answers`: predictions for people,
+    - :meth:`report`, if there is one.
+
+    Keep constructor arguments as attributes of the same names: :meth:`config` saves them with a network.
+
+    Example:
+        >>> from torchcaps_lab.tasks import Classification, Measure, Task
+        >>> class Cautious(Classification):
+        ...     measures = (Measure("accuracy"),)
+        ...
+        >>> isinstance(Cautious(), Task), Cautious().main.name
+        (True, 'accuracy')
+    """
+
+    name: ClassVar[str]
+    """Set by :func:`register_task`."""
+
+    measures: ClassVar[tuple[Measure, ...]] = (Measure(),)
+
+    probability: ClassVar[str] = "computed by the task from the activation of the class"
+    """The meaning of :attr:`Answer.probabilities`, in a few words."""
+
+    @property
+    def main(self) -> Measure:
+        """The measure that judges a training."""
+        return self.measures[0]
+
+    @abstractmethod
+    def check(self, images: ImageSet) -> None:
+        """Raises a `ValueError` if the targets of these images do not suit the task."""
+
+    @abstractmethod
+    def loss(
+        self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria
+    ) -> tuple[Prediction, dict[str, Tensor]]:
+        """The prediction for a batch, and its loss.
+
+        Args:
+            network: for what ``forward`` does not return; in training mode or not.
+            forward: runs the network, compiled if that was chosen.
+            batch: of prepared images.
+            criteria: the losses that were chosen.
+
+        Returns:
+            The prediction, and the parts of the loss by name, scalars, to be summed.
+        """
+
+    @abstractmethod
+    def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
+        """The :attr:`measures` of each image by name, each (B,); what is logged is the mean over an epoch."""
+
+    @abstractmethod
+    def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
+        """Tests a network on images, ``batch_size`` at a time; its training mode is restored.
+
+        Raises:
+            ValueError: if there are no images, or they do not fit the network or the task.
+        """
+
+    @abstractmethod
+    def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
+        """The answer for each image of a prediction; the docstring says what a probability is here."""
+
+    def calibrate(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Calibration | None:
+        """How to turn a network's activations into probabilities, fitted on images that it was not trained on.
+
+        It is saved with the network; predictions and the report use it. None, as here, if the task has no calibration,
+        or there are too few images.
+        """
+        return None
+
+    def report(
+        self,
+        folder: Path,
+        network: ImageClassifier,
+        images: ImageSet,
+        summary: dict[str, Any],
+        metrics: Sequence[dict[str, float]],
+    ) -> Path | None:
+        """Writes a report into ``folder / "report"`` and returns the path of its page; None if the task has none."""
+        return None
+
+    def config(self) -> dict[str, Any]:
+        """The name and the constructor's arguments, ready for JSON; :func:`as_task` takes them back."""
+        return {**plain(self), "name": self.name}
+
+    def saved(self) -> dict[str, Any]:
+        """The :meth:`config` and, for a task from outside this package, the module that defines it, as ``import``."""
+        module = type(self).__module__
+        known = package_of(module) in (package_of(__name__), "__main__")
+        return self.config() if known else {**self.config(), "import": module}
+
+
+TASKS = Registry("task", Task)
+"""The tasks that :func:`create_task` knows."""
+
+
+def register_task(name: str) -> Callable[[TaskType], TaskType]:
+    """Class decorator: makes a task known to :func:`create_task`; a `ValueError` if the name is taken."""
+
+    def register(cls: TaskType) -> TaskType:
+        cls.name = name
+        return TASKS.register(name)(cls)
+
+    return register
+
+
+def list_tasks() -> list[str]:
+    """The names that :func:`create_task` knows."""
+    return sorted(TASKS)
+
+
+def create_task(name: str, **arguments: Any) -> Task:
+    """A task by name.
+
+    Raises:
+        ValueError: if there is no task of that name.
+        TypeError: if it does not take these arguments.
+    """
+    return TASKS.find(name)(**arguments)
+
+
+def as_task(task: "Task | str | Mapping[str, Any]") -> Task:
+    """A task, its name, or its name and arguments, as a task.
+
+    Raises:
+        ValueError: if there is no task of that name.
+        TypeError: if it does not take these arguments.
+    """
+    if isinstance(task, Task):
+        return task
+    arguments = {"name": task} if isinstance(task, str) else dict(task)
+    name, module = arguments.pop("name"), arguments.pop("import", None)
+    if name not in TASKS and module is not None:
+        raise ValueError(
+            f"task {name!r} is not known: import the module that defines it ({module}) first, on the command line with "
+            f"--import {module}; known are {', '.join(list_tasks())}"
+        )
+    return create_task(name, **arguments)

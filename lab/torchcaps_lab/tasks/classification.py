@@ -1,0 +1,150 @@
+"""One class for each image."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.numerics import compute_dtype
+from torchcaps_lab.data import Batch, ImageSet
+from torchcaps_lab.data.manifest import readable
+from torchcaps_lab.report.calibration import Calibration, fit_temperature
+from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
+from torchcaps_lab.tasks.labels import answers_of, class_text, finite_warning
+
+if TYPE_CHECKING:
+    from torchcaps_lab.report import Findings
+
+_LISTED = 20
+"""Most classes, or pairs of confused classes, that are listed in text."""
+
+
+@register_task("classification")
+class Classification(Task):
+    """Predicts one class for each image: the most active one.
+
+    Example:
+        >>> from torchcaps_lab.tasks import Classification
+        >>> task = Classification()
+        >>> task.main.name
+        'accuracy'
+        >>> prediction = tc.create_model("capsnet_digits")(torch.rand(2, 1, 8, 8))
+        >>> len(task.answers(prediction, [str(digit) for digit in range(10)]))
+        2
+    """
+
+    probability = "share of the class in the activations of all"
+
+    def check(self, images: ImageSet) -> None:
+        """Raises a `ValueError` unless each image has one label."""
+        if len(images) and images[0].labels.ndim != 1:
+            raise ValueError(
+                "task 'classification' takes images of one class each, these have masks of several: "
+                "use task 'several_labels'"
+            )
+
+    def loss(
+        self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria
+    ) -> tuple[Prediction, dict[str, Tensor]]:
+        """Loss of the class activations and, with a decoder, of the reconstruction by the capsule of the true class."""
+        prediction = forward(batch.images, batch.labels)
+        parts = {"class_loss": criteria.loss(prediction.activation, batch.labels)}
+        if prediction.reconstruction is not None:
+            parts["reconstruction_loss"] = criteria.reconstruction(prediction.reconstruction, batch.pictures)
+        return prediction, parts
+
+    def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
+        """``accuracy``: whether the most active class is the true one."""
+        return {"accuracy": prediction.activation.argmax(1) == batch.labels}
+
+    def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
+        """Accuracy, balanced accuracy, error, confusion matrix, and precision and recall of each class.
+
+        In the confusion matrix, rows are true and columns predicted. There are warnings if always predicting the most
+        frequent class would be as accurate, if classes have no images, and if activations are not finite.
+        """
+        from torchcaps_lab.report import examine
+
+        self.check(images)
+        findings = examine(network, images, batch_size=batch_size)
+        confusion = findings.confusion.tolist()
+        accuracy, balanced = findings.accuracy, findings.balanced_accuracy
+        per_class = {name: row._asdict() for name, row in zip(images.classes, findings.per_class, strict=True)}
+        return Examination(
+            {"accuracy": accuracy, "error_percent": 100 * (1 - accuracy), "balanced_accuracy": balanced},
+            {"confusion": confusion, "per_class": per_class},
+            (
+                f"{accuracy:.2%} of {len(images)} {images.what} right, balanced accuracy {balanced:.2%}",
+                *(_matrix if len(images.classes) <= _LISTED else _pairs)(findings, images.classes),
+            ),
+            _warnings(findings, images),
+        )
+
+    def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
+        """The most active class; probabilities are the shares of the classes in all activations, a_j / sum_k a_k.
+
+        :func:`~torchcaps.negative_log_likelihood` reads them in the same way; for a network that ends in a softmax,
+        these are its probabilities.
+        """
+        activation = prediction.activation.to(compute_dtype(prediction.activation))
+        said = F.one_hot(activation.argmax(1), activation.shape[1]).bool()
+        shares = activation / activation.sum(1, keepdim=True).clamp_min(1e-30)
+        return answers_of(prediction, said, shares, classes)
+
+    def calibrate(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Calibration | None:
+        """Temperature scaling: :func:`~torchcaps_lab.report.fit_temperature`."""
+        from torchcaps_lab.report import ask
+
+        return fit_temperature(ask(network, images, batch_size).activation, images.labels) if len(images) else None
+
+    def report(
+        self,
+        folder: Path,
+        network: ImageClassifier,
+        images: ImageSet,
+        summary: dict[str, Any],
+        metrics: Sequence[dict[str, float]],
+    ) -> Path:
+        """Writes the page of :func:`torchcaps_lab.report.write_report`."""
+        from torchcaps_lab.report import write_report
+
+        told = {name: value for name, value in summary.items() if name != "test_per_class"}  # it has its own table
+        return write_report(folder, network, images, told, metrics)
+
+
+def _matrix(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
+    """The lines of the confusion matrix, one for each class."""
+    for name, row, figures in zip(classes, findings.confusion.tolist(), findings.per_class, strict=True):
+        yield f"  {readable(name)}: {' '.join(f'{count:5}' for count in row)}  ({class_text(figures._asdict())})"
+
+
+def _pairs(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
+    """For many classes, instead of a large matrix, the pairs that are confused most often."""
+    from torchcaps_lab.report.findings import confused_pairs
+
+    pairs = confused_pairs(findings.confusion, _LISTED)
+    if pairs:
+        yield f"most often confused of {len(classes)} classes ('evaluate --json' has the whole matrix):"
+    for true, said, count in pairs:
+        figures = findings.per_class[true]
+        told = class_text(figures._asdict())
+        yield f"  {readable(classes[true])} taken for {readable(classes[said])}: {count} of {figures.images}  ({told})"
+
+
+def _warnings(findings: "Findings", images: ImageSet) -> tuple[str, ...]:
+    """Warnings: numbers that are not finite, classes without images, and an accuracy that guessing has, too."""
+    told, classes = [*finite_warning(findings.activation)], images.classes
+    if absent := [name for name, row in zip(classes, findings.per_class, strict=True) if not row.images]:
+        names = ", ".join(map(repr, absent[:5])) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
+        told.append(f"there are no {images.what} of {names}: the figures say nothing about such")
+    label, share = findings.majority
+    if findings.accuracy > share:
+        return tuple(told)
+    return (
+        *told,
+        f"the accuracy, {findings.accuracy:.2%}, is not above {share:.2%}, the share of the most frequent class, "
+        f"{classes[label]!r}: a network that always says it does as well",
+    )

@@ -1,0 +1,48 @@
+"""Common functions of the tasks that predict classes."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from torchcaps.models import Prediction
+from torchcaps_lab.tasks.base import Answer
+
+
+def answers_of(prediction: Prediction, said: Tensor, probabilities: Tensor, classes: Sequence[str]) -> list[Answer]:
+    """An answer for each image.
+
+    Args:
+        prediction: of B images.
+        said: the predicted classes, bool (B, E).
+        probabilities: (B, E).
+        classes: their names.
+    """
+    poses = None if prediction.capsules is None else prediction.capsules.pose
+    boxes = None if prediction.boxes is None else prediction.boxes.float().tolist()
+    answers = []
+    for image, activation in enumerate(prediction.activation):
+        order = [index for index in activation.argsort(descending=True).tolist() if said[image, index]]
+        answers.append(
+            Answer(
+                tuple(classes[index] for index in order),
+                dict(zip(classes, probabilities[image].tolist(), strict=True)),
+                dict(zip(classes, activation.tolist(), strict=True)),
+                None if poses is None else dict(zip(classes, poses[image], strict=True)),
+                boxes=None if boxes is None else {classes[index]: boxes[image][index] for index in order},
+            )
+        )
+    return answers
+
+
+def class_text(figures: Mapping[str, float | int | None]) -> str:
+    """Precision and recall of a class as text; a dash if one is undefined."""
+    shares = ((name, figures[name]) for name in ("precision", "recall"))
+    return ", ".join(f"{name} {'-' if share is None else f'{share:.2%}'}" for name, share in shares)
+
+
+def finite_warning(activation: Tensor, so: str = "the figures say nothing about these") -> tuple[str, ...]:
+    """A warning if activations (N, E) are not finite, and what that means; none otherwise."""
+    bad = int((~activation.isfinite()).any(1).sum())
+    if not bad:
+        return ()
+    return (f"the activations of {bad:,} of {len(activation):,} are not finite: {so}",)

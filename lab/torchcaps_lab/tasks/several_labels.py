@@ -1,0 +1,241 @@
+"""Several classes in an image at once, or none."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.numerics import check_size, given
+from torchcaps_lab.data import Batch, ImageSet
+from torchcaps_lab.data.manifest import readable
+from torchcaps_lab.report.calibration import Calibration, fit_platt
+from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
+from torchcaps_lab.tasks.labels import answers_of, class_text, finite_warning
+
+if TYPE_CHECKING:
+    from torchcaps_lab.report import Exhibit, Selection
+
+
+@register_task("several_labels")
+class SeveralLabels(Task):
+    """Predicts all classes of each image; targets are masks, bool (B, E).
+
+    If every image is known to have ``count`` classes, the answer is the ``count`` most active ones; else all that are
+    more active than a threshold. An image counts as correct only if exactly its classes are predicted.
+
+    For a network whose activations add up to 1, such as one that ends in a softmax, each of k classes has at most 1/k:
+    give ``count``, or a threshold below 1/k. Losses that compare shares (``ActivationLoss.shares``) get the mask
+    divided by its number of classes.
+
+    Args:
+        count: how many classes each image has; None if it varies.
+        threshold: classes with a larger activation count as predicted, if ``count`` is None.
+
+    Raises:
+        ValueError: if ``count`` is less than 1 or the threshold is not in (0, 1).
+
+    Source: Sabour, Frosst & Hinton 2017, section 5 (two digits at once, no credit for one of them).
+
+    Example:
+        >>> from torchcaps_lab.tasks import SeveralLabels
+        >>> network = tc.create_model("capsnet_digits")
+        >>> prediction = network(torch.rand(1, 1, 8, 8))
+        >>> (answer,) = SeveralLabels(count=2).answers(prediction, [str(digit) for digit in range(10)])
+        >>> len(answer.classes)  # two digits in each image
+        2
+    """
+
+    probability = "activation of the class, apart from the others"
+
+    def __init__(self, count: int | None = None, threshold: float = 0.5) -> None:
+        check_size(**given(count=count))
+        if not 0 < threshold < 1:
+            raise ValueError(f"threshold must be in (0, 1), got {threshold}")
+        self.count = count
+        self.threshold = threshold
+
+    def check(self, images: ImageSet) -> None:
+        """Raises a `ValueError` unless the labels are masks, with ``count`` classes each if that is not None."""
+        if not len(images):
+            return
+        labels = images[0].labels
+        if labels.ndim != 2:
+            raise ValueError(
+                "task 'several_labels' takes images with masks, bool (N, E), as labels, these have one class each: "
+                "use task 'classification'"
+            )
+        if self.count is not None and int(labels.sum()) != self.count:
+            raise ValueError(f"count is {self.count}, but the first image has {int(labels.sum())} classes")
+
+    def said(self, activation: Tensor) -> Tensor:
+        """The predicted classes, from activations (B, E): bool (B, E)."""
+        if self.count is None:
+            return activation > self.threshold
+        chosen = activation.topk(self.count, dim=1).indices
+        return torch.zeros_like(activation, dtype=torch.bool).scatter_(1, chosen, True)
+
+    def loss(
+        self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria
+    ) -> tuple[Prediction, dict[str, Tensor]]:
+        """Loss of the class activations and, with a decoder, of reconstructions.
+
+        If the batch has the parts of its images, the capsule of each part reconstructs that part alone, and the errors
+        are summed; else the capsules of all true classes together reconstruct the image.
+        """
+        shown = batch.labels if batch.parts is None else batch.parts.labels[:, 0]
+        prediction = forward(batch.images, shown)
+        mask = batch.labels.to(prediction.activation.dtype)
+        target = mask / mask.sum(1, keepdim=True).clamp_min(1) if criteria.loss.shares else mask
+        parts = {"class_loss": criteria.loss(prediction.activation, target)}
+        if prediction.reconstruction is not None:
+            parts["reconstruction_loss"] = self._reconstruction(network, prediction, batch, criteria)
+        return prediction, parts
+
+    @staticmethod
+    def _reconstruction(network: Any, prediction: Prediction, batch: Batch, criteria: Criteria) -> Tensor:
+        if batch.parts is None:
+            return criteria.reconstruction(prediction.reconstruction, batch.pictures)
+        labels, pictures = batch.parts
+        loss = criteria.reconstruction(prediction.reconstruction, pictures[:, 0])
+        for part in range(1, labels.shape[1]):
+            alone = network.decode(prediction.capsules, labels[:, part])
+            loss = loss + criteria.reconstruction(alone, pictures[:, part])
+        return loss
+
+    def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
+        """``accuracy``: whether exactly the classes of the image are predicted."""
+        return {"accuracy": (self.said(prediction.activation) == batch.labels).all(1)}
+
+    def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
+        """Exact accuracy, and for each class the number of images that have it, precision, recall and F1."""
+        from torchcaps_lab.report import ask
+
+        self.check(images)
+        return self._examination(ask(network, images, batch_size).activation, _labels(images, batch_size), images)
+
+    def _examination(self, activation: Tensor, labels: Tensor, images: ImageSet) -> Examination:
+        said = self.said(activation)
+        accuracy = (said == labels).all(1).double().mean().item()
+        classes = {name: _class_figures(said[:, index], labels[:, index]) for index, name in enumerate(images.classes)}
+        return Examination(
+            {"accuracy": accuracy, "error_percent": 100 * (1 - accuracy)},
+            {"per_class": classes},
+            (
+                f"{accuracy:.2%} of {len(images)} {images.what} right in all their classes",
+                *(f"  {readable(name)}: in {row['images']} images, {class_text(row)}" for name, row in classes.items()),
+            ),
+            finite_warning(activation),
+        )
+
+    def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
+        """The predicted classes; the probability of a class is its activation, independent of the others.
+
+        The length of a class capsule is trained to be the probability that its class is present. They need not sum to
+        1.
+        """
+        return answers_of(prediction, self.said(prediction.activation), prediction.activation, classes)
+
+    def calibrate(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Calibration | None:
+        """Platt scaling, one slope and one intercept for all classes: :func:`~torchcaps_lab.report.fit_platt`."""
+        from torchcaps_lab.report import ask
+
+        if not len(images):
+            return None
+        return fit_platt(ask(network, images, batch_size).activation, _labels(images, batch_size))
+
+    def report(
+        self,
+        folder: Path,
+        network: ImageClassifier,
+        images: ImageSet,
+        summary: dict[str, Any],
+        metrics: Sequence[dict[str, float]],
+    ) -> Path:
+        """Writes a page with the figures of each class, learning curves, and the class capsules of a few images."""
+        from torchcaps_lab.report import write_page
+
+        return write_page(folder, self._exhibits(network, images, summary, metrics))
+
+    def _exhibits(
+        self,
+        network: ImageClassifier,
+        images: ImageSet,
+        summary: dict[str, Any],
+        metrics: Sequence[dict[str, float]],
+    ) -> "Iterator[Exhibit]":
+        from torchcaps_lab.report import Observation, exhibits_of
+        from torchcaps_lab.report.pictures.learning_curves import LearningCurves
+        from torchcaps_lab.report.pictures.summary import Quantity, Summary
+
+        found = self.examine(network, images)
+        measured = [Quantity("exactly right", found.figures["accuracy"], percent=True)]
+        for name, row in found.details["per_class"].items():
+            shares = [(share, row[share]) for share in ("precision", "recall") if row[share] is not None]
+            measured += [Quantity(f"{share} of {name}", value, percent=True) for share, value in shares]
+        yield Summary.of(f"What this {type(network).__name__} learned", summary, measured)
+        curves = LearningCurves.of(metrics)
+        if curves is not None:
+            yield curves
+        selection = None if images.what == "texts" else _each_class(images)
+        if selection is not None and selection.target is not None:
+            examples = _chosen(selection, _first_of_each(selection.target))
+            yield from exhibits_of(Observation(network, selection), Observation(network, examples))
+
+
+def _each_class(images: ImageSet, most: int = 20) -> "Selection | None":
+    """The first images, each once for every class in it, at most ``most`` in all; None if they have no classes."""
+    from torchcaps_lab.report import Selection
+
+    batch = images.__getitems__(list(range(min(most, len(images)))))
+    rows, classes = batch.labels.cpu().nonzero()[:most].unbind(1)
+    if not len(rows):
+        return None
+    present = [
+        " and ".join(name for name, there in zip(images.classes, row, strict=True) if there)
+        for row in batch.labels.tolist()
+    ]
+    titles = tuple(
+        f"{images.classes[index]}\nof {present[row]}"
+        for row, index in zip(rows.tolist(), classes.tolist(), strict=True)
+    )
+    return Selection(batch.images.cpu()[rows], batch.pictures.cpu()[rows], classes, titles)
+
+
+def _chosen(selection: "Selection", places: list[int]) -> "Selection":
+    """Some of the images of a selection."""
+    assert selection.target is not None
+    return replace(
+        selection,
+        images=selection.images[places],
+        pictures=selection.pictures[places],
+        target=selection.target[places],
+        titles=tuple(selection.titles[place] for place in places),
+    )
+
+
+def _first_of_each(labels: Tensor) -> list[int]:
+    """The index of the first occurrence of each label."""
+    first: dict[int, int] = {}
+    for place, label in enumerate(labels.tolist()):
+        first.setdefault(label, place)
+    return [first[label] for label in sorted(first)]
+
+
+def _labels(images: ImageSet, batch_size: int) -> Tensor:
+    """The masks of all images, bool (N, E), on the CPU."""
+    return torch.cat([batch.labels.cpu() for batch in images.batches(batch_size)])
+
+
+def _class_figures(said: Tensor, there: Tensor) -> dict[str, float | int | None]:
+    """Figures of one class; None for undefined ones."""
+    right, told, count = int((said & there).sum()), int(said.sum()), int(there.sum())
+    return {
+        "images": count,
+        "precision": right / told if told else None,
+        "recall": right / count if count else None,
+        "f1": 2 * right / (told + count) if told + count else None,
+    }

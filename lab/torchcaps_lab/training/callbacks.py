@@ -1,0 +1,224 @@
+"""Callbacks of a training: its history, the health of its routing, early stopping, and the best epoch."""
+
+import csv
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+
+from torchcaps.models.whole import written_whole
+from torchcaps_lab.data import ImageSet
+from torchcaps_lab.report.health import routing_health
+from torchcaps_lab.tasks import Measure
+
+
+class History(Callback):
+    """One row of metrics for each epoch, in a CSV file and in the checkpoint: a resumed training continues the file.
+
+    The learning rate in it, which the loggers get too, is that of the last step of the epoch.
+
+    Args:
+        path: of the CSV file, written anew after each epoch.
+        show: takes a line for each epoch, or None.
+        measure: shown in that line beside the loss; the file has all metrics.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from torchcaps_lab.training import History
+        >>> history = History(Path("metrics.csv"), show=print)  # a callback of the trainer
+        >>> history.rows
+        []
+    """
+
+    def __init__(self, path: Path, show: Callable[[str], None] | None = None, measure: str = Measure().name) -> None:
+        self.path = path
+        self.show = show
+        self.shown = {f"{stage}_{name}" for stage in ("train", "val") for name in (measure, "loss")}
+        self.rows: list[dict[str, float]] = []
+        self._started = self._rate = 0.0
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Starts the clock."""
+        self._started = time.perf_counter()
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Keeps the learning rate of the step: at the end of the epoch the scheduler has set the next one already."""
+        self._rate = optimizer.param_groups[0]["lr"]
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Adds the row of this epoch; runs before the checkpoint is written."""
+        epoch = trainer.current_epoch + 1  # epochs are shown from one
+        for logger in trainer.loggers:
+            logger.log_metrics({"learning_rate": self._rate}, step=trainer.global_step - 1)  # that of the others
+        every = trainer.check_val_every_n_epoch
+        stale = every is not None and epoch % every  # Lightning keeps the values of the last validation
+        metrics = {
+            name: float(value)
+            for name, value in sorted(trainer.callback_metrics.items())
+            if not (stale and name.startswith("val_"))
+        }
+        seconds = time.perf_counter() - self._started
+        self.rows.append({"epoch": epoch, "seconds": seconds, "learning_rate": self._rate, **metrics})
+        if trainer.is_global_zero:
+            self._write()
+            if self.show is not None:
+                shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in metrics if name in self.shown)
+                self.show(f"epoch {epoch}/{trainer.max_epochs}: {shown}")
+
+    def _write(self) -> None:
+        columns = list(dict.fromkeys(name for row in self.rows for name in row))
+        with written_whole(self.path) as part, part.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(self.rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows so far."""
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues from these rows; earlier versions counted the epochs from zero."""
+        self.rows = [{**row, "epoch": place} for place, row in enumerate(state_dict["rows"], 1)]
+
+
+class StopAt(Callback):
+    """Ends the training after the first epoch in which the task's measure of the validation images reaches a value.
+
+    For networks that are compared at equal accuracy. Must come after :class:`History` in the list of callbacks.
+
+    Args:
+        aim: the value, in the measure's range.
+        history: of the metrics; a training that had reached the value before it was resumed ends at once.
+        measure: which one, and which direction is better; default: the accuracy.
+
+    Raises:
+        ValueError: if the aim is out of range.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from torchcaps_lab.training import History, StopAt
+        >>> stop = StopAt(0.99, History(Path("metrics.csv")))  # a callback of the trainer
+    """
+
+    def __init__(self, aim: float, history: History, measure: Measure | None = None) -> None:
+        self.measure = measure or Measure()
+        self.measure.check_aim(aim)
+        self.aim = aim
+        self.history = history
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Checks whether the epoch before an interruption was the last."""
+        self.on_train_epoch_end(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Ends the training if the last epoch has reached the value."""
+        last = self.history.rows[-1] if self.history.rows else {}
+        value = last.get(f"val_{self.measure.name}")
+        if value is not None and self.measure.reached(value, self.aim):
+            trainer.should_stop = True
+
+
+class StopEarly(EarlyStopping):
+    """Lightning's early stopping, by the task's measure on the validation images.
+
+    Args:
+        patience: epochs without improvement.
+        measure: of the task.
+    """
+
+    def __init__(self, patience: int, measure: Measure) -> None:
+        mode = "max" if measure.higher_is_better else "min"
+        super().__init__(f"val_{measure.name}", patience=patience, mode=mode, verbose=False)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Checks whether the epoch before an interruption was the last."""
+        if self.wait_count >= self.patience:
+            trainer.should_stop = True
+
+
+ONE_AN_EPOCH: dict[str, Any] = {
+    "filename": "epoch{epoch:05d}",
+    "auto_insert_metric_name": False,
+    "save_top_k": 1,
+    "save_on_train_epoch_end": True,
+    "enable_version_counter": False,
+}
+"""Arguments of a checkpoint that is written at the end of each epoch and replaces the one before."""
+
+
+class KeepBest(ModelCheckpoint):
+    """Keeps the epoch that was best in the task's measure on the validation images.
+
+    It keeps whole checkpoints, because averaged weights are saved in whole checkpoints only.
+
+    Args:
+        folder: for the file.
+        measure: of the task.
+    """
+
+    def __init__(self, folder: Path, measure: Measure) -> None:
+        super().__init__(
+            folder, monitor=f"val_{measure.name}", mode="max" if measure.higher_is_better else "min", **ONE_AN_EPOCH
+        )
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Keeps the epoch if it is the best, once there was a validation."""
+        if self.monitor in trainer.callback_metrics:
+            super().on_train_epoch_end(trainer, pl_module)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues from there; the folder may have moved."""
+        here = {name: self._here(state_dict[name]) for name in ("best_model_path", "kth_best_model_path")}
+        models = {self._here(path): score for path, score in state_dict["best_k_models"].items()}
+        super().load_state_dict({**state_dict, **here, "best_k_models": models, "dirpath": self.dirpath})
+
+    def _here(self, path: str) -> str:
+        return str(Path(str(self.dirpath)) / Path(path).name) if path else path
+
+    @property
+    def epoch(self) -> int:
+        """The best one, from 0."""
+        return int(Path(self.best_model_path).stem.removeprefix("epoch"))
+
+
+class RoutingHealth(Callback):
+    """Logs :func:`routing_health` of the same few images at the end of each epoch.
+
+    Must come before :class:`~torchcaps_lab.training.History` in the list of callbacks: that writes what was logged.
+    All processes observe the same images; the mean over the processes is logged.
+
+    Args:
+        images: the validation images, or the training images if there are none.
+        count: how many, the first of the set; all if there are fewer.
+        threshold: of the activation, for dead capsules.
+
+    Raises:
+        ValueError: if there are no images, or ``count`` is less than 1.
+
+    Example:
+        >>> from torchcaps_lab.data import Digits
+        >>> from torchcaps_lab.training import RoutingHealth
+        >>> health = RoutingHealth(Digits().validation, count=16)  # a callback of the trainer
+    """
+
+    def __init__(self, images: ImageSet, count: int = 64, threshold: float = 0.01) -> None:
+        if count < 1 or not len(images):
+            raise ValueError(f"there must be images to observe, got count={count} of {len(images)} images")
+        self.images = images.__getitems__(list(range(min(count, len(images))))).images
+        self.threshold = threshold
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Observes and logs."""
+        model = getattr(pl_module, "model", pl_module)
+        precision = trainer.precision_plugin
+        images = precision.convert_input(self.images.to(pl_module.device))
+        with precision.forward_context():
+            health = routing_health(model, images, self.threshold)
+        for name, value in health.items():
+            pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)

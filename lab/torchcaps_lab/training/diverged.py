@@ -1,0 +1,77 @@
+"""Finds the first number in a network that is not finite."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.models import ImageClassifier
+from torchcaps_lab.data import Batch
+from torchcaps_lab.tasks import Criteria, Task
+
+
+class TrainingDiverged(FloatingPointError):
+    """The loss or a weight is no longer finite; the last checkpoint is from before that.
+
+    Example:
+        >>> from torchcaps_lab.training import TrainingDiverged
+        >>> issubclass(TrainingDiverged, FloatingPointError)
+        True
+    """
+
+
+def not_finite(model: nn.Module) -> list[str]:
+    """The names of weights and buffers with numbers that are not finite."""
+    return [
+        name
+        for name, tensor in model.state_dict().items()
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all())
+    ]
+
+
+@torch.no_grad()
+def first_not_finite(model: ImageClassifier, task: Task, batch: Batch, criteria: Criteria) -> str:
+    """Runs a batch through a network and says where the first number that is not finite appears.
+
+    Checked in this order: the images, the weights, the first layer whose output is not finite (of nested layers, the
+    innermost), the activations of the classes, the parts of the loss.
+    """
+    if not bool(batch.images.isfinite().all()):
+        return "images of the batch are not finite"
+    if bad := not_finite(model):
+        return f"weights are not finite since a step before: {', '.join(bad[:3])}" + (", ..." if len(bad) > 3 else "")
+    found: list[str] = []
+
+    def watch(name: str, module: nn.Module) -> Any:
+        def look(_module: nn.Module, _arguments: Any, output: Any) -> None:
+            if not found and not all(bool(tensor.isfinite().all()) for tensor in _tensors(output)):
+                found.append(f"layer {name} ({type(module).__name__}) is the first whose output is not finite")
+
+        return module.register_forward_hook(look)
+
+    hooks = [watch(name, module) for name, module in model.named_modules() if name]
+    try:
+        prediction, parts = task.loss(model, model, batch, criteria)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not found and not bool(prediction.activation.isfinite().all()):
+        found.append("activations of the classes are not finite")
+    found += [f"{name} is {part.item()}" for name, part in parts.items() if not bool(part.isfinite().all())]
+    return "; ".join(found[:2]) or "repeating the batch does not show where"
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """The floating-point tensors in the output of a layer."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, dict):
+        for one in output.values():
+            yield from _tensors(one)
+    elif isinstance(output, list | tuple):
+        for one in output:
+            yield from _tensors(one)
+    elif hasattr(output, "pose"):
+        yield from _tensors([output.pose, getattr(output, "activation", None)])

@@ -1,0 +1,104 @@
+"""The options and data of a training, kept in its checkpoints, so that it is not resumed with others by mistake."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+
+from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data.base import mixed_digest
+from torchcaps_lab.training.command_line import training_options
+
+_ENDS = ("epochs", "stop_at", "stop", "patience")
+_PLACES = ("run", "import", "report", "speed.resident", "data.root", "data.data_dir")
+_WHERE = ("trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy", "shard_optimizer")
+FREE = (*_ENDS, *_PLACES, *_WHERE)
+"""Options that may change when a training is resumed: when it ends, where files are, and where it runs."""
+
+_OPEN = ("model_args", "extra")
+"""Options that hold arbitrary names; a missing name is a difference, too."""
+
+
+class Fingerprint(Callback):
+    """Keeps the options and digests of the data in every checkpoint.
+
+    Args:
+        options: of the training, by name, as in a file of options.
+        train: the training images.
+        validation: the validation images.
+    """
+
+    def __init__(self, options: Mapping[str, Any], train: ImageSet, validation: ImageSet) -> None:
+        self.started = {
+            "options": _canonical(options),
+            "classes": list(train.classes),
+            "images": {"train": len(train), "validation": len(validation)},
+            "data": mixed_digest(train.digest(), validation.digest()),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The content kept in the checkpoint."""
+        return self.started
+
+    def check(self, checkpoint: Mapping[str, Any], allow_changes: bool) -> None:
+        """Compares with the options and data of a checkpoint.
+
+        Raises:
+            ValueError: if something differs; with ``allow_changes`` this is a warning.
+        """
+        was = checkpoint.get("callbacks", {}).get(self.state_key)
+        if not was:
+            warnings.warn(
+                "the checkpoint is from a version that did not note options and images: nothing is compared",
+                stacklevel=2,
+            )
+            return
+        found = "; ".join(differences(was, self.started))
+        if found and not allow_changes:
+            raise ValueError(
+                f"the run was trained with something else: {found}. Restore it, or add --allow_changes to go on with "
+                "the new ones"
+            )
+        if found:
+            warnings.warn(f"the run continues with changes: {found}", stacklevel=2)
+
+
+def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with today's names and defaults; those that are no whole set of options as they are."""
+    try:
+        return training_options(options).plain()
+    except ValueError:
+        return dict(options)
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The differences between two trainings, except in :data:`FREE` options: "seed was 0, is 1"."""
+    found = _compared(_canonical(was["options"]), now["options"], "")
+    for name in ("classes", "images"):
+        if was[name] != now[name]:
+            found.append(f"{name} were {_said(was[name])}, are {_said(now[name])}")
+    if was["data"] != now["data"] and was["classes"] == now["classes"] and was["images"] == now["images"]:
+        found.append("the images or their labels are others")
+    return found
+
+
+def _compared(was: Any, now: Any, place: str) -> list[str]:
+    if place in FREE or was == now:
+        return []
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        if was.get("name") != now.get("name"):
+            return [f"{place} was {was.get('name')}, is {now.get('name')}"]
+        free = place.rpartition(".")[2] in _OPEN
+        names = [*was, *(name for name in now if name not in was)] if free else [name for name in was if name in now]
+        inner = f"{place}." if place else ""
+        return [row for name in names for row in _compared(was.get(name), now.get(name), inner + name)]
+    return [f"{place} was {_said(was)}, is {_said(now)}"]
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return str(value.get("name") or ", ".join(f"{one} {name}" for name, one in value.items()) or "nothing")
+    if isinstance(value, list):
+        return ", ".join(map(str, value[:8])) + (", ..." if len(value) > 8 else "")
+    return str(value)

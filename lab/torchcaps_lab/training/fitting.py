@@ -1,0 +1,298 @@
+"""A training that can be killed and resumed."""
+
+import copy
+import logging
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from torchcaps_lab.data import ImageSet
+from torchcaps_lab.tasks import Criteria
+from torchcaps_lab.training.callbacks import ONE_AN_EPOCH, History, KeepBest, RoutingHealth, StopAt, StopEarly
+from torchcaps_lab.training.checkpoints import (
+    SealedCheckpoints,
+    checkpoint_to_resume,
+    newest_checkpoint,
+    read_checkpoint,
+)
+from torchcaps_lab.training.fingerprint import Fingerprint
+from torchcaps_lab.training.folder import is_first_process
+from torchcaps_lab.training.learner import Learner
+from torchcaps_lab.training.loaders import Loaders, train_loader
+from torchcaps_lab.training.options import Caller, Schedule, TrainerOptions
+
+OLD_WEIGHTS = 0.01
+"""Share of the first weights in averaged ones above which a note says so."""
+
+
+def fit(
+    learner: Learner,
+    train: ImageSet,
+    validation: ImageSet,
+    folder: Path,
+    schedule: Schedule,
+    options: TrainerOptions | None = None,
+    caller: Caller | None = None,
+) -> tuple[L.Trainer, list[dict[str, float]]]:
+    """Trains, or continues from the newest checkpoint in the folder.
+
+    Writes ``metrics.csv``, ``checkpoints/`` (the end of the last epoch) and ``tensorboard/`` into the folder.
+
+    Args:
+        learner: the network, its task and how it is optimised.
+        train: the training images.
+        validation: the validation images, may be empty.
+        folder: of the run.
+        schedule: epochs and batches; its seed determines the order of the images.
+        options: where and how to train.
+        caller: whether to show a progress bar, or a line of text for each epoch.
+
+    Returns:
+        The trainer, and the metrics of each epoch.
+
+    Raises:
+        TrainingDiverged: if the loss is not finite.
+        ValueError: if a checkpoint is damaged, from another model or other images or options, if the network does not
+            take the images, the batch does not suit the processes, the machine does not have what the options ask
+            for, or validation images are missing.
+    """
+    return Fitting(learner, train, validation, folder, schedule, options, caller).run()
+
+
+class Fitting:
+    """A training, checked as far as possible without writing anything; for the arguments see :func:`fit`.
+
+    Raises:
+        ValueError: as :func:`fit`, except for checkpoints.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        train: ImageSet,
+        validation: ImageSet,
+        folder: Path,
+        schedule: Schedule,
+        options: TrainerOptions | None = None,
+        caller: Caller | None = None,
+    ) -> None:
+        self.learner, self.caller, self.options = learner, caller or Caller(), options or TrainerOptions()
+        self.checkpoints = folder / "checkpoints"
+        learner.optimisation.weigh(train)
+        main = learner.task.main
+        asked = {"stop_at": schedule.stop_at, "stop": schedule.stop, "keep": schedule.keep == "best" or None}
+        if not len(validation) and (needing := [name for name, value in asked.items() if value is not None]):
+            raise ValueError(f"{needing[0]} needs validation images, and there are none")
+        preprocess = learner.preprocess.config()
+        known = {"seed": schedule.seed, "batch_size": schedule.batch_size, "preprocess": preprocess}
+        self.fingerprint = Fingerprint({**known, **self.caller.options}, train, validation)
+        self.history = History(folder / "metrics.csv", self.caller.show, main.name)
+        ends: list[Callback] = [] if schedule.stop_at is None else [StopAt(schedule.stop_at, self.history, main)]
+        ends += [] if schedule.stop is None else [StopEarly(schedule.patience, main)]
+        self.best = KeepBest(self.checkpoints / "best", main) if schedule.keep == "best" else None
+        health = RoutingHealth(validation if len(validation) else train.prepared(learner.preprocess))
+        last = ModelCheckpoint(self.checkpoints, **ONE_AN_EPOCH)
+        kept = [last] if self.best is None else [self.best, last]
+        # The last one saves the state of all others.
+        watching = [health, self.history, self.fingerprint, *ends, *kept]
+        self.trainer = self._trainer(self.options, schedule, watching, folder, bool(len(validation)))
+        self.loaders = Loaders(train, validation, schedule, learner.speed)
+        batches = len(train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size))
+        self.epoch_steps, self.steps = self._steps(self._whole_groups(batches))
+        if not self.steps:
+            raise ValueError(
+                f"a training must have a step, got none of {batches} batch{'es' * (batches != 1)} an epoch: "
+                f"{_extra(self.options)} ends it before the first"
+            )
+
+    def _trainer(
+        self, options: TrainerOptions, schedule: Schedule, watching: list[Callback], folder: Path, validate: bool
+    ) -> L.Trainer:
+        bar: list[Callback] = [RichProgressBar(leave=True)] if self.caller.progress_bar else []
+        try:
+            return L.Trainer(
+                **options.arguments(),
+                max_epochs=schedule.epochs,
+                callbacks=[*options.callbacks(), *watching, *bar],
+                logger=TensorBoardLogger(folder, name="", version="tensorboard"),
+                plugins=[SealedCheckpoints()],
+                enable_progress_bar=self.caller.progress_bar,
+                enable_model_summary=False,
+                num_sanity_val_steps=0,
+                inference_mode=False,  # its tensors do not count writes to them: kernels could cache nothing
+                limit_val_batches=1.0 if validate else 0,
+                use_distributed_sampler=False,
+            )
+        except (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError) as error:
+            asked = ", ".join(f"{name} {getattr(options, name)}" for name in ("accelerator", "devices", "precision"))
+            more = f", {_extra(options)}" if options.extra else ""
+            there = options.accelerator in ("auto", "cpu")
+            advice = "" if there else "; --trainer.accelerator auto takes what is there"
+            raise ValueError(f"this machine cannot train as asked ({asked}{more}): {error}{advice}") from error
+
+    def _whole_groups(self, batches: int) -> int:
+        """The batches of an epoch that are trained on: whole groups of those whose gradients are added up."""
+        trainer, limit = self.trainer, self.trainer.limit_train_batches
+        group = trainer.accumulate_grad_batches = min(trainer.accumulate_grad_batches, batches)
+        batches -= batches % group
+        limited = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        if 0 < limited < batches:  # Lightning refuses less than one batch
+            group = trainer.accumulate_grad_batches = min(group, limited)
+            trainer.limit_train_batches = limited - limited % group
+        return limited - limited % group
+
+    def _steps(self, batches: int) -> tuple[int, int]:
+        """Steps of a whole epoch, and of the training if nothing ends it early; Lightning computes the same later."""
+        each = batches // self.trainer.accumulate_grad_batches
+        steps = each * (self.trainer.max_epochs or 1)
+        return each, steps if self.trainer.max_steps == -1 else min(steps, self.trainer.max_steps)
+
+    def notes(self) -> list[str]:
+        """What people should know before they wait for the training."""
+        notes, steps = [], self.steps
+        if self.epoch_steps and steps % self.epoch_steps:
+            epoch = steps // self.epoch_steps + 1
+            notes.append(
+                f"max_steps {steps} ends the training in the middle of epoch {epoch}, which has {self.epoch_steps} "
+                "steps"
+            )
+        if (average := self.options.average) is not None and (share := average ** max(steps - 1, 0)) > OLD_WEIGHTS:
+            notes.append(
+                f"trainer.average {average} reaches back about {1 / (1 - average):,.0f} steps, the training "
+                f"has {steps:,}: the tested weights are still {share:.0%} those after the first step"
+            )
+        return notes
+
+    def run(self, begin: Callable[[], None] | None = None) -> tuple[L.Trainer, list[dict[str, float]]]:
+        """Trains from the start, or from the newest checkpoint that is whole; see :func:`fit`.
+
+        Args:
+            begin: called once that checkpoint is known to fit.
+        """
+        newest = checkpoint_to_resume(self.checkpoints) if is_first_process() else newest_checkpoint(self.checkpoints)
+        if newest is not None:
+            checkpoint = read_checkpoint(newest, self.learner)
+            self.fingerprint.check(checkpoint, self.caller.allow_changes)
+            done, wanted = checkpoint["epoch"] + 1, self.trainer.max_epochs or 0
+            if done > wanted:
+                raise ValueError(f"epochs must be {done} or more, as many as are done already, got {wanted}")
+        if begin is not None:
+            begin()
+        with _expected_warnings(self.learner), _ctrl_c():
+            self.trainer.fit(self.learner, datamodule=self.loaders, ckpt_path=newest, weights_only=True)
+        if not self.trainer.global_step:
+            raise ValueError(f"the training ended before its first step, nothing was trained: {_extra(self.options)}")
+        if is_first_process():
+            checkpoint_to_resume(self.checkpoints)  # Lightning does not delete the one it resumed from
+        return self.trainer, self.history.rows
+
+    def take_best(self) -> dict[str, Any]:
+        """Loads the weights of the epoch that the schedule wants kept, and says which epoch that is."""
+        main, rows = self.learner.task.main, self.history.rows
+        if self.best is None:
+            return {"epoch": len(rows), "by": "the last"}
+        if not self.best.best_model_path:
+            return {"epoch": len(rows), "by": "the last: no epoch ended with a validation"}
+        best = read_checkpoint(Path(self.best.best_model_path), self.learner)
+        self.learner.load_state_dict(best["state_dict"])
+        value = rows[self.best.epoch][f"val_{main.name}"]
+        return {"epoch": self.best.epoch + 1, "by": f"the best {main.name} on validation images, {main.text(value)}"}
+
+
+def rehearse(learner: Learner, images: ImageSet, steps: int, epochs: int) -> None:
+    """Makes one step with two images on a copy, to see whether network, task, loss, optimizer and scheduler fit.
+
+    Args:
+        learner: the network, its task and how it is optimised.
+        images: to train on.
+        steps: of the training, which the scheduler must not end before.
+        epochs: of the training.
+
+    Raises:
+        ValueError: if they do not fit.
+    """
+    batch = images.prepared(learner.preprocess).__getitems__(list(range(min(2, len(images)))))
+    how = learner.optimisation
+    try:
+        network = copy.deepcopy(learner.model).eval()  # batch normalisation of two images may fail
+        criteria = copy.deepcopy(Criteria(learner.loss, learner.reconstruction))
+    except RuntimeError:  # weights that are computed from others cannot be copied: no rehearsal
+        return
+
+    def loss() -> Any:  # torch's types want a number, its optimizers take a tensor
+        parts = learner.task.loss(network, network, batch, criteria)[1]
+        total = torch.stack(list(parts.values())).sum()
+        network.zero_grad()
+        total.backward()
+        return total
+
+    try:
+        with torch.random.fork_rng(devices=[]):
+            optimizer = how.optimizer(network.parameters())
+            scheduler = None if how.scheduler is None else how.scheduled(optimizer, steps, epochs)["scheduler"]
+            if any(group.get("capturable") for group in optimizer.param_groups):
+                loss()  # no step, which such an optimizer can only make on a GPU
+            else:
+                optimizer.step(loss)
+                if scheduler is not None:
+                    _rehearse_scheduler(scheduler)
+    except (RuntimeError, TypeError, IndexError, AttributeError, ZeroDivisionError) as error:
+        raise ValueError(f"network, task, losses and optimizer do not fit the images or each other: {error}") from error
+
+
+def _rehearse_scheduler(scheduler: Any) -> None:
+    """Makes its first step, in which some divide by their arguments; a `ValueError` names it."""
+    watched = [1.0] if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) else []
+    try:
+        scheduler.step(*watched)
+    except Exception as error:  # schedulers of the user may raise anything
+        raise ValueError(f"scheduler {type(scheduler).__name__} cannot make a step: {error}") from error
+
+
+def _extra(options: TrainerOptions) -> str:
+    """For messages: the arguments that go to the Trainer as they are."""
+    return "trainer.extra " + ", ".join(f"{name} {value}" for name, value in options.extra.items())
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises ``KeyboardInterrupt``, as everywhere else: Lightning exits with 1 and leaves Ctrl-C disabled."""
+    listening = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as stop:
+        if not isinstance(stop.__context__, KeyboardInterrupt):
+            raise
+        if listening is not None:  # None: a handler that was not set from Python
+            signal.signal(signal.SIGINT, listening)
+        raise KeyboardInterrupt from stop
+
+
+@contextmanager
+def _expected_warnings(learner: Learner) -> Iterator[None]:
+    with warnings.catch_warnings():
+        if learner.model.training:  # parts in evaluation mode are frozen on purpose, the whole network hardly is
+            warnings.filterwarnings("ignore", ".*in eval mode at the start of training.*")
+        # In-memory images need no workers; epochs of a few steps are fine.
+        warnings.filterwarnings("ignore", ".*does not have many workers.*")
+        warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")  # between Lightning and torch
+        warnings.filterwarnings("ignore", ".*number of training batches.*")
+        warnings.filterwarnings("ignore", ".*scheduler is using 'interval': 'epoch'.*")  # one cycle, in whole epochs
+        warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists.*")
+        warnings.filterwarnings("ignore", "The dirpath has changed.*")  # kept checkpoints are found in the new place
+        yield
+
+
+def quiet_lightning() -> None:
+    """Silences Lightning's notes on hardware and its tips."""
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,0 +1,141 @@
+"""The folder of a run."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from torchcaps.models.whole import UNFINISHED, sweep, write_whole
+from torchcaps.numerics import jsonable
+
+_LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of a run.
+
+    Args:
+        path: the folder.
+        option: the option that chooses the folder, for messages.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from torchcaps_lab.training import RunFolder
+        >>> RunFolder(Path("runs/digits")).summary.name
+        'summary.json'
+    """
+
+    path: Path
+    option: str = "--run"
+
+    @property
+    def config(self) -> Path:
+        """All options of the training."""
+        return self.path / "config.yaml"
+
+    @property
+    def summary(self) -> Path:
+        """The results, written at the end."""
+        return self.path / "summary.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One row for each epoch."""
+        return self.path / "metrics.csv"
+
+    @property
+    def model(self) -> Path:
+        """The trained network, as :func:`~torchcaps.models.load_pretrained` reads it."""
+        return self.path / "model"
+
+    @property
+    def record(self) -> Path:
+        """The manifest of the images, if they are files."""
+        return self.path / "data.json"
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Writes the summary in one step, what is not finite as null: a folder that has one holds a finished run."""
+        write_whole(self.summary, json.dumps(jsonable(summary), indent=2) + "\n")
+
+    @contextmanager
+    def opened(self, config: str, resumed: bool, begin: Callable[[], None] | None = None) -> Iterator[None]:
+        """Locks the folder for this process while it trains; the lock of a process that died is released.
+
+        Args:
+            config: YAML of all options, written into a new folder.
+            resumed: whether this continues an earlier run.
+            begin: called in a new folder before the options are written, so that a folder with options is complete.
+
+        Raises:
+            BlockingIOError: if another process trains in it.
+            FileExistsError: if another process began a run in it in the meantime.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / _LOCK)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout as error:
+            raise BlockingIOError(
+                f"another process trains in {self.path}: wait for it, or choose another {self.option}"
+            ) from error
+        try:
+            if self.config.exists() != resumed:
+                raise FileExistsError(f"another process has begun a run in {self.path}: choose another {self.option}")
+            sweep(self.path)
+            if not resumed:
+                if begin is not None:
+                    begin()
+                write_whole(self.config, config)
+            yield
+        finally:
+            lock.release()
+
+    def unused(self) -> "RunFolder":
+        """The folder, if it is new or empty.
+
+        Raises:
+            FileExistsError: if it is not empty.
+        """
+        if self.path.exists() and (not self.path.is_dir() or any(map(_counts, self.path.iterdir()))):
+            going_on = f", or continue it with --resume {self.path}" if self.config.is_file() else ""
+            state = "exists already and is not empty" if self.path.is_dir() else "is not a folder"
+            raise FileExistsError(f"{self.path} {state}: choose another {self.option}{going_on}")
+        return self
+
+    def existing(self) -> "RunFolder":
+        """The folder, if it is that of a run.
+
+        Raises:
+            FileNotFoundError: if it is not that of a run.
+        """
+        if not self.config.is_file():
+            raise FileNotFoundError(f"{self.path} is not the folder of a run: it holds no {self.config.name}")
+        return self
+
+
+def _counts(path: Path) -> bool:
+    """Whether a file shows that a run was begun, unlike a lock, a manifest or an unfinished file."""
+    return path.name not in (_LOCK, RunFolder(path.parent).record.name) and not path.name.endswith(UNFINISHED)
+
+
+def read_summary(folder: RunFolder) -> dict[str, Any]:
+    """The summary of a finished run.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+    try:
+        return json.loads(folder.summary.read_text())
+    except ValueError as error:
+        raise ValueError(f"{folder.summary} is damaged: {error}") from error
+
+
+def is_first_process() -> bool:
+    """Whether this is not one of the processes that Lightning, torchrun or Slurm started beside the first."""
+    return all(int(os.environ.get(name, 0)) == 0 for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))

@@ -1,0 +1,229 @@
+"""The Lightning module."""
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, cast
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from torchcaps.losses import ReconstructionLoss
+from torchcaps.models import ImageClassifier, Prediction
+from torchcaps_lab.data import Batch, Preprocess, mixed_seed
+from torchcaps_lab.tasks import Classification, Criteria, Task
+from torchcaps_lab.training.diverged import TrainingDiverged, first_not_finite, not_finite
+from torchcaps_lab.training.options import Optimisation
+from torchcaps_lab.training.speed import Speed
+
+LOOK_EVERY = 50
+"""Steps between two checks of the loss, if each check waits for the device or for other processes."""
+
+
+REMEDY = (
+    "The last checkpoint is from before. Lower the learning rate, or clip the gradients (--trainer.gradient_clip_val 1)"
+)
+
+
+class Mean(Metric):
+    """The mean of a number over all images of an epoch in all processes."""
+
+    full_state_update = False
+    total: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, values: Tensor, count: int) -> None:
+        """Adds the numbers (B,) of some images, or their mean, a scalar, over ``count`` images."""
+        self.total = torch.add(self.total, values.detach().sum(), alpha=1 if values.ndim else count)
+        self.count += len(values) if values.ndim else count
+
+    def compute(self) -> Tensor:
+        """The mean so far."""
+        return self.total / self.count
+
+
+class Learner(L.LightningModule):
+    """Trains a network, capsules or not, for a task, and logs the loss and the measures of each epoch.
+
+    How an image is augmented depends only on ``seed``, the epoch and the index of the image, so that a resumed training
+    and one on several processes see the same images as an uninterrupted one on one process. Random numbers that the
+    network draws, as for dropout, depend only on ``seed``, the epoch, the batch within it and the process.
+
+    Args:
+        model: the network.
+        optimisation: the losses, the optimizer and the scheduler.
+        task: what the network is for; default: classification.
+        preprocess: how the training images are prepared; validation images are prepared by their ImageSet.
+        seed: of these random numbers.
+        speed: how the steps are made faster.
+
+    Example:
+        >>> from torchcaps_lab.training import Learner, Optimisation
+        >>> learner = Learner(tc.create_model("capsnet_digits"), Optimisation(optimizer=torch.optim.Adam))
+        >>> type(learner.configure_optimizers()).__name__
+        'Adam'
+    """
+
+    def __init__(
+        self,
+        model: ImageClassifier,
+        optimisation: Optimisation,
+        task: Task | None = None,
+        preprocess: Preprocess | None = None,
+        seed: int = 0,
+        speed: Speed | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.speed = speed or Speed()
+        self.speed.lay_out(self.model)
+        self.run = self.speed.step()
+        self.task = task or Classification()
+        self.optimisation = optimisation
+        self.loss = optimisation.loss
+        self.reconstruction = ReconstructionLoss(optimisation.reconstruction)
+        self.preprocess = preprocess or Preprocess()
+        self.seed = seed
+        self._seed_of_epoch = seed
+        self._first_bad = torch.tensor(-1)
+        self.means = nn.ModuleDict()
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer and, if there is one, the scheduler."""
+        how = self.optimisation
+        optimizer = self._optimizer()
+        if how.scheduler is None:
+            return optimizer
+        trainer = self.trainer
+        scheduler = how.scheduled(optimizer, trainer.estimated_stepping_batches, trainer.max_epochs or 1)
+        if isinstance(scheduler["scheduler"], torch.optim.lr_scheduler.ReduceLROnPlateau):
+            stage = "val" if trainer.limit_val_batches else "train"
+            often = (trainer.check_val_every_n_epoch or 1) if stage == "val" else 1
+            scheduler |= {"interval": "epoch", "frequency": often, "monitor": f"{stage}_loss"}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Drops the length of a one-cycle schedule from a checkpoint: the training may have become longer."""
+        for state in checkpoint.get("lr_schedulers", []):
+            if "_schedule_phases" in state:  # those of OneCycleLR, which computes them from its options
+                del state["total_steps"], state["_schedule_phases"]
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer; with ``shard_optimizer``, its state is divided among the processes."""
+
+        def make(weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+            optimizer = self.optimisation.optimizer(weights)
+            self.speed.fuse(optimizer)
+            return optimizer
+
+        if self.optimisation.shard_optimizer and self.trainer.world_size > 1:
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
+            return ZeroRedundancyOptimizer(self.model.parameters(), optimizer_class=cast(Any, make))
+        return make(self.model.parameters())
+
+    def on_train_start(self) -> None:
+        """Sets the memory layout of the optimizer's state from a checkpoint."""
+        for optimizer in self.trainer.optimizers:
+            self.speed.settle(getattr(optimizer, "optim", optimizer))  # or its shard here
+
+    def on_train_epoch_start(self) -> None:
+        """Sets the seed of the epoch, and starts to watch its losses."""
+        self._seed_of_epoch = mixed_seed(self.seed, self.current_epoch, self.global_rank)
+        self._first_bad = torch.tensor(-1, device=self.device)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """One step: the loss of the task.
+
+        Raises:
+            TrainingDiverged: if the loss is not finite.
+        """
+        self._draw_anew(batch_idx)
+        self.loss.advance(self.current_epoch, self.trainer.max_epochs or 1, self.global_step)
+        seen = batch.prepared(
+            lambda images: self.preprocess.train(images, batch.indices, self.current_epoch, self.seed)
+        )
+        loss = self._step(partial(self.run, self.model), seen, "train", batch_idx)
+        self._first_bad = torch.where(
+            (self._first_bad < 0) & ~loss.detach().isfinite(), batch_idx, self._first_bad.to(loss.device)
+        )
+        if batch_idx % self._look_every == 0:
+            self._check_loss(seen)
+        return loss
+
+    def _draw_anew(self, batch_idx: int) -> None:
+        """Seeds the random numbers that the network draws for this batch.
+
+        Not with `torch.manual_seed`, which takes 0.1 ms and more for devices that are not in use.
+        """
+        seed = self._seed_of_epoch + batch_idx
+        torch.default_generator.manual_seed(seed)
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).manual_seed(seed)
+
+    @property
+    def _look_every(self) -> int:
+        """Steps between two checks of the loss: each one waits for the device, and for all processes."""
+        return 1 if self.device.type == "cpu" and self.trainer.world_size == 1 else LOOK_EVERY
+
+    def _check_loss(self, batch: Batch | None) -> None:
+        """Raises a :class:`TrainingDiverged`, in all processes, if the loss was not finite in a step of this epoch."""
+        step = int(self._first_bad)
+        if not self.trainer.strategy.reduce_boolean_decision(step >= 0, all=False):
+            return
+        where = ""
+        if batch is not None:
+            criteria = Criteria(self.loss, self.reconstruction)
+            where = f": {first_not_finite(self.model, self.task, batch, criteria)}"
+        when = f"step {step + 1}" if step >= 0 else "another process"
+        raise TrainingDiverged(f"the loss is not finite since epoch {self.current_epoch + 1}, {when}{where}. {REMEDY}")
+
+    def on_train_epoch_end(self) -> None:
+        """Checks losses and weights before they are saved.
+
+        Raises:
+            TrainingDiverged: if they are not finite.
+        """
+        self._check_loss(None)
+        epoch = self.current_epoch + 1
+        if bad := not_finite(self.model):
+            raise TrainingDiverged(f"weights are not finite after epoch {epoch}: {', '.join(bad[:3])}. {REMEDY}")
+        # Finite weights may be too large already: the next step would fail, and every one after resuming here.
+        loss = float(self.trainer.callback_metrics.get("val_loss", 0.0))
+        if not math.isfinite(loss):
+            raise TrainingDiverged(f"the loss on the validation images is {loss} after epoch {epoch}. {REMEDY}")
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Loss and measures on the validation images."""
+        self._step(self.model, batch, "val", batch_idx)
+
+    def _step(
+        self, forward: Callable[[Tensor, Tensor], Prediction], batch: Batch, stage: str, batch_idx: int
+    ) -> Tensor:
+        batch = batch._replace(images=self.speed.arrange(batch.images))
+        criteria = Criteria(self.loss, self.reconstruction)
+        prediction, parts = self.task.loss(self.model, forward, batch, criteria)
+        first, *others = parts.values()
+        loss = sum(others, first)
+        figures = {**(parts if others else {}), "loss": loss}
+        for name, values in {**figures, **self.task.measure(prediction, batch)}.items():
+            mean = self._mean(f"{stage}_{name}")
+            mean.update(values, len(batch.indices))
+            if batch_idx == 0:  # enough for Lightning to read it at the end of the epoch; each log takes 0.5 ms
+                place = f"means.{stage}_{name}"
+                bar = name not in figures
+                self.log(f"{stage}_{name}", mean, on_step=False, on_epoch=True, prog_bar=bar, metric_attribute=place)
+        return loss
+
+    def _mean(self, name: str) -> Mean:
+        """The mean of an epoch, by name."""
+        if name not in self.means:
+            self.means[name] = Mean().to(self.device)
+        return cast(Mean, self.means[name])

@@ -1,0 +1,370 @@
+"""The options of ``torchcaps train``: what is trained, how it is optimised, for how long, and where."""
+
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, SequentialLR
+
+from torchcaps.losses import ActivationLoss, MarginLoss
+from torchcaps.models import ImageClassifier, create_model, list_models
+from torchcaps.models.registry import MODELS
+from torchcaps.numerics import check_finite, check_size, given
+from torchcaps.routing import Routing
+from torchcaps.spec import Registry
+from torchcaps_lab.data import ImageData, ImageSet, Preprocess
+from torchcaps_lab.tasks import Task, as_task
+from torchcaps_lab.training.speed import Speed
+
+if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback
+
+OURS = {
+    "max_epochs": "epochs",
+    "limit_val_batches": "data.validation",
+    **dict.fromkeys(("callbacks", "logger", "plugins", "enable_progress_bar", "enable_model_summary", "inference_mode",
+                     "num_sanity_val_steps", "use_distributed_sampler", "enable_checkpointing"), ""),
+}  # fmt: skip
+"""Arguments of Lightning's Trainer that :func:`torchcaps_lab.training.fit` sets, and the options they come from."""
+
+OPTIMIZERS = Registry("optimizer", torch.optim.Optimizer, factory=True)
+SCHEDULERS = Registry("scheduler", LRScheduler, factory=True)
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+SamplerName = Literal["shuffled", "balanced"]
+SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
+def one_class_each(images: ImageSet, option: str) -> Tensor:
+    """The labels of images, int64 (N,); a `ValueError` that names the option if they are masks."""
+    if images.labels.ndim != 1:
+        raise ValueError(f"{option} cannot be balanced where images have several classes: leave it at its default")
+    return images.labels
+
+
+@dataclass(kw_only=True)
+class Subject:
+    """The network, its data and its task.
+
+    Attributes:
+        data: the images: Digits, MNIST, FashionMNIST, ImageFolder, or any other ImageData.
+        task: what the network is for: Classification, SeveralLabels, any other Task, or its name; default: that of
+            the data set.
+        model: the name of a network; 'torchcaps models' lists them; default: that of the data set, for images capsnet.
+        model_args: arguments of the network, in place of its defaults.
+        routing: of the class capsules; default: the network's own.
+        preprocess: how the images are prepared, at random in training; it is saved with the network.
+
+    Example:
+        >>> from torchcaps_lab.data import Digits
+        >>> from torchcaps_lab.training import Subject
+        >>> subject = Subject(data=Digits(), model="capsnet_digits")
+        >>> subject.network(seed=0)(torch.rand(2, 1, 8, 8)).activation.shape
+        torch.Size([2, 10])
+    """
+
+    data: ImageData
+    task: Task | str | None = None
+    model: str | None = None
+    model_args: dict[str, Any] | None = None
+    routing: Routing | None = None
+    preprocess: Preprocess = field(default_factory=Preprocess)
+
+    def purpose(self) -> Task:
+        """The chosen task, or that of the data set.
+
+        Raises:
+            ValueError: if there is no such task, or the images do not have its targets.
+        """
+        task = as_task(self.data.task if self.task is None else self.task)
+        task.check(self.data.train)
+        return task
+
+    @property
+    def architecture(self) -> str:
+        """The name of the chosen network, or of the default of the data set."""
+        return self.data.model if self.model is None else self.model
+
+    def network(self, seed: int, trained: bool = False) -> ImageClassifier:
+        """The network, with initial weights that depend only on the seed.
+
+        Args:
+            seed: of the weights.
+            trained: whether all weights come from a checkpoint: files of first ones need not be there any more.
+
+        Raises:
+            ValueError: if arguments do not fit each other or the images.
+        """
+        if self.routing is not None and not self.routing.trainable:
+            raise ValueError(f"routing must have gradients to train with, got {type(self.routing).__name__}")
+        fitting, gives = list_models(takes=self.data.gives), self.data.gives
+        if self.architecture in list_models() and self.architecture not in fitting:
+            raise ValueError(f"{self.architecture} takes no {gives}; model must be one of {', '.join(fitting)}")
+        of_data = self.data.arguments(self.preprocess)
+        arguments = {**of_data, "classes": len(self.data.classes), **(self.model_args or {})}
+        if self.routing is not None:
+            arguments["routing"] = self.routing
+        if trained and self.architecture in MODELS:
+            arguments |= dict.fromkeys(arguments.keys() & set(MODELS[self.architecture].network.outside))
+        torch.manual_seed(seed)
+        return create_model(self.architecture, **arguments)
+
+
+@dataclass(kw_only=True)
+class Optimisation:
+    """The losses, the optimizer and the schedule of its learning rate.
+
+    Attributes:
+        loss: on the activations of the class capsules.
+        reconstruction: weight of the sum of squared errors of the reconstruction.
+        optimizer: its class, such as Adam, and its arguments.
+        scheduler: of the learning rate; one that takes ``total_steps`` and was not given any, such as OneCycleLR with
+            only ``max_lr``, spans all steps of the training.
+        scheduler_interval: whether the scheduler steps each epoch or each step; ReduceLROnPlateau monitors the loss on
+            the validation images after each epoch, or on the training images if there are none.
+        class_weights: 'balanced' weights each image in the loss by how rare its class is, N / (E N_c), for N training
+            images of E classes, N_c of its own; None weights all alike.
+        shard_optimizer: each of several processes keeps only a share of the optimizer's state; the steps are the same
+            (ZeRO, stage 1: Rajbhandari et al. 2020).
+
+    Raises:
+        ValueError: if ``reconstruction`` is negative or not finite.
+
+    Example:
+        >>> from torchcaps_lab.training import Optimisation
+        >>> type(Optimisation(optimizer=torch.optim.Adam).loss).__name__
+        'MarginLoss'
+    """
+
+    loss: ActivationLoss = field(default_factory=MarginLoss)
+    reconstruction: float = 0.0005
+    optimizer: OptimizerFactory
+    scheduler: SchedulerFactory | None = None
+    scheduler_interval: Literal["epoch", "step"] = "epoch"
+    class_weights: Literal["balanced"] | None = None
+    shard_optimizer: bool = False
+
+    def __post_init__(self) -> None:
+        check_finite(0, reconstruction=self.reconstruction)
+
+    def weigh(self, images: ImageSet) -> None:
+        """Gives the loss the weights of the classes in the training images, if ``class_weights`` is set.
+
+        Raises:
+            ValueError: if the loss takes no weights, or the images have masks of several classes.
+        """
+        if self.class_weights == "balanced":
+            counts = torch.bincount(one_class_each(images, "class_weights").cpu(), minlength=len(images.classes))
+            weights = len(images) / (int((counts > 0).sum()) * counts.clamp_min(1))
+            self.loss.weigh(weights.where(counts > 0, 0.0))
+
+    @property
+    def spans_all_steps(self) -> bool:
+        """Whether the scheduler needs the number of steps."""
+        arguments = getattr(self.scheduler, "keywords", {})
+        return "total_steps" in arguments and arguments["total_steps"] is None and arguments.get("epochs") is None
+
+    def scheduled(self, optimizer: torch.optim.Optimizer, steps: float, epochs: int) -> dict[str, Any]:
+        """The scheduler of a training, and whether it steps each epoch or each step, as Lightning takes them.
+
+        Args:
+            optimizer: whose learning rate it sets.
+            steps: of the training.
+            epochs: of the training.
+
+        Raises:
+            ValueError: if it ends before the training does.
+        """
+        if self.spans_all_steps:
+            return {"scheduler": cast(Any, self.scheduler)(optimizer, total_steps=int(steps)), "interval": "step"}
+        scheduler = cast(SchedulerFactory, self.scheduler)(optimizer)
+        each, wanted = ("", steps) if self.scheduler_interval == "step" else (", one an epoch", epochs)
+        total = _last_step(scheduler)
+        if total is not None and total < wanted:
+            more = f"its total_steps must be {wanted} or more; left out, it spans all steps of the training"
+            raise ValueError(
+                f"scheduler {type(scheduler).__name__} ends after {total} steps{each}, and the training has {wanted}: "
+                f"{more if hasattr(scheduler, 'total_steps') else 'its parts must take more'}"
+            )
+        return {"scheduler": scheduler, "interval": self.scheduler_interval}
+
+
+def _last_step(scheduler: Any) -> int | None:
+    """The step after which a scheduler, or one that it is made of, raises an error; None if there is none."""
+    if isinstance(scheduler, SequentialLR):  # each part takes the steps from one milestone to the next
+        milestones = scheduler._milestones
+        parts = zip(scheduler._schedulers, [0, *milestones], [*milestones, math.inf], strict=True)
+    elif isinstance(scheduler, ChainedScheduler):
+        parts = zip(scheduler._schedulers, repeat(0), repeat(math.inf))
+    else:
+        return getattr(scheduler, "total_steps", None)
+    ends = ((_last_step(one), begin, end) for one, begin, end in parts)
+    return min((begin + last for last, begin, end in ends if last is not None and begin + last + 1 < end), default=None)
+
+
+@dataclass(kw_only=True)
+class Schedule:
+    """How long a training is, how large its steps are, and its random numbers.
+
+    Attributes:
+        epochs: how many passes over the training images.
+        batch_size: images in a step, over all processes together.
+        seed: of the initial weights, the order of the images and their random changes.
+        sampler: 'shuffled' takes each training image once in an epoch, 'balanced' images of each class equally often,
+            those of rare classes several times, with the same random changes in one epoch.
+        stop_at: end after the first epoch in which the task's measure on the validation images reaches this value; for
+            a classification that is the accuracy, from 0 to 1. None trains all epochs.
+        stop: "early" ends when the task's measure on the validation images has not improved for ``patience`` epochs;
+            None does not.
+        patience: epochs without improvement, for ``stop``.
+        keep: which epoch is tested and saved: the "last", or the one with the "best" value of the task's measure on the
+            validation images, the first of equal ones.
+
+    Raises:
+        ValueError: if ``epochs``, ``batch_size`` or ``patience`` is less than 1, or ``seed`` is not in -2^63..2^64 - 1.
+
+    Example:
+        >>> from torchcaps_lab.training import Schedule
+        >>> Schedule(epochs=20, batch_size=64).seed
+        0
+    """
+
+    epochs: int = 20
+    batch_size: int = 128
+    seed: int = 0
+    sampler: SamplerName = "shuffled"
+    stop_at: float | None = None
+    stop: Literal["early"] | None = None
+    patience: int = 10
+    keep: Literal["last", "best"] = "last"
+
+    def __post_init__(self) -> None:
+        check_size(epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
+        check_size(-(2**63), seed=self.seed)
+        if self.seed >= 2**64:
+            raise ValueError(f"seed must be less than 2^64, got {self.seed}")
+
+
+def _trainer_arguments() -> Collection[str]:
+    """What Lightning's Trainer takes. Lightning takes seconds to import, which help and wrong options need not wait."""
+    from lightning import Trainer
+
+    return inspect.signature(Trainer).parameters
+
+
+@dataclass
+class TrainerOptions:
+    """Where and how the training runs; see the documentation of Lightning's Trainer.
+
+    Attributes:
+        accelerator: "auto", "cpu", "gpu", ...
+        devices: how many devices; on a CPU, how many processes.
+        num_nodes: how many machines.
+        strategy: "auto", "ddp", ...
+        precision: "32-true", "bf16-mixed", "16-mixed", "64-true", ...
+        deterministic: use deterministic algorithms only.
+        gradient_clip_val: clip the gradients to this norm; None does not clip.
+        sync_batchnorm: batch normalisation over all processes.
+        average: keep an exponential moving average of the weights (and of running statistics) with this decay in each
+            step, such as 0.999; the average is validated, tested and saved. None keeps none.
+        extra: other arguments of the Trainer.
+
+    Raises:
+        ValueError: if ``average`` is not between 0 and 1, ``gradient_clip_val`` is negative or not finite, or ``extra``
+            has an argument that the Trainer does not take, or that torchcaps sets itself, or accumulates no batch.
+
+    Example:
+        >>> from torchcaps_lab.training import TrainerOptions
+        >>> TrainerOptions(accelerator="cpu", precision="bf16-mixed").arguments()["precision"]
+        'bf16-mixed'
+    """
+
+    accelerator: str = "auto"
+    devices: int | str | list[int] = "auto"
+    num_nodes: int = 1
+    strategy: str = "auto"
+    precision: str = "32-true"
+    deterministic: bool = False
+    gradient_clip_val: float | None = None
+    sync_batchnorm: bool = False
+    average: float | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.average is not None and not 0 < self.average < 1:
+            raise ValueError(f"average must be a share between 0 and 1, got {self.average}")
+        check_finite(0, **given(gradient_clip_val=self.gradient_clip_val))
+        check_size(**given(accumulate_grad_batches=self.extra.get("accumulate_grad_batches")))
+        options = {**OURS, **{name: f"trainer.{name}" for name in vars(self)}}
+        for name in self.extra:
+            if name in options:
+                source = options[name] and f", from {options[name]}"
+                raise ValueError(
+                    f"extra takes other arguments of Lightning's Trainer: {name} is set by torchcaps itself{source}"
+                )
+            if name not in _trainer_arguments():
+                raise ValueError(f"extra takes arguments of Lightning's Trainer, which has no {name}")
+
+    def callbacks(self) -> "list[Callback]":
+        """Callbacks that the options need: the averaging of the weights."""
+        if self.average is None:
+            return []
+        from lightning.pytorch.callbacks import EMAWeightAveraging
+
+        return [EMAWeightAveraging(decay=self.average)]
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments for the Trainer. On a CPU, the default is one device."""
+        named = {name: value for name, value in vars(self).items() if name not in ("average", "extra")}
+        if self.devices == "auto" and self.accelerator == "cpu":
+            named["devices"] = 1
+        return {**named, **self.extra}
+
+
+@dataclass(kw_only=True)
+class Running:
+    """Where and how a training runs.
+
+    Attributes:
+        trainer: where and how it runs.
+        speed: what makes it faster.
+        report: whether to write the report at the end.
+
+    Example:
+        >>> from torchcaps_lab.training import Running
+        >>> Running(report=False).trainer.accelerator
+        'auto'
+    """
+
+    trainer: TrainerOptions = field(default_factory=TrainerOptions)
+    speed: Speed = field(default_factory=Speed)
+    report: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """How the training was started, and what it shows.
+
+    Attributes:
+        options: of the training by name, as plain values: kept in a new folder, and in checkpoints.
+        command: how this was started, for the summary.
+        progress_bar: whether to show one.
+        show: takes lines of text; None for silence.
+        allow_changes: whether a run may be resumed with other options or images than it was started with.
+
+    Example:
+        >>> from torchcaps_lab.training import Caller
+        >>> Caller(show=print).progress_bar
+        False
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+    progress_bar: bool = False
+    show: Callable[[str], None] | None = None
+    allow_changes: bool = False

@@ -1,0 +1,169 @@
+"""Files of options, and values typed on a command line: YAML, read once, into plain values and nothing else."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from torchcaps.spec import Typed, of_old
+
+LARGEST_FILE = 2**20
+MOST_VALUES = 10_000
+DEEPEST = 40
+
+_NO_YAML = (yaml.YAMLError, ValueError, LookupError, RecursionError, OverflowError)
+_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map"))
+
+
+class _Reader(yaml.SafeLoader):
+    """YAML of plain values alone: numbers may read 1e-3, dates are text, and no name stands twice in one mapping."""
+
+    yaml_constructors = {  # noqa: RUF012
+        tag: make for tag, make in yaml.SafeLoader.yaml_constructors.items() if tag is None or tag in _TAGS
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in names:  # the first value would be lost without a word
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands twice", key.start_mark)
+            names.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+_Reader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if not tag.endswith((":timestamp", ":float"))]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Reader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d[\d_]*\.[\d_]*([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.\d[\d_]*([eE][-+]?\d+)?|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$"),
+    list("-+0123456789."),
+)  # fmt: skip
+
+
+def parsed(text: str, source: str) -> Any:
+    """Plain values from YAML: text, numbers, true and false, null, and lists and mappings of these.
+
+    Raises:
+        ValueError: if it is not YAML, or holds other values, or more than options do; names the source.
+    """
+    try:
+        value = yaml.load(text, Loader=_Reader)
+    except _NO_YAML as error:
+        raise ValueError(f"{source} is not YAML: {str(error) or type(error).__name__}") from error
+    _count(value, source, 0, 0)
+    return value
+
+
+def _count(value: Any, source: str, values: int, depth: int) -> int:
+    """How many values there are, with those before; aliases let a small text hold a great many, or itself."""
+    values += 1
+    if values > MOST_VALUES or depth > DEEPEST:
+        raise ValueError(f"{source} holds more than options do")
+    if isinstance(value, Mapping):
+        if wrong := [key for key in value if not isinstance(key, str)]:
+            raise ValueError(f"{source} must hold options by name, got {wrong[0]!r}")
+        value = list(value.values())
+    for one in value if isinstance(value, list) else ():
+        values = _count(one, source, values, depth + 1)
+    return values
+
+
+def typed(text: str) -> Typed:
+    """A value from a command line."""
+    try:
+        return Typed(text, parsed(text, "the value"))
+    except ValueError:
+        return Typed(text, text)
+
+
+def read_options(path: Path, imported: Sequence[str] = ()) -> dict[str, Any]:
+    """The options in a file, by name, as plain values; :func:`~torchcaps_lab.training.training_options` checks them.
+
+    Args:
+        path: of the file.
+        imported: the modules that the user named for import, not the file.
+
+    Raises:
+        ValueError: if this is no file of options, or it wants modules imported that are not in ``imported``, which
+            would execute them, or another file of options.
+    """
+    if path.stat().st_size > LARGEST_FILE:
+        raise ValueError(f"{path} has {path.stat().st_size} bytes: options take less than {LARGEST_FILE}")
+    try:
+        options = parsed(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    if not isinstance(options, dict):
+        raise ValueError(f"{path} must hold options by name, got {type(options).__name__}")
+    if options.pop("config", None) is not None:
+        raise ValueError(f"{path}: options cannot name another file of them")
+    _check_imports(path, options.pop("import", None) or [], imported)
+    tree: dict[str, Any] = {}
+    for name, value in options.items():
+        put(tree, name.split("."), value)
+    return tree
+
+
+def _check_imports(path: Path, wanted: Any, imported: Sequence[str]) -> None:
+    """Raises a ValueError if a file wants modules imported that the user did not name."""
+    if not isinstance(wanted, list) or not all(isinstance(name, str) for name in wanted):
+        raise ValueError(f"{path}: import must be a list of modules, got {wanted!r}")
+    have = {module_of(name) for name in imported}
+    if missing := [name for name in wanted if module_of(name) not in have]:
+        raise ValueError(
+            f"{path} wants modules imported, which executes them: {', '.join(missing)}. It cannot do that by itself; "
+            f"if you trust them, add {' '.join(f'--import {name}' for name in missing)}"
+        )
+
+
+def module_of(name: str) -> str:
+    """The name of a module that ``--import`` has imported."""
+    return Path(name).stem if name.endswith(".py") else name
+
+
+def put(tree: dict[str, Any], place: Sequence[str], value: Any) -> None:
+    """Enters a value at its place, ``["data", "root"]``, below the name that stands there already."""
+    first, *rest = place
+    if rest:
+        tree[first] = dict(_by_name(tree.get(first)))
+        put(tree[first], rest, value)
+    else:
+        tree[first] = merged(tree[first], value) if first in tree else value
+
+
+def merged(base: Any, over: Any) -> Any:
+    """Options with others over them; a thing of another name takes nothing over from the one before."""
+    within = _by_name(base)
+    if isinstance(over, str | Typed) and _holds_names(base) and "name" in within and not _holds_names(over):
+        over = {"name": over}
+    if not _holds_names(over):
+        return over
+    over = _by_name(over)
+    if _said(over) not in (None, _said(within)):
+        return over
+    return {**within, **{name: merged(within[name], one) if name in within else one for name, one in over.items()}}
+
+
+def _holds_names(value: Any) -> bool:
+    return isinstance(value.value if isinstance(value, Typed) else value, Mapping)
+
+
+def _by_name(value: Any) -> Mapping[str, Any]:
+    """A thing, or options, as values by name; nothing of what is neither."""
+    if _holds_names(value):
+        return of_old(value.value if isinstance(value, Typed) else value)
+    return {"name": value} if isinstance(value, str | Typed) else {}
+
+
+def _said(thing: Mapping[str, Any]) -> Any:
+    name = thing.get("name")
+    return name.text if isinstance(name, Typed) else name
+
+
+def as_yaml(options: Mapping[str, Any]) -> str:
+    """Options as text that :func:`read_options` reads."""
+    return yaml.safe_dump(dict(options), sort_keys=False, allow_unicode=True) if options else ""

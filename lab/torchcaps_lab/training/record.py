@@ -1,0 +1,69 @@
+"""The record of the images that a run was trained, validated and tested on, so that the folder may change."""
+
+import torch
+
+from torchcaps_lab.data import ImageData, ImageSet, Manifest
+from torchcaps_lab.data.manifest import PARTS
+from torchcaps_lab.training.folder import RunFolder
+
+
+def follow_record(folder: RunFolder, data: ImageData) -> tuple[str, ...]:
+    """Applies the splits that a run has recorded, if any; returns notes on what changed since.
+
+    Raises:
+        ValueError: the record is damaged, or belongs to other data.
+    """
+    path = folder.record
+    if path.is_file() and folder.config.is_file():
+        return data.follow(Manifest.read(path)).lines()
+    return data.follow(None).lines() if folder.config.is_file() else ()
+
+
+def write_record(folder: RunFolder, data: ImageData) -> None:
+    """Records the splits of data in the folder of a run, if the images are files."""
+    manifest = data.manifest()
+    if manifest is not None:
+        manifest.write(folder.record)
+
+
+def images_apart(folder: RunFolder, data: ImageData, split: str) -> tuple[ImageSet, tuple[str, ...]]:
+    """Images of other data than those of the run; test images without those that the run was trained on.
+
+    Args:
+        folder: of the run.
+        data: the other data.
+        split: ``train``, ``validation``, ``test``, or ``all``: all files of the data, as test images.
+
+    Returns:
+        The images, and notes on what was left out.
+
+    Raises:
+        ValueError: if ``all`` are wanted of data that are not files.
+    """
+    notes: tuple[str, ...] = ()
+    if split == "all":
+        data.test_on_all()
+        split = "test"
+    else:
+        notes = _of_how_many(data, split)
+    images: ImageSet = getattr(data, split)
+    manifest, path = data.manifest(), folder.record
+    if split != "test" or manifest is None or not path.is_file():
+        return images, notes
+    known = {entry.digest for entry in Manifest.read(path).parts["train"]}
+    rows = [row for row, entry in enumerate(manifest.parts[split]) if entry.digest not in known]
+    if len(rows) == len(images):
+        return images, notes
+    line = f"{len(images) - len(rows):,} of {len(images):,} test images left out: the run was trained on them"
+    return images.subset(torch.tensor(rows, dtype=torch.int64)), (*notes, line)
+
+
+def _of_how_many(data: ImageData, split: str) -> tuple[str, ...]:
+    """A note, if the split is only a share of the files."""
+    manifest = data.manifest()
+    if manifest is None:
+        return ()
+    part, every = len(manifest.parts[split]), sum(len(manifest.parts[part]) for part in PARTS)
+    if part == every:
+        return ()
+    return (f"{part:,} of {every:,} images are in the {split} split of this data; --split all takes every one",)

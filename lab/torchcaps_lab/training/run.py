@@ -1,0 +1,176 @@
+"""A run: one training in its own folder, from the configuration to the report."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from lightning import Trainer
+
+import torchcaps
+from torchcaps.models import ImageClassifier, load_pretrained
+from torchcaps.models.whole import write_whole
+from torchcaps_lab.tasks import Examination, Task
+from torchcaps_lab.training.checkpoints import newest_checkpoint
+from torchcaps_lab.training.command_line import TrainingOptions
+from torchcaps_lab.training.fitting import Fitting, rehearse
+from torchcaps_lab.training.folder import RunFolder, is_first_process
+from torchcaps_lab.training.learner import Learner
+from torchcaps_lab.training.options import Caller, Optimisation, Running, Schedule, Subject
+from torchcaps_lab.training.reading import as_yaml
+from torchcaps_lab.training.record import follow_record, write_record
+
+
+def train(
+    folder: RunFolder,
+    subject: Subject,
+    optimisation: Optimisation,
+    schedule: Schedule | None = None,
+    running: Running | None = None,
+    caller: Caller | None = None,
+) -> dict[str, Any] | None:
+    """Trains a network, tests the last epoch, or the best if that is kept, and writes the report.
+
+    The test images are read once, after the training. Continues from the newest checkpoint if the folder has one.
+    Everything that can be checked is checked before anything is written, so that a refused start can be repeated.
+
+    Args:
+        folder: of the run.
+        subject: the network, its data and its task.
+        optimisation: the losses, the optimizer and its schedule.
+        schedule: epochs, batches and seed.
+        running: where and how to train.
+        caller: how it was started, and what it shows.
+
+    Returns:
+        The summary, on the first process; None on the others.
+
+    Raises:
+        ValueError: if arguments do not fit each other, the images or the machine, or a checkpoint does not fit them.
+        BlockingIOError: if another process trains in the folder.
+        TrainingDiverged: if the loss is not finite.
+    """
+    schedule, running, caller = schedule or Schedule(), running or Running(), caller or Caller()
+    changes = follow_record(folder, subject.data)
+    task, data = subject.purpose(), subject.data
+    untested = [] if len(data.test) else ["there are no test images: nothing is tested, and there is no report"]
+    resumed = folder.config.exists()
+    trained = resumed and newest_checkpoint(folder.path / "checkpoints") is not None
+    network = subject.network(schedule.seed, trained)
+    learner = Learner(network, optimisation, task, subject.preprocess, schedule.seed, running.speed)
+    validation = data.validation.prepared(subject.preprocess)
+    fitting = Fitting(learner, data.train, validation, folder.path, schedule, running.trainer, caller)
+    rehearse(learner, data.train, fitting.steps, schedule.epochs)
+    notes = list(dict.fromkeys([*changes, *data.notes(), *untested, *fitting.notes()]))
+    alone = folder.opened(as_yaml(caller.options), resumed, partial(write_record, folder, data))
+    with alone if is_first_process() else nullcontext():
+        if is_first_process() and caller.show is not None:
+            for note in notes:
+                caller.show(f"note: {note}")
+        goes_on = resumed and is_first_process()
+        # At the start, so that the next resume after a kill goes on with these options.
+        runner, metrics = fitting.run(partial(write_whole, folder.config, as_yaml(caller.options)) if goes_on else None)
+        if not runner.is_global_zero:
+            return None
+        used = fitting.take_best()
+        network.float()  # whatever the precision of the training
+        save(network, folder, subject, task)
+        network = load_pretrained(folder.model)  # so that the summary describes what was saved
+        test = data.test.prepared(subject.preprocess)
+        summary = {
+            **_described(subject, task, network),
+            "epochs": len(metrics),
+            "used_epoch": used,
+            "seed": schedule.seed,
+            **(_findings(task.examine(network, test, schedule.batch_size)) if len(test) else {}),
+            **({"notes": notes} if notes else {}),
+            "last_epoch": metrics[-1] if metrics else {},
+            **circumstances(runner, metrics),
+            "command": caller.command,
+        }
+        folder.write_summary(summary)
+        if running.report and len(test):
+            task.report(folder.path, network, test, summary, metrics)
+    return summary
+
+
+def _described(subject: Subject, task: Task, network: ImageClassifier) -> dict[str, Any]:
+    """Network, data and task, for the summary."""
+    data = subject.data
+    return {
+        "model": subject.architecture,
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "data": type(data).__name__,
+        "task": task.name,
+        "images": {"train": len(data.train), "validation": len(data.validation), "test": len(data.test)},
+        "preprocess": subject.preprocess.config(),
+    }
+
+
+def _findings(found: Examination) -> dict[str, Any]:
+    """The results of the test, for the summary."""
+    figures = {name: round(one, 4) if name.endswith("_percent") else one for name, one in found.figures.items()}
+    return {
+        **{f"test_{name}": value for name, value in figures.items()},
+        **({"test_per_class": found.details["per_class"]} if "per_class" in found.details else {}),
+        **({"warnings": list(found.warnings)} if found.warnings else {}),
+    }
+
+
+def save(network: ImageClassifier, folder: RunFolder, subject: Subject, task: Task) -> None:
+    """Saves a network with everything needed to use it: the names of the classes, the preprocessing, the task.
+
+    It also gets a calibration of its probabilities on the validation images, if there are enough of these.
+    """
+    calibration = task.calibrate(network, subject.data.validation.prepared(subject.preprocess))
+    network.save_pretrained(
+        folder.model,
+        classes=list(subject.data.classes),
+        preprocess=subject.preprocess.config(),
+        **subject.data.kept(),
+        task=task.saved(),
+        calibration=None if calibration is None else calibration.config(),
+    )
+
+
+def train_with(folder: RunFolder, options: TrainingOptions, **how: Any) -> dict[str, Any] | None:
+    """Trains with options that :func:`~torchcaps_lab.training.training_options` has checked.
+
+    Args:
+        folder: of the run.
+        options: of the training.
+        how: ``command``, ``progress_bar``, ``show`` and ``allow_changes`` of :class:`Caller`.
+
+    Returns:
+        As :func:`train`; raises what that raises.
+    """
+    try:
+        groups = options.make()
+    except FileNotFoundError as error:
+        if not folder.config.is_file():
+            raise
+        raise FileNotFoundError(f"{error}; if the images have moved, --data.root says where they are now") from error
+    return train(folder, *groups, Caller(options=options.plain(), **how))
+
+
+def circumstances(trainer: Trainer, metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Time, hardware and versions of a training, for its summary."""
+    return {
+        "training_seconds": round(sum(row["seconds"] for row in metrics), 1),
+        "hardware": _hardware(trainer.strategy.root_device, trainer.world_size),
+        "versions": {
+            "torchcaps": torchcaps.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _hardware(device: torch.device, processes: int) -> str:
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"{device.type} ({platform.machine()}), {torch.get_num_threads()} threads"
+    return f"{processes} x {name}"

@@ -1,0 +1,63 @@
+"""A training in one line of Python, with the defaults of the command line."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torchcaps.spec import declared, plain, refused
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.data.base import DATASETS
+from torchcaps_lab.training.command_line import option_arguments, training_options
+from torchcaps_lab.training.fitting import quiet_lightning
+from torchcaps_lab.training.folder import RunFolder
+from torchcaps_lab.training.run import train_with
+
+
+def train(
+    data: str | Path, *, run: str | Path | None = None, show: Callable[[str], None] | None = None, **options: Any
+) -> Classifier:
+    """Trains a network as ``torchcaps train`` does, with the same defaults, and opens it.
+
+        classifier = tc.train("photos", size=64, model="capsnet_small", epochs=30)
+        classifier("new.jpg").classes, classifier.summary["test_accuracy"], classifier.run
+
+    Args:
+        data: a folder with one sub-folder of images for each class, or the name of a data set, such as "Digits".
+        run: folder to write, new or empty; default: ``runs`` and the name of the data.
+        show: takes a line of text for each epoch, such as ``print``; None for silence.
+        options: of ``torchcaps train``, by name, nested ones as a dict: ``preprocess={"flip": True}``; a class by its
+            name, or with arguments as ``{"name": "Adam", "lr": 0.01}``; a routing, a task or a loss also as an object.
+            All others are arguments of the data set: ``size``, ``channels``, ``resize``, ...
+
+    Returns:
+        The trained network with its ``run`` and ``summary``. The report is ``classifier.run / "report/index.html"``.
+
+    Raises:
+        FileExistsError: if there is something in the folder of the run.
+        ValueError: if there is no such data set, or options are unknown, do not fit, or are objects that a file of
+            options cannot hold; the run saves its options in such a file, to be resumed from it.
+    """
+    folder = RunFolder(Path(run) if run is not None else Path("runs") / Path(data).name, "run").unused()
+    known = option_arguments().keys() - {"data"}
+    own = {name: plain(value, name) for name, value in options.items() if name in known}
+    rest = {name: plain(value, name) for name, value in options.items() if name not in known}
+    chosen = training_options({"data": _data(data, rest), "run": str(folder.path), **own})
+    quiet_lightning()
+    train_with(folder, chosen, command=_call(data, run, options), show=show)
+    return Classifier.open(folder.path)
+
+
+def _data(data: str | Path, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The option ``data``."""
+    folder = Path(data).is_dir()
+    kind = DATASETS.find("ImageFolder" if folder else str(data), "data, where it is no folder,")
+    if why := refused(kind.__name__, kind, list(arguments)):
+        raise ValueError(f"unknown option: a training takes {', '.join(option_arguments())}, and {why}")
+    where = {"root": str(data)} if folder and "root" in declared(kind).arguments else {}
+    return {"name": DATASETS.name_of(kind), **where, **arguments}
+
+
+def _call(data: str | Path, run: str | Path | None, options: dict[str, Any]) -> str:
+    """The call, about as it was written, for the summary."""
+    named = {**({} if run is None else {"run": str(run)}), **options}
+    return f"torchcaps.train({', '.join([repr(str(data)), *(f'{name}={value!r}' for name, value in named.items())])})"
