@@ -9,9 +9,9 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
-from torchcaps.ops.plan import BACKENDS
 
 from benchmarks.cases import CASES, LinearCase, call_of
+from torchcaps.ops.plan import BACKENDS
 
 PARTS = {
     "suite": "layers and networks with every backend, beside the physical limit (the default)",

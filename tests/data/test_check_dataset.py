@@ -30,7 +30,7 @@ from torchcaps.data import (
     Text,
     list_datasets,
 )
-from torchcaps.data.base import _DATASETS
+from torchcaps.data.base import DATASETS
 from torchcaps.testing import check_dataset
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
@@ -93,7 +93,7 @@ def write_smallnorb(folder: Path) -> None:
 
 
 def test_all_of_the_registry(makers: dict[str, Callable[..., ImageData]]) -> None:
-    shipped = {name for name in list_datasets() if _DATASETS[name].__module__.startswith("torchcaps.")}
+    shipped = {name for name in list_datasets() if DATASETS[name].__module__.startswith("torchcaps.")}
     assert makers.keys() == shipped
     for make in makers.values():
         check_dataset(make)

@@ -22,7 +22,7 @@ from torchcaps.data import (
     register_dataset,
     stratified_split,
 )
-from torchcaps.data.base import _DATASETS
+from torchcaps.data.base import DATASETS
 
 
 def make_set(count: int = 20, classes: int = 2) -> ImageSet:
@@ -285,7 +285,7 @@ def test_datasets_by_name(tmp_path: Path) -> None:
 
 
 def test_unknown_dataset_lists_those_that_exist() -> None:
-    with pytest.raises(ValueError, match="unknown dataset 'cifar'; there are cifar10, digits, fashion_mnist, folder"):
+    with pytest.raises(ValueError, match=r"data set must be one of .'cifar10', 'digits', .*, got 'cifar'; did you mean cifar10"):
         create_dataset("cifar")
 
 
@@ -302,7 +302,7 @@ def test_a_cell_that_defines_a_data_set_can_run_again() -> None:
             register_dataset(name)(data)
         assert type(create_dataset(name)) is second
     finally:
-        _DATASETS.pop(name)
+        DATASETS.pop(name)
 
 
 def test_data_dir_is_the_argument_then_the_variable_then_the_cache(

@@ -12,6 +12,7 @@ from benchmarks.hostile import harmless, texts, watched
 from torchcaps.cli import main
 from torchcaps.cli.plugins import import_named
 from torchcaps.training import read_options, training_options
+from torchcaps.training.reading import as_yaml
 
 SMALL = {
     "data": "Digits",
@@ -130,7 +131,7 @@ def test_no_text_imports_or_calls_what_is_in_no_table(text: str, tmp_path_factor
 @settings(max_examples=200)
 def test_what_is_written_is_read_back(value, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "written.yaml"
-    path.write_text(yaml.safe_dump({"value": value}, allow_unicode=True), encoding="utf-8")
+    path.write_text(as_yaml({"value": value}), encoding="utf-8")
     assert read_options(path) == {"value": value}
 
 

@@ -173,7 +173,7 @@ class CapsLinear(nn.Module):
         """
         there, pairs = self._masks(children, mask)
         pose, activation = self._as_children(children, there)
-        return self.routing(self._votes(pose, there), activation, **given(initial=initial, pairs=pairs))
+        return self.routing(self._votes(pose, there), activation, initial=initial, pairs=pairs)
 
     def forward(
         self, children: Capsules | Tensor, mask: Tensor | None = None, *, initial: Routed | None = None
@@ -188,7 +188,7 @@ class CapsLinear(nn.Module):
                 nothing to do with a parent; a child without parents is not there.
             initial: as in :meth:`route`.
         """
-        return self.parents(self.route(children, **given(mask=mask, initial=initial)), children)
+        return self.parents(self.route(children, mask, initial=initial), children)
 
     def parents(self, routed: Routed, children: Capsules | Tensor) -> Capsules:
         """What :meth:`route` returned for these children, as :meth:`forward` returns it."""

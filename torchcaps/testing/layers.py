@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops import BACKENDS, use_backend
-from torchcaps.ops.plan import FUSED
 from torchcaps.ops.fused import why_not
+from torchcaps.ops.plan import FUSED
 from torchcaps.routing import Routing
 from torchcaps.testing.compare import TOLERANCE, assert_finite, assert_same
 

@@ -166,4 +166,9 @@ def _said(thing: Mapping[str, Any]) -> Any:
 
 def as_yaml(options: Mapping[str, Any]) -> str:
     """Options as text that :func:`read_options` reads."""
-    return yaml.safe_dump(dict(options), sort_keys=False, allow_unicode=True) if options else ""
+    if not options:
+        return ""
+    text = yaml.safe_dump(dict(options), sort_keys=False, allow_unicode=True)
+    if parsed(text, "the options") != options:  # some line breaks of Unicode are written as they are, and folded
+        text = yaml.safe_dump(dict(options), sort_keys=False)
+    return text
