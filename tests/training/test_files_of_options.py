@@ -154,7 +154,8 @@ def test_a_file_imports_nothing_by_itself(command, tmp_path, capsys, monkeypatch
     "text",
     ["[1, 2]", "just text", "{a: [", "\x00", "a: !!python/object/apply:os.system [touch x]", "[" * 5000, "1: 2",
      "a: &a [*a]", "model_args: &a {b: *a}", "x: " + "[" * 300 + "]" * 300, "import: 3", "import: [1]",
-     "a: !!timestamp '[]'", "a: !!bool x", "a: !!binary 4", "a: !!set {x}", "a: !!map [x]", "a: !!seq {x: y}", "a: !!int [x]", "a: !!int x", "? {a: 1}\n: 2"],
+     "a: !!timestamp '[]'", "a: !!bool x", "a: !!binary 4", "a: !!set {x}",
+     "a: !!map [x]", "a: !!seq {x: y}", "a: !!int [x]", "a: !!int x", "? {a: 1}\n: 2"],
 )  # fmt: skip
 def test_what_is_no_file_of_options(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(text)
