@@ -56,7 +56,7 @@ class CapsLinear(nn.Module):
             J / sqrt(I D), by which children of length 1 that agree on nothing give parents of length about 1 before the
             squash, at any depth (0.07 for CapsNet's 1152 children; the released code has 0.1); sqrt(2 / (P + J D)) for
             ``shared`` transforms, sqrt(2 / (P + D)) for ``subspace``. Those of ``orthogonal`` do not depend on it.
-        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the dispatcher's choice, which
+        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the plan's choice, which
             :func:`~torchcaps.ops.use_backend` can force.
 
     Shape:
