@@ -188,7 +188,9 @@ class CapsLinear(nn.Module):
                 nothing to do with a parent; a child without parents is not there.
             initial: as in :meth:`route`.
         """
-        return self.parents(self.route(children, mask, initial=initial), children)
+        if initial is not None:
+            return self.parents(self.route(children, mask, initial=initial), children)
+        return self.parents(self.route(children) if mask is None else self.route(children, mask), children)
 
     def parents(self, routed: Routed, children: Capsules | Tensor) -> Capsules:
         """What :meth:`route` returned for these children, as :meth:`forward` returns it."""
