@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torchcaps_lab.training.parser import OptionParser
-
 from recipes import PRESETS, RECIPES, RUNS, describe, get_recipe, read_results, result_path, results_folder, run_recipe
+from torchcaps_lab.cli.parser import OptionParser
 from torchcaps_lab.cli.plugins import add_import, import_named, named_imports
 from torchcaps_lab.training import quiet_lightning
 

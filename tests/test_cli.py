@@ -338,7 +338,7 @@ class TestLooking:
         for stream in (sys.stdout, sys.stderr):
             stream.close()
 
-    @pytest.mark.parametrize("command", ["evaluate", "predict", "explain", "transfer", "run", "export"])
+    @pytest.mark.parametrize("command", ["evaluate", "predict", "explain", "transfer", "export"])
     def test_help_shows_nothing_of_the_inside(self, command, capsys):
         with pytest.raises(SystemExit):
             main([command, "--help"])

@@ -11,7 +11,7 @@ import yaml
 from torchcaps.routing import list_routings
 from torchcaps.routing.base import ROUTINGS
 from torchcaps_lab.cli import main, plugins
-from torchcaps_lab.cli.plugins import import_named, named_imports, without_imports
+from torchcaps_lab.cli.plugins import import_named, named_imports
 from torchcaps_lab.training import training_options
 
 ROUTING = """
@@ -76,7 +76,6 @@ def test_a_file_imports_from_beside_it(own, tmp_path_factory, monkeypatch):
 def test_arguments_are_told_apart():
     arguments = ["runs/x", "--import", "a.b", "--json", "--import=c/d.py", "image.png"]
     assert named_imports(arguments) == ["a.b", str(Path("c/d.py").absolute())]
-    assert without_imports(arguments) == ["runs/x", "--json", "image.png"]
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,6 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["train", "--data", "Digits", "--run", "one.png"], "one.png is not a folder: choose another --run\n"),
         (["train", "--data", "Digits", "--run", "digits"], "exists already and is not empty: choose another --run\n"),
         (["train", "--config", "nowhere.yaml", "--run", "r"], "--config: there is no file nowhere.yaml"),
-        (["run", "two-digits", "--preset", "smoke", "--trainer.foo", "3"], "trainer takes accelerator, .*, got foo"),
         (["evaluate", "digits"], "digits is not the folder of a run, .* a saved network needs --data"),
         (["predict", "texts", "who", "--boxes", "bx"], "--boxes: a TextCapsNet does not predict boxes"),
         (["export", "digits", "--to", "y.txt"], "--to must end in .onnx (an ONNX file) or .pt2 (an exported "),

@@ -17,6 +17,7 @@ from PIL import Image
 from test_mnist import idx
 from test_smallnorb import COUNT
 
+from torchcaps.testing import check_dataset
 from torchcaps_lab.data import (
     CIFAR10,
     MNIST,
@@ -31,7 +32,6 @@ from torchcaps_lab.data import (
     list_datasets,
 )
 from torchcaps_lab.data.base import DATASETS
-from torchcaps_lab.testing import check_dataset
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
 from several_digits import Masks, Pairs
@@ -93,7 +93,7 @@ def write_smallnorb(folder: Path) -> None:
 
 
 def test_all_of_the_registry(makers: dict[str, Callable[..., ImageData]]) -> None:
-    shipped = {name for name in list_datasets() if DATASETS[name].__module__.startswith("torchcaps_lab.")}
+    shipped = {name for name in list_datasets() if DATASETS[name].__module__.startswith("torchcaps.")}
     assert makers.keys() == shipped
     for make in makers.values():
         check_dataset(make)

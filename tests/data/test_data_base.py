@@ -285,7 +285,7 @@ def test_datasets_by_name(tmp_path: Path) -> None:
 
 
 def test_unknown_dataset_lists_those_that_exist() -> None:
-    with pytest.raises(ValueError, match=r"data set must be one of \['cifar10', 'digits', 'fashion_mnist', 'folder'"):
+    with pytest.raises(ValueError, match=r"one of .'cifar10', 'digits', .*, got 'cifar'; did you mean cifar10"):
         create_dataset("cifar")
 
 

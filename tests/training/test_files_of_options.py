@@ -12,6 +12,7 @@ from benchmarks.hostile import harmless, texts, watched
 from torchcaps_lab.cli import main
 from torchcaps_lab.cli.plugins import import_named
 from torchcaps_lab.training import read_options, training_options
+from torchcaps_lab.training.reading import as_yaml
 
 SMALL = {
     "data": "Digits",
@@ -130,7 +131,7 @@ def test_no_text_imports_or_calls_what_is_in_no_table(text: str, tmp_path_factor
 @settings(max_examples=200)
 def test_what_is_written_is_read_back(value, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "written.yaml"
-    path.write_text(yaml.safe_dump({"value": value}, allow_unicode=True), encoding="utf-8")
+    path.write_text(as_yaml({"value": value}), encoding="utf-8")
     assert read_options(path) == {"value": value}
 
 
@@ -153,7 +154,8 @@ def test_a_file_imports_nothing_by_itself(command, tmp_path, capsys, monkeypatch
     "text",
     ["[1, 2]", "just text", "{a: [", "\x00", "a: !!python/object/apply:os.system [touch x]", "[" * 5000, "1: 2",
      "a: &a [*a]", "model_args: &a {b: *a}", "x: " + "[" * 300 + "]" * 300, "import: 3", "import: [1]",
-     "a: !!timestamp '[]'", "a: !!bool x", "a: !!binary 4", "a: !!set {x}", "a: !!int x", "? {a: 1}\n: 2"],
+     "a: !!timestamp '[]'", "a: !!bool x", "a: !!binary 4", "a: !!set {x}",
+     "a: !!map [x]", "a: !!seq {x: y}", "a: !!int [x]", "a: !!int x", "? {a: 1}\n: 2"],
 )  # fmt: skip
 def test_what_is_no_file_of_options(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(text)

@@ -72,7 +72,7 @@ class ClassCaps(nn.Module):
         coordinate_scale: a factor of the positions, scaled or not.
         axes: of the grid: 1, 2 or 3.
         init_std: standard deviation of the transforms' normal initialisation.
-        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the dispatcher's choice, which
+        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the plan's choice, which
             :func:`~torchcaps.ops.use_backend` can force.
 
     Shape:

@@ -65,7 +65,7 @@ class CapsConvNd(nn.Module):
             of one window and group: away from the padding, the mean vote of equally active children that agree on
             nothing then has the standard deviation of their poses. For other children, and other routings, there is
             :func:`~torchcaps.layers.preserve_deviation`.
-        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the dispatcher's choice, which
+        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the plan's choice, which
             :func:`~torchcaps.ops.use_backend` can force.
 
     Shape:

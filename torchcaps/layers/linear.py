@@ -56,7 +56,7 @@ class CapsLinear(nn.Module):
             J / sqrt(I D), by which children of length 1 that agree on nothing give parents of length about 1 before the
             squash, at any depth (0.07 for CapsNet's 1152 children; the released code has 0.1); sqrt(2 / (P + J D)) for
             ``shared`` transforms, sqrt(2 / (P + D)) for ``subspace``. Those of ``orthogonal`` do not depend on it.
-        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the dispatcher's choice, which
+        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the plan's choice, which
             :func:`~torchcaps.ops.use_backend` can force.
 
     Shape:
@@ -173,7 +173,7 @@ class CapsLinear(nn.Module):
         """
         there, pairs = self._masks(children, mask)
         pose, activation = self._as_children(children, there)
-        return self.routing(self._votes(pose, there), activation, **given(initial=initial, pairs=pairs))
+        return self.routing(self._votes(pose, there), activation, initial=initial, pairs=pairs)
 
     def forward(
         self, children: Capsules | Tensor, mask: Tensor | None = None, *, initial: Routed | None = None
@@ -188,7 +188,9 @@ class CapsLinear(nn.Module):
                 nothing to do with a parent; a child without parents is not there.
             initial: as in :meth:`route`.
         """
-        return self.parents(self.route(children, **given(mask=mask, initial=initial)), children)
+        if initial is not None:
+            return self.parents(self.route(children, mask, initial=initial), children)
+        return self.parents(self.route(children) if mask is None else self.route(children, mask), children)
 
     def parents(self, routed: Routed, children: Capsules | Tensor) -> Capsules:
         """What :meth:`route` returned for these children, as :meth:`forward` returns it."""

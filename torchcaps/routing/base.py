@@ -225,18 +225,20 @@ class Routing(nn.Module, ABC):
         Source: concurrent routing: Tsai et al. 2020, "Capsules with Inverted Dot-Product Attention Routing".
         """
         B, I, J, H = votes.shape
+        more: dict[str, Any] = {}  # of what a routing may take
         if initial is not None:
             if not self.resumable:
                 raise ValueError(f"{type(self).__name__} cannot go on from earlier parents: initial must be None")
             if initial.pose.shape != (B, J, H):
                 raise ValueError(f"initial must have poses {(B, J, H)}, got {tuple(initial.pose.shape)}")
+            more["initial"] = initial
         if pairs is not None:
             if not self.masks_pairs:
                 raise ValueError(f"{type(self).__name__} cannot leave out pairs: mask must be one value for each child")
             if pairs.dtype != torch.bool or pairs.shape != (B, I, J):
                 raise ValueError(f"pairs must be bool {(B, I, J)}, got {pairs.dtype} {tuple(pairs.shape)}")
-        route: Any = self.route  # what is left to it takes more arguments
-        return route(votes, activation, **given(initial=initial, pairs=pairs))
+            more["pairs"] = pairs
+        return self.route(votes, activation, **more)
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments.

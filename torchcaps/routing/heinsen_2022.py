@@ -98,7 +98,8 @@ def heinsen_2022_routing(
             assignment, the first one too, leaves them out. A child without parents adds nothing, and counts in I.
 
     Returns:
-        The parents y, (B, J, D), and the logits :math:`\log \sigma(...)` of their last assignment, (B, I, J).
+        The parents y, (B, J, D), and the logits :math:`\log \sigma(...)` of their last assignment, (B, I, J), minus
+        infinity where masked.
 
     Raises:
         ValueError: if ``steps`` is less than 1.
@@ -133,6 +134,8 @@ def heinsen_2022_routing(
             pooled = torch.matmul(shares, weighted) * scale[..., None]  # [B, J, d]
             mass = (shares @ there[..., None]).squeeze(-1)  # [B, J]
             parents = (pooled * weights.vote) @ weights.vote_shared + mass[..., None] * weights.vote_bias
+        if mask is not None:
+            logits = logits.masked_fill(~mask, -torch.inf)
         return (_normalised(parents) if normalise else parents), logits.expand(B, J, I).mT
 
 
@@ -216,7 +219,8 @@ class Heinsen2022Routing(Routing):
             children, weights, steps=steps, normalise=normalise, present=present, mask=pairs
         )
         activation = pose.squeeze(-1) if pose.shape[-1] == 1 else length(pose)
-        return Routed(pose, activation, votes, Given(logits))
+        finite = logits if pairs is None else logits.clamp_min(torch.finfo(logits.dtype).min)  # a child without parents
+        return Routed(pose, activation, votes, Given(finite))
 
     def weights(self, children: Tensor) -> VectorWeights:
         """What is learned, with the betas of these children, (B, I, d)."""

@@ -39,19 +39,6 @@ def named_imports(arguments: list[str]) -> list[str]:
     return named
 
 
-def without_imports(arguments: list[str]) -> list[str]:
-    """The arguments without ``--import``."""
-    rest, skip = [], False
-    for argument in arguments:
-        if skip or argument.startswith("--import="):
-            skip = False
-        elif argument == "--import":
-            skip = True
-        else:
-            rest.append(argument)
-    return rest
-
-
 def import_plugins() -> None:
     """Imports the plug-ins of installed packages, in the entry-point group ``torchcaps.plugins``.
 

@@ -26,7 +26,7 @@ def routing_health(model: nn.Module, images: Tensor, threshold: float = 0.01) ->
 
     Returns:
         ``assignment_entropy_<layer>``, see :func:`~torchcaps_lab.report.layer_entropy`, averaged over the images, for
-        each layer that routes, and ``dead_capsules_<layer>``, see :func:`~torchcaps_lab.report.dead_types`, for each
+        each layer that routes, and ``dead_capsules_<layer>``, see :func:`~torchcaps_lab.report.dead_capsules`, for each
         layer of capsules; both in [0, 1]. Empty for a network without capsules.
     """
     devices = [images.device] if images.device.type == "cuda" else []

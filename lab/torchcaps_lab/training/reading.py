@@ -13,7 +13,6 @@ LARGEST_FILE = 2**20
 MOST_VALUES = 10_000
 DEEPEST = 40
 
-_NO_YAML = (yaml.YAMLError, ValueError, LookupError, RecursionError, OverflowError)
 _TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map"))
 
 
@@ -26,7 +25,7 @@ class _Reader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names: set[str] = set()
-        for key, _ in node.value:
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode) and key.value in names:  # the first value would be lost without a word
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands twice", key.start_mark)
             names.add(str(key.value))
@@ -52,7 +51,7 @@ def parsed(text: str, source: str) -> Any:
     """
     try:
         value = yaml.load(text, Loader=_Reader)
-    except _NO_YAML as error:
+    except Exception as error:  # tags that do not suit their values end in many types
         raise ValueError(f"{source} is not YAML: {str(error) or type(error).__name__}") from error
     _count(value, source, 0, 0)
     return value
@@ -166,4 +165,9 @@ def _said(thing: Mapping[str, Any]) -> Any:
 
 def as_yaml(options: Mapping[str, Any]) -> str:
     """Options as text that :func:`read_options` reads."""
-    return yaml.safe_dump(dict(options), sort_keys=False, allow_unicode=True) if options else ""
+    if not options:
+        return ""
+    text = yaml.safe_dump(dict(options), sort_keys=False, allow_unicode=True)
+    if parsed(text, "the options") != options:  # some line breaks of Unicode are written as they are, and folded
+        text = yaml.safe_dump(dict(options), sort_keys=False)
+    return text
