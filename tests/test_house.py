@@ -191,6 +191,11 @@ def brought() -> list[str]:
     return json.loads(done.stdout)
 
 
+def test_no_folder_is_over_its_budget() -> None:
+    over = {name: lines for name, lines in house.sizes().items() if lines > house.BUDGETS[name]}
+    assert not over, f"more lines of code than {house.BUDGETS}: take something away"
+
+
 class TestImportOfThePackage:
     def test_needs_torch_alone(self, brought: list[str]) -> None:
         """Nothing comes with it but itself, parts of torch, and what those stand on."""
