@@ -17,7 +17,6 @@ from PIL import Image
 from test_mnist import idx
 from test_smallnorb import COUNT
 
-from torchcaps.testing import check_dataset
 from torchcaps_lab.data import (
     CIFAR10,
     MNIST,
@@ -32,6 +31,7 @@ from torchcaps_lab.data import (
     list_datasets,
 )
 from torchcaps_lab.data.base import DATASETS
+from torchcaps_lab.testing import check_dataset
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
 from several_digits import Masks, Pairs
