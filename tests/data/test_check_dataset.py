@@ -17,6 +17,7 @@ from PIL import Image
 from test_mnist import idx
 from test_smallnorb import COUNT
 
+from torchcaps.spec import package_of
 from torchcaps_lab.data import (
     CIFAR10,
     MNIST,
@@ -93,7 +94,7 @@ def write_smallnorb(folder: Path) -> None:
 
 
 def test_all_of_the_registry(makers: dict[str, Callable[..., ImageData]]) -> None:
-    shipped = {name for name in list_datasets() if DATASETS[name].__module__.startswith("torchcaps.")}
+    shipped = {name for name in list_datasets() if package_of(DATASETS[name].__module__) == "torchcaps"}
     assert makers.keys() == shipped
     for make in makers.values():
         check_dataset(make)
