@@ -1,6 +1,11 @@
-"""Arguments that make the larger networks small, with all that they are made of."""
+"""Arguments that make the larger networks small, with all that they are made of; a network that tests share."""
 
 from typing import Any
+
+import torch
+from torch import nn
+
+from torchcaps import create_model, create_routing
 
 SMALLER: dict[str, dict[str, Any]] = {
     "attentioncapsnet": {"channels": (4, 6), "blocks": (1, 1), "types": 3, "pose": (2, 2), "image_shape": (3, 16, 16)},
@@ -21,3 +26,14 @@ SMALLER: dict[str, dict[str, Any]] = {
     "self_routing_resnet20": {"channels": 4, "blocks": 1, "types": 3, "pose_dim": 4},
     "vbcapsnet": {"types": (4, 3, 2)},
 }
+
+
+def matrix_network(**options: object) -> nn.Module:
+    """A MatrixCapsNet of three steps of EM, or other options of it, in evaluation mode."""
+    torch.manual_seed(0)
+    routing = create_routing(
+        "em", **{"steps": 3, "schedule": "linear", "inverse_temperature": 1.0, "standardise": True, **options}
+    )
+    return create_model(
+        "matrixcapsnet", image_shape=(1, 17, 17), classes=10, channels=4, types=(2, 3, 2), pose=(2, 2), routing=routing
+    ).eval()

@@ -176,7 +176,7 @@ def declared(cls: Callable[..., Any], skip: int = 0) -> Declared:
 
 
 def _default(parameter: inspect.Parameter, factory: Any) -> Any:
-    """The default of a parameter; where a dataclass makes it, a new one."""
+    """The default of a parameter; where a dataclass makes it, one that it made."""
     return factory() if callable(factory) else parameter.default
 
 

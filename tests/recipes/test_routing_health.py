@@ -5,20 +5,11 @@ import torch
 from torch import Tensor, nn
 
 from recipes.routing_health import at_steps, layer_health, layer_polarisation, polarisation
+from tests.small_networks import matrix_network
 from torchcaps import CapsConv2d, Capsules, create_model, create_routing
 from torchcaps.routing import Routed
 from torchcaps_lab.data import create_dataset
 from torchcaps_lab.report import Layer, examine, layer_entropy, observe_layers, routing_steps
-
-
-def matrix_network(**options: object) -> nn.Module:
-    torch.manual_seed(0)
-    routing = create_routing(
-        "em", **{"steps": 3, "schedule": "linear", "inverse_temperature": 1.0, "standardise": True, **options}
-    )
-    return create_model(
-        "matrixcapsnet", image_shape=(1, 17, 17), classes=10, channels=4, types=(2, 3, 2), pose=(2, 2), routing=routing
-    ).eval()
 
 
 def test_one_step_is_uniform_in_every_layer() -> None:

@@ -4,20 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps import create_model, create_routing
+from tests.small_networks import matrix_network
 from torchcaps.routing import EMRouting, Routing
 from torchcaps.routing.em import inverse_temperatures
 from torchcaps_lab.report.steps import routing_steps, stretched
-
-
-def matrix_network(**options: object) -> nn.Module:
-    torch.manual_seed(0)
-    routing = create_routing(
-        "em", **{"steps": 3, "schedule": "linear", "inverse_temperature": 1.0, "standardise": True, **options}
-    )
-    return create_model(
-        "matrixcapsnet", image_shape=(1, 17, 17), classes=10, channels=4, types=(2, 3, 2), pose=(2, 2), routing=routing
-    ).eval()
 
 
 class TestSteps:

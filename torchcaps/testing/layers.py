@@ -12,11 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import BACKENDS, use_backend
-from torchcaps.ops.fused import why_not
-from torchcaps.ops.plan import FUSED
+from torchcaps.ops import use_backend
 from torchcaps.routing import Routing
-from torchcaps.testing.compare import TOLERANCE, assert_finite, assert_same
+from torchcaps.testing.compare import TOLERANCE, assert_finite, assert_same, assert_same_on_backends
 
 SCALES = (1e-3, 1.0, 1e3)
 """Of the poses that half precision is checked with."""
@@ -252,22 +250,11 @@ def _meta(subject: Subject) -> None:
 
 
 def _backends(subject: Subject) -> None:
-    with use_backend("naive"):
-        expected = _results(subject.copy(), subject.children, None, subject.learns)
-    for backend in BACKENDS:
-        if backend not in ("chunked", FUSED["cpu"]) or (backend == FUSED["cpu"] and why_not(backend)):
-            continue  # the reference, for another device, or not available here
-        try:
-            with use_backend(backend):
-                found = _results(subject.copy(), subject.children, None, subject.learns)
-        except ValueError as error:
-            if f"backend {backend!r} cannot do" in str(error):
-                continue
-            raise
-        try:
-            assert_same(found, expected, TOLERANCE[torch.float64])
-        except AssertionError as error:
-            raise AssertionError(f"on backend {backend}, {error}") from None
+    def results(backend: str) -> Any:
+        with use_backend(backend):
+            return _results(subject.copy(), subject.children, None, subject.learns)
+
+    assert_same_on_backends(results)
 
 
 def _gradients(subject: Subject) -> None:

@@ -3,17 +3,16 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from torchcaps.ops import BACKENDS, Votes
-from torchcaps.ops.fused import why_not
-from torchcaps.ops.plan import FUSED
+from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, Routed, Routing, as_capsules, create_routing
-from torchcaps.testing.compare import TOLERANCE, assert_finite, assert_same
+from torchcaps.testing.compare import TOLERANCE, assert_finite, assert_same, assert_same_on_backends
 
 B, I, J, M, P, D = 3, 7, 4, 2, 3, 2
 
@@ -279,20 +278,11 @@ def _backends(template: Routing) -> None:
     for shared in (False, True):
         problem = Problem.make(shared=shared)
         routing = _bound(template, problem)
-        expected = _results(routing, problem, backend="naive")
-        for backend in BACKENDS:
-            if backend not in ("naive", "chunked", FUSED["cpu"]) or (backend == FUSED["cpu"] and why_not(backend)):
-                continue  # for another device, or not available here
-            try:
-                found = _results(routing, problem, backend=backend)
-            except ValueError as error:
-                if f"backend {backend!r} cannot do" in str(error):
-                    continue
-                raise
-            try:
-                assert_same(found, expected, TOLERANCE[torch.float64])
-            except AssertionError as error:
-                raise AssertionError(f"on backend {backend}, {error}") from None
+        assert_same_on_backends(partial(_on_backend, routing, problem))
+
+
+def _on_backend(routing: Routing, problem: Problem, backend: str) -> dict[str, Tensor]:
+    return _results(routing, problem, backend=backend)
 
 
 def _gradients(template: Routing) -> None:
