@@ -1,6 +1,6 @@
 """Names with arguments: what type hints take, what is said of the rest, and that nothing is lost on the way."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +13,7 @@ from torchcaps.routing.base import ROUTINGS
 from torchcaps.spec import Registry, Typed, Within, complete, declared, fit, make, plain
 from torchcaps_lab.data import Digits
 from torchcaps_lab.data.base import DATASETS
+from torchcaps_lab.training.options import OptimizerFactory
 from torchcaps_lab.training.reading import merged, put, typed
 
 
@@ -87,7 +88,7 @@ def test_values_that_fit(hint: Any, value: Any, expected: Any) -> None:
         (list[int], [1, "a"], "a whole number, got 'a'"),
         (Literal["a", "b"], "c", "one of 'a', 'b', got 'c'"),
         (Annotated[int, Within(1)], 0, "at least 1, got 0"),
-        (Annotated[float, Within(0, 1, open=True)], 1, "above 0 and below 1, got 1"),
+        (Annotated[float, Within(0, 1, open=True)], 1, "below 1, got 1"),
         (Annotated[float, Within()], float("nan"), "finite"),
         (Shape, "pentagon", "x must be one of .'polygon'., got 'pentagon'"),
         (Shape, "polgon", "did you mean polygon"),
@@ -138,7 +139,7 @@ def test_what_no_file_can_hold_is_said() -> None:
 
 
 def test_factories_get_their_first_argument_later() -> None:
-    optimizers = Callable[[Any], torch.optim.Optimizer]
+    optimizers = OptimizerFactory
 
     made = make(fit(optimizers, {"name": "SGD", "lr": 0.5}, "optimizer"))
     assert made([torch.nn.Parameter(torch.ones(2))]).param_groups[0]["lr"] == 0.5

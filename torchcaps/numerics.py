@@ -5,13 +5,26 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from numbers import Integral, Real
-from typing import Any, TypeGuard, TypeVar
+from typing import Annotated, Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from torchcaps.spec import Within
+
 Choice = TypeVar("Choice", bound=str)
+
+LEAST_FLOOR = torch.finfo(torch.float32).tiny ** 0.5
+"""The least floor of variances, 1.1e-19: routing computes in float32 at least, and 1 / x^2, a gradient's, is finite."""
+
+# Arguments as :func:`torchcaps.spec.settings` checks them.
+Finite = Annotated[float, Within()]
+Positive = Annotated[float, Within(0, open=True)]
+NotNegative = Annotated[float, Within(0)]
+Share = Annotated[float, Within(0, 1)]
+Floor = Annotated[float, Within(LEAST_FLOOR, 1 / LEAST_FLOOR)]
+Size = Annotated[int, Within(1)]
 
 
 def positive(mass: Tensor) -> Tensor:
@@ -193,10 +206,6 @@ def check_positive(**numbers: Any) -> None:
     for name, number in numbers.items():
         if not is_finite(number) or number <= 0:
             raise ValueError(f"{name} must be above 0 and finite, got {number!r}")
-
-
-LEAST_FLOOR = torch.finfo(torch.float32).tiny ** 0.5
-"""The least floor of variances, 1.1e-19: routing computes in float32 at least, and 1 / x^2, a gradient's, is finite."""
 
 
 def check_floor(**floors: Any) -> None:

@@ -11,12 +11,14 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
-from functools import cache, partial
+from functools import cache, partial, wraps
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from typing_extensions import dataclass_transform
 
 Decorated = TypeVar("Decorated", bound=type)
 
@@ -175,6 +177,67 @@ def declared(cls: Callable[..., Any], skip: int = 0) -> Declared:
     return Declared(arguments, any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken))
 
 
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
+def settings(cls: Decorated) -> Decorated:
+    """Class decorator: annotated names are the arguments of the constructor, which checks and keeps them.
+
+    A dataclass, but for three things: each argument is checked against its type hint, as by :func:`check`, before
+    anything else happens; the constructor of the nearest base that has one of its own runs, without arguments, before
+    the arguments are kept, so that a module can be one; and ``==`` and ``repr`` stay those of the base. What depends on
+    several arguments is checked in ``__post_init__``.
+
+    Example:
+        >>> @settings
+        ... class Blur:
+        ...     sigma: Annotated[float, Within(0, open=True)] = 1.0
+        ...     steps: Annotated[int, Within(1)] = 3
+        ...
+        >>> Blur(2.0).sigma, Blur().steps
+        (2.0, 3)
+        >>> Blur(steps=0)
+        Traceback (most recent call last):
+        ValueError: steps must be at least 1, got 0
+    """
+    bases = cls.__mro__[1:]
+    base: Any = next(one for one in bases if "__init__" in vars(one) and "__dataclass_fields__" not in vars(one))
+    made: Any = dataclass(eq=False, repr=False)(cls)
+    keep = made.__init__
+    signature = inspect.signature(keep)
+
+    @wraps(keep)
+    def __init__(self: Any, *values: Any, **named: Any) -> None:
+        hints = declared(cls).arguments
+        try:
+            given = signature.bind(self, *values, **named).arguments
+        except TypeError as error:
+            raise TypeError(f"{cls.__name__}: {error}") from None
+        for name, value in given.items():
+            if name in hints:
+                check(hints[name].hint, value, name)
+        base.__init__(self)
+        keep(self, *values, **named)
+
+    made.__init__ = __init__
+    return cls
+
+
+def check(hint: Any, value: Any, place: str) -> None:
+    """Checks that a value in Python is what a type hint asks for; things are things here, no names.
+
+    Raises:
+        ValueError: if it is not: says what was expected.
+    """
+    for part, bounds in alternatives(hint):
+        named = registry_of(part) is not None and isinstance(value, str | Mapping)
+        if _takes(part, value) and not named:
+            if get_origin(part) in _SEQUENCES:
+                _several(part, value, place, check)
+            for bound in bounds:
+                bound.check(place, value)
+            return
+    raise ValueError(f"{place} must be {_expected(hint)}, got {value!r}")
+
+
 def _default(parameter: inspect.Parameter, factory: Any) -> Any:
     """The default of a parameter; where a dataclass makes it, one that it made."""
     return factory() if callable(factory) else parameter.default
@@ -322,8 +385,12 @@ def fit(hint: Any, value: Any, place: str) -> Any:
                 for bound in bounds:
                     bound.check(place, found)
                 return found
-    expected = " or ".join(dict.fromkeys(words for part, _ in parts if (words := _words(part))))
-    raise ValueError(f"{place} must be {expected}, got {meanings[-1]!r}")
+    raise ValueError(f"{place} must be {_expected(hint)}, got {meanings[-1]!r}")
+
+
+def _expected(hint: Any) -> str:
+    """What a type hint takes, for people."""
+    return " or ".join(dict.fromkeys(words for part, _ in alternatives(hint) if (words := _words(part))))
 
 
 @dataclass(frozen=True)
@@ -342,12 +409,9 @@ class Within:
             low = self.least is not None and (number <= self.least if self.open else number < self.least)
             high = self.most is not None and (number >= self.most if self.open else number > self.most)
             if low or high:
-                raise ValueError(f"{place} must be {self}, got {number!r}")
-
-    def __str__(self) -> str:
-        words = ("above", "below") if self.open else ("at least", "at most")
-        bounds = zip(words, (self.least, self.most), strict=True)
-        return " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+                words = ("above", "below") if self.open else ("at least", "at most")
+                bound = f"{words[0]} {self.least:g}" if low else f"{words[1]} {self.most:g}"
+                raise ValueError(f"{place} must be {bound}, got {number!r}")
 
 
 def _finite(number: Any) -> bool:
@@ -410,23 +474,22 @@ def _fitted(part: Any, value: Any, place: str) -> Any:
     if kind is float:
         return float(value)
     if kind in _SEQUENCES:
-        return _several(kind, inner, value, place)
+        found = _several(part, value, place, fit)
+        return found if kind is list else tuple(found)
     if kind in _MAPPINGS:
         hint = inner[1] if inner else Any
         return {str(name): fit(hint, one, f"{place}.{name}") for name, one in value.items()}
     return _untyped(value, place) if kind in (Any, object) else value
 
 
-def _several(kind: Any, inner: tuple[Any, ...], value: Sequence[Any], place: str) -> Any:
-    """A list or a tuple, whose elements fit."""
-    each = inner[:1] or (Any,)
-    if kind is tuple and inner and inner[-1] is not Ellipsis:
-        if len(inner) != len(value):
-            raise ValueError(f"{place} must be {len(inner)} values, got {list(value)!r}")
-        each = inner
-    hints = each * len(value) if len(each) == 1 else each
-    found = [fit(hint, one, place) for hint, one in zip(hints, value, strict=True)]
-    return found if kind is list else tuple(found)
+def _several(part: Any, values: Sequence[Any], place: str, each: Callable[[Any, Any, str], Any]) -> list[Any]:
+    """What ``each``, :func:`fit` or :func:`check`, makes of the elements of a list or a tuple."""
+    inner: tuple[Any, ...] = get_args(part) or (Any,)
+    if get_origin(part) is tuple and inner[-1] is not Ellipsis:
+        if len(inner) != len(values):
+            raise ValueError(f"{place} must be {len(inner)} values, got {list(values)!r}")
+        return [each(hint, value, place) for hint, value in zip(inner, values, strict=True)]
+    return [each(inner[0], value, place) for value in values]
 
 
 def _untyped(value: Any, place: str) -> Any:

@@ -4,7 +4,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,15 @@ from torch.nn import functional
 from torchcaps.capsules import Capsules
 from torchcaps.numerics import cast, check_floor, check_series, check_share, check_size, given
 from torchcaps.ops import Similarity, Votes
-from torchcaps.spec import Registry, declared, kept, refused
+from torchcaps.spec import Registry, Within, declared, kept, refused
 
 Gradient = Literal["all", "last"]
 GRADIENTS = get_args(Gradient)
+
+MOST_STEPS = 10_000
+"""More steps are taken for a typing error: gradients flow through a few, and hundreds converge."""
+
+Steps = Annotated[int, Within(1, MOST_STEPS)]
 
 
 class Routed(NamedTuple):
@@ -294,10 +299,6 @@ def routing_of(shape: LayerShape, routing: Any, default: Routing) -> Routing:
         example = f"{type(default).__name__}(), or create_routing(name)"
         raise TypeError(f"routing must be a Routing, such as {example}, got {routing!r}")
     return (routing or default).bind(shape)
-
-
-MOST_STEPS = 10_000
-"""More steps are taken for a typing error: gradients flow through a few, and hundreds converge."""
 
 
 def check_steps(steps: int, least: int = 1) -> int:

@@ -13,10 +13,12 @@ from torchcaps.routing.base import (
     LayerShape,
     Routed,
     Routing,
+    Steps,
     check_parents,
     check_steps,
     register_routing,
 )
+from torchcaps.spec import settings
 from torchcaps.squash import check_squash, length
 
 
@@ -83,6 +85,7 @@ def _alpha_after(routed: Routed, accumulate: bool) -> Tensor:
 
 
 @register_routing("dynamic")
+@settings
 class DynamicRouting(Routing):
     """Module form of :func:`dynamic_routing`.
 
@@ -115,22 +118,15 @@ class DynamicRouting(Routing):
     resumable = True
     uses_activation = False
 
-    def __init__(
-        self,
-        steps: int = 3,
-        bias: bool = False,
-        accumulate: bool = True,
-        orphan: bool = False,
-        squash: str = "sabour",
-        gradient: Gradient = "all",
-    ) -> None:
-        super().__init__()
-        self.steps = check_steps(steps)
-        self.bias = bias
-        self.accumulate = accumulate
-        self.orphan = orphan
-        self.squash = check_squash(squash)
-        self.gradient = check_choice("gradient", gradient, GRADIENTS)
+    steps: Steps = 3
+    bias: bool = False
+    accumulate: bool = True
+    orphan: bool = False
+    squash: str = "sabour"
+    gradient: Gradient = "all"
+
+    def __post_init__(self) -> None:
+        check_squash(self.squash)
         self.register_parameter("offset", None)
 
     def make_parameters(self, shape: LayerShape) -> None:
