@@ -14,10 +14,7 @@ from torchcaps.mixture.steps import Costs, activation_step, em_step, mixture_ste
 from torchcaps.numerics import LEAST_FLOOR, check_floor
 from torchcaps.ops import Votes
 from torchcaps.routing import (
-    DegreeCentralityRouting,
-    EMRouting,
     EMSettings,
-    HomogeneousRouting,
     Routed,
     attention_routing,
     degree_centrality_routing,
@@ -45,18 +42,13 @@ def heinsen(votes: Votes, floor: float) -> Routed:
 
 COSTS = Costs(torch.zeros(J), torch.zeros(J), 1.0)
 NEEDED: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "EMRouting": ("variance_floor", lambda floor: EMRouting(variance_floor=floor)),
-    "EMSettings": ("variance_floor", lambda floor: EMSettings(variance_floor=floor)),
     "heinsen_2019": ("epsilon", lambda floor: heinsen(votes(), floor)),
     "attention": ("epsilon", lambda floor: attention_routing(votes(), None, epsilon=floor)),
     "degree_centrality": ("epsilon", lambda floor: degree_centrality_routing(votes(), epsilon=floor)),
-    "DegreeCentralityRouting": ("epsilon", lambda floor: DegreeCentralityRouting(epsilon=floor)),
-    "HomogeneousRouting": ("epsilon", lambda floor: HomogeneousRouting(epsilon=floor)),
     "BatchStandard": ("epsilon", lambda floor: BatchStandard(3, epsilon=floor)),
     "PoseNorm": ("eps", lambda floor: PoseNorm(3, 4, eps=floor)),
 }
 OR_NONE: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "relative": ("relative_floor", lambda floor: EMRouting(relative_floor=floor)),
     "GaussianMixture": ("reg_covar", lambda floor: GaussianMixture(2, reg_covar=floor).fit(torch.eye(8).numpy())),
     "mixture_step": ("floor", lambda floor: mixture_step(votes(), floor=floor)),
     "activation_step": ("floor", lambda floor: activation_step(votes(), None, COSTS, floor=floor)),

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.numerics import check_choice, check_finite, check_positive, class_mask, compute_dtype, real_dtype
-from torchcaps.spec import Registry
+from torchcaps.numerics import Finite, Positive, check_choice, class_mask, compute_dtype, real_dtype
+from torchcaps.spec import Registry, settings
 
 Weighting = Literal["paper", "released"]
 Schedule = Literal["linear", "stepped", "sigmoid", "constant"]
@@ -123,6 +123,7 @@ class ActivationLoss(nn.Module, ABC):
         """
 
 
+@settings
 class MarginLoss(ActivationLoss):
     """Module form of :func:`margin_loss`.
 
@@ -143,20 +144,10 @@ class MarginLoss(ActivationLoss):
 
     weighs: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        present: float = 0.9,
-        absent: float = 0.1,
-        down_weight: float = 0.5,
-        weighting: Weighting = "paper",
-    ) -> None:
-        super().__init__()
-        check_finite(present=present, absent=absent, down_weight=down_weight)
-        check_choice("weighting", weighting, get_args(Weighting))
-        self.present = present
-        self.absent = absent
-        self.down_weight = down_weight
-        self.weighting = weighting
+    present: Finite = 0.9
+    absent: Finite = 0.1
+    down_weight: Finite = 0.5
+    weighting: Weighting = "paper"
 
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
         """The loss, a scalar."""
@@ -183,6 +174,7 @@ def length_cross_entropy(
     return _mean(F.cross_entropy(inverse_temperature * activation, mask, reduction="none"), mask, weight)
 
 
+@settings
 class LengthCrossEntropy(ActivationLoss):
     """Module form of :func:`length_cross_entropy`.
 
@@ -201,10 +193,7 @@ class LengthCrossEntropy(ActivationLoss):
     shares: ClassVar[bool] = True
     weighs: ClassVar[bool] = True
 
-    def __init__(self, inverse_temperature: float = 10.0) -> None:
-        super().__init__()
-        check_finite(inverse_temperature=inverse_temperature)
-        self.inverse_temperature = inverse_temperature
+    inverse_temperature: Finite = 10.0
 
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
         """The loss, a scalar."""
@@ -277,6 +266,7 @@ LOSSES = Registry("loss", ActivationLoss)
 """The losses on class activations: what the command line's ``--loss`` takes, by the names of their classes."""
 
 
+@settings
 class ReconstructionLoss(nn.Module):
     """Module form of :func:`reconstruction_loss`, weighted.
 
@@ -292,10 +282,7 @@ class ReconstructionLoss(nn.Module):
         torch.Size([])
     """
 
-    def __init__(self, weight: float = 0.0005) -> None:
-        super().__init__()
-        check_finite(weight=weight)
-        self.weight = weight
+    weight: Finite = 0.0005
 
     def forward(self, reconstruction: Tensor, images: Tensor) -> Tensor:
         """The weighted loss, a scalar."""
@@ -329,6 +316,7 @@ def spread_loss(activation: Tensor, target: Tensor, margin: float = 0.9, weight:
     return _mean(((1 - mask) * (margin - (true - activation)).relu().square()).sum(1), mask, weight)
 
 
+@settings
 class SpreadLoss(ActivationLoss):
     r"""Module form of :func:`spread_loss`, with a margin that grows in training so that few capsules die early.
 
@@ -361,22 +349,13 @@ class SpreadLoss(ActivationLoss):
 
     weighs: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        start: float = 0.2,
-        end: float = 0.9,
-        schedule: Schedule = "linear",
-        period: float = 50000.0,
-    ) -> None:
-        super().__init__()
-        check_choice("schedule", schedule, get_args(Schedule))
-        check_finite(start=start, end=end)
-        check_positive(period=period)
-        self.start = start
-        self.end = end
-        self.schedule = schedule
-        self.period = period
-        self.margin = end
+    start: Finite = 0.2
+    end: Finite = 0.9
+    schedule: Schedule = "linear"
+    period: Positive = 50000.0
+
+    def __post_init__(self) -> None:
+        self.margin = self.end
         self.advance(0, 1, 0)
 
     def advance(self, epoch: int, epochs: int, step: int) -> None:

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import reduce
-from numbers import Integral, Real
-from typing import Annotated, Any, TypeGuard, TypeVar
+from numbers import Integral
+from typing import Annotated, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,12 +19,22 @@ Choice = TypeVar("Choice", bound=str)
 LEAST_FLOOR = torch.finfo(torch.float32).tiny ** 0.5
 """The least floor of variances, 1.1e-19: routing computes in float32 at least, and 1 / x^2, a gradient's, is finite."""
 
+_POSITIVE = Within(0, open=True, words="above 0 and finite")
+_SHARE = Within(0, 1, words="a share in [0, 1]")
+_FLOOR = Within(
+    LEAST_FLOOR,
+    1 / LEAST_FLOOR,
+    words=f"above 0 and finite in float32, as its square is: from {LEAST_FLOOR:.1e} to {1 / LEAST_FLOOR:.1e} "
+    "(1e-12 is next to nothing)",
+)
+
 # Arguments as :func:`torchcaps.spec.settings` checks them.
 Finite = Annotated[float, Within()]
-Positive = Annotated[float, Within(0, open=True)]
+Positive = Annotated[float, _POSITIVE]
 NotNegative = Annotated[float, Within(0)]
-Share = Annotated[float, Within(0, 1)]
-Floor = Annotated[float, Within(LEAST_FLOOR, 1 / LEAST_FLOOR)]
+Share = Annotated[float, _SHARE]
+Floor = Annotated[float, _FLOOR]
+FloorOrNone = Annotated[float, replace(_FLOOR, zero=True)]
 Size = Annotated[int, Within(1)]
 
 
@@ -170,11 +181,6 @@ def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def is_finite(number: Any) -> TypeGuard[float]:
-    """Whether it is a real number, and neither a bool, nor infinite, nor NaN."""
-    return isinstance(number, Real) and not isinstance(number, bool) and math.isfinite(number)
-
-
 def jsonable(value: Any) -> Any:
     """A value for JSON, which has no NaN and no infinity: None in their place, in lists and mappings too."""
     if isinstance(value, Mapping):
@@ -190,11 +196,9 @@ def check_finite(least: float = -math.inf, /, **numbers: Any) -> None:
     Raises:
         ValueError: if one is not a number, infinite, NaN, or smaller than ``least``; names the argument.
     """
+    bounds = Within(least)
     for name, number in numbers.items():
-        if not is_finite(number):
-            raise ValueError(f"{name} must be finite, got {number!r}")
-        if number < least:
-            raise ValueError(f"{name} must be at least {least:g}, got {number}")
+        bounds.check(name, number)
 
 
 def check_positive(**numbers: Any) -> None:
@@ -204,8 +208,7 @@ def check_positive(**numbers: Any) -> None:
         ValueError: if one is not; names the argument.
     """
     for name, number in numbers.items():
-        if not is_finite(number) or number <= 0:
-            raise ValueError(f"{name} must be above 0 and finite, got {number!r}")
+        _POSITIVE.check(name, number)
 
 
 def check_floor(**floors: Any) -> None:
@@ -215,11 +218,7 @@ def check_floor(**floors: Any) -> None:
         ValueError: if one is not between :data:`LEAST_FLOOR` and its inverse; names the argument.
     """
     for name, floor in floors.items():
-        if not is_finite(floor) or not LEAST_FLOOR <= floor <= 1 / LEAST_FLOOR:
-            raise ValueError(
-                f"{name} must be above 0 and finite in float32, as its square is: from {LEAST_FLOOR:.1e} to "
-                f"{1 / LEAST_FLOOR:.1e}, got {floor!r} (1e-12 is next to nothing)"
-            )
+        _FLOOR.check(name, floor)
 
 
 def check_share(**shares: Any) -> None:
@@ -229,8 +228,7 @@ def check_share(**shares: Any) -> None:
         ValueError: if one is not; names the argument.
     """
     for name, share in shares.items():
-        if not is_finite(share) or not 0 <= share <= 1:
-            raise ValueError(f"{name} must be a share in [0, 1], got {share!r}")
+        _SHARE.check(name, share)
 
 
 def check_choice(argument: str, value: Choice, choices: tuple[str, ...]) -> Choice:

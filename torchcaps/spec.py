@@ -7,6 +7,7 @@ by name, nothing else is called, and text is never parsed again: a string where 
 """
 
 import inspect
+import math
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from difflib import get_close_matches
 from functools import cache, partial, wraps
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from typing_extensions import dataclass_transform
 
@@ -221,6 +222,17 @@ def settings(cls: Decorated) -> Decorated:
     return cls
 
 
+def check_fields(thing: Any) -> None:
+    """Checks the fields of a dataclass against their type hints: for its ``__post_init__``.
+
+    Raises:
+        ValueError: if one does not fit; names the field.
+    """
+    kind: Any = type(thing)
+    for name, argument in declared(kind).arguments.items():
+        check(argument.hint, getattr(thing, name), name)
+
+
 def check(hint: Any, value: Any, place: str) -> None:
     """Checks that a value in Python is what a type hint asks for; things are things here, no names.
 
@@ -395,27 +407,45 @@ def _expected(hint: Any) -> str:
 
 @dataclass(frozen=True)
 class Within:
-    """Bounds of a number, for ``Annotated``: from ``least`` to ``most``, or between them if ``open``."""
+    """Bounds of a number, for ``Annotated``: finite, from ``least`` to ``most``, or between them if ``open``.
+
+    Args:
+        least: the lower bound, if there is one.
+        most: the upper bound.
+        open: whether the bounds themselves are out of bounds.
+        zero: whether 0 is allowed beside them, for none.
+        words: what to say that the number must be, in place of the bound that it is beyond.
+    """
 
     least: float | None = None
     most: float | None = None
     open: bool = False
+    zero: bool = False
+    words: str = ""
 
     def check(self, place: str, value: Any) -> None:
         """Raises a ValueError that names the place unless the number, or each of several, is within."""
         for number in value if isinstance(value, list | tuple) else [value]:
-            if not _finite(number):
-                raise ValueError(f"{place} must be finite, got {number!r}")
-            low = self.least is not None and (number <= self.least if self.open else number < self.least)
-            high = self.most is not None and (number >= self.most if self.open else number > self.most)
-            if low or high:
-                words = ("above", "below") if self.open else ("at least", "at most")
-                bound = f"{words[0]} {self.least:g}" if low else f"{words[1]} {self.most:g}"
-                raise ValueError(f"{place} must be {bound}, got {number!r}")
+            if bound := self._beyond(number):
+                raise ValueError(f"{place} must be {self.words or bound}, got {number!r}")
+
+    def _beyond(self, number: Any) -> str:
+        """What the number should be and is not; empty if it is within."""
+        if not is_finite(number):
+            return "finite"
+        if self.zero and number == 0:
+            return ""
+        above, below = ("above", "below") if self.open else ("at least", "at most")
+        if self.least is not None and (number <= self.least if self.open else number < self.least):
+            return f"{above} {self.least:g}"
+        if self.most is not None and (number >= self.most if self.open else number > self.most):
+            return f"{below} {self.most:g}"
+        return ""
 
 
-def _finite(number: Any) -> bool:
-    return number == number and number not in (float("inf"), -float("inf"))
+def is_finite(number: Any) -> TypeGuard[float]:
+    """Whether it is a real number, and neither a bool, nor infinite, nor NaN."""
+    return isinstance(number, Real) and not isinstance(number, bool) and math.isfinite(number)
 
 
 def alternatives(hint: Any, bounds: tuple[Within, ...] = ()) -> Iterator[tuple[Any, tuple[Within, ...]]]:

@@ -1,14 +1,16 @@
 """The length of a pose, and the squash functions that make it a probability that the entity is present."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.numerics import cast, compute_dtype, only_formulas, real_dtype
+from torchcaps.spec import settings
 
 Dims = int | tuple[int, ...]
+SquashKind = Literal["sabour", "half", "tanh", "exponential", "rational", "none"]
 
 
 def _squared_length(pose: Tensor, dim: Dims, keepdim: bool = True) -> Tensor:
@@ -135,16 +137,6 @@ def kind_of(name: str, argument: str = "squash") -> Kind:
     return found
 
 
-def check_squash(name: str) -> str:
-    """The name of a squash, checked.
-
-    Raises:
-        ValueError: if there is no such squash.
-    """
-    kind_of(name)
-    return name
-
-
 def _squash(pose: Tensor, kind: Kind, dim: Dims) -> Tensor:
     """The squash as a formula, which autograd differentiates to any order."""
     squared = _squared_length(pose, dim)
@@ -220,6 +212,7 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
     return cast(squashed, dtype)
 
 
+@settings
 class Squash(nn.Module):
     """Module form of :func:`squash`.
 
@@ -232,11 +225,8 @@ class Squash(nn.Module):
         tensor([0.9615])
     """
 
-    def __init__(self, kind: str = "sabour", dim: Dims = -1) -> None:
-        super().__init__()
-        kind_of(kind, "kind")
-        self.kind = kind
-        self.dim = dim
+    kind: SquashKind = "sabour"
+    dim: Dims = -1
 
     def forward(self, pose: Tensor) -> Tensor:
         """Applies the squash, shape unchanged."""

@@ -93,5 +93,3 @@ def test_dropout_is_of_training_alone() -> None:
     assert not torch.equal(routing(votes, activation).pose, routing(votes, activation).pose)
     routing.eval()
     torch.testing.assert_close(routing(votes, activation).pose, attention_routing(votes).pose)
-    with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\), got 1"):
-        AttentionRouting(dropout=1)

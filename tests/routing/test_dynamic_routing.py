@@ -130,8 +130,6 @@ def test_wrong_arguments() -> None:
     votes = Votes(torch.zeros(1, 2, 3), torch.zeros(2, 2, 3, 3))
     with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
         dynamic_routing(votes, steps=0)
-    with pytest.raises(ValueError, match="steps must be at least 1, got -1"):
-        DynamicRouting(steps=-1)
     with pytest.raises(ValueError, match=r"gradient must be one of .*'first'"):
         dynamic_routing(votes, gradient="first")
     with pytest.raises(ValueError, match=r"squash must be one of .*'sigmoid'"):

@@ -203,10 +203,3 @@ def test_precision(dtype: torch.dtype) -> None:
         found.append(parents.activation)
     torch.testing.assert_close(found[0], found[1], rtol=0.05, atol=0.02)
     torch.testing.assert_close(found[2], found[1], rtol=0.05, atol=0.02)
-
-
-def test_config_and_errors() -> None:
-    assert EMRouting(relative_floor=0.1).config()["relative_floor"] == 0.1
-    for wrong in (-0.1, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="relative_floor must be"):
-            EMRouting(relative_floor=wrong)

@@ -406,9 +406,8 @@ class TestSchedules:
         assert inverse_temperatures(lambda step, steps: 10 * steps + step, 3, 2.0) == [60, 62, 64]
 
     def test_unknown(self) -> None:
-        for call in (lambda: inverse_temperatures("fast", 3, 1.0), lambda: EMRouting(schedule="fast")):
-            with pytest.raises(ValueError, match=r"schedule must be one of .*got 'fast'"):
-                call()
+        with pytest.raises(ValueError, match=r"schedule must be one of .*got 'fast'"):
+            inverse_temperatures("fast", 3, 1.0)
 
     @pytest.mark.parametrize("schedule", ["released", "linear", "constant", lambda step, steps: 1 / (steps - step)])
     def test_reaches_the_module(self, schedule: Any) -> None:
@@ -472,9 +471,5 @@ def test_wrong_arguments() -> None:
     problem = Problem()
     with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
         em_routing(problem.votes(), None, problem.beta_u, problem.beta_a, ())
-    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
-        EMRouting(steps=0)
     with pytest.raises(ValueError, match=r"gradient must be one of .*got 'first'"):
         em_routing(problem.votes(), *problem.arguments(), (1.0,), gradient="first")
-    with pytest.raises(ValueError, match=r"gradient must be one of .*got 'first'"):
-        EMRouting(gradient="first")

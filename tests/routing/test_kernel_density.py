@@ -10,8 +10,6 @@ from torch import Tensor
 
 from torchcaps.ops import Votes
 from torchcaps.routing import (
-    FastKernelDensityRouting,
-    KernelDensityRouting,
     Routed,
     fast_kernel_density_routing,
     kernel_density_routing,
@@ -211,16 +209,3 @@ def test_the_density_grows() -> None:
             distance = (votes.dense() - routed.pose[:, None]).square().mean(-1)
             heights.append(float((routed.assignment * (1 - distance / 64)).sum()))
         assert heights == sorted(heights)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: KernelDensityRouting(settled=0.0), "settled must be above 0 and finite, got 0"),
-        (lambda: FastKernelDensityRouting(method="mean"), r"method must be one of \['shift', 'em'\], got 'mean'"),
-        (lambda: FastKernelDensityRouting(width=0.0), "width must be above 0 and finite, got 0.0"),
-    ],
-)
-def test_wrong_settings(make: partial[object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()

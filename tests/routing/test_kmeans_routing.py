@@ -171,6 +171,3 @@ def test_wrong_arguments(tensors: tuple[Tensor, Tensor]) -> None:
             routing(votes, steps=0)
     with pytest.raises(ValueError, match=r"metric must be one of \['euclidean', 'inner'\], got 'cosine'"):
         hard_kmeans_routing(votes, metric="cosine")
-    for module in (InnerProductKMeansRouting, EuclideanKMeansRouting, HardKMeansRouting):
-        with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
-            module(steps=0)

@@ -1,12 +1,16 @@
 """Layers whose output is the solution of an equation, found by a few unrolled iterations: routing in miniature."""
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import check_finite
-from torchcaps.routing.base import check_steps
+from torchcaps.numerics import Finite
+from torchcaps.routing.base import MOST_STEPS, check_steps
+from torchcaps.spec import Within, settings
+
+StepsOrNone = Annotated[int, Within(0, MOST_STEPS)]
 
 
 def implicit_activation(x: Tensor, function: Callable[[Tensor], Tensor] = torch.cos, steps: int = 3) -> Tensor:
@@ -36,6 +40,7 @@ def implicit_activation(x: Tensor, function: Callable[[Tensor], Tensor] = torch.
     return y
 
 
+@settings
 class ImplicitActivation(nn.Module):
     """Module form of :func:`implicit_activation`.
 
@@ -46,11 +51,8 @@ class ImplicitActivation(nn.Module):
         True
     """
 
-    def __init__(self, function: Callable[[Tensor], Tensor] = torch.cos, steps: int = 3) -> None:
-        super().__init__()
-        check_steps(steps, 0)
-        self.function = function
-        self.steps = steps
+    function: Callable[[Tensor], Tensor] = torch.cos
+    steps: StepsOrNone = 3
 
     def forward(self, x: Tensor) -> Tensor:
         """Applies the activation, shape unchanged."""
@@ -108,6 +110,7 @@ def self_weighted_pooling(
     return pooled
 
 
+@settings
 class SelfWeightedPooling(nn.Module):
     """Module form of :func:`self_weighted_pooling`.
 
@@ -117,12 +120,8 @@ class SelfWeightedPooling(nn.Module):
         torch.Size([2, 64])
     """
 
-    def __init__(self, steps: int = 3, sharpness: float = 1.0) -> None:
-        super().__init__()
-        check_steps(steps, 0)
-        check_finite(sharpness=sharpness)
-        self.steps = steps
-        self.sharpness = sharpness
+    steps: StepsOrNone = 3
+    sharpness: Finite = 1.0
 
     def forward(self, sequence: Tensor, mask: Tensor | None = None) -> Tensor:
         """Pools sequences (B, n, D) to (B, D)."""

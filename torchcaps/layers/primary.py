@@ -10,7 +10,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import AXES, PerAxis, Pose, per_axis, pose_shape
 from torchcaps.layers.pose_norm import PoseScale, norm_of
 from torchcaps.numerics import check_choice, check_size
-from torchcaps.squash import check_squash, length, squash
+from torchcaps.squash import kind_of, length, squash
 
 _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -86,7 +86,8 @@ class PrimaryCapsNd(nn.Module):
         check_size(in_channels=in_channels, types=types, groups=groups)
         self.types = types
         self.dim = pose_shape("dim", dim)
-        self.squash = check_squash(squash)
+        kind_of(squash)
+        self.squash = squash
         channels = types * math.prod(self.dim)
         needs_bias = bias and not (routed or batch_norm)
         options = (

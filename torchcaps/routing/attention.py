@@ -1,15 +1,19 @@
 """Inverted dot-product attention routing (Tsai, Srivastava, Goh & Salakhutdinov 2020)."""
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchcaps.numerics import check_floor, full_precision, is_finite
+from torchcaps.numerics import check_floor, full_precision
 from torchcaps.ops import InnerProduct, Votes
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_steps, register_routing
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, Steps, check_steps, register_routing
+from torchcaps.spec import Within, settings
 from torchcaps.squash import length
+
+Dropout = Annotated[float, Within(0, math.nextafter(1, 0), words="in [0, 1)")]
 
 
 def attention_routing(
@@ -71,6 +75,7 @@ def _like(parameter: Tensor | None, total: Tensor) -> Tensor | None:
 
 
 @register_routing("attention")
+@settings
 class AttentionRouting(Routing):
     """Module form of :func:`attention_routing`, with one layer normalisation for all parents and steps.
 
@@ -103,13 +108,11 @@ class AttentionRouting(Routing):
     resumable = True
     uses_activation = False
 
-    def __init__(self, steps: int = 2, dropout: float = 0.0, readout: bool = False) -> None:
-        super().__init__()
-        self.steps = check_steps(steps)
-        if not is_finite(dropout) or not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {dropout!r}")
-        self.dropout = dropout
-        self.readout = readout
+    steps: Steps = 2
+    dropout: Dropout = 0.0
+    readout: bool = False
+
+    def __post_init__(self) -> None:
         self.score: nn.Linear | None = None
         self.register_parameter("gain", None)
         self.register_parameter("bias", None)

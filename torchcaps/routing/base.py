@@ -130,8 +130,8 @@ class Routing(nn.Module, ABC):
     arguments are kept as attributes of the same names, so that :meth:`config` can give them back. A layer calls
     :meth:`bind` and so gets a copy of its own: one routing can be passed to many layers.
 
-    The constructors of all routings here raise a ``ValueError`` that names an argument out of its range; the functions
-    behind them check the number of steps, and names such as that of a squash.
+    The routings here declare their settings as fields (:func:`~torchcaps.spec.settings`): a ``ValueError`` names one
+    that is out of its range. The functions behind them check the number of steps, and names such as that of a squash.
 
     Example:
         >>> class Mean(tc.routing.Routing):

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import check_floor
+from torchcaps.numerics import Floor, check_floor
 from torchcaps.ops import Given, Similarity, Votes, axes
 from torchcaps.routing.base import About, Routed, Routing, register_routing
 from torchcaps.routing.maps import Exponential
-from torchcaps.squash import check_squash, length, squash
+from torchcaps.spec import settings
+from torchcaps.squash import SquashKind, length, squash
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +65,7 @@ def degree_centrality_routing(
 
 
 @register_routing("degree_centrality")
+@settings
 class DegreeCentralityRouting(Routing):
     """Module form of :func:`degree_centrality_routing`.
 
@@ -91,11 +93,8 @@ class DegreeCentralityRouting(Routing):
     within_window = True
     uses_activation = False
 
-    def __init__(self, squash: str = "sabour", epsilon: float = 1e-8) -> None:
-        super().__init__()
-        self.squash = check_squash(squash)
-        check_floor(epsilon=epsilon)
-        self.epsilon = epsilon
+    squash: SquashKind = "sabour"
+    epsilon: Floor = 1e-8
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; the activations of the children are not used."""

@@ -19,7 +19,7 @@ from torchcaps.routing.base import (
     register_routing,
 )
 from torchcaps.spec import settings
-from torchcaps.squash import check_squash, length
+from torchcaps.squash import SquashKind, length
 
 
 def dynamic_routing(
@@ -122,11 +122,10 @@ class DynamicRouting(Routing):
     bias: bool = False
     accumulate: bool = True
     orphan: bool = False
-    squash: str = "sabour"
+    squash: SquashKind = "sabour"
     gradient: Gradient = "all"
 
     def __post_init__(self) -> None:
-        check_squash(self.squash)
         self.register_parameter("offset", None)
 
     def make_parameters(self, shape: LayerShape) -> None:

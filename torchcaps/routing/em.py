@@ -3,23 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, logsigmoid
 
-from torchcaps.numerics import (
-    check_choice,
-    check_finite,
-    check_floor,
-    check_positive,
-    check_share,
-    given,
-    is_finite,
-    positive,
-)
+from torchcaps.numerics import Finite, Floor, FloorOrNone, Positive, Share, check_choice, positive
 from torchcaps.ops import Gaussian, Gaussians, Moments, Votes
 from torchcaps.routing.base import (
     GRADIENTS,
@@ -28,15 +19,16 @@ from torchcaps.routing.base import (
     LayerShape,
     Routed,
     Routing,
+    Steps,
     check_parents,
     check_steps,
     register_routing,
 )
+from torchcaps.spec import check_fields, settings
 
 Schedule = Literal["released", "linear", "constant"]
 Sharpness = float | Tensor | Sequence[float | Tensor]
 Learned = Literal["layer", "parent"]
-_SCHEDULES = get_args(Schedule)
 
 
 class EMState(NamedTuple):
@@ -81,25 +73,16 @@ class EMSettings:
         0.0005
     """
 
-    variance_floor: float = 5e-4
-    mean_smoothing: float = 0.0
-    cost_scale: float = 1.0
-    activation_scale: float = 1.0
-    mass_scale: float | None = None
+    variance_floor: Floor = 5e-4
+    mean_smoothing: Share = 0.0
+    cost_scale: Finite = 1.0
+    activation_scale: Finite = 1.0
+    mass_scale: Positive | None = None
     standardise: bool = False
-    relative_floor: float = 0.0
+    relative_floor: FloorOrNone = 0.0
 
     def __post_init__(self) -> None:
-        check_floor(variance_floor=self.variance_floor)
-        check_share(mean_smoothing=self.mean_smoothing)
-        check_finite(cost_scale=self.cost_scale, activation_scale=self.activation_scale)
-        check_positive(**given(mass_scale=self.mass_scale))
-        check_finite(0, relative_floor=self.relative_floor)
-        if self.relative_floor:
-            check_floor(relative_floor=self.relative_floor)
-
-
-_SETTINGS = tuple(field.name for field in fields(EMSettings))
+        check_fields(self)
 
 
 def votes_variance(moments: Moments, windows: int = 1) -> Tensor:
@@ -130,7 +113,7 @@ def em_m_step(
     beta_u: Tensor,
     beta_a: Tensor,
     inverse_temperature: float,
-    settings: EMSettings = EMSettings(),
+    settings: "EMSettings | EMRouting" = EMSettings(),
     *,
     previous: EMState | None = None,
     unit: Tensor | None = None,
@@ -166,7 +149,7 @@ def em_m_step(
 
 
 def _gaussians(
-    votes: Votes, moments: Moments, settings: EMSettings, previous: EMState | None, unit: Tensor | None
+    votes: Votes, moments: Moments, settings: "EMSettings | EMRouting", previous: EMState | None, unit: Tensor | None
 ) -> Gaussians:
     """Means, smoothed or not, and variances about them with their floor."""
     if unit is None and not settings.mean_smoothing:
@@ -209,7 +192,7 @@ def inverse_temperatures(schedule: Schedule | Callable[[int, int], float], steps
     """
     if callable(schedule):
         return [final * schedule(step, steps) for step in range(steps)]
-    check_choice("schedule", schedule, _SCHEDULES)
+    check_choice("schedule", schedule, get_args(Schedule))
     if schedule == "released":
         return [final * (1 - 0.95 ** (step + 1)) for step in range(steps)]
     rise = (min(steps, 3) - 1) / max(steps - 1, 1) if schedule == "linear" else 0.0
@@ -222,7 +205,7 @@ def em_routing(
     beta_u: Tensor,
     beta_a: Tensor,
     inverse_temperatures: Sequence[float],
-    settings: EMSettings = EMSettings(),
+    settings: "EMSettings | EMRouting" = EMSettings(),
     gradient: Gradient = "all",
     sharpness: Sharpness = 1.0,
 ) -> Routed:
@@ -234,7 +217,7 @@ def em_routing(
         beta_u: (J,).
         beta_a: (J,).
         inverse_temperatures: lambda of each step.
-        settings: where implementations of the M-step differ.
+        settings: where implementations of the M-step differ; or a routing that has them.
         gradient: through ``"all"`` steps, as in the released code, or only through the ``"last"``, which then takes the
             Gaussians of the step before as constants. With standardised costs nearly all of the gradient comes through
             the earlier steps, in bursts hundreds of times as long as usual; what ``"last"`` leaves is far smaller and
@@ -308,6 +291,7 @@ several steps; ``mass_scaled``: Gritzman 2019.
 
 
 @register_routing("em")
+@settings
 class EMRouting(Routing):
     """Module form of :func:`em_routing`, with ``beta_u`` and ``beta_a`` for each parent.
 
@@ -350,46 +334,26 @@ class EMRouting(Routing):
         reported="smallNORB 1.8 %",
     )
 
-    def __init__(
-        self,
-        steps: int = 3,
-        schedule: Schedule | Callable[[int, int], float] = "released",
-        inverse_temperature: float = 0.01,
-        variance_floor: float = 5e-4,
-        mean_smoothing: float = 0.0,
-        cost_scale: float = 1.0,
-        activation_scale: float = 1.0,
-        mass_scale: float | None = None,
-        standardise: bool = False,
-        beta_u: float = 0.0,
-        beta_a: float = 0.0,
-        gradient: Gradient = "all",
-        sharpness: float | Literal["mean"] | Sequence[float] = 1.0,
-        learn_sharpness: Learned | None = None,
-        relative_floor: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.steps = check_steps(steps)
-        check_finite(inverse_temperature=inverse_temperature, beta_u=beta_u, beta_a=beta_a)
-        inverse_temperatures(schedule, steps, inverse_temperature)  # a wrong schedule raises here
-        self.schedule = schedule
-        self.inverse_temperature = inverse_temperature
-        self.variance_floor = variance_floor
-        self.mean_smoothing = mean_smoothing
-        self.cost_scale = cost_scale
-        self.activation_scale = activation_scale
-        self.mass_scale = mass_scale
-        self.standardise = standardise
-        self.beta_u = beta_u
-        self.beta_a = beta_a
-        self.gradient = check_choice("gradient", gradient, GRADIENTS)
-        self.sharpness = _checked_sharpness(sharpness, steps - 1)
-        if learn_sharpness is not None:
-            check_choice("learn_sharpness", learn_sharpness, get_args(Learned))
-        self.learn_sharpness = learn_sharpness
-        self.relative_floor = relative_floor
-        self._known: tuple[tuple[Any, ...], EMSettings] | None = None
-        _ = self._settings  # wrong ones raise here
+    steps: Steps = 3
+    schedule: Schedule | Callable[[int, int], float] = "released"
+    inverse_temperature: Finite = 0.01
+    variance_floor: Floor = EMSettings.variance_floor
+    mean_smoothing: Share = EMSettings.mean_smoothing
+    cost_scale: Finite = EMSettings.cost_scale
+    activation_scale: Finite = EMSettings.activation_scale
+    mass_scale: Positive | None = EMSettings.mass_scale
+    standardise: bool = EMSettings.standardise
+    beta_u: Finite = 0.0
+    beta_a: Finite = 0.0
+    gradient: Gradient = "all"
+    sharpness: Literal["mean"] | Positive | Sequence[Positive] = 1.0
+    learn_sharpness: Learned | None = None
+    relative_floor: FloorOrNone = EMSettings.relative_floor
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sharpness, list | tuple):
+            _per_step(self.sharpness, self.steps - 1)
+            self.sharpness = list(self.sharpness)
         self._size = 1
         self.register_parameter("unit_cost", None)
         self.register_parameter("activation_cost", None)
@@ -423,37 +387,14 @@ class EMRouting(Routing):
             self.unit_cost,
             self.activation_cost,
             temperatures,
-            self._settings,
+            self,
             self.gradient,
             self.sharpnesses(),
         )
 
-    @property
-    def _settings(self) -> EMSettings:
-        """Those of the M-step, as they are now; made, and checked, anew where one has changed."""
-        now = tuple([getattr(self, name) for name in _SETTINGS])
-        if self._known is None or self._known[0] != now:
-            self._known = now, EMSettings(*now)
-        return self._known[1]
-
     def sharpnesses(self) -> list[float | Tensor]:
         """The sharpness of each E-step, as it is now; one a parent, (J,), where each learns its own."""
         chosen = 1 / self._size if self.sharpness == "mean" else self.sharpness
-        start = chosen if isinstance(chosen, list) else [chosen] * (self.steps - 1)
+        start = _per_step(chosen, self.steps - 1)
         factor = 1.0 if self.log_sharpness is None else self.log_sharpness.exp()
         return [one * factor for one in start]
-
-
-def _checked_sharpness(sharpness: float | str | Sequence[float], count: int) -> Any:
-    """The sharpness as :class:`EMRouting` keeps it: "mean", a number, or a list of them.
-
-    Raises:
-        ValueError: if it is no positive number, not "mean", and not one positive number for each E-step.
-    """
-    if sharpness == "mean":
-        return sharpness
-    one = not isinstance(sharpness, Sequence)
-    numbers = list(sharpness) if isinstance(sharpness, Sequence) else [sharpness]
-    if not (one or len(numbers) == count) or not all(is_finite(number) and number > 0 for number in numbers):
-        raise ValueError(f"sharpness must be above 0, 'mean', or {count} numbers, one an E-step, got {sharpness!r}")
-    return sharpness if one else numbers

@@ -8,18 +8,10 @@ from torch.nn.functional import logsigmoid
 
 from torchcaps.numerics import check_choice, check_floor, compute_dtype, full_precision
 from torchcaps.ops import Gaussian, Moments, Votes
-from torchcaps.routing.base import (
-    About,
-    LayerShape,
-    Routed,
-    Routing,
-    check_steps,
-    register_routing,
-    unbound,
-)
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, Steps, check_steps, register_routing, unbound
+from torchcaps.spec import settings
 
 Model = Literal["gaussian", "kmeans"]
-_MODELS = get_args(Model)
 
 
 def heinsen_2019_routing(
@@ -64,7 +56,7 @@ def heinsen_2019_routing(
     Source: Heinsen 2019, "An Algorithm for Routing Capsules in All Domains", Algorithm 1; the code released with it.
     """
     check_steps(steps)
-    check_choice("model", model, _MODELS)
+    check_choice("model", model, get_args(Model))
     check_floor(epsilon=epsilon)
     if bias is not None:
         votes = votes.with_bias(bias)
@@ -116,6 +108,7 @@ def _variance(moments: Moments, mean: Tensor, epsilon: float) -> Tensor:
 
 
 @register_routing("heinsen_2019")
+@settings
 class Heinsen2019Routing(Routing):
     """Module form of :func:`heinsen_2019_routing`; its parameters start at 0, where all parents are alike.
 
@@ -148,14 +141,12 @@ class Heinsen2019Routing(Routing):
         reported="smallNORB 0.9 %",
     )
 
-    def __init__(
-        self, steps: int = 3, model: Model = "gaussian", logits: bool = False, any_parents: bool = False
-    ) -> None:
-        super().__init__()
-        self.steps = check_steps(steps)
-        self.model = check_choice("model", model, _MODELS)
-        self.logits = logits
-        self.any_parents = any_parents
+    steps: Steps = 3
+    model: Model = "gaussian"
+    logits: bool = False
+    any_parents: bool = False
+
+    def __post_init__(self) -> None:
         for name in ("bias", "benefit", "cost", "spread"):
             self.register_parameter(name, None)
 

@@ -9,7 +9,8 @@ from torch.nn import functional
 
 from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Given, Votes
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_steps, register_routing, unbound
+from torchcaps.routing.base import About, LayerShape, Routed, Routing, Steps, check_steps, register_routing, unbound
+from torchcaps.spec import settings
 from torchcaps.squash import length
 
 
@@ -144,6 +145,7 @@ def _normalised(parents: Tensor) -> Tensor:
 
 
 @register_routing("heinsen_2022")
+@settings
 class Heinsen2022Routing(Routing):
     """Module form of :func:`heinsen_2022_routing`. It has factored transforms of its own: its layer makes none.
 
@@ -174,10 +176,10 @@ class Heinsen2022Routing(Routing):
     uses_activation = False
     masks_pairs = True
 
-    def __init__(self, steps: int = 2, normalise: bool = True) -> None:
-        super().__init__()
-        self.steps = check_steps(steps)
-        self.normalise = normalise
+    steps: Steps = 2
+    normalise: bool = True
+
+    def __post_init__(self) -> None:
         self.benefit_of: nn.Linear | None = None
         self.cost_of: nn.Linear | None = None
         for name in VectorWeights._fields:

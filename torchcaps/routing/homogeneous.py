@@ -5,9 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import check_floor, check_share, compute_dtype, full_precision
+from torchcaps.numerics import Floor, Share, compute_dtype, full_precision
 from torchcaps.ops import Votes
 from torchcaps.routing.base import About, BatchStandard, LayerShape, Routed, Routing, register_routing
+from torchcaps.spec import settings
 from torchcaps.squash import length
 
 
@@ -52,6 +53,7 @@ def _activated(total: Tensor, bias: Tensor | None, norm: Callable[[Tensor], Tens
 
 
 @register_routing("homogeneous")
+@settings
 class HomogeneousRouting(Routing):
     """Module form of :func:`homogeneous_routing`. The elementwise weights are its own: its layer has no transforms.
 
@@ -84,12 +86,10 @@ class HomogeneousRouting(Routing):
 
     uses_activation = False
 
-    def __init__(self, momentum: float = 0.1, epsilon: float = 1e-3) -> None:
-        super().__init__()
-        check_share(momentum=momentum)
-        check_floor(epsilon=epsilon)
-        self.momentum = momentum
-        self.epsilon = epsilon
+    momentum: Share = 0.1
+    epsilon: Floor = 1e-3
+
+    def __post_init__(self) -> None:
         self.norm: BatchStandard | None = None
         self.register_parameter("scale", None)
         self.register_parameter("bias", None)

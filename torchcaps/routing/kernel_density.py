@@ -7,14 +7,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import check_choice, check_positive, given, positive, quotient
+from torchcaps.numerics import Positive, check_choice, positive, quotient
 from torchcaps.ops import Similarity, Votes, axes
-from torchcaps.routing.base import About, Routed, Routing, check_steps, register_routing
+from torchcaps.routing.base import About, Routed, Routing, Steps, check_steps, register_routing
 from torchcaps.routing.maps import Direct
-from torchcaps.squash import check_squash, length, squash
+from torchcaps.spec import settings
+from torchcaps.squash import SquashKind, length, squash
 
 Method = Literal["shift", "em"]
-_METHODS = get_args(Method)
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +222,7 @@ def fast_kernel_density_routing(
     Source: Zhang, Zhao, Wu & Zhou 2018, "Fast Dynamic Routing Based on Weighted Kernel Density Estimation".
     """
     check_steps(steps)
-    check_choice("method", method, _METHODS)
+    check_choice("method", method, get_args(Method))
     uniform, votes = votes, votes.restricted(mapping=Direct())
     shares: MeanShiftShares | KernelMixtureShares | None = None
     centres: list[Tensor] = []
@@ -241,6 +241,7 @@ def fast_kernel_density_routing(
 
 
 @register_routing("kernel_density")
+@settings
 class KernelDensityRouting(Routing):
     """Module form of :func:`kernel_density_routing`.
 
@@ -268,12 +269,9 @@ class KernelDensityRouting(Routing):
 
     uses_activation = False
 
-    def __init__(self, steps: int = 3, settled: float | None = None, squash: str = "half") -> None:
-        super().__init__()
-        self.steps = check_steps(steps)
-        check_positive(**given(settled=settled))
-        self.settled = settled
-        self.squash = check_squash(squash)
+    steps: Steps = 3
+    settled: Positive | None = None
+    squash: SquashKind = "half"
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""
@@ -281,6 +279,7 @@ class KernelDensityRouting(Routing):
 
 
 @register_routing("fast_kernel_density")
+@settings
 class FastKernelDensityRouting(Routing):
     """Module form of :func:`fast_kernel_density_routing`; children are weighted by their activations.
 
@@ -309,12 +308,10 @@ class FastKernelDensityRouting(Routing):
 
     within_window = True
 
-    def __init__(self, steps: int = 3, method: Method = "shift", width: float = 2.0, rate: float = 1.0) -> None:
-        super().__init__()
-        self.steps = check_steps(steps)
-        self.method = check_choice("method", method, _METHODS)
-        check_positive(width=width, rate=rate)
-        self.width, self.rate = width, rate
+    steps: Steps = 3
+    method: Method = "shift"
+    width: Positive = 2.0
+    rate: Positive = 1.0
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; a mean forgets how long the votes were, so their activations weight them."""

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from torchcaps.numerics import check_choice, check_finite, negligible
+from torchcaps.numerics import Finite, check_choice, negligible
 from torchcaps.ops import Gaussian, InnerProduct, Moments, Similarity, Votes
-from torchcaps.routing.base import About, Routed, Routing, check_steps, register_routing
+from torchcaps.routing.base import About, Routed, Routing, Steps, check_steps, register_routing
 from torchcaps.routing.means import weights_for_means
-from torchcaps.squash import check_squash, length, squash
+from torchcaps.spec import settings
+from torchcaps.squash import SquashKind, length, squash
 
 Metric = Literal["euclidean", "inner"]
-_METRICS = get_args(Metric)
 
 
 def _moved(moments: Moments, new: Tensor, old: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def hard_kmeans_routing(
     Source: Lloyd 1982; Su Jianlin 2018b (kexue.fm/archives/5112).
     """
     check_steps(steps)
-    check_choice("metric", metric, _METRICS)
+    check_choice("metric", metric, get_args(Metric))
     euclidean = metric == "euclidean"
     weights = weights_for_means(votes, weights) if euclidean else weights
     similarity: Similarity | None = None
@@ -139,6 +139,7 @@ def hard_kmeans_routing(
 
 
 @register_routing("kmeans")
+@settings
 class InnerProductKMeansRouting(Routing):
     """Module form of :func:`inner_product_kmeans_routing`.
 
@@ -167,12 +168,9 @@ class InnerProductKMeansRouting(Routing):
     resumable = True
     uses_activation = False
 
-    def __init__(self, steps: int = 3, sharpness: float = 1.0, squash: str = "half") -> None:
-        super().__init__()
-        self.steps = check_steps(steps)
-        check_finite(sharpness=sharpness)
-        self.sharpness = sharpness
-        self.squash = check_squash(squash)
+    steps: Steps = 3
+    sharpness: Finite = 1.0
+    squash: SquashKind = "half"
 
     def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""
@@ -182,6 +180,7 @@ class InnerProductKMeansRouting(Routing):
 
 
 @register_routing("euclidean")
+@settings
 class EuclideanKMeansRouting(Routing):
     """Module form of :func:`euclidean_kmeans_routing`; children are weighted by their activations.
 
@@ -208,11 +207,8 @@ class EuclideanKMeansRouting(Routing):
 
     resumable = True
 
-    def __init__(self, steps: int = 3, sharpness: float = 1.0) -> None:
-        super().__init__()
-        self.steps = check_steps(steps)
-        check_finite(sharpness=sharpness)
-        self.sharpness = sharpness
+    steps: Steps = 3
+    sharpness: Finite = 1.0
 
     def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
         """Routes; a mean forgets how long the votes were, so their activations weight them."""
@@ -220,6 +216,7 @@ class EuclideanKMeansRouting(Routing):
 
 
 @register_routing("hard_kmeans")
+@settings
 class HardKMeansRouting(Routing):
     """Module form of :func:`hard_kmeans_routing`, for evaluation and teaching: it refuses to train.
 
@@ -249,11 +246,9 @@ class HardKMeansRouting(Routing):
     trainable = False
     within_window = True
 
-    def __init__(self, steps: int = 3, metric: Metric = "euclidean", squash: str = "half") -> None:
-        super().__init__()
-        self.steps = check_steps(steps)
-        self.metric = check_choice("metric", metric, _METRICS)
-        self.squash = check_squash(squash)
+    steps: Steps = 3
+    metric: Metric = "euclidean"
+    squash: SquashKind = "half"
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes.

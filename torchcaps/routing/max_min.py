@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import check_finite
+from torchcaps.numerics import Finite
 from torchcaps.ops import AssignmentMap, Votes
-from torchcaps.routing.base import About, Routed, Routing, check_steps, register_routing
+from torchcaps.routing.base import About, Routed, Routing, Steps, register_routing
 from torchcaps.routing.dynamic import dynamic_routing
-from torchcaps.squash import check_squash
+from torchcaps.spec import settings
+from torchcaps.squash import SquashKind
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ def max_min_routing(
 
 
 @register_routing("max_min")
+@settings
 class MaxMinRouting(Routing):
     """Module form of :func:`max_min_routing`.
 
@@ -98,12 +100,10 @@ class MaxMinRouting(Routing):
     within_window = True
     uses_activation = False
 
-    def __init__(self, steps: int = 3, lower: float = 0.0, upper: float = 1.0, squash: str = "sabour") -> None:
-        super().__init__()
-        self.steps = check_steps(steps)
-        check_finite(lower=lower, upper=upper)
-        self.lower, self.upper = lower, upper
-        self.squash = check_squash(squash)
+    steps: Steps = 3
+    lower: Finite = 0.0
+    upper: Finite = 1.0
+    squash: SquashKind = "sabour"
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""

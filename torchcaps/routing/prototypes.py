@@ -5,10 +5,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import check_finite, given
+from torchcaps.numerics import Finite
 from torchcaps.ops import Gaussian, Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
 from torchcaps.routing.means import moments_and_shares
+from torchcaps.spec import settings
 
 
 def prototype_routing(
@@ -48,6 +49,7 @@ def prototype_routing(
 
 
 @register_routing("prototypes")
+@settings
 class PrototypeRouting(Routing):
     """Module form of :func:`prototype_routing`; children are weighted by their activations.
 
@@ -72,10 +74,9 @@ class PrototypeRouting(Routing):
         reported="runs on Imagewoof",
     )
 
-    def __init__(self, sharpness: float | None = None) -> None:
-        super().__init__()
-        check_finite(**given(sharpness=sharpness))
-        self.sharpness = sharpness
+    sharpness: Finite | None = None
+
+    def __post_init__(self) -> None:
         self.register_parameter("prototypes", None)
 
     def make_parameters(self, shape: LayerShape) -> None:

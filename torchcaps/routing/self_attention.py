@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from torchcaps.ops import InnerProduct, Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
-from torchcaps.squash import check_squash, length, squash
+from torchcaps.spec import settings
+from torchcaps.squash import SquashKind, length, squash
 
 
 def self_attention_routing(
@@ -49,6 +50,7 @@ def self_attention_routing(
 
 
 @register_routing("self_attention")
+@settings
 class SelfAttentionRouting(Routing):
     """Module form of :func:`self_attention_routing`.
 
@@ -77,10 +79,10 @@ class SelfAttentionRouting(Routing):
 
     uses_activation = False
 
-    def __init__(self, prior: bool = True, squash: str = "exponential") -> None:
-        super().__init__()
-        self.prior = prior
-        self.squash = check_squash(squash)
+    prior: bool = True
+    squash: SquashKind = "exponential"
+
+    def __post_init__(self) -> None:
         self.register_parameter("offset", None)
 
     def make_parameters(self, shape: LayerShape) -> None:

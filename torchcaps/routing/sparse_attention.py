@@ -8,7 +8,8 @@ from torch import Tensor
 
 from torchcaps.ops import AssignmentMap, InnerProduct, Votes
 from torchcaps.routing.base import About, Routed, Routing, register_routing
-from torchcaps.squash import check_squash, length, squash
+from torchcaps.spec import settings
+from torchcaps.squash import SquashKind, length, squash
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def sparse_attention_routing(votes: Votes, weights: Tensor | None = None, *, squ
 
 
 @register_routing("sparse_attention")
+@settings
 class SparseAttentionRouting(Routing):
     """Module form of :func:`sparse_attention_routing`.
 
@@ -101,9 +103,7 @@ class SparseAttentionRouting(Routing):
     within_window = True
     uses_activation = False
 
-    def __init__(self, squash: str = "sabour") -> None:
-        super().__init__()
-        self.squash = check_squash(squash)
+    squash: SquashKind = "sabour"
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""

@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import check_finite, compute_dtype, positive, transformed
+from torchcaps.numerics import Finite, compute_dtype, positive, transformed
 from torchcaps.ops import Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
+from torchcaps.spec import settings
 
 
 def spectral_routing(
@@ -112,6 +113,7 @@ def _top_pair(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @register_routing("spectral")
+@settings
 class SpectralRouting(Routing):
     """Module form of :func:`spectral_routing`; children are weighted by their activations.
 
@@ -136,11 +138,10 @@ class SpectralRouting(Routing):
         reported="none at hand",
     )
 
-    def __init__(self, sharpness: float = 1.0, bias: float = 0.1) -> None:
-        super().__init__()
-        check_finite(sharpness=sharpness, bias=bias)
-        self.sharpness = sharpness
-        self.bias = bias
+    sharpness: Finite = 1.0
+    bias: Finite = 0.1
+
+    def __post_init__(self) -> None:
         self.register_parameter("threshold", None)
 
     def make_parameters(self, shape: LayerShape) -> None:

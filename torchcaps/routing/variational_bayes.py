@@ -13,10 +13,12 @@ from torchcaps.routing.base import (
     LayerShape,
     Routed,
     Routing,
+    Steps,
     check_parents,
     check_steps,
     register_routing,
 )
+from torchcaps.spec import settings
 
 
 def variational_bayes_routing(
@@ -107,6 +109,7 @@ class _Posterior:
 
 
 @register_routing("variational_bayes")
+@settings
 class VariationalBayesRouting(Routing):
     """Module form of :func:`variational_bayes_routing`, with both batch normalisations; the betas start at 0.
 
@@ -134,9 +137,9 @@ class VariationalBayesRouting(Routing):
         reported="smallNORB 1.3 %",
     )
 
-    def __init__(self, steps: int = 3) -> None:
-        super().__init__()
-        self.steps = check_steps(steps)
+    steps: Steps = 3
+
+    def __post_init__(self) -> None:
         self.activation_norm: BatchStandard | None = None
         self.pose_norm: BatchStandard | None = None
         self.register_parameter("unit_cost", None)

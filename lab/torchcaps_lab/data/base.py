@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchcaps.numerics import check_size, is_finite
-from torchcaps.spec import Registry
+from torchcaps.numerics import check_size
+from torchcaps.spec import Registry, is_finite
 from torchcaps_lab.data.manifest import Changes, Manifest
 from torchcaps_lab.data.view import Preprocess, View
 

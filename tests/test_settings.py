@@ -1,0 +1,72 @@
+"""Every argument that a class declares as a field has bounds, or names, and refuses all that is beyond them."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+
+import torchcaps as tc
+from torchcaps.layers import ImplicitActivation, SelfWeightedPooling
+from torchcaps.routing import EMSettings
+from torchcaps.routing.base import ROUTINGS
+from torchcaps.spec import Within, alternatives, declared
+
+LOSSES = (tc.MarginLoss, tc.SpreadLoss, tc.LengthCrossEntropy, tc.ReconstructionLoss)
+CLASSES: list[Any] = [*ROUTINGS.values(), EMSettings, *LOSSES, ImplicitActivation, SelfWeightedPooling, tc.Squash]
+FIELDS = [(cls, name) for cls in CLASSES if is_dataclass(cls) for name in declared(cls).arguments]
+SAMPLES: dict[Any, tuple[Any, ...]] = {
+    bool: (True, False),
+    int: (1, 2),
+    float: (0.5, 1.5),
+    str: ("x", ""),
+    type(None): (None,),
+    Callable: (len,),
+    object: (object(),),
+}
+
+
+def kinds(part: Any) -> set[Any]:
+    """Which rows of the samples are of the kind of an alternative of a type hint."""
+    kind = get_origin(part) or part
+    return {int, float} if kind is float else {Callable} if "Callable" in str(kind) else {kind}
+
+
+def beyond(bound: Within) -> Iterator[float]:
+    """The nearest numbers that are out of bounds, and those that no bound allows."""
+    yield from (math.nan, math.inf, -math.inf)
+    if bound.least is not None:
+        yield bound.least if bound.open else math.nextafter(bound.least, -math.inf)
+    if bound.most is not None:
+        yield bound.most if bound.open else math.nextafter(bound.most, math.inf)
+
+
+def wrong(hint: Any) -> Iterator[Any]:
+    parts = list(alternatives(hint))
+    taken = set().union(*(kinds(part) for part, _ in parts))
+    yield from (one for kind, samples in SAMPLES.items() if kind not in taken for one in samples)
+    for part, bounds in parts:
+        if get_origin(part) is Literal:
+            yield from ("no such name", [get_args(part)[0]])
+        if part is float:
+            yield from (number for bound in bounds for number in beyond(bound))
+        if part is int:
+            yield from (bound.least - 1 for bound in bounds)
+            yield from (bound.most + 1 for bound in bounds if bound.most is not None)
+
+
+@pytest.mark.parametrize(("cls", "name"), FIELDS, ids=lambda one: getattr(one, "__name__", one))
+def test_what_is_beyond_a_constraint_is_refused_by_name(cls: type, name: str) -> None:
+    hint = declared(cls).arguments[name].hint
+    for value in wrong(hint):
+        with pytest.raises(ValueError, match=rf"^{name} must be"):
+            cls(**{name: value})
+    for part, bounds in alternatives(hint):
+        assert part is not str, "any text will do"
+        assert bounds or part not in (int, float) or cls is tc.Squash, "any number will do"
+
+
+def test_all_routings_with_arguments_declare_them() -> None:
+    assert not [cls for cls in ROUTINGS.values() if declared(cls).arguments and not is_dataclass(cls)]
+    assert len(FIELDS) >= 60
