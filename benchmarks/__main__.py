@@ -5,16 +5,18 @@ import math
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 import torch
 
-from benchmarks.cases import CASES, LinearCase, call_of
+from benchmarks.cases import CASES, LayerCase, call_of
+from torchcaps import CapsLinear
 from torchcaps.ops.plan import BACKENDS
 
 PARTS = {
-    "suite": "layers and networks with every backend, beside the physical limit (the default)",
+    "suite": "layers and networks with every backend (the default)",
     "compare": "two versions of the code, in turn",
     "routings": "all routing algorithms: a description of each, and its time and memory on two layers",
     "faults": "behaviour with damaged and hostile files, and after interruptions",
@@ -90,7 +92,7 @@ def check_backends(names: Sequence[str], device: str) -> None:
     """Raises a `ValueError` unless each of the backends runs a tiny layer on the device."""
     for name in names:
         try:
-            call_of(LinearCase("two", 1, children=2, parents=2), name, False, device)()
+            call_of(LayerCase("two", 1, partial(CapsLinear, 2, 2, 8, 16), (2,), (8,)), name, False, device)()
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"--backends {name} on {device}: {error}") from error
 

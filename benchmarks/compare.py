@@ -16,7 +16,8 @@ import torch
 from benchmarks import measure, report
 from benchmarks.cases import CASES, NetworkCase, call_of, with_batch
 from benchmarks.measure import Spread
-from benchmarks.suite import Options, Show
+from benchmarks.report import Show
+from benchmarks.suite import Options
 
 ROOT = Path(__file__).parent.parent
 LONG_ENOUGH = 0.1

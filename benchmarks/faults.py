@@ -28,8 +28,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from benchmarks.hostile import harmless, texts
-from benchmarks.suite import Show
+from benchmarks.hostile import TRIED, harmless, texts
+from benchmarks.report import Show, markdown
 from torchcaps.models import create_model, load_pretrained
 from torchcaps_lab.data import load_image
 from torchcaps_lab.training import RunFolder, quiet_lightning, read_options, train_with, training_options
@@ -38,55 +38,39 @@ from torchcaps_lab.training.checkpoints import SealedCheckpoints, is_whole, newe
 NAMED = (ValueError, OSError, FloatingPointError)
 """Errors that the command line reports in one line; anything else is a crash."""
 
-OPTIONS: dict[str, Any] = {
-    "data": {"name": "Digits", "validation": 0.1},
-    "model": "capsnet_digits",
-    "model_args": {"channels": 4, "types": 2, "decoder_hidden": None},
-    "routing": {"name": "dynamic", "steps": 2},
-    "optimizer": {"name": "Adam", "lr": 0.003},
-    "preprocess": {"shift": 1},
-    "epochs": 6,
-    "batch_size": 128,
-    "report": False,
-    "trainer": {"accelerator": "cpu", "devices": 1},
-}
-VALUES = [
-    0,
-    -1,
-    10**9,
-    10**30,
-    1e308,
-    float("inf"),
-    float("nan"),
-    "",
-    "x",
-    "1e9",
-    None,
-    True,
-    [],
-    [[]],
-    {},
-    {"a": 1},
-    "\x00",
-]
+OPTIONS: dict[str, Any] = TRIED["options"]
 _FORK = multiprocessing.get_context("fork")
 
 
-class Row(NamedTuple):
-    """What was tried, how often, how often it went as expected, and for how long."""
+CRASH, REFUSED = "works, or an error with a name", "refused, nothing executed"
+
+
+class Fault(NamedTuple):
+    """Something that is tried, each time as expected or not.
+
+    Args:
+        what: is tried.
+        expected: each time.
+        tries: given an empty folder, how often, and a source of chance, says for each time whether it went as expected.
+    """
 
     what: str
-    tried: int
-    good: int
-    seconds: float
     expected: str
+    tries: "Tries"
 
 
-def timed(what: str, expected: str, outcomes: Iterator[bool]) -> Row:
-    """Runs a part, and returns its row of the table."""
-    start = time.perf_counter()
-    found = list(outcomes)
-    return Row(what, len(found), sum(found), time.perf_counter() - start, expected)
+Tries = Callable[[Path, int, random.Random], Iterator[bool]]
+FAULTS: list[Fault] = []
+
+
+def fault(what: str, expected: str) -> Callable[[Tries], Tries]:
+    """Decorator: puts a function into the table."""
+
+    def register(tries: Tries) -> Tries:
+        FAULTS.append(Fault(what, expected, tries))
+        return tries
+
+    return register
 
 
 def no_crash(act: Callable[[], Any]) -> bool:
@@ -122,13 +106,14 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
 def misfit(options: Any, chance: random.Random) -> Any:
     """Options, or other content of YAML and JSON, with one value replaced by one that does not belong there."""
     if chance.random() < 0.3 or not options or not isinstance(options, dict | list):
-        return chance.choice(VALUES)
+        return chance.choice(TRIED["misfits"])
     changed: Any = options.copy()
     key = chance.choice(list(options) if isinstance(options, dict) else range(len(options)))
     changed[key] = misfit(options[key], chance)
     return changed
 
 
+@fault("files of options, fuzzed", CRASH)
 def fuzzed_options(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
     """Reads files of options with damaged text, or with values that do not belong there."""
     text = yaml.safe_dump({**OPTIONS, "run": "x"}).encode()
@@ -143,6 +128,7 @@ def fuzzed_options(folder: Path, count: int, chance: random.Random) -> Iterator[
         yield no_crash(act)
 
 
+@fault("saved networks, fuzzed", CRASH)
 def fuzzed_networks(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
     """Opens saved networks with one of their two files damaged."""
     import json
@@ -162,6 +148,7 @@ def fuzzed_networks(folder: Path, count: int, chance: random.Random) -> Iterator
         yield no_crash(lambda: load_pretrained(folder))
 
 
+@fault("images, fuzzed", CRASH)
 def fuzzed_images(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
     """Reads damaged image files."""
     from PIL import Image
@@ -174,8 +161,10 @@ def fuzzed_images(folder: Path, count: int, chance: random.Random) -> Iterator[b
         yield no_crash(partial(load_image, path, (3, 8, 8)))
 
 
-def hostile_options(folder: Path, mark: Path) -> Iterator[bool]:
+@fault("options that run commands", REFUSED)
+def hostile_options(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
     """Options that would run a command, in every place: all must be refused, and nothing executed."""
+    mark = folder / "mark"
     run = {"class_path": "subprocess.Popen", "init_args": {"args": ["touch", str(mark)]}}
     system = {"class_path": "os.system", "dict_kwargs": {"command": f"touch {mark}"}}
     (folder / "more.yaml").write_text(yaml.safe_dump({"extra": {"logger": run}}))
@@ -206,11 +195,12 @@ def _begin(path: Path) -> None:
     subject.network(0)
 
 
-def hostile_texts(folder: Path, count: int, mark: Path) -> Iterator[bool]:
+@fault("random YAML that names what to run", "nothing imported or called outside the tables")
+def hostile_texts(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
     """Random YAML, biased to what readers disagree about: no text imports a module or calls what is in no table."""
     from hypothesis import HealthCheck, Phase, given, seed, settings
 
-    found: list[bool] = []
+    mark, found = folder / "mark", list[bool]()
 
     @seed(0)
     @settings(max_examples=count, deadline=None, database=None, phases=[Phase.generate],
@@ -233,9 +223,10 @@ class _Command:
         return os.system, (f"touch {self.mark}",)
 
 
-def damaged_checkpoints(folder: Path, count: int, chance: random.Random, mark: Path) -> Iterator[bool]:
+@fault("checkpoints: flipped, cut, hostile", REFUSED)
+def damaged_checkpoints(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
     """Checkpoints with one bit flipped, or cut, or that would run a command: all must be detected."""
-    path = folder / "epoch00000.ckpt"
+    path, mark = folder / "epoch00000.ckpt", folder / "mark"
     SealedCheckpoints().save_checkpoint({"state_dict": {"weight": torch.rand(5000)}}, path)
     content = path.read_bytes()
     for number in range(count):
@@ -300,6 +291,7 @@ def same(one: Path, other: Path) -> bool:
     return rows == others and all(torch.equal(weights[name], expected[name]) for name in weights | expected)
 
 
+@fault("SIGKILL at a random moment", "resumed to the same bits")
 def kills(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
     """SIGKILL at a random moment, then resumed: must give the same bits as an uninterrupted training."""
     began = time.perf_counter()
@@ -331,6 +323,7 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[Path | None]:
             subprocess.run(["umount", str(disk)], check=True)
 
 
+@fault("full disk", "named, older checkpoint whole, resumed to the same bits")
 def full_disks(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
     """No room for the next checkpoint: a named error; the last one is kept, and the run resumes once there is room."""
     finish(folder / "unbroken")
@@ -361,85 +354,33 @@ def _fill(disk: Path, room: int) -> Path:
     return filler
 
 
-def starts(folder: Path, count: int, at_once: int = 3) -> Iterator[bool]:
+@fault("one run started three times at once", "one trains, the others say so")
+def starts(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
     """One run, started several times at once: one process trains, the others fail with a named error."""
     for number in range(count):
-        processes = [start(folder / f"started-{number}", epochs=2) for _ in range(at_once)]
+        processes = [start(folder / f"started-{number}", epochs=2) for _ in range(3)]
         for process in processes:
             process.join()
-        yield sorted(process.exitcode for process in processes) == [0] + [1] * (at_once - 1)
-
-
-def run_parts(counts: dict[str, int], seed: int, show: Show) -> list[Row]:
-    """Runs all parts; ``counts`` says how often each fault is tried."""
-    chance = random.Random(seed)
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as place:
-        root = Path(place)
-        mark = root / "mark"
-
-        def room(name: str) -> Path:
-            (root / name).mkdir()
-            return root / name
-
-        crash, refused = "works, or an error with a name", "refused, nothing executed"
-        parts: list[tuple[str, str, Iterator[bool]]] = [
-            ("files of options, fuzzed", crash, fuzzed_options(room("options"), counts["options"], chance)),
-            ("saved networks, fuzzed", crash, fuzzed_networks(room("networks"), counts["networks"], chance)),
-            ("images, fuzzed", crash, fuzzed_images(room("images"), counts["images"], chance)),
-            ("options that run commands", refused, hostile_options(room("hostile"), mark)),
-            ("random YAML that names what to run", "nothing imported or called outside the tables",
-             hostile_texts(room("texts"), counts["texts"], mark)),
-            ("checkpoints: flipped, cut, hostile", refused,
-             damaged_checkpoints(room("checkpoints"), counts["checkpoints"], chance, mark)),
-            ("SIGKILL at a random moment", "resumed to the same bits", kills(room("kills"), counts["kills"], chance)),
-            ("full disk", "named, older checkpoint whole, resumed to the same bits",
-             full_disks(room("disks"), counts["disks"], chance)),
-            ("one run started three times at once", "one trains, the others say so",
-             starts(room("starts"), counts["starts"])),
-        ]  # fmt: skip
-        for what, expected, outcomes in parts:
-            rows.append(timed(what, expected, outcomes))
-            show(f"{what}: {rows[-1].good} of {rows[-1].tried} ({rows[-1].seconds:.0f} s)")
-    return rows
-
-
-def table(rows: list[Row]) -> str:
-    """The rows in Markdown."""
-    lines = ["| fault | expected | tried | as expected | seconds |", "|---|---|---|---|---|"]
-    lines += [f"| {row.what} | {row.expected} | {row.tried} | {row.good} | {row.seconds:.0f} |" for row in rows]
-    return "\n".join(lines)
-
-
-FULL = {
-    "texts": 100_000,
-    "options": 300,
-    "networks": 300,
-    "images": 300,
-    "checkpoints": 300,
-    "kills": 20,
-    "disks": 5,
-    "starts": 5,
-}
-QUICK = {
-    "texts": 200,
-    "options": 12,
-    "networks": 12,
-    "images": 12,
-    "checkpoints": 12,
-    "kills": 1,
-    "disks": 1,
-    "starts": 1,
-}
+        yield sorted(process.exitcode for process in processes) == [0, 1, 1]
 
 
 def run(options: argparse.Namespace, show: Show) -> None:
-    """Runs all parts and shows the table; raises a `ValueError` unless everything went as expected."""
+    """Tries all faults and shows the table; raises a `ValueError` unless everything went as expected."""
     quiet_lightning()
     torch.set_num_threads(1)  # processes are forked
-    with warnings.catch_warnings():
+    counts = TRIED["counts"]["quick" if options.quick else "full"]
+    chance, rows, wrong = random.Random(options.seed), [], []
+    with tempfile.TemporaryDirectory() as root, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        rows = run_parts(QUICK if options.quick else FULL, options.seed, show)
-    show("\n" + table(rows))
-    if wrong := [row.what for row in rows if row.good < row.tried]:
+        for what, expected, tries in FAULTS:
+            folder = Path(root) / tries.__name__
+            folder.mkdir()
+            start = time.perf_counter()
+            found = list(tries(folder, counts.get(tries.__name__, 1), chance))
+            seconds = time.perf_counter() - start
+            show(f"{what}: {sum(found)} of {len(found)} ({seconds:.0f} s)")
+            rows.append((what, expected, str(len(found)), str(sum(found)), f"{seconds:.0f}"))
+            wrong += [] if all(found) else [what]
+    show("\n" + markdown(("fault", "expected", "tried", "as expected", "seconds"), rows))
+    if wrong:
         raise ValueError(f"not as expected: {', '.join(wrong)}")

@@ -6,28 +6,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hypothesis import strategies as st
 
 from torchcaps.spec import Registry, Spec
 from torchcaps_lab.training import read_options, training_options
 
-_SPAWNING = (
-    "os.system",
-    "os.exec",
-    "os.fork",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.startfile",
-    "subprocess.Popen",
-    "pty.spawn",
-)
+TRIED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "faults.yaml").read_text(encoding="utf-8"))
+"""What is tried: options of a training, values that do not belong there, and the parts of random YAML."""
+
 _watch: dict[str, bool] = {"spawning": False, "imports": False}
 _seen: list[str] = []
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     imported = event == "import" and _watch["imports"] and arguments[0] not in sys.modules
-    if imported or (_watch["spawning"] and event in _SPAWNING):
+    if imported or (_watch["spawning"] and event in TRIED["spawning"]):
         _seen.append(f"{event} {arguments[0]!r}")
 
 
@@ -70,63 +64,23 @@ def _things(value: Any) -> Iterator[Spec]:
         yield from _things(one)
 
 
-_GAPS = " ", " ", " ", " ", "\t", "  ", "", "\u00a0", "\n ", "\r", "\x85", "\ufeff", " # x\n "
-_NAMES = (
-    *(
-        "os.system",
-        "subprocess.Popen",
-        "builtins.exec",
-        "hostile_module.Thing",
-        "Adam",
-        "torch.optim.Adam",
-        "torch.load",
-    ),
-    *(
-        "torch.utils.cpp_extension.load",
-        "torchcaps_lab.data.base.os.system",
-        "importlib.import_module",
-        "EMRouting",
-        "em",
-    ),
-    *("Digits", "ImageFolder", "2001-99-99", "1e999", "~"),
-)
-_TAGS = (
-    *("", "", "", "", "!!str", "!!python/object/apply:os.system", "!!python/name:os.system", "!x", "&a", "*a", "!!map"),
-    *("!!binary", "!!timestamp", "!!bool", "?", "\n ", "%TAG ! tag:x,2000:\n---"),
-)
-_KEYS = "class_path", "class_path", "name", "name", "init_args", "dict_kwargs", "_target_", "<<", "optimizer.class_path"
-_OPTIONS = (
-    *(
-        "optimizer",
-        "scheduler",
-        "data",
-        "routing",
-        "loss",
-        "task",
-        "trainer",
-        "speed",
-        "preprocess",
-        "model_args",
-        "run",
-    ),
-    *("config", "import", "epochs", "model", "trainer.extra", "data.data", "optimizer.lr"),
-)
-_STARTS = "", "\ufeff", "--- ", "%YAML 1.2\n---\n", "data: Digits\n", "data: &a Digits\nmodel: capsnet_digits\n"
-
-
 def texts(mark: Path) -> st.SearchStrategy[str]:
     """YAML texts that name things to run where options take a class; each would write ``mark``.
 
     Biased to what readers of YAML disagree about: tabs, dates that are none, tags, anchors, byte order marks, quotes in
     quotes, and flow mappings as text.
     """
-    one_of = st.sampled_from
-    tag = one_of(_TAGS).map(lambda tag: f"{tag} ")
-    command = one_of([f"{{command: touch {mark}}}", f"[touch {mark}]", f"{{args: [touch, {mark}]}}", "{lr: 0.1}", "3"])
-    pair = st.tuples(one_of(_KEYS), st.just(":"), one_of(_GAPS), tag, one_of(_NAMES) | command).map("".join)
+    gap, name, key, place, start = (
+        st.sampled_from(TRIED[part]) for part in ("gaps", "names", "keys", "places", "starts")
+    )
+    tag = st.sampled_from(TRIED["tags"]).map(lambda tag: f"{tag} ")
+    command = st.sampled_from(
+        [f"{{command: touch {mark}}}", f"[touch {mark}]", f"{{args: [touch, {mark}]}}", "{lr: 0.1}", "3"]
+    )
+    pair = st.tuples(key, st.just(":"), gap, tag, name | command).map("".join)
     flow = st.lists(pair, min_size=1, max_size=4).map(lambda pairs: f"{{{', '.join(pairs)}}}")
     quoted = st.recursive(
-        st.tuples(one_of(_GAPS), flow, one_of(_GAPS)).map("".join) | one_of(_NAMES),
+        st.tuples(gap, flow, gap).map("".join) | name,
         lambda inner: (
             inner.map(repr)
             | inner.map(lambda one: '"' + one.replace('"', '\\"') + '"')
@@ -136,6 +90,5 @@ def texts(mark: Path) -> st.SearchStrategy[str]:
         ),
         max_leaves=4,
     )
-    value = quoted | st.text(max_size=12)
-    line = st.tuples(one_of(_OPTIONS), st.just(":"), one_of(_GAPS), tag, value, st.just("\n")).map("".join)
-    return st.tuples(one_of(_STARTS), st.lists(line, min_size=1, max_size=2).map("".join)).map("".join)
+    line = st.tuples(place, st.just(":"), gap, tag, quoted | st.text(max_size=12), st.just("\n")).map("".join)
+    return st.tuples(start, st.lists(line, min_size=1, max_size=2).map("".join)).map("".join)

@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -78,51 +77,10 @@ def interleaved(
     return found
 
 
-class Machine:
-    """The yardsticks of the machine: a matrix product, and a copy of memory much larger than the caches.
-
-    Args:
-        device: ``cpu`` or ``cuda``.
-        size: rows and columns of the float32 matrices; without TF32.
-        copied: numbers of the copy.
-    """
-
-    def __init__(self, device: str, size: int | None = None, copied: int | None = None) -> None:
-        gpu = device == "cuda"
-        self.size = size or (8192 if gpu else 2048)
-        self.copied = copied or (2**28 if gpu else 2**25)
-        left, right = (torch.randn(self.size, self.size, device=device) for _ in range(2))
-        product = torch.empty_like(left)
-        source = torch.ones(self.copied, device=device)
-        target = torch.zeros_like(source)
-        self.calls: dict[str, Call] = {
-            "matmul": lambda: torch.matmul(left, right, out=product),
-            "copy": lambda: target.copy_(source),
-        }
-
-    def rate(self, seconds: float) -> float:
-        """Operations a second, two for each multiply-add, of a product that took this time."""
-        return 2 * self.size**3 / seconds
-
-    def bandwidth(self, seconds: float) -> float:
-        """Bytes read and written a second, of a copy that took this time."""
-        return 2 * 4 * self.copied / seconds
-
-
 def full_float32() -> None:
     """Turns off TF32 and lower precisions in float32 matrix products and convolutions."""
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A call whose peak of memory is measured; it can be pickled for another process."""
-
-    case: Case
-    backend: str
-    training: bool
-    threads: int
 
 
 def peak_memory(case: Case, backend: str, training: bool, device: str, threads: int) -> int | None:
@@ -136,16 +94,16 @@ def peak_memory(case: Case, backend: str, training: bool, device: str, threads: 
         return _peak_on_gpu(call_of(case, backend, training, device))
     if not HAVE_PEAK:
         return None
-    return in_new_process(_peak_of, Measured(case, backend, training, threads))
+    return in_new_process(_peak_of, case, backend, training, threads)
 
 
-def in_new_process(function: Callable[[Measured], int], argument: Measured) -> int | None:
+def in_new_process(function: Callable[..., int], *arguments: Any) -> int | None:
     """The result of a function in a fresh process; None if that was killed, for example out of memory."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torchcaps"])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         try:
-            return pool.submit(function, argument).result()
+            return pool.submit(function, *arguments).result()
         except BrokenProcessPool:
             return None
 
@@ -162,10 +120,10 @@ def _peak_on_gpu(call: Call) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def _peak_of(measured: Measured) -> int:
-    torch.set_num_threads(measured.threads)
-    call_of(with_batch(measured.case, 1), measured.backend, measured.training)()
-    return peak_growth(call_of(measured.case, measured.backend, measured.training))
+def _peak_of(case: Case, backend: str, training: bool, threads: int) -> int:
+    torch.set_num_threads(threads)
+    call_of(with_batch(case, 1), backend, training)()
+    return peak_growth(call_of(case, backend, training))
 
 
 def peak_growth(call: Call) -> int:

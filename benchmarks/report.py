@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,9 @@ from benchmarks.measure import Spread
 
 if TYPE_CHECKING:
     from benchmarks.suite import Row
+
+Show = Callable[[str], None]
+"""Takes lines of text."""
 
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 """Environment variable that makes torch ask for huge pages for large tensors, whose first use then costs less."""
@@ -75,10 +78,8 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table with columns as wide as needed, the first aligned left, the others right."""
     lines = [list(titles), *map(list, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) if place == 0 else cell.rjust(width) for place, (cell, width) in columns).rstrip()
-        for columns in (list(enumerate(zip(line, widths, strict=True))) for line in lines)
-    )
+    ends = [f"<{widths[0]}", *(f">{width}" for width in widths[1:])]
+    return "\n".join("  ".join(map(format, line, ends)).rstrip() for line in lines)
 
 
 def milliseconds(seconds: float) -> str:
@@ -88,32 +89,26 @@ def milliseconds(seconds: float) -> str:
 
 def times(spread: Spread) -> str:
     """A ratio and its range, as text."""
-    low, high = ("∞" if value == float("inf") else f"{value:.3g}" for value in (spread.low, spread.high))
-    return f"{spread.median:.3g} ({low}-{high})"
+    return f"{spread.median:.3g} ({spread.low:.3g}-{spread.high:.3g})"
 
 
 def suite_table(rows: "list[Row]") -> str:
-    """Every row: times, beside the limit, and memory."""
-    titles = ("case", "batch", "pass", "backend", "median ms", "range", "limit ms", "time / limit", "extra MiB")
+    """Every row: times and memory."""
+    titles = ("case", "batch", "pass", "backend", "median ms", "range", "extra MiB")
     return table(titles, [_cells(row) for row in rows])
 
 
 def _cells(row: "Row") -> tuple[str, ...]:
     what = (row.case, str(row.batch), "training" if row.training else "forward", row.backend)
     if not row.seconds:
-        return (*what, row.trouble, "", "", "", "")
+        return (*what, row.trouble, "", "")
     median, low, high = Spread.of(row.seconds)
     span = f"{milliseconds(low)}-{milliseconds(high)}"
     memory = "" if row.peak is None else f"{row.peak / MIB:.1f}"
-    return (*what, milliseconds(median), span, milliseconds(row.limit), times(row.times_limit), memory)
+    return (*what, milliseconds(median), span, memory)
 
 
-def machine_line(rows: "list[Row]") -> str:
-    """The measured rates that the limits are computed from."""
-    measured = [row for row in rows if row.seconds]
-    rates = Spread.of([value / 1e9 for row in measured for value in row.matmul_rate])
-    bandwidths = Spread.of([value / 1e9 for row in measured for value in row.bandwidth])
-    return (
-        f"matrix product {rates.median:.0f} GFLOP/s ({rates.low:.0f} to {rates.high:.0f}), "
-        f"copy {bandwidths.median:.1f} GB/s read and written ({bandwidths.low:.1f} to {bandwidths.high:.1f})"
-    )
+def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    cells = [f"| {' | '.join(row)} |" for row in (titles, *rows)]
+    return "\n".join([cells[0], "|---" * len(titles) + "|", *cells[1:]])

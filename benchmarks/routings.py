@@ -8,57 +8,30 @@ With ``--backend chunked`` all of them run in plain PyTorch, so that algorithms 
 
 import argparse
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import torch
-from torch import nn
 
 import torchcaps as tc
 from benchmarks import measure, report
-from benchmarks.cases import ConvCase, LayerCase, LinearCase, call_of
-from benchmarks.suite import Show
+from benchmarks.cases import DIGITCAPS, LayerCase, call_of
+from benchmarks.report import Show
 from torchcaps.routing.base import ROUTINGS, About
 
 BEGIN, END = "<!-- routings: begin -->", "<!-- routings: end -->"
 
 
-@dataclass(frozen=True)
-class DigitCaps(LinearCase):
-    """The class capsules of CapsNet, with any routing."""
-
-    def build(self) -> nn.Module:
-        """The layer."""
-        return _ready(tc.CapsLinear(self.children, self.parents, self.in_pose, self.out_pose, routing=_of(self)))
-
-
-@dataclass(frozen=True)
-class Convolution(ConvCase):
-    """A convolution over matrix capsules, with any routing; windows are routed independently."""
-
-    def build(self) -> nn.Module:
-        """The layer."""
-        layer = tc.CapsConv2d(
-            self.types, self.parents, self.in_pose, self.out_pose, self.kernel, self.stride,
-            routing=_of(self), competition="window",
-        )  # fmt: skip
-        return _ready(layer)
-
-
-def _of(case: LayerCase) -> tc.routing.Routing:
-    return tc.create_routing(case.routing)
-
-
-def _ready(layer: nn.Module) -> nn.Module:
-    """The layer in training mode, or in evaluation mode if its routing cannot train."""
-    return layer.train(all(one.trainable for one in layer.modules() if isinstance(one, tc.routing.Routing)))
+CONVOLUTION = partial(tc.CapsConv2d, 16, 16, (4, 4), (4, 4), 3, competition="window")
 
 
 def cases(name: str, batch: int) -> dict[str, LayerCase]:
     """The two layers with a routing."""
+    routing = partial(tc.create_routing, name)
     return {
-        "DigitCaps": DigitCaps(name, batch, name),
-        "convolution": Convolution(name, batch, name, 3, 16, (4, 4), 4, 8, 16, 3),
+        "DigitCaps": LayerCase(name, batch, DIGITCAPS, (1152,), (8,), routing),
+        "convolution": LayerCase(name, batch, CONVOLUTION, (8, 8, 16), (4, 4), routing),
     }
 
 
@@ -104,23 +77,27 @@ def refused(names: list[str], backend: str) -> list[str]:
     return found
 
 
+_WHAT = {
+    "similarity": "similarity",
+    "parents": "update",
+    "activation": "activation",
+    "source": "source",
+    "reported by its authors": "reported",
+}
+_COSTS = {"parameters of its own": "parameters", "multiply-adds": "cost", "kept for backward": "memory"}
+"""Titles of the columns, and the fields of :class:`~torchcaps.routing.base.About` in them."""
+
+
 def words(names: list[str]) -> str:
     """Two tables in Markdown: a description of each routing, and its parameters and costs."""
-    about = {name: _about(name) for name in names}
-    what = _table(
-        ("routing", "similarity", "parents", "activation", "source", "reported by its authors"),
-        [(f"`{name}`", a.similarity, a.update, a.activation, a.source, a.reported) for name, a in about.items()],
+    about = {name: ROUTINGS[name].about or About(*["not said"] * 8) for name in names}
+    return "\n\n".join(
+        report.markdown(
+            ["routing", *columns],
+            [[f"`{name}`", *(getattr(one, c) for c in columns.values())] for name, one in about.items()],
+        )
+        for columns in (_WHAT, _COSTS)
     )
-    costs = _table(
-        ("routing", "parameters of its own", "multiply-adds", "kept for backward"),
-        [(f"`{name}`", a.parameters, a.cost, a.memory) for name, a in about.items()],
-    )
-    return f"{what}\n\n{costs}"
-
-
-def _about(name: str) -> About:
-    about = ROUTINGS[name].about
-    return about or About(*["not said"] * 8)
 
 
 def figures(found: dict[str, dict[str, Measured]]) -> str:
@@ -133,18 +110,12 @@ def figures(found: dict[str, dict[str, Measured]]) -> str:
     rows = []
     for name in order:
         cells = [f"`{name}`"]
-        for of_layer in found.values():
-            one = of_layer[name]
+        for one in (of_layer[name] for of_layer in found.values()):
             training = "" if one.training is None else report.milliseconds(one.training)
             memory = "" if one.memory is None else f"{one.memory / report.MIB:.0f}"
             cells += [report.milliseconds(one.forward), training, memory]
-        rows.append(tuple(cells))
-    return _table(tuple(titles), rows)
-
-
-def _table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+        rows.append(cells)
+    return report.markdown(titles, rows)
 
 
 def put_into(page: Path, text: str) -> None:

@@ -8,8 +8,6 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from benchmarks.cases import CASES, ConvCase, with_batch
-from benchmarks.work import FLOAT, RoutedShape
 from docs.guide import style
 
 MIB = 2**20
@@ -17,36 +15,33 @@ PICTURE = "algorithm.png"
 BLUE, ORANGE, PINK, GREEN = style.COLOURS[:4]
 
 
-def conv_caps1() -> RoutedShape:
-    """EM ConvCaps1, one image: 14x14x32 children of 4x4, windows of 3x3 with stride 2, 32 parents in each."""
-    case = with_batch(CASES["convcaps1"], 1)
-    assert isinstance(case, ConvCase)
-    return case.shape
+T = 3
+"""Steps of routing."""
 
 
-def sizes(shape: RoutedShape) -> dict[str, float]:
-    """MiB of each tensor."""
-    B, I, J, H = shape.images * shape.windows, shape.children, shape.parents, shape.rows * shape.parent_dim
+def sizes() -> dict[str, float]:
+    """MiB of each tensor in EM ConvCaps1, one image: 14x14x32 children of 4x4, 6x6 windows of 3x3, 32 parents each."""
+    G, B, I, J, P, H = 14 * 14 * 32, 6 * 6, 3 * 3 * 32, 32, 4 * 4, 4 * 4
     numbers = {
-        "children": shape.inputs,
-        "transforms": shape.weights,
-        "votes": shape.votes,
+        "children": G * (P + 1),
+        "transforms": I * J * 4 * 4,
+        "votes": B * I * J * H,
         "assignments": B * I * J,
         "normalisers": B * I,
         "Gaussians": B * J * (2 * H + 1),
         "moments": B * J * (2 * H + 1),
     }
-    return {name: FLOAT * count / MIB for name, count in numbers.items()}
+    return {name: 4 * count / MIB for name, count in numbers.items()}
 
 
-def traffic(shape: RoutedShape) -> tuple[float, float]:
+def traffic() -> tuple[float, float]:
     """MiB that a forward pass moves at least: with stored votes, and fused. The transforms are read once in both.
 
     Stored: children read once, votes written once, read by each of T - 1 comparisons and T sums; assignments written
     and read in each step but the first. Fused: children read in each of T + (T - 1) passes; Gaussians read twice and
     normalisers written and read in each step but the first. Both write the moments T times.
     """
-    size, T = sizes(shape), shape.steps
+    size = sizes()
     both = size["transforms"] + T * size["moments"]
     normalisers = (T - 1) * 2 * size["normalisers"]
     stored = size["children"] + (1 + (T - 1) + T) * size["votes"] + (T - 1) * 2 * size["assignments"]
@@ -57,9 +52,8 @@ def traffic(shape: RoutedShape) -> tuple[float, float]:
 
 def text() -> str:
     """The table of the page."""
-    shape = conv_caps1()
-    lines = [f"{name:12} {value:8.2f} MiB" for name, value in sizes(shape).items()]
-    stored, fused = traffic(shape)
+    lines = [f"{name:12} {value:8.2f} MiB" for name, value in sizes().items()]
+    stored, fused = traffic()
     lines += [f"moved, votes stored   {stored:6.1f} MiB", f"moved, fused          {fused:6.1f} MiB"]
     return "\n".join([*lines, f"ratio                 {stored / fused:6.1f}", ""])
 
@@ -165,11 +159,10 @@ def draw_fused(axes: Axes, size: dict[str, float], moved: float) -> None:
 
 def draw(folder: Path) -> None:
     """Writes the picture."""
-    shape = conv_caps1()
-    stored, fused = traffic(shape)
+    stored, fused = traffic()
     figure, (above, below) = plt.subplots(2, 1, figsize=(9.2, 6.5))
-    draw_stored(above, sizes(shape), stored)
-    draw_fused(below, sizes(shape), fused)
+    draw_stored(above, sizes(), stored)
+    draw_fused(below, sizes(), fused)
     style.PICTURES = folder
     style.save(figure, PICTURE)
 

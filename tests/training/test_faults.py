@@ -18,23 +18,20 @@ class TestFaults:
     def test_no_crash_without_a_named_error(self, fuzzed, tmp_path: Path, chance: random.Random) -> None:
         assert all(fuzzed(tmp_path, 15, chance))
 
-    def test_hostile_options_are_refused(self, tmp_path: Path) -> None:
-        found = list(faults.hostile_options(tmp_path, tmp_path / "mark"))
+    def test_hostile_options_are_refused(self, tmp_path: Path, chance: random.Random) -> None:
+        found = list(faults.hostile_options(tmp_path, 1, chance))
         assert len(found) > 25
         assert all(found)
 
     def test_damaged_and_hostile_checkpoints_are_refused(self, tmp_path: Path, chance: random.Random) -> None:
-        found = list(faults.damaged_checkpoints(tmp_path, 40, chance, tmp_path / "mark"))
+        found = list(faults.damaged_checkpoints(tmp_path, 40, chance))
         assert len(found) == 41
         assert all(found)
 
-    @pytest.mark.parametrize("interrupted", [faults.kills, faults.full_disks])
+    @pytest.mark.parametrize("interrupted", [faults.kills, faults.full_disks, faults.starts])
     def test_work_is_kept(self, interrupted, tmp_path: Path, chance: random.Random, monkeypatch) -> None:
         monkeypatch.setitem(faults.OPTIONS, "epochs", 3)
         assert all(interrupted(tmp_path, 1, chance))
-
-    def test_one_run_started_twice_at_once(self, tmp_path: Path) -> None:
-        assert all(faults.starts(tmp_path, 1, at_once=2))
 
     def test_what_a_crash_is(self, capsys: pytest.CaptureFixture) -> None:
         assert faults.no_crash(lambda: int("x"))  # a ValueError
