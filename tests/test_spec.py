@@ -1,7 +1,7 @@
 """Names with arguments: what type hints take, what is said of the rest, and that nothing is lost on the way."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import torchcaps as tc
+from torchcaps.numerics import Several, TwoSizes
 from torchcaps.routing.base import ROUTINGS
-from torchcaps.spec import Registry, Typed, Within, complete, declared, fit, make, plain
+from torchcaps.spec import Registry, Typed, Within, complete, declared, fit, make, plain, settings
 from torchcaps_lab.data import Digits
 from torchcaps_lab.data.base import DATASETS
 from torchcaps_lab.training.options import OptimizerFactory
@@ -191,3 +192,43 @@ def test_files_of_before_the_lab_name_its_classes() -> None:
         assert DATASETS.find(path) is Digits
     with pytest.raises(ValueError, match="must be one of"):
         DATASETS.find("other.data.Digits")
+
+
+class Sided:
+    def __init__(self, sides: int) -> None:
+        if sides < 3:
+            raise ValueError(f"a figure has three sides at least, got {sides}")
+        self.sides = sides
+
+    @property
+    def colour(self) -> str:
+        return f"light {self.mixed}"  # type: ignore[attr-defined]
+
+
+@settings
+class Figure(Sided):
+    size: TwoSizes
+    sides: int = 4
+    colour: InitVar[str | None] = None
+
+    def __post_init__(self, colour: str | None) -> None:
+        self.mixed = colour or "grey"
+
+
+def test_settings_over_a_base_with_a_constructor_and_a_property() -> None:
+    figure = Figure([2, 3], colour="red")
+    assert (figure.size, figure.sides, figure.colour) == ((2, 3), 4, "light red")
+    assert Figure((2, 3)).colour == "light grey"
+    assert declared(Figure).arguments["colour"] == (str | None, None)
+    with pytest.raises(ValueError, match="three sides at least, got 2"):
+        Figure((2, 3), 2)
+
+
+@pytest.mark.parametrize(
+    ("size", "said"), [(3, "size must be 2 whole numbers, got 3"), ((3,), "2 whole numbers"), ((0, 1), "at least 1")]
+)
+def test_several_sizes(size: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Figure(size)
+    with pytest.raises(ValueError, match="size must be one or more whole numbers, got 3"):
+        Several().refuse("size", 3)

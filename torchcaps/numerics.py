@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from numbers import Integral
 from typing import Annotated, Any, TypeVar
@@ -36,6 +36,26 @@ Share = Annotated[float, _SHARE]
 Floor = Annotated[float, _FLOOR]
 FloorOrNone = Annotated[float, replace(_FLOOR, zero=True)]
 Size = Annotated[int, Within(1)]
+
+
+@dataclass(frozen=True)
+class Several(Within):
+    """For ``Annotated``: ``count`` sizes; None for one or more, 0 for any number."""
+
+    count: int | None = None
+
+    def check(self, place: str, value: Any) -> None:
+        """Raises a ValueError that names the place unless they are as many sizes."""
+        check_series(self.count, **{place: value})
+
+    refuse = check
+
+
+Sizes = Annotated[Sequence[int], Several()]
+AnySizes = Annotated[Sequence[int], Several(count=0)]
+TwoSizes = Annotated[Sequence[int], Several(count=2)]
+ThreeSizes = Annotated[Sequence[int], Several(count=3)]
+FourSizes = Annotated[Sequence[int], Several(count=4)]
 
 
 def positive(mass: Tensor) -> Tensor:

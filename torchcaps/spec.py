@@ -12,7 +12,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import InitVar, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache, partial, wraps
 from numbers import Integral, Real
@@ -182,10 +182,11 @@ def declared(cls: Callable[..., Any], skip: int = 0) -> Declared:
 def settings(cls: Decorated) -> Decorated:
     """Class decorator: annotated names are the arguments of the constructor, which checks and keeps them.
 
-    A dataclass, but for three things: each argument is checked against its type hint, as by :func:`check`, before
-    anything else happens; the constructor of the nearest base that has one of its own runs, without arguments, before
-    the arguments are kept, so that a module can be one; and ``==`` and ``repr`` stay those of the base. What depends on
-    several arguments is checked in ``__post_init__``.
+    A dataclass, but for four things: each argument is checked against its type hint, as by :func:`check`, before
+    anything else happens, and a list is kept as a tuple; the constructor of the nearest base that has one of its own
+    runs before they are kept, so that a module can be one, and gets and checks those that it takes itself; an
+    ``InitVar``, which ``__post_init__`` gets as it comes, hides nothing that a base has under its name; and ``==`` and
+    ``repr`` stay those of the base. What depends on several arguments is checked in ``__post_init__``.
 
     Example:
         >>> @settings
@@ -204,20 +205,29 @@ def settings(cls: Decorated) -> Decorated:
     made: Any = dataclass(eq=False, repr=False)(cls)
     keep = made.__init__
     signature = inspect.signature(keep)
+    handed = {name for name, one in made.__dataclass_fields__.items() if isinstance(one.type, InitVar)}
 
     @wraps(keep)
     def __init__(self: Any, *values: Any, **named: Any) -> None:
-        hints = declared(cls).arguments
+        hints, of_base = declared(cls).arguments, declared(base).arguments
         try:
-            given = signature.bind(self, *values, **named).arguments
+            given = signature.bind(self, *values, **named)
         except TypeError as error:
             raise TypeError(f"{cls.__name__}: {error}") from None
-        for name, value in given.items():
-            if name in hints:
+        for name, value in given.arguments.items():
+            if name in hints and name not in (*handed, *of_base):
                 check(hints[name].hint, value, name)
-        base.__init__(self)
-        keep(self, *values, **named)
+            given.arguments[name] = tuple(value) if isinstance(value, list) else value
+        given.apply_defaults()
+        base.__init__(self, **{name: given.arguments[name] for name in of_base})
+        keep(*given.args, **given.kwargs)
 
+    for name in handed & vars(made).keys():
+        if not isinstance(vars(made)[name], property):
+            delattr(made, name)
+    __init__.__annotations__ = {
+        name: hint.type if isinstance(hint, InitVar) else hint for name, hint in keep.__annotations__.items()
+    }
     made.__init__ = __init__
     return cls
 
@@ -247,6 +257,9 @@ def check(hint: Any, value: Any, place: str) -> None:
             for bound in bounds:
                 bound.check(place, value)
             return
+    for _, bounds in alternatives(hint):
+        for bound in bounds:
+            bound.refuse(place, value)
     raise ValueError(f"{place} must be {_expected(hint)}, got {value!r}")
 
 
@@ -441,6 +454,9 @@ class Within:
         if self.most is not None and (number >= self.most if self.open else number > self.most):
             return f"{below} {self.most:g}"
         return ""
+
+    def refuse(self, place: str, value: Any) -> None:
+        """Says what was expected where a value is of another type; nothing here, where the type hint says it."""
 
 
 def is_finite(number: Any) -> TypeGuard[float]:

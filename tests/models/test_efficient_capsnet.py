@@ -128,7 +128,7 @@ def test_instance_normalisation_needs_two_places() -> None:
     ("arguments", "message"),
     [
         ({"strides": (1, 2)}, "channels, kernel_sizes and strides must be one for each convolution"),
-        ({"norm": "layer"}, r"norm must be one of \['batch', 'instance'\], got 'layer'"),
+        ({"norm": "layer"}, "norm must be one of 'batch', 'instance', got 'layer'"),
         ({"primary_dim": 7}, "primary_dim must be a divisor of the last of channels, 128, got 7"),
         ({"decoder_channels": (4,)}, r"two decoders.*\(512, 1024\) and \(4,\)"),
     ],

@@ -1,7 +1,7 @@
 """The network of inverted dot-product attention routing (Tsai, Srivastava, Goh & Salakhutdinov 2020)."""
 
 import math
-from collections.abc import Sequence
+from dataclasses import InitVar
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,9 @@ from torchcaps.layers.concurrent import concurrent_routing
 from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
-from torchcaps.numerics import check_series, check_size, compute_dtype
+from torchcaps.numerics import Size, TwoSizes, compute_dtype
 from torchcaps.routing import AttentionRouting, Routed, Routing
+from torchcaps.spec import settings
 from torchcaps.squash import length
 
 _SMALLEST = 13  # pixels on a side that leave one position in the last convolutional layer
@@ -22,6 +23,7 @@ _SMALLEST = 13  # pixels on a side that leave one position in the last convoluti
 @register_model(
     "attentioncapsnet", "Tsai et al. 2020, CIFAR-10: residual features, concurrent routing, 1,828,817 parameters"
 )
+@settings
 class AttentionCapsNet(CapsuleClassifier):
     """Residual features, primary capsules, two layers of convolutional capsules, class capsules, one readout.
 
@@ -52,30 +54,22 @@ class AttentionCapsNet(CapsuleClassifier):
         torch.Size([2, 4])
     """
 
-    class_caps: CapsLinear
+    image_shape: tuple[int, int, int] = (3, 32, 32)
+    classes: int = 10
+    channels: TwoSizes = (64, 128)
+    blocks: TwoSizes = (3, 4)
+    types: Size = 32
+    pose: TwoSizes = (4, 4)
+    rounds: Size = 2
+    routing: InitVar[Routing | None] = None
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int] = (3, 32, 32),
-        classes: int = 10,
-        channels: Sequence[int] = (64, 128),
-        blocks: Sequence[int] = (3, 4),
-        types: int = 32,
-        pose: Sequence[int] = (4, 4),
-        rounds: int = 2,
-        routing: Routing | None = None,
-    ) -> None:
-        super().__init__(image_shape, classes)
-        check_series(2, channels=channels, blocks=blocks, pose=pose)
-        check_size(types=types, rounds=rounds)
+    def __post_init__(self, routing: Routing | None) -> None:
         check_extent("image_shape", self.image_shape, _SMALLEST)
-        rows, columns = pose
-        self.channels, self.blocks = (channels[0], channels[1]), (blocks[0], blocks[1])
-        self.types, self.pose, self.rounds = types, (rows, columns), rounds
         routing = routing or AttentionRouting(steps=1)
-        if rounds > 1 and not routing.resumable:
-            raise ValueError(f"rounds must be 1, or more for a routing that is resumable, got {rounds}")
-
+        if self.rounds > 1 and not routing.resumable:
+            raise ValueError(f"rounds must be 1, or more for a routing that is resumable, got {self.rounds}")
+        types = self.types
+        pose = self.pose[0], self.pose[1]
         first, second = self.channels
         self.features = nn.Sequential(
             nn.Conv2d(self.image_shape[0], first, 3, padding=1, bias=False), nn.BatchNorm2d(first), nn.ReLU()
@@ -86,20 +80,20 @@ class AttentionCapsNet(CapsuleClassifier):
         size = math.prod(self.pose)
         self.primary = nn.Conv2d(second, types * size, 1, bias=False)
         self.primary_norm = nn.LayerNorm(size)
-        shape = self.pose, self.pose
+        shape = pose, pose
         self.conv_caps1 = CapsConv2d(types, types, *shape, 3, 2, routing=routing, competition="window")
         self.conv_caps2 = CapsConv2d(types, types, *shape, 3, 1, routing=routing, competition="window")
         places = math.prod(((extent + 1) // 2 - 3) // 2 - 1 for extent in self.image_shape[1:])
-        self.class_caps = CapsLinear(places * types, classes, *shape, routing=routing)
+        self.class_caps: CapsLinear = CapsLinear(places * types, self.classes, *shape, routing=routing)
         self.score = nn.Linear(size, 1)
         self.score.bias.requires_grad_(False)  # no matter to the softmax: its gradient would be rounding
         self.decoder = None
         for caps, parents, children in (
             (self.conv_caps1, types, 9 * types),
             (self.conv_caps2, types, 9 * types),
-            (self.class_caps, classes, places * types),
+            (self.class_caps, self.classes, places * types),
         ):
-            nn.init.normal_(caps.weight, std=math.sqrt(parents / (rows * children)))
+            nn.init.normal_(caps.weight, std=math.sqrt(parents / (pose[0] * children)))
 
     @property
     def _layers(self) -> list[CapsLinear | CapsConvNd | ClassCaps]:

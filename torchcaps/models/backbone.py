@@ -4,6 +4,8 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import InitVar
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps, told
+from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.network import WEIGHTS_FILE, network_folder
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_series, check_size, given
+from torchcaps.numerics import AnySizes, NotNegative, Size, Sizes
 from torchcaps.routing import DynamicRouting, Routing
+from torchcaps.spec import settings
 
 TIMM = "timm/"
 HUB = "hub"
@@ -46,7 +49,7 @@ class ResidualBackbone(Backbone):
         self.channels = widths[-1]
         self.stem = _convolution(in_channels, widths[0], stride)
         layers: list[nn.Module] = []
-        for stage, (before, width) in enumerate(zip((widths[0], *widths), widths, strict=False)):
+        for stage, (before, width) in enumerate(pairwise((widths[0], *widths))):
             layers.append(_Block(before, width, 1 if stage == 0 else 2))
             layers += [_Block(width, width) for _ in range(blocks - 1)]
         self.stages = nn.Sequential(*layers)
@@ -156,8 +159,6 @@ def make_backbone(
     name: str, in_channels: int, widths: Sequence[int], blocks: int, stride: int, weights: str | None
 ) -> Backbone:
     """A backbone by name; arguments and errors as in :class:`CapsNetOnBackbone`."""
-    check_series(widths=widths)
-    check_size(blocks=blocks, stride=stride)
     if name.startswith(TIMM):
         return TimmBackbone(name.removeprefix(TIMM), in_channels, weights)
     if name != "residual":
@@ -185,19 +186,20 @@ class _OnBackbone(ImageClassifier):
     """What networks on a backbone have in common; its weights are saved with theirs."""
 
     features: Backbone
+    backbone: str
+    widths: Sequence[int]
+    blocks: int
+    stride: int
+    weights: str | None
+    frozen: bool
     outside: ClassVar[tuple[str, ...]] = ("weights",)
 
-    def _make_backbone(
-        self, backbone: str, widths: Sequence[int], blocks: int, stride: int, weights: str | None, frozen: bool
-    ) -> None:
-        self.backbone = backbone
-        self.widths = tuple(widths)
-        self.blocks = blocks
-        self.stride = stride
-        self.weights = None
-        self.frozen = frozen
-        self.features = make_backbone(backbone, self.image_shape[0], widths, blocks, stride, weights)
-        if frozen:
+    def _make_backbone(self) -> None:
+        weights, self.weights = self.weights, None
+        self.features = make_backbone(
+            self.backbone, self.image_shape[0], self.widths, self.blocks, self.stride, weights
+        )
+        if self.frozen:
             self.features.requires_grad_(False)
 
     def train(self, mode: bool = True) -> Any:
@@ -229,6 +231,7 @@ class _OnBackbone(ImageClassifier):
 @register_model(
     "capsnet_on_backbone", "CapsNet's class capsules on a small residual network, or on any of timm: photos"
 )
+@settings
 class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
     """Features of a backbone, primary capsules, one routed layer of class capsules and, if asked for, a decoder.
 
@@ -266,48 +269,33 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
         torch.Size([2, 4])
     """
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int] = (3, 32, 32),
-        classes: int = 10,
-        backbone: str = "residual",
-        widths: Sequence[int] = (32, 64, 128),
-        blocks: int = 2,
-        stride: int = 1,
-        weights: str | None = None,
-        frozen: bool = False,
-        types: int = 16,
-        primary_dim: int = 8,
-        pose_dim: int = 16,
-        routing: Routing | None = None,
-        decoder_hidden: Sequence[int] | None = None,
-        decoder_input: DecoderInput = "masked",
-        pose_noise: float = 0.0,
-    ) -> None:
-        super().__init__(image_shape, classes)
-        check_size(types=types, primary_dim=primary_dim, pose_dim=pose_dim)
-        check_series(0, **given(decoder_hidden=decoder_hidden))
-        self._make_backbone(backbone, widths, blocks, stride, weights, frozen)
-        self.types = types
-        self.primary_dim = primary_dim
-        self.pose_dim = pose_dim
-        self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
-        self.decoder_input: DecoderInput = decoder_input
-        self.pose_noise = pose_noise
-        self.primary_caps = PrimaryCaps(self.features.channels, types, primary_dim, 3, 2, 1, batch_norm=True)
+    image_shape: tuple[int, int, int] = (3, 32, 32)
+    classes: int = 10
+    backbone: str = "residual"
+    widths: Sizes = (32, 64, 128)
+    blocks: Size = 2
+    stride: Size = 1
+    weights: str | None = None
+    frozen: bool = False
+    types: Size = 16
+    primary_dim: Size = 8
+    pose_dim: Size = 16
+    routing: InitVar[Routing | None] = None
+    decoder_hidden: AnySizes | None = None
+    decoder_input: DecoderInput = "masked"
+    pose_noise: NotNegative = 0.0
+
+    def __post_init__(self, routing: Routing | None) -> None:
+        self._make_backbone()
+        self.primary_caps = PrimaryCaps(self.features.channels, self.types, self.primary_dim, 3, 2, 1, batch_norm=True)
         self.class_caps = CapsLinear(
             math.prod(self.primary_caps.sites(*self._grid())),
-            classes,
-            primary_dim,
-            pose_dim,
+            self.classes,
+            self.primary_dim,
+            self.pose_dim,
             routing=routing or DynamicRouting(),
         )
-        self.decoder = None
-        if (hidden := self.decoder_hidden) is not None:
-            self.decoder = told(
-                decoder_input, pose_noise, classes, pose_dim,
-                lambda numbers: FullyConnectedDecoder(numbers, self.image_shape, hidden),
-            )  # fmt: skip
+        self.decoder = self._told_decoder(FullyConnectedDecoder, self.decoder_hidden)
 
     def children_of(self, images: Tensor) -> Capsules:
         """The primary capsules, poses (B, H', W', types, primary_dim)."""
@@ -316,6 +304,7 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
 
 
 @register_model("capsnet_on_backbone_cnn", "the same backbone with global average pooling and a linear layer: its twin")
+@settings
 class BackboneTwin(_OnBackbone):
     """Features of a backbone, global average pooling, a linear layer, a softmax.
 
@@ -341,21 +330,19 @@ class BackboneTwin(_OnBackbone):
         torch.Size([2, 4])
     """
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int] = (3, 32, 32),
-        classes: int = 10,
-        backbone: str = "residual",
-        widths: Sequence[int] = (32, 64, 128),
-        blocks: int = 2,
-        stride: int = 1,
-        weights: str | None = None,
-        frozen: bool = False,
-    ) -> None:
-        super().__init__(image_shape, classes)
-        self._make_backbone(backbone, widths, blocks, stride, weights, frozen)
+    image_shape: tuple[int, int, int] = (3, 32, 32)
+    classes: int = 10
+    backbone: str = "residual"
+    widths: Sizes = (32, 64, 128)
+    blocks: Size = 2
+    stride: Size = 1
+    weights: str | None = None
+    frozen: bool = False
+
+    def __post_init__(self) -> None:
+        self._make_backbone()
         self._grid()
-        self.head = nn.Linear(self.features.channels, classes)
+        self.head = nn.Linear(self.features.channels, self.classes)
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The probability of each class."""

@@ -1,14 +1,14 @@
 """Networks that classify images, and those among them whose classes are capsules."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, exportable
-from torchcaps.layers import CapsLinear, ClassCaps, FullyConnectedDecoder, PoseInput, mask_capsules
+from torchcaps.layers import CapsLinear, ClassCaps, FullyConnectedDecoder, PoseInput, mask_capsules, told
 from torchcaps.layers.decoder import DecoderInput, ToldDecoder, chosen_classes
 from torchcaps.models.network import Network
 from torchcaps.numerics import check_series, check_size
@@ -135,6 +135,18 @@ def check_extent(argument: str, shape: Sequence[int], least: int, reason: str = 
         raise ValueError(f"{argument} must be at least {least} x {least}{reason}, got shape {tuple(shape)}")
 
 
+class _RoutingOf(property):
+    """As a default in the body of a class it is None, as an attribute of a network the routing of one of its layers."""
+
+    def __get__(self, network: Any, owner: type | None = None) -> Any:
+        return None if network is None else super().__get__(network, owner)
+
+
+def routing_of(layer: str, doc: str) -> Any:
+    """The default of an ``InitVar`` that is a routing, None; the attribute of that name is the routing of a layer."""
+    return _RoutingOf(lambda network: network.get_submodule(layer).routing, doc=doc)
+
+
 class CapsuleClassifier(ImageClassifier):
     """Base of the networks whose classes are capsules. A subclass sets ``class_caps`` and ``decoder`` (or None).
 
@@ -154,6 +166,25 @@ class CapsuleClassifier(ImageClassifier):
 
     class_caps: CapsLinear | ClassCaps
     decoder: nn.Module | None
+    pose_dim: int
+    decoder_input: DecoderInput
+    pose_noise: float
+
+    def _told_decoder(
+        self, kind: Callable[[int, Sequence[int], Sequence[int]], nn.Module], widths: Sequence[int] | None
+    ) -> nn.Module | None:
+        """A decoder that is told of a pose what ``decoder_input`` and ``pose_noise`` say.
+
+        Args:
+            kind: from ``in_features``, ``image_shape`` and the widths to a decoder.
+            widths: of its layers; None for no decoder.
+        """
+        if widths is None:
+            return None
+        return told(
+            self.decoder_input, self.pose_noise, self.classes, self.pose_dim,
+            lambda numbers: kind(numbers, self.image_shape, widths),
+        )  # fmt: skip
 
     @property
     def routing(self) -> Routing:

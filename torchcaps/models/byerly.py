@@ -1,7 +1,9 @@
 """Convolutions with branches of homogeneous vector capsules, and no routing (Byerly, Kalganova & Dear 2021)."""
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from dataclasses import InitVar
+from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +12,10 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_choice, check_series, check_size, compute_dtype
+from torchcaps.numerics import Size, Sizes, compute_dtype
 from torchcaps.routing import HomogeneousRouting, Routed, Routing
 from torchcaps.routing.base import BatchStandard
+from torchcaps.spec import settings
 from torchcaps.squash import length
 
 CapsulesFrom = Literal["positions", "maps"]
@@ -30,6 +33,7 @@ _EPSILON = 1e-3
     "Byerly et al. 2021, as first published: a capsule of the map of each channel, 1,514,187 parameters",
     capsules_from="maps",
 )
+@settings
 class ByerlyCapsNet(CapsuleClassifier):
     r"""3x3 convolutions in a row, a branch of class capsules behind every third, and one score of all branches.
 
@@ -70,49 +74,38 @@ class ByerlyCapsNet(CapsuleClassifier):
         torch.Size([2, 10])
     """
 
-    class_caps: CapsLinear
+    image_shape: tuple[int, int, int] = (1, 28, 28)
+    classes: int = 10
+    channels: Size = 32
+    growth: Size = 16
+    stages: Sizes = (3, 3, 3)
+    capsules_from: CapsulesFrom = "positions"
+    merge: Merge = "ones"
+    momentum: float = 0.1
+    routing: InitVar[Routing | None] = None
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int] = (1, 28, 28),
-        classes: int = 10,
-        channels: int = 32,
-        growth: int = 16,
-        stages: Sequence[int] = (3, 3, 3),
-        capsules_from: CapsulesFrom = "positions",
-        merge: Merge = "ones",
-        momentum: float = 0.1,
-        routing: Routing | None = None,
-    ) -> None:
-        super().__init__(image_shape, classes)
-        check_size(channels=channels, growth=growth)
-        check_series(stages=stages)
-        check_choice("capsules_from", capsules_from, get_args(CapsulesFrom))
-        check_choice("merge", merge, get_args(Merge))
-        check_extent("image_shape", self.image_shape, 2 * sum(stages) + 1, f" for stages {tuple(stages)}")
-        self.channels, self.growth, self.stages, self.momentum = channels, growth, tuple(stages), momentum
-        self.capsules_from, self.merge = capsules_from, merge
-
-        routing = routing or HomogeneousRouting(momentum=momentum, epsilon=_EPSILON)
+    def __post_init__(self, routing: Routing | None) -> None:
+        check_extent("image_shape", self.image_shape, 2 * sum(self.stages) + 1, f" for stages {self.stages}")
+        routing = routing or HomogeneousRouting(momentum=self.momentum, epsilon=_EPSILON)
         self.convolutions = nn.ModuleList()
         branches = []
         before, place = self.image_shape[0], 0
         for count in self.stages:
-            widths = [channels + growth * number for number in range(place, place + count)]
+            widths = [self.channels + self.growth * number for number in range(place, place + count)]
             place += count
-            self.convolutions.append(_convolutions(before, widths, momentum))
+            self.convolutions.append(_convolutions(before, widths, self.momentum))
             before = widths[-1]
             children, dim = self._children(before, place)
-            branches.append(CapsLinear(children, classes, dim, dim, routing=routing))
+            branches.append(CapsLinear(children, self.classes, dim, dim, routing=routing))
         for number, branch in enumerate(branches[:-1], 1):
             self.add_module(f"branch{number}", branch)
-        self.class_caps = branches[-1]
-        start = torch.randn(len(branches)) * 0.05 if merge == "random" else torch.ones(len(branches))
-        if merge == "equal":
+        self.class_caps: CapsLinear = branches[-1]
+        start = torch.randn(len(branches)) * 0.05 if self.merge == "random" else torch.ones(len(branches))
+        if self.merge == "equal":
             self.register_buffer("branch_weight", start)
         else:
             self.branch_weight = nn.Parameter(start)
-        self.merge_norm = BatchStandard(len(branches), epsilon=_EPSILON, momentum=momentum)
+        self.merge_norm = BatchStandard(len(branches), epsilon=_EPSILON, momentum=self.momentum)
         self.decoder = None
 
     def _children(self, channels: int, convolutions: int) -> tuple[int, int]:
@@ -170,7 +163,7 @@ class ByerlyCapsNet(CapsuleClassifier):
 def _convolutions(in_channels: int, widths: Sequence[int], momentum: float) -> nn.Sequential:
     """Convolutions, each with batch normalisation without a gain, and ReLU; they start as in the code of 2021."""
     layers: list[nn.Module] = []
-    for before, width in zip((in_channels, *widths), widths, strict=False):
+    for before, width in pairwise((in_channels, *widths)):
         convolution = nn.Conv2d(before, width, 3, bias=False)
         nn.init.normal_(convolution.weight, std=0.05)
         norm = nn.BatchNorm2d(width, eps=_EPSILON, momentum=momentum)

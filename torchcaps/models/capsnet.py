@@ -2,18 +2,21 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import InitVar
+from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps, told
+from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps
 from torchcaps.layers.linear import Transforms
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.initial import cut_normal
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_finite, check_series, check_size, given
+from torchcaps.numerics import AnySizes, NotNegative, Share, Size, ThreeSizes, TwoSizes
 from torchcaps.routing import DynamicRouting, Routing
+from torchcaps.spec import settings
 
 
 @register_model("capsnet", "Sabour et al. 2017, the paper: 6.80 M parameters, 8.22 M with the decoder")
@@ -47,6 +50,7 @@ from torchcaps.routing import DynamicRouting, Routing
     decoder_hidden=(128, 256),
     init_std=None,
 )
+@settings
 class CapsNet(CapsuleClassifier):
     """Convolution, primary capsules, one routed layer of class capsules, and a decoder.
 
@@ -86,65 +90,54 @@ class CapsNet(CapsuleClassifier):
         (torch.Size([2, 10]), torch.Size([2, 10, 16]), torch.Size([2, 1, 8, 8]))
     """
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int] = (1, 28, 28),
-        classes: int = 10,
-        channels: int = 256,
-        kernel_size: int = 9,
-        stride: int = 1,
-        types: int = 32,
-        primary_dim: int = 8,
-        primary_kernel_size: int = 9,
-        primary_stride: int = 2,
-        pose_dim: int = 16,
-        routing: Routing | None = None,
-        transforms: Transforms = "full",
-        squash: str = "sabour",
-        batch_norm: bool = False,
-        routed_primary: bool = False,
-        decoder_hidden: Sequence[int] | None = (512, 1024),
-        init_std: float | None = 0.1,
-        stem: Sequence[int] = (),
-        decoder_input: DecoderInput = "masked",
-        pose_noise: float = 0.0,
-        released_start: bool = False,
-    ) -> None:
-        super().__init__(image_shape, classes)
-        check_size(channels=channels, kernel_size=kernel_size, stride=stride, types=types, pose_dim=pose_dim)
-        check_size(primary_dim=primary_dim, primary_kernel_size=primary_kernel_size, primary_stride=primary_stride)
-        check_series(0, stem=stem, **given(decoder_hidden=decoder_hidden))
-        self.stem = tuple(stem)
-        self.channels, self.kernel_size, self.stride = channels, kernel_size, stride
-        self.types, self.primary_dim, self.pose_dim = types, primary_dim, pose_dim
-        self.primary_kernel_size, self.primary_stride = primary_kernel_size, primary_stride
-        self.transforms = transforms
-        self.squash = squash
-        self.batch_norm = batch_norm
-        self.routed_primary = routed_primary
-        self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
-        self.init_std = init_std
-        self.decoder_input, self.pose_noise = decoder_input, pose_noise
-        self.released_start = released_start
+    image_shape: tuple[int, int, int] = (1, 28, 28)
+    classes: int = 10
+    channels: Size = 256
+    kernel_size: Size = 9
+    stride: Size = 1
+    types: Size = 32
+    primary_dim: Size = 8
+    primary_kernel_size: Size = 9
+    primary_stride: Size = 2
+    pose_dim: Size = 16
+    routing: InitVar[Routing | None] = None
+    transforms: Transforms = "full"
+    squash: str = "sabour"
+    batch_norm: bool = False
+    routed_primary: bool = False
+    decoder_hidden: AnySizes | None = (512, 1024)
+    init_std: float | None = 0.1
+    stem: AnySizes = ()
+    decoder_input: DecoderInput = "masked"
+    pose_noise: NotNegative = 0.0
+    released_start: bool = False
 
-        self.features = _stem(self.image_shape[0], self.stem, kernel_size)
-        self.conv = nn.Conv2d((self.image_shape[0], *self.stem)[-1], channels, kernel_size, stride)
-        self.norm = nn.BatchNorm2d(channels) if self.stem else nn.Identity()
-        kernel = primary_kernel_size, primary_stride
+    def __post_init__(self, routing: Routing | None) -> None:
+        in_channels = self.image_shape[0]
+        self.features = _stem(in_channels, self.stem, self.kernel_size)
+        self.conv = nn.Conv2d((in_channels, *self.stem)[-1], self.channels, self.kernel_size, self.stride)
+        self.norm = nn.BatchNorm2d(self.channels) if self.stem else nn.Identity()
         self.primary_caps = PrimaryCaps(
-            channels, types, primary_dim, *kernel, squash=squash, batch_norm=batch_norm, routed=routed_primary
+            self.channels,
+            self.types,
+            self.primary_dim,
+            self.primary_kernel_size,
+            self.primary_stride,
+            squash=self.squash,
+            batch_norm=self.batch_norm,
+            routed=self.routed_primary,
         )
         self.class_caps = CapsLinear(
             math.prod(self.primary_caps.sites(*self._grid())),
-            classes,
-            primary_dim,
-            pose_dim,
-            transforms=transforms,
+            self.classes,
+            self.primary_dim,
+            self.pose_dim,
+            transforms=self.transforms,
             routing=routing or DynamicRouting(),
-            init_std=init_std,
+            init_std=self.init_std,
         )
-        self.decoder = self._decoder()
-        if released_start:
+        self.decoder = self._told_decoder(FullyConnectedDecoder, self.decoder_hidden)
+        if self.released_start:
             self._start_as_released()
 
     def _start_as_released(self) -> None:
@@ -154,15 +147,6 @@ class CapsNet(CapsuleClassifier):
                 cut_normal(layer.weight, deviation)
                 if layer.bias is not None:
                     nn.init.constant_(layer.bias, 0.1)
-
-    def _decoder(self) -> nn.Module | None:
-        hidden = self.decoder_hidden
-        if hidden is None:
-            return None
-        return told(
-            self.decoder_input, self.pose_noise, self.classes, self.pose_dim,
-            lambda numbers: FullyConnectedDecoder(numbers, self.image_shape, hidden),
-        )  # fmt: skip
 
     def _grid(self) -> tuple[int, ...]:
         """Height and width of the first convolution's output."""
@@ -181,7 +165,7 @@ class CapsNet(CapsuleClassifier):
 def _stem(in_channels: int, widths: Sequence[int], kernel_size: int) -> nn.Sequential:
     """Convolutions, each with batch normalisation and ReLU; nothing for no widths."""
     layers: list[nn.Module] = []
-    for before, width in zip((in_channels, *widths), widths, strict=False):
+    for before, width in pairwise((in_channels, *widths)):
         layers += [nn.Conv2d(before, width, kernel_size), nn.BatchNorm2d(width), nn.ReLU()]
     return nn.Sequential(*layers)
 
@@ -196,6 +180,7 @@ def _stem(in_channels: int, widths: Sequence[int], kernel_size: int) -> nn.Seque
     channels=(32, 32, 16),
     stride=2,
 )
+@settings
 class CapsNetTwin(ImageClassifier):
     """Three convolutions, two fully connected layers, dropout, a softmax.
 
@@ -216,28 +201,18 @@ class CapsNetTwin(ImageClassifier):
         True
     """
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int] = (1, 28, 28),
-        classes: int = 10,
-        channels: Sequence[int] = (256, 256, 128),
-        stride: int = 1,
-        hidden: Sequence[int] = (328, 192),
-        dropout: float = 0.5,
-    ) -> None:
-        super().__init__(image_shape, classes)
-        check_size(stride=stride)
-        check_series(3, channels=channels)
-        check_series(2, hidden=hidden)
-        check_finite(dropout=dropout)
-        self.channels = tuple(channels)
-        self.stride = stride
-        self.hidden = tuple(hidden)
-        self.dropout = dropout
+    image_shape: tuple[int, int, int] = (1, 28, 28)
+    classes: int = 10
+    channels: ThreeSizes = (256, 256, 128)
+    stride: Size = 1
+    hidden: TwoSizes = (328, 192)
+    dropout: Share = 0.5
+
+    def __post_init__(self) -> None:
         in_channels, height, width = self.image_shape
         first, second, third = self.channels
         self.features = nn.Sequential(
-            nn.Conv2d(in_channels, first, 5, stride, padding=2),
+            nn.Conv2d(in_channels, first, 5, self.stride, padding=2),
             nn.ReLU(),
             nn.Conv2d(first, second, 5, padding=2),
             nn.ReLU(),
@@ -245,14 +220,14 @@ class CapsNetTwin(ImageClassifier):
             nn.ReLU(),
             nn.Flatten(),
         )
-        positions = math.prod((extent - 1) // stride + 1 for extent in (height, width))
+        positions = math.prod((extent - 1) // self.stride + 1 for extent in (height, width))
         self.head = nn.Sequential(
             nn.Linear(third * positions, self.hidden[0]),
             nn.ReLU(),
             nn.Linear(self.hidden[0], self.hidden[1]),
             nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(self.hidden[1], classes),
+            nn.Dropout(self.dropout),
+            nn.Linear(self.hidden[1], self.classes),
         )
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from itertools import pairwise
 
 import torch
@@ -10,20 +10,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers import CapsLinear, DecoderInput, told
+from torchcaps.layers import CapsLinear, DecoderInput
 from torchcaps.models.base import CapsuleClassifier
-from torchcaps.models.initial import cut_normal, he_deviation
+from torchcaps.models.initial import cut_normal, glorot, he_deviation
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_series, check_size, given
+from torchcaps.numerics import AnySizes, NotNegative, Size, Sizes, check_series, check_size
 from torchcaps.ops import InnerProduct, Normaliser, Votes
 from torchcaps.ops.backend import Rule, VoteSource
 from torchcaps.ops.similarity import Similarity
 from torchcaps.routing import DynamicRouting, Routing
-from torchcaps.routing.base import check_steps
+from torchcaps.routing.base import Steps, check_steps
+from torchcaps.spec import settings
 from torchcaps.squash import length, squash
 
 
 @register_model("deepcaps", "Rajasegaran et al. 2019 for images of 28 x 28: 8.44 M parameters, 8.50 M with the decoder")
+@settings
 class DeepCaps(CapsuleClassifier):
     """Four cells of convolutional capsules with a skip connection each, 3-D routing in the last, and class capsules.
 
@@ -57,53 +59,32 @@ class DeepCaps(CapsuleClassifier):
         torch.Size([2, 10])
     """
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int] = (1, 28, 28),
-        classes: int = 10,
-        channels: int = 128,
-        types: int = 32,
-        dims: Sequence[int] = (4, 8, 8, 8),
-        pose_dim: int = 32,
-        steps: int = 3,
-        routing: Routing | None = None,
-        decoder_channels: Sequence[int] | None = (64, 32, 16),
-        decoder_input: DecoderInput = "pose",
-        pose_noise: float = 0.0,
-    ) -> None:
-        super().__init__(image_shape, classes)
-        check_size(channels=channels, types=types, pose_dim=pose_dim)
-        check_series(dims=dims)
-        check_series(0, **given(decoder_channels=decoder_channels))
-        if len(dims) < 2:
-            raise ValueError(f"dims must be of at least two cells, got {tuple(dims)}")
-        self.channels = channels
-        self.types = types
-        self.dims = tuple(dims)
-        self.pose_dim = pose_dim
-        self.steps = check_steps(steps)
-        self.decoder_channels = None if decoder_channels is None else tuple(decoder_channels)
-        self.decoder_input: DecoderInput = decoder_input
-        self.pose_noise = pose_noise
+    image_shape: tuple[int, int, int] = (1, 28, 28)
+    classes: int = 10
+    channels: Size = 128
+    types: Size = 32
+    dims: Sizes = (4, 8, 8, 8)
+    pose_dim: Size = 32
+    steps: Steps = 3
+    routing: InitVar[Routing | None] = None
+    decoder_channels: AnySizes | None = (64, 32, 16)
+    decoder_input: DecoderInput = "pose"
+    pose_noise: NotNegative = 0.0
 
-        self.conv = nn.Conv2d(self.image_shape[0], channels, 3, padding=1)
-        self.norm = nn.BatchNorm2d(channels, 1e-3, 0.01)
-        nn.init.xavier_uniform_(self.conv.weight)
-        assert self.conv.bias is not None
-        nn.init.zeros_(self.conv.bias)
-        widths = (channels, *(types * dim for dim in self.dims))
+    def __post_init__(self, routing: Routing | None) -> None:
+        if len(self.dims) < 2:
+            raise ValueError(f"dims must be of at least two cells, got {self.dims}")
+        self.conv = nn.Conv2d(self.image_shape[0], self.channels, 3, padding=1)
+        self.norm = nn.BatchNorm2d(self.channels, 1e-3, 0.01)
+        glorot(self.conv)
+        widths = (self.channels, *(self.types * dim for dim in self.dims))
         last = len(self.dims) - 1
         self.cells = nn.ModuleList(
-            Cell(before, types, dim, steps if place == last else None)
+            Cell(before, self.types, dim, self.steps if place == last else None)
             for place, (before, dim) in enumerate(zip(widths, self.dims, strict=False))
         )
         self.class_caps = self._class_caps(routing or DynamicRouting(bias=True))
-        self.decoder = None
-        if (drawn := self.decoder_channels) is not None:
-            self.decoder = told(
-                decoder_input, pose_noise, classes, pose_dim,
-                lambda numbers: TransposedDecoder(numbers, self.image_shape, drawn),
-            )  # fmt: skip
+        self.decoder = self._told_decoder(TransposedDecoder, self.decoder_channels)
 
     def _class_caps(self, routing: Routing) -> CapsLinear:
         if self.dims[-1] != self.dims[-2]:
@@ -321,10 +302,7 @@ class TransposedDecoder(nn.Module):
             for (before, width), stride in zip(pairwise(widths), strides, strict=True)
         )
         for layer in (self.linear, *self.convolutions):
-            assert isinstance(layer, nn.Linear | nn.ConvTranspose2d)
-            assert layer.bias is not None
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
+            glorot(layer)
 
     def forward(self, poses: Tensor) -> Tensor:
         """Decodes."""

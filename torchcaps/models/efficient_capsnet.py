@@ -2,20 +2,22 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import InitVar
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps, told
+from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps
 from torchcaps.models.base import CapsuleClassifier, check_extent
-from torchcaps.models.initial import cut_normal, he_deviation
+from torchcaps.models.initial import cut_normal, glorot, he_deviation, zero_bias
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_choice, check_finite, check_series, check_size, given
+from torchcaps.numerics import AnySizes, Finite, NotNegative, Size, Sizes
 from torchcaps.routing import Routing, SelfAttentionRouting
+from torchcaps.spec import settings
 
 Norm = Literal["batch", "instance"]
 
@@ -41,6 +43,7 @@ Norm = Literal["batch", "instance"]
     primary_kernel_size=5,
     primary_stride=2,
 )
+@settings
 class EfficientCapsNet(CapsuleClassifier):
     """Few convolutions, one small set of primary capsules that see the whole image, class capsules by self-attention.
 
@@ -78,71 +81,53 @@ class EfficientCapsNet(CapsuleClassifier):
         torch.Size([2, 10, 16])
     """
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int] = (1, 28, 28),
-        classes: int = 10,
-        channels: Sequence[int] = (32, 64, 64, 128),
-        kernel_sizes: Sequence[int] = (5, 3, 3, 3),
-        strides: Sequence[int] = (1, 1, 1, 2),
-        norm: Norm = "batch",
-        slope: float = 0.0,
-        primary_dim: int = 8,
-        primary_kernel_size: int | None = None,
-        primary_stride: int = 1,
-        pose_dim: int = 16,
-        routing: Routing | None = None,
-        decoder_hidden: Sequence[int] | None = (512, 1024),
-        decoder_channels: Sequence[int] | None = None,
-        decoder_input: DecoderInput = "masked",
-        pose_noise: float = 0.0,
-    ) -> None:
-        super().__init__(image_shape, classes)
-        check_series(channels=channels, kernel_sizes=kernel_sizes, strides=strides)
-        check_size(primary_dim=primary_dim, primary_stride=primary_stride, pose_dim=pose_dim)
-        check_series(0, **given(decoder_hidden=decoder_hidden, decoder_channels=decoder_channels))
-        check_finite(slope=slope)
-        self.channels = tuple(channels)
-        self.kernel_sizes = tuple(kernel_sizes)
-        self.strides = tuple(strides)
-        self.norm: Norm = check_choice("norm", norm, get_args(Norm))
-        self.slope = slope
-        self.primary_dim = primary_dim
-        self.primary_kernel_size = primary_kernel_size
-        self.primary_stride = primary_stride
-        self.pose_dim = pose_dim
-        self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
-        self.decoder_channels = None if decoder_channels is None else tuple(decoder_channels)
-        self.decoder_input: DecoderInput = decoder_input
-        self.pose_noise = pose_noise
-        self._check_arguments()
+    image_shape: tuple[int, int, int] = (1, 28, 28)
+    classes: int = 10
+    channels: Sizes = (32, 64, 64, 128)
+    kernel_sizes: Sizes = (5, 3, 3, 3)
+    strides: Sizes = (1, 1, 1, 2)
+    norm: Norm = "batch"
+    slope: Finite = 0.0
+    primary_dim: Size = 8
+    primary_kernel_size: Size | None = None
+    primary_stride: Size = 1
+    pose_dim: Size = 16
+    routing: InitVar[Routing | None] = None
+    decoder_hidden: AnySizes | None = (512, 1024)
+    decoder_channels: AnySizes | None = None
+    decoder_input: DecoderInput = "masked"
+    pose_noise: NotNegative = 0.0
 
+    def __post_init__(self, routing: Routing | None) -> None:
+        self._check_arguments()
         grid = self._grid()
         self.features = self._features()
         self.primary_caps = PrimaryCaps(
             self.channels[-1],
-            self.channels[-1] // primary_dim,
-            primary_dim,
-            grid if primary_kernel_size is None else primary_kernel_size,
-            primary_stride,
+            self.channels[-1] // self.primary_dim,
+            self.primary_dim,
+            self.primary_kernel_size or grid,
+            self.primary_stride,
             squash="exponential",
             groups=self.channels[-1],
         )
         children = math.prod(self.primary_caps.sites(*grid))
         self.class_caps = CapsLinear(
             children,
-            classes,
-            primary_dim,
-            pose_dim,
+            self.classes,
+            self.primary_dim,
+            self.pose_dim,
             routing=routing or SelfAttentionRouting(),
-            init_std=he_deviation(classes * children * primary_dim),
+            init_std=he_deviation(self.classes * children * self.primary_dim),
         )
-        self.decoder = self._decoder()
+        if self.decoder_channels is None:
+            self.decoder = self._told_decoder(FullyConnectedDecoder, self.decoder_hidden)
+        else:
+            self.decoder = self._told_decoder(UpsamplingDecoder, self.decoder_channels)
         self._start_as_published()
 
     def _check_arguments(self) -> None:
-        check_size(**given(primary_kernel_size=self.primary_kernel_size))
-        if not 0 < len(self.channels) == len(self.kernel_sizes) == len(self.strides):
+        if not len(self.channels) == len(self.kernel_sizes) == len(self.strides):
             raise ValueError(
                 "channels, kernel_sizes and strides must be one for each convolution, got "
                 f"{self.channels}, {self.kernel_sizes} and {self.strides}"
@@ -186,35 +171,24 @@ class EfficientCapsNet(CapsuleClassifier):
             before = width
         return nn.Sequential(*layers)
 
-    def _decoder(self) -> nn.Module | None:
-        if self.decoder_hidden is None and self.decoder_channels is None:
-            return None
-        return told(self.decoder_input, self.pose_noise, self.classes, self.pose_dim, self._bare_decoder)
-
-    def _bare_decoder(self, numbers: int) -> nn.Module:
-        if self.decoder_hidden is not None:
-            return FullyConnectedDecoder(numbers, self.image_shape, self.decoder_hidden)
-        assert self.decoder_channels is not None
-        return UpsamplingDecoder(numbers, self.image_shape, self.decoder_channels)
-
     @torch.no_grad()
     def _start_as_published(self) -> None:
         """The initial weights of the released code's Keras: He's normal, in the depthwise convolution Glorot's."""
         for module in self.features:
             if isinstance(module, nn.Conv2d):
                 cut_normal(module.weight, he_deviation(module.weight[0].numel()))
-                _zero_bias(module)
+                zero_bias(module)
         kernel = self.primary_caps.conv
         bound = math.sqrt(6 / (kernel.weight[0].numel() * (1 + self.channels[-1])))  # fans k k and k k channels
         nn.init.uniform_(kernel.weight, -bound, bound)
-        _zero_bias(kernel)
+        zero_bias(kernel)
         if self.decoder is not None and self.decoder_hidden is not None:
             *hidden, last = (layer for layer in self.decoder.modules() if isinstance(layer, nn.Linear))
             for layer in hidden:
                 cut_normal(layer.weight, he_deviation(layer.in_features))
-                _zero_bias(layer)
+                zero_bias(layer)
             cut_normal(last.weight, he_deviation(last.in_features + last.out_features))  # Glorot's normal
-            _zero_bias(last)
+            zero_bias(last)
 
     def children_of(self, images: Tensor) -> Capsules:
         """The primary capsules, poses (B, H', W', types, primary_dim)."""
@@ -276,9 +250,7 @@ class UpsamplingDecoder(nn.Module):
         widths = (1, *channels, self.image_shape[0])
         self.convolutions = nn.ModuleList(nn.Conv2d(before, width, 3) for before, width in pairwise(widths))
         for layer in (self.linear, *self.convolutions):
-            assert isinstance(layer, nn.Linear | nn.Conv2d)
-            nn.init.xavier_uniform_(layer.weight)
-            _zero_bias(layer)
+            glorot(layer)
 
     def forward(self, poses: Tensor) -> Tensor:
         """Decodes."""
@@ -292,8 +264,3 @@ class UpsamplingDecoder(nn.Module):
             (extent - wanted) // 2 for extent, wanted in zip(image.shape[2:], self.image_shape[1:], strict=True)
         )
         return image[:, :, top : top + self.image_shape[1], left : left + self.image_shape[2]]
-
-
-def _zero_bias(layer: nn.Conv2d | nn.Linear) -> None:
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)

@@ -1,17 +1,19 @@
 """The network of Heinsen 2019 for smallNORB."""
 
 import math
-from collections.abc import Sequence
+from dataclasses import InitVar
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
-from torchcaps.models.base import CapsuleClassifier, check_extent
+from torchcaps.models.base import CapsuleClassifier, check_extent, routing_of
+from torchcaps.models.initial import zero_bias
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_series, check_size, compute_dtype
+from torchcaps.numerics import Size, Sizes, TwoSizes, compute_dtype
 from torchcaps.routing import Heinsen2019Routing, Routed, Routing
+from torchcaps.spec import settings
 
 
 class SoftmaxCaps(CapsLinear):
@@ -30,6 +32,7 @@ class SoftmaxCaps(CapsLinear):
 
 
 @register_model("heinsen_smallnorb", "Heinsen 2019, smallNORB: 272 k parameters")
+@settings
 class HeinsenCapsNet(CapsuleClassifier):
     r"""Convolutions over the image and its coordinates, parts from all places, classes from the parts.
 
@@ -61,26 +64,16 @@ class HeinsenCapsNet(CapsuleClassifier):
 
     any_size = True
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int] = (2, 96, 96),
-        classes: int = 5,
-        channels: int = 64,
-        strides: Sequence[int] = (1, 2, 1, 2, 1, 2),
-        parts: int = 64,
-        pose: Sequence[int] = (4, 4),
-        part_routing: Routing | None = None,
-        routing: Routing | None = None,
-    ) -> None:
-        super().__init__(image_shape, classes)
-        check_size(channels=channels, parts=parts)
-        check_series(strides=strides)
-        check_series(2, pose=pose)
-        self.channels = channels
-        self.strides = tuple(strides)
-        self.parts = parts
-        rows, size = pose
-        self.pose = (rows, size)
+    image_shape: tuple[int, int, int] = (2, 96, 96)
+    classes: int = 5
+    channels: Size = 64
+    strides: Sizes = (1, 2, 1, 2, 1, 2)
+    parts: Size = 64
+    pose: TwoSizes = (4, 4)
+    part_routing: InitVar[Routing | None] = routing_of("part_caps", "The routing of the parts.")
+    routing: InitVar[Routing | None] = None
+
+    def __post_init__(self, part_routing: Routing | None, routing: Routing | None) -> None:
         self._smallest = 1
         for stride in reversed(self.strides):
             self._smallest = (self._smallest - 1) * stride + 3
@@ -88,7 +81,7 @@ class HeinsenCapsNet(CapsuleClassifier):
         check_extent("image_shape", self.image_shape, self._smallest, self._reason)
 
         self.features = nn.Sequential()
-        before = self.image_shape[0] + 2
+        before, channels, parts = self.image_shape[0] + 2, self.channels, self.parts
         for stride in self.strides:
             self.features.extend([nn.BatchNorm2d(before), nn.Conv2d(before, channels, 3, stride), nn.SiLU()])
             before = channels
@@ -96,22 +89,17 @@ class HeinsenCapsNet(CapsuleClassifier):
         self.poses = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts * math.prod(self.pose), 1))
         part_routing = part_routing or Heinsen2019Routing()
         routing = routing or Heinsen2019Routing()
-        self.part_caps = CapsLinear(None, parts, self.pose, self.pose, transforms="shared", routing=part_routing)
-        self.class_caps = SoftmaxCaps(parts, classes, self.pose, self.pose, routing=routing)
+        pose = self.pose[0], self.pose[1]
+        self.part_caps = CapsLinear(None, parts, pose, pose, transforms="shared", routing=part_routing)
+        self.class_caps = SoftmaxCaps(parts, self.classes, pose, pose, routing=routing)
         self.decoder = None
         self._start_as_published()
-
-    @property
-    def part_routing(self) -> Routing:
-        """The routing of the parts."""
-        return self.part_caps.routing
 
     def _start_as_published(self) -> None:
         for module in self.features:
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight)
-                assert module.bias is not None
-                nn.init.zeros_(module.bias)
+                zero_bias(module)
         for layer in (self.part_caps, self.class_caps):
             nn.init.normal_(layer.weight, std=1 / self.pose[1])
 

@@ -4,6 +4,8 @@ import math
 
 from torch import Tensor, nn
 
+Affine = nn.Linear | nn.modules.conv._ConvNd
+
 _CUT = 0.87962566103423978
 """The deviation of a normal variable of deviation 1 that is cut at 2."""
 
@@ -16,3 +18,17 @@ def cut_normal(weight: Tensor, deviation: float) -> None:
 def he_deviation(fan_in: int) -> float:
     """The deviation before the cut, such that it is :math:`\\sqrt{2 / \\text{fan in}}` after it."""
     return math.sqrt(2 / fan_in) / _CUT
+
+
+def zero_bias(layer: nn.Module) -> None:
+    """Sets the biases of a layer to 0, if it has any."""
+    assert isinstance(layer, Affine)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def glorot(layer: nn.Module) -> None:
+    """Glorot's uniform weights, and biases of 0, as Keras has them."""
+    assert isinstance(layer, Affine)
+    nn.init.xavier_uniform_(layer.weight)
+    zero_bias(layer)

@@ -1,7 +1,8 @@
 """MatrixCapsNet (Hinton, Sabour & Frosst 2018)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import InitVar
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -12,10 +13,11 @@ from torchcaps.layers import CapsConv2d, ClassCaps, FullyConnectedDecoder, Prima
 from torchcaps.layers.classcaps import Coordinates
 from torchcaps.layers.conv import Competition
 from torchcaps.layers.pose_norm import PoseScale
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction, check_extent
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction, check_extent, routing_of
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_finite, check_series, check_size, given
+from torchcaps.numerics import AnySizes, Share, Size, ThreeSizes, TwoSizes
 from torchcaps.routing import EMRouting, Routing
+from torchcaps.spec import settings
 
 _SMALLEST = 17  # pixels on a side that leave one position in the last convolutional layer
 
@@ -43,6 +45,7 @@ _SMALLEST = 17  # pixels on a side that leave one position in the last convoluti
     classes=10,
     channels=256,
 )
+@settings
 class MatrixCapsNet(CapsuleClassifier):
     """Convolution, primary capsules, two layers of convolutional capsules, class capsules; matrix poses throughout.
 
@@ -78,70 +81,51 @@ class MatrixCapsNet(CapsuleClassifier):
 
     newer: ClassVar[Mapping[str, Any]] = {"pose_norm": None}
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int] = (2, 32, 32),
-        classes: int = 5,
-        channels: int = 32,
-        types: Sequence[int] = (32, 32, 32),
-        pose: tuple[int, int] = (4, 4),
-        routing: Routing | None = None,
-        class_routing: Routing | None = None,
-        competition: Competition = "image",
-        coordinates: Coordinates = True,
-        decoder_hidden: Sequence[int] | None = None,
-        decoder_by_class: bool = True,
-        pose_norm: PoseScale | None = "element",
-        residual: bool = False,
-    ) -> None:
-        super().__init__(image_shape, classes)
-        check_size(channels=channels)
-        check_series(3, types=types)
-        check_series(2, pose=pose)
-        check_series(0, **given(decoder_hidden=decoder_hidden))
-        self.channels, self.types, self.pose = channels, tuple(types), (pose[0], pose[1])
-        self.competition, self.coordinates = competition, coordinates
-        self.decoder_hidden = None if decoder_hidden is None else tuple(decoder_hidden)
-        self.decoder_by_class = decoder_by_class
-        self.pose_norm, self.residual = pose_norm, residual
-        if routing is None and class_routing is None and classes < 3:
+    image_shape: tuple[int, int, int] = (2, 32, 32)
+    classes: int = 5
+    channels: Size = 32
+    types: ThreeSizes = (32, 32, 32)
+    pose: TwoSizes = (4, 4)
+    routing: InitVar[Routing | None] = routing_of("conv_caps1", "The routing of the convolutional layers.")
+    class_routing: InitVar[Routing | None] = routing_of("class_caps", "The routing of the class capsules.")
+    competition: Competition = "image"
+    coordinates: Coordinates = True
+    decoder_hidden: AnySizes | None = None
+    decoder_by_class: bool = True
+    pose_norm: PoseScale | None = "element"
+    residual: bool = False
+
+    def __post_init__(self, routing: Routing | None, class_routing: Routing | None) -> None:
+        if routing is None and class_routing is None and self.classes < 3:
             class_routing = EMRouting.preset("mass_scaled", sharpness="mean")
         routing = routing or EMRouting.preset("soft")
         first, second, third = self.types
+        pose = self.pose[0], self.pose[1]
         check_extent("image_shape", self.image_shape, _SMALLEST)
-        self.conv = nn.Conv2d(self.image_shape[0], channels, 5, stride=2)
+        self.conv = nn.Conv2d(self.image_shape[0], self.channels, 5, stride=2)
         self.primary_caps = PrimaryCaps(
-            channels,
+            self.channels,
             first,
-            self.pose,
+            pose,
             kernel_size=1,
             stride=1,
             squash="none",
             activation="learned",
             bias=False,
-            pose_norm=pose_norm,
+            pose_norm=self.pose_norm,
         )
-        routed: dict[str, Any] = {"routing": routing, "competition": competition}
-        routed |= {"pose_norm": pose_norm, "residual": residual}
-        self.conv_caps1 = CapsConv2d(first, second, self.pose, self.pose, 3, 2, **routed)
-        self.conv_caps2 = CapsConv2d(second, third, self.pose, self.pose, 3, 1, **routed)
+        shape = pose, pose
+        routed: dict[str, Any] = {"routing": routing, "competition": self.competition}
+        routed |= {"pose_norm": self.pose_norm, "residual": self.residual}
+        self.conv_caps1 = CapsConv2d(first, second, *shape, 3, 2, **routed)
+        self.conv_caps2 = CapsConv2d(second, third, *shape, 3, 1, **routed)
         self.class_caps = ClassCaps(
-            third, classes, self.pose, self.pose, routing=class_routing or routing, coordinates=coordinates
+            third, self.classes, *shape, routing=class_routing or routing, coordinates=self.coordinates
         )
         self.decoder = None
         if self.decoder_hidden is not None:
-            size = math.prod(self.pose) * (classes if decoder_by_class else 1)
-            self.decoder = FullyConnectedDecoder(size, self.image_shape, self.decoder_hidden, decoder_by_class)
-
-    @property
-    def routing(self) -> Routing:
-        """The routing of the convolutional layers."""
-        return self.conv_caps1.routing
-
-    @property
-    def class_routing(self) -> Routing:
-        """The routing of the class capsules."""
-        return self.class_caps.routing
+            size = math.prod(self.pose) * (self.classes if self.decoder_by_class else 1)
+            self.decoder = FullyConnectedDecoder(size, self.image_shape, self.decoder_hidden, self.decoder_by_class)
 
     def layers_of(self, images: Tensor) -> dict[str, Capsules]:
         """The capsules of each layer below the classes, by name."""
@@ -159,6 +143,7 @@ class MatrixCapsNet(CapsuleClassifier):
     "matrixcapsnet_cnn",
     "Hinton et al. 2018: the baseline, two convolutions and a hidden layer, 4.2 M parameters",
 )
+@settings
 class MatrixCapsNetTwin(ImageClassifier):
     """Two convolutions, each with max pooling, one hidden layer with dropout, a softmax.
 
@@ -178,21 +163,13 @@ class MatrixCapsNetTwin(ImageClassifier):
         torch.Size([2, 5])
     """
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int] = (2, 32, 32),
-        classes: int = 5,
-        channels: Sequence[int] = (32, 64),
-        hidden: int = 1024,
-        dropout: float = 0.5,
-    ) -> None:
-        super().__init__(image_shape, classes)
-        check_series(2, channels=channels)
-        check_size(hidden=hidden)
-        check_finite(dropout=dropout)
-        self.channels = (channels[0], channels[1])
-        self.hidden = hidden
-        self.dropout = dropout
+    image_shape: tuple[int, int, int] = (2, 32, 32)
+    classes: int = 5
+    channels: TwoSizes = (32, 64)
+    hidden: Size = 1024
+    dropout: Share = 0.5
+
+    def __post_init__(self) -> None:
         in_channels, height, width = self.image_shape
         check_extent("image_shape", self.image_shape, 4, " for two poolings")
         first, second = self.channels
@@ -207,7 +184,10 @@ class MatrixCapsNetTwin(ImageClassifier):
         )
         positions = (height // 4) * (width // 4)
         self.head = nn.Sequential(
-            nn.Linear(second * positions, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, classes)
+            nn.Linear(second * positions, self.hidden),
+            nn.ReLU(),
+            nn.Dropout(self.dropout),
+            nn.Linear(self.hidden, self.classes),
         )
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:

@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,9 @@ from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
-from torchcaps.numerics import check_series, check_size, compute_dtype, full_precision
+from torchcaps.numerics import Size, Sizes, compute_dtype, full_precision
 from torchcaps.routing import DynamicRouting, Routed, Routing
+from torchcaps.spec import settings
 from torchcaps.squash import length
 
 
@@ -54,18 +56,16 @@ class _SceneNetwork(ImageClassifier):
     """The features that both networks have, and what both can say: what is there, and where."""
 
     any_size = True
+    channels: Sequence[int]
     cut: float
     reach: float
 
-    def _make_features(self, channels: Sequence[int], cut: float, reach: float) -> None:
+    def _make_features(self) -> None:
         """Convolutions that halve the grid, each behind the first with a residual block, batch normalisation, ReLU."""
-        check_series(channels=channels)
-        if not 0 <= cut < 1:
-            raise ValueError(f"cut must be in [0, 1), got {cut}")
-        if not 0 < reach < math.inf:
-            raise ValueError(f"reach must be above 0, got {reach}")
-        self.channels = tuple(channels)
-        self.cut, self.reach = cut, reach
+        if not 0 <= self.cut < 1:
+            raise ValueError(f"cut must be in [0, 1), got {self.cut}")
+        if not 0 < self.reach < math.inf:
+            raise ValueError(f"reach must be above 0, got {self.reach}")
         self.features = nn.Sequential()
         before = self.image_shape[0]
         for stage, width in enumerate(self.channels):
@@ -114,6 +114,7 @@ class _PlacedCaps(CapsLinear):
 
 
 @register_model("scene_capsnet", "fully convolutional, transforms shared by all places: which classes are where")
+@settings
 class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
     r"""A child at each place votes for what is there; class capsules say which classes are there, and where.
 
@@ -155,31 +156,25 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         torch.Size([2, 10, 8, 12])
     """
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int] = (1, 96, 96),
-        classes: int = 10,
-        channels: Sequence[int] = (24, 48, 96),
-        child_dim: int = 32,
-        pose_dim: int = 16,
-        boxes: bool = False,
-        cut: float = 0.2,
-        reach: float = 1.0,
-        routing: Routing | None = None,
-    ) -> None:
-        super().__init__(image_shape, classes)
-        check_size(child_dim=child_dim, pose_dim=pose_dim)
-        self.child_dim = child_dim
-        self.pose_dim = pose_dim
-        self.boxes = boxes
-        self._make_features(channels, cut, reach)
-        self.what = nn.Conv2d(self.channels[-1], child_dim, 1)
-        self.sides = nn.Conv2d(self.channels[-1], 4, 1) if boxes else None
+    image_shape: tuple[int, int, int] = (1, 96, 96)
+    classes: int = 10
+    channels: Sizes = (24, 48, 96)
+    child_dim: Size = 32
+    pose_dim: Size = 16
+    boxes: bool = False
+    cut: float = 0.2
+    reach: float = 1.0
+    routing: InitVar[Routing | None] = None
+
+    def __post_init__(self, routing: Routing | None) -> None:
+        self._make_features()
+        self.what = nn.Conv2d(self.channels[-1], self.child_dim, 1)
+        self.sides = nn.Conv2d(self.channels[-1], 4, 1) if self.boxes else None
         self.decoder = None
         routing = routing or DynamicRouting(accumulate=False, orphan=True, squash="half")
         # With small transforms the votes of a hundred places do not add up to saturated capsules at the start.
         self.class_caps = _PlacedCaps(
-            None, classes, child_dim, pose_dim, transforms="shared", routing=routing, init_std=0.02
+            None, self.classes, self.child_dim, self.pose_dim, transforms="shared", routing=routing, init_std=0.02
         )
 
     def children_of(self, images: Tensor) -> Capsules:
@@ -236,6 +231,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
 
 
 @register_model("scene_cnn", "Zhou et al. 2016: the same features, class-activation maps; the baseline")
+@settings
 class SceneTwin(_SceneNetwork):
     """The features of :class:`SceneCapsNet`, a score of each class at each place, their mean, a sigmoid.
 
@@ -259,18 +255,16 @@ class SceneTwin(_SceneNetwork):
         torch.Size([2, 10, 4])
     """
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int] = (1, 96, 96),
-        classes: int = 10,
-        channels: Sequence[int] = (24, 48, 96),
-        cut: float = 0.2,
-        reach: float = 1.0,
-    ) -> None:
-        super().__init__(image_shape, classes)
-        self._make_features(channels, cut, reach)
-        self.scores = nn.Conv2d(self.channels[-1], classes, 1, bias=False)
-        self.bias = nn.Parameter(torch.zeros(classes))
+    image_shape: tuple[int, int, int] = (1, 96, 96)
+    classes: int = 10
+    channels: Sizes = (24, 48, 96)
+    cut: float = 0.2
+    reach: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._make_features()
+        self.scores = nn.Conv2d(self.channels[-1], self.classes, 1, bias=False)
+        self.bias = nn.Parameter(torch.zeros(self.classes))
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The probability of each class, and its box."""

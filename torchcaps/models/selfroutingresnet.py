@@ -1,6 +1,7 @@
 """A residual network whose classes are self-routed capsules (Hahn, Pyeon & Kim 2019)."""
 
 import math
+from dataclasses import InitVar
 from typing import Any
 
 import torch
@@ -12,13 +13,15 @@ from torchcaps.layers.pose import fix_weight
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
-from torchcaps.numerics import check_size
+from torchcaps.numerics import Size
 from torchcaps.routing import Routing, SelfRouting
+from torchcaps.spec import settings
 
 
 @register_model(
     "self_routing_resnet20", "Hahn et al. 2019, CIFAR-10: ResNet-20 with 32 capsules of 16, 931,664 parameters"
 )
+@settings
 class SelfRoutingResNet(CapsuleClassifier):
     """Residual blocks, primary capsules from two convolutions, convolutional capsules if any, class capsules.
 
@@ -45,21 +48,17 @@ class SelfRoutingResNet(CapsuleClassifier):
         torch.Size([2, 4])
     """
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int] = (3, 32, 32),
-        classes: int = 10,
-        channels: int = 16,
-        blocks: int = 3,
-        types: int = 32,
-        pose_dim: int = 16,
-        depth: int = 1,
-        routing: Routing | None = None,
-    ) -> None:
-        super().__init__(image_shape, classes)
-        check_size(channels=channels, blocks=blocks, types=types, pose_dim=pose_dim, depth=depth)
-        self.channels, self.blocks, self.types = channels, blocks, types
-        self.pose_dim, self.depth = pose_dim, depth
+    image_shape: tuple[int, int, int] = (3, 32, 32)
+    classes: int = 10
+    channels: Size = 16
+    blocks: Size = 3
+    types: Size = 32
+    pose_dim: Size = 16
+    depth: Size = 1
+    routing: InitVar[Routing | None] = None
+
+    def __post_init__(self, routing: Routing | None) -> None:
+        channels, types, pose_dim = self.channels, self.types, self.pose_dim
         routing = routing or SelfRouting()
 
         self.features = nn.Sequential(
@@ -67,7 +66,7 @@ class SelfRoutingResNet(CapsuleClassifier):
         )
         before = channels
         for width in (channels, 2 * channels, 4 * channels):
-            for number in range(blocks):
+            for number in range(self.blocks):
                 self.features.append(Residual(before, width, 2 if number == 0 and width > channels else 1))
                 before = width
         self.activations = nn.Conv2d(before, types, 3, padding=1, bias=False)
@@ -79,11 +78,13 @@ class SelfRoutingResNet(CapsuleClassifier):
             CapsConv2d(
                 types, types, pose_dim, pose_dim, stride=2 if number == 0 else 1, competition="window", **options
             )
-            for number in range(depth - 1)
+            for number in range(self.depth - 1)
         )
         self.conv_norms = nn.ModuleList(nn.BatchNorm2d(types * pose_dim) for _ in self.conv_caps)
-        places = math.prod(_halved(extent, 2 if depth == 1 else 3) for extent in self.image_shape[1:])
-        self.class_caps = CapsLinear(places * types, classes, pose_dim, pose_dim, transforms="shared", routing=routing)
+        places = math.prod(_halved(extent, 2 if self.depth == 1 else 3) for extent in self.image_shape[1:])
+        self.class_caps = CapsLinear(
+            places * types, self.classes, pose_dim, pose_dim, transforms="shared", routing=routing
+        )
         fix_weight(self.class_caps, _identities)
         self.decoder = None
         self._start_as_published()

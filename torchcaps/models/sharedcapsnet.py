@@ -1,15 +1,18 @@
 """SharedCapsNet and its convolutional twin (Su Jianlin 2018)."""
 
 from collections.abc import Sequence
+from dataclasses import InitVar
 
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction, check_extent
+from torchcaps.models.initial import Affine, glorot
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_series, check_size
+from torchcaps.numerics import FourSizes, Size
 from torchcaps.routing import InnerProductKMeansRouting, Routing
+from torchcaps.spec import settings
 from torchcaps.squash import length
 
 
@@ -39,10 +42,8 @@ def _start_as_published(layers: nn.Sequential) -> nn.Sequential:
     86 %.
     """
     for layer in layers:
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            nn.init.xavier_uniform_(layer.weight)
-            assert layer.bias is not None
-            nn.init.zeros_(layer.bias)
+        if isinstance(layer, Affine):
+            glorot(layer)
     return layers
 
 
@@ -50,6 +51,7 @@ _SMALLEST = 14  # pixels on a side that leave one position behind the convolutio
 
 
 @register_model("sharedcapsnet", "Su 2018a/b (kexue.fm 4819, 5112): transforms shared by all positions")
+@settings
 class SharedCapsNet(CapsuleClassifier):
     """Convolutions, then class capsules with transforms shared by all positions: images of any size.
 
@@ -70,27 +72,21 @@ class SharedCapsNet(CapsuleClassifier):
 
     any_size = True
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int] = (1, 28, 28),
-        classes: int = 10,
-        channels: Sequence[int] = (64, 64, 128, 128),
-        pose_dim: int = 16,
-        routing: Routing | None = None,
-    ) -> None:
-        super().__init__(image_shape, classes)
+    image_shape: tuple[int, int, int] = (1, 28, 28)
+    classes: int = 10
+    channels: FourSizes = (64, 64, 128, 128)
+    pose_dim: Size = 16
+    routing: InitVar[Routing | None] = None
+
+    def __post_init__(self, routing: Routing | None) -> None:
         check_extent("image_shape", self.image_shape, _SMALLEST)
-        check_series(4, channels=channels)
-        check_size(pose_dim=pose_dim)
-        self.channels = tuple(channels)
-        self.pose_dim = pose_dim
-        self.features = _features(self.image_shape[0], channels)
+        self.features = _features(self.image_shape[0], self.channels)
         self.decoder = None
         self.class_caps = CapsLinear(
             None,
-            classes,
+            self.classes,
             self.channels[-1],
-            pose_dim,
+            self.pose_dim,
             transforms="shared",
             routing=routing or InnerProductKMeansRouting(),
         )
@@ -104,6 +100,7 @@ class SharedCapsNet(CapsuleClassifier):
 
 
 @register_model("sharedcapsnet_cnn", "Su 2018a (kexue.fm 4819): the same convolutions, pooled; the baseline")
+@settings
 class SharedCapsNetTwin(ImageClassifier):
     """The convolutions of :class:`SharedCapsNet`, global average pooling, one hidden layer, a sigmoid for each class.
 
@@ -123,22 +120,21 @@ class SharedCapsNetTwin(ImageClassifier):
 
     any_size = True
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int] = (1, 28, 28),
-        classes: int = 10,
-        channels: Sequence[int] = (64, 64, 128, 128),
-        hidden: int = 128,
-    ) -> None:
-        super().__init__(image_shape, classes)
+    image_shape: tuple[int, int, int] = (1, 28, 28)
+    classes: int = 10
+    channels: FourSizes = (64, 64, 128, 128)
+    hidden: Size = 128
+
+    def __post_init__(self) -> None:
         check_extent("image_shape", self.image_shape, _SMALLEST)
-        check_series(4, channels=channels)
-        check_size(hidden=hidden)
-        self.channels = tuple(channels)
-        self.hidden = hidden
-        self.features = _features(self.image_shape[0], channels)
+        self.features = _features(self.image_shape[0], self.channels)
         self.head = _start_as_published(
-            nn.Sequential(nn.Linear(self.channels[-1], hidden), nn.ReLU(), nn.Linear(hidden, classes), nn.Sigmoid())
+            nn.Sequential(
+                nn.Linear(self.channels[-1], self.hidden),
+                nn.ReLU(),
+                nn.Linear(self.hidden, self.classes),
+                nn.Sigmoid(),
+            )
         )
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:

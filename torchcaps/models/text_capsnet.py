@@ -1,7 +1,7 @@
 """Capsules over n-grams (Zhao et al. 2018)."""
 
-from collections.abc import Sequence
-from typing import cast
+from dataclasses import InitVar
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +9,13 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsConv1d, CapsLinear, PrimaryCaps1d
-from torchcaps.models.base import Prediction
+from torchcaps.models.base import Prediction, routing_of
+from torchcaps.models.initial import zero_bias
 from torchcaps.models.registry import register_model
 from torchcaps.models.text import TextClassifier, ahead, start_apart
-from torchcaps.numerics import check_series, check_size
+from torchcaps.numerics import Size, Sizes
 from torchcaps.routing import DynamicRouting, Routing
+from torchcaps.spec import settings
 from torchcaps.squash import length
 
 
@@ -63,8 +65,7 @@ class NGramCapsules(nn.Module):
         # The sum over the children of a window, a J-th of each, then has the deviation of one of them.
         nn.init.normal_(self.conv_caps.weight, std=parts / (window * types * pose_dim) ** 0.5)
         nn.init.kaiming_normal_(self.ngrams.weight)
-        assert self.ngrams.bias is not None
-        nn.init.zeros_(self.ngrams.bias)
+        zero_bias(self.ngrams)
         start_apart(self.primary_caps, channels, pose_dim)
 
     @property
@@ -90,6 +91,7 @@ class NGramCapsules(nn.Module):
 
 @register_model("text_capsnet", "Zhao et al. 2018, form A: capsules over 3-grams")
 @register_model("text_capsnet_b", "Zhao et al. 2018, form B: capsules over 3-, 4- and 5-grams", widths=(3, 4, 5))
+@settings
 class TextCapsNet(TextClassifier):
     """Capsules over n-grams: form A has one width of them, form B several networks side by side and their mean.
 
@@ -126,39 +128,33 @@ class TextCapsNet(TextClassifier):
         torch.Size([2, 6])
     """
 
-    def __init__(
-        self,
-        vocabulary: int = 1000,
-        classes: int = 6,
-        word_dim: int = 300,
-        widths: Sequence[int] = (3,),
-        channels: int = 32,
-        types: int = 32,
-        parts: int = 16,
-        pose_dim: int = 16,
-        window: int = 3,
-        stride: int = 1,
-        dropout: float = 0.2,
-        hidden_words: float = 0.05,
-        routing: Routing | None = None,
-    ) -> None:
-        super().__init__(vocabulary, classes, word_dim, dropout, hidden_words)
-        sizes = {"channels": channels, "types": types, "parts": parts, "pose_dim": pose_dim}
-        sizes |= {"window": window, "stride": stride}
-        check_series(widths=widths)
-        check_size(**sizes)
-        self.widths = tuple(widths)
-        self.channels, self.types, self.parts, self.pose_dim = channels, types, parts, pose_dim
-        self.window, self.stride = window, stride
-        routing = routing or DynamicRouting(orphan=True, squash="half")
-        self.branches = nn.ModuleList(
-            NGramCapsules(word_dim, width, classes, routing=routing, **sizes) for width in self.widths
-        )
+    vocabulary: int = 1000
+    classes: int = 6
+    word_dim: int = 300
+    widths: Sizes = (3,)
+    channels: Size = 32
+    types: Size = 32
+    parts: Size = 16
+    pose_dim: Size = 16
+    window: Size = 3
+    stride: Size = 1
+    dropout: float = 0.2
+    hidden_words: float = 0.05
+    routing: InitVar[Routing | None] = routing_of("branches.0.class_caps", "The routing of the class capsules.")
 
-    @property
-    def routing(self) -> Routing:
-        """The routing of the class capsules."""
-        return cast(NGramCapsules, self.branches[0]).class_caps.routing
+    def __post_init__(self, routing: Routing | None) -> None:
+        shared: dict[str, Any] = {
+            "channels": self.channels,
+            "types": self.types,
+            "parts": self.parts,
+            "pose_dim": self.pose_dim,
+            "window": self.window,
+            "stride": self.stride,
+            "routing": routing or DynamicRouting(orphan=True, squash="half"),
+        }
+        self.branches = nn.ModuleList(
+            NGramCapsules(self.word_dim, width, self.classes, **shared) for width in self.widths
+        )
 
     @property
     def reaches(self) -> tuple[tuple[int, int], ...]:

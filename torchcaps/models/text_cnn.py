@@ -1,7 +1,6 @@
 """The CNN of Kim 2014 over words: the baseline of the capsules over words."""
 
-from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +8,14 @@ from torch import Tensor, nn
 from torchcaps.models.base import Prediction
 from torchcaps.models.registry import register_model
 from torchcaps.models.text import TextClassifier, ahead
-from torchcaps.numerics import check_choice, check_series, check_size
+from torchcaps.numerics import Size, Sizes
+from torchcaps.spec import settings
 
 Output = Literal["softmax", "sigmoid"]
 
 
 @register_model("text_cnn", "Kim 2014, CNN-rand: windows of 3, 4 and 5 words, max over the text")
+@settings
 class TextCNN(TextClassifier):
     r"""Convolutions over words of several widths, the maximum of each over the text, a linear layer.
 
@@ -42,25 +43,18 @@ class TextCNN(TextClassifier):
         torch.Size([2, 6])
     """
 
-    def __init__(
-        self,
-        vocabulary: int = 1000,
-        classes: int = 6,
-        word_dim: int = 300,
-        widths: Sequence[int] = (3, 4, 5),
-        channels: int = 100,
-        output: Output = "sigmoid",
-        dropout: float = 0.5,
-        hidden_words: float = 0.05,
-    ) -> None:
-        super().__init__(vocabulary, classes, word_dim, dropout, hidden_words)
-        check_series(widths=widths)
-        check_size(channels=channels)
-        self.widths = tuple(widths)
-        self.channels = channels
-        self.output = check_choice("output", output, get_args(Output))
-        self.convolutions = nn.ModuleList(nn.Conv1d(word_dim, channels, width) for width in self.widths)
-        self.head = nn.Linear(channels * len(self.widths), classes)
+    vocabulary: int = 1000
+    classes: int = 6
+    word_dim: int = 300
+    widths: Sizes = (3, 4, 5)
+    channels: Size = 100
+    output: Output = "sigmoid"
+    dropout: float = 0.5
+    hidden_words: float = 0.05
+
+    def __post_init__(self) -> None:
+        self.convolutions = nn.ModuleList(nn.Conv1d(self.word_dim, self.channels, width) for width in self.widths)
+        self.head = nn.Linear(self.channels * len(self.widths), self.classes)
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The activations of the classes."""

@@ -1,5 +1,7 @@
 """A text of any length in a fixed number of capsules, by routing (after Gong et al. 2018)."""
 
+from dataclasses import InitVar
+
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
@@ -7,11 +9,13 @@ from torchcaps.layers import CapsLinear, PrimaryCaps1d
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.models.text import TextClassifier, ahead, start_apart
-from torchcaps.numerics import check_size
+from torchcaps.numerics import Size
 from torchcaps.routing import DynamicRouting, Routing
+from torchcaps.spec import settings
 
 
 @register_model("text_encoder", "capsules of words routed to parts, parts to classes; after Gong et al. 2018")
+@settings
 class TextEncoder(TextClassifier, CapsuleClassifier):
     """A text of any length in a fixed number of capsules: all words, with the same transforms, vote for parts of it.
 
@@ -39,28 +43,25 @@ class TextEncoder(TextClassifier, CapsuleClassifier):
         torch.Size([2, 6])
     """
 
-    def __init__(
-        self,
-        vocabulary: int = 1000,
-        classes: int = 6,
-        word_dim: int = 300,
-        width: int = 3,
-        types: int = 8,
-        parts: int = 16,
-        pose_dim: int = 16,
-        dropout: float = 0.2,
-        hidden_words: float = 0.05,
-        routing: Routing | None = None,
-    ) -> None:
-        super().__init__(vocabulary, classes, word_dim, dropout, hidden_words)
-        check_size(width=width, types=types, parts=parts, pose_dim=pose_dim)
-        self.width, self.types, self.parts, self.pose_dim = width, types, parts, pose_dim
+    vocabulary: int = 1000
+    classes: int = 6
+    word_dim: int = 300
+    width: Size = 3
+    types: Size = 8
+    parts: Size = 16
+    pose_dim: Size = 16
+    dropout: float = 0.2
+    hidden_words: float = 0.05
+    routing: InitVar[Routing | None] = None
+
+    def __post_init__(self, routing: Routing | None) -> None:
+        parts, pose_dim = self.parts, self.pose_dim
         routing = routing or DynamicRouting(orphan=True, squash="half")
-        self.primary_caps = PrimaryCaps1d(word_dim, types, pose_dim, width, 1, squash="half")
-        start_apart(self.primary_caps, word_dim * width, pose_dim)
+        self.primary_caps = PrimaryCaps1d(self.word_dim, self.types, pose_dim, self.width, 1, squash="half")
+        start_apart(self.primary_caps, self.word_dim * self.width, pose_dim)
         # Each part gets a small share of the words: with the usual initial weights it would be too short to learn.
         self.part_caps = CapsLinear(None, parts, pose_dim, pose_dim, transforms="shared", routing=routing, init_std=0.5)
-        self.class_caps = CapsLinear(parts, classes, pose_dim, pose_dim, routing=routing)
+        self.class_caps = CapsLinear(parts, self.classes, pose_dim, pose_dim, routing=routing)
         self.decoder = None
 
     @property

@@ -1,6 +1,6 @@
 """Capsules of the maxima of features over a text, routed to the classes."""
 
-from collections.abc import Sequence
+from dataclasses import InitVar
 
 import torch
 from torch import Tensor, nn
@@ -10,14 +10,16 @@ from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.models.text import TextClassifier, ahead
-from torchcaps.numerics import check_series, check_size
+from torchcaps.numerics import Size, Sizes
 from torchcaps.routing import DynamicRouting, Routing
+from torchcaps.spec import settings
 from torchcaps.squash import length
 
 
 @register_model(
     "text_pooled", "capsules of the features of Kim 2014, each the maximum over the text, routed to the classes"
 )
+@settings
 class TextPooled(TextClassifier, CapsuleClassifier):
     r"""The n-grams that tell most, as capsules: of each feature its maximum over the text, and routing to the classes.
 
@@ -50,27 +52,24 @@ class TextPooled(TextClassifier, CapsuleClassifier):
         torch.Size([2, 6, 16])
     """
 
-    def __init__(
-        self,
-        vocabulary: int = 1000,
-        classes: int = 6,
-        word_dim: int = 300,
-        widths: Sequence[int] = (3, 4, 5),
-        types: int = 10,
-        dim: int = 10,
-        pose_dim: int = 16,
-        dropout: float = 0.5,
-        hidden_words: float = 0.05,
-        routing: Routing | None = None,
-    ) -> None:
-        super().__init__(vocabulary, classes, word_dim, dropout, hidden_words)
-        check_series(widths=widths)
-        check_size(types=types, dim=dim, pose_dim=pose_dim)
-        self.widths = tuple(widths)
-        self.types, self.dim, self.pose_dim = types, dim, pose_dim
-        self.convolutions = nn.ModuleList(nn.Conv1d(word_dim, types * dim, width) for width in self.widths)
+    vocabulary: int = 1000
+    classes: int = 6
+    word_dim: int = 300
+    widths: Sizes = (3, 4, 5)
+    types: Size = 10
+    dim: Size = 10
+    pose_dim: Size = 16
+    dropout: float = 0.5
+    hidden_words: float = 0.05
+    routing: InitVar[Routing | None] = None
+
+    def __post_init__(self, routing: Routing | None) -> None:
+        features = self.types * self.dim
+        self.convolutions = nn.ModuleList(nn.Conv1d(self.word_dim, features, width) for width in self.widths)
         routing = routing or DynamicRouting(orphan=True, squash="half")
-        self.class_caps = CapsLinear(types * len(self.widths), classes, dim, pose_dim, routing=routing)
+        self.class_caps = CapsLinear(
+            self.types * len(self.widths), self.classes, self.dim, self.pose_dim, routing=routing
+        )
         self.decoder = None
 
     def children_of(self, images: Tensor) -> Capsules:

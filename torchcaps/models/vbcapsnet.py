@@ -1,7 +1,7 @@
 """The network of variational Bayes routing (Ribeiro, Leontidis & Kollias 2020)."""
 
 import math
-from collections.abc import Sequence
+from dataclasses import InitVar
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +12,15 @@ from torchcaps.layers import CapsConv2d, ClassCaps
 from torchcaps.layers.conv import Competition
 from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import check_series, check_size
+from torchcaps.numerics import Size, ThreeSizes, TwoSizes
 from torchcaps.routing import Routing, VariationalBayesRouting
+from torchcaps.spec import settings
 
 _SMALLEST = 17  # pixels on a side that leave one position in the last convolutional layer
 
 
 @register_model("vbcapsnet", "Ribeiro et al. 2020, smallNORB: 64-8-16-16-5, 68,714 parameters")
+@settings
 class VBCapsNet(CapsuleClassifier):
     """Convolution, primary capsules, two layers of convolutional capsules, class capsules; variational Bayes routing.
 
@@ -53,39 +55,30 @@ class VBCapsNet(CapsuleClassifier):
 
     any_size = True
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int] = (2, 32, 32),
-        classes: int = 5,
-        channels: int = 64,
-        types: Sequence[int] = (8, 16, 16),
-        pose: Sequence[int] = (4, 4),
-        routing: Routing | None = None,
-        competition: Competition = "image",
-    ) -> None:
-        super().__init__(image_shape, classes)
-        check_size(channels=channels)
-        check_series(3, types=types)
-        check_series(2, pose=pose)
-        self.channels = channels
-        self.types = tuple(types)
-        rows, columns = pose
-        self.pose = (rows, columns)
-        self.competition: Competition = competition
+    image_shape: tuple[int, int, int] = (2, 32, 32)
+    classes: int = 5
+    channels: Size = 64
+    types: ThreeSizes = (8, 16, 16)
+    pose: TwoSizes = (4, 4)
+    routing: InitVar[Routing | None] = None
+    competition: Competition = "image"
+
+    def __post_init__(self, routing: Routing | None) -> None:
         check_extent("image_shape", self.image_shape, _SMALLEST)
         first, second, third = self.types
+        pose = self.pose[0], self.pose[1]
         routing = routing or VariationalBayesRouting()
 
-        self.conv = nn.Conv2d(self.image_shape[0], channels, 5, stride=2, bias=False)
-        self.norm = nn.BatchNorm2d(channels)
-        self.primary_poses = nn.Conv2d(channels, first * math.prod(self.pose), 1, bias=False)
-        self.primary_activations = nn.Conv2d(channels, first, 1, bias=False)
+        self.conv = nn.Conv2d(self.image_shape[0], self.channels, 5, stride=2, bias=False)
+        self.norm = nn.BatchNorm2d(self.channels)
+        self.primary_poses = nn.Conv2d(self.channels, first * math.prod(self.pose), 1, bias=False)
+        self.primary_activations = nn.Conv2d(self.channels, first, 1, bias=False)
         self.primary_pose_norm = nn.BatchNorm3d(first)
         self.primary_activation_norm = nn.BatchNorm2d(first)
-        shape = self.pose, self.pose
-        self.conv_caps1 = CapsConv2d(first, second, *shape, 3, 2, routing=routing, competition=competition)
-        self.conv_caps2 = CapsConv2d(second, third, *shape, 3, 1, routing=routing, competition=competition)
-        self.class_caps = ClassCaps(third, classes, *shape, routing=routing, coordinate_scale=0.1)
+        shape = pose, pose
+        self.conv_caps1 = CapsConv2d(first, second, *shape, 3, 2, routing=routing, competition=self.competition)
+        self.conv_caps2 = CapsConv2d(second, third, *shape, 3, 1, routing=routing, competition=self.competition)
+        self.class_caps = ClassCaps(third, self.classes, *shape, routing=routing, coordinate_scale=0.1)
         self.decoder = None
         self._start_as_published()
 
