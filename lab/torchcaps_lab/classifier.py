@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from torchcaps.models import ImageClassifier, Prediction, load_pretrained
 from torchcaps.models.base import in_precision_of
@@ -18,19 +17,11 @@ from torchcaps.models.network import network_folder
 from torchcaps.numerics import check_size
 from torchcaps_lab.data import ImageSet, Preprocess
 from torchcaps_lab.data.base import Fit
-from torchcaps_lab.data.folder import Resize, check_resize, fit_image
+from torchcaps_lab.data.folder import check_resize
 from torchcaps_lab.data.handwriting import Handwriting
-from torchcaps_lab.data.picture import (
-    as_numbers,
-    as_picture,
-    as_shown,
-    fit_handwriting,
-    in_mode,
-    load_handwriting,
-    open_image,
-)
-from torchcaps_lab.data.text_set import TextSet
-from torchcaps_lab.data.words import Reading, Words, together
+from torchcaps_lab.data.picture import as_numbers
+from torchcaps_lab.data.reader import ImageReader, Reader, TextReader
+from torchcaps_lab.data.words import Reading, Words
 from torchcaps_lab.report.calibration import Calibration
 from torchcaps_lab.tasks import Answer, Examination, Task, as_task
 from torchcaps_lab.tasks.labels import finite_warning
@@ -43,9 +34,6 @@ if TYPE_CHECKING:
 
 _LARGEST = 2**28
 """Most numbers of an image that a saved network may demand."""
-
-_LUMA = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in grey (ITU-R BT.601), as in Pillow."""
 
 
 class Classifier:
@@ -109,6 +97,8 @@ class Classifier:
         self.words = Words.from_config(saved.get("words"))
         self.run: Path | None = None
         self._named = bool(classes or saved.get("classes"))
+        if self.resize != "keep":
+            check_resize(self.resize)
         self._check_fit(self.resize)
         if network.takes == "words" and self.words is None:
             raise ValueError("the network takes words, and no vocabulary was saved with it: save it with words=...")
@@ -250,22 +240,21 @@ class Classifier:
         Yields:
             Each image with its answer, in their order.
         """
-        size = self._at_once(batch_size)
+        size, reader = self._at_once(batch_size), self.reader
         batch: list[tuple[Any, Handwriting]] = []
         for image in images:
             try:
-                looked = self._looked(image, resize)
+                looked = self._look(image, resize)
             except (ValueError, OSError) as error:
                 if skip is None:
                     raise
                 skip(image, error)
                 continue
-            if batch and self.words is None and batch[0][1].pixels.shape != looked.pixels.shape:
+            if batch and not reader.alike(batch[0][1].pixels, looked.pixels):
                 yield from self._answered(batch)
                 batch = []
             batch.append((image, looked))
-            pixels = math.prod(self.image_shape) if self.words is not None else looked.pixels.numel()
-            if len(batch) * pixels >= size * math.prod(self.image_shape):
+            if len(batch) >= reader.most(looked.pixels, size):
                 yield from self._answered(batch)
                 batch = []
         if batch:
@@ -277,8 +266,7 @@ class Classifier:
         return max(1, batch_size // self.preprocess.crops)
 
     def _answered(self, batch: list[tuple[Any, Handwriting]]) -> Iterator[tuple[Any, Answer]]:
-        rows = [looked.pixels for _, looked in batch]
-        prediction = self._predict(torch.stack(rows) if self.words is None else together(rows))
+        prediction = self._predict(self.reader.together([looked.pixels for _, looked in batch]))
         for line in finite_warning(prediction.activation, "their answers say nothing"):
             warnings.warn(line, stacklevel=3)
         answers = self.task.answers(prediction, self.classes)
@@ -295,55 +283,23 @@ class Classifier:
         With ``resize="keep"`` it has the image's own height and width. For a text, the numbers of its words, int64
         (L,). Raises what :meth:`predict` raises.
         """
-        if self.words is not None:
-            return self.reading(image).numbers
-        fit = resize or self.resize
-        self._check_fit(fit)
-        if fit == "handwriting":
-            return self._written(image).pixels
-        channels = self.image_shape[0]
-        if channels in (1, 3):
-            picture = open_image(Path(image), channels) if isinstance(image, str | Path) else as_picture(image)
-            if picture is not None:
-                picture = in_mode(picture, channels)
-                if fit == "keep":
-                    return fit_image(picture, (channels, picture.height, picture.width)).float() / 255
-                return fit_image(picture, self.image_shape, fit).float() / 255
-        elif not hasattr(image, "shape"):
-            raise ValueError(
-                f"image files have 1 or 3 channels, the network takes {channels}: give an array or a tensor"
-            )
-        numbers = as_numbers(image)
-        return _with_channels(numbers, channels) if fit == "keep" else _fit_numbers(numbers, self.image_shape, fit)
+        return self._look(image, resize).pixels
 
-    def reading(self, text: Any) -> Reading:
+    def reading(self, text: str) -> Reading:
         """A text as this classifier reads it; raises what :meth:`predict` raises."""
-        if self.words is None:
+        if not isinstance(self.reader, TextReader):
             raise ValueError("this network takes images, not texts")
-        if not isinstance(text, str):
-            raise ValueError(f"a text must be a string, got {type(text).__name__}")
-        (reading,) = self.words.read([text])
-        if not reading.length:
-            raise ValueError(f"there are no words in {text!r}")
-        if reading.unknown == len(reading.numbers):
-            warnings.warn(
-                f"no word of {shortened(text)} was in the training texts: its answer is a guess", stacklevel=2
-            )
-        return reading
+        return self.reader.reading(text)
 
-    def _looked(self, image: "Image", resize: Fit | None) -> Handwriting:
+    @property
+    def reader(self) -> Reader:
+        """How one image, or one text, is read."""
+        return ImageReader(self.image_shape, self.resize) if self.words is None else TextReader(self.words)
+
+    def _look(self, image: "Image", resize: Fit | None) -> Handwriting:
         """The pixels, and a note on how they were made, if that depends on the image."""
-        if self.words is None and (resize or self.resize) == "handwriting":
-            return self._written(image)
-        return Handwriting(self.pixels(image, resize), "")
-
-    def _written(self, image: "Image") -> Handwriting:
-        """The handwriting in an image, float32 in [0, 1]."""
-        if isinstance(image, str | Path):
-            found = load_handwriting(Path(image), self.image_shape)
-        else:
-            found = fit_handwriting(as_shown(image), self.image_shape)
-        return found._replace(pixels=found.pixels.float() / 255)
+        self._check_fit(resize or self.resize)
+        return self.reader.read(image, resize)
 
     def activations(self, images: Tensor, batch_size: int = 128) -> Tensor:
         """The activations of the classes, float32 (B, E) on the CPU, averaged over the crops of an image.
@@ -378,10 +334,7 @@ class Classifier:
 
     def prepared(self, images: ImageSet, crops: int | None = None) -> ImageSet:
         """Images, as they are in their data set, prepared for the network; raises what :meth:`examine` raises."""
-        if isinstance(images, TextSet) != (self.words is not None):
-            raise ValueError(f"the network takes {self.network.takes}, these are {images.what}")
-        if isinstance(images, TextSet) and self.words is not None:
-            images = images.in_words(self.words)
+        images = self.reader.fitted(images)
         if images.raw_image_shape != self.image_shape:
             raise ValueError(f"the images are {images.raw_image_shape}, the network takes {self.image_shape}")
         if len(images.classes) != len(self.classes):
@@ -398,9 +351,7 @@ class Classifier:
         return images.prepared(Preprocess.from_config(options if crops is None else {**options, "crops": crops}))
 
     def _check_fit(self, resize: str) -> None:
-        if resize != "keep":
-            check_resize(resize)
-        elif not self.network.any_size:
+        if resize == "keep" and not self.network.any_size:
             raise ValueError(f"resize 'keep' is for networks of any size, a {type(self.network).__name__} has one")
 
     @torch.no_grad()
@@ -419,48 +370,5 @@ class Classifier:
         return Prediction(activation, capsules, None, boxes)
 
 
-def shortened(text: str, most: int = 60) -> str:
-    """The beginning of a text, in quotation marks."""
-    return repr(beginning(text, most))
-
-
-def beginning(text: str, most: int) -> str:
-    """A text, cut after ``most`` characters."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
 def _is_several(images: Any) -> bool:
     return isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
-
-
-def _fit_numbers(image: Tensor, image_shape: tuple[int, int, int], resize: Resize) -> Tensor:
-    """Numbers (C, H, W) in [0, 1] in another shape."""
-    image = _with_channels(image, image_shape[0])
-    height, width = image_shape[1:]
-    if image.shape[1:] == (height, width):
-        return image
-    scales = height / image.shape[1], width / image.shape[2]
-    if resize != "stretch":
-        scales = (min(scales),) * 2 if resize == "pad" else (max(scales),) * 2
-    size = [max(1, round(extent * scale)) for extent, scale in zip(image.shape[1:], scales, strict=True)]
-    image = F.interpolate(image[None], size, mode="bicubic", antialias=True)[0].clamp(0, 1)
-    missing = [want - have for want, have in zip((height, width), size, strict=True)]
-    top, left = (round(extent / 2) for extent in missing)
-    return F.pad(image, (left, missing[1] - left, top, missing[0] - top))  # negative padding crops
-
-
-def _with_channels(image: Tensor, channels: int) -> Tensor:
-    """Grey as colour, colour as grey, transparent parts black; else the channels must be right."""
-    found = len(image)
-    if found == 4 and channels in (1, 3):
-        image, found = image[:3] * image[3:], 3
-    if found == channels:
-        return image
-    if (found, channels) == (1, 3):
-        return image.expand(3, -1, -1)
-    if (found, channels) == (3, 1):
-        return (image * image.new_tensor(_LUMA)[:, None, None]).sum(0, keepdim=True)
-    raise ValueError(
-        f"an image of {found} channels cannot be made into one of {channels}; "
-        "arrays are (H, W) or (H, W, C), tensors (C, H, W)"
-    )

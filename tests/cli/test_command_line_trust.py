@@ -261,12 +261,11 @@ class TestItem11Predict:
         assert "none.png" in found.err
         assert "2 of 4 files could not be read" in found.err
 
-    def test_item11_files_are_streamed(self, run, photos, monkeypatch):
+    def test_item11_files_are_streamed(self, run, photos):
         classifier = Classifier.open(run)
         opened, answered = [], []
-        pixels = classifier.pixels
-        monkeypatch.setattr(classifier, "pixels", lambda image, resize: opened.append(image) or pixels(image, resize))
-        for file, answer in classifier.stream(sorted(photos.glob("*/*.png")), batch_size=5):
+        files = (opened.append(file) or file for file in sorted(photos.glob("*/*.png")))
+        for file, answer in classifier.stream(files, batch_size=5):
             answered.append((file, answer.classes))
             assert len(opened) - len(answered) < 5
         assert [file for file, _ in answered] == (files := list(opened))

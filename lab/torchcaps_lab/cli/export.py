@@ -15,7 +15,6 @@ from torchcaps.models.whole import written_whole
 from torchcaps.ops import use_backend
 from torchcaps_lab.cli.plugins import add_import
 from torchcaps_lab.cli.runs import open_classifier
-from torchcaps_lab.data.words import PADDING, RESERVED, UNKNOWN
 
 if TYPE_CHECKING:
     from torchcaps_lab.classifier import Classifier
@@ -41,6 +40,7 @@ class Exported(nn.Module):
         super().__init__()
         self.network = classifier.network
         self.preprocess = classifier.preprocess
+        self.free = (dict(enumerate(map(torch.export.Dim, classifier.reader.axes))),)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Activations (B, E), and other outputs, see :meth:`names`, from images (B, C, H, W), or words (B, L)."""
@@ -52,7 +52,7 @@ class Exported(nn.Module):
 
     def _found(self, images: Tensor) -> dict[str, Tensor]:
         """The outputs by name: activations as the mean over all crops, everything else from the centre."""
-        crops = images[:, None] if self.network.takes == "words" else self.preprocess.evaluate_crops(images)
+        crops = self.preprocess.evaluate_crops(images)
         prediction = self.network(crops.flatten(0, 1))
         others = {
             "pose": None if prediction.capsules is None else prediction.capsules.pose,
@@ -85,11 +85,7 @@ def command(arguments: list[str]) -> None:
     off = export(classifier, path, form)
     size = path.stat().st_size / 2**20
     print(f"{path}: {size:.1f} MiB, checked: its answers differ from the network's by at most {off:.1g}")
-    if classifier.words is not None:
-        print("it takes words (batch, length), int64: the numbers of its vocabulary, which lies in it")
-    else:
-        shape = str(classifier.image_shape)[1:-1]
-        print(f"it takes images (batch, {shape}), float32 in [0, 1]; preparing them is in it")
+    print(f"it takes {classifier.reader}")
 
 
 def _format(asked: str | None, path: str | None) -> str:
@@ -158,7 +154,7 @@ def _off(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
 
 def _examples(classifier: "Classifier") -> Tensor:
     """Five example inputs: two are used for tracing, all for comparison."""
-    if classifier.words is not None:
+    if classifier.network.takes == "words":
         return classifier.network.examples(5)
     return torch.rand(5, *classifier.image_shape, generator=torch.Generator().manual_seed(0))
 
@@ -166,26 +162,13 @@ def _examples(classifier: "Classifier") -> Tensor:
 def _notes(classifier: "Classifier", outputs: list[str]) -> dict[str, Any]:
     """Information for users of the file."""
     calibration = classifier.calibration
-    takes: dict[str, Any] = {
-        "image_shape": list(classifier.image_shape),
-        "pixels": "float32 in [0, 1]",
-        "resize": classifier.resize,
-        "prepared_inside": classifier.preprocess.config(),
-    }
-    if classifier.words is not None:
-        takes = {"padding": PADDING, "unknown": UNKNOWN, "first": RESERVED, "words": classifier.words.config()}
     return {
         "classes": list(classifier.classes),
-        **takes,
+        **classifier.reader.notes(),
+        "prepared_inside": classifier.preprocess.config(),
         "outputs": outputs,
         "calibration": None if calibration is None else calibration.config(),
     }
-
-
-def _free(model: Exported) -> tuple[dict[int, Any]]:
-    """The axes that may have any length: the batch, and that of texts."""
-    axes: dict[int, Any] = {0: torch.export.Dim("batch")}
-    return ({**axes, 1: torch.export.Dim("length")} if model.network.takes == "words" else axes,)
 
 
 def _write_onnx(model: Exported, images: Tensor, path: Path, notes: dict[str, Any]) -> list[Tensor]:
@@ -196,7 +179,7 @@ def _write_onnx(model: Exported, images: Tensor, path: Path, notes: dict[str, An
             model,
             (images[:2],),
             dynamo=True,
-            dynamic_shapes=_free(model),
+            dynamic_shapes=model.free,
             input_names=[model.network.takes],
             output_names=notes["outputs"],
             custom_translation_table={torch.ops.aten.digamma.default: _digamma},
@@ -248,7 +231,7 @@ def _digamma(x: Any) -> Any:
 
 
 def _write_program(model: Exported, images: Tensor, path: Path, notes: dict[str, Any]) -> list[Tensor]:
-    program = torch.export.export(model, (images[:2],), dynamic_shapes=_free(model))
+    program = torch.export.export(model, (images[:2],), dynamic_shapes=model.free)
     with path.open("wb") as file:
         torch.export.save(program, file, extra_files={NOTES: json.dumps(notes)})
     with path.open("rb") as file:

@@ -5,7 +5,7 @@ import json
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,6 @@ def command(arguments: list[str]) -> None:
     """Classify image files, folders or texts: class, probability, length of its capsule; as text, CSV or JSON."""
     from torchcaps_lab.cli.parser import OptionParser
     from torchcaps_lab.data.manifest import readable
-    from torchcaps_lab.data.text_files import named_texts
 
     parser = OptionParser(
         prog="torchcaps predict", description="Classify image files, or texts, with the network of a run."
@@ -52,7 +51,7 @@ def command(arguments: list[str]) -> None:
     if options.boxes is not None:
         _check_boxes(classifier)
     with said_plainly():
-        files: list[Any] = list((_files if classifier.words is None else named_texts)(options.images))
+        files = list(classifier.reader.named(options.images))
     bad: list[str] = []
 
     def skip(file: Any, error: Exception) -> None:
@@ -67,8 +66,7 @@ def command(arguments: list[str]) -> None:
             if draw is not None:
                 draw(str(file), answer)
     if bad:
-        what = "files" if classifier.words is None else "texts"
-        raise ValueError(f"{len(bad)} of {len(files)} {what} could not be read")
+        raise ValueError(f"{len(bad)} of {len(files)} {classifier.reader.items} could not be read")
 
 
 @contextmanager
@@ -99,7 +97,7 @@ def _check(options: Any) -> None:
 
 
 def _check_resize(classifier: "Classifier", resize: str | None) -> None:
-    if resize is not None and classifier.words is not None:
+    if resize is not None and classifier.network.takes != "images":
         raise ValueError(f"--resize is for images: a {type(classifier.network).__name__} takes words")
     if resize == "keep" and not classifier.network.any_size:
         raise ValueError(f"--resize keep is for networks of any size, a {type(classifier.network).__name__} has one")
@@ -107,34 +105,11 @@ def _check_resize(classifier: "Classifier", resize: str | None) -> None:
 
 def _check_boxes(classifier: "Classifier") -> None:
     """Raises a `ValueError` unless the network predicts boxes for a black image."""
-    if classifier.words is None:
+    if classifier.network.takes == "images":
         ((_, answer),) = classifier.stream([torch.zeros(*classifier.image_shape)], "pad")
         if answer.boxes is not None:
             return
     raise ValueError(f"--boxes: a {type(classifier.network).__name__} does not predict boxes")
-
-
-def _files(named: Sequence[str]) -> Iterator[Path]:
-    """The named files, with folders and patterns expanded; missing files are reported when they are read.
-
-    Raises:
-        ValueError: if a folder holds no images, no file fits a pattern, or a name is empty.
-    """
-    from torchcaps_lab.data.folder import image_files
-
-    for name in named:
-        path = Path(name)
-        if not name:
-            raise ValueError("images must be names of files or folders, got an empty one")
-        if path.is_dir():
-            found = image_files(path)
-        elif not path.exists() and any(sign in name for sign in "*?["):
-            found = sorted(one for one in Path(path.anchor).glob(name.removeprefix(path.anchor)) if one.is_file())
-        else:
-            found = [path]
-        if not found:
-            raise ValueError(f"there are no images in {name}" if path.is_dir() else f"no file fits the pattern {name}")
-        yield from found
 
 
 Show = Callable[[str, "Answer"], None]
@@ -181,7 +156,7 @@ def _place(name: str) -> str:
 
 def _short(name: str) -> str:
     """The name of a file, or the beginning of a text after the place where it was found."""
-    from torchcaps_lab.classifier import beginning
+    from torchcaps_lab.data.reader import beginning
 
     return f"{name.place}{beginning(name, 80)}" if hasattr(name, "place") else name
 
@@ -204,7 +179,7 @@ def _text(classifier: "Classifier", top: int | None) -> Show:
 def _csv(classifier: "Classifier", top: int | None) -> Show:
     probability = "probability" if classifier.calibration is None else "calibrated_probability"
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    texts = classifier.words is not None
+    texts = classifier.reader.items == "texts"
     writer.writerow(["file", "rank", "class", "said", probability, "length", *(["place"] if texts else [])])
 
     def show(file: str, answer: "Answer") -> None:

@@ -86,7 +86,7 @@ def _check(classifier: "Classifier") -> None:
     from torchcaps.models import CapsuleClassifier
 
     network = classifier.network
-    if classifier.words is not None:
+    if network.takes != "images":
         raise ValueError(f"a {type(network).__name__} takes words and draws no images")
     told = network.told if isinstance(network, CapsuleClassifier) else None
     if told is None:
