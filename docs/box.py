@@ -17,8 +17,9 @@ import torch
 from torchcaps.models.pretrained import BOX, CARD_FILE, SUMS
 from torchcaps.models.registry import MODELS
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.cli.runs import look_parser, open_run
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.cli.parser import OptionParser
+from torchcaps_lab.cli.runs import open_run
+from torchcaps_lab.data import ImageData, ImageSet
 from torchcaps_lab.data.made import LAYOUTS, arrange
 from torchcaps_lab.report import Calibration, ask
 from torchcaps_lab.tasks import SeveralLabels
@@ -89,13 +90,11 @@ def main() -> None:
 
 def pack(options: argparse.Namespace) -> None:
     """Writes the folder, and all sums anew."""
-    arguments = [str(options.run), *options.data]
-    looked = look_parser("pack", "", arguments)
-    classifier, test = open_run(looked, looked.parse_args(arguments))
+    classifier, test = open_run(str(options.run), images_of(options))
     network, kept = classifier.network, classifier.network.extra
     kept = {name: value for name, value in kept.items() if name not in ("resize", "calibration", "task")}
     kept["task"] = SeveralLabels(options.count).saved() if options.count else classifier.task.saved()
-    calibration = None if options.count else classifier.calibration or fitted(classifier, arguments)
+    calibration = None if options.count else classifier.calibration or fitted(classifier, options)
     kept["calibration"] = None if calibration is None else calibration.config()
     if data_of(options) in MEANINGS:
         kept["meanings"] = MEANINGS[data_of(options)]
@@ -117,11 +116,17 @@ def data_of(options: argparse.Namespace) -> str:
     return str(options.name.partition("/")[0])
 
 
-def fitted(classifier: Classifier, arguments: list[str]) -> Calibration | None:
+def fitted(classifier: Classifier, options: argparse.Namespace) -> Calibration | None:
     """A calibration on the validation images of the run, which was made before runs had one."""
-    looked = look_parser("pack", "", arguments)
-    validation = open_run(looked, looked.parse_args([*arguments, "--split", "validation"]))[1]
+    validation = open_run(str(options.run), images_of(options), "validation")[1]
     return classifier.task.calibrate(classifier.network, classifier.prepared(validation))
+
+
+def images_of(options: argparse.Namespace) -> Any:
+    """The images that the options name, None for those of the run."""
+    parser = OptionParser(prog="pack", description="")
+    parser.add_argument("--data", type=ImageData)
+    return parser.parse_args(options.data).data
 
 
 def measured(classifier: Classifier, packed: Classifier, test: ImageSet) -> str:

@@ -268,8 +268,8 @@ class TestItem11Predict:
         for file, answer in classifier.stream(files, batch_size=5):
             answered.append((file, answer.classes))
             assert len(opened) - len(answered) < 5
-        assert [file for file, _ in answered] == (files := list(opened))
-        assert [classes for _, classes in answered] == [one.classes for one in classifier(files)]
+        assert [file for file, _ in answered] == opened
+        assert [classes for _, classes in answered] == [one.classes for one in classifier(opened)]
 
     def test_item11_the_most_active_classes(self, run, photos, capsys):
         file = str(photos / "red" / "00.png")

@@ -1,40 +1,27 @@
-"""The command line of torchcaps, with one file for each command."""
+"""The command line of torchcaps, with one file for each command, which is imported when it is called."""
 
+import ast
 import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 
-import torchcaps
-from torchcaps_lab.cli import (
-    check,
-    convert,
-    evaluate,
-    explain,
-    explore,
-    export,
-    models,
-    predict,
-    train,
-    transfer,
-)
 from torchcaps_lab.cli.extras import advice
 from torchcaps_lab.cli.output import discard_output
 from torchcaps_lab.cli.plugins import import_named, import_plugins, named_imports
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "train": train.command,
-    "check": check.command,
-    "evaluate": evaluate.command,
-    "predict": predict.command,
-    "explain": explain.command,
-    "explore": explore.command,
-    "transfer": transfer.command,
-    "models": models.command,
-    "convert": convert.command,
-    "export": export.command,
-}
+
+def _run(name: str, arguments: list[str]) -> None:
+    import_module(f"{__name__}.{name}").command(arguments)
+
+
+NAMES = "train", "check", "evaluate", "predict", "explain", "explore", "transfer", "models", "convert", "export"
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {name: partial(_run, name) for name in NAMES}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, *rest = arguments
     try:
         if asks:
-            print(torchcaps.__version__ if name == "--version" else _usage())
+            print(_version() if name == "--version" else _usage())
         else:
             import_plugins()
             for module in named_imports(rest):
@@ -96,6 +83,17 @@ def _quietly() -> int:
     return 128 + 13
 
 
+def _version() -> str:
+    from torchcaps import __version__
+
+    return __version__
+
+
+def _said_of(command: str) -> str:
+    """The first line of the file of a command, which is not imported for it: most need torch, a second."""
+    return str(ast.get_docstring(ast.parse(Path(__file__).with_name(f"{command}.py").read_text(encoding="utf-8"))))
+
+
 def _unknown(name: str) -> str:
     near = difflib.get_close_matches(name, [*COMMANDS, "--version", "--help"], 1)
     meant = f"; did you mean {near[0]}?" if near else ""
@@ -103,7 +101,7 @@ def _unknown(name: str) -> str:
 
 
 def _usage() -> str:
-    rows = [f"  {name:10}{(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
+    rows = [f"  {name:10}{_said_of(name)}" for name in COMMANDS]
     return "\n".join(
         [
             "usage: torchcaps COMMAND ...",

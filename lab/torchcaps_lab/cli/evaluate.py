@@ -1,33 +1,49 @@
-"""``torchcaps evaluate``."""
+"""Test a trained network: accuracy, error, confusion matrix, or what its task measures."""
 
-import json
+from json import dumps
 from typing import Literal
 
 from torchcaps.numerics import jsonable
-from torchcaps_lab.cli.runs import look_parser, open_run
+from torchcaps_lab.cli.parser import options
+from torchcaps_lab.cli.runs import Split, open_run
+from torchcaps_lab.data import ImageData
 
 
-def command(arguments: list[str]) -> None:
-    """Test a trained network: accuracy, error, confusion matrix, or what its task measures."""
-    parser = look_parser("evaluate", "Test the network of a run.")
-    parser.add_argument("--batch_size", type=int, default=128, help="images at a time")
-    parser.add_argument("--crops", type=Literal[1, 13], help="crops of each image to average; default: as trained")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(arguments)
-    classifier, images = open_run(parser, options)
-    found = classifier.examine(images, options.batch_size, options.crops)
-    if options.json:
+@options()
+def command(
+    run: str,
+    *,
+    data: ImageData | None = None,
+    split: Split = "test",
+    batch_size: int = 128,
+    crops: Literal[1, 13] | None = None,
+    json: bool = False,
+    imported: list[str],
+) -> None:
+    """Test the network of a run.
+
+    Args:
+        run: folder of a run; with --data also of a saved network, or its name
+        data: other images than those of the run, as in 'torchcaps train'
+        split: which of the images; all: of --data
+        batch_size: images at a time
+        crops: crops of each image to average; default: as trained
+        json: print JSON
+    """
+    classifier, images = open_run(run, data, split, imported)
+    found = classifier.examine(images, batch_size, crops)
+    if json:
         result = {
-            "split": options.split,
+            "split": split,
             "images": len(images),
-            "crops": options.crops or classifier.preprocess.crops,
+            "crops": crops or classifier.preprocess.crops,
             **found.figures,
             **found.details,
             "classes": list(images.classes),
             "warnings": list(found.warnings),
         }
-        print(json.dumps(jsonable(result)))
+        print(dumps(jsonable(result)))
         return
-    print("\n".join([f"{options.split}: {found.lines[0]}", *found.lines[1:]]))
+    print("\n".join([f"{split}: {found.lines[0]}", *found.lines[1:]]))
     for line in found.warnings:
         print(f"warning: {line}")

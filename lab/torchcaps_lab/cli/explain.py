@@ -1,33 +1,37 @@
-"""``torchcaps explain``."""
+"""Draw the report of a trained network: reconstructions, perturbations, mistakes, assignment maps."""
 
 import csv
 from pathlib import Path
 
-from torchcaps_lab.cli.runs import look_parser, open_run
+from torchcaps_lab.cli.parser import options
+from torchcaps_lab.cli.runs import Split, open_run
+from torchcaps_lab.data import ImageData
+from torchcaps_lab.training import RunFolder, read_summary
 
 
-def command(arguments: list[str]) -> None:
-    """Draw the report of a trained network: reconstructions, perturbations, mistakes, assignment maps."""
-    from torchcaps_lab.training import RunFolder, read_summary
+@options()
+def command(
+    run: str, *, data: ImageData | None = None, split: Split = "test", out: str | None = None, imported: list[str]
+) -> None:
+    """Draw the report of a run.
 
-    parser = look_parser("explain", "Draw the report of a run.")
-    parser.add_argument(
-        "--out",
-        type=str,
-        help="folder to write 'report/' into; default: the run, or 'explain-SPLIT' in it for other images",
-    )
-    options = parser.parse_args(arguments)
-    folder = RunFolder(Path(options.run))
-    own = options.split == "test" and options.data is None
-    out = Path(options.out) if options.out else folder.path if own else folder.path / f"explain-{options.split}"
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out must be a folder, and {out} is a file")
-    if not options.out and options.data is not None and not folder.config.is_file():
-        raise ValueError(f"--out must name a folder for the report: {options.run} is not the folder of a run")
-    classifier, images = open_run(parser, options)
+    Args:
+        run: folder of a run; with --data also of a saved network, or its name
+        data: other images than those of the run, as in 'torchcaps train'
+        split: which of the images; all: of --data
+        out: folder to write 'report/' into; default: the run, or 'explain-SPLIT' in it for other images
+    """
+    folder = RunFolder(Path(run))
+    own = split == "test" and data is None
+    place = Path(out) if out else folder.path if own else folder.path / f"explain-{split}"
+    if place.exists() and not place.is_dir():
+        raise ValueError(f"--out must be a folder, and {place} is a file")
+    if not out and data is not None and not folder.config.is_file():
+        raise ValueError(f"--out must name a folder for the report: {run} is not the folder of a run")
+    classifier, images = open_run(run, data, split, imported)
     summary = read_summary(folder) if folder.summary.is_file() else {}
     metrics = _read_metrics(folder.metrics) if folder.metrics.is_file() else []
-    page = classifier.task.report(out, classifier.network, classifier.prepared(images), summary, metrics)
+    page = classifier.task.report(place, classifier.network, classifier.prepared(images), summary, metrics)
     if page is None:
         raise ValueError(f"the task {classifier.task.name!r} of this run draws no report")
     print(page)

@@ -1,4 +1,4 @@
-"""``torchcaps export``."""
+"""Write a network as an ONNX file or an exported program, for use without this package."""
 
 import json
 import logging
@@ -6,18 +6,16 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.models.whole import written_whole
 from torchcaps.ops import use_backend
-from torchcaps_lab.cli.plugins import add_import
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.cli.parser import options
 from torchcaps_lab.cli.runs import open_classifier
-
-if TYPE_CHECKING:
-    from torchcaps_lab.classifier import Classifier
 
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 KINDS = {"onnx": "an ONNX file", "torch-export": "an exported program"}
@@ -36,7 +34,7 @@ class Exported(nn.Module):
         classifier: its preprocessing, and the mean over crops, become part of the module.
     """
 
-    def __init__(self, classifier: "Classifier") -> None:
+    def __init__(self, classifier: Classifier) -> None:
         super().__init__()
         self.network = classifier.network
         self.preprocess = classifier.preprocess
@@ -66,29 +64,29 @@ class Exported(nn.Module):
         return {name: one.mean(1) if name == "activation" else one[:, 0] for name, one in found.items()}
 
 
-def command(arguments: list[str]) -> None:
-    """Write a network as an ONNX file or an exported program, for use without this package."""
-    from torchcaps_lab.cli.parser import OptionParser
+@options()
+def command(
+    run: str, *, format: Literal["onnx", "torch-export"] | None = None, to: str | None = None, overwrite: bool = False
+) -> None:
+    """Write a network for use without this package.
 
-    parser = OptionParser(prog="torchcaps export", description="Write a network for use without this package.")
-    add = parser.add_argument
-    add("run", type=str, help="folder of a run, or of a saved network, or name of a trained one in the package")
-    add("--format", choices=tuple(SUFFIXES), help="format; default: that of the suffix of --to, else onnx")
-    add("--to", type=str, help="file to write; default: named after the network, in the current folder")
-    add("--overwrite", action="store_true", help="overwrite an existing file")
-    add_import(parser)
-    options = parser.parse_args(arguments)
-    form = _format(options.format, options.to)
-    classifier = open_classifier(options.run)
-    path = Path(options.to or f"{type(classifier.network).__name__.lower()}{SUFFIXES[form]}")
-    _check_free(path, options.overwrite)
+    Args:
+        run: folder of a run, or of a saved network, or name of a trained one in the package
+        format: format; default: that of the suffix of --to, else onnx
+        to: file to write; default: named after the network, in the current folder
+        overwrite: overwrite an existing file
+    """
+    form = _form(format, to)
+    classifier = open_classifier(run)
+    path = Path(to or f"{type(classifier.network).__name__.lower()}{SUFFIXES[form]}")
+    _check_free(path, overwrite)
     off = export(classifier, path, form)
     size = path.stat().st_size / 2**20
     print(f"{path}: {size:.1f} MiB, checked: its answers differ from the network's by at most {off:.1g}")
     print(f"it takes {classifier.reader}")
 
 
-def _format(asked: str | None, path: str | None) -> str:
+def _form(asked: str | None, path: str | None) -> str:
     """The format that was chosen, or else that of the suffix; a name without a suffix fits any format."""
     suffix = Path(path).suffix.lower() if path else ""
     meant = next((form for form, known in SUFFIXES.items() if known == suffix), None)
@@ -110,7 +108,7 @@ def _check_free(path: Path, overwrite: bool) -> None:
         raise FileExistsError(f"{path} exists already: choose another file with --to, or add --overwrite")
 
 
-def export(classifier: "Classifier", path: Path, form: str) -> float:
+def export(classifier: Classifier, path: Path, form: str) -> float:
     """Writes a file for batches of any size, and compares its answers with those of the network.
 
     Args:
@@ -152,14 +150,14 @@ def _off(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
     return max(float((one - other).abs().max() / other.abs().max().clamp_min(1)) for one, other in pairs)
 
 
-def _examples(classifier: "Classifier") -> Tensor:
+def _examples(classifier: Classifier) -> Tensor:
     """Five example inputs: two are used for tracing, all for comparison."""
     if classifier.network.takes == "words":
         return classifier.network.examples(5)
     return torch.rand(5, *classifier.image_shape, generator=torch.Generator().manual_seed(0))
 
 
-def _notes(classifier: "Classifier", outputs: list[str]) -> dict[str, Any]:
+def _notes(classifier: Classifier, outputs: list[str]) -> dict[str, Any]:
     """Information for users of the file."""
     calibration = classifier.calibration
     return {

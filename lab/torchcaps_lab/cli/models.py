@@ -1,35 +1,32 @@
-"""``torchcaps models``."""
+"""List the networks, the trained ones in the package, the routing algorithms and the tasks."""
 
-import json
+from json import dumps
 
 from torchcaps.models import describe_models, list_models
 from torchcaps.models.pretrained import describe_pretrained, list_pretrained
 from torchcaps.routing import list_routings
 from torchcaps.routing.base import ROUTINGS
-from torchcaps_lab.cli.plugins import add_import
+from torchcaps_lab.cli.parser import options
+from torchcaps_lab.tasks.base import TASKS
 
 
-def command(arguments: list[str]) -> None:
-    """List the networks, the trained ones in the package, the routing algorithms and the tasks."""
-    from torchcaps_lab.cli.parser import OptionParser
-    from torchcaps_lab.tasks.base import TASKS
+@options()
+def command(pattern: str = "*", *, pretrained: bool = False, json: bool = False) -> None:
+    """List networks, routings and tasks.
 
-    parser = OptionParser(prog="torchcaps models", description="List networks, routings and tasks.")
-    parser.add_argument("pattern", type=str, nargs="?", default="*", help="shell pattern of network names")
-    parser.add_argument(
-        "--pretrained", action="store_true", help="the trained networks in the package, with their cards"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    add_import(parser)
-    options = parser.parse_args(arguments)
-    if options.pretrained:
-        _show_pretrained(options.pattern, options.json)
+    Args:
+        pattern: shell pattern of network names
+        pretrained: the trained networks in the package, with their cards
+        json: print JSON
+    """
+    if pretrained:
+        _show_pretrained(pattern, json)
         return
-    rows = describe_models(list_models(options.pattern))
+    rows = describe_models(list_models(pattern))
     if not rows:
-        raise ValueError(f"no network fits {options.pattern!r}; there are {', '.join(list_models())}")
-    if options.json:
-        print(json.dumps(rows))
+        raise ValueError(f"no network fits {pattern!r}; there are {', '.join(list_models())}")
+    if json:
+        print(dumps(rows))
         return
     for row in rows:
         shape = "x".join(map(str, row["image_shape"])) if row["takes"] == "images" else row["takes"]
@@ -45,7 +42,7 @@ def _show_pretrained(pattern: str, as_json: bool) -> None:
     if not rows:
         raise ValueError(f"no trained network fits {pattern!r}; there are {', '.join(list_pretrained())}")
     if as_json:
-        print(json.dumps(rows))
+        print(dumps(rows))
         return
     for row in rows:
         print(f"{row['name']}: {row['bytes'] / 2**20:.1f} MiB")

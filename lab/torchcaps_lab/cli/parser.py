@@ -3,10 +3,12 @@
 import inspect
 import re
 from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from torchcaps.spec import MISSING, Argument, alternatives, declared, fit, meant, registry_of
+from torchcaps_lab.cli.plugins import add_import, named_imports
 from torchcaps_lab.training.reading import put, typed
 
 
@@ -30,10 +32,36 @@ class OptionParser(ArgumentParser):
         """Adds an option as it is declared."""
         self.add_argument(f"--{name}", type=argument.hint, default=_shown(argument.default), help=help)
 
+    def argument(self, function: Any, name: str, argument: Argument, help: str, also: str | None = None) -> None:
+        """Adds an argument of a function: see :func:`options`."""
+        hint, default = argument
+        how: dict[str, Any] = {"type": hint, "help": help}
+        if inspect.signature(function).parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
+            names = [f"--{one}" for one in (name, also) if one is not None]
+            if default is MISSING:
+                how["required"] = True
+            else:
+                how["default"] = default
+            if hint is bool and default is False:
+                how = {"action": "store_true", "help": help}
+        else:
+            names = [name]
+            if get_origin(hint) is list:
+                how |= {"type": get_args(hint)[0], "nargs": "+" if default is MISSING else "*"}
+            elif default is not MISSING:
+                how |= {"nargs": "?"}
+            if default is not MISSING:
+                how["default"] = default
+        self.add_argument(*names, **how)
+
     def add_argument(self, *names: str, **how: Any) -> Any:
         """argparse's, but that a type is a type hint: of numbers, names, choices, things, or groups of options."""
         hint, default = how.pop("type", None), how.pop("default", None)
-        told = f" (default: {default})" if isinstance(default, str | int | float) and default not in (False, "") else ""
+        told = (
+            f" (default: {default})"
+            if isinstance(default, str | int | float) and default not in (False, "", SUPPRESS)
+            else ""
+        )
         how = {**how, "default": SUPPRESS, "help": (how.get("help", "") + told).replace("%", "%%")}
         if hint is not None and how.get("nargs") is None:
             how["metavar"] = how.get("metavar") or (_metavar(hint) if names[0].startswith("--") else None)
@@ -137,6 +165,45 @@ class OptionParser(ArgumentParser):
                                    default=SUPPRESS, help=told.get(one, "").replace("%", "%%"))  # fmt: skip
 
 
+class WrongUsage(ValueError):
+    """Options that do not fit each other."""
+
+
+def options(takes_empty: bool = False, **also: str) -> Callable[[Callable[..., None]], Callable[[list[str]], None]]:
+    """Makes a plain function a command, which takes the words of a command line.
+
+    Its arguments are those of the command: what can only be named is an option, a list takes several words. The help is
+    what its docstring says of them. An argument ``imported`` gets the modules of ``--import``.
+
+    Args:
+        takes_empty: as in :class:`OptionParser`.
+        also: other names of options, by their names.
+    """
+
+    def decorated(function: Callable[..., None]) -> Callable[[list[str]], None]:
+        taken = declared(function).arguments
+
+        @wraps(function)
+        def command(arguments: list[str]) -> None:
+            name = function.__module__.rpartition(".")[2]
+            parser = OptionParser(f"torchcaps {name}", (inspect.getdoc(function) or "").partition("\n\n")[0])
+            parser.takes_empty = takes_empty
+            told, own = documented(function), {one: taken[one] for one in taken if one != "imported"}
+            for one, argument in own.items():
+                parser.argument(function, one, argument, told.get(one, ""), also.get(one))
+            add_import(parser)
+            given = vars(parser.parse_args(arguments))
+            imported = {"imported": named_imports(arguments)} if "imported" in taken else {}
+            try:
+                function(**{one: given[one] for one in own}, **imported)
+            except WrongUsage as error:
+                parser.error(str(error))
+
+        return command
+
+    return decorated
+
+
 def _typed(value: Any) -> Any:
     return [_typed(one) for one in value] if isinstance(value, list) else typed(value)
 
@@ -164,9 +231,9 @@ def _metavar(hint: Any) -> str:
 
 
 def documented(cls: Any) -> Mapping[str, str]:
-    """What the docstring of a class says of its arguments, by name, those of its bases included."""
+    """What the docstring of a class, or a function, says of its arguments, by name, those of its bases included."""
     from docstring_parser import parse
 
-    bases = reversed(cls.__mro__) if inspect.isclass(cls) else [cls]
-    docs = (parse(inspect.cleandoc(vars(one).get("__doc__") or "")) for one in bases)
+    bases = [vars(one).get("__doc__") for one in reversed(cls.__mro__)] if inspect.isclass(cls) else [cls.__doc__]
+    docs = (parse(inspect.cleandoc(one or "")) for one in bases)
     return {each.arg_name: (each.description or "").replace("\n", " ") for doc in docs for each in doc.params}

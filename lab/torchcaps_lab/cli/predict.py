@@ -1,67 +1,79 @@
-"""``torchcaps predict``."""
+"""Classify image files, folders or texts: class, probability, length of its capsule; as text, CSV or JSON."""
 
-import csv
-import json
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from csv import writer
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from torchcaps_lab.cli.plugins import add_import
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.cli.parser import options
 from torchcaps_lab.cli.runs import open_classifier
-
-if TYPE_CHECKING:
-    from torchcaps_lab.classifier import Classifier
-    from torchcaps_lab.tasks import Answer
-
-
-_FIT = "how images are fitted to the network; keep: not at all, for networks of any size; default: as it was trained"
+from torchcaps_lab.data.base import Fit
+from torchcaps_lab.data.manifest import readable
+from torchcaps_lab.data.reader import beginning
+from torchcaps_lab.tasks import Answer
 
 
-def command(arguments: list[str]) -> None:
-    """Classify image files, folders or texts: class, probability, length of its capsule; as text, CSV or JSON."""
-    from torchcaps_lab.cli.parser import OptionParser
-    from torchcaps_lab.data.manifest import readable
+@options(takes_empty=True)  # one of many texts may be
+def command(
+    run: str,
+    images: list[str],
+    *,
+    resize: Fit | None = None,
+    top: int | None = None,
+    device: str = "cpu",
+    batch_size: int = 64,
+    csv: bool = False,
+    json: bool = False,
+    boxes: str | None = None,
+) -> None:
+    """Classify image files, or texts, with the network of a run.
 
-    parser = OptionParser(
-        prog="torchcaps predict", description="Classify image files, or texts, with the network of a run."
-    )
-    add = parser.add_argument
-    add("run", type=str, help="folder of a run, or of a saved network, or name of a trained one in the package")
-    add("images", type=str, nargs="+", help="image files, folders (with all their sub-folders) or patterns; for "
-        "a network that takes words: texts, files with a text in each line, folders of .txt files")  # fmt: skip
-    add("--resize", choices=("pad", "crop", "stretch", "handwriting", "keep"), help=_FIT)
-    add("--top", type=int, help="print this many classes, the most active first; default: the predicted ones")
-    add("--device", type=str, default="cpu", help="where to compute: cpu, cuda, cuda:1, ...")
-    add("--batch_size", type=int, default=64, help="images at a time")
-    add("--csv", action="store_true", help="print a table with a line for each predicted class")
-    add("--json", action="store_true", help="print one JSON object a line, with all lengths, probabilities and poses")
-    add("--boxes", type=str, help="folder to write pictures into, with a box around each predicted class")
-    add_import(parser)
-    parser.takes_empty = True  # one of many texts may be
-    options = parser.parse_args(arguments)
-    _check(options)
-    classifier = open_classifier(options.run, options.device)
-    _check_resize(classifier, options.resize)
-    if options.boxes is not None:
+    Args:
+        run: folder of a run, or of a saved network, or name of a trained one in the package
+        images: image files, folders (with all their sub-folders) or patterns; for a network that takes words: texts,
+            files with a text in each line, folders of .txt files
+        resize: how images are fitted to the network; keep: not at all, for networks of any size; default: as it was
+            trained
+        top: print this many classes, the most active first; default: the predicted ones
+        device: where to compute: cpu, cuda, cuda:1, ...
+        batch_size: images at a time
+        csv: print a table with a line for each predicted class
+        json: print one JSON object a line, with all lengths, probabilities and poses
+        boxes: folder to write pictures into, with a box around each predicted class
+    """
+    if csv and json:
+        raise ValueError("--csv and --json exclude each other")
+    for name, value in (("top", top), ("batch_size", batch_size)):
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
+    if not run:
+        raise ValueError("run must not be empty")
+    if boxes is not None:
+        _check_folder(Path(boxes))
+    classifier = open_classifier(run, device)
+    _check_resize(classifier, resize)
+    if boxes is not None:
         _check_boxes(classifier)
     with said_plainly():
-        files = list(classifier.reader.named(options.images))
+        files = list(classifier.reader.named(images))
     bad: list[str] = []
 
     def skip(file: Any, error: Exception) -> None:
         bad.append(str(file))
         print(f"torchcaps predict: {getattr(file, 'place', '')}{readable(str(error))}", file=sys.stderr)
 
-    show = (_json if options.json else _csv if options.csv else _text)(classifier, options.top)
-    draw = None if options.boxes is None else _pictures(classifier, Path(options.boxes), options.resize)
+    show = (_json if json else _csv if csv else _text)(classifier, top)
+    draw = None if boxes is None else _pictures(classifier, Path(boxes), resize)
     with said_plainly():
-        for file, answer in classifier.stream(files, options.resize, options.batch_size, skip):
+        for file, answer in classifier.stream(files, resize, batch_size, skip):
             show(file if isinstance(file, str) else str(file), answer)
             if draw is not None:
                 draw(str(file), answer)
@@ -82,28 +94,20 @@ def said_plainly() -> Iterator[None]:
         yield
 
 
-def _check(options: Any) -> None:
-    if options.csv and options.json:
-        raise ValueError("--csv and --json exclude each other")
-    for name in ("top", "batch_size"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} must be at least 1, got {value}")
-    if not options.run:
-        raise ValueError("run must not be empty")
-    if options.boxes is not None and (path := Path(options.boxes)).exists() and (path.is_file() or any(path.iterdir())):
+def _check_folder(path: Path) -> None:
+    if path.exists() and (path.is_file() or any(path.iterdir())):
         state = "exists already and is not empty" if path.is_dir() else "exists already, and is a file"
         raise ValueError(f"--boxes {path} {state}: choose another folder")
 
 
-def _check_resize(classifier: "Classifier", resize: str | None) -> None:
+def _check_resize(classifier: Classifier, resize: str | None) -> None:
     if resize is not None and classifier.network.takes != "images":
         raise ValueError(f"--resize is for images: a {type(classifier.network).__name__} takes words")
     if resize == "keep" and not classifier.network.any_size:
         raise ValueError(f"--resize keep is for networks of any size, a {type(classifier.network).__name__} has one")
 
 
-def _check_boxes(classifier: "Classifier") -> None:
+def _check_boxes(classifier: Classifier) -> None:
     """Raises a `ValueError` unless the network predicts boxes for a black image."""
     if classifier.network.takes == "images":
         ((_, answer),) = classifier.stream([torch.zeros(*classifier.image_shape)], "pad")
@@ -112,17 +116,17 @@ def _check_boxes(classifier: "Classifier") -> None:
     raise ValueError(f"--boxes: a {type(classifier.network).__name__} does not predict boxes")
 
 
-Show = Callable[[str, "Answer"], None]
+Show = Callable[[str, Answer], None]
 """Prints the answer about a file."""
 
 
-def _pictures(classifier: "Classifier", folder: Path, resize: Any) -> Show:
+def _pictures(classifier: Classifier, folder: Path, resize: Any) -> Show:
     """Draws boxes of answers: ``photo.png`` for ``photo.jpg``, ``photo-2.png`` for a second file of that name."""
     from torchcaps_lab.report.boxes import Boxed, boxes_figure
 
     written: Counter[str] = Counter()
 
-    def draw(file: str, answer: "Answer") -> None:
+    def draw(file: str, answer: Answer) -> None:
         assert answer.boxes is not None
         name = Path(file).stem
         written[name] += 1
@@ -134,18 +138,18 @@ def _pictures(classifier: "Classifier", folder: Path, resize: Any) -> Show:
     return draw
 
 
-def _probability(classifier: "Classifier") -> str:
+def _probability(classifier: Classifier) -> str:
     """A description of the probabilities."""
     if classifier.calibration is not None:
         return f"calibrated, {classifier.calibration}"
     return f"{classifier.task.probability}, not calibrated"
 
 
-def _probabilities(answer: "Answer") -> Any:
+def _probabilities(answer: Answer) -> Any:
     return answer.probabilities if answer.calibrated is None else answer.calibrated
 
 
-def _said(answer: "Answer", top: int | None) -> tuple[str, ...]:
+def _said(answer: Answer, top: int | None) -> tuple[str, ...]:
     return answer.classes if top is None else answer.top(top)
 
 
@@ -156,18 +160,14 @@ def _place(name: str) -> str:
 
 def _short(name: str) -> str:
     """The name of a file, or the beginning of a text after the place where it was found."""
-    from torchcaps_lab.data.reader import beginning
-
     return f"{name.place}{beginning(name, 80)}" if hasattr(name, "place") else name
 
 
-def _text(classifier: "Classifier", top: int | None) -> Show:
-    from torchcaps_lab.data.manifest import readable
-
+def _text(classifier: Classifier, top: int | None) -> Show:
     print(f"# %: probability of the class: {_probability(classifier)}")
     print("# length: of its capsule, from 0 to 1: whether the class is there, each class for itself; not a probability")
 
-    def show(file: str, answer: "Answer") -> None:
+    def show(file: str, answer: Answer) -> None:
         shares = _probabilities(answer)
         said = [f"{name} ({shares[name]:.1%}, length {answer.lengths[name]:.3f})" for name in _said(answer, top)]
         line = readable(f"{_short(file)}: {', '.join(said) or 'nothing'}")
@@ -176,32 +176,32 @@ def _text(classifier: "Classifier", top: int | None) -> Show:
     return show
 
 
-def _csv(classifier: "Classifier", top: int | None) -> Show:
+def _csv(classifier: Classifier, top: int | None) -> Show:
     probability = "probability" if classifier.calibration is None else "calibrated_probability"
-    writer = csv.writer(sys.stdout, lineterminator="\n")
+    table = writer(sys.stdout, lineterminator="\n")
     texts = classifier.reader.items == "texts"
-    writer.writerow(["file", "rank", "class", "said", probability, "length", *(["place"] if texts else [])])
+    table.writerow(["file", "rank", "class", "said", probability, "length", *(["place"] if texts else [])])
 
-    def show(file: str, answer: "Answer") -> None:
+    def show(file: str, answer: Answer) -> None:
         shares, names = _probabilities(answer), _said(answer, top)
         what, place = (" ".join(file.split()), [_place(file)]) if texts else (file, [])
         for rank, name in enumerate(names, 1):
             said = int(name in answer.classes)
-            writer.writerow([what, rank, name, said, f"{shares[name]:.6g}", f"{answer.lengths[name]:.6g}", *place])
+            table.writerow([what, rank, name, said, f"{shares[name]:.6g}", f"{answer.lengths[name]:.6g}", *place])
         if not names:
-            writer.writerow([what, "", "", 0, "", "", *place])
+            table.writerow([what, "", "", 0, "", "", *place])
 
     return show
 
 
-def _json(classifier: "Classifier", top: int | None) -> Show:
+def _json(classifier: Classifier, top: int | None) -> Show:
     method = None if classifier.calibration is None else str(classifier.calibration)
 
-    def show(file: str, answer: "Answer") -> None:
+    def show(file: str, answer: Answer) -> None:
         place = {"place": _place(file)} if _place(file) else {}
         row = {"file": file, **place, **answer.json()}
         if top is not None:
             row["top"] = list(answer.top(top))
-        print(json.dumps({**row, "calibration": method}))
+        print(dumps({**row, "calibration": method}))
 
     return show

@@ -1,27 +1,25 @@
-"""``torchcaps train``."""
+"""Train a network; write metrics, checkpoints, the network, a summary and a report into a folder."""
 
 import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchcaps.spec import declared
+from torchcaps_lab import training
 from torchcaps_lab.cli.output import say
+from torchcaps_lab.cli.parser import OptionParser, documented
 from torchcaps_lab.cli.plugins import add_import, named_imports
-
-if TYPE_CHECKING:
-    from torchcaps_lab.cli.parser import OptionParser
-
+from torchcaps_lab.tasks import as_task
+from torchcaps_lab.training.command_line import GROUPS
+from torchcaps_lab.training.reading import as_yaml, merged, read_options
 
 _OF_THE_COMMAND = "allow_changes", "print_config"
 
 
 def command(arguments: list[str]) -> None:
-    """Train a network; write metrics, checkpoints, the network, a summary and a report into a folder."""
-    from torchcaps_lab import training
-    from torchcaps_lab.training.reading import as_yaml, merged
-
+    """Trains as the options say, or goes on with a run."""
     given = again = shlex.join(["torchcaps", "train", *arguments])
     parser = train_parser()
     tree = parser.tree(arguments)
@@ -72,11 +70,8 @@ def command(arguments: list[str]) -> None:
         say(f"summary {folder.summary}" + (f", report {page}" if drawn else ""))
 
 
-def train_parser() -> "OptionParser":
+def train_parser() -> OptionParser:
     """The options of ``torchcaps train``."""
-    from torchcaps_lab.cli.parser import OptionParser, documented
-    from torchcaps_lab.training.command_line import GROUPS
-
     description = "Train a network. '--resume RUN' instead of '--run RUN' goes on with an interrupted run."
     parser = OptionParser("torchcaps train", description)
     parser.add_argument("--config", action="append", metavar="FILE", help="YAML file with any of these options")
@@ -94,8 +89,6 @@ def train_parser() -> "OptionParser":
 
 def _of_files(files: list[Path], imports: list[str]) -> dict[str, Any]:
     """The options in files, those of later ones over those of earlier ones."""
-    from torchcaps_lab.training.reading import merged, read_options
-
     found: dict[str, Any] = {}
     for file in files:
         if not file.is_file():
@@ -106,8 +99,6 @@ def _of_files(files: list[Path], imports: list[str]) -> dict[str, Any]:
 
 def _print_summary(summary: Mapping[str, Any], notes: bool) -> None:
     """Prints the figures of a run, its warnings and, if wanted, its notes."""
-    from torchcaps_lab.tasks import as_task
-
     main = as_task(summary["task"]).main
     tested = summary.get(f"test_{main.name}")
     found = "" if tested is None else f"test {main.name} {main.text(tested)} "

@@ -1,79 +1,82 @@
-"""``torchcaps transfer``."""
+"""Draw the class of one image with the pose of another, and the steps between."""
 
 import inspect
-import json
 import sys
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
+from matplotlib.backend_bases import FigureCanvasBase
+from torch import Tensor
 
+from torchcaps.capsules import Capsules
+from torchcaps.models import CapsuleClassifier
 from torchcaps.models.whole import written_whole
 from torchcaps.numerics import jsonable
-from torchcaps_lab.cli.plugins import add_import
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.cli.parser import options
 from torchcaps_lab.cli.runs import open_classifier
+from torchcaps_lab.data.picture import Resize
+from torchcaps_lab.report import transfer
+from torchcaps_lab.report.canvas import strip
+from torchcaps_lab.report.findings import evaluating
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-    from torchcaps_lab.classifier import Classifier
+@options(run="model")
+def command(
+    content: str,
+    style: str,
+    *,
+    run: str,
+    steps: int = 1,
+    content_class: str | None = None,
+    out: str = "transfer.png",
+    resize: Resize | None = None,
+    device: str = "cpu",
+    json: bool = False,
+) -> None:
+    """Draw the class of one image with the pose of another.
 
-
-def command(arguments: list[str]) -> None:
-    """Draw the class of one image with the pose of another, and the steps between."""
-    from torchcaps_lab.cli.parser import OptionParser
-    from torchcaps_lab.report.canvas import strip
-
-    parser = OptionParser(
-        prog="torchcaps transfer", description="Draw the class of one image with the pose of another."
-    )
-    add = parser.add_argument
-    add("content", type=str, help="image file whose class is kept")
-    add("style", type=str, help="image file whose pose is taken: slant, thickness, width, ...")
-    add("--run", "--model", type=str, required=True, help="folder of a run, or of a saved network, with a decoder")
-    add("--steps", type=int, default=1, help="pictures on the way from the content's own pose to that of the style")
-    add("--content_class", type=str, help="class to draw; default: the predicted class of the content")
-    add("--out", type=str, default="transfer.png", help="picture to write")
-    add(
-        "--resize",
-        choices=("pad", "crop", "stretch", "handwriting"),
-        help="how images are fitted to the network; default: as it was trained",
-    )
-    add("--device", type=str, default="cpu", help="where to compute: cpu, cuda, cuda:1, ...")
-    add("--json", action="store_true", help="print JSON, with the attributes that were measured")
-    add_import(parser)
-    options = parser.parse_args(arguments)
-    _check_options(options)
-    classifier = open_classifier(options.run, options.device)
+    Args:
+        content: image file whose class is kept
+        style: image file whose pose is taken: slant, thickness, width, ...
+        run: folder of a run, or of a saved network, with a decoder
+        steps: pictures on the way from the content's own pose to that of the style
+        content_class: class to draw; default: the predicted class of the content
+        out: picture to write
+        resize: how images are fitted to the network; default: as it was trained
+        device: where to compute: cpu, cuda, cuda:1, ...
+        json: print JSON, with the attributes that were measured
+    """
+    if steps < 1:
+        raise ValueError(f"--steps must be at least 1, got {steps}")
+    _check_out(out, content, style)
+    classifier = open_classifier(run, device)
     _check(classifier)
-    pictures = torch.stack([classifier.pixels(file, options.resize) for file in (options.content, options.style)])
-    drawn, labels = _transfer(classifier, pictures, options.content_class, options.steps)
+    pictures = torch.stack([classifier.pixels(file, resize) for file in (content, style)])
+    drawn, labels = _transfer(classifier, pictures, content_class, steps)
     names = [classifier.classes[label] for label in labels]
-    titles = [
-        f"content\n{names[0]}",
-        "drawn\nagain",
-        *[""] * (options.steps - 1),
-        "with that\npose",
-        f"style\n{names[1]}",
-    ]
-    with written_whole(Path(options.out)) as part:
-        strip(torch.cat([pictures[:1], drawn, pictures[1:]]), titles).savefig(part, format=_form(options.out))
-    _report(options, names, torch.cat([pictures[:1], drawn[:1], drawn[-1:], pictures[1:]]))
+    between = [""] * (steps - 1)
+    titles = [f"content\n{names[0]}", "drawn\nagain", *between, "with that\npose", f"style\n{names[1]}"]
+    with written_whole(Path(out)) as part:
+        strip(torch.cat([pictures[:1], drawn, pictures[1:]]), titles).savefig(part, format=_form(out))
+    if json:
+        shown = torch.cat([pictures[:1], drawn[:1], drawn[-1:], pictures[1:]])
+        said = {"content": names[0], "style": names[1], "picture": out, "attributes": _measured(shown)}
+        print(dumps(jsonable(said)))
+    else:
+        print(f"{names[0]} of {content} with the pose of {names[1]} of {style}: {out}")
 
 
-def _check_options(options: Any) -> None:
-    """Raises a `ValueError` unless the options fit together and the picture can be written."""
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    if options.steps < 1:
-        raise ValueError(f"--steps must be at least 1, got {options.steps}")
-    out, forms = Path(options.out), FigureCanvasBase.get_supported_filetypes()
-    if _form(options.out) not in forms:
+def _check_out(out: str, *read: str) -> None:
+    """Raises a `ValueError` unless the picture can be written, over no file that is read."""
+    path, forms = Path(out), FigureCanvasBase.get_supported_filetypes()
+    if _form(out) not in forms:
         raise ValueError(f"--out must be the name of a picture, {', '.join(f'.{one}' for one in forms)}, got {out}")
-    if not out.parent.is_dir():
-        raise ValueError(f"--out: there is no folder {out.parent}")
-    if any(out.exists() and Path(file).exists() and out.samefile(file) for file in (options.content, options.style)):
-        raise ValueError(f"--out must be another file than those that are read, got {out}")
+    if not path.parent.is_dir():
+        raise ValueError(f"--out: there is no folder {path.parent}")
+    if any(path.exists() and Path(file).exists() and path.samefile(file) for file in read):
+        raise ValueError(f"--out must be another file than those that are read, got {path}")
 
 
 def _form(file: str) -> str:
@@ -81,10 +84,8 @@ def _form(file: str) -> str:
     return Path(file).suffix.lower().removeprefix(".")
 
 
-def _check(classifier: "Classifier") -> None:
+def _check(classifier: Classifier) -> None:
     """Raises a `ValueError` unless the network can transfer poses; prints a note if little is to be expected of it."""
-    from torchcaps.models import CapsuleClassifier
-
     network = classifier.network
     if network.takes != "images":
         raise ValueError(f"a {type(network).__name__} takes words and draws no images")
@@ -107,14 +108,9 @@ def _check(classifier: "Classifier") -> None:
 
 
 def _transfer(
-    classifier: "Classifier", pictures: "Tensor", content_class: str | None, steps: int
-) -> "tuple[Tensor, list[int]]":
+    classifier: Classifier, pictures: Tensor, content_class: str | None, steps: int
+) -> tuple[Tensor, list[int]]:
     """The reconstructed content and the steps of the transfer, (1 + steps, C, H, W); the classes of both images."""
-    from torchcaps.capsules import Capsules
-    from torchcaps.models import CapsuleClassifier
-    from torchcaps_lab.report import transfer
-    from torchcaps_lab.report.findings import evaluating
-
     network = classifier.network
     assert isinstance(network, CapsuleClassifier)
     with evaluating(network) as device:
@@ -130,16 +126,10 @@ def _transfer(
     return torch.cat([again, drawn]).cpu(), labels.tolist()
 
 
-def _report(options: Any, names: list[str], images: "Tensor") -> None:
-    """Prints what was drawn; as JSON also attributes of content, reconstruction, transferred image and style."""
-    said = {"content": names[0], "style": names[1], "picture": options.out}
-    if options.json:
-        from torchcaps_lab.report.attributes import ATTRIBUTES, attributes
+def _measured(images: Tensor) -> dict[str, dict[str, float]]:
+    """Attributes of content, reconstruction, transferred image and style."""
+    from torchcaps_lab.report.attributes import ATTRIBUTES, attributes
 
-        measured = {
-            name: dict(zip(ATTRIBUTES, row, strict=True))
-            for name, row in zip(("content", "again", "transferred", "style"), attributes(images).tolist(), strict=True)
-        }
-        print(json.dumps(jsonable({**said, "attributes": measured})))
-        return
-    print(f"{names[0]} of {options.content} with the pose of {names[1]} of {options.style}: {options.out}")
+    names = ("content", "again", "transferred", "style")
+    rows = zip(names, attributes(images).tolist(), strict=True)
+    return {name: dict(zip(ATTRIBUTES, row, strict=True)) for name, row in rows}
