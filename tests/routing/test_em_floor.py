@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from by_the_book import normal
 from torch import Tensor
 
 from torchcaps import CapsConv2d, Capsules, ClassCaps
@@ -14,10 +15,6 @@ from torchcaps.testing import assert_equivariant, signed_permutation
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 SCALES = pytest.mark.parametrize("scale", [1e-3, 1e3])
 LAMBDAS = (0.05, 0.1, 0.15)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def feature_map(scale: float = 1.0, size: int = 5) -> Capsules:
@@ -168,20 +165,6 @@ def test_rounding_is_no_spread(dtype: torch.dtype, tolerance: float) -> None:
     for activation, gradient in found[1:]:
         torch.testing.assert_close(activation, found[0][0])
         assert (gradient - found[0][1]).norm() < tolerance * gradient.norm()  # three sharp steps: rounding grows
-
-
-def test_gradcheck() -> None:
-    routing = bound("soft", relative_floor=0.2)
-    names = [name for name, _ in routing.named_parameters()]
-
-    def call(children: Tensor, logits: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
-        votes = Votes(children, normal(5, 4, 3, 3, seed=1))
-        named = dict(zip(names, parameters, strict=True))
-        routed = torch.func.functional_call(routing, named, (votes, logits.sigmoid()))
-        return routed.pose, routed.activation
-
-    inputs = (normal(1, 5, 2, 3).requires_grad_(), normal(1, 5, seed=2).requires_grad_())
-    assert torch.autograd.gradcheck(call, (*inputs, *routing.parameters()))
 
 
 def test_a_change_of_viewpoint_passes_through() -> None:

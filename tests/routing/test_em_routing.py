@@ -209,20 +209,6 @@ class TestSettings:
         expected = em_routing(fewer, activation[:, :7], *betas, LAMBDAS[:1], settings)
         torch.testing.assert_close(routed.activation, expected.activation, rtol=1e-13, atol=0)
 
-    @pytest.mark.parametrize(
-        "name", ["all", *(pytest.param(name, marks=pytest.mark.thorough) for name in SETTINGS if name != "all")]
-    )
-    def test_gradcheck(self, name: str) -> None:
-        problem = Problem(batch=1, children=4, parents=2, inactive=False)
-        settings = EMSettings(**library_names(SETTINGS[name]))
-
-        def call(children: torch.Tensor, *arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            routed = em_routing(Votes(children, problem.transforms), *arguments, LAMBDAS[:3], settings)
-            return routed.pose, routed.activation
-
-        inputs = (problem.children, *problem.arguments())
-        assert torch.autograd.gradcheck(call, tuple(tensor.requires_grad_() for tensor in inputs))
-
     @pytest.mark.parametrize("parents", [1, 4])
     def test_standardised_costs_that_are_all_the_same(self, parents: int) -> None:
         """One parent, or no active child: nothing to divide by."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from by_the_book import normal
 from torch import Tensor
 
 from torchcaps.ops import Votes
@@ -17,10 +18,6 @@ SHARPNESSES: dict[str, Any] = {
     "one an E-step": [0.1, 0.7],
     "one a parent": torch.tensor([0.05, 0.3, 1.0, 2.0], dtype=torch.float64),
 }
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def textbook(V: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor, sharpness: Any) -> tuple[Tensor, Tensor, Tensor]:

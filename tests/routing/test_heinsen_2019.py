@@ -2,10 +2,9 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
-from by_the_book import Array, B, D, H, I, J, M, P, check_equations, check_gradients, normal, problem
+from by_the_book import B, D, H, I, J, M, P, check_equations, normal, problem
 from torch import Tensor
 
 from torchcaps import CapsLinear
@@ -22,36 +21,8 @@ def route(votes: Votes, a: Tensor, use: Tensor, ignore: Tensor, bias: Tensor, mo
     return heinsen_2019_routing(votes, a, use, ignore, bias=bias, model=model, logits=True)
 
 
-def book(V: Array, a: Array, use: Array, ignore: Array, bias: Array, model: str) -> tuple[Array, Array, Array]:
-    """Algorithm 1 for one example; activations are logits."""
-    V = V + bias
-    I, J, H = V.shape
-    f = 1 / (1 + np.exp(-a))
-    R = np.full((I, J), 1 / J)
-    a_out, mu, s2 = np.zeros(J), np.zeros((J, H)), np.zeros((J, H))
-    for step in range(3):
-        if step > 0:
-            for i in range(I):
-                log_p = np.array([-((V[i, j] - mu[j]) ** 2).sum() for j in range(J)])
-                if model == "gaussian":
-                    for j in range(J):
-                        log_p[j] = -((V[i, j] - mu[j]) ** 2 / (2 * s2[j])).sum() - np.log(np.sqrt(s2[j])).sum()
-                else:
-                    log_p -= np.log(np.exp(log_p).sum())
-                p = np.exp(log_p - log_p.max()) / (1 + np.exp(-a_out))
-                R[i] = p / p.sum()
-        used = f[:, None] * R
-        ignored = f[:, None] - used
-        for j in range(J):
-            a_out[j] = (use * np.ones((I, 1)) * used)[:, j].sum() - (ignore * np.ones((I, 1)) * ignored)[:, j].sum()
-            mu[j] = sum(used[i, j] * V[i, j] for i in range(I)) / (used[:, j].sum() + 1e-5)
-            s2[j] = sum(used[i, j] * (V[i, j] - mu[j]) ** 2 for i in range(I)) / (used[:, j].sum() + 1e-5) + 1e-5
-    return mu, a_out, R
-
-
-def differentiable(
-    V: Tensor, a: Tensor, use: Tensor, ignore: Tensor, bias: Tensor, model: str
-) -> tuple[Tensor, Tensor]:
+def book(V: Tensor, a: Tensor, use: Tensor, ignore: Tensor, bias: Tensor, model: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Algorithm 1; activations are logits."""
     V = V + bias
     f = a.sigmoid()[..., None]
     R = torch.full(V.shape[:3], 1 / V.shape[2], dtype=V.dtype)
@@ -69,7 +40,7 @@ def differentiable(
         divisor = used.sum(1)[..., None] + 1e-5
         mu = (used[..., None] * V).sum(1) / divisor
         s2 = (used[..., None] * (V - mu[:, None]) ** 2).sum(1) / divisor + 1e-5
-    return mu, a_out
+    return mu, a_out, R
 
 
 @models
@@ -77,13 +48,6 @@ def differentiable(
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 def test_equations(backend: str, parameters: tuple[Tensor, ...], model: str) -> None:
     check_equations(partial(route, model=model), partial(book, model=model), parameters, backend)
-
-
-@models
-@parameters
-@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
-def test_gradients(backend: str, parameters: tuple[Tensor, ...], model: str) -> None:
-    check_gradients(partial(route, model=model), partial(differentiable, model=model), parameters, backend)
 
 
 def test_probabilities_are_the_sigmoids_of_the_logits() -> None:
@@ -119,7 +83,7 @@ def test_any_number_of_parents() -> None:
         found = routing(Votes(children, transform.expand(1, parents, P, D)), a)
         bias = routing.bias + torch.linspace(-1, 1, parents).double()[:, None] * routing.spread
         V = torch.einsum("bimp,pd->bimd", children, transform[0, 0]).flatten(2)[:, :, None].expand(-1, -1, parents, -1)
-        mu, score = differentiable(V, a.logit(), routing.benefit, routing.cost, bias, "gaussian")
+        mu, score, _ = book(V, a.logit(), routing.benefit, routing.cost, bias, "gaussian")
         torch.testing.assert_close(found.pose, mu)
         torch.testing.assert_close(found.activation, score.sigmoid())
 

@@ -5,7 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from by_the_book import Array, B, H, I, J, check_equations, check_gradients, normal, problem
+from by_the_book import B, H, I, J, check_equations, normal, problem
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcaps.ops import Votes
@@ -19,7 +20,7 @@ backends = pytest.mark.parametrize("backend", ["naive", "chunked"])
 methods = pytest.mark.parametrize("method", ["shift", "em"])
 
 
-def squashed(s: Array) -> Array:
+def squashed(s: NDArray[np.float64]) -> NDArray[np.float64]:
     n2 = (s**2).sum(-1, keepdims=True)
     return np.sqrt(n2) / (0.5 + n2) * s
 
@@ -28,19 +29,9 @@ def route(votes: Votes, a: Tensor, steps: int) -> Routed:
     return kernel_density_routing(votes, steps=steps)
 
 
-def book(V: Array, a: Array, steps: int) -> tuple[Array, Array, Array]:
-    """Zhao et al., Algorithm 1, for one example (I, J, H)."""
-    I, J, H = V.shape
-    b, v, c = np.zeros((I, J)), np.zeros((J, H)), np.zeros((I, J))
-    for _ in range(steps):
-        c = np.exp(b) / np.exp(b).sum(1, keepdims=True)
-        for j in range(J):
-            v[j] = squashed(sum(c[i, j] / c[:, j].sum() * V[i, j] for i in range(I)))
-        b = b + 1 - ((squashed(V) - v) ** 2).sum(-1)
-    return v, np.sqrt((v**2).sum(-1)), c
+def book(V: Tensor, a: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Zhao et al., Algorithm 1."""
 
-
-def differentiable(V: Tensor, a: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     def short(s: Tensor) -> Tensor:
         n2 = (s**2).sum(-1, keepdim=True)
         return n2.sqrt() / (0.5 + n2) * s
@@ -50,7 +41,7 @@ def differentiable(V: Tensor, a: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         c = b.softmax(2)
         v = short((c[..., None] * V).sum(1) / c.sum(1)[..., None])
         b = b + 1 - ((short(V) - v[:, None]) ** 2).sum(-1)
-    return v, v.norm(dim=-1)
+    return v, v.norm(dim=-1), c
 
 
 @backends
@@ -59,12 +50,7 @@ def test_equations(backend: str, steps: int) -> None:
     check_equations(partial(route, steps=steps), partial(book, steps=steps), (), backend)
 
 
-@backends
-def test_gradients(backend: str) -> None:
-    check_gradients(partial(route, steps=3), partial(differentiable, steps=3), (), backend)
-
-
-def steps_until_settled(V: Array, settled: float) -> int:
+def steps_until_settled(V: NDArray[np.float64], settled: float) -> int:
     """Of a batch (B, I, J, H), as in the released code."""
     b, before = np.zeros(V.shape[:3]), 0.0
     for step in range(1, 100):
@@ -114,26 +100,8 @@ def test_children_that_are_not_there_do_not_settle_anything() -> None:
     torch.testing.assert_close(found.pose, expected.pose, rtol=1e-10, atol=1e-12)
 
 
-def fast_book(V: Array, a: Array, method: str, width: float, rate: float) -> tuple[Array, Array, Array]:
-    """Zhang et al., three steps for one example (I, J, H)."""
-    I, J, H = V.shape
-
-    def kernel(v: Array) -> Array:
-        return np.maximum(0, 1 - ((V - v) ** 2).sum(-1) / (H * width**2))
-
-    r, v, k = np.full((I, J), 1 / J), np.zeros((J, H)), np.zeros((I, J))
-    for step in range(3):
-        if step > 0:
-            share = (a[:, None] * r).sum(0) / (a[:, None] * r).sum()
-            r = r + rate * k if method == "shift" else share * k
-            total = r.sum(1, keepdims=True)
-            r = np.where(total > 0, r / np.where(total > 0, total, 1), 0)
-        v = np.array([sum(a[i] * r[i, j] * V[i, j] for i in range(I)) / (a @ r[:, j]) for j in range(J)])
-        k = kernel(v)
-    return v, np.array([(a * r[:, j]) @ k[:, j] / (a @ r[:, j]) for j in range(J)]), r
-
-
-def fast_differentiable(V: Tensor, a: Tensor, method: str, width: float, rate: float) -> tuple[Tensor, Tensor]:
+def fast_book(V: Tensor, a: Tensor, method: str, width: float, rate: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Zhang et al., three steps."""
     r = torch.full(V.shape[:3], 1 / V.shape[2], dtype=V.dtype)
     k = v = V.new_zeros(())
     for step in range(3):
@@ -144,26 +112,17 @@ def fast_differentiable(V: Tensor, a: Tensor, method: str, width: float, rate: f
         used = a[..., None] * r
         v = (used[..., None] * V).sum(1) / used.sum(1)[..., None]
         k = (1 - ((V - v[:, None]) ** 2).mean(-1) / width**2).clamp(min=0)
-    return v, (used * k).sum(1) / used.sum(1)
+    return v, (used * k).sum(1) / used.sum(1), r
 
 
 @methods
 @backends
-@pytest.mark.parametrize("width", [1.8, 3.0])
+@pytest.mark.parametrize("width", [1.8, 2.5, 3.0])
 def test_fast_equations(backend: str, method: str, width: float) -> None:
     def route(votes: Votes, a: Tensor) -> Routed:
         return fast_kernel_density_routing(votes, a, method=method, width=width, rate=0.5)
 
     check_equations(route, partial(fast_book, method=method, width=width, rate=0.5), (), backend)
-
-
-@methods
-@backends
-def test_fast_gradients(backend: str, method: str) -> None:
-    def route(votes: Votes, a: Tensor) -> Routed:
-        return fast_kernel_density_routing(votes, a, method=method, width=2.5, rate=0.5)
-
-    check_gradients(route, partial(fast_differentiable, method=method, width=2.5, rate=0.5), (), backend)
 
 
 def test_a_vote_that_no_kernel_reaches_goes_nowhere() -> None:

@@ -1,8 +1,7 @@
 """Prototype routing against its equations, and the subspace that its children share."""
 
-import numpy as np
 import torch
-from by_the_book import Array, B, D, H, I, J, KernelEquations, M, P, normal
+from by_the_book import B, D, H, I, J, KernelEquations, M, P, normal
 from torch import Tensor
 
 from torchcaps import CapsLinear
@@ -16,26 +15,14 @@ def route(votes: Votes, a: Tensor, prototypes: Tensor) -> Routed:
     return prototype_routing(votes, a, prototypes)
 
 
-def book(V: Array, a: Array, prototypes: Array) -> tuple[Array, Array, Array]:
-    """For one example (I, J, H)."""
-    I, J, H = V.shape
-    R = np.zeros((I, J))
-    for i in range(I):
-        similarity = np.array([-((V[i, j] - prototypes[j]) ** 2).sum() / np.sqrt(H) for j in range(J)])
-        R[i] = np.exp(similarity) / np.exp(similarity).sum()
-    pose = np.array([sum(a[i] * R[i, j] * V[i, j] for i in range(I)) / (a @ R[:, j]) for j in range(J)])
-    return pose, a @ R / a.sum(), R
-
-
-def differentiable(V: Tensor, a: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor]:
+def book(V: Tensor, a: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     R = (-((V - prototypes) ** 2).sum(-1) / V.shape[-1] ** 0.5).softmax(2)
     used = a[..., None] * R
-    return (used[..., None] * V).sum(1) / used.sum(1)[..., None], used.sum(1) / a.sum(1, keepdim=True)
+    return (used[..., None] * V).sum(1) / used.sum(1)[..., None], used.sum(1) / a.sum(1, keepdim=True), R
 
 
 class TestEquations(KernelEquations):
     route, book = staticmethod(route), staticmethod(book)
-    differentiable = staticmethod(differentiable)
     parameters = (PROTOTYPES,)
 
 

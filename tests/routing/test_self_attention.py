@@ -1,76 +1,31 @@
-"""Self-attention routing against loops over the equations of Mazzia et al. 2021."""
+"""Self-attention routing against the equations of Mazzia et al. 2021."""
 
-import itertools
-
-import numpy as np
 import pytest
 import torch
+from by_the_book import B, D, I, J, KernelEquations, P, normal
 from torch import Tensor
 
 from torchcaps import CapsLinear, squash
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, Routed, SelfAttentionRouting, self_attention_routing
 
-B, I, J, M, P, D = 2, 5, 3, 2, 3, 2
-BACKENDS = ["naive", "chunked", "native"]
+
+def route(votes: Votes, a: Tensor, prior: Tensor) -> Routed:
+    return self_attention_routing(votes, prior=prior)
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def textbook(V: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Poses v (B, J, H) and c (B, I, J) of votes (B, I, J, H), with the paper's matrix of all pairs of votes."""
-    n, I, J, H = V.shape
-    v, c = np.zeros((n, J, H)), np.zeros((n, I, J))
-    for example in range(n):
-        agreement = np.zeros((I, J))
-        for i, other, j in itertools.product(range(I), range(I), range(J)):
-            agreement[i, j] += V[example, i, j] @ V[example, other, j] / np.sqrt(H)
-        c[example] = np.exp(agreement) / np.exp(agreement).sum(1, keepdims=True)
-        for j in range(J):
-            s = sum((c[example, i, j] + b[i, j]) * V[example, i, j] for i in range(I))
-            norm = np.sqrt(s @ s)
-            v[example, j] = (1 - 1 / (np.exp(norm) + 1e-20)) * s / (norm + 1e-20)
-    return v, c
-
-
-def differentiable(V: Tensor, b: Tensor) -> Tensor:
-    """The same poses, for autograd."""
-    c = torch.einsum("bijh,bkjh->bij", V, V).div(V.shape[-1] ** 0.5).softmax(2) + b
-    s = (c[..., None] * V).sum(1)
+def book(V: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """With the paper's matrix of all pairs of votes."""
+    c = torch.einsum("bijh,bkjh->bij", V, V).div(V.shape[-1] ** 0.5).softmax(2)
+    s = ((c + b)[..., None] * V).sum(1)
     n = s.norm(dim=-1, keepdim=True)
-    return (1 - (-n).exp()) * s / n
+    v = (1 - (-n).exp()) * s / n
+    return v, v.norm(dim=-1), c
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("shared", [False, True], ids=["full", "shared"])
-@pytest.mark.parametrize("plus", [False, True], ids=["plain", "coordinates"])
-def test_equations(backend: str, shared: bool, plus: bool) -> None:
-    coordinates = normal(I, M * D, seed=7) if plus else None
-    votes = Votes(normal(B, I, M, P), normal(1 if shared else I, J, P, D, seed=1), coordinates, backend=backend)
-    prior = normal(I, J, seed=2) / 4
-    routed = self_attention_routing(votes, prior=prior)
-    v, c = textbook(votes.dense().numpy(), prior.numpy())
-    torch.testing.assert_close(routed.pose, torch.from_numpy(v), rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(routed.activation, torch.from_numpy(v).norm(dim=-1), rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(routed.assignment, torch.from_numpy(c), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_gradients(backend: str) -> None:
-    tensors = [normal(B, I, M, P), normal(I, J, P, D, seed=1), normal(I, J, seed=2) / 4]
-    upstream = normal(B, J, M * D, seed=3)
-    found, expected = ([tensor.clone().requires_grad_() for tensor in tensors] for _ in range(2))
-    routed = self_attention_routing(Votes(found[0], found[1], backend=backend), prior=found[2])
-    reference = differentiable(torch.einsum("bimp,ijpd->bijmd", expected[0], expected[1]).flatten(3), expected[2])
-    torch.testing.assert_close(routed.pose, reference, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(
-        torch.autograd.grad(routed.pose, found, upstream),
-        torch.autograd.grad(reference, expected, upstream),
-        rtol=1e-8,
-        atol=1e-10,
-    )
+class TestEquations(KernelEquations):
+    route, book = staticmethod(route), staticmethod(book)
+    parameters = (normal(I, J, seed=3) / 4,)
 
 
 def test_the_prior_is_added_behind_the_softmax() -> None:

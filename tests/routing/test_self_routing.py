@@ -1,34 +1,22 @@
-"""Self-routing against loops over the equations of Hahn et al. 2019."""
+"""Self-routing against the equations of Hahn et al. 2019."""
 
-import itertools
-
-import numpy as np
 import pytest
 import torch
+from by_the_book import B, D, I, J, M, P, normal
 from torch import Tensor
 
 from torchcaps import CapsConv2d, CapsLinear, Capsules, negative_log_likelihood
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, SelfRouting, self_routing
 
-B, I, J, M, P, D = 2, 5, 3, 2, 3, 2
 
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def textbook(u: np.ndarray, a: np.ndarray, W1: np.ndarray, W2: np.ndarray, b2: np.ndarray) -> tuple[np.ndarray, ...]:
+def book(u: Tensor, a: Tensor, W1: Tensor, W2: Tensor, b2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Pose (B, J, M * D), activation (B, J) and r (B, I, J)."""
-    pose, activation, r = np.zeros((B, J, M * D)), np.zeros((B, J)), np.zeros((B, I, J))
-    for b, i in itertools.product(range(B), range(I)):
-        logits = np.array([W2[i % len(W2), j] @ u[b, i].ravel() + b2[i % len(b2), j] for j in range(J)])
-        r[b, i] = np.exp(logits) / np.exp(logits).sum()
-    for b, j in itertools.product(range(B), range(J)):
-        mass = sum(a[b, i] * r[b, i, j] for i in range(I))
-        activation[b, j] = mass / a[b].sum()
-        pose[b, j] = sum(a[b, i] * r[b, i, j] * (u[b, i] @ W1[i, j]).ravel() for i in range(I)) / mass
-    return pose, activation, r
+    r = (torch.einsum("bip,ijp->bij", u.flatten(2), W2.expand(I, -1, -1)) + b2).softmax(2)
+    used = a[..., None] * r
+    votes = torch.einsum("bimp,ijpd->bijmd", u, W1).flatten(3)
+    pose = (used[..., None] * votes).sum(1) / used.sum(1)[..., None]
+    return pose, used.sum(1) / a.sum(1, keepdim=True), r
 
 
 @pytest.mark.parametrize("backend", ["naive", "chunked"])
@@ -37,9 +25,8 @@ def test_equations(backend: str, children: int) -> None:
     u, a = normal(B, I, M, P), normal(B, I, seed=1).sigmoid()
     W1, W2, b2 = normal(I, J, P, D, seed=2), normal(children, J, M * P, seed=3), normal(children, J, seed=4)
     routed = self_routing(Votes(u, W1, backend=backend), a, W2, b2)
-    expected = textbook(*(tensor.numpy() for tensor in (u, a, W1, W2, b2)))
-    for found, one in zip((routed.pose, routed.activation, routed.assignment), expected, strict=True):
-        torch.testing.assert_close(found, torch.from_numpy(one), rtol=1e-12, atol=1e-12)
+    found = routed.pose, routed.activation, routed.assignment
+    torch.testing.assert_close(found, book(u, a, W1, W2, b2), rtol=1e-12, atol=1e-12)
 
 
 def test_starts_uniform() -> None:
@@ -65,21 +52,9 @@ def test_activations_add_up_to_one_and_fit_the_likelihood() -> None:
     for weights in (None, normal(B, I).sigmoid()):
         routed = bound(Votes(normal(B, I, M, P), normal(I, J, P, D)), weights)
         torch.testing.assert_close(routed.activation.sum(-1), torch.ones(B).double())
-    negative_log_likelihood(routed.activation, torch.tensor([0, 2])).backward()
+    negative_log_likelihood(routed.activation, torch.tensor([0, 2, 1])).backward()
     assert bound.weight.grad.any()
     assert bound.bias.grad.any()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_children_that_are_all_off_give_no_nan(dtype: torch.dtype) -> None:
-    bound = SelfRouting().bind(LayerShape(I, J, (M, P), (M, D))).to(dtype)
-    activation = torch.zeros(B, I, dtype=dtype, requires_grad=True)
-    routed = bound(Votes(normal(B, I, M, P).to(dtype), normal(I, J, P, D).to(dtype)), activation)
-    assert not routed.activation.any()
-    assert not routed.pose.any()
-    (routed.pose.sum() + routed.activation.sum()).backward()
-    assert activation.grad.isfinite().all()
-    assert bound.weight.grad.isfinite().all()
 
 
 def test_in_a_convolution_each_place_of_the_window_has_its_own() -> None:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from by_the_book import Array, Equations, I, J, normal
+from by_the_book import Equations, I, J, normal
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcaps import CapsLinear
@@ -16,7 +17,7 @@ def route(votes: Votes, a: Tensor) -> Routed:
     return sparse_attention_routing(votes)
 
 
-def entmax(z: Array) -> Array:
+def entmax(z: NDArray[np.float64]) -> NDArray[np.float64]:
     """By bisection for the threshold."""
     low, high = z.max() / 2 - 1, z.max() / 2
     for _ in range(200):
@@ -25,19 +26,8 @@ def entmax(z: Array) -> Array:
     return np.maximum(0, z / 2 - tau) ** 2
 
 
-def book(V: Array, a: Array) -> tuple[Array, Array, Array]:
-    """For one example (I, J, H), with the matrix of all pairs of votes for a parent."""
-    I, J, H = V.shape
-    attention = np.array([[sum(V[i, j] @ V[k, j] for k in range(I)) / np.sqrt(H) for j in range(J)] for i in range(I)])
-    C = np.array([entmax(attention[i]) for i in range(I)])
-    s = np.array([sum(C[i, j] * V[i, j] for i in range(I)) for j in range(J)])
-    n = np.sqrt((s**2).sum(-1, keepdims=True))
-    v = n / (1 + n**2) * s
-    return v, np.sqrt((v**2).sum(-1)), C
-
-
-def differentiable(V: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """With the support of the exact solution given, where entmax is smooth."""
+def book(V: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """With the matrix of all pairs of votes for a parent; entmax is smooth where its support stays."""
     z = torch.einsum("bijh,bkjh->bij", V, V) / V.shape[-1] ** 0.5 / 2
     support = torch.from_numpy(np.apply_along_axis(entmax, 2, 2 * z.detach().numpy())) > 1e-14
     count = support.sum(-1, keepdim=True)
@@ -47,12 +37,11 @@ def differentiable(V: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     s = (C[..., None] * V).sum(1)
     n = s.norm(dim=-1, keepdim=True)
     v = n / (1 + n**2) * s
-    return v, v.norm(dim=-1)
+    return v, v.norm(dim=-1), C
 
 
 class TestEquations(Equations):
     route, book = staticmethod(route), staticmethod(book)
-    differentiable = staticmethod(differentiable)
 
 
 class TestEntmax:

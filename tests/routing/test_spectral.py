@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
-from by_the_book import Array, D, H, I, J, KernelEquations, M, P, normal, problem
+from by_the_book import D, H, I, J, KernelEquations, M, P, normal, problem
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
@@ -20,29 +19,17 @@ def route(votes: Votes, a: Tensor, bias: Tensor) -> Routed:
     return spectral_routing(votes, a, bias, sharpness=3.0)
 
 
-def book(V: Array, a: Array, bias: Array) -> tuple[Array, Array, Array]:
-    """For one example (I, J, H)."""
-    I, J, H = V.shape
-    pose, activation = np.zeros((J, H)), np.zeros(J)
-    for j in range(J):
-        Y = np.array([a[i] * V[i, j] for i in range(I)])
-        _, s, right = np.linalg.svd(Y)
-        pose[j] = right[0] if right[0] @ Y.sum(0) >= 0 else -right[0]
-        activation[j] = 1 / (1 + np.exp(-3 * (s[0] ** 2 / (s**2).sum() - bias[j])))
-    return pose, activation, np.full((I, J), 1 / J)
-
-
-def differentiable(V: Tensor, a: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def book(V: Tensor, a: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Y = (a[..., None, None] * V).transpose(1, 2)  # [B, J, I, H]
     _, s, right = torch.linalg.svd(Y, full_matrices=False)
     top = right[..., 0, :]
     sign = torch.where((top * Y.sum(2)).sum(-1, keepdim=True) >= 0, 1.0, -1.0)
-    return top * sign, (3 * (s[..., 0] ** 2 / (s**2).sum(-1) - bias)).sigmoid()
+    activation = (3 * (s[..., 0] ** 2 / (s**2).sum(-1) - bias)).sigmoid()
+    return top * sign, activation, torch.full(V.shape[:3], 1 / J, dtype=V.dtype)
 
 
 class TestEquations(KernelEquations):
     route, book = staticmethod(route), staticmethod(book)
-    differentiable = staticmethod(differentiable)
     parameters = (BIAS,)
 
 

@@ -1,12 +1,9 @@
 """Variational Bayes routing against the equations of Ribeiro et al. 2020."""
 
-import itertools
 import math
 
-import numpy as np
-import pytest
 import torch
-from by_the_book import Array, B, D, H, I, J, KernelEquations, M, P, normal, problem
+from by_the_book import B, D, H, I, J, KernelEquations, M, P, normal, problem
 from torch import Tensor
 
 from torchcaps import CapsConv2d, Capsules
@@ -14,7 +11,6 @@ from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, Routed, VariationalBayesRouting, variational_bayes_routing
 from torchcaps.routing.base import BatchStandard
 
-special = pytest.importorskip("scipy.special")
 BETAS = normal(J, seed=3), normal(J, seed=4)
 
 
@@ -22,34 +18,12 @@ def route(votes: Votes, a: Tensor, beta_u: Tensor, beta_a: Tensor) -> Routed:
     return variational_bayes_routing(votes, a, beta_u, beta_a)
 
 
-def book(V: Array, a: Array, beta_u: Array, beta_a: Array) -> tuple[Array, Array, Array]:
-    """Algorithm 1 for one example (I, J, H), without the batch normalisations."""
-    I, J, H = V.shape
-    R, ln_p = np.full((I, J), 1 / J), np.zeros((I, J))
-    m, iPsi = np.zeros((J, H)), np.zeros((J, H))
-    for step in range(3):
-        if step > 0:
-            R = np.exp(ln_p) / np.exp(ln_p).sum(1, keepdims=True)
-        r = R * a[:, None]
-        Rj = r.sum(0)
-        alpha, kappa, nu = 1 + Rj, 1 + Rj, H + 1 + Rj
-        for j in range(J):
-            m_bar = sum(r[i, j] * V[i, j] for i in range(I)) / Rj[j]
-            m[j] = Rj[j] / kappa[j] * m_bar
-            iPsi[j] = 1 + sum(r[i, j] * (V[i, j] - m_bar) ** 2 for i in range(I)) + Rj[j] / kappa[j] * m_bar**2
-        ln_pi = special.digamma(alpha) - special.digamma(alpha.sum())
-        ln_L = sum(special.digamma((nu - k) / 2) for k in range(H)) + H * np.log(2) - np.log(iPsi).sum(1)
-        for i, j in itertools.product(range(I), range(J)):
-            distance = H / kappa[j] + nu[j] * ((V[i, j] - m[j]) ** 2 / iPsi[j]).sum()
-            ln_p[i, j] = ln_pi[j] + ln_L[j] / 2 - H / 2 * np.log(2 * np.pi) - distance / 2
-    logit = beta_a - (np.exp(ln_pi) * (H / 2 * np.log(2 * np.pi * np.e) - ln_L / 2) + beta_u)
-    return m, 1 / (1 + np.exp(-logit)), R
-
-
-def differentiable(V: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor) -> tuple[Tensor, Tensor]:
+def book(V: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Algorithm 1, without the batch normalisations."""
     H = V.shape[-1]
-    R = torch.full(V.shape[:3], 1 / V.shape[2], dtype=V.dtype)
-    for _ in range(3):
+    R = ln_p = torch.full(V.shape[:3], 1 / V.shape[2], dtype=V.dtype)
+    for step in range(3):
+        R = ln_p.softmax(2) if step > 0 else R
         r = a[..., None] * R
         mass = r.sum(1)
         m_bar = (r[..., None] * V).sum(1) / mass[..., None]
@@ -59,14 +33,13 @@ def differentiable(V: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor) -> tupl
         ln_pi = torch.digamma(kappa) - torch.digamma(kappa.sum(-1, keepdim=True))
         ln_L = sum(torch.digamma((nu - k) / 2) for k in range(H)) + H * math.log(2) - iPsi.log().sum(-1)
         distance = H / kappa[:, None] + nu[:, None] * ((V - m[:, None]) ** 2 / iPsi[:, None]).sum(-1)
-        R = (ln_pi[:, None] + ln_L[:, None] / 2 - distance / 2).softmax(2)
+        ln_p = ln_pi[:, None] + ln_L[:, None] / 2 - distance / 2
     entropy = H / 2 * math.log(2 * math.pi * math.e) - ln_L / 2
-    return m, (beta_a - ln_pi.exp() * entropy - beta_u).sigmoid()
+    return m, (beta_a - ln_pi.exp() * entropy - beta_u).sigmoid(), R
 
 
 class TestEquations(KernelEquations):
     route, book = staticmethod(route), staticmethod(book)
-    differentiable = staticmethod(differentiable)
     parameters = BETAS
 
 

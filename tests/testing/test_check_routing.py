@@ -31,6 +31,8 @@ OTHERS: dict[str, Callable[[], Routing]] = {
     "heinsen-logits": lambda: create_routing("heinsen_2019", model="kmeans", logits=True),
     "heinsen-any-parents": lambda: create_routing("heinsen_2019", any_parents=True),
     "kernel-em": lambda: create_routing("fast_kernel_density", method="em", width=4.0),
+    "em-relative": lambda: EMRouting.preset("soft", relative_floor=0.2, learn_sharpness="parent"),
+    "em-smooth": lambda: EMRouting(mean_smoothing=0.2, cost_scale=0.5, mass_scale=20.0, standardise=True),
     **{f"em-{name}": lambda name=name: EMRouting.preset(name) for name in EM_PRESETS},
 }
 
