@@ -10,6 +10,7 @@ from torchcaps.layers.fixed_point import (
     implicit_activation,
     self_weighted_pooling,
 )
+from torchcaps.layers.head import CapsHead
 from torchcaps.layers.identity_path import IdentityPath
 from torchcaps.layers.initial import preserve_deviation
 from torchcaps.layers.linear import CapsLinear, reflected
@@ -21,6 +22,7 @@ __all__ = [
     "CapsConv2d",
     "CapsConv3d",
     "CapsConvNd",
+    "CapsHead",
     "CapsLinear",
     "ClassCaps",
     "DecoderInput",

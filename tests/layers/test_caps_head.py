@@ -1,0 +1,63 @@
+"""Capsules on the features of any network: maps, tokens and vectors of any size, without arithmetic."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import torchcaps as tc
+
+
+@pytest.mark.parametrize("shape", [(3, 20, 5, 7), (3, 11, 20), (3, 20)])
+def test_features_of_any_shape(shape: tuple[int, ...]) -> None:
+    head = tc.CapsHead(4, types=6, dim=5, pose_dim=8)
+    features = torch.randn(shape, requires_grad=True)
+    parents = head(features)
+    assert parents.pose.shape == (3, 4, 8)
+    assert parents.activation.shape == (3, 4)
+    parents.activation.sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in head.parameters())
+    assert features.grad is not None
+
+
+def test_maps_are_tokens() -> None:
+    head, maps = tc.CapsHead(4), torch.randn(2, 20, 3, 3)
+    assert torch.allclose(head(maps).pose, head(maps.flatten(2).mT).pose, atol=1e-6)
+
+
+def test_as_the_last_layer_of_a_network_it_learns() -> None:
+    torch.manual_seed(0)
+    images = torch.randn(64, 1, 6, 6)
+    target = (images[:, 0, :3].mean((1, 2)) > images[:, 0, 3:].mean((1, 2))).long()
+    network = nn.Sequential(nn.Flatten(), tc.CapsHead(2))
+    network(images)
+    optimizer = torch.optim.Adam(network.parameters(), 1e-2)
+    for _ in range(30):
+        loss = tc.margin_loss(network(images).activation, target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert (network(images).activation.argmax(1) == target).all()
+
+
+def test_weights_are_loaded_before_the_first_batch() -> None:
+    trained, features = tc.CapsHead(3, routing=tc.create_routing("em")), torch.randn(2, 9)
+    expected = trained(features)
+    again = tc.CapsHead(3, routing=tc.create_routing("em"))
+    again.load_state_dict(copy.deepcopy(trained.state_dict()))
+    assert torch.equal(again(features).pose, expected.pose)
+    assert trained.route(features).assignment.shape == (2, 32, 3)
+
+
+def test_what_does_not_fit_is_said() -> None:
+    head = tc.CapsHead(3)
+    with pytest.raises(TypeError, match="features must be a tensor, got list"):
+        head([1.0])
+    with pytest.raises(ValueError, match="features must be maps"):
+        head(torch.zeros(2, 3, dtype=torch.long))
+    head(torch.zeros(2, 9))
+    with pytest.raises(ValueError, match=r"features must have 9 channels, got \(2, 8\)"):
+        head(torch.zeros(2, 8))
+    with pytest.raises(ValueError, match="classes must be at least 1, got 0"):
+        tc.CapsHead(0)

@@ -1,0 +1,49 @@
+"""The classifier of scikit-learn keeps its conventions, learns, and says what is wrong."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from torchcaps.sklearn import CapsNetClassifier
+
+
+@parametrize_with_checks([CapsNetClassifier(hidden=16, types=4, epochs=10, random_state=0)])
+def test_conventions(estimator, check) -> None:  # type: ignore[no-untyped-def]
+    check(estimator)
+
+
+@pytest.mark.parametrize("image_shape", [None, (1, 8, 8)])
+def test_learns_digits_in_a_pipeline(image_shape: tuple[int, int, int] | None) -> None:
+    X, y = load_digits(return_X_y=True)
+    capsules = CapsNetClassifier(image_shape, hidden=16, epochs=8, random_state=0)
+    assert cross_val_score(make_pipeline(MinMaxScaler(), capsules), X[:600], y[:600], cv=2).min() > 0.8
+
+
+def test_routings_by_name_and_labels_of_any_kind() -> None:
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    y = np.where(X[:, 0] > 0, "yes", "no")
+    state = torch.get_rng_state()
+    fitted = CapsNetClassifier(routing="em", routing_arguments={"steps": 2}, epochs=5, random_state=0).fit(X, y)
+    assert torch.equal(state, torch.get_rng_state())
+    assert {*fitted.predict(X)} <= {"yes", "no"}
+    assert np.allclose(fitted.predict_proba(X).sum(1), 1)
+    assert len(fitted.loss_curve_) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"learning_rate": -1.0}, "learning_rate must be above 0, got -1.0"),
+        ({"routing": "no"}, "routing must be one of"),
+        ({"image_shape": (1, 2, 2)}, r"X must have the pixels of image_shape \(1, 2, 2\), got 3 a row"),
+    ],
+)
+def test_what_is_wrong_is_named(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CapsNetClassifier(**arguments).fit(np.eye(3), [0, 1, 1])

@@ -1,0 +1,101 @@
+"""Class capsules on the features of any network, whatever their size."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchcaps.capsules import Capsules
+from torchcaps.layers.classcaps import ClassCaps
+from torchcaps.numerics import check_size
+from torchcaps.routing import DynamicRouting, Routed, Routing
+from torchcaps.squash import length, squash
+
+
+class CapsHead(nn.Module):
+    r"""Capsules in place of the last linear layer of a network: features in, one capsule a class out.
+
+    .. math:: u_{nt} = \operatorname{squash}(W_t \, \operatorname{norm}(x_n)), \quad V_{ntj} = u_{nt} W_{tj}
+
+    The features :math:`x_n` of each position n, standardised over their channels, become ``types`` primary capsules; all
+    of all positions vote for the classes. Positions share the transforms, so maps and sequences may have any size, and
+    the number of channels is that of the first batch (or of the weights that are loaded): pass one through before an
+    optimizer is made.
+
+    Args:
+        classes: parents, J.
+        types: of primary capsules at each position.
+        dim: of their poses.
+        pose_dim: of the poses of the classes.
+        routing: any routing; default: dynamic routing in 3 steps.
+
+    Shape:
+        Features of any backbone, maps (B, C, H, W), vectors (B, C), or tokens (B, N, C), to poses (B, classes,
+        pose_dim) and activations (B, classes).
+
+    Raises:
+        TypeError: if the features are no tensor.
+        ValueError: if an argument is no size, or the features have another number of axes or of channels.
+
+    Source: Sabour, Frosst & Hinton 2017, section 4; transforms that positions share: Hinton, Sabour & Frosst 2018,
+    section 4.
+
+    Example:
+        >>> head = tc.CapsHead(10)
+        >>> head(torch.randn(4, 512, 7, 7)).activation.shape  # what a backbone gives
+        torch.Size([4, 10])
+        >>> tc.margin_loss(tc.CapsHead(5)(torch.randn(4, 64)).activation, torch.tensor([0, 1, 2, 4])).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self, classes: int, *, types: int = 32, dim: int = 8, pose_dim: int = 16, routing: Routing | None = None
+    ) -> None:
+        super().__init__()
+        check_size(classes=classes, types=types, dim=dim, pose_dim=pose_dim)
+        self.types, self.dim = types, dim
+        self.primary: nn.Linear = nn.LazyLinear(types * dim)
+        self.class_caps = ClassCaps(
+            types, classes, dim, pose_dim, routing=routing or DynamicRouting(), coordinates=False
+        )
+
+    def children_of(self, features: Tensor) -> Capsules:
+        """The primary capsules, poses (B, H, W, types, dim)."""
+        rows = _rows(features)
+        lazy = isinstance(self.primary, nn.LazyLinear) and self.primary.has_uninitialized_params()
+        if not lazy and rows.shape[-1] != (channels := self.primary.weight.shape[1]):
+            raise ValueError(f"features must have {channels} channels, got {tuple(features.shape)}")
+        pose = self.primary(F.layer_norm(rows, rows.shape[-1:])).unflatten(-1, (self.types, self.dim))
+        if lazy:
+            self._scale_to(rows.shape[1] * rows.shape[2])
+        pose = squash(pose)
+        return Capsules(pose, length(pose))
+
+    def _scale_to(self, positions: int) -> None:
+        """Draws the transforms so that children that agree on nothing give parents of length about 1, as CapsLinear."""
+        children, classes, _, size = self.class_caps.weight.shape
+        std = classes / math.sqrt(children * positions * size)
+        nn.init.trunc_normal_(self.class_caps.weight, std=std, a=-2 * std, b=2 * std)
+
+    def route(self, features: Tensor) -> Routed:
+        """Routes as :meth:`forward` does, but returns the votes and the last assignment too."""
+        return self.class_caps.route(self.children_of(features))
+
+    def forward(self, features: Tensor) -> Capsules:
+        """The class capsules."""
+        return self.class_caps(self.children_of(features))
+
+
+def _rows(features: Tensor) -> Tensor:
+    """The features of each position, (B, H, W, C)."""
+    if not isinstance(features, Tensor):
+        raise TypeError(f"features must be a tensor, got {type(features).__name__}")
+    if features.ndim == 4:
+        return features.movedim(1, -1)
+    if features.ndim not in (2, 3) or not torch.is_floating_point(features):
+        raise ValueError(
+            f"features must be maps (B, C, H, W), tokens (B, N, C) or vectors (B, C), in floating point, got "
+            f"{features.dtype} {tuple(features.shape)}"
+        )
+    return features[:, :, None] if features.ndim == 3 else features[:, None, None]

@@ -1,0 +1,151 @@
+"""Capsules as a classifier of scikit-learn: in pipelines, grid searches and cross-validation."""
+
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from torchcaps.layers import CapsHead
+from torchcaps.losses import length_cross_entropy
+from torchcaps.numerics import Positive, Size
+from torchcaps.routing import create_routing
+from torchcaps.spec import Within, check, declared
+
+_INVERSE_TEMPERATURE = 10.0  # of the loss, and so of the probabilities
+
+
+class CapsNetClassifier(ClassifierMixin, BaseEstimator):
+    r"""Class capsules on features, or on small images, trained by gradient descent: ``fit``, ``predict_proba``.
+
+    The features go through a hidden layer, or for images through two convolutions, to
+    :class:`~torchcaps.layers.CapsHead`; scale them before, as for other networks (``StandardScaler``). Probabilities are :math:`\operatorname{softmax}(10 \, a)` of
+    the lengths a, which the cross-entropy of training compares with the labels.
+
+    Args:
+        image_shape: (C, H, W), if a row holds the pixels of an image in that order; None for plain features.
+        hidden: units of the hidden layer, or channels of the convolutions.
+        types: of primary capsules.
+        dim: of their poses.
+        pose_dim: of the poses of the classes.
+        routing: the name of a routing.
+        routing_arguments: its arguments; None for the defaults.
+        epochs: passes over the training rows, in one cycle of the learning rate.
+        batch_size: rows a step.
+        learning_rate: the highest, of Adam.
+        random_state: of weights and of the order of rows, as scikit-learn takes it.
+        device: of torch.
+
+    Attributes:
+        classes_: the labels, (E,).
+        network_: the trained network: features (B, F) to Capsules, in float64.
+        loss_curve_: the mean loss of each epoch.
+        n_features_in_: F.
+
+    Raises:
+        ValueError: by ``fit``, if an argument is out of its range, or rows do not have the pixels of ``image_shape``.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> from torchcaps.sklearn import CapsNetClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> CapsNetClassifier(random_state=0).fit(X, y).score(X, y) > 0.9
+        True
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] | None = None,
+        hidden: Size = 64,
+        types: Size = 16,
+        dim: Size = 8,
+        pose_dim: Size = 16,
+        routing: str = "dynamic",
+        routing_arguments: dict[str, Any] | None = None,
+        epochs: Size = 30,
+        batch_size: Annotated[int, Within(2)] = 32,
+        learning_rate: Positive = 3e-3,
+        random_state: Any = None,
+        device: str = "cpu",
+    ) -> None:
+        self.image_shape = image_shape
+        self.hidden = hidden
+        self.types = types
+        self.dim = dim
+        self.pose_dim = pose_dim
+        self.routing = routing
+        self.routing_arguments = routing_arguments
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.random_state = random_state
+        self.device = device
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> "CapsNetClassifier":
+        """Trains on rows X, (n, F), with labels y, (n,)."""
+        for name, argument in declared(type(self)).arguments.items():
+            check(argument.hint, getattr(self, name), name)
+        rows, labels = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(labels)
+        self.classes_, target = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y must have two classes or more, got one class, {self.classes_[0]!r}")
+        if self.image_shape is not None and np.prod(self.image_shape) != rows.shape[1]:
+            raise ValueError(f"X must have the pixels of image_shape {self.image_shape}, got {rows.shape[1]} a row")
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        with torch.random.fork_rng():  # the caller's random numbers stay what they are
+            torch.manual_seed(seed)
+            self._train(torch.tensor(rows), torch.as_tensor(target))
+        return self
+
+    def _network(self) -> nn.Sequential:
+        """Features (B, F) to class capsules."""
+        routing = create_routing(self.routing, **(self.routing_arguments or {}))
+        sizes = {"types": self.types, "dim": self.dim, "pose_dim": self.pose_dim}
+        head = CapsHead(len(self.classes_), **sizes, routing=routing)
+        if self.image_shape is None:
+            return nn.Sequential(nn.LazyLinear(self.hidden), nn.ReLU(), head)
+        stem = [nn.Conv2d(self.image_shape[0], self.hidden, 3, padding=1), nn.ReLU()]
+        stem += [nn.Conv2d(self.hidden, self.hidden, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+        return nn.Sequential(nn.Unflatten(1, self.image_shape), *stem, head)
+
+    def _train(self, rows: Tensor, target: Tensor) -> None:
+        self.network_ = self._network().double()
+        self.network_(rows[:2])  # lazy layers learn their sizes
+        self.network_.to(self.device)
+        loader = DataLoader(TensorDataset(rows, target), self.batch_size, shuffle=True)
+        optimizer = torch.optim.Adam(self.network_.parameters(), self.learning_rate)
+        cycle = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, self.learning_rate, total_steps=self.epochs * len(loader)
+        )
+        self.loss_curve_ = []
+        for _ in range(self.epochs):
+            losses = []
+            for batch, labels in loader:
+                lengths = self.network_(batch.to(self.device)).activation
+                loss = length_cross_entropy(lengths, labels.to(self.device), _INVERSE_TEMPERATURE)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                cycle.step()
+                losses.append(loss.item())
+            self.loss_curve_.append(float(np.mean(losses)))
+
+    @torch.no_grad()
+    def predict_proba(self, X: ArrayLike) -> NDArray[Any]:
+        """The probability of each class, (n, E)."""
+        check_is_fitted(self)
+        rows = torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
+        parts = [self.network_(part.to(self.device)).activation for part in rows.split(1024)]
+        return (_INVERSE_TEMPERATURE * torch.cat(parts)).softmax(1).cpu().numpy()
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """The most probable label of each row, (n,)."""
+        most = self.predict_proba(X).argmax(1)
+        return self.classes_[most]
