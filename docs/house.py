@@ -29,7 +29,7 @@ ORDER = (
 )  # fmt: skip
 """Each room imports from those before it only."""
 
-BESIDE = {"mixture": "layers", "testing": "data"}
+BESIDE = {"mixture": "layers", "sklearn": "losses", "testing": "data"}
 """Rooms that no other imports from, and the last room of the order that they may stand on."""
 
 FRONT_DOORS = (PACKAGE, LAB, f"{LAB}.__main__")

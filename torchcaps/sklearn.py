@@ -2,21 +2,24 @@
 
 from typing import Annotated, Any
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from torchcaps.layers import CapsHead
 from torchcaps.losses import length_cross_entropy
+from torchcaps.names import needing
 from torchcaps.numerics import Positive, Size
 from torchcaps.routing import create_routing
 from torchcaps.spec import Within, check, declared
+
+with needing("estimators", "torchcaps[mixture]"):
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
 
 _INVERSE_TEMPERATURE = 10.0  # of the loss, and so of the probabilities
 
@@ -25,8 +28,9 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
     r"""Class capsules on features, or on small images, trained by gradient descent: ``fit``, ``predict_proba``.
 
     The features go through a hidden layer, or for images through two convolutions, to
-    :class:`~torchcaps.layers.CapsHead`; scale them before, as for other networks (``StandardScaler``). Probabilities are :math:`\operatorname{softmax}(10 \, a)` of
-    the lengths a, which the cross-entropy of training compares with the labels.
+    :class:`~torchcaps.layers.CapsHead`; scale them before, as for other networks (``StandardScaler``). Probabilities
+    are :math:`\operatorname{softmax}(10 \, a)` of the lengths a, which the cross-entropy of training compares with the
+    labels.
 
     Args:
         image_shape: (C, H, W), if a row holds the pixels of an image in that order; None for plain features.

@@ -18,10 +18,10 @@ class CapsHead(nn.Module):
 
     .. math:: u_{nt} = \operatorname{squash}(W_t \, \operatorname{norm}(x_n)), \quad V_{ntj} = u_{nt} W_{tj}
 
-    The features :math:`x_n` of each position n, standardised over their channels, become ``types`` primary capsules; all
-    of all positions vote for the classes. Positions share the transforms, so maps and sequences may have any size, and
-    the number of channels is that of the first batch (or of the weights that are loaded): pass one through before an
-    optimizer is made.
+    The features :math:`x_n` of each position n, standardised over their channels, become ``types`` primary capsules,
+    which all vote for the classes. Positions share the transforms, so maps and sequences may have any size. The number
+    of channels is that of the first batch (or of the weights that are loaded): pass one through before an optimizer is
+    made.
 
     Args:
         classes: parents, J.
