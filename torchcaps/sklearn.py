@@ -93,7 +93,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> "CapsNetClassifier":
         """Trains on rows X, (n, F), with labels y, (n,)."""
-        for name, argument in declared(type(self)).arguments.items():
+        for name, argument in declared(CapsNetClassifier).arguments.items():
             check(argument.hint, getattr(self, name), name)
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(labels)
