@@ -29,6 +29,10 @@ MISSING = inspect.Parameter.empty
 _GATHERED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
+class NotKnown(ValueError):
+    """A name that no registry has: the module that defines its class may not be imported."""
+
+
 class Registry(dict[str, Any]):
     """The classes of a kind by name.
 
@@ -88,7 +92,7 @@ class Registry(dict[str, Any]):
         called = [*filter(None, [self.get(last)]), *(cls for cls in self.classes() if cls.__name__ == last)]
         found = [cls for cls in called if not path or package_of(path[0]) == package_of(cls.__module__)]
         if not found:
-            raise ValueError(self.unknown(name, place or self.kind))
+            raise NotKnown(self.unknown(name, place or self.kind))
         here = package_of(self.base.__module__)
         own = [cls for cls in found if package_of(cls.__module__) == here]  # one of the user's goes by its path
         return (own or found)[0]

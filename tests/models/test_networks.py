@@ -4,7 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,17 @@ class Holding(Network):
         """Nothing."""
 
 
+class Layered(Network):
+    def __init__(
+        self, layers: Sequence[Routing | None], named: dict[str, Routing], routing: Routing | None = None
+    ) -> None:
+        super().__init__()
+        self.layers, self.named, self.routing = layers, named, routing
+
+    def forward(self) -> None:
+        """Nothing."""
+
+
 class Bare(Network):
     def forward(self) -> None:
         """Nothing."""
@@ -168,22 +179,25 @@ class TestConfiguration:
         assert again == value
         assert type(again) is type(value)
 
-    def test_routings_wherever_they_stand(self) -> None:
+    def test_routings_wherever_a_type_hint_says_so(self) -> None:
         em, dynamic = create_routing("em", steps=2), create_routing("dynamic", bias=True)
-        again = round_trip(Holding({"layers": (em, None, {"top": dynamic})}, attention=dynamic, routing=em))
-        for routing, expected in (
-            (again.value["layers"][0], em),
-            (again.value["layers"][2]["top"], dynamic),
-            (again.attention, dynamic),
-            (again.routing, em),
-        ):
+        again = round_trip(Layered([em, None, dynamic], {"top": dynamic}, routing=em))
+        made = (*again.layers, again.named["top"], again.routing)
+        for routing, expected in zip(made, (em, None, dynamic, dynamic, em), strict=True):
             assert type(routing) is type(expected)
-            assert routing.config() == expected.config()
+            assert expected is None or routing.config() == expected.config()
 
     def test_a_routing_by_name(self) -> None:
-        """As it is written in files of today and in registered models, under arguments that are called so."""
-        assert type(Holding.from_config({"routing": {"name": "em", "steps": 2}}).routing) is ROUTINGS["em"]
+        """Where no type hint says what it is, a routing is an argument that is called so."""
+        for said in ("em", {"name": "em", "steps": 2}):
+            assert type(Holding.from_config({"routing": said}).routing) is ROUTINGS["em"]
         assert Holding.from_config({"attention": {"name": "em"}}).attention == {"name": "em"}
+
+    def test_files_of_earlier_code_mark_routings_by_a_key(self) -> None:
+        marked = {"__routing__": "dynamic", "steps": 2}
+        again = Holding.from_config({"value": {"layers": [marked, None]}, "attention": marked, "routing": marked})
+        for routing in (again.value["layers"][0], again.attention, again.routing):
+            assert routing.config() == create_routing("dynamic", steps=2).config()
 
     def test_nothing_to_configure(self) -> None:
         assert Bare().config() == {}
@@ -209,15 +223,16 @@ class TestConfiguration:
     @pytest.mark.parametrize(
         ("value", "message"),
         [
-            (torch.zeros(2), "with a Tensor as value"),
-            (len, "with a function as value"),
-            ({1: "a"}, r"with other keys than strings in value .*\[1\]"),
-            ((1, [Path()]), "with a .*Path as value"),
+            (torch.zeros(2), "value must be a name, a number, .* to be saved; got tensor"),
+            (len, "value must be .* got <built-in function len>"),
+            ({1: "a"}, "value must have names for its values, got 1"),
+            ((1, [Path()]), r"value must say by its type hint what it takes, .* got \(1, \[.*Path"),
+            ({"a": create_routing("em")}, "value must say by its type hint what it takes, .* EMRouting"),
         ],
-        ids=["tensor", "function", "keys", "nested"],
+        ids=["tensor", "function", "keys", "nested", "routing"],
     )
     def test_what_cannot_be_saved(self, value: Any, message: str, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=f"Holding {message}"):
+        with pytest.raises(ValueError, match=f"(?s){message}"):
             Holding(value).save_pretrained(tmp_path / "net")
         assert not (tmp_path / "net").exists()
 
@@ -317,15 +332,15 @@ class TestNotImported:
         monkeypatch.delitem(NETWORKS, "Stranger")
         with pytest.raises(
             ValueError,
-            match=r"config\.json: network 'Stranger' is not known: import the module that defines it \(my_networks\) "
-            r"first, on the command line with --import my_networks; known are .*CapsNet",
+            match=r"config\.json: network 'Stranger' is not known; known are .*CapsNet.*\n  Import the module that "
+            r"defines it \(my_networks\) first, on the command line with --import my_networks",
         ) as caught:
             load_pretrained(tmp_path / "net")
         assert "damaged" not in str(caught.value)
         config = json.loads((tmp_path / "net" / CONFIG_FILE).read_text())
         del config["imports"]  # as files of today are
         (tmp_path / "net" / CONFIG_FILE).write_text(json.dumps(config))
-        with pytest.raises(ValueError, match=r"'Stranger' is not known: import the module .*--import my_module"):
+        with pytest.raises(ValueError, match=r"(?s)'Stranger' is not known.* Import the module .*--import my_module"):
             load_pretrained(tmp_path / "net")
 
     def test_routing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,9 +353,11 @@ class TestNotImported:
         create_model("capsnet_digits", routing=Mine()).save_pretrained(tmp_path)
         assert isinstance(load_pretrained(tmp_path).routing, Mine)
         monkeypatch.delitem(ROUTINGS, "mine")
-        with pytest.raises(ValueError, match=rf"routing 'mine' is not known: .*\({__name__}\).*--import {__name__};"):
+        with pytest.raises(
+            ValueError, match=rf"(?s)routing must be one of .*'mine'.*\({__name__}\).*--import {__name__}"
+        ):
             load_pretrained(tmp_path)
-        with pytest.raises(ValueError, match=r"routing 'mine' is not known: .*known are .*dynamic"):
+        with pytest.raises(ValueError, match=r"routing must be one of .*'dynamic'.* got 'mine'"):
             create_model("capsnet_digits", routing={"name": "mine"})
 
     def test_own_networks_need_no_import(self, tmp_path: Path) -> None:
@@ -349,7 +366,7 @@ class TestNotImported:
 
 
 def test_files_of_before(tmp_path: Path) -> None:
-    """Routings were dicts with a name, whatever the argument."""
+    """Routings were marked by a key of their own."""
     model = create_model(
         "matrixcapsnet_small", image_shape=(1, 19, 19), types=(1, 2, 3), class_routing={"name": "euclidean"}
     )
@@ -357,7 +374,7 @@ def test_files_of_before(tmp_path: Path) -> None:
     config = json.loads((tmp_path / CONFIG_FILE).read_text())
     for argument in ("routing", "class_routing"):
         settings = config["arguments"][argument]
-        config["arguments"][argument] = {"name": settings.pop("__routing__"), **settings}
+        config["arguments"][argument] = {"__routing__": settings.pop("name"), **settings}
     (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
     loaded, images = load_pretrained(tmp_path), torch.rand(2, 1, 19, 19)
     assert loaded.config() == model.config()

@@ -15,9 +15,9 @@ from torch import nn
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.models.whole import sweep, write_whole, written_whole
 from torchcaps.names import needing
-from torchcaps.routing import Routing, constructor_arguments, create_routing
-from torchcaps.routing.base import MOST_STEPS, ROUTINGS
-from torchcaps.spec import kept, package_of, same_class
+from torchcaps.routing import Routing, constructor_arguments
+from torchcaps.routing.base import MOST_STEPS
+from torchcaps.spec import NotKnown, declared, fit, kept, make, package_of, plain, same_class
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -30,9 +30,6 @@ NETWORKS: dict[str, type["Network"]] = {}
 STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 """The types of 16 bits that weights may be stored in, by name."""
 
-ROUTING_TAG = "__routing__"
-"""The key that marks a dict of a configuration as a routing; its value is the routing's name."""
-
 NetworkType = TypeVar("NetworkType", bound="Network")
 
 
@@ -40,8 +37,9 @@ class Network(nn.Module, ABC):
     """Base of all networks: the arguments of its constructor and its weights are all that a network is.
 
     A subclass keeps the arguments of its constructor as attributes of the same names, for :meth:`config`. They are
-    numbers, strings, None, routings, and sequences (which come back as tuples) and dicts of these. Python knows a
-    network by its class; a saved one is known by the class's name, which is therefore used once.
+    numbers, strings, None, routings where their type hint says so or their name ends with ``routing``, and sequences
+    (which come back as tuples) and dicts of these. Python knows a network by its class; a saved one is known by the
+    class's name, which is therefore used once.
 
     Attributes:
         extra: what was saved beside the network, see :meth:`save_pretrained`.
@@ -108,7 +106,7 @@ class Network(nn.Module, ABC):
             raise ValueError(f"{kind} took arguments without names, {self._unnamed}, which no configuration can hold")
         arguments = {name: kept(self, name) for name in constructor_arguments(type(self))}
         arguments |= {name: getattr(self, name, value) for name, value in self._passed_on.items()}
-        return {name: plain(value, kind, name) for name, value in arguments.items()}
+        return {name: _described(_hint(type(self), name), value, name) for name, value in arguments.items()}
 
     @classmethod
     def from_config(cls: type[NetworkType], config: Mapping[str, Any]) -> NetworkType:
@@ -117,7 +115,7 @@ class Network(nn.Module, ABC):
         Raises:
             ValueError: if an argument does not fit, or the class does not keep one, so that it could not be saved.
         """
-        network = cls(**{name: rich(value, name) for name, value in config.items()})
+        network = cls(**{name: _made(_hint(cls, name), value, name) for name, value in config.items()})
         for name in constructor_arguments(cls):
             kept(network, name)
         return network
@@ -193,70 +191,43 @@ def _positions(cls: type) -> int:
     return sum(parameter.kind in kinds for parameter in inspect.signature(cls).parameters.values())
 
 
-def plain(value: Any, owner: str, argument: str) -> Any:
-    """An argument in a form that JSON can hold: a routing as its name and settings, a tuple as a list.
+def _hint(cls: type, name: str) -> Any:
+    """What an argument of a constructor takes; without a type hint, one that is called a routing takes one."""
+    known = declared(cls).arguments
+    hint = known[name].hint if name in known else Any
+    return Routing | None if hint is Any and (name == "routing" or name.endswith("_routing")) else hint
+
+
+def _described(hint: Any, value: Any, argument: str) -> Any:
+    """An argument in a form that JSON can hold and :func:`_made` reads.
 
     Raises:
-        ValueError: if it has no such form; names owner and argument.
+        ValueError: if it has no such form; names the argument.
     """
-    if value is None or isinstance(value, bool | int | float | str):
+    said = plain(value, argument)
+    if hint is Any and of_before(said) != of_before(value):
+        raise ValueError(f"{argument} must say by its type hint what it takes, to be saved; got {value!r}")
+    return said
+
+
+def _made(hint: Any, value: Any, argument: str) -> Any:
+    """An argument as the constructor takes it, with what the configuration describes made."""
+    if not isinstance(value, str | Mapping | list | tuple):
         return value
-    if isinstance(value, Routing):
-        name = next((name for name, cls in ROUTINGS.items() if cls is type(value)), None)
-        if name is None:
-            raise ValueError(f"{type(value).__name__} is not registered: decorate it with @register_routing(name)")
-        settings = value.config().items()
-        return {ROUTING_TAG: name, **{key: plain(setting, f"{name} routing", key) for key, setting in settings}}
+    value = of_before(value)
+    return value if hint is Any else make(fit(hint, value, argument))
+
+
+def of_before(value: Any) -> Any:
+    """A value of a configuration with tuples for lists, and routings for what earlier code marked by a key as such."""
     if isinstance(value, list | tuple):
-        return [plain(item, owner, argument) for item in value]
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: plain(item, owner, argument) for key, item in value.items()}
-    if isinstance(value, Mapping):
-        raise ValueError(f"{owner} with other keys than strings in {argument} cannot be saved: {list(value)}")
-    if callable(value):
-        raise ValueError(f"{owner} with a function as {argument} cannot be saved: give it by name")
-    raise ValueError(f"{owner} with a {type(value).__name__} as {argument} cannot be saved: {value!r}")
-
-
-def rich(value: Any, argument: str = "") -> Any:
-    """The argument that :func:`plain` made this of.
-
-    Of the arguments ``routing`` and ``..._routing``, ``{"name": ..., setting: value}`` is a routing too.
-    """
-    if isinstance(value, list | tuple):
-        return tuple(rich(item) for item in value)
+        return tuple(map(of_before, value))
     if not isinstance(value, Mapping):
         return value
-    tag = ROUTING_TAG
-    if tag not in value and (argument == "routing" or argument.endswith("_routing")):
-        tag = "name"
-    settings = {key: rich(item) for key, item in value.items()}
-    if tag not in settings:
-        return settings
-    name = settings.pop(tag)
-    if name not in ROUTINGS:
-        raise NotImported("routing", name)
-    return create_routing(name, **settings)
-
-
-class NotImported(ValueError):
-    """A class that a configuration names is not known.
-
-    Args:
-        kind: "network" or "routing".
-        name: of the class in the configuration.
-        imports: the modules that were there when it was saved.
-    """
-
-    def __init__(self, kind: str, name: object, imports: tuple[str, ...] = ()) -> None:
-        self.kind, self.name = kind, name
-        where = f" ({', '.join(imports)})" if imports else ""
-        networks = [name for name, cls in NETWORKS.items() if not inspect.isabstract(cls)]
-        known = sorted(networks if kind == "network" else ROUTINGS)
-        super().__init__(
-            f"{kind} {name!r} is not known: import the module that defines it{where} first, on the command line with "
-            f"--import {imports[0] if imports else 'my_module'}; known are {', '.join(known)}"
-        )
+    found = {key: of_before(one) for key, one in value.items()}
+    if "__routing__" not in found:
+        return found
+    return make(fit(Routing, {"name": found.pop("__routing__"), **found}, "routing"))
 
 
 def _imports(network: Network) -> list[str]:
@@ -352,15 +323,20 @@ def _read(path: Path) -> tuple[_Saved, Network]:
         imports = tuple(map(str, config.get("imports", ())))
         _check_numbers(arguments, "arguments")
         if name not in NETWORKS:
-            raise NotImported("network", name)
+            known = ", ".join(sorted(name for name, cls in NETWORKS.items() if not inspect.isabstract(cls)))
+            raise NotKnown(f"network {name!r} is not known; known are {known}")
         saved = _Saved(NETWORKS[name], arguments, extra, STORED[config["stored"]] if "stored" in config else None)
         if elsewhere := [name for name in saved.network.outside if arguments.get(name) is not None]:
             raise ValueError(f"{elsewhere[0]} names {arguments[elsewhere[0]]!r}: a saved network brings its own")
         outline = _outline(saved)
         if empty := [name for name, tensor in outline.state_dict().items() if not tensor.numel()]:
             raise ValueError(f"{empty[0]} has no elements: a size is 0")
-    except NotImported as error:
-        raise ValueError(f"{path}: {NotImported(error.kind, error.name, imports)}") from None
+    except NotKnown as error:
+        where = f" ({', '.join(imports)})" if imports else ""
+        raise ValueError(
+            f"{path}: {error}\n  Import the module that defines it{where} first, on the command line with --import "
+            f"{imports[0] if imports else 'my_module'}"
+        ) from None
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"{path} is damaged, or from another version: {error!r}") from error
     return saved, outline
