@@ -4,16 +4,14 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.report.small import answers
 from torchcaps_lab.data import ImageSet
-from torchcaps_lab.report import Findings
 from torchcaps_lab.report.pictures import Advice
 
 
 def advice(labels: torch.Tensor, said: torch.Tensor, summary=None, metrics=(), files=None, side: int = 4) -> Advice:
-    activation = torch.zeros(len(labels), 3)
-    activation[torch.arange(len(labels)), said] = 1.0
     images = ImageSet(torch.zeros(len(labels), 1, side, side, dtype=torch.uint8), labels, ("cat", "dog", "owl"), files)
-    return Advice.of(Findings(labels, activation, None), images, summary or {}, list(metrics))
+    return Advice.of(answers(3, labels, said), images, summary or {}, list(metrics))
 
 
 def options(found: Advice) -> str:
@@ -78,7 +76,7 @@ class TestEachFactHasItsAdvice:
     def test_a_network_is_not_advised_instead_of_itself(self):
         texts = type("Texts", (), {"what": "texts", "classes": ("cat", "dog", "owl"), "files": None})()
         flat = [{"train_accuracy": 0.7, "val_accuracy": 0.7}] * 5
-        findings = Findings(EVEN, torch.eye(3)[EVEN], None)
+        findings = answers(3, EVEN, EVEN)
         for model, option in (("text_capsnet", "--model text_pooled"), ("text_pooled", "--model_args.types 30")):
             assert options(Advice.of(findings, texts, {"model": model}, flat)) == option
 

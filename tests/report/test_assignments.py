@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.report.small import images_for, look
 from torchcaps import create_model, create_routing
 from torchcaps.models import CapsuleClassifier
-from torchcaps_lab.report import Observation, Selection, assignment_entropy, dead_capsules, layer_extents
+from torchcaps_lab.report import assignment_entropy, dead_capsules, layer_extents
 
 
 def tiny(name: str = "capsnet_digits", **arguments: object) -> CapsuleClassifier:
@@ -24,13 +25,9 @@ def tiny(name: str = "capsnet_digits", **arguments: object) -> CapsuleClassifier
     return model.eval()
 
 
-def images_for(model: CapsuleClassifier, count: int = 4) -> Tensor:
-    return torch.rand(count, *model.image_shape, generator=torch.Generator().manual_seed(1))
-
-
 def maps_of(model: CapsuleClassifier, images: Tensor) -> Tensor:
     """Of each class the shares of the children of the classes, (B, H', W', E)."""
-    return next(iter(Observation(model, Selection(images, images)).maps.values()))
+    return next(iter(look(model, images).maps.values()))
 
 
 def extent(model: CapsuleClassifier, images: Tensor) -> tuple[float, ...]:
@@ -42,7 +39,7 @@ def extent(model: CapsuleClassifier, images: Tensor) -> tuple[float, ...]:
 @torch.no_grad()
 def test_maps_equal_a_loop(routing: str) -> None:
     model = tiny(routing=create_routing(routing))
-    images = images_for(model)
+    images = images_for(model, 4)
     target = torch.tensor([0, 2, 1, 1])
     activation = model.children_of(images).activation.numpy()  # [B, H', W', types]
     assignment = model.route(images).assignment.numpy()  # [B, I, J]
@@ -78,7 +75,7 @@ def test_positions_without_an_active_child_get_an_even_share() -> None:
     nn.init.zeros_(model.conv.bias)
     for parameter in model.primary_caps.parameters():
         nn.init.zeros_(parameter)
-    maps = maps_of(model, images_for(model))
+    maps = maps_of(model, images_for(model, 4))
     torch.testing.assert_close(maps, torch.full_like(maps, 1 / 3))
 
 

@@ -23,9 +23,9 @@ def platt_targets(there: torch.Tensor) -> torch.Tensor:
     return torch.where(there, (yes + 1) / (yes + 2), 1 / (no + 2)).double()
 
 
-class TestItem11Calibration:
+class TestCalibration:
     @pytest.mark.parametrize("sharpness", [0.3, 1.0, 3.0])
-    def test_item11_the_temperature_is_found_again(self, sharpness):
+    def test_the_temperature_is_found_again(self, sharpness):
         activation, labels = drawn(4000, sharpness)
         found = fit_temperature(activation, labels)
         assert found.parameters[0] == pytest.approx(sharpness, rel=0.1)
@@ -41,12 +41,12 @@ class TestItem11Calibration:
         ]
         assert max(gaps) < 0.15
 
-    def test_item11_always_right_is_not_sure_for_ever(self):
+    def test_always_right_is_not_sure_for_ever(self):
         activation = torch.eye(3).repeat(20, 1) * 0.8 + 0.1
         found = fit_temperature(activation, torch.arange(3).repeat(20))
         assert found(activation).amax(1).mean().item() == pytest.approx(61 / 62, abs=0.01)
 
-    def test_item11_each_of_several_classes_for_itself(self):
+    def test_each_of_several_classes_for_itself(self):
         generator = torch.Generator().manual_seed(0)
         logits = 2 * torch.randn(2000, 3, generator=generator)
         there = torch.rand(2000, 3, generator=generator) < (2 * logits - 1).sigmoid()
@@ -59,14 +59,14 @@ class TestItem11Calibration:
             rtol=0,
         )
 
-    def test_item11_nothing_is_fitted_where_nothing_can_be(self):
+    def test_nothing_is_fitted_where_nothing_can_be(self):
         activation, labels = drawn(100, 1.0)
         assert fit_temperature(activation[:19], labels[:19]) is None
         assert fit_temperature(activation * torch.nan, labels) is None
         assert fit_platt(activation, torch.ones(100, 4, dtype=torch.bool)) is None
 
     @pytest.mark.parametrize("scale", [1e-3, 1e-2, 0.1])
-    def test_item11_activations_that_are_close_together_say_as_much(self, scale):
+    def test_activations_that_are_close_together_say_as_much(self, scale):
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(1000, 4, generator=generator).double()
         there = torch.rand(1000, 4, generator=generator) < (3 * logits - 1).sigmoid()
@@ -76,7 +76,7 @@ class TestItem11Calibration:
         temperature = fit_temperature((scale * logits).sigmoid(), labels).parameters[0]
         assert temperature / scale == pytest.approx(1 / 4, rel=0.1)  # log a = scale / 2 logit + constant
 
-    def test_item11_slope_and_intercept_are_the_likeliest(self):
+    def test_slope_and_intercept_are_the_likeliest(self):
         """Where the derivatives of the likelihood of Platt's targets are zero: for few images, too."""
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(20, 2, generator=generator).double()
@@ -85,7 +85,7 @@ class TestItem11Calibration:
         assert abs(error.sum().item()) < 1e-6
         assert abs((error * logits).sum().item()) < 1e-6
 
-    def test_item11_told_apart_without_an_error_the_slope_is_finite(self):
+    def test_told_apart_without_an_error_the_slope_is_finite(self):
         activation = torch.tensor([[0.3, 0.7]]).repeat(20, 1)
         there = activation > 0.5
         torch.testing.assert_close(fit_platt(activation, there)(activation), platt_targets(there), atol=1e-6, rtol=0)
@@ -98,7 +98,7 @@ class TestItem11Calibration:
         found = fit_platt(activation, there)(activation)
         torch.testing.assert_close(found, platt_targets(there).mean().expand(200, 5), atol=1e-6, rtol=0)
 
-    def test_item11_activations_that_are_all_alike_say_nothing(self):
+    def test_activations_that_are_all_alike_say_nothing(self):
         there = torch.arange(80).reshape(20, 4) % 4 == 0
         alike = torch.full((20, 4), 0.3)
         slope, intercept = fit_platt(alike, there).parameters
@@ -115,7 +115,7 @@ class TestItem11Calibration:
             (torch.zeros(30), r"labels must be integers \(30,\), got torch.float32 \(30,\)"),
         ],
     )
-    def test_item11_wrong_labels_are_told(self, labels, message):
+    def test_wrong_labels_are_told(self, labels, message):
         activation = torch.rand(30, 4)
         with pytest.raises(ValueError, match=message):
             fit_temperature(activation, labels)
@@ -124,7 +124,7 @@ class TestItem11Calibration:
         with pytest.raises(ValueError, match=r"activation must be floating-point \(N, E\)"):
             fit_temperature(activation[0], labels)
 
-    def test_item11_labels_are_integers_of_any_size(self):
+    def test_labels_are_integers_of_any_size(self):
         activation, labels = drawn(100, 1.0)
         assert fit_temperature(activation, labels.int()) == fit_temperature(activation, labels)
         assert fit_temperature(activation[:0], labels[:0]) is None
@@ -138,7 +138,7 @@ class TestItem11Calibration:
             (("platt", (1.0, float("nan")), 5), "finite"),
         ],
     )
-    def test_item11_wrong_parameters_are_named(self, arguments, message):
+    def test_wrong_parameters_are_named(self, arguments, message):
         with pytest.raises(ValueError, match=message):
             Calibration(*arguments)
 

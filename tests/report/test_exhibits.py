@@ -15,36 +15,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from tests.report.small import image_set, look
 from torchcaps import create_model
 from torchcaps.models import ImageClassifier
-from torchcaps_lab.data import ImageSet
-from torchcaps_lab.report import (
-    Exhibit,
-    Observation,
-    Picture,
-    Selection,
-    ask,
-    examine,
-    exhibits_of,
-    exhibits_of_classifier,
-    list_exhibits,
-    new_figure,
-    page,
-    register_exhibit,
-    write_page,
-    write_report,
-)
+from torchcaps_lab import report
+from torchcaps_lab.report import Exhibit, Picture, ask, examine, exhibits_of_classifier, page, register_exhibit
 from torchcaps_lab.report.exhibit import PNG, pngs
 from torchcaps_lab.report.pictures import Assignments, LearningCurves, Mistakes, Perturbations, Summary
 from torchcaps_lab.report.pictures.summary import Quantity
 
 METRICS = [{"epoch": 0.0, "train_loss": math.nan, "assignment_entropy_conv": 0.5}, {"train_loss": math.inf}]
-
-
-def image_set(shape: tuple[int, int, int], count: int = 12, files: tuple[str, ...] | None = None) -> ImageSet:
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randint(256, (count, *shape), dtype=torch.uint8, generator=generator)
-    return ImageSet(images, torch.arange(count) % 3, ("a", "b", "c"), files)
 
 
 def tiny(name: str) -> ImageClassifier:
@@ -95,14 +75,14 @@ def test_every_exhibit_is_valid_json_and_holds_no_more_than_is_shown(
         kinds += ["layer_activations", "layer_types", "layer_poses", "assignments"]
     assert [exhibit.kind for exhibit in exhibits] == kinds
     for exhibit in exhibits:
-        assert type(exhibit) is list_exhibits()[exhibit.kind]
+        assert type(exhibit) is report.list_exhibits()[exhibit.kind]
         assert exhibit.title
         assert exhibit.text
         read = valid(exhibit)
         assert set(read) == {"kind", *(one.name for one in fields(exhibit))}
         tensors = [value for value in vars(exhibit).values() if isinstance(value, Tensor)]
         assert png_pixels(read) <= sum(value.numel() for value in tensors)
-    write_report(tmp_path, model, images, {"rate": math.nan}, METRICS)
+    report.write_report(tmp_path, model, images, {"rate": math.nan}, METRICS)
     written = json.loads((tmp_path / "report" / "exhibits.json").read_text(), parse_constant=pytest.fail)
     assert written == {"format": 1, "exhibits": [exhibit.to_json() for exhibit in exhibits]}
 
@@ -155,7 +135,7 @@ def test_a_summary_is_words_not_python() -> None:
 def test_positions_that_no_window_sees_are_null() -> None:
     model = tiny("matrixcapsnet")
     images = torch.rand(3, 1, 23, 26)
-    exhibit = Assignments.of(Observation(model, Selection(images, images)))
+    exhibit = Assignments.of(look(model, images))
     assert exhibit is not None
     lowest = valid(exhibit)["layers"][-1]
     assert lowest["layer"] == "primary_caps"
@@ -167,7 +147,7 @@ def test_positions_that_no_window_sees_are_null() -> None:
 
 def test_names_of_files_may_be_any_bytes() -> None:
     model = tiny("sharedcapsnet_cnn")
-    images = image_set(model.image_shape, files=tuple(f"undecoded \udcff {place}" for place in range(12)))
+    images = image_set(model.image_shape, files="undecoded \udcff")
     mistakes = valid(Mistakes.of(examine(model, images), images))["mistakes"]
     assert mistakes[0]["name"].startswith("undecoded \\udcff")
 
@@ -190,9 +170,9 @@ def test_a_task_of_several_labels_shows_each_image_for_each_of_its_classes(tmp_p
     places, target = said.nonzero().T  # an image for each of its two classes
     batch = images.__getitems__(places.tolist())
     titles = tuple(f"{place}: {images.classes[label]}" for place, label in said.nonzero().tolist())
-    shown = Observation(model, Selection(batch.images, batch.pictures, target, titles, about="a class that was said"))
+    shown = look(model, batch.images, target=target, titles=titles, about="a class that was said")
     summary = Summary.of("What it learned", {}, [Quantity("exactly right", 0.5, percent=True)])
-    index = write_page(tmp_path, [summary, *exhibits_of(shown)])
+    index = report.write_page(tmp_path, [summary, *report.exhibits_of(shown)])
     assert "the capsule of a class that was said alone" in index.read_text()
     read = json.loads((index.parent / "exhibits.json").read_text())["exhibits"]
     assert [part["kind"] for part in read[:2]] == ["summary", "reconstructions"]
@@ -210,7 +190,7 @@ class Own(Exhibit):
     pictures: Tensor = field(metadata=PNG)
 
     def draw(self) -> Iterator[Picture]:
-        yield Picture("own.png", 'one\'s "own"', new_figure(1, 1))
+        yield Picture("own.png", 'one\'s "own"', report.new_figure(1, 1))
 
 
 @register_exhibit("test_undrawn")
@@ -221,7 +201,7 @@ class Undrawn(Exhibit):
 
 def test_exhibits_of_ones_own_are_shown(tmp_path: Path) -> None:
     own = Own(title="Own <b>", text="see", pictures=torch.zeros(1, 1, 2, 2))
-    index = write_page(tmp_path, iter([Undrawn(title="first", text="words"), own]))
+    index = report.write_page(tmp_path, iter([Undrawn(title="first", text="words"), own]))
     page = index.read_text()
     assert "<h1>first</h1>\n<p>words</p>\n<h2>Own &lt;b&gt;</h2>" in page
     assert 'alt="one&#x27;s &quot;own&quot;"' in page
@@ -233,6 +213,6 @@ def test_exhibits_of_ones_own_are_shown(tmp_path: Path) -> None:
 def test_misfits_are_named(tmp_path: Path) -> None:
     own = Own(title="", text="", pictures=torch.zeros(1, 1, 2, 2))
     with pytest.raises(ValueError, match=r"names of their own, got own\.png twice"):
-        write_page(tmp_path, [own, own])
+        report.write_page(tmp_path, [own, own])
     with pytest.raises(ValueError, match="a kind of exhibit named 'mistakes' exists already: Mistakes"):
         register_exhibit("mistakes")(Undrawn)

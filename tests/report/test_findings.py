@@ -5,24 +5,11 @@ import torch
 from sklearn.metrics import confusion_matrix, recall_score
 from torch import Tensor, nn
 
-from torchcaps import create_model
+from tests.report.small import digits_net, image_set, plain_net
 from torchcaps.models import ImageClassifier, Prediction
-from torchcaps_lab.data import ImageSet
 from torchcaps_lab.report import Findings, assignment_entropy, examine
 
-
-def random_set(count: int = 30, classes: int = 3, shape: tuple[int, int, int] = (1, 8, 8)) -> ImageSet:
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randint(256, (count, *shape), dtype=torch.uint8, generator=generator)
-    labels = torch.randint(classes, (count,), generator=generator)
-    return ImageSet(images, labels, tuple(f"class {label}" for label in range(classes)))
-
-
-def tiny(**arguments: object) -> ImageClassifier:
-    torch.manual_seed(0)
-    return create_model("capsnet_digits", **{"channels": 8, "types": 2, "classes": 3, **arguments})
-
-
+SHAPE = (1, 8, 8)
 HAND_MADE = Findings(
     labels=torch.tensor([0, 0, 1, 1, 1]),
     activation=torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.8, 0.3], [0.1, 0.4, 0.0], [0.5, 0.3, 0.1], [0.0, 0.6, 0.1]]),
@@ -67,7 +54,7 @@ def test_one_class_is_never_mistaken() -> None:
 
 @pytest.mark.parametrize("batch_size", [4, 1000])
 def test_findings_do_not_depend_on_the_batches(batch_size: int) -> None:
-    model, images = tiny(), random_set(10)
+    model, images = digits_net(), image_set(SHAPE, 10)
     findings = examine(model, images, batch_size)
     batch = images.__getitems__(list(range(10)))
     with torch.no_grad():
@@ -79,21 +66,21 @@ def test_findings_do_not_depend_on_the_batches(batch_size: int) -> None:
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-5), (torch.bfloat16, 0.05)])
 def test_networks_in_any_precision(dtype: torch.dtype, bound: float) -> None:
-    expected, found = (examine(tiny().to(precision), random_set(10)) for precision in (torch.float32, dtype))
+    expected, found = (
+        examine(digits_net().to(precision), image_set(SHAPE, 10)) for precision in (torch.float32, dtype)
+    )
     torch.testing.assert_close(found.activation, expected.activation, rtol=0, atol=bound)
 
 
 def test_counts_add_up_and_the_diagonal_is_the_accuracy() -> None:
-    findings = examine(tiny(), random_set())
+    findings = examine(digits_net(), image_set(SHAPE, 30))
     assert int(findings.confusion.sum()) == 30
-    assert findings.confusion.sum(1).tolist() == torch.bincount(random_set().labels, minlength=3).tolist()
+    assert findings.confusion.sum(1).tolist() == torch.bincount(image_set(SHAPE, 30).labels, minlength=3).tolist()
     assert int(findings.confusion.trace()) / 30 == pytest.approx(findings.accuracy)
 
 
 def test_a_network_without_capsules_has_no_entropy() -> None:
-    torch.manual_seed(0)
-    model = create_model("sharedcapsnet_cnn", channels=(4, 4, 4, 4), hidden=4, classes=3)
-    findings = examine(model, random_set(6, shape=(1, 16, 16)))
+    findings = examine(plain_net(), image_set((1, 16, 16), 6))
     assert findings.entropy is None
     assert findings.activation.shape == (6, 3)
 
@@ -114,24 +101,24 @@ class Moody(ImageClassifier):
 def test_modes_are_set_and_restored_one_by_one() -> None:
     model = Moody().train()
     model.inner.eval()
-    examine(model, random_set())
+    examine(model, image_set(SHAPE, 30))
     assert model.training
     assert not model.inner.training
 
 
 def test_modes_are_restored_after_an_error() -> None:
-    model = tiny().train()
+    model = digits_net().train()
     with pytest.raises(ValueError, match="images must be"):
-        examine(model, random_set(shape=(3, 8, 8)))
+        examine(model, image_set((3, 8, 8)))
     assert all(module.training for module in model.modules())
 
 
 def test_misfits_are_named() -> None:
     with pytest.raises(ValueError, match="image_set holds no images"):
-        examine(tiny(), random_set(0))
+        examine(digits_net(), image_set(SHAPE, 0))
     with pytest.raises(ValueError, match="image_set has 2 classes, but the model has 3"):
-        examine(tiny(), random_set(classes=2))
+        examine(digits_net(), image_set(SHAPE, classes=("a", "b")))
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
-        examine(tiny(), random_set(), 0)
+        examine(digits_net(), image_set(SHAPE, 30), 0)
     with pytest.raises(TypeError, match="model must be an ImageClassifier, got Linear"):
-        examine(nn.Linear(2, 2), random_set())
+        examine(nn.Linear(2, 2), image_set(SHAPE, 30))

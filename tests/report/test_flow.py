@@ -5,21 +5,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchcaps import CapsConv2d, Capsules, create_model, create_routing
+from tests.report.small import matrix_net
+from torchcaps import CapsConv2d, Capsules, create_routing
 from torchcaps.models import CapsuleClassifier
 from torchcaps.routing import Routed
 from torchcaps_lab.report import class_maps, class_shares, layer_extents, observe_layers
 from torchcaps_lab.report.layers import Layer
 
 
-def matrix_net(classes: int = 3, **arguments: object) -> CapsuleClassifier:
-    torch.manual_seed(0)
-    settings = {"channels": 4, "types": (2, 3, 2), "pose": (2, 2), "image_shape": (1, 23, 26), **arguments}
-    model = create_model("matrixcapsnet", classes=classes, **settings).eval()
+def far_from_uniform(**arguments: object) -> CapsuleClassifier:
+    model = matrix_net(**arguments)
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, CapsConv2d):
-                module.weight.mul_(3)  # far from uniform
+                module.weight.mul_(3)
     return model
 
 
@@ -30,7 +29,7 @@ IMAGES = torch.rand(2, 1, 23, 26, generator=torch.Generator().manual_seed(1))
 @pytest.mark.parametrize("routing", ["em", "dynamic"])
 @torch.no_grad()
 def test_shares_of_all_classes_add_up_to_one_through_the_layers(competition: str, routing: str) -> None:
-    layers = observe_layers(matrix_net(competition=competition, routing=create_routing(routing)), IMAGES)
+    layers = observe_layers(far_from_uniform(competition=competition, routing=create_routing(routing)), IMAGES)
     shares = class_shares(layers)
     assert list(shares) == ["class_caps", "conv_caps2", "conv_caps1"]
     for name, part in shares.items():
@@ -86,7 +85,7 @@ def test_two_layers_by_hand() -> None:
 
 @torch.no_grad()
 def test_shares_equal_a_loop_over_windows() -> None:
-    model = matrix_net()
+    model = far_from_uniform()
     layers = observe_layers(model, IMAGES)
     shares = class_shares(layers)
     layer, windows = layers["conv_caps1"], layers["conv_caps1"].windows
@@ -118,7 +117,7 @@ def test_groups_keep_to_themselves() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.conv = CapsConv2d(2, 4, 3, 3, 2, groups=2, padding=1, routing=create_routing("dynamic"))
-            self.classes = matrix_net(types=(2, 3, 4)).class_caps
+            self.classes = far_from_uniform(types=(2, 3, 4)).class_caps
 
         def forward(self, children: Capsules) -> Capsules:
             middle = self.conv(children)
@@ -139,7 +138,7 @@ def test_groups_keep_to_themselves() -> None:
 
 @torch.no_grad()
 def test_what_nobody_sees_is_not_a_number() -> None:
-    layers = observe_layers(matrix_net(), IMAGES)
+    layers = observe_layers(far_from_uniform(), IMAGES)
     maps = class_maps(class_shares(layers)["conv_caps1"], layers["primary_caps"].capsules.activation)
     assert maps.shape == (2, 10, 11, 3)
     assert bool(maps[:, 9].isnan().all())
@@ -150,7 +149,7 @@ def test_a_changed_capsule_ends_the_chain() -> None:
     class Changed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = matrix_net()
+            self.net = far_from_uniform()
 
         def forward(self, images: Tensor) -> Capsules:
             primary = self.net.layers_of(images)["conv_caps2"]
@@ -170,7 +169,7 @@ def test_convolutional_capsules_stand_at_the_centres_of_their_windows() -> None:
     # 5x5 at distance 2: primary capsule y sees pixels 2y..2y+4, centre 2y + 2.5, cells of 2 from 1.5 on, 10 x 11.
     # conv_caps1, 3x3 at distance 2: centre of window y at 2 (2y + 1) + 2.5 = 4y + 4.5, cells of 4, 4 x 5.
     # conv_caps2, 3x3: centre at 4 (y + 1) + 4.5, cells of 4, 2 x 3.
-    extents = layer_extents(matrix_net(), IMAGES)
+    extents = layer_extents(far_from_uniform(), IMAGES)
     assert extents["primary_caps"] == (1.5, 23.5, 21.5, 1.5)
     assert extents["conv_caps1"] == (2.5, 22.5, 18.5, 2.5)
     assert extents["conv_caps2"] == (6.5, 18.5, 14.5, 6.5)
@@ -181,7 +180,7 @@ def test_padding_moves_the_windows_out() -> None:
     class Padded(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.primary = matrix_net().primary_caps
+            self.primary = far_from_uniform().primary_caps
             self.conv = CapsConv2d(2, 2, (2, 2), (2, 2), 3, padding=1)
             self.single = CapsConv2d(2, 2, (2, 2), (2, 2), (4, 6))
 

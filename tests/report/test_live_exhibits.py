@@ -9,45 +9,35 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps import create_model, create_routing
+from tests.report.small import digits_net, images_for, look, matrix_net
+from torchcaps import create_routing
 from torchcaps.models import CapsuleClassifier
 from torchcaps.routing import Routing
 from torchcaps.routing.base import ROUTINGS
+from torchcaps_lab import report
 from torchcaps_lab.report import (
     Observation,
-    Selection,
     draw_poses,
     exchangeable_routings,
     observe_steps,
     other_routing,
-    perturb,
     pose_tells,
     shape_moments,
 )
 from torchcaps_lab.report.pictures import ClassActivations, ClassPose, PoseSwap, RoutingSteps
 
-SMALL = {"channels": 8, "types": 2, "classes": 3, "pose_dim": 4, "decoder_hidden": (16,)}
-
 
 def net(**arguments: object) -> CapsuleClassifier:
-    torch.manual_seed(0)
-    return create_model("capsnet_digits", **{**SMALL, **arguments}).eval()
+    return digits_net(**{"decoder_hidden": (16,), **arguments}).eval()
 
 
-def matrix_net() -> CapsuleClassifier:
-    torch.manual_seed(0)
-    settings = {"channels": 4, "types": (2, 3, 2), "pose": (2, 2), "image_shape": (1, 23, 26)}
-    return create_model("matrixcapsnet", classes=3, **settings).eval()
-
-
-def look(model: CapsuleClassifier, count: int = 1) -> Observation:
-    images = torch.rand(count, *model.image_shape, generator=torch.Generator().manual_seed(1))
-    return Observation(model, Selection(images, images))
+def seen_by(model: CapsuleClassifier, count: int = 1) -> Observation:
+    return look(model, images_for(model, count))
 
 
 class TestAsked:
     def test_about_another_class_nothing_runs_again(self) -> None:
-        seen = look(net(), 2)
+        seen = seen_by(net(), 2)
         _ = seen.extents
         first = seen.reconstructions
         model = seen.model
@@ -60,15 +50,15 @@ class TestAsked:
 
 class TestDecodePose:
     def test_of_the_network_itself(self) -> None:
-        seen = look(net(), 3)
+        seen = seen_by(net(), 3)
         poses = seen.classes.pose[torch.arange(3), seen.target]
         assert torch.equal(seen.draw(poses, seen.target), seen.reconstructions)
 
     def test_moved_is_perturbed(self) -> None:
-        seen = look(net())
+        seen = seen_by(net())
         target = torch.tensor([2])
         with torch.no_grad():
-            grid = perturb(seen.model, seen.classes, target, torch.tensor([0.25]))
+            grid = report.perturb(seen.model, seen.classes, target, torch.tensor([0.25]))
             moved = seen.classes.pose[:, 2] + 0.25 * torch.eye(4)
             torch.testing.assert_close(draw_poses(seen.model, moved, target.expand(4)), grid[0, :, 0])
 
@@ -190,7 +180,7 @@ class TestExhibits:
     @pytest.mark.parametrize("make", [net, matrix_net])
     def test_routing_steps(self, make: Callable[[], CapsuleClassifier]) -> None:
         model = make()
-        seen = look(model)
+        seen = seen_by(model)
         exhibit = RoutingSteps.of(seen)
         assert exhibit is not None
         json.dumps(exhibit.to_json(), allow_nan=False)
@@ -205,7 +195,7 @@ class TestExhibits:
         assert torch.equal(goes, goes.sort().values)  # rows of one class are together
 
     def test_pose(self) -> None:
-        seen = look(net())
+        seen = seen_by(net())
         exhibit = ClassPose.of(seen)
         assert exhibit is not None
         json.dumps(exhibit.to_json(), allow_nan=False)
@@ -213,11 +203,11 @@ class TestExhibits:
         torch.testing.assert_close(exhibit.in_classes[exhibit.target], exhibit.reconstruction)
         assert exhibit.changes.shape == (4,)
         assert (exhibit.changes > 0).any()
-        assert ClassPose.of(look(net(decoder_hidden=None))) is None
+        assert ClassPose.of(seen_by(net(decoder_hidden=None))) is None
 
     def test_swap(self) -> None:
-        seen, model = look(net()), net()
-        one, other = seen.asked(torch.tensor([0])), look(model, 2).asked(torch.tensor([2, 2]))
+        seen, model = seen_by(net()), net()
+        one, other = seen.asked(torch.tensor([0])), seen_by(model, 2).asked(torch.tensor([2, 2]))
         exhibit = PoseSwap.of(one, other)
         assert exhibit is not None
         with torch.no_grad():
@@ -226,5 +216,5 @@ class TestExhibits:
         torch.testing.assert_close(exhibit.reconstructions[:1], one.reconstructions)
 
     def test_activations(self) -> None:
-        seen = look(net())
+        seen = seen_by(net())
         assert ClassActivations.of(seen).said == int(seen.activation.argmax())

@@ -6,22 +6,17 @@ import unicodedata
 import pytest
 import torch
 
+from tests.report.small import answers
 from torchcaps import create_model
 from torchcaps_lab.data import ImageSet
-from torchcaps_lab.report import Findings, select_examples, write_page, write_report
+from torchcaps_lab.report import select_examples, write_page, write_report
 from torchcaps_lab.report.canvas import make_legible
 from torchcaps_lab.report.pictures import Confusion, Mistakes
 
 
-def answers(classes: int, labels: torch.Tensor, said: torch.Tensor) -> Findings:
-    activation = torch.zeros(len(labels), classes)
-    activation[torch.arange(len(labels)), said] = 0.9
-    return Findings(labels, activation, None)
-
-
-class TestItem8ManyClasses:
+class TestManyClasses:
     @pytest.mark.slow
-    def test_item8_a_report_of_300_classes_is_bounded(self, tmp_path):
+    def test_a_report_of_300_classes_is_bounded(self, tmp_path):
         torch.manual_seed(0)
         small = {"channels": 4, "types": 1, "decoder_hidden": (4,), "pose_dim": 4}
         network = create_model("capsnet_digits", classes=300, **small)
@@ -36,7 +31,7 @@ class TestItem8ManyClasses:
         assert len(confusion["counts"]) == 300  # the data hold everything
         assert "Of 300 classes the picture has the 40" in confusion["text"]
 
-    def test_item8_the_most_confused_classes_are_drawn_and_named(self):
+    def test_the_most_confused_classes_are_drawn_and_named(self):
         labels = torch.arange(100).repeat(4)
         said = labels.clone()
         said[7], said[107], said[207] = 93, 93, 93  # three of four images of class 7
@@ -47,7 +42,7 @@ class TestItem8ManyClasses:
         assert len(confusion.shown()) == 40
         assert "Most often taken: c7 for c93 (3), c12 for c50 (1)." in confusion.text
 
-    def test_item8_half_the_examples_are_of_mistaken_classes(self):
+    def test_half_the_examples_are_of_mistaken_classes(self):
         labels = torch.arange(30).repeat(2)
         said = labels.clone()
         said[:3] = 29
@@ -63,8 +58,8 @@ class TestItem8ManyClasses:
 NAMES = ("cat", "собака", "ζέβρα", "猫", "हाथी", "قطة")
 
 
-class TestItem12Scripts:
-    def test_item12_names_in_other_scripts_are_drawn_or_explained(self, tmp_path):
+class TestScripts:
+    def test_names_in_other_scripts_are_drawn_or_explained(self, tmp_path):
         labels = torch.arange(6)
         found = answers(6, labels, labels.roll(1))
         images = ImageSet(torch.zeros(6, 1, 4, 4, dtype=torch.uint8), labels, NAMES)
@@ -77,7 +72,7 @@ class TestItem12Scripts:
             assert name not in explained
 
     @pytest.mark.parametrize("word", ["\U0010fffd", "x\U0010fffdy"])
-    def test_item12_what_no_font_has_becomes_a_mark(self, word):
+    def test_what_no_font_has_becomes_a_mark(self, word):
         from matplotlib.figure import Figure
 
         figure = Figure()

@@ -9,57 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchcaps import Capsules, create_model, create_routing
-from torchcaps.models import CapsuleClassifier, ImageClassifier
+from tests.report.small import digits_net, image_set, images_for, look, matrix_net, plain_net
+from torchcaps import Capsules, create_routing
+from torchcaps.models import CapsuleClassifier
+from torchcaps_lab import report
 from torchcaps_lab.data import ImageSet
-from torchcaps_lab.report import (
-    Findings,
-    Observation,
-    Selection,
-    class_maps,
-    class_shares,
-    default_sweep,
-    examine,
-    exhibits_of,
-    layer_extents,
-    observe_layers,
-    page,
-    perturb,
-    select_examples,
-    select_samples,
-    write_report,
-)
+from torchcaps_lab.report import Findings, Selection, default_sweep, examine, exhibits_of, page, select_samples
 from torchcaps_lab.report.pictures import RoutingSteps
-
-
-def digits_net(**arguments: object) -> CapsuleClassifier:
-    torch.manual_seed(0)
-    return create_model("capsnet_digits", **{"channels": 8, "types": 2, "classes": 3, "pose_dim": 4, **arguments})
-
-
-def matrix_net() -> CapsuleClassifier:
-    torch.manual_seed(0)
-    settings = {"channels": 4, "types": (2, 3, 2), "pose": (2, 2), "image_shape": (1, 23, 26)}
-    return create_model("matrixcapsnet", classes=3, **settings)
-
-
-def plain_net() -> ImageClassifier:
-    torch.manual_seed(0)
-    return create_model("sharedcapsnet_cnn", channels=(4, 4, 4, 4), hidden=4, classes=3)
-
-
-def images_for(model: ImageClassifier, count: int = 20) -> Tensor:
-    return torch.rand(count, *model.image_shape, generator=torch.Generator().manual_seed(1))
-
-
-def image_set(model: ImageClassifier, count: int = 30) -> ImageSet:
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randint(256, (count, *model.image_shape), dtype=torch.uint8, generator=generator)
-    return ImageSet(images, torch.arange(count) % 3, ("a", "b", "c"))
-
-
-def look(model: nn.Module, images: Tensor, **options: Any) -> Observation:
-    return Observation(model, Selection(images, images, **options))
 
 
 def runs_of(model: nn.Module) -> list[int]:
@@ -77,19 +33,19 @@ def test_what_is_seen_is_the_networks_own(build: Any) -> None:
     images = images_for(model).double()
     target = torch.arange(20) % 3
     seen = look(model, images, target=target)
-    layers = observe_layers(model, images)
+    layers = report.observe_layers(model, images)
     assert list(seen.capsules) == list(layers)
     for name, layer in layers.items():
         torch.testing.assert_close(seen.capsules[name], layer.capsules)
     assert seen.classes is seen.capsules["class_caps"]
     torch.testing.assert_close(seen.activation, model(images).activation)
-    shares = class_shares(layers)
+    shares = report.class_shares(layers)
     assert len(seen.maps) == len(shares)
     for (name, maps), (layer, part) in zip(seen.maps.items(), shares.items(), strict=True):
         children = layers[layer].children.activation
         assert seen.capsules[name].activation.shape == children.shape
-        torch.testing.assert_close(maps, class_maps(part, children), equal_nan=True)
-    assert seen.extents == layer_extents(model, images)
+        torch.testing.assert_close(maps, report.class_maps(part, children), equal_nan=True)
+    assert seen.extents == report.layer_extents(model, images)
     assert set(seen.grids) == set(seen.extents)
 
 
@@ -100,7 +56,7 @@ def test_what_the_decoder_draws_of_the_target() -> None:
     seen, capsules = look(model, images, target=target), model.encode(images)
     torch.testing.assert_close(seen.reconstructions, model.decode(capsules, target))
     sweeps = torch.stack(list(seen.sweeps(default_sweep())))
-    torch.testing.assert_close(sweeps, perturb(model, capsules, target, default_sweep()))
+    torch.testing.assert_close(sweeps, report.perturb(model, capsules, target, default_sweep()))
 
 
 def test_nothing_runs_before_it_is_asked_for_and_then_once() -> None:
@@ -123,9 +79,9 @@ def test_a_report_runs_the_network_few_times(
 ) -> None:
     monkeypatch.setattr(page, "_draw", lambda *_: iter(()))  # drawing takes long and runs nothing
     model = build()
-    images = image_set(model)
+    images = image_set(model.image_shape, 30)
     runs = runs_of(model)
-    write_report(tmp_path, model, images, {}, [], batch_size)
+    report.write_report(tmp_path, model, images, {}, [], batch_size)
     expected = [min(batch_size, 30 - start) for start in range(0, 30, batch_size)]
     if isinstance(model, CapsuleClassifier):
         decoder = [3] if model.decoder is not None else []  # the clearest image of each class
@@ -263,7 +219,7 @@ def test_the_images_of_a_report_are_those_of_the_findings(classes: int) -> None:
     assert torch.equal(samples.target, findings.prediction[findings.samples(20)])
     wrong = (findings.prediction != labels)[findings.samples(20)].tolist()
     assert ["→" in title for title in samples.titles] == wrong
-    examples = select_examples(findings, data)
+    examples = report.select_examples(findings, data)
     assert places(examples.pictures) == findings.examples().tolist()
     assert torch.equal(examples.target, labels[findings.examples()])
     assert examples.titles == tuple(names[label] for label in examples.target.tolist())
@@ -271,7 +227,7 @@ def test_the_images_of_a_report_are_those_of_the_findings(classes: int) -> None:
 
 def test_findings_choose_for_a_trained_eye() -> None:
     model = digits_net()
-    images = image_set(model)
+    images = image_set(model.image_shape, 30)
     selection = select_samples(examine(model, images), images)
     assert len(selection) == 20
     assert look(model, selection.images, target=selection.target).reconstructions.shape == selection.pictures.shape

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchcaps import Capsules, create_model
+from tests.report.small import digits_net
+from torchcaps import Capsules
 from torchcaps.models import CapsuleClassifier
 from torchcaps_lab.report import default_sweep, perturb
 
 
 @pytest.fixture(scope="module")
 def model() -> CapsuleClassifier:
-    torch.manual_seed(0)
-    return create_model("capsnet_digits", channels=8, types=2, classes=3, pose_dim=4, decoder_hidden=(8,)).eval()
+    return digits_net(decoder_hidden=(8,)).eval()
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +97,6 @@ def test_misfits_are_named(
 
 
 def test_a_network_without_a_decoder_says_so(capsules: Capsules) -> None:
-    model = create_model("capsnet_digits", channels=8, types=2, classes=3, pose_dim=4, decoder_hidden=None)
+    model = digits_net(decoder_hidden=None)
     with pytest.raises(RuntimeError, match="without a decoder"):
         perturb(model, capsules, TARGET, torch.zeros(1))

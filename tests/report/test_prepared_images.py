@@ -4,23 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps import create_model
+from tests.report.small import digits_net, image_set
 from torchcaps.models import ImageClassifier, Prediction
-from torchcaps_lab.data import ImageSet, Preprocess, centre_crop, standardise, thirteen_crops
+from torchcaps_lab.data import Preprocess, centre_crop, standardise, thirteen_crops
 from torchcaps_lab.report import assignment_entropy, examine, exhibits_of_classifier
 from torchcaps_lab.report.pictures.assignments import Assignments, ShareMaps
 
+SHAPE = (2, 14, 15)
 PREPROCESS = Preprocess(crop=8, standardise=True, crops=13)
-
-
-def image_set(count: int = 10) -> ImageSet:
-    images = torch.randint(256, (count, 2, 14, 15), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    return ImageSet(images, torch.arange(count) % 3, ("a", "b", "c"))
-
-
-def tiny() -> ImageClassifier:
-    torch.manual_seed(0)
-    return create_model("capsnet_digits", image_shape=(2, 8, 8), channels=8, types=2, classes=3).eval()
 
 
 class Plain(ImageClassifier):
@@ -35,7 +26,7 @@ class Plain(ImageClassifier):
 
 @pytest.mark.parametrize("batch_size", [1, 40, 1000])
 def test_thirteen_crops_are_averaged(batch_size: int) -> None:
-    model, images = tiny(), image_set()
+    model, images = digits_net(image_shape=(2, 8, 8)).eval(), image_set(SHAPE, 10)
     crops = thirteen_crops(images.images.float() / 255, 8)
     with torch.no_grad():
         routed = [model.route(standardise(crop)) for crop in crops.unbind(1)]
@@ -48,14 +39,14 @@ def test_thirteen_crops_are_averaged(batch_size: int) -> None:
 
 
 def test_thirteen_crops_are_averaged_without_capsules() -> None:
-    images = image_set()
+    images = image_set(SHAPE, 10)
     crops = thirteen_crops(images.images.float() / 255, 8)
     expected = torch.stack([standardise(crop).flatten(1)[:, :3] for crop in crops.unbind(1)]).mean(0)
     torch.testing.assert_close(examine(Plain(), images.prepared(PREPROCESS)).activation, expected)
 
 
 def test_a_report_shows_pixels_and_decodes_what_was_said() -> None:
-    model, images = tiny(), image_set(6)
+    model, images = digits_net(image_shape=(2, 8, 8)).eval(), image_set(SHAPE, 6)
     images = images.prepared(PREPROCESS)
     findings = examine(model, images)
     shown = {one.kind: one for one in exhibits_of_classifier(model, images, findings, {}, [])}

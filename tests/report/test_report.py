@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.report.small import image_set
 from torchcaps import create_model
 from torchcaps.models import ImageClassifier
-from torchcaps_lab.data import ImageSet
 from torchcaps_lab.report import write_report
 from torchcaps_lab.report.exhibit import Table
 from torchcaps_lab.report.page import _table
@@ -36,13 +36,6 @@ class Page(HTMLParser):
         self.text += data
 
 
-def image_set(classes: tuple[str, ...], shape: tuple[int, int, int], count: int = 12, files: bool = False) -> ImageSet:
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randint(256, (count, *shape), dtype=torch.uint8, generator=generator)
-    names = tuple(f"folder/<i>{place} & co.png" for place in range(count)) if files else None
-    return ImageSet(images, torch.arange(count) % len(classes), classes, names)
-
-
 def tiny(name: str, classes: int, **arguments: object) -> ImageClassifier:
     small = {
         "shared": {"channels": (4, 4, 4, 4)},
@@ -66,7 +59,7 @@ def check(index: Path) -> set[str]:
 
 def test_a_network_with_everything(tmp_path: Path) -> None:
     model = tiny("capsnet_digits", 2).train()
-    images = image_set(("a", "b"), (1, 8, 8), count=4)
+    images = image_set((1, 8, 8), 4, ("a", "b"))
     index = write_report(tmp_path, model, images, {"seed": 7, "rate": 0.123456}, METRICS)
     assert index == tmp_path / "report" / "index.html"
     assert check(index) == {
@@ -92,7 +85,7 @@ def test_a_network_with_everything(tmp_path: Path) -> None:
 
 def test_colour_images_and_names_that_are_markup(tmp_path: Path) -> None:
     model = tiny("capsnet_digits", 5, image_shape=(3, 8, 10)).eval()
-    images = image_set(WEIRD, (3, 8, 10), count=6, files=True)
+    images = image_set((3, 8, 10), 6, WEIRD, "folder/<i> & co.png")
     index = write_report(tmp_path, model, images, {"<u>": "<s>&amp;"}, METRICS)
     check(index)
     page = Page(index)
@@ -116,14 +109,14 @@ def test_colour_images_and_names_that_are_markup(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_network_lacks_is_left_out(name: str, pictures: set[str], tmp_path: Path) -> None:
-    images = image_set(("cat", "dog"), (1, 19, 21), count=6)
+    images = image_set((1, 19, 21), 6, ("cat", "dog"))
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "perturbation_000.png").touch()  # of an earlier network
     assert check(write_report(tmp_path, tiny(name, 2), images, {}, [])) == pictures
 
 
 def test_a_network_without_mistakes_has_none_to_show(tmp_path: Path) -> None:
-    images = image_set(("only",), (1, 16, 16), count=2)
+    images = image_set((1, 16, 16), 2, ("only",))
     index = write_report(tmp_path, tiny("sharedcapsnet_cnn", 1), images, {}, [])
     assert check(index) == {"confusion_matrix.png"}
     assert "all 2 images are classified correctly" in Page(index).text
@@ -131,7 +124,7 @@ def test_a_network_without_mistakes_has_none_to_show(tmp_path: Path) -> None:
 
 def test_misfits_write_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 classes, but the model has 3"):
-        write_report(tmp_path, tiny("sharedcapsnet_cnn", 3), image_set(("a", "b"), (1, 16, 16)), {}, [])
+        write_report(tmp_path, tiny("sharedcapsnet_cnn", 3), image_set((1, 16, 16), classes=("a", "b")), {}, [])
     assert not list(tmp_path.iterdir())
 
 

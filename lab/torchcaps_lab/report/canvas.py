@@ -64,11 +64,7 @@ def line_count(titles: Sequence[str]) -> int:
 
 def show(axes: "Axes", image: Tensor, **options: Any) -> None:
     """Draws an image (C, H, W) without ticks, its pixel (y, x) covering [y, y + 1] by [x, x + 1]."""
-    height, width = image.shape[-2:]
-    axes.imshow(pixels(image).numpy(), extent=(0, width, height, 0), interpolation="nearest", **options)
-    axes.set(xticks=[], yticks=[])
-    for side in axes.spines.values():
-        side.set_color("0.8")
+    lay(axes, pixels(image).numpy(), image, None, **options)
 
 
 def set_title(axes: "Axes", text: str, fontsize: float = 9) -> None:
@@ -100,18 +96,12 @@ def label_room(labels: Iterable[str], height: float) -> float:
 
 
 def lay(axes: "Axes", cells: Any, image: Tensor, extent: Extent | None, **options: Any) -> None:
-    """Lays a map over an image or beside it, each cell where it belongs."""
+    """Lays a map over an image or beside it, on a grey ground, each cell where it belongs."""
     height, width = image.shape[-2:]
     left, right, bottom, top = extent or Extent(0.0, float(width), float(height), 0.0)
     axes.imshow(cells, extent=(left, right, bottom, top), interpolation="nearest", **options)
-    axes.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
-
-
-def frame(axes: "Axes", colour: str = "0.8") -> None:
-    """Pale edges around a grey ground."""
-    axes.set(xticks=[], yticks=[], facecolor="0.93")
-    for side in axes.spines.values():
-        side.set_color(colour)
+    axes.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[], facecolor="0.93")
+    axes.spines[:].set_color("0.8")
 
 
 def row_of(figure: "Figure", grid: Any, row: int, columns: Sequence[int], label: str, high: float) -> list["Axes"]:
@@ -126,14 +116,21 @@ def broken(label: str) -> str:
     return label.replace(".children", "\nchildren")
 
 
-def heat_bar(figure: "Figure", drawn: list["Axes"]) -> None:
-    """The scale of the colours of a row of maps, at its right."""
-    figure.colorbar(drawn[0].images[0], ax=drawn, fraction=0.03, aspect=10, pad=0.01, label="activation")
+def heat_maps(figure: "Figure", drawn: list["Axes"], maps: Tensor, image: Tensor, extent: Extent | None) -> None:
+    """Activations (N, H', W') on a row of axes, from none to the largest, with the scale of their colours at its right.
 
-
-def heat(values: Tensor) -> dict[str, Any]:
-    """Colours for activations, from none to the largest."""
-    return {"cmap": "magma", "vmin": 0.0, "vmax": max(values.max().item(), 1e-6)}
+    Args:
+        figure: with these axes.
+        drawn: of :func:`row_of`.
+        maps: one for each of the axes.
+        image: as large as the images that they belong to, (C, H, W).
+        extent: the part of the image that a map covers; None for all of it.
+    """
+    scale = {"cmap": "magma", "vmin": 0.0, "vmax": max(maps.max().item(), 1e-6)}
+    for axes, cells in zip(drawn, maps, strict=True):
+        lay(axes, cells.numpy(), image, extent, **scale)
+    bar: dict[str, Any] = {"fraction": 0.03, "aspect": 10, "pad": 0.01, "label": "activation"}
+    figure.colorbar(drawn[0].images[0], ax=drawn, **bar)
 
 
 def stacked(images: Tensor, titles: Sequence[str], rows: Mapping[str, Fill]) -> "Figure":

@@ -2,14 +2,14 @@
 
 import base64
 import math
-import struct
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import dataclass_transform
 
 from torchcaps.spec import Registry
 
@@ -53,10 +53,11 @@ class Picture(NamedTuple):
 class Exhibit:
     """Something to show: plain data that a picture, a page, a notebook or a browser draws in its own way.
 
-    A subclass is a frozen dataclass with :func:`register_exhibit` above it, in one file with how it is drawn. Its
-    fields are numbers, text, tensors on the CPU or named tuples of these; one of images has ``metadata=PNG``. A class
-    method ``of`` usually makes it of what it needs to know, or gives None where there is nothing to show. One with a
-    place in reports also defines :meth:`of_images` or :meth:`of_test`.
+    A subclass has :func:`register_exhibit` above it, which makes it a frozen dataclass, and stands in one file with how
+    it is drawn. Its fields are numbers, text, tensors on the CPU or named tuples of these; one of images has
+    ``metadata=PNG``. A class method ``of`` usually makes it of what it needs to know, or gives None where there is
+    nothing to show. One with a place in reports also defines :meth:`of_images` or :meth:`of_test`, or is
+    :class:`OfImages`.
 
     Attributes:
         title: its heading.
@@ -66,9 +67,8 @@ class Exhibit:
         drawings: the names of its pictures, as :meth:`pathlib.Path.glob` takes them.
 
     Example:
-        >>> from dataclasses import dataclass
-        >>> from torchcaps_lab.report import Exhibit
-        >>> @dataclass(frozen=True, eq=False, kw_only=True)
+        >>> from torchcaps_lab.report import Exhibit, register_exhibit
+        >>> @register_exhibit("all_lengths")
         ... class Lengths(Exhibit):
         ...     lengths: torch.Tensor
         ...
@@ -122,12 +122,27 @@ class Exhibit:
         return {"kind": self.kind, **parts}
 
 
+class OfImages(Exhibit):
+    """An exhibit that every report shows of its images: a subclass defines ``of(observation)``, None for nothing."""
+
+    @classmethod
+    def of(cls, observation: "Observation") -> "Exhibit | None":
+        """Of the images of an observation."""
+        raise NotImplementedError(f"{cls.__name__} must define of(observation)")
+
+    @classmethod
+    def of_images(cls, shown: "Observation", examples: "Observation") -> "Exhibit | None":
+        """Of the images to show."""
+        return cls.of(shown)
+
+
 EXHIBITS = Registry("kind of exhibit", Exhibit)
 """The exhibits that a report may show, by kind."""
 
 
+@dataclass_transform(frozen_default=True, eq_default=False, kw_only_default=True, field_specifiers=(field,))
 def register_exhibit(kind: str, place: float | None = None, drawings: str = "") -> Callable[[type[Kind]], type[Kind]]:
-    """Decorate an :class:`Exhibit` with the name of its kind; a name taken is a `ValueError`.
+    """Make an :class:`Exhibit` a frozen dataclass, known by the name of its kind; a name taken is a `ValueError`.
 
     Args:
         kind: its name.
@@ -137,6 +152,8 @@ def register_exhibit(kind: str, place: float | None = None, drawings: str = "") 
     """
 
     def register(exhibit: type[Kind]) -> type[Kind]:
+        if "__dataclass_fields__" not in vars(exhibit):
+            exhibit = dataclass(frozen=True, eq=False, kw_only=True)(exhibit)
         EXHIBITS.register(kind)(exhibit)
         exhibit.kind, exhibit.place, exhibit.drawings = kind, place, drawings
         return exhibit
@@ -196,14 +213,9 @@ def pixels(image: Tensor) -> Tensor:
 
 def png(image: Tensor) -> bytes:
     """A PNG file with 8 bits a value, in grey unless the image (C, H, W) has three channels; the same every time."""
+    from PIL import Image
+
     shown = pixels(image).nan_to_num().mul(255).round().to(torch.uint8)
-    shown = shown if len(image) == 3 else shown[..., :1]
-    height, width, channels = shown.shape
-    rows = torch.cat([shown.new_zeros(height, 1), shown.flatten(1)], 1)  # 0: the row as it is, without a filter
-    header = struct.pack(">2I5B", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
-    data = zlib.compress(bytes(rows.flatten().tolist()), 9)
-    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
-
-
-def _chunk(name: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    file = BytesIO()
+    Image.fromarray((shown if len(image) == 3 else shown[..., 0]).numpy()).save(file, "PNG")
+    return file.getvalue()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -172,18 +172,14 @@ def _recording(model: nn.Module) -> Iterator[dict[str, Layer]]:
 
         return hook
 
-    handles = []
-    for name, module in model.named_modules():
-        if isinstance(module, Routing):
-            handles.append(module.register_forward_hook(routed))
-        else:
-            handles.append(module.register_forward_pre_hook(begins))
-            handles.append(module.register_forward_hook(ran(name or "model"), with_kwargs=True))
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if isinstance(module, Routing):
+                hooks.enter_context(module.register_forward_hook(routed))
+            else:
+                hooks.enter_context(module.register_forward_pre_hook(begins))
+                hooks.enter_context(module.register_forward_hook(ran(name or "model"), with_kwargs=True))
         yield layers
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _same(one: Capsules, other: Capsules) -> bool:

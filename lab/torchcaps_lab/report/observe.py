@@ -218,7 +218,7 @@ class Observation:
     @property
     def grids(self) -> dict[str, Capsules]:
         """Those of :attr:`capsules` that lie at positions of the image, more than one."""
-        return {name: capsules for name, capsules in self.capsules.items() if on_a_grid(capsules)}
+        return {name: capsules for name, capsules in self.capsules.items() if on_a_grid(capsules.activation)}
 
     @property
     def classes(self) -> Capsules | None:
@@ -332,7 +332,7 @@ class Observation:
                 if not parts[0].capsules:
                     break  # and none will come
         return _Seen(
-            {name: _joined([part.capsules[name] for part in parts]) for name in parts[0].capsules},
+            {name: _joined(*(part.capsules[name] for part in parts)) for name in parts[0].capsules},
             {name: torch.cat([part.maps[name] for part in parts]) for name in parts[0].maps},
             parts[0].orphan,
         )
@@ -340,26 +340,24 @@ class Observation:
 
 def _keep(layers: dict[str, Layer]) -> _Seen:
     """What is kept of one run over some images."""
-    placed = placed_capsules(layers).items()
-    capsules = {name: Capsules(kept(one.pose), kept(one.activation)) for name, one in placed}
+    capsules = {name: Capsules(*map(kept, one)) for name, one in placed_capsules(layers).items()}
     maps, orphan = {}, False
     if layers and (routed := next(reversed(layers.values())).routed):
         orphan = routed[0].votes.normaliser.orphan
         for name, shares in class_shares(layers).items():
             label, children = origin(layers, layers[name]), layers[name].children
-            if children is not None and on_a_grid(children):
+            if children is not None and on_a_grid(children.activation):
                 maps[label] = class_maps(shares, children.activation).cpu()
     return _Seen(capsules, maps, orphan)
 
 
 def _given(model: CapsuleClassifier, capsules: Capsules, device: torch.device) -> Capsules:
     """Capsules that were kept, as the decoder takes them."""
-    pose, activation = (in_precision_of(model, part.to(device)) for part in (capsules.pose, capsules.activation))
-    return Capsules(pose, activation)
+    return Capsules(*(in_precision_of(model, part.to(device)) for part in capsules))
 
 
-def _joined(parts: list[Capsules]) -> Capsules:
-    return Capsules(torch.cat([part.pose for part in parts]), torch.cat([part.activation for part in parts]))
+def _joined(*parts: Capsules) -> Capsules:
+    return Capsules(*map(torch.cat, zip(*parts, strict=True)))
 
 
 Metrics = Sequence[dict[str, float]]

@@ -40,9 +40,9 @@ def placed_capsules(layers: dict[str, Layer]) -> dict[str, Capsules]:
     return found
 
 
-def on_a_grid(capsules: Capsules) -> bool:
-    """Whether the capsules lie at positions of an image, more than one of them."""
-    shape = capsules.activation.shape
+def on_a_grid(activation: Tensor) -> bool:
+    """Whether capsules with these activations lie at positions of an image, more than one of them."""
+    shape = activation.shape
     return len(shape) in (3, 4) and shape[1] * shape[2] > 1
 
 

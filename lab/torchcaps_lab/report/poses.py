@@ -108,8 +108,7 @@ def encoded(model: CapsuleClassifier, images: Tensor, at_once: int = 64) -> Caps
     """
     with evaluating(model) as device:
         parts = [model.encode(in_precision_of(model, part.to(device))) for part in images.split(at_once)]
-    pose, activation = torch.cat([one.pose for one in parts]), torch.cat([one.activation for one in parts])
-    return Capsules(kept(pose), kept(activation))
+    return Capsules(*(kept(torch.cat(part)) for part in zip(*parts, strict=True)))
 
 
 def pose_input(model: CapsuleClassifier) -> PoseInput | None:

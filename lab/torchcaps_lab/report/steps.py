@@ -1,10 +1,10 @@
 """The routing to the classes, step by step; and what another routing would have made of the same children."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from inspect import Parameter, signature
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,8 +13,9 @@ from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.numerics import check_size
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing
-from torchcaps.routing.base import ROUTINGS, constructor_arguments
+from torchcaps.routing.base import ROUTINGS
 from torchcaps.routing.em import inverse_temperatures
+from torchcaps.spec import MISSING, declared
 
 
 class Step(NamedTuple):
@@ -108,18 +109,12 @@ def exchangeable_routings(model: CapsuleClassifier) -> list[str]:
         return []
     shape, names = _layer_shape(model), []
     for name, kind in sorted(ROUTINGS.items()):
-        if _required(kind):
+        if any(one.default is MISSING for one in declared(kind).arguments.values()):
             continue
         routing = _with_steps(kind, None)
         if not routing.own_transforms and not list(routing.bind(shape).parameters()):
             names.append(name)
     return names
-
-
-def _required(kind: type[Routing]) -> list[str]:
-    """The arguments without which a routing cannot be made."""
-    parameters = signature(kind).parameters
-    return [name for name in constructor_arguments(kind) if parameters[name].default is Parameter.empty]
 
 
 @contextmanager
@@ -136,10 +131,7 @@ def other_routing(model: CapsuleClassifier, name: str | None = None, steps: int 
     """
     layer: Any = model.class_caps
     if name is None:
-        if steps is None:
-            yield
-            return
-        with routing_steps(layer, steps):
+        with nullcontext() if steps is None else routing_steps(layer, steps):
             yield
         return
     if name not in exchangeable_routings(model):
@@ -155,7 +147,7 @@ def _with_steps(kind: type[Routing], steps: int | None) -> Routing:
     """A routing of a kind with its default arguments, or with this number of steps."""
     if steps is None:
         return kind()
-    if "steps" not in constructor_arguments(kind):
+    if "steps" not in declared(kind).arguments:
         raise ValueError(f"{kind.__name__} has no steps, got steps={steps}")
     return kind(steps=steps)
 
@@ -182,13 +174,8 @@ def stretched(temperatures: Sequence[float], steps: int) -> list[float]:
         steps: n.
     """
     last = len(temperatures) - 1
-    places = [step * last / (steps - 1) for step in range(steps)] if steps > 1 else [float(last)]
-    below = [min(int(place), max(last - 1, 0)) for place in places]
-    above = [min(index + 1, last) for index in below]
-    return [
-        temperatures[i] + (place - i) * (temperatures[j] - temperatures[i])
-        for place, i, j in zip(places, below, above, strict=True)
-    ]
+    places = [step * last / (steps - 1) for step in range(steps)] if steps > 1 else [last]
+    return np.interp(places, range(len(temperatures)), temperatures).tolist()
 
 
 @contextmanager

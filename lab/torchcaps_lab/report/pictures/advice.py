@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -44,7 +43,6 @@ class Hint(NamedTuple):
 
 
 @register_exhibit("advice", place=20)
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Advice(Exhibit):
     """What to do next, the most pressing first.
 
@@ -98,12 +96,10 @@ class Advice(Exhibit):
 
 
 def _majority(findings: Findings, images: ImageSet) -> Iterator[Hint]:
-    counts = torch.bincount(findings.labels)
-    share = counts.max().item() / len(findings.labels)
+    label, share = findings.majority
     if share < 1 and findings.accuracy <= share + min(0.01, (1 - share) / 2):  # of images of one class it tells nothing
-        name = images.classes[int(counts.argmax())]
         yield Hint(
-            f"{findings.accuracy:.1%} are right; saying {name!r} every time gets {share:.1%} right",
+            f"{findings.accuracy:.1%} are right; saying {images.classes[label]!r} every time gets {share:.1%} right",
             "the network has learned nothing of use yet: train longer, with another learning rate",
             "--epochs 50 --optimizer.lr 3e-4",
         )

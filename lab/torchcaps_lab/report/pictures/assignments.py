@@ -1,7 +1,7 @@
 """Where the children of an image went."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps_lab.report.canvas import Fill, lay, shorten_lines, show, stacked
-from torchcaps_lab.report.exhibit import PNG, Exhibit, Picture, pixels, register_exhibit
+from torchcaps_lab.report.exhibit import PNG, OfImages, Picture, pixels, register_exhibit
 from torchcaps_lab.report.observe import COLUMNS, Observation
 from torchcaps_lab.report.places import Extent
 
@@ -38,8 +38,7 @@ class ShareMaps(NamedTuple):
 
 
 @register_exhibit("assignments", place=120, drawings="assignments.png")
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Assignments(Exhibit):
+class Assignments(OfImages):
     """Images and, layer by layer, the share of the children that went to the class that each image is asked about.
 
     Attributes:
@@ -97,11 +96,6 @@ class Assignments(Exhibit):
             ),
             even=even,
         )
-
-    @classmethod
-    def of_images(cls, shown: Observation, examples: Observation) -> "Assignments | None":
-        """Of the images to show."""
-        return cls.of(shown)
 
     def draw(self) -> Iterator[Picture]:
         """The images, and below each its maps laid over it, all on one colour scale: red is more than even."""

@@ -1,6 +1,6 @@
 """How active each class is in one image."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from torch import Tensor
 
@@ -9,7 +9,6 @@ from torchcaps_lab.report.observe import Observation
 
 
 @register_exhibit("class_activations")
-@dataclass(frozen=True, eq=False, kw_only=True)
 class ClassActivations(Exhibit):
     """One image and how active each class is.
 

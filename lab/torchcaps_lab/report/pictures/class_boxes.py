@@ -1,6 +1,6 @@
 """Which classes are in one image, and where."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from torch import Tensor
 
@@ -10,7 +10,6 @@ from torchcaps_lab.report.observe import Observation
 
 
 @register_exhibit("class_boxes")
-@dataclass(frozen=True, eq=False, kw_only=True)
 class ClassBoxes(Exhibit):
     """One image, which classes are in it, and where each of them is.
 

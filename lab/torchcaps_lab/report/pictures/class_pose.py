@@ -1,6 +1,6 @@
 """The pose of a class for one image, and what its numbers do."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from torchcaps_lab.report.poses import pose_changes
 
 
 @register_exhibit("class_pose")
-@dataclass(frozen=True, eq=False, kw_only=True)
 class ClassPose(Exhibit):
     """The pose of the capsule of one class for one image, what it draws, and what each of its numbers does to that.
 

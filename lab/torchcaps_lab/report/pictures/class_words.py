@@ -1,7 +1,5 @@
 """How much each word of one text spoke for each class, for a page in the browser."""
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from torchcaps.models import TextClassifier
@@ -12,7 +10,6 @@ from torchcaps_lab.report.words import pieces_of, shares_and_activation
 
 
 @register_exhibit("class_words")
-@dataclass(frozen=True, eq=False, kw_only=True)
 class ClassWords(Exhibit):
     """One text, how active each class is, and how much each word spoke for each class: for a page in the browser.
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +24,6 @@ CONFUSED = 40
 
 
 @register_exhibit("confusion", place=40, drawings="confusion_matrix.png")
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Confusion(Exhibit):
     """How often each class was taken for each other.
 

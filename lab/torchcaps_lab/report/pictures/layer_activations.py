@@ -1,26 +1,13 @@
 """Where capsules are active, layer by layer."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from torchcaps_lab.report.canvas import (
-    broken,
-    frame,
-    heat,
-    heat_bar,
-    label_room,
-    lay,
-    line_count,
-    new_figure,
-    row_of,
-    set_title,
-    shorten_lines,
-    show,
-)
-from torchcaps_lab.report.exhibit import PNG, Exhibit, Picture, register_exhibit
+from torchcaps_lab.report import canvas
+from torchcaps_lab.report.exhibit import PNG, OfImages, Picture, register_exhibit
 from torchcaps_lab.report.layers import with_types
 from torchcaps_lab.report.observe import COLUMNS, Observation
 from torchcaps_lab.report.places import Extent
@@ -57,8 +44,7 @@ class ActivationMaps(NamedTuple):
 
 
 @register_exhibit("layer_activations", place=90, drawings="layer_activations.png")
-@dataclass(frozen=True, eq=False, kw_only=True)
-class LayerActivations(Exhibit):
+class LayerActivations(OfImages):
     """Images and, layer by layer, where one type of capsule is active.
 
     Attributes:
@@ -104,29 +90,22 @@ class LayerActivations(Exhibit):
             classes=observation.activation[chosen],
         )
 
-    @classmethod
-    def of_images(cls, shown: Observation, examples: Observation) -> "LayerActivations | None":
-        """Of the images to show."""
-        return cls.of(shown)
-
     def draw(self) -> Iterator[Picture]:
         """The images, and below each the activations layer by layer, every layer on a colour scale of its own."""
         N, height = len(self.pictures), max(self.pictures.shape[-2] / self.pictures.shape[-1], 0.6)
-        titles, labels = list(map(shorten_lines, self.titles)), [one.label() for one in self.layers]
+        titles, labels = list(map(canvas.shorten_lines, self.titles)), [one.label() for one in self.layers]
         rows, high = 2 + len(labels), 1.15 * height
-        wide, above = 1.1 * N + 1.6 + label_room(map(broken, labels), high), 0.17 * line_count(titles)
-        figure = new_figure(wide, high * rows + above + 0.3, "constrained")
+        wide = 1.1 * N + 1.6 + canvas.label_room(map(canvas.broken, labels), high)
+        above = 0.17 * canvas.line_count(titles)
+        figure = canvas.new_figure(wide, high * rows + above + 0.3, "constrained")
         grid = figure.add_gridspec(rows, N)
-        for place, axes in enumerate(row_of(figure, grid, 0, range(N), "image", high)):
-            show(axes, self.pictures[place])
-            set_title(axes, titles[place])
+        for place, axes in enumerate(canvas.row_of(figure, grid, 0, range(N), "image", high)):
+            canvas.show(axes, self.pictures[place])
+            canvas.set_title(axes, titles[place])
         for row, (label, one) in enumerate(zip(labels, self.layers, strict=True), 1):
-            drawn = row_of(figure, grid, row, range(N), label, high)
-            for place, axes in enumerate(drawn):
-                lay(axes, one.activation[place].numpy(), self.pictures[place], one.extent, **heat(one.activation))
-                frame(axes)
-            heat_bar(figure, drawn)
-        _draw_bars(row_of(figure, grid, rows - 1, range(N), "classes", high), self.classes, 0.7 * height)
+            drawn = canvas.row_of(figure, grid, row, range(N), label, high)
+            canvas.heat_maps(figure, drawn, one.activation, self.pictures, one.extent)
+        _draw_bars(canvas.row_of(figure, grid, rows - 1, range(N), "classes", high), self.classes, 0.7 * height)
         yield Picture("layer_activations.png", "Images and the activations of their capsules, layer by layer", figure)
 
 

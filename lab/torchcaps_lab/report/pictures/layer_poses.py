@@ -1,7 +1,7 @@
 """The poses of capsules, layer by layer."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
-from torchcaps_lab.report.canvas import frame, lay, new_figure, show
-from torchcaps_lab.report.exhibit import PNG, Exhibit, Picture, register_exhibit
+from torchcaps_lab.report.canvas import lay, new_figure, show
+from torchcaps_lab.report.exhibit import PNG, OfImages, Picture, register_exhibit
 from torchcaps_lab.report.layers import peak_activation
 from torchcaps_lab.report.observe import Observation
 
@@ -53,8 +53,7 @@ class PoseMaps(NamedTuple):
 
 
 @register_exhibit("layer_poses", place=110, drawings="layer_poses.png")
-@dataclass(frozen=True, eq=False, kw_only=True)
-class LayerPoses(Exhibit):
+class LayerPoses(OfImages):
     """One image and, layer by layer, the numbers of the pose of one type of capsule at every position.
 
     Attributes:
@@ -93,11 +92,6 @@ class LayerPoses(Exhibit):
             layers=layers,
         )
 
-    @classmethod
-    def of_images(cls, shown: Observation, examples: Observation) -> "LayerPoses | None":
-        """Of the images to show."""
-        return cls.of(shown)
-
     def draw(self) -> Iterator[Picture]:
         """The image, and beside it the maps of each layer's poses."""
         blocks = [one.block() for one in self.layers]
@@ -133,7 +127,6 @@ def _draw_block(part: "SubFigure", block: Tensor, image: Tensor) -> None:
             axes.set_axis_off()
             continue
         lay(axes, cells.numpy(), image, None, **scale)
-        frame(axes)
     bar = part.colorbar(part.axes[0].images[0], ax=part.axes, fraction=0.05, aspect=25, pad=0.02)
     bar.set_label("pose", fontsize=8)
     bar.ax.tick_params(labelsize=7)

@@ -1,13 +1,13 @@
 """Where the types of capsules of each layer are active in one image."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from torch import Tensor
 
-from torchcaps_lab.report.canvas import frame, heat, heat_bar, lay, new_figure, row_of, set_title, shorten_lines, show
-from torchcaps_lab.report.exhibit import PNG, Exhibit, Picture, register_exhibit
+from torchcaps_lab.report.canvas import heat_maps, new_figure, row_of, set_title, shorten_lines, show
+from torchcaps_lab.report.exhibit import PNG, OfImages, Picture, register_exhibit
 from torchcaps_lab.report.layers import with_types
 from torchcaps_lab.report.observe import Observation
 from torchcaps_lab.report.places import Extent
@@ -44,8 +44,7 @@ class TypeMaps(NamedTuple):
 
 
 @register_exhibit("layer_types", place=100, drawings="layer_types.png")
-@dataclass(frozen=True, eq=False, kw_only=True)
-class LayerTypes(Exhibit):
+class LayerTypes(OfImages):
     """One image and, layer by layer, where its most active types of capsules are active.
 
     Attributes:
@@ -82,11 +81,6 @@ class LayerTypes(Exhibit):
             layers=tuple(TypeMaps.of(name, part, observation.extents.get(name)) for name, part in maps.items()),
         )
 
-    @classmethod
-    def of_images(cls, shown: Observation, examples: Observation) -> "LayerTypes | None":
-        """Of the images to show."""
-        return cls.of(shown)
-
     def draw(self) -> Iterator[Picture]:
         """The image, and layer by layer a row of maps."""
         columns = 1 + max(len(layer.types) for layer in self.layers)
@@ -98,9 +92,7 @@ class LayerTypes(Exhibit):
         set_title(axes, shorten_lines(self.image_title))
         for row, layer in enumerate(self.layers):
             drawn = row_of(figure, grid, row, range(1, 1 + len(layer.types)), layer.layer, 1.15 * height)
-            for axes, kind, cells in zip(drawn, layer.types, layer.activation.unbind(-1), strict=True):
-                lay(axes, cells.numpy(), self.picture, layer.extent, **heat(layer.activation))
-                frame(axes)
+            heat_maps(figure, drawn, layer.activation.movedim(-1, 0), self.picture, layer.extent)
+            for axes, kind in zip(drawn, layer.types, strict=True):
                 set_title(axes, f"type {kind}", fontsize=8)
-            heat_bar(figure, drawn)
         yield Picture("layer_types.png", "The most active types of capsules of one image, layer by layer", figure)

@@ -1,9 +1,8 @@
 """How the training went."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcaps_lab.report.canvas import new_figure
 from torchcaps_lab.report.exhibit import Exhibit, Picture, register_exhibit
@@ -48,7 +47,6 @@ class Panel(NamedTuple):
 
 
 @register_exhibit("learning_curves", place=30, drawings="learning_curves.png")
-@dataclass(frozen=True, eq=False, kw_only=True)
 class LearningCurves(Exhibit):
     """Loss and accuracy (or error) over the epochs, and the health of the routing.
 
@@ -101,65 +99,57 @@ class LearningCurves(Exhibit):
         rows = bool(self.panels) + bool(self.health)
         figure = new_figure(5 * columns, 3.4 * rows, "constrained" if rows > 1 else "compressed")
         for place, panel in enumerate(self.panels):
-            _draw_performance(figure.add_subplot(rows, columns, place + 1), panel)
+            axes = figure.add_subplot(rows, columns, place + 1)
+            _draw_curves(axes, panel, _COLOURS, [1.5] * len(panel.curves))
+            if panel.quantity != "accuracy" and _spreads(panel):
+                axes.set_yscale("log")
         layers = list(dict.fromkeys(layer for panel in self.health for layer in panel.curves))
+        colours = {layer: f"C{(2 + rank) % 10}" for rank, layer in enumerate(layers)}
         for place, panel in enumerate(self.health):
-            _draw_health(figure.add_subplot(rows, columns, (rows - 1) * columns + place + 1), panel, layers)
-        for axes in figure.axes:
-            _number_epochs(axes)
+            axes = figure.add_subplot(rows, columns, (rows - 1) * columns + place + 1)
+            widths = [1.5 * rank for rank in range(len(panel.curves), 0, -1)]  # curves on each other can all be seen
+            _draw_curves(axes, panel, colours, widths)
+            axes.set_ylim(-0.04, 1.04)
         yield Picture("learning_curves.png", "Loss and accuracy over the epochs", figure)
 
 
-def _curve(metrics: Metrics, name: str) -> Curve | None:
-    points = [(row.get("epoch", place), row[name]) for place, row in enumerate(metrics) if row.get(name) is not None]
-    return Curve([epoch for epoch, _ in points], [value for _, value in points]) if points else None
+def _panel(metrics: Metrics, quantity: str, unit: str, columns: Mapping[str, str]) -> Panel | None:
+    """The curves, by name, of these columns of the metrics; None if there are none."""
+    curves = {}
+    for name, column in columns.items():
+        points = [(row.get("epoch", at), row[column]) for at, row in enumerate(metrics) if row.get(column) is not None]
+        if points:
+            curves[name] = Curve(*map(list, zip(*points, strict=True)))
+    return Panel(quantity, unit, curves) if curves else None
 
 
 def _performance(metrics: Metrics) -> tuple[Panel, ...]:
     """The loss, and accuracy or else error."""
-    panels = {}
-    for quantity in ("loss", "accuracy", "error"):
-        found = {name: _curve(metrics, f"{split}_{quantity}") for split, name in _SPLITS.items()}
-        curves = {name: curve for name, curve in found.items() if curve is not None}
-        if curves:
-            panels[quantity] = Panel(quantity, quantity, curves)
-    if "accuracy" in panels:
-        panels.pop("error", None)
-    return tuple(panels.values())
+    loss, accuracy, error = (
+        _panel(metrics, quantity, quantity, {name: f"{split}_{quantity}" for split, name in _SPLITS.items()})
+        for quantity in ("loss", "accuracy", "error")
+    )
+    return tuple(panel for panel in (loss, accuracy or error) if panel)
 
 
 def _health(metrics: Metrics) -> tuple[Panel, ...]:
     """What :class:`~torchcaps_lab.training.RoutingHealth` logged, layer by layer."""
     names = dict.fromkeys(name for row in metrics for name in row)
-    panels = []
-    for prefix, (quantity, unit) in _HEALTH.items():
-        found = {name.removeprefix(prefix): _curve(metrics, name) for name in names if name.startswith(prefix)}
-        curves = {layer: curve for layer, curve in found.items() if curve is not None}
-        if curves:
-            panels.append(Panel(quantity, unit, curves))
-    return tuple(panels)
+    panels = (
+        _panel(metrics, *told, {name.removeprefix(start): name for name in names if name.startswith(start)})
+        for start, told in _HEALTH.items()
+    )
+    return tuple(panel for panel in panels if panel)
 
 
-def _draw_performance(axes: "Axes", panel: Panel) -> None:
-    for name, curve in panel.curves.items():
-        _draw_curve(axes, curve, name, _COLOURS[name])
-    if panel.quantity != "accuracy" and _spreads(panel):
-        axes.set_yscale("log")
+def _draw_curves(axes: "Axes", panel: Panel, colours: Mapping[str, str], widths: Sequence[float]) -> None:
+    for (name, curve), width in zip(panel.curves.items(), widths, strict=True):
+        marker = "o" if len(curve.values) <= 40 else ""
+        line: dict[str, Any] = {"color": colours[name], "label": name, "linewidth": width}
+        axes.plot(curve.epochs, curve.values, marker=marker, markersize=3, **line)
     axes.set(ylabel=panel.unit, title=panel.quantity)
     axes.legend(frameon=False, loc="best")
-
-
-def _draw_health(axes: "Axes", panel: Panel, layers: Sequence[str]) -> None:
-    for rank, (layer, curve) in enumerate(panel.curves.items()):
-        width = 1.5 * (len(panel.curves) - rank)  # so that curves that lie on each other can all be seen
-        _draw_curve(axes, curve, layer, f"C{(2 + layers.index(layer)) % 10}", width)
-    axes.set(ylabel=panel.unit, title=panel.quantity, ylim=(-0.04, 1.04))
-    axes.legend(frameon=False, loc="best")
-
-
-def _draw_curve(axes: "Axes", curve: Curve, name: str, colour: str, width: float = 1.5) -> None:
-    marker = "o" if len(curve.values) <= 40 else ""
-    axes.plot(curve.epochs, curve.values, color=colour, label=name, marker=marker, markersize=3, linewidth=width)
+    _number_epochs(axes)
 
 
 def _number_epochs(axes: "Axes") -> None:

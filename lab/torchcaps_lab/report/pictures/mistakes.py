@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from torch import Tensor
@@ -47,7 +47,6 @@ class Mistake(NamedTuple):
 
 
 @register_exhibit("mistakes", place=50, drawings="worst_mistakes.png")
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Mistakes(Exhibit):
     """The worst mistakes, the worst first.
 

@@ -1,7 +1,7 @@
 """What each number of a pose does to what is drawn."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +24,6 @@ def _sheets(grids: Tensor) -> Any:
 
 
 @register_exhibit("perturbations", place=80, drawings="perturbation_???.png")
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Perturbations(Exhibit):
     """Images of one capsule each, as its pose moves, one number at a time.
 
@@ -119,8 +118,7 @@ def _label(axes: "Axes", values: Tensor, changes: Sequence[float]) -> None:
         axes.text(V + 0.15, place - 0.5 if place else -0.15, text, fontsize=8, va="center", color="0.3")
     axes.set_xlabel("added to the pose", fontsize=9)
     axes.set_ylabel("pose dimension", fontsize=9)
-    for side in axes.spines.values():
-        side.set_visible(False)
+    axes.spines[:].set_visible(False)
 
 
 def _mosaic(tiles: Tensor, side: int = 44) -> tuple[Tensor, float, float]:

@@ -1,7 +1,6 @@
 """Which attribute can be read from which number of a pose."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ _DARK = 0.1
 
 
 @register_exhibit("pose_readout", place=130)
-@dataclass(frozen=True, eq=False, kw_only=True)
 class PoseReadout(Exhibit):
     """How much of each attribute can be read, linearly, from each number of a pose and from all together.
 

@@ -1,6 +1,6 @@
 """Two poses that change places."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor
@@ -10,7 +10,6 @@ from torchcaps_lab.report.observe import Observation
 
 
 @register_exhibit("pose_swap")
-@dataclass(frozen=True, eq=False, kw_only=True)
 class PoseSwap(Exhibit):
     """Two images, and each pose drawn by the capsule of the other's class.
 

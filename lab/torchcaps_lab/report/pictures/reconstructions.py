@@ -1,18 +1,17 @@
 """What the decoder draws from the pose of a class capsule."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from torch import Tensor
 
 from torchcaps_lab.report.canvas import Fill, shorten_lines, show, stacked
-from torchcaps_lab.report.exhibit import PNG, Exhibit, Picture, register_exhibit
+from torchcaps_lab.report.exhibit import PNG, OfImages, Picture, register_exhibit
 from torchcaps_lab.report.observe import Observation
 
 
 @register_exhibit("reconstructions", place=70, drawings="reconstructions.png")
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Reconstructions(Exhibit):
+class Reconstructions(OfImages):
     """Images, and what the capsule of the class that each is asked about describes.
 
     Attributes:
@@ -49,11 +48,6 @@ class Reconstructions(Exhibit):
             reconstructions=observation.reconstructions,
             titles=selection.titles_at(),
         )
-
-    @classmethod
-    def of_images(cls, shown: Observation, examples: Observation) -> "Reconstructions | None":
-        """Of the images to show."""
-        return cls.of(shown)
 
     def draw(self) -> Iterator[Picture]:
         """The images, and below each what its capsule made of it."""

@@ -1,7 +1,6 @@
 """Whether the network is right as often as it says."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
@@ -37,7 +36,6 @@ class ReliabilityCurve(NamedTuple):
 
 
 @register_exhibit("reliability", place=60, drawings="reliability.png")
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Reliability(Exhibit):
     """Reliability curves: of the shares of the activations and, if there is a calibration, of its probabilities.
 

@@ -1,12 +1,11 @@
 """The routing of one image to the classes, step by step."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchcaps.capsules import Capsules
 from torchcaps.models.base import CapsuleClassifier, in_precision_of
 from torchcaps_lab.report.exhibit import PNG, Exhibit, register_exhibit
 from torchcaps_lab.report.findings import evaluating, kept
@@ -42,7 +41,6 @@ class RoutingStep(NamedTuple):
 
 
 @register_exhibit("routing_steps")
-@dataclass(frozen=True, eq=False, kw_only=True)
 class RoutingSteps(Exhibit):
     """The routing of one image to the classes, step by step.
 
@@ -87,10 +85,10 @@ class RoutingSteps(Exhibit):
         with evaluating(model) as device:
             image = in_precision_of(model, observation.selection.images[place : place + 1].to(device))
             children = model.children_of(image)
-            steps = [_on_cpu(step) for step in observe_steps(model, children)]
+            steps = observe_steps(model, children)
         activation = kept(children.activation[0])
         order = activation.flatten().argsort(descending=True, stable=True)[:_CHILDREN]
-        final = steps[-1].assignment[0, order]
+        final = kept(steps[-1].assignment)[0, order]
         order = order[(final.argmax(-1) - final.amax(-1)).argsort(stable=True)]
         layer = next(iter(observation.maps), "")
         return cls(
@@ -108,14 +106,8 @@ class RoutingSteps(Exhibit):
         )
 
 
-def _on_cpu(step: Step) -> Step:
-    parents = step.parents._replace(pose=kept(step.parents.pose), activation=kept(step.parents.activation))
-    return Step(kept(step.assignment), kept(step.agreement), parents)
-
-
 def _routing_step(step: Step, activation: Tensor, order: Tensor) -> RoutingStep:
-    sites = activation[None]
-    maps = None
-    if on_a_grid(Capsules(sites.unsqueeze(-1), sites)):
-        maps = class_maps(step.assignment.unflatten(1, sites.shape[1:]), sites)[0]
-    return RoutingStep(step.assignment[0, order], step.agreement[0, order], step.parents.activation[0], maps)
+    assignment, sites = kept(step.assignment), activation[None]
+    maps = class_maps(assignment.unflatten(1, sites.shape[1:]), sites)[0] if on_a_grid(sites) else None
+    agreement = kept(step.agreement)[0, order]
+    return RoutingStep(assignment[0, order], agreement, kept(step.parents.activation)[0], maps)

@@ -1,7 +1,6 @@
 """What a run says of itself, and what was measured."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
@@ -24,7 +23,6 @@ class Quantity(NamedTuple):
 
 
 @register_exhibit("summary", place=10)
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Summary(Exhibit):
     """What a run says of itself, and what was measured afterwards.
 

@@ -1,7 +1,7 @@
 """Texts, each word in the colour of the class that it spoke for."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html import escape
 from typing import NamedTuple
 
@@ -57,7 +57,6 @@ class ColouredText(NamedTuple):
 
 
 @register_exhibit("words", place=50)
-@dataclass(frozen=True, eq=False, kw_only=True)
 class ColouredTexts(Exhibit):
     """Texts and, where the network has capsules, what each of their words spoke for.
 
