@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from over_windows import by_windows, gathered, looped_assignment, looped_totals, random
 from torch import Tensor, nn
 
 from torchcaps import CapsConv2d, Capsules, create_routing, list_routings, squash
 from torchcaps.ops import Gaussian, InnerProduct, Votes
 from torchcaps.ops.competition import GridWide
-from torchcaps.ops.votes import in_windows
 from torchcaps.ops.windows import Windows
 from torchcaps.routing import EMRouting, Routing
 
@@ -31,10 +31,6 @@ IN_COMPETITION = pytest.mark.parametrize(
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 1000)
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def make_routing(name: str) -> Routing:
@@ -62,51 +58,6 @@ def gradients(parents: Capsules, children: Capsules, layer: CapsConv2d) -> list[
     mark = random(*parents.pose.shape, seed=5)
     total = (parents.pose * mark).sum() + (parents.activation * mark.flatten(4).sum(-1)).sum()
     return list(torch.autograd.grad(total, [*children, *layer.parameters()], materialize_grads=True))
-
-
-def out_size(extent: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    return len(range(0, extent + 2 * padding - dilation * (kernel - 1), stride))
-
-
-def looped_window(children: Capsules, layer: CapsConv2d, row: int, column: int, types: range) -> tuple[Tensor, Tensor]:
-    """The children of one window, place by place, absent ones with pose and activation 0."""
-    _, height, width, _ = children.activation.shape
-    poses, activations = [], []
-    for ky, kx in itertools.product(range(layer.kernel_size[0]), range(layer.kernel_size[1])):
-        y = row * layer.stride[0] + ky * layer.dilation[0] - layer.padding[0]
-        x = column * layer.stride[1] + kx * layer.dilation[1] - layer.padding[1]
-        for kind in types:
-            there = 0 <= y < height and 0 <= x < width
-            poses.append(children.pose[:, y, x, kind] if there else torch.zeros_like(children.pose[:, 0, 0, 0]))
-            activations.append(
-                children.activation[:, y, x, kind] if there else torch.zeros_like(children.activation[:, 0, 0, 0])
-            )
-    return torch.stack(poses, 1), torch.stack(activations, 1)
-
-
-def looped_convolution(children: Capsules, layer: CapsConv2d) -> Capsules:
-    """Dense capsules at each position, with the same transforms; each group for itself."""
-    size = [
-        out_size(extent, *options)
-        for extent, *options in zip(
-            children.activation.shape[1:3], layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True
-        )
-    ]
-    share, places = layer.in_types // layer.groups, math.prod(layer.kernel_size)
-    poses, activations = [], []
-    for row, column in itertools.product(range(size[0]), range(size[1])):
-        parts = []
-        for group, routing in enumerate(layer.routings):
-            types = range(group * share, (group + 1) * share)
-            pose, activation = looped_window(children, layer, row, column, types)
-            transforms = torch.stack([layer.weight[place, kind] for place in range(places) for kind in types])
-            parts.append(routing(Votes(pose, transforms, backend="naive"), activation))
-        poses.append(torch.cat([part.pose for part in parts], 1).unflatten(-1, layer.out_pose))
-        activations.append(torch.cat([part.activation for part in parts], 1))
-    return Capsules(
-        torch.stack(poses, 1).unflatten(1, size),
-        torch.stack(activations, 1).unflatten(1, size),
-    )
 
 
 def geometries() -> list[Any]:
@@ -149,7 +100,7 @@ class TestOneWindow:
             )
             parents = layer(children)
             results[backend] = [*parents, *gradients(parents, children, layer)]
-        expected = looped_convolution(children, layer)
+        expected = by_windows(layer, children)
         reference = [*expected, *gradients(expected, children, layer)]
         for result in results.values():
             torch.testing.assert_close(result, reference, rtol=1e-8, atol=1e-10)
@@ -175,7 +126,7 @@ class TestOneWindow:
             competition="window",
             backend=backend,
         )
-        parents, expected = layer(children), looped_convolution(children, layer)
+        parents, expected = layer(children), by_windows(layer, children)
         torch.testing.assert_close(parents, expected, rtol=1e-8, atol=1e-10)
         torch.testing.assert_close(
             gradients(parents, children, layer), gradients(expected, children, layer), rtol=1e-8, atol=1e-10
@@ -184,7 +135,7 @@ class TestOneWindow:
     def test_hard_assignments(self) -> None:
         children = make_children(2, 5, 4, 2, 3, grad=False)
         layer = make_layer(2, 3, 3, 4, 3, routing=create_routing("hard_kmeans"), competition="window").eval()
-        torch.testing.assert_close(layer(children), looped_convolution(children, layer))
+        torch.testing.assert_close(layer(children), by_windows(layer, children))
 
     @pytest.mark.parametrize(
         ("routing", "competition"), [mark for mark in IN_COMPETITION.args[1] if mark[1] != "position"]
@@ -193,55 +144,12 @@ class TestOneWindow:
         """Where a child is seen by one window only, the image-wide competition is that of the window."""
         children = make_children(2, 3, 4, 2, (2, 3))
         layer = make_layer(2, 3, (2, 3), (2, 2), (3, 4), routing=make_routing(routing), competition=competition)
-        torch.testing.assert_close(layer(children), looped_convolution(children, layer), rtol=1e-9, atol=1e-11)
-
-
-def seen_by(windows: Windows) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """For each position (y, x), padding included: the (window, place) pairs that see it."""
-    size = [
-        out_size(windows.size[a], windows.kernel[a], windows.stride[a], windows.padding[a], windows.dilation[a])
-        for a in (0, 1)
-    ]
-    seen: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for number, (row, column) in enumerate(itertools.product(range(size[0]), range(size[1]))):
-        for place, (ky, kx) in enumerate(itertools.product(range(windows.kernel[0]), range(windows.kernel[1]))):
-            y = row * windows.stride[0] + ky * windows.dilation[0] - windows.padding[0]
-            x = column * windows.stride[1] + kx * windows.dilation[1] - windows.padding[1]
-            seen.setdefault((y, x), []).append((number, place))
-    return seen
-
-
-def looped_assignment(logits: Tensor, windows: Windows, types: int, orphan: bool = False) -> Tensor:
-    """Softmax over all (parent type, parent position) pairs that see a child, child by child; (B * n, I, J)."""
-    count = math.prod(windows.out)
-    field = logits.unflatten(0, (-1, count)).unflatten(2, (-1, types))  # [B, n, kk, C, J]
-    share: dict[tuple[int, int, int], Tensor] = {}
-    for pairs in seen_by(windows).values():
-        for kind in range(types):
-            candidates = torch.stack([field[:, number, place, kind] for number, place in pairs], 1).flatten(1)
-            if orphan:
-                candidates = torch.cat([candidates, torch.zeros_like(candidates[:, :1])], 1)
-            probability = candidates.softmax(1)[:, : len(pairs) * field.shape[-1]].unflatten(1, (len(pairs), -1))
-            for pair, (number, place) in enumerate(pairs):
-                share[number, place, kind] = probability[:, pair]
-    return torch.stack([share[key] for key in sorted(share)], 1).view_as(logits)
-
-
-def looped_totals(assignment: Tensor, windows: Windows, types: int) -> Tensor:
-    """What each child that is seen gives away in all, to whatever parent."""
-    field = assignment.unflatten(0, (-1, math.prod(windows.out))).unflatten(2, (-1, types)).sum(-1)
-    totals = [
-        sum(field[:, number, place, kind] for number, place in pairs)
-        for pairs in seen_by(windows).values()
-        for kind in range(types)
-    ]
-    return torch.stack(totals)
+        torch.testing.assert_close(layer(children), by_windows(layer, children), rtol=1e-9, atol=1e-11)
 
 
 GEOMETRIES = pytest.mark.parametrize(
     ("kernel", "stride", "padding"), list(itertools.product((3, 5), (1, 2), (0, 1))), ids=str
 )
-SIMILARITIES = pytest.mark.parametrize("kind", ["uniform", "inner", "gaussian"])
 TYPES, PARENTS = 2, 3
 
 
@@ -256,16 +164,6 @@ def similarity_of(kind: str, windows: int, size: int, scale: float = 1.0) -> Any
     return None
 
 
-def dense_logits(votes: Votes, similarity: Any) -> Tensor:
-    dense = votes.dense()
-    if similarity is None:
-        return torch.zeros_like(dense[..., 0])
-    if isinstance(similarity, InnerProduct):
-        return (dense * similarity.alpha[:, None]).sum(-1)
-    distance = (similarity.precision[:, None] * (dense - similarity.mean[:, None]).square()).sum(-1)
-    return similarity.log_weight[:, None] - distance / 2
-
-
 class TestWholeImage:
     def setting(
         self, kernel: int, stride: int, padding: int, backend: str = "naive", orphan: bool = False
@@ -276,88 +174,6 @@ class TestWholeImage:
         normaliser = GridWide(orphan=orphan, windows=windows, types=TYPES)
         sites = windows.children(TYPES, children.device)
         return windows, Votes(windows.pad(children), transforms, normaliser=normaliser, backend=backend, sites=sites)
-
-    @GEOMETRIES
-    @SIMILARITIES
-    @BACKENDS
-    @pytest.mark.parametrize("orphan", [False, True], ids=["", "orphan"])
-    def test_brute_force(self, kernel: int, stride: int, padding: int, kind: str, backend: str, orphan: bool) -> None:
-        windows, votes = self.setting(kernel, stride, padding, backend, orphan)
-        similarity = similarity_of(kind, math.prod(windows.out), 4)
-        assignment = votes.assignment(similarity)
-        expected = looped_assignment(dense_logits(votes, similarity), windows, TYPES, orphan)
-        torch.testing.assert_close(assignment, expected, rtol=1e-9, atol=1e-12)
-        totals = looped_totals(assignment, windows, TYPES)
-        if orphan:
-            assert ((totals > 0) & (totals < 1)).all()
-        else:
-            torch.testing.assert_close(totals, torch.ones_like(totals), rtol=1e-10, atol=0)
-
-    @BACKENDS
-    @pytest.mark.parametrize(
-        "options",
-        [
-            ((2, 3), (1, 2), (1, 0), (2, 1)),
-            ((3, 2), (2, 1), (0, 2), (1, 3)),
-            ((3, 3), (1, 1), (0, 0), (2, 1)),
-            ((1, 2), (2, 3), (0, 1), (1, 2)),
-        ],
-        ids=str,
-    )
-    def test_axes_that_differ(self, options: tuple[tuple[int, int], ...], backend: str) -> None:
-        """With dilation; and with strides that leave some children unseen."""
-        windows = Windows((6, 7), *options)
-        field = torch.arange(6 * 7).view(1, 6, 7, 1)
-        for number, (row, column) in enumerate(itertools.product(range(windows.out[0]), range(windows.out[1]))):
-            for place, (y, x) in enumerate(
-                itertools.product(*(range(o, o + k * d, d) for o, k, d in self.corners(windows, row, column)))
-            ):
-                expected = field[0, y, x, 0] if 0 <= y < 6 and 0 <= x < 7 else 0
-                assert windows.pad(field)[0, windows.children(1, field.device)[number, place]] == expected
-        transforms = random(math.prod(windows.kernel) * TYPES, PARENTS, 3, 2, seed=1)
-        normaliser = GridWide(windows=windows, types=TYPES)
-        children = windows.pad(random(2, 6, 7, TYPES, 2, 3))
-        sites = windows.children(TYPES, children.device)
-        votes = Votes(children, transforms, normaliser=normaliser, backend=backend, sites=sites)
-        for kind in ("uniform", "gaussian"):
-            similarity = similarity_of(kind, math.prod(windows.out), 4)
-            expected = looped_assignment(dense_logits(votes, similarity), windows, TYPES)
-            torch.testing.assert_close(votes.assignment(similarity), expected, rtol=1e-9, atol=1e-12)
-
-    @staticmethod
-    def corners(windows: Windows, row: int, column: int) -> list[tuple[int, int, int]]:
-        """(first position, places, dilation) of a window along each axis."""
-        return [
-            (number * windows.stride[a] - windows.padding[a], windows.kernel[a], windows.dilation[a])
-            for a, number in enumerate((row, column))
-        ]
-
-    @GEOMETRIES
-    @BACKENDS
-    def test_first_step_is_uniform(self, kernel: int, stride: int, padding: int, backend: str) -> None:
-        windows, votes = self.setting(kernel, stride, padding, backend)
-        assignment = votes.assignment(None).unflatten(0, (2, -1)).unflatten(2, (-1, TYPES))
-        for pairs in seen_by(windows).values():
-            for number, place in pairs:
-                share = assignment[:, number, place]
-                torch.testing.assert_close(share, torch.full_like(share, 1 / (len(pairs) * PARENTS)))
-
-    @GEOMETRIES
-    @BACKENDS
-    @SIMILARITIES
-    def test_moments_are_those_of_the_assignment(
-        self, kernel: int, stride: int, padding: int, backend: str, kind: str
-    ) -> None:
-        windows, votes = self.setting(kernel, stride, padding, backend)
-        similarity = similarity_of(kind, math.prod(windows.out), 4)
-        weights = random(*votes.children.shape[:2], seed=8).sigmoid()
-        seen = in_windows(weights, votes.sites)[..., None]
-        share = looped_assignment(dense_logits(votes, similarity), windows, TYPES) * seen
-        for scatter in (False, True):
-            moments = votes.moments(similarity, weights, scatter=scatter)
-            torch.testing.assert_close(moments.mass, share.sum(1), rtol=1e-9, atol=1e-12)
-            expected = torch.einsum("bij,bijh->bjh", share, votes.dense())
-            torch.testing.assert_close(moments.sum, expected, rtol=1e-9, atol=1e-12)
 
     @BACKENDS
     @pytest.mark.parametrize("orphan", [False, True], ids=["", "orphan"])
@@ -401,12 +217,7 @@ class TestWholeImage:
         )
         windows = Windows((6, 5), layer.kernel_size, layer.stride, layer.padding, layer.dilation)
         count = math.prod(windows.out)
-        gathered = [
-            looped_window(children, layer, row, column, range(TYPES))
-            for row, column in itertools.product(range(windows.out[0]), range(windows.out[1]))
-        ]
-        pose = torch.stack([pose for pose, _ in gathered], 1).flatten(0, 1)
-        weights = torch.stack([activation for _, activation in gathered], 1).flatten(0, 1)
+        pose, weights = gathered(windows, children)
         votes = torch.einsum("bimp,ijpd->bijmd", pose, layer.weight.flatten(0, 1)).flatten(-2)
         logits = torch.zeros_like(votes[..., 0])
         (routing,) = layer.routings
@@ -514,21 +325,21 @@ class TestArguments:
         assert layer.routing.config() == EMRouting().config()
         assert layer.competition == "image"
 
-    @pytest.mark.parametrize(("types", "groups"), [((3, 4), 2), ((4, 3), 2), ((4, 4), 3)], ids=str)
-    def test_groups(self, types: tuple[int, int], groups: int) -> None:
-        with pytest.raises(ValueError, match=f"groups must divide in_types and out_types, got {groups} for"):
-            CapsConv2d(*types, 3, 3, 1, groups=groups)
-
     @pytest.mark.parametrize(
-        ("argument", "value"), [("kernel_size", 0), ("stride", (1, 0)), ("dilation", 0), ("padding", -1), ("groups", 0)]
+        ("arguments", "message"),
+        [
+            ({"in_types": 3, "groups": 2}, "groups must divide in_types and out_types, got 2 for 3 and 4"),
+            ({"out_types": 3, "groups": 2}, "groups must divide in_types and out_types, got 2 for 4 and 3"),
+            ({"groups": 3}, "groups must divide in_types and out_types, got 3 for 4 and 4"),
+            ({"stride": (1, 0)}, "stride must be at least 1"),
+            ({"padding": -1}, "padding must be at least 0"),
+            ({"competition": "batch"}, r"competition must be one of .*'image'.*'window'.*got 'batch'"),
+        ],
+        ids=str,
     )
-    def test_numbers_out_of_range(self, argument: str, value: Any) -> None:
-        with pytest.raises(ValueError, match=f"{argument} must be at least|{argument} must be"):
-            CapsConv2d(2, 2, 3, 3, **{"kernel_size": 1, argument: value})
-
-    def test_competition(self) -> None:
-        with pytest.raises(ValueError, match=r"competition must be one of .*'image'.*'window'.*got 'batch'"):
-            CapsConv2d(2, 2, 3, 3, 1, competition="batch")
+    def test_wrong(self, arguments: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=f"^{message}"):
+            CapsConv2d(**{"in_types": 4, "out_types": 4, "in_pose": 3, "out_pose": 3, "kernel_size": 1, **arguments})
 
     @pytest.mark.parametrize(
         ("pose", "activation"),

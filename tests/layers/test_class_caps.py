@@ -120,16 +120,6 @@ class TestVotes:
 
 
 class TestAnySize:
-    @TRAINABLE
-    @pytest.mark.parametrize("size", [(1, 1), (1, 6), (5, 2), (7, 7)], ids=str)
-    def test_map(self, routing: str, size: tuple[int, int]) -> None:
-        layer = make_layer(routing=routing)
-        children = make_children(*size, (2, 3))
-        pose, activation = layer(children)
-        assert pose.shape == (2, E, 2, 2)
-        (pose.sum() + activation.sum()).backward()
-        assert layer.weight.grad.isfinite().all()
-
     def test_number_of_parameters_knows_no_size(self) -> None:
         assert sum(p.numel() for p in make_layer().parameters()) == T * E * 3 * 2 + 2 * E
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from over_windows import by_windows, looped_assignment, looped_children, looped_sites, looped_totals, random
 from torch import Tensor
 
 from torchcaps import (
@@ -21,16 +22,12 @@ from torchcaps import (
     ops,
 )
 from torchcaps.layers import CapsConvNd, PrimaryCapsNd, coordinate_addition
-from torchcaps.ops import Gaussian, InnerProduct, PositionWide, Votes, Windows, use_backend
+from torchcaps.ops import Gaussian, GridWide, InnerProduct, PositionWide, Votes, Windows, use_backend
 from torchcaps.ops.plan import FEW
 from torchcaps.routing import EMRouting
 
 CPU = torch.device("cpu")
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def make_children(*sites: int, pose: tuple[int, ...] = (2, 3)) -> Capsules:
@@ -42,24 +39,6 @@ def gradients(parents: Capsules, inputs: list[Tensor], layer: torch.nn.Module) -
     mark = random(parents.pose.numel(), seed=5)
     total = parents.pose.flatten() @ mark + parents.activation.flatten() @ mark[: parents.activation.numel()]
     return list(torch.autograd.grad(total, [*inputs, *layer.parameters()]))
-
-
-def looped_sites(windows: Windows) -> list[list[int]]:
-    """The places of each window, by a loop over all axes."""
-    rows = []
-    for window in itertools.product(*map(range, windows.out)):
-        row = []
-        for place in itertools.product(*map(range, windows.kernel)):
-            position = [
-                w * s + p * d for w, s, p, d in zip(window, windows.stride, place, windows.dilation, strict=True)
-            ]
-            flat = 0
-            for at, extent in zip(position, windows.extent, strict=True):
-                assert 0 <= at < extent
-                flat = flat * extent + at
-            row.append(flat)
-        rows.append(row)
-    return rows
 
 
 class TestWindows:
@@ -80,7 +59,7 @@ class TestWindows:
         assert expected.shape == (math.prod(windows.out), math.prod(windows.kernel))
         children = windows.children(3, CPU)
         assert children.dtype == torch.int32
-        assert children.tolist() == (expected[..., None] * 3 + torch.arange(3)).flatten(1).tolist()
+        assert children.tolist() == looped_children(windows, 3)
 
     def test_no_further_window_fits(self) -> None:
         for size, kernel, stride, padding, dilation in itertools.product(
@@ -138,20 +117,6 @@ class TestWindows:
         assert not windows.children(2, CPU).is_inference()
 
 
-def by_windows(layer: CapsConvNd, children: Capsules) -> Capsules:
-    """Dense capsules at each position, with the transforms of the layer, each window for itself."""
-    windows = layer.windows(children)
-    pose, activation = windows.pad(children.pose), windows.pad(children.activation)
-    types, poses, activations = layer.in_types, [], []
-    for sites in looped_sites(windows):
-        at = [site * types + kind for site in sites for kind in range(types)]
-        routed = layer.routing(Votes(pose[:, at], layer.weight.flatten(0, 1), backend="naive"), activation[:, at])
-        poses.append(routed.pose)
-        activations.append(routed.activation)
-    pose, activation = (torch.stack(fields, 1).unflatten(1, windows.out) for fields in (poses, activations))
-    return Capsules(pose.unflatten(-1, layer.out_pose), activation)
-
-
 CONVOLUTIONS = {1: CapsConv1d, 2: CapsConv2d, 3: CapsConv3d}
 
 
@@ -200,10 +165,7 @@ class TestConvolution:
         children = make_children(2, *(5, 3, 4)[-axes:], 2)
         layer = make_convolution(axes, 2, 3, (2, 3), (2, 2), 2, competition="grid", backend=backend)
         (routed,) = layer.route(children)
-        windows = layer.windows(children)
-        given = routed.assignment.sum(-1).unflatten(0, (2, -1)).flatten(1)
-        places = windows.children(2, CPU).long().flatten().expand_as(given)
-        total = torch.zeros(2, windows.padded * 2, dtype=torch.float64).scatter_add(1, places, given)
+        total = looped_totals(routed.assignment, layer.windows(children), 2)
         torch.testing.assert_close(total, torch.ones_like(total), rtol=1e-10, atol=0)
 
     @pytest.mark.parametrize("competition", ["image", "position"])
@@ -238,32 +200,19 @@ class TestConvolution:
             CapsConv3d(2, 2, 3, 3, **{"kernel_size": 1, argument: (1, 1)})
 
 
-def looped_positions(logits: Tensor, windows: Windows, types: int, orphan: bool) -> Tensor:
-    """Softmax over all windows that see a child, child by child, each type of parents for itself; (N * W, I, J)."""
-    field = logits.unflatten(0, (-1, math.prod(windows.out)))  # [N, W, I, J]
-    seen: dict[int, list[tuple[int, int]]] = {}
-    for window, children in enumerate(windows.children(types, CPU).tolist()):
-        for place, child in enumerate(children):
-            seen.setdefault(child, []).append((window, place))
-    share: dict[tuple[int, int], Tensor] = {}
-    for pairs in seen.values():
-        candidates = [field[:, window, place] for window, place in pairs]  # [N, J] each
-        if orphan:
-            candidates.append(torch.zeros_like(candidates[0]))
-        share.update(zip(pairs, torch.stack(candidates).softmax(0), strict=False))
-    return torch.stack([share[key] for key in sorted(share)], 1).view_as(logits)
+RULES = {"grid": GridWide, "position": PositionWide}
 
 
-class TestOneTypeOverAllPositions:
-    """``competition="position"`` against brute force."""
+class TestOverAllPositions:
+    """Competition for a child among all windows that see it, against brute force."""
 
     TYPES, PARENTS = 2, 3
 
-    def setting(self, windows: Windows, backend: str, orphan: bool) -> tuple[Votes, list[Tensor]]:
+    def setting(self, rule: str, windows: Windows, backend: str, orphan: bool) -> tuple[Votes, list[Tensor]]:
         children = windows.pad(random(2, *windows.size, self.TYPES, 2, 3)).requires_grad_()
         places = math.prod(windows.kernel) * self.TYPES
         transforms = random(places, self.PARENTS, 3, 2, seed=1).requires_grad_()
-        normaliser = PositionWide(orphan=orphan, windows=windows, types=self.TYPES)
+        normaliser = RULES[rule](orphan=orphan, windows=windows, types=self.TYPES)
         sites = windows.children(self.TYPES, CPU)
         with use_backend(backend if backend != "native" else None):
             votes = Votes(children, transforms, normaliser=normaliser, sites=sites)
@@ -279,6 +228,7 @@ class TestOneTypeOverAllPositions:
         return (InnerProduct(tensors[0]), tensors[:1]) if kind == "inner" else (Gaussian(*tensors), tensors)
 
     @BACKENDS
+    @pytest.mark.parametrize("rule", RULES)
     @pytest.mark.parametrize("kind", ["uniform", "inner", "gaussian"])
     @pytest.mark.parametrize("orphan", [False, True], ids=["", "orphan"])
     @pytest.mark.parametrize(
@@ -288,22 +238,25 @@ class TestOneTypeOverAllPositions:
             Windows((5, 4), (3, 2), (2, 1), (1, 0), (1, 2)),
             Windows((7, 6), (3, 3), (2, 2), (1, 1), (1, 1)),
             Windows((7, 6), (2, 2), (3, 3), (0, 0), (1, 1)),  # children that no window sees
+            Windows((6, 5), (5, 5), (1, 1), (1, 1), (1, 1)),
+            Windows((6, 7), (3, 2), (2, 1), (0, 2), (1, 3)),
+            Windows((6, 7), (1, 2), (2, 3), (0, 1), (1, 2)),
             Windows((8,), (3,), (2,), (1,), (1,)),
             Windows((3, 4, 3), (2, 2, 2), (1, 2, 1), (0, 0, 1), (1, 1, 1)),
         ],
         ids=lambda windows: f"{windows.axes}d-k{windows.kernel}-s{windows.stride}",
     )
     def test_brute_force(
-        self, windows: Windows, kind: str, orphan: bool, backend: str, monkeypatch: pytest.MonkeyPatch
+        self, windows: Windows, kind: str, orphan: bool, rule: str, backend: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 200)
         monkeypatch.setitem(FEW, "cpu", 0)
-        votes, inputs = self.setting(windows, backend, orphan)
+        votes, inputs = self.setting(rule, windows, backend, orphan)
         similarity, parents = self.similarity(kind, votes.shape[0])
         weights = random(*votes.children.shape[:2], seed=8).sigmoid().requires_grad_()
         dense = votes.dense()
         logits = torch.zeros_like(dense[..., 0]) if similarity is None else similarity.logits(dense)
-        expected = looped_positions(logits, windows, self.TYPES, orphan)
+        expected = looped_assignment(logits, windows, self.TYPES, orphan, each_type=rule == "position")
         assignment = votes.assignment(similarity)
         torch.testing.assert_close(assignment, expected, rtol=1e-9, atol=1e-12)
 
@@ -351,7 +304,7 @@ class TestOneTypeOverAllPositions:
     def test_kernels_leave_it_to_tiles(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(FEW, "cpu", 0)
         monkeypatch.setattr("torchcaps.ops.plan.FEW_TILES", 0)
-        votes, _ = self.setting(Windows((4, 4), (2, 2), (1, 1), (0, 0), (1, 1)), "native", False)
+        votes, _ = self.setting("position", Windows((4, 4), (2, 2), (1, 1), (0, 0), (1, 1)), "native", False)
         choice = votes.choose(self.similarity("inner", votes.shape[0])[0])
         assert choice.backend == "chunked"
         assert "a normaliser for each pair" in choice.reason

@@ -1,10 +1,10 @@
 """Children's poses that go past the routing."""
 
-import itertools
 from typing import Any
 
 import pytest
 import torch
+from over_windows import gathered
 from torch import Tensor
 
 from torchcaps import CapsConv1d, CapsConv2d, CapsConv3d, Capsules, create_model
@@ -30,37 +30,22 @@ def make_layer(
 
 
 def looped(layer: CapsConv2d, children: Capsules, mask: Tensor | None = None) -> Tensor:
-    """What the children of each window add to their parents, one by one."""
-    _, height, width, types = children.activation.shape
+    """What the children of each window add to their parents."""
     windows = layer.windows(children)
-    rows, columns = windows.out
-    same = layer.stride == (1, 1) and windows.out == (height, width)
-    mean = torch.zeros(2, rows, columns, types, *POSE, dtype=torch.float64)
-    for y, x, kind, b in itertools.product(range(rows), range(columns), range(types), range(2)):
-        weight = 0.0
-        for ky, kx in itertools.product(*map(range, layer.kernel_size)):
-            row = y * layer.stride[0] + ky * layer.dilation[0] - layer.padding[0]
-            column = x * layer.stride[1] + kx * layer.dilation[1] - layer.padding[1]
-            if not (0 <= row < height and 0 <= column < width) or (mask is not None and not mask[b, row, column, kind]):
-                continue
-            if same:
-                if (row, column) == (y, x):
-                    mean[b, y, x, kind] = children.pose[b, row, column, kind]
-                    weight = 1.0
-            else:
-                a = children.activation[b, row, column, kind]
-                mean[b, y, x, kind] += a * children.pose[b, row, column, kind]
-                weight += a
-        mean[b, y, x, kind] /= max(weight, 1e-9)
+    if mask is not None:
+        children = Capsules(children.pose * mask[..., None, None], children.activation * mask)
+    if layer.stride == (1, 1) and windows.out == windows.size:
+        mean = children.pose
+    else:
+        pose, a = (field.unflatten(1, (-1, layer.in_types)) for field in gathered(windows, children))
+        total = (a[..., None, None] * pose).sum(1) / a.sum(1).clamp(min=1e-9)[..., None, None]
+        mean = total.unflatten(0, (-1, *windows.out))
     assert layer.identity_path is not None
-    mix = layer.identity_path.mix
-    if mix is None:
+    if layer.identity_path.mix is None:
         return mean
-    found = torch.zeros(2, rows, columns, layer.out_types, *POSE, dtype=torch.float64)
-    share, outs = types // layer.groups, layer.out_types // layer.groups
-    for group, t, s in itertools.product(range(layer.groups), range(share), range(outs)):
-        found[..., group * outs + s, :, :] += mix[group, t, s] * mean[..., group * share + t, :, :]
-    return found
+    return torch.einsum("byxgtmd,gts->byxgsmd", mean.unflatten(3, (layer.groups, -1)), layer.identity_path.mix).flatten(
+        3, 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,31 +107,6 @@ def test_the_mix_of_types_keeps_the_deviation() -> None:
     assert layer.identity_path is not None
     found = layer.identity_path(children, layer.windows(children))
     assert found.std().item() == pytest.approx(1.0, rel=0.1)
-
-
-@pytest.mark.parametrize("make", [CapsConv1d, CapsConv2d, CapsConv3d])
-def test_an_empty_batch(make: Any) -> None:
-    axes = {CapsConv1d: 1, CapsConv2d: 2, CapsConv3d: 3}[make]
-    layer = make(2, 2, POSE, POSE, 3, residual=True).double()
-    assert layer(capsules(*[5] * axes, 2, batch=0)).pose.shape == (0, *[3] * axes, 2, *POSE)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_and_windows_without_active_children(dtype: torch.dtype) -> None:
-    children = Capsules(*(field.to(dtype) for field in capsules(5, 6, 2)))
-    children.activation[:, :3] = 0.0
-    layer = make_layer(2, 3, 3, 2).to(dtype)
-    parents = layer(children)
-    assert parents.pose.dtype == dtype
-    with torch.autocast("cpu", dtype):
-        torch.testing.assert_close(layer(children), parents)
-    for tensor in children:
-        tensor.requires_grad_()
-    assert layer.identity_path is not None
-    added = layer.identity_path(children, layer.windows(children))
-    assert (added[:, 0] == 0).all()
-    gradients = torch.autograd.grad(added.sum(), tuple(children))
-    assert all(field.isfinite().all() for field in (*parents, added, *gradients))
 
 
 def test_networks() -> None:

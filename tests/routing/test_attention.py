@@ -51,13 +51,6 @@ def test_a_pose_of_one_number_is_not_normalised() -> None:
     assert AttentionRouting().bind(LayerShape(I, J, (P,), (1,))).gain is None
 
 
-def test_parameters_do_not_grow_with_the_parents() -> None:
-    routing = AttentionRouting(readout=True).bind(LayerShape(I, J, (M, P), (M, D)))
-    assert {name: tuple(one.shape) for name, one in routing.named_parameters()} == {
-        "gain": (H,), "bias": (H,), "score.weight": (1, H), "score.bias": (1,),
-    }  # fmt: skip
-
-
 def test_the_readout_is_one_linear_map_of_all_parents() -> None:
     children, transforms, activation = problem()
     routing = AttentionRouting(readout=True).bind(LayerShape(I, J, (M, P), (M, D))).double()

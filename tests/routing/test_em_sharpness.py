@@ -107,8 +107,3 @@ class TestModule:
     def test_wrong(self, sharpness: Any) -> None:
         with pytest.raises(ValueError, match=r"^sharpness must be"):
             EMRouting(sharpness=sharpness)
-
-    def test_wrong_count(self) -> None:
-        votes = Votes(normal(1, 3, 2), normal(3, 2, 2, 2))
-        with pytest.raises(ValueError, match="sharpness must be one number or 2, one an E-step, got 1"):
-            em_routing(votes, None, torch.zeros(2), torch.zeros(2), LAMBDAS, sharpness=[0.5])

@@ -29,6 +29,8 @@ from torchcaps.routing import (
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.squash import length, squash
 
+OPTIONAL = ("attention", "self_attention", "spectral", "homogeneous")
+"""Routings whose parameters need not be there."""
 Function = Callable[..., Routed]
 J, M, P, D = 4, 2, 3, 3
 
@@ -294,6 +296,73 @@ def test_votes_for_other_parents_than_there_are_parameters_for(routing: Routing)
         bound(Votes(torch.zeros(2, 5, 3), torch.zeros(5, 3, 3, 6)))
 
 
+@pytest.mark.parametrize("name", list_routings())
+def test_without_parameters_a_routing_asks_for_a_layer(name: str) -> None:
+    routing, votes = create_routing(name).eval(), Votes(torch.zeros(2, 5, 3), torch.zeros(5, 4, 3, 3))
+    if any(True for _ in routing.bind(LayerShape(5, 4, (3,), (3,))).parameters()) and name not in OPTIONAL:
+        with pytest.raises(RuntimeError, match=r"no parameters yet.*bind"):
+            routing(votes)
+    else:
+        assert routing(votes).pose.shape == (2, 4, 3)
+
+
+SHAPE = LayerShape(5, J, (M, P), (M, D))
+OF_ANY = LayerShape(None, J, (M, P), (M, D))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "shape", "expected"),
+    [
+        ("dynamic", {}, SHAPE, {}),
+        ("dynamic", {"bias": True}, SHAPE, {"offset": (J, M * D)}),
+        ("attention", {"readout": True}, SHAPE, {
+            "gain": (M * D,), "bias": (M * D,), "score.weight": (1, M * D), "score.bias": (1,),
+        }),
+        ("em", {}, SHAPE, {"unit_cost": (J,), "activation_cost": (J,)}),
+        ("heinsen_2019", {"any_parents": True}, OF_ANY, {
+            "bias": (1, 1, M * D), "benefit": (1, 1), "cost": (1, 1), "spread": (M * D,),
+        }),
+        ("prototypes", {}, SHAPE, {"prototypes": (J, M * D)}),
+        ("self_attention", {}, SHAPE, {"offset": (5, J)}),
+        ("self_attention", {}, OF_ANY, {"offset": (1, J)}),
+        ("self_attention", {"prior": False}, SHAPE, {}),
+        ("self_routing", {}, SHAPE, {"weight": (5, J, M * P), "bias": (5, J)}),
+        ("self_routing", {}, OF_ANY, {"weight": (1, J, M * P), "bias": (1, J)}),
+    ],
+)  # fmt: skip
+def test_parameters(
+    name: str, arguments: dict[str, Any], shape: LayerShape, expected: dict[str, tuple[int, ...]]
+) -> None:
+    bound = create_routing(name, **arguments).bind(shape)
+    assert {name: tuple(one.shape) for name, one in bound.named_parameters()} == expected
+
+
+BETAS = torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda votes: dynamic_routing(votes, steps=0), "steps must be at least 1, got 0"),
+        (lambda votes: dynamic_routing(votes, gradient="first"), "gradient must be one of .*'first'"),
+        (lambda votes: dynamic_routing(votes, squash_kind="sigmoid"), "squash must be one of .*'sigmoid'"),
+        (lambda votes: inner_product_kmeans_routing(votes, steps=0), "steps must be at least 1, got 0"),
+        (lambda votes: euclidean_kmeans_routing(votes, steps=0), "steps must be at least 1, got 0"),
+        (lambda votes: hard_kmeans_routing(votes, steps=0), "steps must be at least 1, got 0"),
+        (lambda votes: hard_kmeans_routing(votes, metric="cosine"), "metric must be one of .*'inner'.*, got 'cosine'"),
+        (lambda votes: em_routing(votes, None, BETAS, BETAS, ()), "steps must be at least 1, got 0"),
+        (lambda votes: em_routing(votes, None, BETAS, BETAS, (1.0,), gradient="first"), "gradient must be one of"),
+        (
+            lambda votes: em_routing(votes, None, BETAS, BETAS, [1.0] * 3, sharpness=[0.5]),
+            "sharpness must be one number or 2, one an E-step, got 1",
+        ),
+    ],
+)
+def test_functions_check_steps_and_names(call: Callable[[Votes], Routed], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(Votes(torch.zeros(1, 2, 3), torch.zeros(2, 2, 3, 3)))
+
+
 class TestLayerShape:
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -356,24 +425,6 @@ class TestLayerShape:
 
 class TestGoingOn:
     """Concurrent routing: a call that begins with the parents of an earlier one."""
-
-    @backends
-    @pytest.mark.parametrize("name", ["dynamic", "kmeans", "euclidean"])
-    @pytest.mark.parametrize(("first", "then"), [(1, 1), (1, 3), (3, 2)])
-    def test_some_steps_and_some_more_are_all_of_them(self, name: str, backend: str, first: int, then: int) -> None:
-        tensors = problem()
-
-        def results(*steps: int) -> list[Tensor]:
-            children, transforms, coordinates, activation = tensors
-            routed = None
-            for number in steps:
-                votes = Votes(children, transforms, coordinates, backend=backend)
-                routed = create_routing(name, steps=number)(votes, activation, initial=routed)
-            objective = routed.pose.square().sum() + routed.activation.sum()
-            gradients = torch.autograd.grad(objective, tensors, materialize_grads=True)
-            return [routed.pose, routed.activation, routed.assignment, *gradients]
-
-        torch.testing.assert_close(results(first, then), results(first + then), rtol=1e-9, atol=1e-11)
 
     @pytest.mark.parametrize("first", [1, 2])
     def test_without_accumulation_only_the_pose_counts(self, first: int) -> None:

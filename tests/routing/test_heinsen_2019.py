@@ -71,9 +71,6 @@ def test_shared_parameters_are_tied_ones() -> None:
 def test_any_number_of_parents() -> None:
     """The symmetry is broken by a learned pose times -1 to 1; the transforms are shared by all parents."""
     routing = Heinsen2019Routing(any_parents=True).bind(LayerShape(None, J, (M, P), (M, D))).double()
-    assert {name: tuple(one.shape) for name, one in routing.named_parameters()} == {
-        "bias": (1, 1, H), "benefit": (1, 1), "cost": (1, 1), "spread": (H,),
-    }  # fmt: skip
     with torch.no_grad():
         for parameter in routing.parameters():
             parameter.copy_(normal(*parameter.shape, seed=6))

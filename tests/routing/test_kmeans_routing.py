@@ -162,12 +162,3 @@ def test_a_parent_that_hears_nothing_has_finite_gradients(backend: str) -> None:
     assert (routed.pose[:, 0] == 0).all()
     gradients = torch.autograd.grad(routed.pose.sum() + routed.activation.sum(), (children, transforms))
     assert all(gradient.isfinite().all() for gradient in gradients)
-
-
-def test_wrong_arguments(tensors: tuple[Tensor, Tensor]) -> None:
-    votes = Votes(*tensors)
-    for routing in (inner_product_kmeans_routing, euclidean_kmeans_routing, hard_kmeans_routing):
-        with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
-            routing(votes, steps=0)
-    with pytest.raises(ValueError, match=r"metric must be one of \['euclidean', 'inner'\], got 'cosine'"):
-        hard_kmeans_routing(votes, metric="cosine")

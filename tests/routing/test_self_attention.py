@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchcaps import CapsLinear, squash
 from torchcaps.ops import Votes
-from torchcaps.routing import LayerShape, Routed, SelfAttentionRouting, self_attention_routing
+from torchcaps.routing import Routed, SelfAttentionRouting, self_attention_routing
 
 
 def route(votes: Votes, a: Tensor, prior: Tensor) -> Routed:
@@ -44,12 +44,8 @@ def test_the_squash_of_the_released_code_is_the_exponential_one() -> None:
         torch.testing.assert_close(squash(s, "exponential"), released, rtol=0, atol=4 * torch.finfo(dtype).eps)
 
 
-def test_parameters_follow_the_layer() -> None:
-    assert SelfAttentionRouting().bind(LayerShape(I, J, (P,), (D,))).offset.shape == (I, J)
-    assert SelfAttentionRouting().bind(LayerShape(None, J, (P,), (D,))).offset.shape == (1, J)
-    assert not list(SelfAttentionRouting(prior=False).bind(LayerShape(I, J, (P,), (D,))).parameters())
-    layer = CapsLinear(I, J, P, D, routing=SelfAttentionRouting())
-    assert not layer.routing.offset.any()
+def test_the_prior_starts_at_0() -> None:
+    assert not CapsLinear(I, J, P, D, routing=SelfAttentionRouting()).routing.offset.any()
 
 
 def test_the_votes_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:

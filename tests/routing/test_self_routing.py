@@ -36,15 +36,6 @@ def test_starts_uniform() -> None:
     torch.testing.assert_close(routed.activation, torch.full((B, J), 1 / J, dtype=torch.float64))
 
 
-def test_parameters_follow_the_layer() -> None:
-    bound = SelfRouting().bind(LayerShape(I, J, (M, P), (M, D)))
-    assert bound.weight.shape == (I, J, M * P)
-    assert bound.bias.shape == (I, J)
-    assert SelfRouting().bind(LayerShape(None, J, (M, P), (M, D))).weight.shape == (1, J, M * P)
-    with pytest.raises(RuntimeError, match="no parameters yet"):
-        SelfRouting()(Votes(normal(B, I, P), normal(I, J, P, D)))
-
-
 def test_activations_add_up_to_one_and_fit_the_likelihood() -> None:
     bound = SelfRouting().bind(LayerShape(I, J, (M, P), (M, D))).double()
     with torch.no_grad():
