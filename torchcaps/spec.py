@@ -370,7 +370,7 @@ def plain(value: Any, place: str = "argument") -> Any:
     if registry is not None or (is_dataclass(value) and not isinstance(value, type)):
         name = {} if registry is None else {"name": registry.name_of(type(value))}
         kind: Any = type(value)
-        return {**name, **{one: plain(kept(value, one), place) for one in declared(kind).arguments}}
+        return {**name, **{one: plain(kept(value, one), f"{place}.{one}") for one in declared(kind).arguments}}
     raise ValueError(
         f"{place} must be a name, a number, a list, or a dict of these, as {{'name': ..., argument: ...}} for a class, "
         f"to be saved; got {value!r}"

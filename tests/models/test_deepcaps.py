@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps import create_model, load_pretrained
+from torchcaps import create_model
 from torchcaps.models.deepcaps import CapsConvShared, CapsMap, DeepCaps, TransposedDecoder, field_routing
-from torchcaps.testing import check_model
 
 SMALL = {"channels": 8, "types": 4, "dims": (2, 4, 4), "pose_dim": 6, "decoder_channels": (4, 4)}
 
@@ -116,9 +115,6 @@ class TestLayers:
 
 
 class TestNetwork:
-    def test_small(self) -> None:
-        check_model(DeepCaps((2, 13, 16), 3, **SMALL), skip=("export",))
-
     def test_no_images(self) -> None:
         prediction = DeepCaps((1, 12, 12), 3, **SMALL).eval()(torch.rand(0, 1, 12, 12))
         assert prediction.activation.shape == (0, 3)
@@ -137,15 +133,3 @@ class TestNetwork:
         children = model.children_of(torch.rand(2, 1, 12, 12))
         assert children.pose.shape == (2, 4 * (2 * 2 + 3 * 3), 4)
         torch.testing.assert_close(children.activation, children.pose.norm(dim=2))
-
-    def test_saved_without_a_decoder(self, tmp_path) -> None:
-        model = DeepCaps((1, 12, 12), 3, **{**SMALL, "decoder_channels": None}).eval()
-        model.save_pretrained(tmp_path)
-        images = torch.rand(2, 1, 12, 12)
-        assert torch.equal(load_pretrained(tmp_path)(images).activation, model(images).activation)
-
-    def test_errors(self) -> None:
-        with pytest.raises(ValueError, match=r"dims must end in two equal ones.*\(4, 8\)"):
-            DeepCaps(dims=(4, 8))
-        with pytest.raises(ValueError, match=r"dims must be of at least two cells, got \(4,\)"):
-            DeepCaps(dims=(4,))

@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from torchcaps import PrimaryCaps, create_model
 from torchcaps.models import EfficientCapsNet, UpsamplingDecoder
-from torchcaps.testing import check_model
 
 
 def images(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -98,14 +97,6 @@ def test_initial_weights() -> None:
         assert 0.03 < parameter.abs().max() <= 0.05
 
 
-@pytest.mark.parametrize("shape", [(1, 11, 11), (3, 40, 25)], ids=["11x11x1", "40x25x3"])
-def test_other_images(shape: tuple[int, int, int]) -> None:
-    options = {"channels": (8, 8, 8, 16), "decoder_hidden": None, "decoder_channels": (4, 4)}
-    model = create_model("efficient_capsnet", image_shape=shape, classes=3, **options)
-    assert model(images(2, *shape)).reconstruction.shape == (2, *shape)
-    check_model(model, skip=("export",))
-
-
 def test_images_that_are_too_small() -> None:
     for name, smallest in (("efficient_capsnet", 11), ("efficient_capsnet_multimnist", 29)):
         create_model(name, image_shape=(1, smallest, smallest), decoder_hidden=None)
@@ -122,20 +113,6 @@ def test_instance_normalisation_needs_two_places() -> None:
     one, other = model.children_of(images(2, 2, 19, 23)).pose
     assert not torch.equal(one, other)
     create_model("efficient_capsnet", image_shape=(2, 11, 11), decoder_hidden=None)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"strides": (1, 2)}, "channels, kernel_sizes and strides must be one for each convolution"),
-        ({"norm": "layer"}, "norm must be one of 'batch', 'instance', got 'layer'"),
-        ({"primary_dim": 7}, "primary_dim must be a divisor of the last of channels, 128, got 7"),
-        ({"decoder_channels": (4,)}, r"two decoders.*\(512, 1024\) and \(4,\)"),
-    ],
-)
-def test_arguments_that_contradict_each_other(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        create_model("efficient_capsnet", **arguments)
 
 
 @pytest.mark.parametrize("size", [1, 5, 9, 16, 28, 47, 48])

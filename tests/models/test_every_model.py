@@ -9,8 +9,7 @@ import torch
 
 from tests.small_networks import SMALLER
 from torchcaps import create_model, create_routing, list_models, list_routings, load_pretrained, margin_loss
-from torchcaps.models import CapsNet, ImageClassifier, describe_models
-from torchcaps.models.network import CONFIG_FILE, NETWORKS, WEIGHTS_FILE
+from torchcaps.models import ImageClassifier, describe_models
 from torchcaps.routing import EMRouting
 from torchcaps.testing import check_model
 
@@ -25,9 +24,17 @@ TWICE = (
 """Of whose class another one is checked."""
 
 
+DEEP = {"classes": 3, "channels": 8, "types": 4, "dims": (2, 4, 4), "pose_dim": 6, "decoder_channels": (4, 4)}
+EFFICIENT = {"channels": (8, 8, 8, 16), "decoder_hidden": None, "decoder_channels": (4, 4), "classes": 3}
+
+
 def two_steps(routing: str) -> dict[str, int]:
     """Two steps, of a routing that has some."""
     return {"steps": 2} if "steps" in create_routing(routing).config() else {}
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
 
 
 def images(*shape: int) -> torch.Tensor:
@@ -49,6 +56,93 @@ STARTS = dict.fromkeys(("heinsen_smallnorb", "self_routing_resnet20"), ("learnin
 def test_every_model(name: str) -> None:
     torch.manual_seed(0)
     check_without_export(create_model(name, **SMALLER.get(name, {})), STARTS.get(name, ()))
+
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *(("attentioncapsnet", {"image_shape": (2, 13, 16), "rounds": rounds}) for rounds in (1, 2)),
+    ("byerly", {"image_shape": (2, 9, 10), "classes": 3}),
+    ("byerly_maps", {"merge": "random", "classes": 3}),
+    ("capsnet", {"decoder_hidden": None}),
+    ("deepcaps", {"image_shape": (2, 13, 16), **DEEP}),
+    ("deepcaps", {"image_shape": (1, 12, 12), **DEEP, "decoder_channels": None}),
+    *(("efficient_capsnet", {"image_shape": shape, **EFFICIENT}) for shape in ((1, 11, 11), (3, 40, 25))),
+]
+"""Arguments with which a network is made of other parts."""
+
+
+@pytest.mark.parametrize(("name", "arguments"), VARIANTS, ids=str)
+def test_variants(name: str, arguments: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    check_without_export(create_model(name, **{**SMALLER.get(name, {}), **arguments}))
+
+
+PUBLISHED = {
+    "attentioncapsnet": 1_828_817,
+    "byerly": 1_513_683,
+    "byerly_maps": 1_514_187,
+    "capsnet": 8_215_568,
+    "capsnet_cnn": 35_445_522,
+    "heinsen_smallnorb": 271_688,
+    "matrixcapsnet": 316_650,
+    "matrixcapsnet_small": 68_618,
+    "self_routing_resnet20": 931_664,
+    "vbcapsnet": 68_714,
+}
+"""Numbers of parameters, by hand or as published; with decoders."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_number_of_parameters(name: str) -> None:
+    with torch.device("meta"):
+        assert parameters(create_model(name)) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("attentioncapsnet", {"image_shape": (3, 12, 20)}, "image_shape must be at least 13 x 13"),
+        ("attentioncapsnet", {"routing": {"name": "self_routing"}}, "rounds must be 1, or more for a .* got 2"),
+        ("byerly", {"image_shape": (1, 18, 28)}, "at least 19 x 19"),
+        ("byerly", {"stages": ()}, "stages must be one or more"),
+        ("byerly", {"momentum": -1.0}, r"momentum must be a share in \[0, 1\], got -1"),
+        ("byerly", {"capsules_from": "channels"}, "capsules_from must be"),
+        ("byerly", {"merge": "sum"}, "merge must be"),
+        ("capsnet", {"image_shape": (1, 8, 8)}, r"image_shape \(1, 8, 8\) is smaller than kernel_size 9"),
+        ("capsnet", {"image_shape": (1, 12, 12)}, "smaller than the primary capsules' kernel of 9"),
+        (
+            "capsnet_small",
+            {"image_shape": (1, 10, 10), "stem": (4, 4)},
+            "than kernel_size 5 behind a stem of 2",
+        ),
+        ("capsnet_cnn", {"channels": (8, 8)}, r"channels must be 3 whole numbers, got \(8, 8\)"),
+        ("capsnet_cnn", {"hidden": (8,)}, r"hidden must be 2 whole numbers, got \(8,\)"),
+        ("capsnet_digits", {"image_shape": (1, 8)}, "image_shape must be"),
+        ("capsnet_digits", {"image_shape": (0, 8, 8)}, "image_shape must be"),
+        ("capsnet_digits", {"image_shape": (1, 8, 8, 8)}, "image_shape must be"),
+        ("deepcaps", {"dims": (4, 8)}, r"dims must end in two equal ones.*\(4, 8\)"),
+        ("deepcaps", {"dims": (4,)}, r"dims must be of at least two cells, got \(4,\)"),
+        (
+            "efficient_capsnet",
+            {"strides": (1, 2)},
+            "channels, kernel_sizes and strides must be one for each",
+        ),
+        ("efficient_capsnet", {"norm": "layer"}, "norm must be one of 'batch', 'instance', got 'layer'"),
+        ("efficient_capsnet", {"primary_dim": 7}, "primary_dim must be a divisor of the last of channels, 128, got 7"),
+        ("efficient_capsnet", {"decoder_channels": (4,)}, r"two decoders.*\(512, 1024\) and \(4,\)"),
+        ("heinsen_smallnorb", {"image_shape": (1, 28, 40)}, r"image_shape must be at least 29 x 29 .* \(1, 28, 40\)"),
+        ("matrixcapsnet_small", {"image_shape": (1, 16, 17)}, "image_shape must be at least 17 x 17, got shape"),
+        ("matrixcapsnet_small", {"image_shape": (1, 40, 16)}, "image_shape must be at least 17 x 17, got shape"),
+        ("matrixcapsnet_small", {"types": (8, 16)}, r"types must be 3 whole numbers, got \(8, 16\)"),
+        ("self_routing_resnet20", {"depth": 0}, "depth must be at least 1, got 0"),
+        ("sharedcapsnet", {"image_shape": (1, 20, 13)}, r"image_shape must be at least 14 x 14, got .*\(1, 20, 13\)"),
+        ("sharedcapsnet_cnn", {"image_shape": (1, 20, 13)}, "image_shape must be at least 14 x 14"),
+        ("sharedcapsnet", {"channels": (4, 8)}, r"channels must be 4 whole numbers, got \(4, 8\)"),
+        ("vbcapsnet", {"image_shape": (1, 16, 20)}, r"image_shape must be at least 17 x 17, got .*\(1, 16, 20\)"),
+    ],
+)
+def test_wrong_arguments(name: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        create_model(name, **arguments)
 
 
 @pytest.mark.slow
@@ -113,11 +207,8 @@ class TestImagesThatDoNotFit:
         with pytest.raises(TypeError, match="images must be a tensor, got ndarray"):
             model(images(1, 2, 30, 28).numpy())
 
-    @pytest.mark.parametrize("name", ["sharedcapsnet", "sharedcapsnet_cnn"])
-    def test_too_small_for_the_convolutions(self, name: str) -> None:
-        with pytest.raises(ValueError, match=r"image_shape must be at least 14 x 14, got shape \(1, 20, 13\)"):
-            create_model(name, image_shape=(1, 20, 13))
-        model = create_model(name, image_shape=(1, 20, 14), channels=(2, 2, 2, 2))
+    def test_images_that_leave_no_place(self) -> None:
+        model = create_model("sharedcapsnet", image_shape=(1, 20, 14), channels=(2, 2, 2, 2))
         with pytest.raises(ValueError, match=r"images must be at least 14 x 14, got shape \(1, 1, 13, 20\)"):
             model(images(1, 1, 13, 20))
 
@@ -127,20 +218,7 @@ class TestImagesThatDoNotFit:
             model(images(1, 2, 28, 30))
 
 
-def parameters(model: torch.nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
 class TestCapsNet:
-    def test_number_of_parameters_of_the_paper(self) -> None:
-        model = create_model("capsnet")
-        assert parameters(model) == 8_215_568
-        assert parameters(model) - parameters(model.decoder) == 6_804_224
-        model = create_model("capsnet", decoder_hidden=None)
-        assert parameters(model) == 6_804_224
-        assert model.primary_caps.sites(20, 20) == (6, 6, 32)
-        assert model.class_caps.in_capsules == 1152
-
     @pytest.mark.parametrize("shape", [(3, 32, 32), (2, 96, 80)], ids=["32x32x3", "96x80x2"])
     def test_other_images_and_classes(self, shape: tuple[int, int, int]) -> None:
         with torch.no_grad():
@@ -190,12 +268,6 @@ class TestCapsNet:
         model.decode(capsules._replace(pose=pose), torch.tensor([3, 7])).sum().backward()
         assert pose.grad.abs().sum(-1).nonzero().tolist() == [[0, 3], [1, 7]]
 
-    def test_no_decoder(self) -> None:
-        model = create_model("capsnet_digits", decoder_hidden=None)
-        assert model(images(1, 1, 8, 8)).reconstruction is None
-        with pytest.raises(RuntimeError, match="CapsNet was built without a decoder"):
-            model.decode(model.encode(images(1, 1, 8, 8)))
-
     @pytest.mark.parametrize("name", list_routings())
     def test_any_routing(self, name: str, tmp_path: Path) -> None:
         model = create_model("capsnet_digits", routing={"name": name, **two_steps(name)})
@@ -219,28 +291,17 @@ class TestCapsNet:
     def test_any_transforms(self, transforms: str) -> None:
         check_without_export(create_model("capsnet_digits", transforms=transforms, batch_norm=True))
 
-    def test_stem(self, tmp_path: Path) -> None:
+    def test_stem(self) -> None:
         model = create_model("capsnet_digits", image_shape=(1, 12, 12), channels=8, types=2, stem=(3, 5))
         check_without_export(model)
         widths = [module.weight.shape[:2] for module in model.features if isinstance(module, torch.nn.Conv2d)]
         assert [*widths, model.conv.weight.shape[:2]] == [(3, 1), (5, 3), (8, 5)]
         images = torch.rand(2, 1, 12, 12)
         assert model.children_of(images).pose.shape[1:3] == (4, 4)  # 12 less 2 for each of four 3 x 3 convolutions
-        model.eval().save_pretrained(tmp_path)
-        with torch.no_grad():
-            assert torch.equal(load_pretrained(tmp_path)(images).activation, model(images).activation)
 
     def test_without_a_stem_nothing_is_added(self) -> None:
         names = create_model("capsnet_digits").state_dict()
         assert not [name for name in names if name.startswith(("features", "norm"))]
-
-    def test_images_smaller_than_the_kernels(self) -> None:
-        with pytest.raises(ValueError, match=r"image_shape \(1, 8, 8\) is smaller than kernel_size 9"):
-            create_model("capsnet", image_shape=(1, 8, 8))
-        with pytest.raises(ValueError, match=r"\(1, 10, 10\) is smaller than kernel_size 5 behind a stem of 2"):
-            create_model("capsnet_small", image_shape=(1, 10, 10), stem=(4, 4))
-        with pytest.raises(ValueError, match="smaller than the primary capsules' kernel of 9"):
-            create_model("capsnet", image_shape=(1, 12, 12))
 
 
 class TestCapsNetTwin:
@@ -266,25 +327,11 @@ class TestCapsNetTwin:
         model.eval()
         assert torch.equal(model(pictures).activation, model(pictures).activation)
 
-    def test_widths(self) -> None:
-        with pytest.raises(ValueError, match=r"channels must be 3 whole numbers, got \(8, 8\)"):
-            create_model("capsnet_cnn", channels=(8, 8))
-        with pytest.raises(ValueError, match=r"hidden must be 2 whole numbers, got \(8,\)"):
-            create_model("capsnet_cnn", hidden=(8,))
-
 
 class TestSharedCapsNet:
     @pytest.mark.parametrize("name", list_models("sharedcapsnet*"))
     def test_about_270_thousand_parameters(self, name: str) -> None:
         assert 260_000 < parameters(create_model(name)) < 290_000
-
-    @pytest.mark.parametrize("name", list_models("sharedcapsnet*"))
-    def test_images_of_any_size(self, name: str) -> None:
-        model = create_model(name, channels=(4, 4, 8, 8)).eval()
-        for height, width in ((14, 14), (28, 56), (33, 17)):
-            assert model(images(2, 1, height, width)).activation.shape == (2, 10)
-        with pytest.raises(ValueError, match=r"at least 14 x 14, .*\(1, 1, 13, 20\)"):
-            model(images(1, 1, 13, 20))
 
     def test_each_position_of_the_map_is_a_child(self) -> None:
         model = create_model("sharedcapsnet", channels=(4, 4, 8, 8)).eval()
@@ -293,18 +340,8 @@ class TestSharedCapsNet:
         assert children.pose.shape == (2, *features.shape[2:], 8)
         assert torch.equal(children.pose[:, 2, 1], features[:, :, 2, 1])
 
-    def test_channels(self) -> None:
-        with pytest.raises(ValueError, match=r"channels must be 4 whole numbers, got \(4, 8\)"):
-            create_model("sharedcapsnet", channels=(4, 8))
-
 
 class TestMatrixCapsNet:
-    @pytest.mark.parametrize(("name", "number"), [("matrixcapsnet", 316_650), ("matrixcapsnet_small", 68_618)])
-    def test_number_of_parameters(self, name: str, number: int) -> None:
-        model = create_model(name)
-        assert (model.image_shape, model.classes) == ((2, 32, 32), 5)
-        assert parameters(model) == number
-
     def test_number_of_parameters_by_hand(self) -> None:
         A, B, C, D, E = 7, 2, 3, 5, 4
         model = create_model("matrixcapsnet", image_shape=(1, 20, 20), classes=E, channels=A, types=(B, C, D))
@@ -352,13 +389,8 @@ class TestMatrixCapsNet:
     def test_a_function_as_schedule_cannot_be_saved(self, tmp_path: Path) -> None:
         routing = EMRouting(schedule=lambda step, steps: 1.0)
         model = create_model("matrixcapsnet_small", image_shape=(1, 20, 20), routing=routing)
-        with pytest.raises(ValueError, match="a function as schedule cannot be saved"):
+        with pytest.raises(ValueError, match=r"routing\.schedule must be a name, .* got <function"):
             model.save_pretrained(tmp_path)
-
-    def test_cifar10(self) -> None:
-        model = create_model("matrixcapsnet_cifar10")
-        assert (model.image_shape, model.classes, model.channels, model.types) == ((3, 32, 32), 10, 256, (32, 32, 32))
-        assert model.conv.out_channels == 256
 
     def test_layers(self) -> None:
         model = create_model("matrixcapsnet_small", types=(2, 3, 4)).eval()
@@ -376,17 +408,6 @@ class TestMatrixCapsNet:
             assert model.route(pictures).assignment.shape == (2, 4 * 4 * 4, 5)
         for capsules in layers.values():
             assert ((capsules.activation >= 0) & (capsules.activation <= 1)).all()
-
-    def test_smallest_image(self) -> None:
-        model = create_model("matrixcapsnet_small", image_shape=(1, 17, 17), types=(1, 2, 3))
-        assert model(images(1, 1, 17, 17)).activation.shape == (1, 5)
-        for shape in ((1, 16, 17), (1, 40, 16), (1, 1, 1)):
-            with pytest.raises(ValueError, match=r"image_shape must be at least 17 x 17, got shape"):
-                create_model("matrixcapsnet_small", image_shape=shape)
-
-    def test_types(self) -> None:
-        with pytest.raises(ValueError, match=r"types must be 3 whole numbers, got \(8, 16\)"):
-            create_model("matrixcapsnet_small", types=(8, 16))
 
     @pytest.mark.parametrize("competition", ["image", "position", "window"])
     def test_routings_and_competition_are_those_of_the_layers(self, competition: str, tmp_path: Path) -> None:
@@ -429,95 +450,3 @@ class TestRegistry:
         (row,) = describe_models(["capsnet_digits"])
         assert row["parameters"] == parameters(create_model("capsnet_digits"))
         assert row["image_shape"] == (1, 8, 8)
-
-    @pytest.mark.parametrize("shape", [(1, 8), (0, 8, 8), (1, 8, 8, 8)], ids=str)
-    def test_image_shape(self, shape: tuple[int, ...]) -> None:
-        with pytest.raises(ValueError, match="image_shape must be"):
-            create_model("capsnet_digits", image_shape=shape)
-
-    def test_classes(self) -> None:
-        with pytest.raises(ValueError, match="classes must be at least 1, got 0"):
-            create_model("capsnet_digits", classes=0)
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    create_model("capsnet_digits").save_pretrained(tmp_path / "net")
-    return tmp_path / "net"
-
-
-class TestDamage:
-    @pytest.mark.parametrize("left", [0, 4, 100, 5000, -1], ids=lambda left: f"{left}-bytes")
-    def test_weights_cut_short(self, saved: Path, left: int) -> None:
-        weights = saved / WEIGHTS_FILE
-        weights.write_bytes(weights.read_bytes()[:left])
-        with pytest.raises(ValueError, match=rf"{weights} is damaged"):
-            load_pretrained(saved)
-
-    @pytest.mark.parametrize("text", ["", "{", '{"network": "CapsNet"', "[]", "null", "3"])
-    def test_config_is_no_configuration(self, saved: Path, text: str) -> None:
-        (saved / CONFIG_FILE).write_text(text)
-        with pytest.raises(ValueError, match=CONFIG_FILE):
-            load_pretrained(saved)
-
-    def test_config_is_no_text(self, saved: Path) -> None:
-        (saved / CONFIG_FILE).write_bytes(b"\xff\xfe\x00")
-        with pytest.raises(ValueError, match=CONFIG_FILE):
-            load_pretrained(saved)
-
-    @pytest.mark.parametrize(
-        ("key", "value"),
-        [
-            ("network", "ResNet"),
-            ("network", None),
-            ("arguments", None),
-            ("arguments", []),
-            ("arguments", {"depth": 3}),
-            ("arguments", {"classes": "ten"}),
-            ("arguments", {"classes": 0}),
-            ("arguments", {"channels": -1}),
-            ("arguments", {"image_shape": 8}),
-            ("arguments", {"routing": {"name": "magic"}}),
-            ("arguments", {"routing": {"steps": 3}}),
-            ("arguments", {"routing": "dynamic"}),
-        ],
-        ids=str,
-    )
-    def test_config_with_something_wrong_names_the_file(self, saved: Path, key: str, value: object) -> None:
-        config = json.loads((saved / CONFIG_FILE).read_text())
-        if isinstance(value, dict):
-            config[key] |= value
-        else:
-            config[key] = value
-        (saved / CONFIG_FILE).write_text(json.dumps(config))
-        with pytest.raises(ValueError, match=CONFIG_FILE):
-            load_pretrained(saved)
-
-    def test_config_from_another_model(self, saved: Path, tmp_path: Path) -> None:
-        for name, arguments in (("capsnet_digits", {"classes": 7}), ("sharedcapsnet", {})):
-            create_model(name, **arguments).save_pretrained(tmp_path / name)
-            (saved / CONFIG_FILE).write_bytes((tmp_path / name / CONFIG_FILE).read_bytes())
-            with pytest.raises(ValueError, match=rf"{WEIGHTS_FILE} does not fit .*{CONFIG_FILE}"):
-                load_pretrained(saved)
-
-    @pytest.mark.parametrize("name", [CONFIG_FILE, WEIGHTS_FILE])
-    def test_missing_file(self, saved: Path, name: str) -> None:
-        (saved / name).unlink()
-        with pytest.raises(FileNotFoundError, match=f"{saved} holds no {name}"):
-            load_pretrained(saved)
-
-    def test_missing_folder(self, saved: Path, tmp_path: Path) -> None:
-        for path in (tmp_path / "nowhere", saved / CONFIG_FILE, "nowhere", "a/b/c"):
-            with pytest.raises(FileNotFoundError, match=f"{path} is not a folder with a saved network, .*mnist/"):
-                load_pretrained(path)
-
-    @pytest.mark.parametrize("name", ["x" * 5000, "x/" + "y" * 5000])
-    def test_names_that_are_too_long(self, name: str) -> None:
-        with pytest.raises(FileNotFoundError, match=r"x+.* is not a folder .* which has .*mnist/efficient_capsnet"):
-            load_pretrained(name)
-
-    def test_wrong_class(self, saved: Path) -> None:
-        assert isinstance(CapsNet.from_pretrained(saved), CapsNet)
-        assert isinstance(ImageClassifier.from_pretrained(saved), CapsNet)
-        with pytest.raises(ValueError, match=f"{saved} holds a CapsNet, not a SharedCapsNet"):
-            NETWORKS["SharedCapsNet"].from_pretrained(saved)

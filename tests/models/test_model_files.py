@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.small_networks import SMALLER
-from torchcaps.models import create_model, list_models, load_pretrained
+from torchcaps.models import CapsNet, ImageClassifier, SharedCapsNet, create_model, load_pretrained
+from torchcaps.models.network import CONFIG_FILE, WEIGHTS_FILE
 
 
 @pytest.fixture
@@ -20,6 +20,7 @@ def saved(tmp_path: Path) -> Path:
 
 def damage(folder: Path, **arguments: object) -> None:
     config = json.loads((folder / "config.json").read_text())
+    config["network"] = arguments.pop("network", config["network"])
     config["arguments"].update(arguments)
     (folder / "config.json").write_text(json.dumps(config))
 
@@ -45,6 +46,12 @@ def damage(folder: Path, **arguments: object) -> None:
         {"routing": {"__routing__": "dynamic", "steps": float("nan")}},
         {"routing": {"__routing__": "dynamic", "surprise": 1}},
         {"routing": {"__routing__": "unheard of"}},
+        {"routing": {"name": "unheard of"}},
+        {"routing": {"steps": 3}},
+        {"routing": "unheard of"},
+        {"classes": "ten"},
+        {"network": "ResNet"},
+        {"network": None},
         {"surprise": 1},
     ],
     ids=str,
@@ -57,8 +64,11 @@ def test_configurations(saved: Path, arguments: dict) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", "null", "[" * 99_999, "\xff", '{"network": []}', '{"network": "CapsNet"}',
-     '{"network": "CapsNet", "arguments": 3}', '{"network": "CapsNet", "arguments": {}, "extra": 5}'],
+    [
+        "", "[]", "{}", "null", "3", "{", "[" * 99_999, "\xff", "\xff\xfe\x00", '{"network": []}',
+        '{"network": "CapsNet"}', '{"network": "CapsNet", "arguments": 3}',
+        '{"network": "CapsNet", "arguments": {}, "extra": 5}',
+    ],
 )  # fmt: skip
 def test_what_is_no_configuration(saved: Path, text: str) -> None:
     (saved / "config.json").write_bytes(text.encode("latin1"))
@@ -102,15 +112,6 @@ def test_weights_that_are_cut(saved: Path) -> None:
             load_pretrained(saved)
 
 
-@pytest.mark.parametrize("name", list_models())
-def test_whole_files_still_load(name: str, tmp_path: Path) -> None:
-    network = create_model(name, **SMALLER.get(name, {}))
-    network.save_pretrained(tmp_path)
-    loaded = load_pretrained(tmp_path)
-    assert all(tensor.device.type == "cpu" for tensor in loaded.state_dict().values())
-    assert all(torch.equal(tensor, loaded.state_dict()[key]) for key, tensor in network.state_dict().items())
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_network_in_half_precision_is_stored_as_it_is(dtype: torch.dtype, tmp_path: Path) -> None:
     network = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None).to(dtype)
@@ -128,3 +129,34 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"weights must be torch\.float32 to be saved, got torch\.float"):
             wrong.save_pretrained(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_files_of_another_network(saved: Path, tmp_path: Path) -> None:
+    for name, arguments in (("capsnet_digits", {"classes": 7}), ("sharedcapsnet", {})):
+        create_model(name, **arguments).save_pretrained(tmp_path / name)
+        (saved / CONFIG_FILE).write_bytes((tmp_path / name / CONFIG_FILE).read_bytes())
+        with pytest.raises(ValueError, match=rf"{WEIGHTS_FILE} does not fit .*{CONFIG_FILE}"):
+            load_pretrained(saved)
+
+
+@pytest.mark.parametrize("name", [CONFIG_FILE, WEIGHTS_FILE])
+def test_missing_file(saved: Path, name: str) -> None:
+    (saved / name).unlink()
+    with pytest.raises(FileNotFoundError, match=f"{saved} holds no {name}"):
+        load_pretrained(saved)
+
+
+def test_missing_folder(saved: Path) -> None:
+    for path in (saved / "nowhere", saved / CONFIG_FILE, "nowhere", "a/b/c"):
+        with pytest.raises(FileNotFoundError, match=f"{path} is not a folder with a saved network, .*mnist/"):
+            load_pretrained(path)
+    for name in ("x" * 5000, "x/" + "y" * 5000):
+        with pytest.raises(FileNotFoundError, match=r"x+.* is not a folder .* which has .*mnist/efficient_capsnet"):
+            load_pretrained(name)
+
+
+def test_wrong_class(saved: Path) -> None:
+    assert isinstance(CapsNet.from_pretrained(saved), CapsNet)
+    assert isinstance(ImageClassifier.from_pretrained(saved), CapsNet)
+    with pytest.raises(ValueError, match=f"{saved} holds a CapsNet, not a SharedCapsNet"):
+        SharedCapsNet.from_pretrained(saved)
