@@ -182,15 +182,34 @@ def declared(cls: Callable[..., Any], skip: int = 0) -> Declared:
     return Declared(arguments, any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken))
 
 
-@dataclass_transform(eq_default=False, field_specifiers=(field,))
+def argument(*, default: Any = MISSING, alias: str | None = None, kw_only: bool = False, init: bool = True) -> Any:
+    """A declared argument of :func:`settings` that is more than a type hint and a default.
+
+    Args:
+        default: its default; without it the argument must be given.
+        alias: its name, where the attribute that keeps it has another one.
+        kw_only: whether it comes after all that are not, those of derived classes too. It may be given by place, too.
+        init: False where a base takes the argument, and this class does not.
+    """
+    known = {} if default is MISSING else {"default": default}
+    return field(**known, metadata={} if alias is None else {"argument": alias}, kw_only=kw_only, init=init)
+
+
+def argument_names(cls: type) -> dict[str, str]:
+    """The names of the arguments of a dataclass by those of the attributes that keep them."""
+    return {one.name: one.metadata.get("argument", one.name) for one in fields(cls) if one.init}
+
+
+@dataclass_transform(eq_default=False, field_specifiers=(field, argument))
 def settings(cls: Decorated) -> Decorated:
     """Class decorator: annotated names are the arguments of the constructor, which checks and keeps them.
 
-    A dataclass, but for four things: each argument is checked against its type hint, as by :func:`check`, before
+    A dataclass, but for these things: each argument is checked against its type hint, as by :func:`check`, before
     anything else happens, and a list is kept as a tuple; the constructor of the nearest base that has one of its own
     runs before they are kept, so that a module can be one, and gets and checks those that it takes itself; an
-    ``InitVar``, which ``__post_init__`` gets as it comes, hides nothing that a base has under its name; and ``==`` and
-    ``repr`` stay those of the base. What depends on several arguments is checked in ``__post_init__``.
+    ``InitVar``, which ``__post_init__`` gets as it comes, hides nothing that a base has under its name; an attribute
+    may have another name than its argument, see :func:`argument`; and ``==`` and ``repr`` stay those of the base. What
+    depends on several arguments is checked in ``__post_init__``.
 
     Example:
         >>> @settings
@@ -208,7 +227,11 @@ def settings(cls: Decorated) -> Decorated:
     base: Any = next(one for one in bases if "__init__" in vars(one) and "__dataclass_fields__" not in vars(one))
     made: Any = dataclass(eq=False, repr=False)(cls)
     keep = made.__init__
-    signature = inspect.signature(keep)
+    names = argument_names(made)
+    attributes = {name: attribute for attribute, name in names.items()}
+    by_place = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    taken = inspect.signature(keep).parameters.values()
+    signature = inspect.Signature([one.replace(name=names.get(one.name, one.name), kind=by_place) for one in taken])
     handed = {name for name, one in made.__dataclass_fields__.items() if isinstance(one.type, InitVar)}
 
     @wraps(keep)
@@ -224,14 +247,16 @@ def settings(cls: Decorated) -> Decorated:
             given.arguments[name] = tuple(value) if isinstance(value, list) else value
         given.apply_defaults()
         base.__init__(self, **{name: given.arguments[name] for name in of_base})
-        keep(*given.args, **given.kwargs)
+        keep(**{attributes.get(name, name): value for name, value in given.arguments.items()})
 
     for name in handed & vars(made).keys():
         if not isinstance(vars(made)[name], property):
             delattr(made, name)
     __init__.__annotations__ = {
-        name: hint.type if isinstance(hint, InitVar) else hint for name, hint in keep.__annotations__.items()
+        names.get(name, name): hint.type if isinstance(hint, InitVar) else hint
+        for name, hint in keep.__annotations__.items()
     }
+    vars(__init__)["__signature__"] = signature
     made.__init__ = __init__
     return cls
 
@@ -383,8 +408,9 @@ def kept(owner: Any, argument: str) -> Any:
     Raises:
         ValueError: if there is none of that name.
     """
+    names = argument_names(type(owner)) if is_dataclass(owner) else {}
     try:
-        return getattr(owner, argument)
+        return getattr(owner, next((kept for kept, name in names.items() if name == argument), argument))
     except AttributeError as error:
         kind = type(owner).__name__
         raise ValueError(

@@ -157,11 +157,11 @@ def test_images_of_two_sizes_are_named(tmp_path: Path) -> None:
     [
         ({"test": 1.0}, r"test must be a share in \[0, 1\), got 1.0"),
         ({"validation": -0.1}, "validation must be a share"),
-        ({"channels": 2}, "channels must be 1, 3 or None, got 2"),
-        ({"size": 0}, "size must be at least 1 x 1 pixel, got 0"),
-        ({"size": (8, 100_000)}, r"size must be at most 16384 pixels a side, got \(8, 100000\)"),
-        ({"size": (8, 0)}, r"size must be at least 1 x 1 pixel, got \(8, 0\)"),
-        ({"resize": "squash"}, r"resize must be one of \['pad', .* 'handwriting'\], got 'squash'"),
+        ({"channels": 2}, "channels must be one of 1, 3 or null, got 2"),
+        ({"size": 0}, "size must be at least 1, got 0"),
+        ({"size": (8, 100_000)}, "size must be at most 16384, got 100000"),
+        ({"size": (8, 0)}, "size must be at least 1, got 0"),
+        ({"resize": "squash"}, "resize must be one of 'pad', .* 'handwriting', got 'squash'"),
     ],
 )
 def test_arguments_are_checked(tmp_path: Path, arguments: dict, message: str) -> None:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from torchcaps.numerics import check_size
-from torchcaps.spec import Registry, is_finite
+from torchcaps.spec import Registry, Within, argument, is_finite, settings
 from torchcaps_lab.data.manifest import Changes, Manifest
 from torchcaps_lab.data.view import Preprocess, View
 
@@ -261,6 +261,24 @@ class ImageSet(Dataset[Batch]):
         return batch if self.composition is None else self.composition(batch, epoch=0, seed=0)
 
 
+def check_held_out_share(name: str, share: float) -> None:
+    """Raise a `ValueError` that names the argument unless `share` lies in [0, 1): not all can be put aside."""
+    if not is_finite(share) or not 0 <= share < 1:
+        raise ValueError(f"{name} must be a share in [0, 1), got {share!r}")
+
+
+class _NotAll(Within):
+    """The bounds of a share to put aside."""
+
+    def check(self, place: str, value: Any) -> None:
+        check_held_out_share(place, value)
+
+
+HeldOut = Annotated[float, _NotAll(0, 1)]
+"""A share in [0, 1) to put aside."""
+
+
+@settings
 class ImageData(ABC):
     """A data set with its training, validation and test images, each read when first asked for.
 
@@ -268,6 +286,7 @@ class ImageData(ABC):
         task: the default task of networks that are trained on it: the name of a task in `torchcaps_lab.tasks`, or its
             name and arguments, such as `{"name": "several_labels", "count": 2}`.
         resize: how images of another size are brought to that of the data set; saved with a network.
+        validation_share: the argument ``validation``; the attribute of that name are the images.
         gives: what it consists of, `images` or `words`; networks must take that, see
             :attr:`torchcaps.models.ImageClassifier.takes`.
         model: the default network, by its registered name.
@@ -296,17 +315,17 @@ class ImageData(ABC):
 
     task: ClassVar[str | Mapping[str, Any]] = "classification"
 
-    resize: Fit = "pad"
-
     gives: ClassVar[str] = "images"
 
     model: ClassVar[str] = "capsnet"
 
-    def __init__(self, validation: float = 0.1, seed: int = 0) -> None:
-        check_held_out_share("validation", validation)
-        check_size(-(2**63), seed=seed)  # what torch takes
-        self.validation_share = validation
-        self.seed = seed
+    validation_share: HeldOut = argument(default=0.1, alias="validation", kw_only=True)
+    seed: Annotated[int, Within(-(2**63))] = argument(default=0, kw_only=True)  # what torch takes
+
+    @property
+    def resize(self) -> Fit:
+        """How images of another size are brought to that of the data set."""
+        return "pad"
 
     @abstractmethod
     def load_train(self) -> ImageSet:
@@ -458,18 +477,12 @@ def stable_split(labels: Tensor, digests: Sequence[str], share: float, seed: int
     return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
 
 
-def check_held_out_share(name: str, share: float) -> None:
-    """Raise a `ValueError` that names the argument unless `share` lies in [0, 1): not all can be put aside."""
-    if not is_finite(share) or not 0 <= share < 1:
-        raise ValueError(f"{name} must be a share in [0, 1), got {share!r}")
-
-
 def mixed_digest(*digests: str) -> str:
     """One SHA-256, in hexadecimal, of several digests; their order counts."""
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
-def find_data_dir(data_dir: str | None) -> Path:
+def find_data_dir(data_dir: str | Path | None) -> Path:
     """The folder of the data sets: the argument, else $TORCHCAPS_DATA, else torchcaps in the user's cache.
 
     Raises:

@@ -28,14 +28,6 @@ class CIFAR10(PublishedData):
     Source: A. Krizhevsky, "Learning multiple layers of features from tiny images", technical report,
     University of Toronto, 2009.
 
-    Args:
-        data_dir: folder of the data sets. Default: the environment variable TORCHCAPS_DATA, else torchcaps
-            in the user's cache folder.
-        download: whether to download what is missing.
-        validation: share of the training images put aside for validation, the same in every class;
-            0 puts none aside.
-        seed: chooses which images those are; nothing else does.
-
     Example:
         >>> from torchcaps_lab.data import CIFAR10
         >>> data = CIFAR10(validation=0.1)  # nothing is read or downloaded yet

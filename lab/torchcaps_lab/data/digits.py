@@ -3,11 +3,13 @@
 import torch
 import torch.nn.functional as F
 
-from torchcaps.numerics import check_size
+from torchcaps.numerics import Size
+from torchcaps.spec import argument, settings
 from torchcaps_lab.data.base import TEST_SEED, ImageData, ImageSet, register_dataset, stratified_split
 
 
 @register_dataset("digits")
+@settings
 class Digits(ImageData):
     """1,797 handwritten digits of 8 x 8 pixels, part of scikit-learn: nothing is downloaded.
 
@@ -17,9 +19,6 @@ class Digits(ImageData):
     Repository, 1998.
 
     Args:
-        validation: share of the training images put aside for validation, the same in every class;
-            0 puts none aside.
-        seed: chooses which images those are; nothing else does.
         size: height and width that the images are scaled to, with bilinear interpolation.
 
     Raises:
@@ -34,10 +33,7 @@ class Digits(ImageData):
 
     model = "capsnet_digits"
 
-    def __init__(self, validation: float = 0.1, seed: int = 0, size: int = 8) -> None:
-        super().__init__(validation, seed)
-        check_size(size=size)
-        self.size = size
+    size: Size = argument(default=8, kw_only=True)
 
     def load_train(self) -> ImageSet:
         """Read the four fifths of the digits to train on."""

@@ -1,8 +1,8 @@
 """A folder of the user's own images."""
 
 from pathlib import Path
-from typing import Literal
 
+from torchcaps.spec import settings
 from torchcaps_lab.data.base import Resize, register_dataset
 from torchcaps_lab.data.files import Listing, image_files, list_folder
 from torchcaps_lab.data.listed import ListedImages
@@ -12,6 +12,7 @@ __all__ = ["ImageFolder", "Resize", "check_resize", "fit_image", "image_files", 
 
 
 @register_dataset("folder")
+@settings
 class ImageFolder(ListedImages):
     """The images in a folder: one sub-folder per class, named after it.
 
@@ -30,20 +31,6 @@ class ImageFolder(ListedImages):
 
     Args:
         root: the folder.
-        size: height and width of the images, one number for both. Default: their own size, which must then
-            be the same for all.
-        channels: 1 makes every image grey, 3 colour. Default: 1 if the files are all grey, else 3.
-        resize: how an image gets to `size`: keep its aspect ratio and `pad` with black, keep it and `crop`
-            the centre, or `stretch`; or cut out what was written by hand (`handwriting`).
-        test: share of the images that are the test set, the same in every class; not used where `root`
-            holds `test`.
-        validation: share of the training images put aside for validation, the same in every class; 0 puts
-            none aside. Not used where `root` holds `val` beside `test`.
-        seed: chooses which images those are; nothing else does.
-        skip_broken: leave out broken files, with a note, instead of raising an error.
-        memory: GiB of decoded images that are kept in memory; more are decoded once into a file in the folder
-            `decoded` of the data sets (the environment variable TORCHCAPS_DATA, else torchcaps in the user's cache
-            folder), and read from there.
 
     Raises:
         FileNotFoundError: there is no `root`.
@@ -67,24 +54,15 @@ class ImageFolder(ListedImages):
         ('cats', 'dogs') (2, 3, 32, 32)
     """
 
-    def __init__(
-        self,
-        root: str,
-        size: int | tuple[int, int] | None = None,
-        channels: Literal[1, 3] | None = None,
-        resize: Resize = "pad",
-        test: float = 0.2,
-        validation: float = 0.1,
-        seed: int = 0,
-        skip_broken: bool = False,
-        memory: float = 4.0,
-    ) -> None:
-        super().__init__(size, channels, resize, test, validation, seed, skip_broken, memory)
-        self.root = Path(root).expanduser()
+    root: str | Path
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.root = Path(self.root).expanduser()
         self.advice = f"torchcaps check {self.root} lists all"
         self.names_alike = f"torchcaps check {self.root} names them"
         _ = self.listed  # problems of the folders are reported at once
 
     def list_images(self) -> Listing:
         """The files of each class."""
-        return list_folder(self.root)
+        return list_folder(Path(self.root))

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from torchcaps_lab.data.base import Resize, register_dataset
+from torchcaps.spec import settings
+from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.listed import Listed, ListedImages, arranged, part_called
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.picture import BrokenImage
@@ -43,12 +44,13 @@ class _Row:
 
 
 @register_dataset("hub")
+@settings
 class Hub(ListedImages):
     """An image data set by its name on the Hugging Face Hub, or from files of this machine: parquet, folders.
 
     Splits are recognised by their names, like the folders of :class:`~torchcaps_lab.data.ImageFolder`; missing ones are
     put aside in the same way. Rows without a label, such as those of test sets with secret labels, are left out. Images
-    are read as those of a folder; see there for details of the arguments.
+    are read as those of a folder.
 
     Takes ``pip install 'torchcaps-lab[datasets]'``. No code of the repository is executed. Without a network, set the
     environment variable HF_HUB_OFFLINE=1 to open data that were opened before, or are on this machine.
@@ -60,14 +62,6 @@ class Hub(ListedImages):
         image: the column of the images; default: the only such column.
         label: the column of the labels; default: the only column of classes, or the one called label.
         revision: of the repository: a branch, a tag or a commit.
-        size: height and width of the images.
-        channels: 1 makes every image grey, 3 colour.
-        resize: how an image gets to ``size``.
-        test: share of the images that become the test set, if there is none.
-        validation: share of the training images put aside for validation.
-        seed: chooses which these are.
-        skip_broken: leave out what cannot be read.
-        memory: GiB of decoded images that are kept in memory.
 
     Raises:
         ValueError: an argument is out of range; and, when images are first asked for, there is no such data set,
@@ -81,28 +75,11 @@ class Hub(ListedImages):
         (1, 28, 28)
     """
 
-    def __init__(
-        self,
-        path: str,
-        name: str | None = None,
-        image: str | None = None,
-        label: str | None = None,
-        revision: str | None = None,
-        size: int | tuple[int, int] | None = None,
-        channels: Literal[1, 3] | None = None,
-        resize: Resize = "pad",
-        test: float = 0.2,
-        validation: float = 0.1,
-        seed: int = 0,
-        skip_broken: bool = False,
-        memory: float = 4.0,
-    ) -> None:
-        super().__init__(size, channels, resize, test, validation, seed, skip_broken, memory)
-        self.path = path
-        self.name = name
-        self.image = image
-        self.label = label
-        self.revision = revision
+    path: str
+    name: str | None = None
+    image: str | None = None
+    label: str | None = None
+    revision: str | None = None
 
     @cached_property
     def splits(self) -> Mapping[str, Any]:

@@ -8,18 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from torchcaps.spec import Within, argument, settings
 from torchcaps_lab.data.alike import first_alike, looks_of, pixels_digest, same_content
 from torchcaps_lab.data.base import (
     TEST_SEED,
+    HeldOut,
     ImageData,
     ImageSet,
     Resize,
-    check_held_out_share,
     stable_split,
     stratified_split,
 )
@@ -35,7 +36,7 @@ from torchcaps_lab.data.manifest import (
     some,
     untested_lines,
 )
-from torchcaps_lab.data.picture import BrokenImage, check_resize, load_handwriting, open_image, opened, to_tensor
+from torchcaps_lab.data.picture import BrokenImage, load_handwriting, open_image, opened, to_tensor
 from torchcaps_lab.data.preprocess import MOST_PIXELS
 from torchcaps_lab.data.store import GIB, ImageStore, threaded
 from torchcaps_lab.data.streams import digest_of
@@ -51,6 +52,9 @@ PART_NAMES = {
     "test": ("test", "testing"),
 }
 """The names of each split, in lower case."""
+
+Side = Annotated[int, Within(1, MOST_PIXELS)]
+"""Pixels on a side of an image."""
 
 _LISTED = 100  # broken images in one error
 
@@ -140,49 +144,30 @@ class _Read:
         return same_content(self.manifest, pixels) if pixels else {}
 
 
-class ListedImages(ImageData):
-    """Images that are listed one by one, each with a class; subclasses list them.
+@settings
+class ListedData(ImageData):
+    """Items that are listed one by one before they are read, each with a class; subclasses list and read them.
 
-    Arguments are those of :class:`~torchcaps_lab.data.ImageFolder`.
-
-    Raises:
-        ValueError: an argument is out of range.
+    Args:
+        test: share of the items that become the test set, the same in every class and for every ``seed``; not used
+            where the source has one. Which ones depends on their contents, so that it hardly changes with the source.
     """
 
-    advice: str = "leave them out to see the rest"
-    """How to see the broken images that an error does not list."""
+    thing: ClassVar[str] = "image"
+    """The name of an item in messages."""
 
-    names_alike: str = "compare them before you trust the test"
-    """How to see which images look alike."""
+    in_file: ClassVar[str] = "file"
+    """The name of what an item is in, likewise."""
 
-    def __init__(
-        self,
-        size: int | tuple[int, int] | None = None,
-        channels: Literal[1, 3] | None = None,
-        resize: Resize = "pad",
-        test: float = 0.2,
-        validation: float = 0.1,
-        seed: int = 0,
-        skip_broken: bool = False,
-        memory: float = 4.0,
-    ) -> None:
-        super().__init__(validation, seed)
-        check_held_out_share("test", test)
-        check_resize(resize)
-        if channels not in (None, 1, 3):
-            raise ValueError(f"channels must be 1, 3 or None, got {channels}")
-        self.size = (size, size) if isinstance(size, int) else size
-        if self.size is not None and min(self.size) < 1:
-            raise ValueError(f"size must be at least 1 x 1 pixel, got {size}")
-        if self.size is not None and max(self.size) > MOST_PIXELS:
-            raise ValueError(f"size must be at most {MOST_PIXELS} pixels a side, got {size}")
-        if not memory >= 0:
-            raise ValueError(f"memory must be 0 GiB or more, got {memory}")
-        self.channels = channels
-        self.resize: Resize = resize
-        self.test_share = test
-        self.skip_broken = skip_broken
-        self.memory = memory
+    advice = "leave them out to see the rest"
+    """How to see the broken items that an error does not list."""
+
+    skip_broken = False
+    """Whether items that cannot be read are left out, with a note, instead of raising an error."""
+
+    test_share: HeldOut = argument(default=0.2, alias="test", kw_only=True)
+
+    def __post_init__(self) -> None:
         self._followed: Manifest | None = None
         self._unrecorded = False
         self._changes = Changes()
@@ -195,18 +180,6 @@ class ListedImages(ImageData):
     def listed(self) -> Listed:
         """The list of images, made once."""
         return self.list_images()
-
-    def load_train(self) -> ImageSet:
-        """Read the training images, including those for validation unless these have their own folder."""
-        train, validation = (self._read.sets[part] for part in ("train", "validation"))
-        if "validation" in self.listed.parts or not len(validation):
-            return train
-        return replace(
-            train,
-            images=torch.cat([train.images, validation.images]),
-            labels=torch.cat([train.labels, validation.labels]),
-            files=(*(train.files or ()), *(validation.files or ())),
-        )
 
     def load_validation(self) -> ImageSet | None:
         """Read the images in `val`, if that folder is there."""
@@ -236,11 +209,6 @@ class ListedImages(ImageData):
             Manifest(self.listed.classes, {"train": (), "validation": (), "test": entries}, self.listed.left_out)
         )
 
-    def fingerprint(self) -> str:
-        """A digest of the training and validation files, in their order, and of how they are read."""
-        how = (self.manifest().digest(), self.image_shape, self.resize)
-        return hashlib.sha256(repr(how).encode()).hexdigest()
-
     def notes(self) -> tuple[str, ...]:
         """What was left out and why, where test images are from, what changed, copies in several splits, lookalikes."""
         unknown = ("the run kept no record of its split: it is made anew",) if self._unrecorded else ()
@@ -250,31 +218,10 @@ class ListedImages(ImageData):
             *unknown,
             *self.listed.notes,
             *self._changes.lines(),
-            *_left_out_lines(manifest.left_out, "text" if self.gives == "words" else "file"),
+            *_left_out_lines(manifest.left_out, self.in_file),
             *untested_lines([name for name in manifest.classes if tested and name not in tested]),
-            *copies_lines(manifest, self._thing),
-            *self._alike_lines(manifest),
+            *copies_lines(manifest, self.thing),
         )
-
-    def _alike_lines(self, manifest: Manifest) -> list[str]:
-        """How many test images look like training images, without those of the same pixels."""
-        train, test = (self._read.sets[part] for part in ("train", "test"))
-        if self.gives != "images" or len(train) + len(test) > _COMPARED:
-            return []
-        known = {entry.digest for entry in manifest.parts["train"]}
-        rows = [row for row, entry in enumerate(manifest.parts["test"]) if entry.digest not in known]
-        found = first_alike(looks_of(test.images, rows), looks_of(train.images, range(len(train))))
-        alike = [place for place in found if place >= 0]
-        return (
-            [f"{count_of(alike, 'test image')} nearly the same as a training image; {self.names_alike}"]
-            if alike
-            else []
-        )
-
-    @property
-    def _thing(self) -> str:
-        """The name of an item in messages."""
-        return "text" if self.gives == "words" else "image"
 
     @cached_property
     def _train_and_validation(self) -> tuple[ImageSet, ImageSet]:
@@ -320,8 +267,99 @@ class ListedImages(ImageData):
         for category in {item.category for item in self.listed.items} - {entry.category for entry in entries["train"]}:
             reasons = some([f"{name} ({why})" for name, why in left_out.items() if category in Path(name).parts])
             found = f": {reasons}" if reasons else ""
-            raise ValueError(f"class {category!r} holds no training {self._thing} that can be read{found}")
+            raise ValueError(f"class {category!r} holds no training {self.thing} that can be read{found}")
         return Manifest(self.listed.classes, {part: tuple(entries[part]) for part in PARTS}, left_out)
+
+    def _entry(self, item: Item) -> Entry:
+        return Entry(item.name, item.category, self._digest(item))
+
+    @abstractmethod
+    def _decode(
+        self, manifest: Manifest, decoded: Mapping[str, Tensor]
+    ) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
+        """The items of each split, and the problems of those that cannot be read, by name.
+
+        Args:
+            manifest: which items.
+            decoded: all of them by name, if they were decoded before.
+        """
+
+    @abstractmethod
+    def _digest(self, item: Item) -> str:
+        """Of the content of an item."""
+
+    @cached_property
+    def _items(self) -> dict[str, Item]:
+        return {item.name: item for item in self.listed.items}
+
+
+@settings
+class ListedImages(ListedData):
+    """Images that are listed one by one, each with a class; subclasses list them.
+
+    Args:
+        size: height and width of the images, one number for both. Default: their own size, which must then
+            be the same for all.
+        channels: 1 makes every image grey, 3 colour. Default: 1 if they are all grey, else 3.
+        resize: how an image gets to `size`: keep its aspect ratio and `pad` with black, keep it and `crop`
+            the centre, or `stretch`; or cut out what was written by hand (`handwriting`).
+        skip_broken: leave out images that cannot be read, with a note, instead of raising an error.
+        memory: GiB of decoded images that are kept in memory; more are decoded once into a file in the folder
+            `decoded` of the data sets (the environment variable TORCHCAPS_DATA, else torchcaps in the user's cache
+            folder), and read from there.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    names_alike = "compare them before you trust the test"
+    """How to see which images look alike."""
+
+    size: Side | tuple[Side, Side] | None = argument(default=None, kw_only=True)
+    channels: Literal[1, 3] | None = argument(default=None, kw_only=True)
+    resize: Resize = argument(default="pad", kw_only=True)
+    skip_broken: bool = argument(default=False, kw_only=True)
+    memory: float = argument(default=4.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.memory >= 0:
+            raise ValueError(f"memory must be 0 GiB or more, got {self.memory}")
+
+    @property
+    def sides(self) -> tuple[int, int] | None:
+        """Height and width to resize to, if any."""
+        return (self.size, self.size) if isinstance(self.size, int) else self.size
+
+    def load_train(self) -> ImageSet:
+        """Read the training images, including those for validation unless these have their own folder."""
+        train, validation = (self._read.sets[part] for part in ("train", "validation"))
+        if "validation" in self.listed.parts or not len(validation):
+            return train
+        return replace(
+            train,
+            images=torch.cat([train.images, validation.images]),
+            labels=torch.cat([train.labels, validation.labels]),
+            files=(*(train.files or ()), *(validation.files or ())),
+        )
+
+    def fingerprint(self) -> str:
+        """A digest of the training and validation files, in their order, and of how they are read."""
+        how = (self.manifest().digest(), self.image_shape, self.resize)
+        return hashlib.sha256(repr(how).encode()).hexdigest()
+
+    def notes(self) -> tuple[str, ...]:
+        """Those of all data, and how many test images look like training images, without those of the same pixels."""
+        train, test = (self._read.sets[part] for part in ("train", "test"))
+        if len(train) + len(test) > _COMPARED:
+            return super().notes()
+        parts = self.manifest().merged(self._read.same).parts
+        known = {entry.digest for entry in parts["train"]}
+        rows = [row for row, entry in enumerate(parts["test"]) if entry.digest not in known]
+        found = first_alike(looks_of(test.images, rows), looks_of(train.images, range(len(train))))
+        alike = [place for place in found if place >= 0]
+        told = f"{count_of(alike, 'test image')} nearly the same as a training image; {self.names_alike}"
+        return (*super().notes(), *([told] if alike else []))
 
     def _decode(
         self, manifest: Manifest, decoded: Mapping[str, Tensor]
@@ -353,10 +391,10 @@ class ListedImages(ImageData):
 
     def _picture(self, items: Sequence[Item], shape: tuple[int, int, int], first: Item, index: int) -> Tensor:
         item = items[index]
-        if self.resize == "handwriting" and self.size is not None:
+        if self.resize == "handwriting" and self.sides is not None:
             return _handwriting(item, shape)
         image = _open(item, shape[0])
-        if self.size is None and image.size != shape[:0:-1]:
+        if self.sides is None and image.size != shape[:0:-1]:
             raise ValueError(
                 f"images must have one size: {first.title} has {shape[1]} x {shape[2]} pixels "
                 f"(height x width) but {item.title} has {image.height} x {image.width}; pass size to resize them"
@@ -369,8 +407,8 @@ class ListedImages(ImageData):
         if not items:
             raise ValueError("none of the images that the run was trained and tested on is there any more")
         channels = self.channels or (1 if all(self._seen[entry.name].grey for entry in entries) else 3)
-        if self.size is not None:
-            return (channels, *self.size), items[0]
+        if self.sides is not None:
+            return (channels, *self.sides), items[0]
         problems = []
         for item in items:
             try:
@@ -381,15 +419,8 @@ class ListedImages(ImageData):
                 return (channels, height, width), item
         raise _all_broken(problems, self.advice)
 
-    def _entry(self, item: Item) -> Entry:
-        return Entry(item.name, item.category, self._digest(item))
-
     def _digest(self, item: Item) -> str:
         return self._seen[item.name].digest
-
-    @cached_property
-    def _items(self) -> dict[str, Item]:
-        return {item.name: item for item in self.listed.items}
 
     @cached_property
     def _seen(self) -> dict[str, "Seen"]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from torchcaps_lab.data.base import Resize
+from torchcaps.spec import argument, settings
 from torchcaps_lab.data.listed import Listed, ListedImages, Seen, arranged, look
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.picture import BrokenImage, as_shown
@@ -43,13 +43,13 @@ class _Pair:
         return _source(self.image(), self.name)
 
 
+@settings
 class MapStyle(ListedImages):
     """Pairs of an image and a label that the user has in Python: a list, a data set of torchvision, any ``Dataset``.
 
     Whatever has ``len(data)`` and ``data[index]`` will do. An image is a PIL image, an array (H, W) or (H, W, C), a
     tensor (C, H, W), bytes or floating point in [0, 1], or the path of a file; a label is a whole number or the name of
-    a class. Images of any sizes are read as those of a folder; see :class:`~torchcaps_lab.data.ImageFolder` for details
-    of the arguments.
+    a class. Images of any sizes are read as those of a folder.
 
     Every pair is asked for twice: first for its label, its pixels and its place in the split, then to keep it. Random
     changes of the data set's own are therefore made once and kept: leave them, and normalisation, to ``preprocess``.
@@ -59,14 +59,6 @@ class MapStyle(ListedImages):
         test_data: those to test on; without them a share of ``data`` is put aside.
         validation_data: those for validation, likewise.
         classes: the names of the labels 0, 1, ...; default: ``data.classes``, or else the labels themselves.
-        size: height and width of the images, one number for both. Default: their own size.
-        channels: 1 makes every image grey, 3 colour. Default: 1 if they are all grey, else 3.
-        resize: how an image gets to ``size``.
-        test: share of the images that become the test set, if there is no ``test_data``.
-        validation: share of the training images put aside for validation, if there is no ``validation_data``.
-        seed: chooses which these are.
-        skip_broken: leave out pairs whose image cannot be read.
-        memory: GiB of decoded images that are kept in memory.
 
     Raises:
         TypeError: a data set has no length or no items.
@@ -80,25 +72,16 @@ class MapStyle(ListedImages):
         (('dark', 'light'), 28, 4, 8)
     """
 
-    def __init__(
-        self,
-        data: Any,
-        test_data: Any = None,
-        validation_data: Any = None,
-        classes: Sequence[str] | None = None,
-        size: int | tuple[int, int] | None = None,
-        channels: Literal[1, 3] | None = None,
-        resize: Resize = "pad",
-        test: float = 0.2,
-        validation: float = 0.1,
-        seed: int = 0,
-        skip_broken: bool = False,
-        memory: float = 4.0,
-    ) -> None:
-        super().__init__(size, channels, resize, test, validation, seed, skip_broken, memory)
-        self.data, self.test_data, self.validation_data = data, test_data, validation_data
-        self.class_names = _names_of(data) if classes is None else tuple(map(str, classes))
-        given = {"train": data, "validation": validation_data, "test": test_data}
+    data: Any = argument()
+    test_data: Any = None
+    validation_data: Any = None
+    class_names: Sequence[Any] | None = argument(default=None, alias="classes")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = _names_of(self.data) if self.class_names is None else self.class_names
+        self.named = () if names is None else tuple(map(str, names))
+        given = {"train": self.data, "validation": self.validation_data, "test": self.test_data}
         self.given = {part: pairs for part, pairs in given.items() if pairs is not None}
         for part, pairs in self.given.items():
             if not (hasattr(pairs, "__len__") and hasattr(pairs, "__getitem__")):
@@ -122,9 +105,9 @@ class MapStyle(ListedImages):
                 labels.add(label)
                 seen = look(partial(_source, image, name), name)
                 rows.append(_Pair(name, self._category(label), partial(self._image, pairs, index, name), seen))
-        if len({type(label) for label in labels}) > 1 and not self.class_names:
+        if len({type(label) for label in labels}) > 1 and not self.named:
             raise ValueError(f"labels must be all whole numbers or all names, got {some(sorted(map(str, labels)))}")
-        listed.classes = self.class_names or tuple(map(str, sorted(labels)))
+        listed.classes = self.named or tuple(map(str, sorted(labels)))
         return arranged(listed, {part: part for part in listed.parts})
 
     @cached_property
@@ -137,8 +120,8 @@ class MapStyle(ListedImages):
 
     def _category(self, label: int | str) -> str:
         """The name of the class of a label."""
-        names = self.class_names
-        if names is None or (isinstance(label, str) and label in names):
+        names = self.named
+        if not names or (isinstance(label, str) and label in names):
             return str(label)
         if isinstance(label, str) or not 0 <= label < len(names):
             raise ValueError(
@@ -147,11 +130,11 @@ class MapStyle(ListedImages):
         return names[label]
 
 
-def _names_of(data: Any) -> tuple[str, ...] | None:
+def _names_of(data: Any) -> Sequence[Any] | None:
     """The names of the classes that a data set has, or the one that it is a part of, such as by ``random_split``."""
     while not hasattr(data, "classes") and hasattr(data, "dataset"):
         data = data.dataset
-    return tuple(map(str, data.classes)) if hasattr(data, "classes") else None
+    return getattr(data, "classes", None)
 
 
 def _pair(data: Any, index: int, name: str) -> tuple[Any, int | str]:

@@ -59,14 +59,6 @@ class MNIST(PublishedData):
     Source: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-based learning applied to document
     recognition", Proceedings of the IEEE 86(11), 1998.
 
-    Args:
-        data_dir: folder of the data sets. Default: the environment variable TORCHCAPS_DATA, else torchcaps
-            in the user's cache folder.
-        download: whether to download what is missing.
-        validation: share of the training images put aside for validation, the same in every class;
-            0 puts none aside.
-        seed: chooses which images those are; nothing else does.
-
     Example:
         >>> from torchcaps_lab.data import MNIST
         >>> data = MNIST(validation=0.1)  # nothing is read or downloaded yet
@@ -128,14 +120,6 @@ class FashionMNIST(MNIST):
 
     Source: H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a novel image dataset for benchmarking machine
     learning algorithms", arXiv:1708.07747, 2017.
-
-    Args:
-        data_dir: folder of the data sets. Default: the environment variable TORCHCAPS_DATA, else torchcaps
-            in the user's cache folder.
-        download: whether to download what is missing.
-        validation: share of the training images put aside for validation, the same in every class;
-            0 puts none aside.
-        seed: chooses which images those are; nothing else does.
 
     Example:
         >>> from torchcaps_lab.data import FashionMNIST

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from torchcaps.spec import settings
 from torchcaps_lab.data.base import ImageData, find_data_dir
 from torchcaps_lab.data.streams import digest_of
 
 
+@settings
 class PublishedData(ImageData):
     """Images in files that were published, which are downloaded where they are missing.
 
@@ -21,10 +23,9 @@ class PublishedData(ImageData):
         seconds: in total.
 
     Args:
-        data_dir: folder of the data sets; default: :func:`find_data_dir`.
+        data_dir: folder of the data sets. Default: the environment variable TORCHCAPS_DATA, else torchcaps
+            in the user's cache folder.
         download: whether to download what is missing.
-        validation: share of the training images put aside for validation, the same in every class; 0 puts none aside.
-        seed: chooses which images those are; nothing else does.
     """
 
     folders: ClassVar[tuple[str, ...]] = ()
@@ -33,16 +34,16 @@ class PublishedData(ImageData):
     most: ClassVar[int] = 1 << 28
     seconds: ClassVar[float] = 3600
 
-    def __init__(
-        self, data_dir: str | None = None, download: bool = True, validation: float = 0.1, seed: int = 0
-    ) -> None:
-        super().__init__(validation, seed)
-        self.data_dir = find_data_dir(data_dir)
-        self.download = download
+    data_dir: str | Path | None = None
+    download: bool = True
+
+    def __post_init__(self) -> None:
+        self.data_dir = find_data_dir(self.data_dir)
 
     @property
     def _places(self) -> list[Path]:
-        return [*(self.data_dir / folder for folder in self.folders), self.data_dir]
+        home = find_data_dir(self.data_dir)
+        return [*(home / folder for folder in self.folders), home]
 
     def _find(self, *names: str) -> Path | None:
         """The first file of one of these names."""

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.numerics import check_choice, check_size
+from torchcaps.numerics import Size, check_choice
+from torchcaps.spec import argument, settings
 from torchcaps_lab.data.base import ImageSet, register_dataset, stratified_split
 from torchcaps_lab.data.published import PublishedData
 from torchcaps_lab.data.streams import read_entries, unpacked
@@ -102,6 +103,7 @@ class _Half(NamedTuple):
 
 
 @register_dataset("smallnorb")
+@settings
 class SmallNORB(PublishedData):
     """24,300 + 24,300 stereo pairs of toys in five classes, seen from 162 viewpoints in six lights.
 
@@ -125,8 +127,6 @@ class SmallNORB(PublishedData):
     routing", ICLR 2018 (48 x 48 pixels; novel viewpoints; their released code makes the two cameras channels).
 
     Args:
-        data_dir: folder of the data sets. Default: the environment variable TORCHCAPS_DATA, else torchcaps
-            in the user's cache folder.
         size: height and width of the images, a divisor of 96.
         cameras: `both_as_channels` makes a pair one image of two channels, `both_as_images` two images of
             one channel that follow each other (never divided between training and validation), `first`
@@ -134,9 +134,6 @@ class SmallNORB(PublishedData):
         viewpoints: `all`, or train on a third of the `azimuth`s or of the `elevation`s only.
         test_viewpoints: test on the viewpoints that are `novel` or on those `familiar` from training; not
             used where `viewpoints` is `all`.
-        validation: share of the training pairs put aside for validation, the same in every class; 0 puts
-            none aside.
-        seed: chooses which pairs those are; nothing else does.
         held_out: what is put aside for validation: `pairs`, of toys that are trained on, or whole `toys`, the number
             nearest to the share, at least one, in each class; like the test, they are other toys than those trained on.
 
@@ -159,30 +156,17 @@ class SmallNORB(PublishedData):
         "test": "smallnorb-5x01235x9x18x6x2x96x96-testing",
     }
 
-    def __init__(
-        self,
-        data_dir: str | None = None,
-        size: int = 48,
-        cameras: Cameras = "both_as_channels",
-        viewpoints: Viewpoints = "all",
-        test_viewpoints: TestViewpoints = "novel",
-        validation: float = 0.1,
-        seed: int = 0,
-        held_out: HeldOut = "pairs",
-    ) -> None:
-        super().__init__(data_dir, False, validation, seed)
-        check_size(size=size)
-        if _SIDE % size:
-            raise ValueError(f"size must be a divisor of {_SIDE}, got {size}")
-        check_choice("cameras", cameras, get_args(Cameras))
-        check_choice("viewpoints", viewpoints, get_args(Viewpoints))
-        check_choice("test_viewpoints", test_viewpoints, get_args(TestViewpoints))
-        check_choice("held_out", held_out, get_args(HeldOut))
-        self.size = size
-        self.cameras: Cameras = cameras
-        self.viewpoints: Viewpoints = viewpoints
-        self.test_viewpoints: TestViewpoints = test_viewpoints
-        self.held_out: HeldOut = held_out
+    download: bool = argument(default=False, init=False)
+    size: Size = 48
+    cameras: Cameras = "both_as_channels"
+    viewpoints: Viewpoints = "all"
+    test_viewpoints: TestViewpoints = "novel"
+    held_out: HeldOut = "pairs"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if _SIDE % self.size:
+            raise ValueError(f"size must be a divisor of {_SIDE}, got {self.size}")
 
     def load_train(self) -> ImageSet:
         """Read the training images, those for validation included.

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import check_size
+from torchcaps.numerics import Size
+from torchcaps.spec import settings
 from torchcaps_lab.data.base import ImageSet, find_data_dir, register_dataset
 from torchcaps_lab.data.files import seen_from
-from torchcaps_lab.data.listed import Item, Listed, ListedImages
+from torchcaps_lab.data.listed import Item, Listed, ListedData
 from torchcaps_lab.data.manifest import PARTS, Manifest, count_of
 from torchcaps_lab.data.picture import BrokenImage
 from torchcaps_lab.data.text_files import TextItem, list_texts
@@ -22,7 +23,8 @@ from torchcaps_lab.data.words import Words
 
 
 @register_dataset("text")
-class Text(ListedImages):
+@settings
+class Text(ListedData):
     r"""Texts with one class each, in any of these forms:
 
     - a folder with a sub-folder of .txt files for each class, or folders ``train`` and ``test`` that hold these, as for
@@ -46,10 +48,6 @@ class Text(ListedImages):
         most: how many words the vocabulary has at most, the most frequent ones.
         least: how often a word must occur to be in the vocabulary.
         lower: whether texts are converted to lower case.
-        test: share of the texts that are the test set, the same in every class; not used where there is one.
-        validation: share of the training texts put aside for validation, the same in every class; 0 puts none
-            aside. Not used where there are such texts beside those to test on.
-        seed: chooses which texts those are; nothing else does.
 
     Raises:
         FileNotFoundError: there is no `root`.
@@ -70,24 +68,19 @@ class Text(ListedImages):
     gives = "words"
     model = "text_pooled"
 
-    def __init__(
-        self,
-        root: str,
-        text: str = "text",
-        label: str = "label",
-        longest: int = 512,
-        most: int = 50_000,
-        least: int = 1,
-        lower: bool = True,
-        test: float = 0.2,
-        validation: float = 0.1,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(test=test, validation=validation, seed=seed)
-        check_size(longest=longest, most=most, least=least)
-        self.root = _found(Path(root).expanduser())
-        self.text, self.label = text, label
-        self.longest, self.most, self.least, self.lower = longest, most, least, lower
+    thing = in_file = "text"
+
+    root: str | Path
+    text: str = "text"
+    label: str = "label"
+    longest: Size = 512
+    most: Size = 50_000
+    least: Size = 1
+    lower: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.root = _found(Path(self.root).expanduser())
         _ = self.listed  # problems of the files are reported at once
 
     @property
@@ -123,7 +116,7 @@ class Text(ListedImages):
 
     def list_texts(self) -> Listed:
         """All texts, in any order of the classes."""
-        return list_texts(self.root, (self.text, self.label))
+        return list_texts(Path(self.root), (self.text, self.label))
 
     def load_train(self) -> ImageSet:
         """The training texts, with those for validation unless the source has separate ones."""

@@ -28,7 +28,7 @@ class MadeOf(ImageData):
             raise TypeError(f"data must be a data set, such as Digits(), got {data!r}")
         if data.gives != "images":
             raise ValueError(f"data must give images, {type(data).__name__} gives {data.gives}")
-        super().__init__(data.validation_share, data.seed)
+        super().__init__(validation=data.validation_share, seed=data.seed)
         self.data = data
 
     @abstractmethod

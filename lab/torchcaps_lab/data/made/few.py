@@ -1,7 +1,7 @@
 """Data sets of which few images are trained on."""
 
 from torchcaps.numerics import check_size
-from torchcaps_lab.data.base import TEST_SEED, ImageData, ImageSet, stratified_split
+from torchcaps_lab.data.base import TEST_SEED, Fit, ImageData, ImageSet, stratified_split
 from torchcaps_lab.data.made.base import MadeOf, Part
 
 
@@ -32,7 +32,11 @@ class Few(MadeOf):
         check_size(0, validation=validation)
         self.few_train, self.few_validation = train, validation
         vars(self)["task"] = data.task  # elsewhere it belongs to a class
-        self.resize = data.resize
+
+    @property
+    def resize(self) -> Fit:
+        """That of the data set."""
+        return self.data.resize
 
     def made(self, images: ImageSet, part: Part) -> ImageSet:
         """About as many images as asked for, at random, the same share of each class, in their order."""

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchcaps.spec import settings
 from torchcaps_lab.data.base import ImageSet
 from torchcaps_lab.data.digits import Digits
 
@@ -15,15 +16,13 @@ Viewpoints = Literal["azimuth", "elevation"]
 TestViewpoints = Literal["familiar", "novel"]
 
 
+@settings
 class TurnedDigits(Digits):
     """Digits for quick trials of the viewpoint experiment: novel ones are turned by 30 degrees, or 0.7 times as high.
 
     Args:
         viewpoints: how novel test digits differ: ``azimuth``, turned; ``elevation``, lower.
         test_viewpoints: whether the test digits are ``novel`` or ``familiar``, as they were in training.
-        validation: as of :class:`~torchcaps_lab.data.Digits`.
-        seed: likewise.
-        size: likewise.
 
     Example:
         >>> from torchcaps_lab.data import TurnedDigits
@@ -32,17 +31,8 @@ class TurnedDigits(Digits):
         torch.Size([359, 1, 8, 8])
     """
 
-    def __init__(
-        self,
-        viewpoints: Viewpoints = "azimuth",
-        test_viewpoints: TestViewpoints = "novel",
-        validation: float = 0.1,
-        seed: int = 0,
-        size: int = 8,
-    ) -> None:
-        super().__init__(validation, seed, size)
-        self.viewpoints = viewpoints
-        self.test_viewpoints = test_viewpoints
+    viewpoints: Viewpoints = "azimuth"
+    test_viewpoints: TestViewpoints = "novel"
 
     def load_test(self) -> ImageSet:
         """Read the fifth of the digits to test on, seen from the viewpoints to test on."""
