@@ -322,6 +322,13 @@ class Typed:
 
 
 @dataclass(frozen=True)
+class Given:
+    """A value that only the running program has: taken as it is, and left out wherever options are written."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
 class Spec:
     """A class with its arguments, checked and complete.
 
@@ -352,7 +359,8 @@ class Spec:
     def plain(self) -> dict[str, Any]:
         """The name and all arguments, ready for JSON and YAML."""
         name = {} if self.registry is None else {"name": self.registry.name_of(self.cls)}
-        return {**name, **{key: plain(value) for key, value in self.arguments.items()}}
+        written = {key: value for key, value in self.arguments.items() if not isinstance(value, Given)}
+        return {**name, **{key: plain(value) for key, value in written.items()}}
 
 
 @contextmanager
@@ -368,6 +376,8 @@ def make(value: Any) -> Any:
     """The value with the things that it describes, at any depth, made."""
     if isinstance(value, Spec):
         return value.make()
+    if isinstance(value, Given):
+        return value.value
     if isinstance(value, list | tuple):
         return type(value)(map(make, value))
     return {name: make(one) for name, one in value.items()} if isinstance(value, Mapping) else value

@@ -117,8 +117,9 @@ class Manifest:
     def follow(self, present: Sequence[Entry]) -> tuple["Manifest", Changes]:
         """The same splits of the images that there are now, and what changed.
 
-        An image that is gone is found under another name by its content, in its class.
+        An image that is gone is found under another name by its content, in its class. Those of other classes are none.
         """
+        present = [entry for entry in present if entry.category in self.classes]
         now = {entry.name: entry for entry in present}
         known = {entry.name for part in self.parts.values() for entry in part}
         fresh = {entry[1:]: entry for entry in reversed(present) if entry.name not in known | self.left_out.keys()}

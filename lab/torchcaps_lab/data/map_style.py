@@ -62,7 +62,8 @@ class MapStyle(ListedImages):
 
     Raises:
         TypeError: a data set has no length or no items.
-        ValueError: an argument is out of range, an item is no pair of an image and a label, or a label has no name.
+        ValueError: there is no ``data``, an argument is out of range, an item is no pair of an image and a label, or a
+            label has no name.
 
     Example:
         >>> from torchcaps_lab.data import MapStyle
@@ -72,7 +73,7 @@ class MapStyle(ListedImages):
         (('dark', 'light'), 28, 4, 8)
     """
 
-    data: Any = argument()
+    data: Any = None
     test_data: Any = None
     validation_data: Any = None
     class_names: Sequence[Any] | None = argument(default=None, alias="classes")
@@ -81,6 +82,11 @@ class MapStyle(ListedImages):
         super().__post_init__()
         names = _names_of(self.data) if self.class_names is None else self.class_names
         self.named = () if names is None else tuple(map(str, names))
+        if self.data is None:
+            raise ValueError(
+                "MapStyle has the pairs of a program, which no file and no option can hold: call it in Python with "
+                "data=, as in torchcaps.train(data=pairs, run=..., resume=True)"
+            )
         given = {"train": self.data, "validation": self.validation_data, "test": self.test_data}
         self.given = {part: pairs for part, pairs in given.items() if pairs is not None}
         for part, pairs in self.given.items():

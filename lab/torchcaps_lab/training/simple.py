@@ -4,17 +4,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchcaps.spec import declared, plain, refused
+from torchcaps.spec import Given, plain, refused
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data.base import DATASETS
 from torchcaps_lab.training.command_line import option_arguments, training_options
 from torchcaps_lab.training.fitting import quiet_lightning
 from torchcaps_lab.training.folder import RunFolder
+from torchcaps_lab.training.reading import merged, read_options
 from torchcaps_lab.training.run import train_with
 
 
 def train(
-    data: str | Path, *, run: str | Path | None = None, show: Callable[[str], None] | None = None, **options: Any
+    data: Any,
+    *,
+    run: str | Path | None = None,
+    resume: bool = False,
+    show: Callable[[str], None] | None = None,
+    **options: Any,
 ) -> Classifier:
     """Trains a network as ``torchcaps train`` does, with the same defaults, and opens it.
 
@@ -22,8 +28,12 @@ def train(
         classifier("new.jpg").classes, classifier.summary["test_accuracy"], classifier.run
 
     Args:
-        data: a folder with one sub-folder of images for each class, or the name of a data set, such as "Digits".
+        data: a folder with one sub-folder of images for each class; the name of a data set, such as "Digits"; or pairs
+            of an image and a label: a list, a data set of torchvision, any ``Dataset``, which is read as
+            :class:`~torchcaps_lab.data.MapStyle` reads it. No file of options can hold these: everything else is saved
+            with the run, and to go on with it they are given again.
         run: folder to write, new or empty; default: ``runs`` and the name of the data.
+        resume: go on with the run in that folder, with its options and those given here.
         show: takes a line of text for each epoch, such as ``print``; None for silence.
         options: of ``torchcaps train``, by name, nested ones as a dict: ``preprocess={"flip": True}``; a class by its
             name, or with arguments as ``{"name": "Adam", "lr": 0.01}``; a routing, a task or a loss also as an object.
@@ -34,30 +44,42 @@ def train(
 
     Raises:
         FileExistsError: if there is something in the folder of the run.
-        ValueError: if there is no such data set, or options are unknown, do not fit, or are objects that a file of
-            options cannot hold; the run saves its options in such a file, to be resumed from it.
+        FileNotFoundError: if there is no run to resume.
+        ValueError: if there is no such data set, or it has no length or no items; if options are unknown, do not fit, or
+            are objects that a file of options cannot hold; the run saves its options in such a file, to be resumed
+            from it.
     """
-    folder = RunFolder(Path(run) if run is not None else Path("runs") / Path(data).name, "run").unused()
+    named = str(data) if isinstance(data, str | Path) else type(data).__name__
+    folder = RunFolder(Path(run) if run is not None else Path("runs") / Path(named).name, "run")
+    folder = folder.existing() if resume else folder.unused()
     known = option_arguments().keys() - {"data"}
     own = {name: plain(value, name) for name, value in options.items() if name in known}
-    rest = {name: plain(value, name) for name, value in options.items() if name not in known}
-    chosen = training_options({"data": _data(data, rest), "run": str(folder.path), **own})
+    rest = {name: _given(name, value) for name, value in options.items() if name not in known}
+    before = read_options(folder.config) if resume else {}
+    chosen = training_options(merged(before, {"data": _data(data, rest), "run": str(folder.path), **own}))
     quiet_lightning()
-    train_with(folder, chosen, command=_call(data, run, options), show=show)
+    train_with(folder, chosen, command=_call(named, run, options), show=show)
     return Classifier.open(folder.path)
 
 
-def _data(data: str | Path, arguments: dict[str, Any]) -> dict[str, Any]:
+def _given(name: str, value: Any) -> Any:
+    """An argument of the data set for the options."""
+    return Given(value) if name in ("test_data", "validation_data") else plain(value, name)
+
+
+def _data(data: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """The option ``data``."""
-    folder = Path(data).is_dir()
-    kind = DATASETS.find("ImageFolder" if folder else str(data), "data, where it is no folder,")
+    in_python = not isinstance(data, str | Path)
+    folder = not in_python and Path(data).is_dir()
+    name = "MapStyle" if in_python else "ImageFolder" if folder else str(data)
+    kind = DATASETS.find(name, "data, where it is no folder,")
     if why := refused(kind.__name__, kind, list(arguments)):
         raise ValueError(f"unknown option: a training takes {', '.join(option_arguments())}, and {why}")
-    where = {"root": str(data)} if folder and "root" in declared(kind).arguments else {}
+    where = {"data": Given(data)} if in_python else {"root": str(data)} if folder else {}
     return {"name": DATASETS.name_of(kind), **where, **arguments}
 
 
-def _call(data: str | Path, run: str | Path | None, options: dict[str, Any]) -> str:
+def _call(data: str, run: str | Path | None, options: dict[str, Any]) -> str:
     """The call, about as it was written, for the summary."""
     named = {**({} if run is None else {"run": str(run)}), **options}
-    return f"torchcaps.train({', '.join([repr(str(data)), *(f'{name}={value!r}' for name, value in named.items())])})"
+    return f"torchcaps.train({', '.join([repr(data), *(f'{name}={value!r}' for name, value in named.items())])})"
