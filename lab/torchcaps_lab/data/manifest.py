@@ -117,10 +117,9 @@ class Manifest:
     def follow(self, present: Sequence[Entry]) -> tuple["Manifest", Changes]:
         """The same splits of the images that there are now, and what changed.
 
-        An image that is gone is found under another name by its content, in its class. Those of other classes are none.
+        An image that is gone is found under another name by its content, in its class.
         """
-        present = [entry for entry in present if entry.category in self.classes]
-        now = {entry.name: entry for entry in present}
+        now = {entry.name: entry for entry in present if entry.category in self.classes}
         known = {entry.name for part in self.parts.values() for entry in part}
         fresh = {entry[1:]: entry for entry in reversed(present) if entry.name not in known | self.left_out.keys()}
         parts: dict[str, list[Entry]] = {part: [] for part in PARTS}

@@ -45,8 +45,8 @@ def train(
     Raises:
         FileExistsError: if there is something in the folder of the run.
         FileNotFoundError: if there is no run to resume.
-        ValueError: if there is no such data set, or it has no length or no items; if options are unknown, do not fit, or
-            are objects that a file of options cannot hold; the run saves its options in such a file, to be resumed
+        ValueError: if there is no such data set, or it has no length or no items; if options are unknown, do not fit,
+            or are objects that a file of options cannot hold; the run saves its options in such a file, to be resumed
             from it.
     """
     named = str(data) if isinstance(data, str | Path) else type(data).__name__
