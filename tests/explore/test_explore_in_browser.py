@@ -1,21 +1,20 @@
 """The page in headless Chromium: people draw, move sliders, play routing and upload broken files."""
 
 import shutil
-import socket
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 import torch
 
+from tests.explore.serving import served
 from torchcaps import Classifier, create_model
 from torchcaps_lab.explore import Explorer, application, digit_samples, local_samples
 from torchcaps_lab.report.exhibit import png
 
-uvicorn = pytest.importorskip("uvicorn")
+pytest.importorskip("uvicorn")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright, of the extra dev, drives the browser")
 expect = playwright.expect
 
@@ -45,11 +44,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     samples = {name: partial(local_samples, name, networks[name]) for name in (SCENES, QUESTIONS)}
     explorer = Explorer(networks, {"trained": lambda: digit_samples((1, 28, 28)), **samples})
     explorer.warm_up()
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(application(explorer), log_level="error", lifespan="off"))
-    thread = Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    with playwright.sync_playwright() as driver:
+    with served(application(explorer)) as address, playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(PATIENCE)
@@ -57,19 +52,28 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         page.trouble = []
         page.on("pageerror", lambda error: page.trouble.append(str(error)))
         page.on("request", lambda one: page.trouble.append(one.url) if foreign(one.url) else None)
-        page.goto(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        page.goto(address)
         page.wait_for_selector("body[data-ready]")
         settle(page)
         yield page
         browser.close()
-    server.should_exit = True
-    thread.join()
-    listening.close()
 
 
 def foreign(url: str) -> bool:
     """Whether something is loaded from elsewhere."""
     return not url.startswith(("http://127.0.0.1:", "data:", "blob:"))
+
+
+@pytest.fixture(autouse=True)
+def calm(page: Any) -> Iterator[None]:
+    """No test is over with errors of the page, or with something loaded from elsewhere."""
+    yield
+    assert not page.trouble
+
+
+def choose(page: Any, network: str) -> None:
+    page.select_option("#network", network)
+    settle(page)
 
 
 def settle(page: Any) -> None:
@@ -124,7 +128,6 @@ def test_draws_a_digit_and_sees_its_class(page: Any) -> None:
         draw(page, points)
         expect(said(page)).to_have_text(digit)
         expect(page.locator("#pose h2")).to_have_text(f"The pose of {digit}")
-    assert not page.trouble
 
 
 def test_only_the_first_finger_and_the_main_button_draw(page: Any) -> None:
@@ -146,7 +149,6 @@ def test_only_the_first_finger_and_the_main_button_draw(page: Any) -> None:
     assert canvas.evaluate("canvas => canvas.toDataURL()") == first
     page.mouse.up()
     settle(page)
-    assert not page.trouble
 
 
 def test_moves_a_slider_and_sees_the_picture_change(page: Any) -> None:
@@ -161,7 +163,6 @@ def test_moves_a_slider_and_sees_the_picture_change(page: Any) -> None:
     assert float(drawn.get_attribute("data-ms")) > 0
     page.click("#reset")
     expect(drawn).to_have_attribute("src", before)
-    assert not page.trouble
 
 
 def test_the_pose_is_reset_before_the_picture_comes(page: Any) -> None:
@@ -174,7 +175,6 @@ def test_the_pose_is_reset_before_the_picture_comes(page: Any) -> None:
     page.evaluate("answer()")
     settle(page)
     assert page.locator("#drawn").get_attribute("src") == before
-    assert not page.trouble
 
 
 def test_points_at_a_class(page: Any) -> None:
@@ -237,13 +237,11 @@ def test_a_picture_is_dropped_or_pasted(page: Any, tmp_path: Path, kind: str, fi
     left_to_the_browser = page.evaluate(DROPPED, [kind, field, list(digit(tmp_path).read_bytes())])
     assert not left_to_the_browser  # it would leave the page
     expect(said(page)).to_have_text("0")
-    assert not page.trouble
 
 
 def test_plays_routing(page: Any) -> None:
-    page.select_option("#network", "steps")
+    choose(page, "steps")
     expect(page.locator("#about")).to_contain_text("DynamicRouting")
-    settle(page)
     expect(page.locator("#step-text")).to_have_text("step 3 of 3")
     table = page.locator("#assigned")
     last = table.evaluate("canvas => canvas.toDataURL()")
@@ -254,13 +252,11 @@ def test_plays_routing(page: Any) -> None:
     expect(page.locator("#play")).to_have_text("▶ play")
     assert table.evaluate("canvas => canvas.toDataURL()") == last
     expect(page.locator("#layers canvas")).to_have_count(1)
-    assert not page.trouble
 
 
 def test_a_server_that_was_stopped_is_told(page: Any) -> None:
     """The list showed the network that was chosen, and the page the one before."""
-    page.select_option("#network", "trained")
-    settle(page)
+    choose(page, "trained")
     page.route("**/api/network?*", lambda route: route.abort())
     page.select_option("#network", "steps")
     expect(page.locator("#message")).to_have_text("the server does not answer: was it stopped?")
@@ -268,13 +264,11 @@ def test_a_server_that_was_stopped_is_told(page: Any) -> None:
     page.unroute("**/api/network?*")
     draw(page, SEVEN)
     expect(page.locator("#message")).to_be_hidden()
-    assert not page.trouble
 
 
 def test_another_network_is_chosen_before_the_answer(page: Any, tmp_path: Path) -> None:
     """The picture that then comes is not for the page any more, and there is none to be drawn on."""
-    page.select_option("#network", "trained")
-    settle(page)
+    choose(page, "trained")
     hold(page, "api/look")
     page.set_input_files("#upload", digit(tmp_path))
     page.select_option("#network", QUESTIONS)
@@ -282,14 +276,12 @@ def test_another_network_is_chosen_before_the_answer(page: Any, tmp_path: Path) 
     page.evaluate("answer()")
     settle(page)
     expect(page.locator("#message")).to_be_hidden()
-    assert not page.trouble
 
 
 def test_another_network_is_chosen_before_its_routing_is_shown(page: Any, tmp_path: Path) -> None:
     """The steps that then came were drawn over a picture that was gone."""
-    page.select_option("#network", "steps")
+    choose(page, "steps")
     expect(page.locator("#about")).to_contain_text("DynamicRouting")
-    settle(page)
     hold(page, "api/routing")
     page.set_input_files("#upload", digit(tmp_path))
     page.wait_for_selector("body[data-held]")
@@ -299,12 +291,10 @@ def test_another_network_is_chosen_before_its_routing_is_shown(page: Any, tmp_pa
     page.evaluate("answer()")
     settle(page)
     expect(page.locator("#message")).to_be_hidden()
-    assert not page.trouble
 
 
 def test_the_pointer_leaves_the_classes_of_another_network(page: Any) -> None:
-    page.select_option("#network", "trained")
-    settle(page)
+    choose(page, "trained")
     page.hover("#bars .bar:nth-child(3)")
     hold(page, "api/look")
     page.select_option("#network", "steps")
@@ -313,7 +303,6 @@ def test_the_pointer_leaves_the_classes_of_another_network(page: Any) -> None:
     page.wait_for_timeout(100)  # longer than the page waits before it follows the pointer
     page.evaluate("answer()")
     settle(page)
-    assert not page.trouble
 
 
 @pytest.mark.parametrize("width", [320, 375, 1280])
@@ -321,8 +310,7 @@ def test_panels_stay_on_the_page_and_apart(page: Any, width: int) -> None:
     """Long names of classes laid the left panel over the right one, and made the page wider than a phone."""
     page.set_viewport_size({"width": width, "height": 900})
     try:
-        page.select_option("#network", "steps")
-        settle(page)
+        choose(page, "steps")
         draw(page, SEVEN)
         page.click("#keep")
         expect(page.locator("#swapped figure")).to_have_count(6)
@@ -335,8 +323,7 @@ def test_panels_stay_on_the_page_and_apart(page: Any, width: int) -> None:
 
 def test_all_classes_can_be_reached_beside_the_panels(page: Any) -> None:
     """Those below the lower edge of the window could only be seen at the end of the page."""
-    page.select_option("#network", "steps")
-    settle(page)
+    choose(page, "steps")
     draw(page, SEVEN)
     page.evaluate("scrollTo(0, 200)")
     page.locator("#bars .bar").last.hover()
@@ -345,9 +332,8 @@ def test_all_classes_can_be_reached_beside_the_panels(page: Any) -> None:
 
 
 def test_asks_a_question(page: Any) -> None:
-    page.select_option("#network", QUESTIONS)
+    choose(page, QUESTIONS)
     expect(page.locator("#sample")).to_have_text("another question")
-    settle(page)
     page.fill("#text", "who wrote Hamlet ?")
     expect(said(page)).to_have_text("HUM")
     words = page.locator("#coloured span")
@@ -362,14 +348,12 @@ def test_asks_a_question(page: Any) -> None:
     settle(page)
     expect(page.locator("#truth")).to_contain_text("its class is")
     assert page.input_value("#text") not in ("", "how far is the moon ?")
-    assert not page.trouble
 
 
 def test_the_last_question_counts(page: Any) -> None:
     """An answer that came late was shown for what was asked after it."""
-    page.select_option("#network", QUESTIONS)
+    choose(page, QUESTIONS)
     expect(page.locator("#sample")).to_have_text("another question")
-    settle(page)
     hold(page, "api/sample")
     page.click("#sample")
     page.fill("#text", "who wrote Hamlet ?")
@@ -378,13 +362,11 @@ def test_the_last_question_counts(page: Any) -> None:
     settle(page)
     assert page.input_value("#text") == "who wrote Hamlet ?"
     expect(page.locator("#coloured span")).to_have_text(["who", "wrote", "Hamlet", "?"])
-    assert not page.trouble
 
 
 def test_looks_for_digits_in_a_scene(page: Any) -> None:
-    page.select_option("#network", SCENES)
+    choose(page, SCENES)
     expect(page.locator("#sample")).to_have_text("another scene")
-    settle(page)
     expect(page.locator("#truth")).to_contain_text("in it are")
     overlay = page.locator("#overlay")
     before = overlay.evaluate("canvas => canvas.toDataURL()")
@@ -400,4 +382,3 @@ def test_looks_for_digits_in_a_scene(page: Any) -> None:
     settle(page)
     assert overlay.evaluate("canvas => canvas.toDataURL()") != boxed
     expect(page.locator("#layers canvas")).to_have_count(1)
-    assert not page.trouble

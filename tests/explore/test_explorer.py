@@ -7,7 +7,6 @@ import socket
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
@@ -18,6 +17,7 @@ import pytest
 import torch
 
 from tests.data.test_smallnorb import write as write_smallnorb
+from tests.explore.serving import served
 from torchcaps import Classifier, create_model
 from torchcaps.layers import CapsLinear
 from torchcaps.models import CapsuleClassifier, TextClassifier
@@ -231,23 +231,16 @@ class TestExplorer:
         with pytest.raises(ValueError, match="OwnCapsulesOfWords whose words cannot be followed to the classes"):
             Explorer({"own": Classifier(network)})
 
-    def test_activations_that_are_not_finite_are_told(self, drawing: bytes) -> None:
-        """They were shown as 0.00, beside an error of JavaScript."""
-        network = small()
-        with torch.no_grad():
-            next(network.network.parameters()).fill_(3e38)
-        explorer = Explorer({"huge": network})
-        with pytest.raises(ValueError, match="huge gives this input activations that are not finite"):
-            explorer.answer(explorer.look("huge", drawing))
-
-    def test_poses_that_are_not_finite_are_told(self, drawing: bytes) -> None:
-        """Beside finite activations they ended in an error of JavaScript."""
+    @pytest.mark.parametrize("what", ["activation", "pose"])
+    def test_what_is_not_finite_is_told(self, drawing: bytes, what: str) -> None:
+        """Activations were shown as 0.00, and either ended in an error of JavaScript."""
         network = small()
         encode = network.network.encode
-        broken = torch.full((1, 10, 4), torch.nan)
-        network.network.encode = lambda images: encode(images)._replace(pose=broken)
+        network.network.encode = lambda images: (found := encode(images))._replace(
+            **{what: torch.full_like(getattr(found, what), torch.nan)}
+        )
         explorer = Explorer({"nan": network})
-        with pytest.raises(ValueError, match="nan gives this input poses that are not finite"):
+        with pytest.raises(ValueError, match=f"nan gives this input {what}s that are not finite"):
             explorer.answer(explorer.look("nan", drawing))
 
     def test_what_has_no_capsules(self) -> None:
@@ -338,24 +331,14 @@ class TestScenes:
 
 @pytest.fixture(scope="module")
 def address(explorer: Explorer) -> Iterator[str]:
-    yield from served(application(explorer))
+    with served(application(explorer)) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
 def locked(explorer: Explorer) -> Iterator[str]:
-    yield from served(application(explorer, token="s3cret"))
-
-
-def served(app: Any) -> Iterator[str]:
-    """The address of a server that runs as long as this is not asked again."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
-    thread = Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
-    listening.close()
+    with served(application(explorer, token="s3cret")) as address:
+        yield address
 
 
 def ask(address: str, body: bytes | None = None, **headers: str) -> tuple[int, Any, Any]:
@@ -449,21 +432,26 @@ class TestServer:
         for name, status in (("evil.example", 400), ("localhost:1", 200), ("[::1]:8765", 200)):
             assert ask(f"{address}/api/networks", Host=name)[0] == status
 
-    def test_pages_of_other_sites_are_not_answered(self, address: str, drawing: bytes) -> None:
-        """They could have pictures decoded and looks forgotten, though not read the answers."""
-        for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
-            assert ask(f"{address}/api/look?network=a", drawing, **{"Sec-Fetch-Site": site})[0] == status
-        assert ask(f"{address}/", **{"Sec-Fetch-Site": "cross-site"})[0] == 200  # a link to the page
+    @pytest.mark.parametrize(
+        ("header", "said", "status"),
+        [
+            *(("Sec-Fetch-Site", site, 403) for site in ("cross-site", "same-site")),
+            *(("Sec-Fetch-Site", site, 200) for site in ("same-origin", "none")),
+            *(("Origin", origin, 403) for origin in ("http://evil.example", "http://127.0.0.1:1", "null")),
+            ("Origin", "{address}", 200),
+        ],
+    )
+    def test_pages_of_other_sites_are_not_answered(
+        self, address: str, drawing: bytes, header: str, said: str, status: int
+    ) -> None:
+        """They could have pictures decoded and looks forgotten, though not read the answers.
 
-    def test_nor_those_that_only_say_their_origin(self, address: str, drawing: bytes) -> None:
-        """Browsers send no Sec-Fetch-Site to a machine of the same network, whose address is plain http."""
-        for origin, status in (
-            ("http://evil.example", 403),
-            ("http://127.0.0.1:1", 403),
-            ("null", 403),
-            (address, 200),
-        ):
-            assert ask(f"{address}/api/look?network=a", drawing, Origin=origin)[0] == status
+        Browsers send no Sec-Fetch-Site to a machine of the same network, whose address is plain http.
+        """
+        assert ask(f"{address}/api/look?network=a", drawing, **{header: said.format(address=address)})[0] == status
+
+    def test_a_link_to_the_page_is_followed_from_anywhere(self, address: str) -> None:
+        assert ask(f"{address}/", **{"Sec-Fetch-Site": "cross-site"})[0] == 200
 
     def test_files_beside_the_page_are_not_served(self, address: str) -> None:
         for path in ("../server.py", "%2e%2e/server.py", "..%2fserver.py"):

@@ -337,17 +337,15 @@ class Explorer:
         """
         if steps is not None and not 1 <= steps <= MOST_STEPS:
             raise ValueError(f"steps must be 1 to {MOST_STEPS}, got {steps}")
-        key = (look, "compare", target, routing, steps)
-        with self._lock:
-            taken = self._look(look)
-            if key not in self._made:
-                network = self._networks[taken.network].network
-                with other_routing(network, routing, steps):
-                    seen = _again(taken.observation, target)
-                    shown = {"activations": ClassActivations.of(seen), "assignments": Assignments.of(seen)}
-                    drawn = pngs(seen.reconstructions[0]) if seen.decodes else None
-                self._made[key] = {name: one and one.to_json() for name, one in shown.items()} | {"picture": drawn}
-            return self._made[key]
+
+        def made(taken: Look) -> dict[str, Any]:
+            with other_routing(self._networks[taken.network].network, routing, steps):
+                seen = _again(taken.observation, target)
+                shown = {"activations": ClassActivations.of(seen), "assignments": Assignments.of(seen)}
+                drawn = pngs(seen.reconstructions[0]) if seen.decodes else None
+            return {name: one and one.to_json() for name, one in shown.items()} | {"picture": drawn}
+
+        return self._once((look, "compare", target, routing, steps), made)
 
     def swap(self, one: str, target: int, other: str, other_target: int) -> dict[str, Any] | None:
         """:class:`~torchcaps_lab.report.pictures.PoseSwap` of two looks; None without a decoder.
@@ -421,12 +419,19 @@ class Explorer:
         self, look: str, kind: str, target: int | None, make: "Callable[[Observation], Exhibit | None]"
     ) -> Any:
         """An exhibit of a look, for JSON, made once."""
-        key = (look, kind, target)
+
+        def made(taken: Look) -> dict[str, Any] | None:
+            exhibit = make(taken.observation if target is None else _asked(taken, target))
+            return None if exhibit is None else exhibit.to_json()
+
+        return self._once((look, kind, target), made)
+
+    def _once(self, key: tuple[Any, ...], make: Callable[[Look], Any]) -> Any:
+        """What is made of a look, whose number is the first part of the key; made when it is first asked for."""
         with self._lock:
-            taken = self._look(look)
+            taken = self._look(key[0])
             if key not in self._made:
-                exhibit = make(taken.observation if target is None else _asked(taken, target))
-                self._made[key] = None if exhibit is None else exhibit.to_json()
+                self._made[key] = make(taken)
             return self._made[key]
 
 

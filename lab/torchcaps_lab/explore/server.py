@@ -24,6 +24,9 @@ _ALL = ("", "0.0.0.0", "::")  # addresses to listen at that are those of no mach
 
 _PAGE = Path(__file__).parent / "page"
 
+_GET = ("networks", "network", "sample", "pose", "assignments", "routing", "compare", "swap")
+_POST = ("look", "read", "decode")
+
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -52,26 +55,37 @@ def application(explorer: Explorer, hosts: tuple[str, ...] = LOOPBACK, token: st
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
 
-    def route(path: str, answer: Callable[[bytes, dict[str, str]], Any], method: str = "GET") -> Route:
-        return Route(path, _answering(answer), methods=[method])
-
     calls = _Calls(explorer)
-    routes = [
-        route("/api/networks", calls.networks),
-        route("/api/network", calls.network),
-        route("/api/look", calls.look, "POST"),
-        route("/api/read", calls.read, "POST"),
-        route("/api/sample", calls.sample),
-        route("/api/pose", calls.pose),
-        route("/api/assignments", calls.assignments),
-        route("/api/routing", calls.routing),
-        route("/api/decode", calls.decode, "POST"),
-        route("/api/compare", calls.compare),
-        route("/api/swap", calls.swap),
-        Mount("/", StaticFiles(directory=_PAGE, html=True)),
+    api = [
+        Route(f"/api/{name}", _answering(getattr(calls, name)), methods=[method])
+        for method, names in (("GET", _GET), ("POST", _POST))
+        for name in names
     ]
+    page = Mount("/", StaticFiles(directory=_PAGE, html=True))
     guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    return Starlette(routes=routes, middleware=[guard, Middleware(_Guarded, token=token)])
+    return Starlette(routes=[*api, page], middleware=[guard, Middleware(_Guarded, token=token)])
+
+
+def _named(query: dict[str, str], name: str) -> str:
+    if name not in query:
+        raise ValueError(f"{name} is missing")
+    return query[name]
+
+
+def _whole(query: dict[str, str], name: str) -> int:
+    text = _named(query, name)
+    if not text.isascii() or not text.isdecimal() or len(text) > 9:
+        raise ValueError(f"{name} must be a whole number, got {text[:40]!r}")
+    return int(text)
+
+
+def _asking(method: str, /, **arguments: "Callable[[dict[str, str], str], Any]") -> "Callable[..., Any]":
+    """The answer of that method of the explorer to these arguments, each read from the query."""
+
+    def answer(calls: "_Calls", body: bytes, query: dict[str, str]) -> Any:
+        return getattr(calls.explorer, method)(*(read(query, argument) for argument, read in arguments.items()))
+
+    return answer
 
 
 class _Calls:
@@ -80,11 +94,12 @@ class _Calls:
     def __init__(self, explorer: Explorer) -> None:
         self.explorer = explorer
 
-    def networks(self, body: bytes, query: dict[str, str]) -> Any:
-        return self.explorer.networks()
-
-    def network(self, body: bytes, query: dict[str, str]) -> Any:
-        return self.explorer.network(_named(query, "name"))
+    networks = _asking("networks")
+    network = _asking("network", name=_named)
+    pose = _asking("pose", look=_named, target=_whole)
+    assignments = _asking("assignments", look=_named, target=_whole)
+    routing = _asking("routing", look=_named)
+    swap = _asking("swap", look=_named, target=_whole, other=_named, other_target=_whole)
 
     def look(self, body: bytes, query: dict[str, str]) -> Any:
         return self._seen(self.explorer.look(_named(query, "network"), body, query.get("name", "the picture")), query)
@@ -109,15 +124,6 @@ class _Calls:
         target = answer["activations"]["said"] if "target" not in query else _whole(query, "target")
         return {**answer, "pose": self.explorer.pose(look, target)}
 
-    def pose(self, body: bytes, query: dict[str, str]) -> Any:
-        return self.explorer.pose(_named(query, "look"), _whole(query, "target"))
-
-    def assignments(self, body: bytes, query: dict[str, str]) -> Any:
-        return self.explorer.assignments(_named(query, "look"), _whole(query, "target"))
-
-    def routing(self, body: bytes, query: dict[str, str]) -> Any:
-        return self.explorer.routing(_named(query, "look"))
-
     def decode(self, body: bytes, query: dict[str, str]) -> Any:
         try:
             pose = [float(number) for number in json.loads(body)]
@@ -130,24 +136,6 @@ class _Calls:
         steps = _whole(query, "steps") if query.get("steps") else None
         routing = query.get("routing") or None
         return self.explorer.compare(_named(query, "look"), _whole(query, "target"), routing, steps)
-
-    def swap(self, body: bytes, query: dict[str, str]) -> Any:
-        return self.explorer.swap(
-            _named(query, "look"), _whole(query, "target"), _named(query, "other"), _whole(query, "other_target")
-        )
-
-
-def _named(query: dict[str, str], name: str) -> str:
-    if name not in query:
-        raise ValueError(f"{name} is missing")
-    return query[name]
-
-
-def _whole(query: dict[str, str], name: str) -> int:
-    text = _named(query, name)
-    if not text.isascii() or not text.isdecimal() or len(text) > 9:
-        raise ValueError(f"{name} must be a whole number, got {text[:40]!r}")
-    return int(text)
 
 
 def _answering(answer: "Callable[[bytes, dict[str, str]], Any]") -> "Callable[[Request], Awaitable[Response]]":
