@@ -1,5 +1,6 @@
 """Capsule networks for PyTorch."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from torchcaps import layers, losses, models, ops, routing
@@ -88,8 +89,19 @@ __all__ = [
 ]
 
 
+_ROOMS = ("mixture", "sklearn", "testing")
+"""Rooms that are imported on first use."""
+
+
+def __dir__() -> list[str]:
+    """What is public."""
+    return sorted([*__all__, *_ROOMS, "__doc__", "__version__"])
+
+
 def __getattr__(name: str) -> Any:
-    """Imports what torchcaps-lab has on first use."""
+    """Imports what torchcaps-lab has, and rooms that need more than torch, on first use."""
+    if name in _ROOMS:
+        return import_module(f"{__name__}.{name}")
     if name == "Classifier":
         with needing("classifiers", "torchcaps-lab"):
             from torchcaps_lab.classifier import Classifier

@@ -5,6 +5,15 @@ from typing import NamedTuple, TypeVar
 from torch import Tensor
 from torch.utils import _pytree
 
+
+def shapes_of(named: tuple) -> str:
+    """A named tuple of tensors with their shapes in place of their numbers."""
+    fields = zip(named._fields, named, strict=True)  # type: ignore[attr-defined]
+    shown = [f"{name}={tuple(one.shape) if isinstance(one, Tensor) else one!r}" for name, one in fields]
+    kinds = {str(one.dtype).removeprefix("torch.") for one in named if isinstance(one, Tensor)}
+    return f"{type(named).__name__}({', '.join([*shown, *sorted(kinds)])})"
+
+
 TupleType = TypeVar("TupleType", bound=type[tuple])
 
 
@@ -29,8 +38,8 @@ class Capsules(NamedTuple):
         >>> capsules = tc.Capsules(pose=torch.randn(2, 6, 6, 8, 4, 4), activation=torch.rand(2, 6, 6, 8))
         >>> capsules.pose_shape
         (4, 4)
-        >>> capsules.flatten().pose.shape
-        torch.Size([2, 288, 4, 4])
+        >>> capsules.flatten()
+        Capsules(pose=(2, 288, 4, 4), activation=(2, 288), float32)
     """
 
     pose: Tensor
@@ -40,6 +49,9 @@ class Capsules(NamedTuple):
     def pose_shape(self) -> tuple[int, ...]:
         """``(D,)`` for vector capsules, ``(M, D)`` for matrix capsules."""
         return tuple(self.pose.shape[self.activation.ndim :])
+
+    def __repr__(self) -> str:
+        return shapes_of(self)
 
     def flatten(self) -> "Capsules":
         """The same capsules with all sites on one axis, pose (B, I, ...) and activation (B, I)."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, exportable
+from torchcaps.capsules import Capsules, exportable, shapes_of
 from torchcaps.layers import CapsLinear, ClassCaps, FullyConnectedDecoder, PoseInput, mask_capsules, told
 from torchcaps.layers.decoder import DecoderInput, ToldDecoder, chosen_classes
 from torchcaps.models.network import Network
@@ -36,6 +36,9 @@ class Prediction(NamedTuple):
     capsules: Capsules | None
     reconstruction: Tensor | None
     boxes: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return shapes_of(self)
 
 
 class ImageClassifier(Network):
@@ -72,6 +75,26 @@ class ImageClassifier(Network):
 
     any_size = False
     """Whether images may have another height and width than ``image_shape``."""
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes E, by the name that timm's users know."""
+        return self.classes
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """Makes the network one for another number of classes; weights of the same name and shape stay.
+
+        An optimizer of its parameters has to be made anew.
+
+        Raises:
+            ValueError: if it is no number of classes.
+        """
+        fresh = type(self).from_config({**self.config(), "classes": num_classes})
+        state = fresh.state_dict()
+        state.update({name: one for name, one in self.state_dict().items() if one.shape == state[name].shape})
+        fresh.load_state_dict(state)
+        weight = next(self.parameters())
+        self.__dict__ = fresh.to(weight.device, weight.dtype).train(self.training).__dict__
 
     @abstractmethod
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
@@ -205,6 +228,10 @@ class CapsuleClassifier(ImageClassifier):
             if isinstance(part, FullyConnectedDecoder) and not part.by_class:
                 return "pose"
         return "masked"
+
+    def forward_features(self, images: Tensor) -> Capsules:
+        """The children of the class capsules, by the name that timm's users know: :meth:`children_of`."""
+        return self.children_of(images)
 
     @abstractmethod
     def children_of(self, images: Tensor) -> Capsules:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
-from torchcaps.spec import refused, same_class
+from torchcaps.spec import meant, refused, same_class
 
 
 class Configuration(NamedTuple):
@@ -56,13 +56,13 @@ def taken_by(name: str) -> str:
     return getattr(MODELS[name].network, "takes", "images")
 
 
-def create_model(name: str, pretrained: str | None = None, **arguments: Any) -> Any:
+def create_model(name: str, pretrained: str | bool | None = None, **arguments: Any) -> Any:
     """A network by name.
 
     Args:
         name: one of :func:`list_models`.
         pretrained: the data that it was trained on, ``mnist``: the network of that name that comes with the package,
-            in evaluation mode; None makes one with random weights.
+            in evaluation mode; True if it was trained on one only; None makes one with random weights.
         arguments: override those of the configuration: ``image_shape``, ``classes``, ``routing``, ...
 
     Raises:
@@ -70,8 +70,8 @@ def create_model(name: str, pretrained: str | None = None, **arguments: Any) -> 
             ``pretrained`` comes with other arguments.
     """
     if name not in MODELS:
-        raise ValueError(f"model must be one of {list_models()}, got {name!r}")
-    if pretrained is not None:
+        raise ValueError(f"model must be one of {list_models()}, got {name!r}{meant(str(name), list_models())}")
+    if pretrained is not None and pretrained is not False:
         return _trained(name, pretrained, arguments)
     configuration = MODELS[name]
     if why := refused(name, configuration.network, list(arguments)):
@@ -79,11 +79,13 @@ def create_model(name: str, pretrained: str | None = None, **arguments: Any) -> 
     return configuration.network.from_config({**configuration.arguments, **arguments})
 
 
-def _trained(name: str, data: str, arguments: dict[str, Any]) -> Any:
+def _trained(name: str, data: str | bool, arguments: dict[str, Any]) -> Any:
     """The network of that name that was trained on that data."""
     if arguments:
         raise ValueError(f"a trained network has its arguments already, got {', '.join(arguments)} besides pretrained")
     known = [one.partition("/")[0] for one in list_pretrained(f"*/{name}")]
+    if data is True and len(known) == 1:
+        (data,) = known
     if data not in known:
         raise ValueError(f"pretrained must be one of {known} for {name}, got {data!r}; all are {list_pretrained()}")
     return load_pretrained(pretrained_folder(f"{data}/{name}"))
