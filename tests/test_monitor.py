@@ -1,28 +1,20 @@
 """The routing is observed while a network trains, and the training does not notice."""
 
-import csv
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
+from tests.runs import FEW as DIGITS
+from tests.runs import learner, rows
 from torchcaps import create_model
 from torchcaps.models import ImageClassifier
-from torchcaps_lab.data import Digits, ImageSet
+from torchcaps_lab.data import ImageSet
 from torchcaps_lab.report import layer_entropy, observe_layers
 from torchcaps_lab.report.health import routing_health
-from torchcaps_lab.training import History, Learner, Optimisation, RoutingHealth
-
-DIGITS = Digits().train.subset(torch.arange(64))
+from torchcaps_lab.training import Learner, RoutingHealth, Schedule, TrainerOptions, fit
 
 
 def tiny(**arguments: object) -> ImageClassifier:
@@ -30,122 +22,50 @@ def tiny(**arguments: object) -> ImageClassifier:
     return create_model("capsnet_digits", channels=8, types=4, decoder_hidden=(8,), **arguments)
 
 
-def fit(
-    folder: Path, *callbacks: Callback, epochs: int = 2, ckpt_path: Path | None = None, **options: object
-) -> tuple[Learner, list[dict]]:
-    """The steps of ``torchcaps_lab.training.fit`` with callbacks of one's own."""
-    task = Learner(tiny(), Optimisation(optimizer=lambda p: torch.optim.Adam(p, 1e-3)))
-    folder.mkdir(exist_ok=True)
-    history = History(folder / "metrics.csv")
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=epochs,
-        callbacks=[*callbacks[:1], history, *callbacks[1:]],
-        logger=TensorBoardLogger(folder, name="", version="tensorboard"),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=len(callbacks) > 1,
-        num_sanity_val_steps=0,
-        **options,
-    )
-    loader = DataLoader(DIGITS, 16, collate_fn=lambda batch: batch)
-    trainer.fit(task, loader, loader, ckpt_path=ckpt_path, weights_only=True)
-    with (folder / "metrics.csv").open(newline="") as file:
-        return task, [{k: float(v) for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
+def trained(folder: Path, epochs: int = 2, precision: str = "32-true") -> tuple[Learner, list[dict[str, float]]]:
+    """With its own network and the rows of its metrics."""
+    one = learner(channels=8, types=4, decoder_hidden=(8,))
+    options = TrainerOptions(accelerator="cpu", precision=precision)
+    fit(one, DIGITS, DIGITS, folder, Schedule(epochs=epochs, batch_size=16), options)
+    return one, rows(folder)
 
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers.*",
-    "ignore:.*isinstance.treespec, LeafSpec.*",
-    "ignore:.*number of training batches.*",
-    "ignore:.*Checkpoint directory .* exists.*",
-)
 HEALTH = {"assignment_entropy_class_caps", "dead_capsules_primary_caps", "dead_capsules_class_caps"}
 
 
 def test_each_epoch_has_its_own_figures_in_the_csv_file_and_in_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    task, rows = fit(tmp_path, RoutingHealth(DIGITS, count=20), epochs=3)
-    assert len(rows) == 3
-    assert all(row.keys() >= HEALTH for row in rows)
-    assert len({row["assignment_entropy_class_caps"] for row in rows}) == 3
-    expected = routing_health(task.model, DIGITS.__getitems__(list(range(20))).images)
-    assert {name: rows[-1][name] for name in HEALTH} == pytest.approx(expected, rel=1e-6)
+    task, found = trained(tmp_path, epochs=3)
+    assert len(found) == 3
+    assert all(row.keys() >= HEALTH for row in found)
+    assert len({row["assignment_entropy_class_caps"] for row in found}) == 3
+    expected = routing_health(task.model, DIGITS.__getitems__(list(range(64))).images)
+    assert {name: found[-1][name] for name in HEALTH} == pytest.approx(expected, rel=1e-6)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     logged = [event.value for event in events.Scalars("assignment_entropy_class_caps")]
-    assert logged == pytest.approx([row["assignment_entropy_class_caps"] for row in rows], rel=1e-6)
+    assert logged == pytest.approx([row["assignment_entropy_class_caps"] for row in found], rel=1e-6)
 
 
-def test_the_training_does_not_notice(tmp_path: Path) -> None:
-    watched, rows = fit(tmp_path / "with", RoutingHealth(DIGITS))
-    alone, expected = fit(tmp_path / "without")
-    assert [{k: v for k, v in row.items() if k not in HEALTH} for row in rows] == expected
+def test_the_training_does_not_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, found = trained(tmp_path / "with")
+    monkeypatch.setattr(RoutingHealth, "on_train_epoch_end", lambda *_: None)
+    alone, expected = trained(tmp_path / "without")
+    assert [{name: value for name, value in row.items() if name not in HEALTH} for row in found] == expected
     assert all(torch.equal(a, b) for a, b in zip(watched.parameters(), alone.parameters(), strict=True))
 
 
 def test_half_precision(tmp_path: Path) -> None:
-    _, rows = fit(tmp_path, RoutingHealth(DIGITS), epochs=1, precision="bf16-mixed")
-    assert all(0 <= rows[0][name] <= 1 for name in HEALTH)
+    _, (row,) = trained(tmp_path, epochs=1, precision="bf16-mixed")
+    assert all(0 <= row[name] <= 1 for name in HEALTH)
 
 
 def test_a_resumed_training_has_the_figures_of_an_unbroken_one(tmp_path: Path) -> None:
-    _, unbroken = fit(tmp_path / "unbroken", RoutingHealth(DIGITS), epochs=4)
-    folder = tmp_path / "broken"
-    keep = {"dirpath": folder, "filename": "last", "save_on_train_epoch_end": True}
-    fit(folder, RoutingHealth(DIGITS), ModelCheckpoint(**keep), epochs=2)
-    last = folder / "last.ckpt"
-    _, resumed = fit(folder, RoutingHealth(DIGITS), ModelCheckpoint(**keep), epochs=4, ckpt_path=last)
+    _, unbroken = trained(tmp_path / "unbroken", epochs=4)
+    trained(tmp_path / "broken", epochs=2)
+    _, resumed = trained(tmp_path / "broken", epochs=4)
     assert len(resumed) == 4
     assert resumed == unbroken
-
-
-TWO_PROCESSES = """
-import sys
-from pathlib import Path
-import lightning as L
-import torch
-from torch.utils.data import DataLoader
-from torchcaps import create_model
-from torchcaps_lab.data import Digits
-from torchcaps_lab.report.health import routing_health
-from torchcaps_lab.training import History, Learner, Optimisation, RoutingHealth, train_loader
-
-torch.manual_seed(0)
-digits = Digits().train.subset(torch.arange(64))
-model = create_model("capsnet_digits", channels=8, types=4, decoder_hidden=(8,))
-task = Learner(model, Optimisation(optimizer=lambda p: torch.optim.Adam(p, 1e-3)))
-trainer = L.Trainer(
-    accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False, num_sanity_val_steps=0,
-    enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, use_distributed_sampler=False,
-    callbacks=[RoutingHealth(digits), History(Path(sys.argv[1]))],
-)
-
-
-class Loaders(L.LightningDataModule):
-    def train_dataloader(self):
-        return train_loader(digits, 16, 0, trainer.global_rank, trainer.world_size)
-
-
-trainer.fit(task, datamodule=Loaders())
-found = routing_health(task.model, digits.__getitems__(list(range(64))).images)
-assert found and all(abs(trainer.callback_metrics[name].item() - value) < 1e-6 for name, value in found.items())
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_watch_together(tmp_path: Path) -> None:
-    script, path = tmp_path / "train.py", tmp_path / "metrics.csv"
-    script.write_text(TWO_PROCESSES)
-    command, environment = [sys.executable, str(script), str(path)], {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert "sync_dist" not in done.stderr
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 2
-    assert all(row.keys() >= HEALTH for row in rows)
 
 
 class Noisy(nn.Module):

@@ -122,14 +122,9 @@ def test_evaluate_reads_other_texts_in_the_words_of_the_network(
 def test_networks_and_data_that_do_not_belong_together(
     reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for data, model, said in (
-        (("Text", "--data.root", str(reviews)), "capsnet", "capsnet takes no words; model must be one of text_capsnet"),
-        (("Digits",), "text_cnn", "text_cnn takes no images; model must be one of attentioncapsnet"),
-    ):
-        assert main(["train", "--data", *data, "--model", model, "--run", str(tmp_path / "run")]) == 1
-        assert said in capsys.readouterr().err
-    assert main(["train", "--data", *data[:1], "--model", "nothing", "--run", str(tmp_path / "run")]) == 1
-    assert "model must be one of" in capsys.readouterr().err
+    given = ("--data", "Text", "--data.root", str(reviews), "--model", "capsnet", "--run", str(tmp_path / "run"))
+    assert main(["train", *given]) == 1
+    assert "capsnet takes no words; model must be one of text_capsnet" in capsys.readouterr().err
 
 
 class TestColours:

@@ -257,18 +257,6 @@ class TestStopAt:
         assert max(row["val_accuracy"] for row in unbroken) < 1
         assert train_until(tmp_path, 1.0) == unbroken
 
-    @pytest.mark.parametrize("accuracy", [0.0, -0.5, 1.01, 95.0, float("nan")])
-    def test_range(self, accuracy: float, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"stop_at must be an accuracy in \(0, 1\], got"):
-            train_until(tmp_path, accuracy)
-
-    def test_needs_validation(self, tmp_path: Path) -> None:
-        few = Digits().train.subset(torch.arange(8))
-        with pytest.raises(ValueError, match="stop_at needs validation images"):
-            fit(
-                digits_task(), few, few.subset(torch.arange(0)), tmp_path, Schedule(epochs=1, batch_size=8, stop_at=0.5)
-            )
-
     def test_epochs_without_validation_do_not_count(self, unbroken: Rows, tmp_path: Path) -> None:
         options = TrainerOptions(accelerator="cpu", extra={"check_val_every_n_epoch": 2})
         assert len(train_until(tmp_path, unbroken[0]["val_accuracy"], options)) == 2
@@ -307,3 +295,39 @@ class TestDigitsOfAnySize:
     def test_range(self, size: int) -> None:
         with pytest.raises(ValueError, match=f"size must be at least 1, got {size}"):
             Digits(size=size)
+
+
+class TestFused:
+    @pytest.mark.parametrize("name", ["AdamW", "SGD"])
+    def test_steps_are_the_same(self, name: str, tmp_path: Path) -> None:
+        images, found = two_channels(24, 8), []
+        for fused in (True, False):
+            optimizer = partial(getattr(torch.optim, name), lr=0.01, weight_decay=0.1)
+            one = digits_task(Speed(fused=fused), optimizer, image_shape=(2, 8, 8))
+            schedule = Schedule(epochs=1, batch_size=8)
+            trainer, _ = fit(one, images, images, tmp_path / str(fused), schedule, EXACT)
+            assert bool(trainer.optimizers[0].param_groups[0]["fused"]) is fused
+            found.append(one.model.state_dict())
+        torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+    @pytest.mark.parametrize("told", [{"foreach": True}, {"fused": False}, {"differentiable": True}])
+    def test_what_was_told_stays(self, told: dict[str, bool]) -> None:
+        optimizer = torch.optim.Adam([torch.zeros(2, requires_grad=True)], **told)
+        Speed().fuse(optimizer)
+        assert not optimizer.param_groups[0]["fused"]
+
+    def test_other_optimizers_are_left_alone(self) -> None:
+        optimizer = torch.optim.RMSprop([torch.zeros(2, requires_grad=True)])
+        Speed().fuse(optimizer)
+        assert "fused" not in optimizer.param_groups[0]
+
+    def test_moments_in_another_order_are_laid_out_like_their_weights(self, tmp_path: Path) -> None:
+        """The kernel takes all tensors as they lie in memory."""
+        images, ends = two_channels(24, 8), []
+        for last in (False, True):
+            folder = tmp_path / str(last)
+            train(digits_task(Speed(channels_last=True), image_shape=(2, 8, 8)), images, folder, epochs=1)
+            other = digits_task(Speed(channels_last=last), image_shape=(2, 8, 8))
+            train(other, images, folder, epochs=2)
+            ends.append(other.model.state_dict())
+        torch.testing.assert_close(*ends, rtol=1e-9, atol=1e-9)

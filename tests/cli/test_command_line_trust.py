@@ -1,4 +1,4 @@
-"""What a person with a folder of photos relies on; the names of the tests are those of the items of the issue."""
+"""What a person with a folder of photos relies on."""
 
 import csv
 import json
@@ -66,8 +66,8 @@ def predicted(capsys, *arguments: str) -> torch.Tensor:
     return torch.tensor([list(json.loads(row)["lengths"].values()) for row in capsys.readouterr().out.splitlines()])
 
 
-class TestItem5SavedNetworkCarriesItsPreprocessing:
-    def test_item5_predict_resizes_as_the_training_did(self, run, photos, capsys):
+class TestSavedNetworkCarriesItsPreprocessing:
+    def test_predict_resizes_as_the_training_did(self, run, photos, capsys):
         files = sorted(photos.glob("*/0[0-2].png"))
         network = tc.load_pretrained(run / "model")
         stretched, padded = lengths(network, files, "stretch"), lengths(network, files, "pad")
@@ -79,7 +79,7 @@ class TestItem5SavedNetworkCarriesItsPreprocessing:
         answers = Classifier.open(run / "model")(files)
         torch.testing.assert_close(torch.tensor([list(one.lengths.values()) for one in answers]), stretched)
 
-    def test_item5_networks_of_before_load_and_their_run_says_the_rest(self, run, photos, tmp_path, capsys):
+    def test_networks_of_before_load_and_their_run_says_the_rest(self, run, photos, tmp_path, capsys):
         network = tc.load_pretrained(run / "model")
         kept = {name: value for name, value in network.extra.items() if name not in ("resize", "calibration")}
         network.save_pretrained(tmp_path / "old" / "model", **kept)
@@ -92,7 +92,7 @@ class TestItem5SavedNetworkCarriesItsPreprocessing:
         torch.testing.assert_close(found, lengths(network, files, "stretch"))
 
     @pytest.mark.parametrize("names", [("red", "green", "yellow"), ("red", "green")])
-    def test_item5_evaluate_names_both_lists_of_classes(self, run, names, tmp_path, capsys):
+    def test_evaluate_names_both_lists_of_classes(self, run, names, tmp_path, capsys):
         other = write_photos(tmp_path / "other", names, 4)
         data = ["--data", "ImageFolder", "--data.root", str(other), "--data.size", "12"]
         assert main(["evaluate", str(run), *data]) == 1
@@ -101,18 +101,18 @@ class TestItem5SavedNetworkCarriesItsPreprocessing:
         assert "['blue', 'green', 'red']" in error
         assert "classes" in error
 
-    def test_item5_numbers_for_names_fit_any_names(self):
+    def test_numbers_for_names_fit_any_names(self):
         classifier = Classifier(tc.create_model("capsnet_digits", image_shape=(1, 8, 8), channels=4, types=2))
         images = Digits().test.subset(torch.arange(4))
         named = type(images)(images.images, images.labels, tuple("abcdefghij"))
         assert classifier.examine(named).figures == classifier.examine(images).figures
 
 
-class TestItem12CommandLine:
+class TestCommandLine:
     @pytest.mark.parametrize(
         "arguments", [["train", "--data", "Digits", "--bogus", "1"], ["predict"], ["evaluate", "x", "--split", "all"]]
     )
-    def test_item12_an_error_is_three_lines_at_most(self, arguments, capsys):
+    def test_an_error_is_three_lines_at_most(self, arguments, capsys):
         with pytest.raises(SystemExit) as stop:
             main(arguments)
         assert stop.value.code == 2
@@ -123,7 +123,7 @@ class TestItem12CommandLine:
         assert "usage" not in error
 
     @pytest.mark.skipif(torch.__version__ < (2, 12), reason="PyTorch imports its compiler itself")
-    def test_item12_lightning_is_for_training_only(self, run, photos, monkeypatch):
+    def test_lightning_is_for_training_only(self, run, photos, monkeypatch):
         """Not for its options, either. And the compiler, which a kernel imported (a second), for those who compile."""
         monkeypatch.setenv("TORCHCAPS_BACKEND", "native")
         code = (
@@ -136,14 +136,14 @@ class TestItem12CommandLine:
         photo = str(photos / "red" / "00.png")
         subprocess.run([sys.executable, "-c", code, str(run), photo], check=True, cwd=ROOT, capture_output=True)
 
-    def test_item12_report_false_speaks_of_no_report(self, run, capsys):
+    def test_report_false_speaks_of_no_report(self, run, capsys):
         assert (run / "report" / "index.html").is_file()
         assert main(["train", "--resume", str(run), "--report", "false"]) == 0
         output = capsys.readouterr().out
         assert "summary" in output
         assert "report" not in output
 
-    def test_item12_epochs_are_counted_from_one(self, run):
+    def test_epochs_are_counted_from_one(self, run):
         with (run / "metrics.csv").open(newline="") as file:
             assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2"]
         assert json.loads((run / "summary.json").read_text())["last_epoch"]["epoch"] == 2
@@ -154,7 +154,7 @@ class TestItem12CommandLine:
     @pytest.mark.parametrize(
         "arguments", [["models", "capsnet_digits"], ["--help"], ["--version"]], ids=lambda given: given[0]
     )
-    def test_item12_a_pipe_that_nobody_reads_is_no_error(self, arguments, monkeypatch, capsys):
+    def test_a_pipe_that_nobody_reads_is_no_error(self, arguments, monkeypatch, capsys):
         reading, writing = os.pipe()
         os.close(reading)
         with os.fdopen(writing, "w") as closed:
@@ -180,7 +180,7 @@ class TestItem12CommandLine:
         assert written.getvalue() == b"\\u732b \\xfc \\udcff\n"
 
 
-class TestItem10CoreInstall:
+class TestCoreInstall:
     CODE = """
 import sys
 import torch, safetensors.torch
@@ -205,7 +205,7 @@ for need in (core + "train", core + "Classifier", core + "load_pretrained('a/b')
         print(error)
 """
 
-    def test_item10_torch_and_safetensors_save_and_load_and_errors_say_what_to_install(self, tmp_path):
+    def test_torch_and_safetensors_save_and_load_and_errors_say_what_to_install(self, tmp_path):
         done = subprocess.run(
             [sys.executable, "-c", self.CODE, str(tmp_path / "model")], cwd=ROOT, capture_output=True, text=True
         )
@@ -219,7 +219,7 @@ for need in (core + "train", core + "Classifier", core + "load_pretrained('a/b')
         ]
 
     @pytest.mark.parametrize("module", EXTRAS)
-    def test_item10_a_command_names_the_extra_that_is_missing(self, module, monkeypatch, capsys):
+    def test_a_command_names_the_extra_that_is_missing(self, module, monkeypatch, capsys):
         def missing(arguments):
             raise ModuleNotFoundError(f"No module named {module!r}", name=f"{module}.part")
 
@@ -233,14 +233,14 @@ for need in (core + "train", core + "Classifier", core + "load_pretrained('a/b')
         assert set(EXTRAS.values()) <= set(re.findall(r"^([a-z]+) = \[", text, re.MULTILINE))
 
 
-class TestItem11Predict:
-    def test_item11_a_folder_and_a_pattern(self, run, photos, capsys):
+class TestPredict:
+    def test_a_folder_and_a_pattern(self, run, photos, capsys):
         assert main(["predict", str(run), str(photos / "red"), str(photos / "*" / "01.png"), "--json"]) == 0
         rows = [json.loads(row) for row in capsys.readouterr().out.splitlines()]
         expected = [*sorted((photos / "red").iterdir()), *sorted(photos.glob("*/01.png"))]
         assert [row["file"] for row in rows] == list(map(str, expected))
 
-    def test_item13_names_of_files_command_no_terminal(self, run, photos, tmp_path, capsys):
+    def test_names_of_files_command_no_terminal(self, run, photos, tmp_path, capsys):
         """The defect: an escape sequence in a name went to the terminal as it was."""
         whole, broken = tmp_path / "a\x1b[2Jb.png", tmp_path / "c\x1b]0;d.png"
         whole.write_bytes((photos / "red" / "00.png").read_bytes())
@@ -251,7 +251,7 @@ class TestItem11Predict:
         assert "a\\x1b[2Jb.png: " in found.out
         assert "c\\x1b]0;d.png: it is not an image" in found.err
 
-    def test_item11_bad_files_are_named_and_the_others_predicted(self, run, photos, tmp_path, capsys):
+    def test_bad_files_are_named_and_the_others_predicted(self, run, photos, tmp_path, capsys):
         files = [photos / "red" / "00.png", tmp_path / "broken.png", tmp_path / "none.png", photos / "blue" / "00.png"]
         files[1].write_bytes(files[0].read_bytes()[:50])
         assert main(["predict", str(run), *map(str, files), "--csv"]) == 1
@@ -261,7 +261,7 @@ class TestItem11Predict:
         assert "none.png" in found.err
         assert "2 of 4 files could not be read" in found.err
 
-    def test_item11_files_are_streamed(self, run, photos):
+    def test_files_are_streamed(self, run, photos):
         classifier = Classifier.open(run)
         opened, answered = [], []
         files = (opened.append(file) or file for file in sorted(photos.glob("*/*.png")))
@@ -271,7 +271,7 @@ class TestItem11Predict:
         assert [file for file, _ in answered] == opened
         assert [classes for _, classes in answered] == [one.classes for one in classifier(opened)]
 
-    def test_item11_the_most_active_classes(self, run, photos, capsys):
+    def test_the_most_active_classes(self, run, photos, capsys):
         file = str(photos / "red" / "00.png")
         assert main(["predict", str(run), file, "--csv", "--top", "2"]) == 0
         first, second = csv.DictReader(capsys.readouterr().out.splitlines())
@@ -297,17 +297,17 @@ class TestItem11Predict:
             (["--batch_size", "0"], "--batch_size must be at least 1"),
         ],
     )
-    def test_item11_wrong_options_are_named(self, run, photos, options, message, capsys):
+    def test_wrong_options_are_named(self, run, photos, options, message, capsys):
         assert main(["predict", str(run), str(photos / "red" / "00.png"), *options]) == 1
         assert message in capsys.readouterr().err
 
-    def test_item11_nothing_to_predict_is_named(self, run, tmp_path, capsys):
+    def test_nothing_to_predict_is_named(self, run, tmp_path, capsys):
         assert main(["predict", str(run), str(tmp_path)]) == 1
         assert f"there are no images in {tmp_path}" in capsys.readouterr().err
         assert main(["predict", str(run), str(tmp_path / "*.jpg")]) == 1
         assert "no file fits the pattern" in capsys.readouterr().err
 
-    def test_item11_the_output_says_what_is_a_probability_and_what_a_length(self, run, photos, capsys):
+    def test_the_output_says_what_is_a_probability_and_what_a_length(self, run, photos, capsys):
         assert main(["predict", str(run), str(photos / "red" / "00.png")]) == 0
         first, second, line = capsys.readouterr().out.splitlines()
         assert "probability of the class: calibrated, temperature scaling" in first
@@ -316,7 +316,7 @@ class TestItem11Predict:
         (name,) = answer.classes
         assert f"{name} ({answer.calibrated[name]:.1%}, length {answer.lengths[name]:.3f})" in line
 
-    def test_item11_the_run_keeps_a_calibration_on_its_validation_images(self, run, photos):
+    def test_the_run_keeps_a_calibration_on_its_validation_images(self, run, photos):
         classifier = Classifier.open(run)
         data = ImageFolder(str(photos), size=12, resize="stretch", validation=0.6)
         assert classifier.calibration.images == len(data.validation) >= LEAST_IMAGES
@@ -338,7 +338,7 @@ class Twice(Classification):
 '''
 
 
-def test_item10_a_saved_network_names_the_module_of_its_task(tmp_path, capsys, monkeypatch):
+def test_a_saved_network_names_the_module_of_its_task(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "their_task.py").write_text(TASK)
     options = ["--import", "their_task", "--data", "Digits", "--task", "their_task.Twice", "--epochs", "1"]

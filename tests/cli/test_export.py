@@ -42,7 +42,7 @@ differences of rounding. Files of trained ones (those in the package) are within
 @SLOW
 @pytest.mark.parametrize("form", ["onnx", "torch-export"])
 @pytest.mark.parametrize("name", list_models())
-def test_item3_every_network(name: str, form: str, tmp_path: Path, onnxruntime: object) -> None:
+def test_every_network(name: str, form: str, tmp_path: Path, onnxruntime: object) -> None:
     """With images of two batch sizes that were not traced: 5 inside of export, 3 here."""
     torch.manual_seed(0)
     network = create_model(name, **SMALLER.get(name, {}))
@@ -65,7 +65,7 @@ def test_item3_every_network(name: str, form: str, tmp_path: Path, onnxruntime: 
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_item3_onnx_with_the_preparation_of_images(tmp_path: Path, onnxruntime: object) -> None:
+def test_onnx_with_the_preparation_of_images(tmp_path: Path, onnxruntime: object) -> None:
     torch.manual_seed(0)
     network = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=(8,))
     preprocess = Preprocess(rescale=12, crop=8, standardise=True)
@@ -94,7 +94,7 @@ def test_item3_onnx_with_the_preparation_of_images(tmp_path: Path, onnxruntime: 
     assert missing.stderr.startswith("no.png cannot be read: ")
 
 
-def test_item3_a_program_of_standard_operators(tmp_path: Path) -> None:
+def test_a_program_of_standard_operators(tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None, routing={"name": "mean"})
     export(Classifier(network), tmp_path / "digits.pt2", "torch-export")
@@ -107,7 +107,7 @@ def test_item3_a_program_of_standard_operators(tmp_path: Path) -> None:
 
 
 @SLOW
-def test_item3_a_program_without_this_package(tmp_path: Path) -> None:
+def test_a_program_without_this_package(tmp_path: Path) -> None:
     torch.manual_seed(0)
     classifier = Classifier(create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None))
     file = tmp_path / "digits.pt2"

@@ -1,6 +1,5 @@
 """Two digits in each image: trained, interrupted, resumed, tested, saved, opened and asked, on the task's word."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from PIL import Image
 from several_digits import Masks, Pairs
 
 import torchcaps as tc
+from tests.runs import rows, summary
 from torchcaps.losses import MarginLoss, NegativeLogLikelihood, ReconstructionLoss
 from torchcaps.models import Prediction, create_model
 from torchcaps_lab.classifier import Classifier
@@ -27,11 +27,6 @@ OPTIONS = [
 ]
 
 
-def rows(run: Path) -> list[dict[str, float]]:
-    with (run / "metrics.csv").open(newline="") as file:
-        return [{k: float(v) for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("several") / "run"
@@ -41,10 +36,10 @@ def run(tmp_path_factory) -> Path:
 
 class TestCommandLine:
     def test_the_data_say_what_networks_are_for(self, run):
-        summary = json.loads((run / "summary.json").read_text())
-        assert summary["task"] == "several_labels"
-        assert summary["images"] == {"train": 479, "validation": 121, "test": 50}
-        assert 0.1 < summary["test_accuracy"] <= 1
+        found = summary(run)
+        assert found["task"] == "several_labels"
+        assert found["images"] == {"train": 479, "validation": 121, "test": 50}
+        assert 0.1 < found["test_accuracy"] <= 1
         assert {"train_accuracy", "val_accuracy", "train_class_loss", "val_reconstruction_loss"} <= rows(run)[0].keys()
         network = tc.load_pretrained(run / "model")
         assert network.extra["task"] == {"name": "several_labels", "count": 2, "threshold": 0.5}
@@ -68,7 +63,7 @@ class TestCommandLine:
     def test_evaluate_agrees_with_the_summary(self, run, capsys):
         assert main(["evaluate", str(run), "--json", "--import", MODULE]) == 0
         result = json.loads(capsys.readouterr().out)
-        assert result["accuracy"] == json.loads((run / "summary.json").read_text())["test_accuracy"]
+        assert result["accuracy"] == summary(run)["test_accuracy"]
         assert sum(figures["images"] for figures in result["per_class"].values()) == 2 * 50
         assert main(["evaluate", str(run), "--split", "validation", "--import", MODULE]) == 0
         assert "of 121 images right in all their classes" in capsys.readouterr().out
@@ -95,7 +90,7 @@ class TestCommandLine:
         kinds = {exhibit["kind"]: exhibit for exhibit in exhibits}
         assert {"summary", "learning_curves", "reconstructions", "perturbations"} <= kinds.keys()
         measured = {row["name"]: row["value"] for row in kinds["summary"]["measured"]}
-        assert measured["exactly right"] == json.loads((run / "summary.json").read_text())["test_accuracy"]
+        assert measured["exactly right"] == summary(run)["test_accuracy"]
         first, second = kinds["reconstructions"]["titles"][:2]
         assert first.partition("\n")[2] == second.partition("\n")[2]  # one image, asked about each of its digits
         assert first != second
@@ -105,32 +100,6 @@ class TestCommandLine:
         assert classifier.task.config() == {"name": "several_labels", "count": 2, "threshold": 0.5}
         answers = classifier(Pairs().test.__getitems__([0, 1]).pictures)
         assert [len(answer.classes) for answer in answers] == [2, 2]
-
-    def test_unknown_tasks_are_named(self, tmp_path, capsys):
-        arguments = ["train", "--data", "Digits", "--run", str(tmp_path / "run"), "--task", "guessing"]
-        try:
-            status = main(arguments)
-        except SystemExit as stop:
-            status = stop.code
-        assert status not in (0, None)
-        assert "classification" in capsys.readouterr().err
-        assert not (tmp_path / "run").exists()
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            (["--data", "Digits", "--task", "SeveralLabels"], "takes images with masks"),
-            (["--import", MODULE, "--data", "several_digits.Pairs", "--task", "classification"], "of one class each"),
-            (
-                ["--import", MODULE, "--data", "several_digits.Pairs", "--task", "SeveralLabels", "--task.count", "3"],
-                "count is 3, but the first image has 2 classes",
-            ),
-        ],
-    )
-    def test_targets_that_do_not_fit_are_refused_before_anything_is_written(self, options, message, tmp_path, capsys):
-        assert main(["train", *options, "--run", str(tmp_path / "run")]) == 1
-        assert message in capsys.readouterr().err
-        assert not (tmp_path / "run").exists()
 
 
 class TestTrainingPairs:

@@ -1,4 +1,4 @@
-"""Item 17: a run goes on with what it was started with. Item 4: it stops at NaN, with its name. Which epoch is kept."""
+"""A run goes on with what it was started with; it stops at NaN, with its name. Which epoch is kept."""
 
 import json
 import signal
@@ -9,9 +9,10 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 import torchcaps as tc
+from tests.runs import CPU, FEW, TRAIN, learner, summary
 from torchcaps.losses import MarginLoss
 from torchcaps.models import create_model
 from torchcaps_lab.cli import main
@@ -22,19 +23,6 @@ from torchcaps_lab.training.checkpoints import newest_checkpoint
 from torchcaps_lab.training.diverged import first_not_finite
 from torchcaps_lab.training.fingerprint import differences
 from torchcaps_lab.training.fitting import Fitting, rehearse
-
-CPU = TrainerOptions(accelerator="cpu")
-FEW = Digits().train.subset(torch.arange(64))
-TRAIN = [
-    *("train", "--data", "Digits", "--model", "capsnet_digits", "--epochs", "1", "--report", "false"),
-    *("--model_args", "{channels: 4, types: 2, decoder_hidden: null}", "--trainer.accelerator", "cpu"),
-]
-
-
-def learner(loss: nn.Module | None = None, lr: float = 1e-3) -> Learner:
-    torch.manual_seed(0)
-    model = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None)
-    return Learner(model, Optimisation(loss=loss or MarginLoss(), optimizer=partial(torch.optim.Adam, lr=lr)))
 
 
 def trained(folder: Path, images: ImageSet = FEW, caller: Caller | None = None, **schedule: object) -> list[dict]:
@@ -49,13 +37,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class TestItem17:
+class TestResume:
     def replaced(self) -> ImageSet:
         images = FEW.images.clone()
         images[3] = 255 - images[3]
         return ImageSet(images, FEW.labels, FEW.classes)
 
-    def test_item17_what_differs_is_named(self, folder: Path) -> None:
+    def test_what_differs_is_named(self, folder: Path) -> None:
         swapped = ImageSet(FEW.images, FEW.labels, ("one", "zero", *FEW.classes[2:]))
         for changes, message in [
             ({"seed": 1}, "seed was 0, is 1"),
@@ -67,21 +55,21 @@ class TestItem17:
             with pytest.raises(ValueError, match=rf"(?s){message}.*--allow_changes"):
                 trained(folder, **changes)
 
-    def test_item17_is_allowed_by_name(self, folder: Path, tmp_path: Path) -> None:
+    def test_is_allowed_by_name(self, folder: Path, tmp_path: Path) -> None:
         trained(tmp_path)
         with pytest.warns(UserWarning, match="continues with changes: seed was 0, is 1"):
             assert len(trained(tmp_path, caller=Caller(allow_changes=True), seed=1, epochs=2)) == 2
 
-    def test_item17_fewer_epochs_than_are_done_are_told(self, tmp_path: Path) -> None:
+    def test_fewer_epochs_than_are_done_are_told(self, tmp_path: Path) -> None:
         trained(tmp_path, epochs=2)
         with pytest.raises(ValueError, match="epochs must be 2 or more, as many as are done already, got 1"):
             trained(tmp_path, epochs=1)
 
-    def test_item17_more_epochs_need_no_word(self, tmp_path: Path) -> None:
+    def test_more_epochs_need_no_word(self, tmp_path: Path) -> None:
         trained(tmp_path)
         assert len(trained(tmp_path, epochs=2)) == 2
 
-    def test_item17_runs_of_before_go_on_and_say_so(self, tmp_path: Path) -> None:
+    def test_runs_of_before_go_on_and_say_so(self, tmp_path: Path) -> None:
         trained(tmp_path)
         checkpoint = newest_checkpoint(tmp_path / "checkpoints")
         content = torch.load(checkpoint, weights_only=True)
@@ -90,7 +78,7 @@ class TestItem17:
         with pytest.warns(UserWarning, match="did not note options and images"):
             assert len(trained(tmp_path, epochs=2)) == 2
 
-    def test_item17_on_the_command_line(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    def test_on_the_command_line(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         run = tmp_path / "run"
         assert main([*TRAIN, "--run", str(run)]) == 0
         resume = ["train", "--resume", str(run), "--epochs", "2"]
@@ -101,10 +89,10 @@ class TestItem17:
             assert message in error
         assert main([*resume, "--data.seed", "3"]) == 1
         assert "data.seed was 0, is 3" in capsys.readouterr().err
-        assert json.loads((run / "summary.json").read_text())["epochs"] == 1
+        assert summary(run)["epochs"] == 1
         with pytest.warns(UserWarning, match=r"continues with changes: .*optimizer\.lr was 0\.001, is 0\.01"):
             assert main([*resume, "--allow_changes", *changes]) == 0
-        assert json.loads((run / "summary.json").read_text())["epochs"] == 2
+        assert summary(run)["epochs"] == 2
         assert main(["train", "--resume", str(run)]) == 0  # the options of the run are the new ones now
 
     def test_a_longer_training_goes_on_after_a_kill(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +108,7 @@ class TestItem17:
             assert main(["train", "--resume", str(run), "--epochs", "3"]) == 130
         assert main(["train", "--resume", str(run), "--optimizer.lr", "1"]) == 1  # refused, and not kept
         assert main(["train", "--resume", str(run)]) == 0
-        assert json.loads((run / "summary.json").read_text())["epochs"] == 3
+        assert summary(run)["epochs"] == 3
 
     @pytest.mark.parametrize(
         ("was", "now", "expected"),
@@ -135,27 +123,13 @@ class TestItem17:
             ({"data": {"root": "a"}}, {"data": {"root": "b"}}, []),
         ],
     )  # fmt: skip
-    def test_item17_comparison(self, was: dict, now: dict, expected: list[str]) -> None:
+    def test_comparison(self, was: dict, now: dict, expected: list[str]) -> None:
         rest = {"classes": [], "images": {}, "data": "x"}
         assert differences({"options": was, **rest}, {"options": now, **rest}) == expected
 
 
 class TestOptions:
     """What the help offers: it works, or is told before anything is written."""
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            (["--optimizer", "SparseAdam"], "SparseAdam does not support dense gradients"),
-            (["--reconstruction", "-1"], "reconstruction must be at least 0, got -1.0"),
-            (["--trainer.gradient_clip_val", "-1"], "gradient_clip_val must be at least 0, got -1.0"),
-            (["--speed.resident", "-1"], "resident must be 0 GiB or more, got -1.0"),
-        ],
-    )
-    def test_told_at_the_start(self, options: list[str], message: str, tmp_path: Path, capsys) -> None:
-        assert main([*TRAIN, "--run", str(tmp_path / "run"), *options]) == 1
-        assert message in capsys.readouterr().err
-        assert not (tmp_path / "run").exists()
 
     @pytest.mark.parametrize(
         "options",
@@ -171,7 +145,7 @@ class TestOptions:
     def test_works(self, options: list[str], tmp_path: Path) -> None:
         run = tmp_path / "run"
         assert main([*TRAIN, "--run", str(run), "--batch_size", "700", *options]) == 0
-        assert 0 <= json.loads((run / "summary.json").read_text())["test_accuracy"] <= 1
+        assert 0 <= summary(run)["test_accuracy"] <= 1
 
     @pytest.mark.parametrize("options", [{}, {"capturable": True}], ids=["step", "only on a GPU"])
     def test_a_rehearsal_changes_nothing(self, options: dict[str, bool]) -> None:
@@ -183,15 +157,6 @@ class TestOptions:
         assert all(torch.equal(before[name], tensor) for name, tensor in one.state_dict().items())
         assert all(weight.grad is None for weight in one.parameters())
         assert torch.equal(state, torch.get_rng_state())
-
-    @pytest.mark.parametrize(("name", "zero"), [("StepLR", "step_size"), ("CosineAnnealingLR", "T_max")])
-    def test_a_scheduler_that_fails_in_its_first_step_is_refused(
-        self, name: str, zero: str, tmp_path: Path, capsys: pytest.CaptureFixture
-    ) -> None:
-        run = tmp_path / "run"
-        assert main([*TRAIN, "--run", str(run), "--scheduler", name, f"--scheduler.{zero}", "0"]) == 1
-        assert f"scheduler {name} cannot make a step: integer modulo by zero" in capsys.readouterr().err
-        assert not run.exists()
 
     def test_a_scheduler_that_watches_lowers_the_rate(self, tmp_path: Path) -> None:
         one = learner()
@@ -233,8 +198,8 @@ class TestOptions:
         told = capsys.readouterr().out
         assert "note: there are no test images: nothing is tested" in told
         assert "\nafter 1 epoch\n" in told
-        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-        assert "test_accuracy" not in summary
+        found = summary(tmp_path / "run")
+        assert "test_accuracy" not in found
         assert tc.load_pretrained(tmp_path / "run" / "model").image_shape == (1, 8, 8)
 
 
@@ -307,14 +272,14 @@ def test_a_stopped_run_is_told_how_to_go_on(
     assert f"continue with: torchcaps {' '.join(again)}\n" in capsys.readouterr().err
 
 
-class TestItem4:
-    def test_item4_the_last_good_checkpoint_stays(self, tmp_path: Path) -> None:
+class TestDiverged:
+    def test_the_last_good_checkpoint_stays(self, tmp_path: Path) -> None:
         with pytest.raises(TrainingDiverged, match="since epoch 2, step 3: class_loss is nan"):
             fit(learner(SickAfter(6)), FEW, FEW, tmp_path, Schedule(epochs=3, batch_size=16), CPU)
         (checkpoint,) = (tmp_path / "checkpoints").iterdir()
         assert torch.load(checkpoint, weights_only=True)["epoch"] == 0
 
-    def test_item4_the_layer_is_named(self, tmp_path: Path) -> None:
+    def test_the_layer_is_named(self, tmp_path: Path) -> None:
         sick = learner()
         sick.model.class_caps.register_forward_hook(
             lambda module, inputs, output: output._replace(activation=output.activation * torch.nan)
@@ -322,24 +287,24 @@ class TestItem4:
         with pytest.raises(TrainingDiverged, match=r"epoch 1, step 1: layer class_caps \(\w+\) is the first"):
             fit(sick, FEW, FEW, tmp_path, Schedule(batch_size=16), CPU)
 
-    def test_item4_weights_are_named(self) -> None:
+    def test_weights_are_named(self) -> None:
         sick = learner()
         with torch.no_grad():
             sick.model.conv.weight[0, 0, 0, 0] = torch.nan
         said = first_not_finite(sick.model, sick.task, FEW[0], Criteria(sick.loss, sick.reconstruction))
         assert said == "weights are not finite since a step before: conv.weight"
 
-    def test_item4_weights_of_the_last_step_are_not_kept(self, tmp_path: Path) -> None:
+    def test_weights_of_the_last_step_are_not_kept(self, tmp_path: Path) -> None:
         with pytest.raises(TrainingDiverged, match=r"weights are not finite after epoch 1: conv\.weight"):
             fit(learner(lr=torch.inf), FEW, FEW, tmp_path, Schedule(batch_size=64), CPU)
         assert newest_checkpoint(tmp_path / "checkpoints") is None
 
-    def test_item4_weights_too_large_for_the_next_step_are_not_kept(self, tmp_path: Path) -> None:
+    def test_weights_too_large_for_the_next_step_are_not_kept(self, tmp_path: Path) -> None:
         with pytest.raises(TrainingDiverged, match="the loss on the validation images is nan after epoch 1"):
             fit(learner(lr=1e10), FEW, FEW, tmp_path, Schedule(batch_size=64), CPU)
         assert newest_checkpoint(tmp_path / "checkpoints") is None
 
-    def test_item4_exit_status(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    def test_exit_status(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         assert main([*TRAIN, "--optimizer", "SGD", "--optimizer.lr", "1e30", "--run", str(tmp_path / "run")]) == 1
         assert "not finite" in capsys.readouterr().err
 
@@ -372,10 +337,10 @@ class TestEnd:
         run = tmp_path / "run"
         more = ["--keep", "best", "--scheduler", "ReduceLROnPlateau", "--epochs", str(epochs), "--batch_size", "700"]
         assert main([*TRAIN, *more, "--trainer.extra", "{check_val_every_n_epoch: 2}", "--run", str(run)]) == 0
-        summary = json.loads((run / "summary.json").read_text())
-        assert summary["used_epoch"]["by"].startswith(used)
-        assert summary["epochs"] == epochs
-        assert "val_loss" not in summary["last_epoch"]
+        found = summary(run)
+        assert found["used_epoch"]["by"].startswith(used)
+        assert found["epochs"] == epochs
+        assert "val_loss" not in found["last_epoch"]
 
     def test_the_best_epoch_is_kept_and_told(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         small = [*TRAIN, "--batch_size", "256", "--keep", "best", "--optimizer.lr", "0.03"]
@@ -384,14 +349,14 @@ class TestEnd:
         assert main([*small, "--epochs", "3", "--run", str(tmp_path / "first")]) == 0
         (tmp_path / "first").rename(moved)
         assert main(["train", "--resume", str(moved), "--epochs", "4"]) == 0
-        summary = json.loads((whole / "summary.json").read_text())
+        found = summary(whole)
         text = (whole / "metrics.csv").read_text().splitlines()
         column = text[0].split(",").index("val_accuracy")
         values = [float(row.split(",")[column]) for row in text[1:]]
         best = values.index(max(values))
         used = {"epoch": best + 1, "by": f"the best accuracy on validation images, {100 * max(values):.2f} %"}
-        assert summary["used_epoch"] == used
-        assert json.loads((moved / "summary.json").read_text())["used_epoch"] == used
+        assert found["used_epoch"] == used
+        assert summary(moved)["used_epoch"] == used
         kept, resumed = (load_file(run / "model" / "model.safetensors") for run in (whole, moved))
         assert all(torch.equal(kept[name], resumed[name]) for name in kept)
         checkpoint = torch.load(whole / "checkpoints" / "best" / f"epoch{best:05d}.ckpt", weights_only=True)
@@ -405,18 +370,12 @@ class TestEnd:
         capsys.readouterr()
         assert main(["evaluate", str(run), "--split", "validation", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)["accuracy"]
-        assert f", {100 * found:.2f} %" in json.loads((run / "summary.json").read_text())["used_epoch"]["by"]
+        assert f", {100 * found:.2f} %" in summary(run)["used_epoch"]["by"]
 
     def test_the_last_epoch_is_the_default(self, tmp_path: Path) -> None:
         assert main([*TRAIN, "--run", str(tmp_path / "run")]) == 0
-        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-        assert summary["used_epoch"] == {"epoch": 1, "by": "the last"}
-
-    @pytest.mark.parametrize("how", [{"stop": "early"}, {"keep": "best"}])
-    def test_needs_validation_images(self, how: dict, tmp_path: Path) -> None:
-        none = FEW.subset(torch.arange(0))
-        with pytest.raises(ValueError, match=f"{next(iter(how))} needs validation images"):
-            fit(learner(), FEW, none, tmp_path, Schedule(**how), CPU)
+        found = summary(tmp_path / "run")
+        assert found["used_epoch"] == {"epoch": 1, "by": "the last"}
 
 
 def test_a_run_goes_on_without_the_files_of_its_first_weights(tmp_path: Path, capsys) -> None:
@@ -435,7 +394,7 @@ def test_a_run_goes_on_without_the_files_of_its_first_weights(tmp_path: Path, ca
     )
     (tmp_path / "first" / "model.safetensors").unlink()
     assert main(["train", "--resume", str(run), "--epochs", "2"]) == 0
-    assert json.loads((run / "summary.json").read_text())["epochs"] == 2
+    assert summary(run)["epochs"] == 2
     newest_checkpoint(run / "checkpoints").unlink()
     capsys.readouterr()
     assert main(["train", "--resume", str(run), "--epochs", "2"]) == 1

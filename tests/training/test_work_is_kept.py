@@ -1,50 +1,25 @@
-"""Item 15: whatever ends a training, its newest whole checkpoint is there to go on from. Item 9: nothing is spoilt."""
+"""Whatever ends a training, its newest whole checkpoint is there to go on from."""
 
-import json
 import multiprocessing
 import os
-import re
 import resource
 import signal
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
-from torchcaps.models import create_model
+from tests.runs import CPU, FEW, learner
 from torchcaps.models.whole import UNFINISHED, write_whole, written_whole
-from torchcaps_lab.cli import main
-from torchcaps_lab.data import Digits, ImageSet
-from torchcaps_lab.training import Learner, Optimisation, RunFolder, Schedule, TrainerOptions, fit
+from torchcaps_lab.data import ImageSet
+from torchcaps_lab.training import Learner, RunFolder, Schedule, fit
 from torchcaps_lab.training.checkpoints import SealedCheckpoints, checkpoint_to_resume, is_whole, newest_checkpoint
-
-CPU = TrainerOptions(accelerator="cpu")
-TRAIN = [
-    *("train", "--data", "Digits", "--model", "capsnet_digits", "--epochs", "1", "--report", "false"),
-    *("--model_args", "{channels: 4, types: 2, decoder_hidden: null}", "--trainer.accelerator", "cpu"),
-]
-FEW = Digits().train.subset(torch.arange(64))
-
-
-def learner(seed: int = 0, **model_args: object) -> Learner:
-    torch.manual_seed(seed)
-    model = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None, **model_args)
-    return Learner(model, Optimisation(optimizer=partial(torch.optim.Adam, lr=1e-3)))
 
 
 def trained(folder: Path, epochs: int = 1, images: ImageSet = FEW, **schedule: int) -> Learner:
     one = learner()
     fit(one, images, images, folder, Schedule(epochs=epochs, **{"batch_size": 16, **schedule}), CPU)
     return one
-
-
-def status(arguments: list[str]) -> int:
-    try:
-        return main(arguments)
-    except SystemExit as stop:
-        return int(stop.code or 0)
 
 
 @pytest.fixture(scope="module")
@@ -54,108 +29,114 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (folder / "checkpoints" / "epoch00000.ckpt").read_bytes()
 
 
-class TestItem15:
-    def test_item15_every_flipped_byte_and_every_cut_is_found(self, checkpoint: bytes, tmp_path: Path) -> None:
-        path = tmp_path / "epoch00000.ckpt"
-        path.write_bytes(checkpoint)
-        assert is_whole(path)
-        generator = torch.Generator().manual_seed(0)
-        for place in torch.randint(len(checkpoint), (60,), generator=generator).tolist():
-            path.write_bytes(checkpoint[:place] + bytes([checkpoint[place] ^ 1]) + checkpoint[place + 1 :])
-            assert not is_whole(path), place
-            path.write_bytes(checkpoint[:place])
-            assert not is_whole(path), place
+def test_every_flipped_byte_and_every_cut_is_found(checkpoint: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "epoch00000.ckpt"
+    path.write_bytes(checkpoint)
+    assert is_whole(path)
+    generator = torch.Generator().manual_seed(0)
+    for place in torch.randint(len(checkpoint), (60,), generator=generator).tolist():
+        path.write_bytes(checkpoint[:place] + bytes([checkpoint[place] ^ 1]) + checkpoint[place + 1 :])
+        assert not is_whole(path), place
+        path.write_bytes(checkpoint[:place])
+        assert not is_whole(path), place
 
-    def test_item15_checkpoints_of_before_have_no_seal(self, checkpoint: bytes, tmp_path: Path) -> None:
-        path = tmp_path / "epoch00000.ckpt"
-        torch.save({"state_dict": {"a": torch.arange(1000)}}, path)
-        assert is_whole(path)
-        content = bytearray(path.read_bytes())
-        place = content.index(torch.arange(500, 502).numpy().tobytes())
-        content[place] ^= 1
-        path.write_bytes(content)
-        assert not is_whole(path)
 
-    def test_item15_the_older_one_is_used_where_the_newest_is_damaged(self, tmp_path: Path) -> None:
-        whole = trained(tmp_path / "whole", epochs=3)
-        trained(tmp_path / "broken", epochs=1)
-        kept = (tmp_path / "broken" / "checkpoints" / "epoch00000.ckpt").read_bytes()
-        trained(tmp_path / "broken", epochs=2)
-        newest = tmp_path / "broken" / "checkpoints" / "epoch00001.ckpt"
-        content = bytearray(newest.read_bytes())
-        content[len(content) // 2] ^= 4
-        newest.write_bytes(content)
-        newest.with_name("epoch00000.ckpt").write_bytes(kept)
-        newest.with_name(f"epoch00002.ckpt{UNFINISHED}").write_bytes(b"half of one")
-        with pytest.warns(UserWarning, match=r"epoch00001\.ckpt is damaged: the one before it is used, epoch00000"):
-            resumed = trained(tmp_path / "broken", epochs=3)
-        for name, tensor in whole.state_dict().items():
-            assert torch.equal(tensor, resumed.state_dict()[name]), name
-        assert [path.name for path in newest.parent.iterdir()] == ["epoch00002.ckpt"]
+def test_checkpoints_of_before_have_no_seal(checkpoint: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "epoch00000.ckpt"
+    torch.save({"state_dict": {"a": torch.arange(1000)}}, path)
+    assert is_whole(path)
+    content = bytearray(path.read_bytes())
+    place = content.index(torch.arange(500, 502).numpy().tobytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    assert not is_whole(path)
 
-    def test_item15_a_full_disk_leaves_the_older_checkpoint(self, checkpoint: bytes, tmp_path: Path) -> None:
-        """A limit on the size of files is as good as a full disk: the write fails in the middle."""
-        path = tmp_path / "epoch00000.ckpt"
-        path.write_bytes(checkpoint)
-        child = multiprocessing.get_context("fork").Process(target=_save_with_little_space, args=(tmp_path,))
-        child.start()
-        child.join()
-        assert child.exitcode == 7, "OSError that names the file"
-        assert newest_checkpoint(tmp_path) == path
-        assert [one.name for one in tmp_path.iterdir()] == [path.name]
 
-    @pytest.mark.parametrize("moment", ["torch.save", "os.fsync", "pathlib.Path.replace", "pathlib.Path.unlink"])
-    def test_item15_a_kill_at_any_moment_of_writing(self, moment, checkpoint, tmp_path, monkeypatch) -> None:
-        (tmp_path / "epoch00000.ckpt").write_bytes(checkpoint)
-        child = multiprocessing.get_context("fork").Process(target=_save_and_die, args=(tmp_path, moment))
-        child.start()
-        child.join()
-        assert child.exitcode == -signal.SIGKILL
-        found = checkpoint_to_resume(tmp_path)
-        assert found is not None
-        assert torch.load(found, weights_only=True)
-        assert [one.name for one in tmp_path.iterdir()] == [found.name]
+def test_the_older_one_is_used_where_the_newest_is_damaged(tmp_path: Path) -> None:
+    whole = trained(tmp_path / "whole", epochs=3)
+    trained(tmp_path / "broken", epochs=1)
+    kept = (tmp_path / "broken" / "checkpoints" / "epoch00000.ckpt").read_bytes()
+    trained(tmp_path / "broken", epochs=2)
+    newest = tmp_path / "broken" / "checkpoints" / "epoch00001.ckpt"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 4
+    newest.write_bytes(content)
+    newest.with_name("epoch00000.ckpt").write_bytes(kept)
+    newest.with_name(f"epoch00002.ckpt{UNFINISHED}").write_bytes(b"half of one")
+    with pytest.warns(UserWarning, match=r"epoch00001\.ckpt is damaged: the one before it is used, epoch00000"):
+        resumed = trained(tmp_path / "broken", epochs=3)
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
+    assert [path.name for path in newest.parent.iterdir()] == ["epoch00002.ckpt"]
 
-    def test_item15_options_are_written_whole_or_not_at_all(self, tmp_path: Path) -> None:
-        (tmp_path / "config.yaml").write_text("old")
 
-        def fail() -> None:
-            with written_whole(tmp_path / "config.yaml") as part:
-                part.write_text("ne")
-                raise OSError("no space")
+def test_a_full_disk_leaves_the_older_checkpoint(checkpoint: bytes, tmp_path: Path) -> None:
+    """A limit on the size of files is as good as a full disk: the write fails in the middle."""
+    path = tmp_path / "epoch00000.ckpt"
+    path.write_bytes(checkpoint)
+    child = multiprocessing.get_context("fork").Process(target=_save_with_little_space, args=(tmp_path,))
+    child.start()
+    child.join()
+    assert child.exitcode == 7, "OSError that names the file"
+    assert newest_checkpoint(tmp_path) == path
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
 
-        with pytest.raises(OSError, match="no space"):
-            fail()
-        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"config.yaml": "old"}
-        write_whole(tmp_path / "config.yaml", "new")
-        assert (tmp_path / "config.yaml").read_text() == "new"
 
-    def test_item15_a_kill_before_anything_was_written_leaves_the_folder_free(self, tmp_path: Path) -> None:
-        (tmp_path / ".lock").touch()
-        (tmp_path / f"config.yaml{UNFINISHED}").write_text("data: Dig")
-        with RunFolder(tmp_path).unused().opened("data: Digits", resumed=False):
-            assert not list(tmp_path.glob(f"*{UNFINISHED}"))
-        with pytest.raises(FileExistsError, match="exists already"):
-            RunFolder(tmp_path).unused()
+@pytest.mark.parametrize("moment", ["torch.save", "os.fsync", "pathlib.Path.replace", "pathlib.Path.unlink"])
+def test_a_kill_at_any_moment_of_writing(moment, checkpoint, tmp_path, monkeypatch) -> None:
+    (tmp_path / "epoch00000.ckpt").write_bytes(checkpoint)
+    child = multiprocessing.get_context("fork").Process(target=_save_and_die, args=(tmp_path, moment))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    found = checkpoint_to_resume(tmp_path)
+    assert found is not None
+    assert torch.load(found, weights_only=True)
+    assert [one.name for one in tmp_path.iterdir()] == [found.name]
 
-    def test_item15_one_process_a_run(self, tmp_path: Path) -> None:
-        folder, context = RunFolder(tmp_path / "run"), multiprocessing.get_context("fork")
-        ready = context.Event()
-        holder = context.Process(target=_hold, args=(folder, ready))
-        holder.start()
-        assert ready.wait(30)
-        with pytest.raises(BlockingIOError, match=r"another process trains in .*run"), folder.opened("", resumed=True):
-            pass
-        of_a_recipe = RunFolder(folder.path, "--runs")
-        with pytest.raises(BlockingIOError, match=r"or choose another --runs$"), of_a_recipe.opened("", resumed=True):
-            pass
-        assert holder.pid is not None
-        os.kill(holder.pid, signal.SIGKILL)
-        holder.join()
-        with folder.opened("", resumed=True):  # a dead process holds nothing
-            pass
-        with pytest.raises(FileExistsError, match="another process has begun"), folder.opened("", resumed=False):
-            pass
+
+def test_options_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("old")
+
+    def fail() -> None:
+        with written_whole(tmp_path / "config.yaml") as part:
+            part.write_text("ne")
+            raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        fail()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"config.yaml": "old"}
+    write_whole(tmp_path / "config.yaml", "new")
+    assert (tmp_path / "config.yaml").read_text() == "new"
+
+
+def test_a_kill_before_anything_was_written_leaves_the_folder_free(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    (tmp_path / f"config.yaml{UNFINISHED}").write_text("data: Dig")
+    with RunFolder(tmp_path).unused().opened("data: Digits", resumed=False):
+        assert not list(tmp_path.glob(f"*{UNFINISHED}"))
+    with pytest.raises(FileExistsError, match="exists already"):
+        RunFolder(tmp_path).unused()
+
+
+def test_one_process_a_run(tmp_path: Path) -> None:
+    folder, context = RunFolder(tmp_path / "run"), multiprocessing.get_context("fork")
+    ready = context.Event()
+    holder = context.Process(target=_hold, args=(folder, ready))
+    holder.start()
+    assert ready.wait(30)
+    with pytest.raises(BlockingIOError, match=r"another process trains in .*run"), folder.opened("", resumed=True):
+        pass
+    of_a_recipe = RunFolder(folder.path, "--runs")
+    with pytest.raises(BlockingIOError, match=r"or choose another --runs$"), of_a_recipe.opened("", resumed=True):
+        pass
+    assert holder.pid is not None
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.join()
+    with folder.opened("", resumed=True):  # a dead process holds nothing
+        pass
+    with pytest.raises(FileExistsError, match="another process has begun"), folder.opened("", resumed=False):
+        pass
 
 
 def _save_with_little_space(folder: Path) -> None:
@@ -190,45 +171,3 @@ def _hold(folder: RunFolder, ready: object) -> None:
     with folder.opened("data: Digits", resumed=False):
         ready.set()
         signal.pause()
-
-
-class TestItem9:
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            (["--trainer.accelerator", "gpu"], "cannot train as asked .accelerator gpu.*--trainer.accelerator auto"),
-            (["--trainer.precision", "5-true"], "cannot train as asked .*precision 5-true"),
-            (["--trainer.strategy", "magic"], "cannot train as asked .*magic"),
-            (["--trainer.devices", "2", "--batch_size", "33"], "batch_size must be a multiple of the 2 processes"),
-            (["--trainer.extra.logger", "true"], "arguments of Lightning's Trainer: logger is set by torchcaps itself"),
-            (["--trainer.extra.limit_val_batches", "3"], "limit_val_batches is set by torchcaps itself, from data.val"),
-            (["--trainer.extra.accelerator", "cpu"], "accelerator is set by torchcaps itself, from trainer.acc"),
-            (["--trainer.extra.inference_mode", "true"], "inference_mode is set by torchcaps itself"),
-            (["--trainer.extra.colour", "red"], "extra takes arguments of Lightning's Trainer, which has no colour"),
-            (["--trainer.extra.limit_train_batches", "2.5"], r"trainer.extra limit_train_batches 2.5\): .*int.$"),
-            (["--trainer.extra.accumulate_grad_batches", "0"], "accumulate_grad_batches must be at least 1, got 0"),
-            (["--stop_at", "0.9", "--data.validation", "0"], "stop_at needs validation images"),
-            (["--model_args.image_shape", "[3,8,8]"], "do not fit the images|image"),
-            (["--optimizer", "Adam", "--optimizer.lr", "-1"], "learning rate"),
-            (["--optimizer", "Adam", "--optimizer.betas", "[2, 3]"], "beta"),
-        ],
-    )  # fmt: skip
-    def test_item9_the_folder_is_not_spoilt_for_the_retry(
-        self, options, message, tmp_path, capsys, monkeypatch
-    ) -> None:
-        if options[-1] == "gpu":
-            monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-            monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-        run = tmp_path / "run"
-        assert status([*TRAIN, *options, "--run", str(run)]) != 0
-        error = capsys.readouterr().err
-        assert re.search(message, error), error
-        assert not run.exists()
-
-    def test_item9_the_retry_works(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-        run = tmp_path / "run"
-        assert status([*TRAIN, "--trainer.strategy", "magic", "--run", str(run)]) == 1
-        assert status([*TRAIN, "--run", str(run)]) == 0
-        assert json.loads((run / "summary.json").read_text())["epochs"] == 1
-        assert yaml.safe_load((run / "config.yaml").read_text())["data"]["name"] == "digits"
-        capsys.readouterr()
