@@ -128,6 +128,23 @@ def transformed() -> bool:
     return forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
 
 
+_is_batched, _is_legacy_batched = torch._C._functorch.is_batchedtensor, torch._C._functorch.is_legacy_batchedtensor
+
+
+def several(upstream: Sequence[Tensor | None]) -> bool:
+    """Whether several gradients flow at once, as one tensor that no kernel can read: then formulas must do.
+
+    So it is under ``is_grads_batched`` of ``torch.autograd.grad``, ``vectorize`` of ``torch.autograd.functional``, and
+    a ``vmap`` of a backward pass alone.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    for gradient in upstream:  # a generator takes longer
+        if gradient is not None and (_is_legacy_batched(gradient) or _is_batched(gradient)):
+            return True
+    return False
+
+
 def at_hand(tensor: Tensor) -> bool:
     """Whether the numbers of a tensor can be read at once: on a CPU, outside of tracing and ``torch.func``.
 

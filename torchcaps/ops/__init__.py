@@ -1,9 +1,8 @@
 """The one primitive under every routing algorithm: similarity, assignment and moments of votes that are not stored."""
 
-from torchcaps.ops.backend import Agreement, AssignmentMap, Moments, Rule, VoteSource
+from torchcaps.ops.backend import Agreement, AssignmentMap, Gaussians, Moments, Rule, VoteSource
 from torchcaps.ops.competition import GridWide, Normaliser, PositionWide
 from torchcaps.ops.fields import Fields, axes
-from torchcaps.ops.gaussians import Gaussians
 from torchcaps.ops.plan import BACKENDS, choose_backend, use_backend
 from torchcaps.ops.similarity import Adjusted, Gaussian, Given, InnerProduct, Similarity
 from torchcaps.ops.votes import Votes

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from torchcaps.numerics import transformed
+from torchcaps.numerics import several, transformed
 
 Tensors = Sequence[Tensor | None]
 Work = Callable[[Tensors, Tensors], Tensors]
@@ -60,23 +60,6 @@ def about_mean(
     """
     slope = 2 * grad_scatter * rest
     return grad_mass + (slope * mean).sum(-1), grad_sum - slope
-
-
-_is_batched, _is_legacy_batched = torch._C._functorch.is_batchedtensor, torch._C._functorch.is_legacy_batchedtensor
-
-
-def several(upstream: Tensors) -> bool:
-    """Whether several gradients flow at once, as one tensor that no kernel can read: then formulas must do.
-
-    So it is under ``is_grads_batched`` of ``torch.autograd.grad``, ``vectorize`` of ``torch.autograd.functional``, and
-    a ``vmap`` of a backward pass alone.
-    """
-    if torch.compiler.is_compiling():
-        return False
-    for gradient in upstream:  # a generator takes longer
-        if gradient is not None and (_is_legacy_batched(gradient) or _is_batched(gradient)):
-            return True
-    return False
 
 
 def gradients(work: Work, function: Function, tensors: Tensors, upstream: Tensors) -> Tensors:

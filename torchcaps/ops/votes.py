@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from torchcaps.numerics import cast, check_size, compute_dtype, full_precision
-from torchcaps.ops.backend import Agreement, Moments, Rule, VoteSource
+from torchcaps.ops.backend import Agreement, Gaussians, Moments, Rule, VoteSource
 from torchcaps.ops.checks import check_field, check_mask, check_tensor, check_votes, versions
 from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import offset_moments
 from torchcaps.ops.competition import Normaliser
 from torchcaps.ops.fields import FieldsType, Shapes
-from torchcaps.ops.gaussians import Gaussians
 from torchcaps.ops.naive import NaiveVotes, dense_votes, gram
 from torchcaps.ops.plan import BACKENDS, SOFTMAX, Choice, left_open, plan, preferred_backend
 from torchcaps.ops.similarity import Similarity

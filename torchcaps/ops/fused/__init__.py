@@ -1,5 +1,7 @@
 """The primitive in fused kernels: C++ on a CPU, Triton on a GPU."""
 
-from torchcaps.ops.fused.operators import Call, Kernels, NativeVotes, TritonVotes, why_not
+from torchcaps.ops.fused.call import Call
+from torchcaps.ops.fused.deferred import NativeVotes
+from torchcaps.ops.fused.operators import Kernels, TritonVotes, why_not
 
 __all__ = ["Call", "Kernels", "NativeVotes", "TritonVotes", "why_not"]

@@ -1,5 +1,7 @@
-"""One call of the fused kernels: its tensors, and the same computation in plain PyTorch."""
+"""One call of the fused kernels: its tensors, the votes that make it, and the same computation in plain PyTorch."""
 
+import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -7,8 +9,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops import naive
-from torchcaps.ops.backend import Rule
-from torchcaps.ops.derivatives import Tensors
+from torchcaps.ops.backend import Moments, Rule, VoteSource
+from torchcaps.ops.closed_forms import attention_moments, uniform_moments
+from torchcaps.ops.derivatives import Tensors, only_stored
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 from torchcaps.ops.windows import in_windows
 
@@ -36,7 +39,7 @@ class Call(NamedTuple):
     @classmethod
     def of(cls, tensors: Sequence[Any], sites: Tensor | None) -> "Call":
         """From the other tensors, in the order of :attr:`listed`."""
-        return cls._make([*tensors[:5], sites, tuple(tensors[5:])])
+        return cls(*tensors[:5], sites, tuple(tensors[5:]))
 
     @property
     def listed(self) -> list[Tensor | None]:
@@ -53,8 +56,7 @@ class Call(NamedTuple):
 
     def gradients(self, made: Callable[[Tensor], Tensor] = torch.zeros_like) -> "Call":
         """Tensors for the gradients: zeros, or what ``made`` gives for each tensor."""
-        fields = (None if field is None else made(field) for field in self[:5])
-        return Call._make([*fields, None, tuple(made(field) for field in self.similarity)])
+        return Call.of([None if field is None else made(field) for field in self.listed], None)
 
     def readable(self) -> "Call":
         """The same tensors, contiguous, as the kernels read them.
@@ -64,42 +66,35 @@ class Call(NamedTuple):
         """
         B, I, J, M, P, D = self.sizes
         children, by_child, by_vote = self.children, self.children.shape[:2], (B, J, M * D)
-        partition = self.log_partition
         if children.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"children must be float32 or float64, got {children.dtype}")
         if len(self.similarity) not in (0, 1, 3):
             raise ValueError(f"similarity must have none, one or three tensors, got {len(self.similarity)}")
-        return Call(
-            children.contiguous(),
-            readable("transforms", self.transforms, (1 if self.transforms.shape[0] == 1 else I, J, P, D), children),
-            None if self.coordinates is None else readable("coordinates", self.coordinates, (I, M * D), children),
-            None if self.weights is None else readable("weights", self.weights, by_child, children),
-            None if partition is None else readable("log_partition", partition, by_child, children),
-            None if self.sites is None else readable("sites", self.sites, self.sites.shape, children, torch.int32),
-            self.similarity
-            and tuple(
-                [
-                    readable(f"similarity[{place}]", field, by_vote if place < 2 else (B, J), children)
-                    for place, field in enumerate(self.similarity)
-                ]
-            ),
-        )
+        own = 1 if self.transforms.shape[0] == 1 else I
+        shapes = (children.shape, (own, J, P, D), (I, M * D), by_child, by_child, by_vote, by_vote, (B, J))
+        found = [
+            tensor if tensor is None else readable(name, tensor, shape, children)
+            for name, tensor, shape in zip(_NAMES, self.listed, shapes, strict=False)
+        ]
+        sites = self.sites
+        return Call.of(found, sites if sites is None else readable("sites", sites, sites.shape, children, torch.int32))
 
     def flat(self) -> list[Tensor]:
         """The tensors of :attr:`listed` that the call has."""
         return [field for field in self.listed if field is not None]
 
 
+_NAMES = (*Call._fields[:5], "similarity[0]", "similarity[1]", "similarity[2]")
+
+
 def readable(
-    name: str, tensor: Tensor | None, shape: Sequence[int], children: Tensor, dtype: torch.dtype | None = None
-) -> Any:
-    """The tensor, contiguous, or None if there is none.
+    name: str, tensor: Tensor, shape: Sequence[int], children: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """The tensor, contiguous.
 
     Raises:
         ValueError: if its shape, dtype or device is another one; names the tensor.
     """
-    if tensor is None:
-        return None
     dtype = dtype or children.dtype
     if tensor.shape != shape or tensor.dtype != dtype or tensor.device != children.device:
         raise ValueError(
@@ -128,3 +123,67 @@ def _stored(call: Call) -> tuple[naive.NaiveVotes, Similarity | None]:
     kinds: dict[int, Callable[..., Similarity | None]] = {0: lambda: None, 1: InnerProduct, 3: Gaussian}
     votes = naive.NaiveVotes(in_windows(call.children, call.sites), call.transforms, call.coordinates)
     return votes, kinds[len(call.similarity)](*call.similarity)
+
+
+class FusedVotes(VoteSource):
+    """Votes that exist in registers only; children that windows share are read where they lie."""
+
+    indexed = True
+    adds_vectors = False
+    """Whether the kernels add up votes of vectors evenly in less time than a matrix product takes."""
+
+    @classmethod
+    def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
+        """Inner products and Gaussians under a softmax, with or without an orphan, or an argmax."""
+        if similarity is not None and type(similarity) not in (InnerProduct, Gaussian):
+            return f"the kernels have inner products and Gaussians, not {type(similarity).__name__}"
+        return f"the kernels do not have {rule.special}" if rule.special else only_stored()
+
+    def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
+        """One E-step and the sums of the M-step that follows."""
+        if self.empty:
+            return naive.stored_moments(self, similarity, weights, rule, scatter)
+        if self.sites is None and self.coordinates is None and not (scatter or rule.hard):
+            if similarity is None and not self.adds_vectors:
+                return uniform_moments(self.children, self.transforms, weights, rule)
+            if isinstance(similarity, InnerProduct) and self.transforms.shape[0] == 1:
+                return attention_moments(self.children, self.transforms, similarity.alpha, weights, rule)
+        call = self._call(similarity, weights, rule.log_partition)
+        return self._moments(call, rule.orphan, rule.hard, scatter)
+
+    def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
+        """The assignment probabilities, (B, I, J)."""
+        logits = self.logits(similarity)
+        partition = rule.log_partition
+        if partition is not None and self.sites is not None:
+            rule = Rule(rule.orphan, rule.hard, in_windows(partition, self.sites))
+        return naive.logits_assignment(logits, rule)
+
+    def logits(self, similarity: Similarity | None) -> Tensor:
+        """The logits, (B, I, J)."""
+        if self.empty:
+            return naive.stored(self).logits(similarity)
+        return self._scores(self._call(similarity), False, False)
+
+    def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
+        """The normaliser, (B, I)."""
+        if similarity is None:
+            B, I, J, *_ = self._call(None).sizes
+            return self.children.new_full((B, I), math.log(J + orphan) if J + orphan else -math.inf)
+        if self.empty:
+            return naive.logits_partition(self.logits(similarity), orphan)
+        return self._scores(self._call(similarity), orphan, True)
+
+    def _call(
+        self, similarity: Similarity | None, weights: Tensor | None = None, log_partition: Tensor | None = None
+    ) -> Call:
+        tensors = () if similarity is None else similarity.tensors
+        return Call(self.children, self.transforms, self.coordinates, weights, log_partition, self.sites, tensors)
+
+    @abstractmethod
+    def _moments(self, call: Call, orphan: bool, hard: bool, scatter: bool) -> Moments:
+        """Those of a call, by the kernels."""
+
+    @abstractmethod
+    def _scores(self, call: Call, orphan: bool, reduced: bool) -> Tensor:
+        """The logits of a call, (B, I, J), or reduced, their normaliser, (B, I), by the kernels."""

@@ -14,25 +14,112 @@ unless they are many and no gradients will flow, and read in the step and in bot
 the logits mean for the parents is found once as well, together with those of the normaliser, which come last: the step
 depends on a token of theirs.
 
-That is for plain eager mode; where a program is traced or captured, operators do the same step by step.
+That is for plain eager mode; where a program is traced or captured, operators do the same step by step. Either way,
+gradients that may be differentiated again are those of the operators.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import positive
-from torchcaps.ops.derivatives import Tensors, gradients, several
+from torchcaps.numerics import positive, several, transformed
+from torchcaps.ops.agreement import step_by_step
+from torchcaps.ops.backend import Agreement, Gaussians, Moments, Rule
+from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fused import passes
-from torchcaps.ops.fused.call import Call, stored_moments, stored_scores
+from torchcaps.ops.fused.call import Call, readable
+from torchcaps.ops.fused.operators import OperatorVotes, moments_gradients, scores_gradients
+from torchcaps.ops.naive import NaiveVotes
+from torchcaps.ops.windows import in_windows
+from torchcaps.squash import kind_of
 
 _LOGITS = 2**24
 """The most logits that are stored where there is nothing to differentiate, and memory should stay small."""
+
+_KINDS = (Tensor, torch.nn.Parameter)
+
+
+def _plain(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether these are ordinary tensors on a CPU, and no compiler, tracer or mode needs to see an operator."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
+        return False
+    for tensor in tensors:  # a comprehension takes twice as long
+        if tensor is not None and (type(tensor) not in _KINDS or not tensor.is_cpu or tensor.is_neg()):
+            return False
+    return True
+
+
+def _differentiated(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether autograd wants to know what becomes of them."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
+
+
+class NativeVotes(OperatorVotes):
+    """In C++, on a CPU.
+
+    Example:
+        >>> from torchcaps.ops import InnerProduct, Rule
+        >>> tc.ops.fused.NativeVotes.supports(InnerProduct(torch.randn(2, 3, 5)), Rule())  # no reason against it
+        ''
+    """
+
+    backend = "native"
+
+    @cached_property
+    def _ledger(self) -> "Ledger":
+        return Ledger(self.children, self.transforms, self.coordinates)
+
+    @cached_property
+    def adds_vectors(self) -> bool:  # type: ignore[override]
+        """Unless all children share the transforms: then the children are added up first."""
+        return self.children.shape[2] == 1 and self.transforms.shape[0] > 1
+
+    def _moments(self, call: Call, orphan: bool, hard: bool, scatter: bool) -> Moments:
+        tensors = call.listed
+        if not _plain(tensors):
+            return super()._moments(call, orphan, hard, scatter)
+        return self._ledger.moments(call, tensors, (orphan, hard, scatter))
+
+    def _scores(self, call: Call, orphan: bool, reduced: bool) -> Tensor:
+        tensors = call.listed
+        if not _plain(tensors):
+            return super()._scores(call, orphan, reduced)
+        return self._ledger.scores(call, tensors, (orphan, reduced))
+
+    def gaussians(self, moments: Moments, floor: float) -> Gaussians:
+        """In one pass over the moments.
+
+        Raises:
+            ValueError: if the moments hold no scatter, or do not fit each other.
+        """
+        mass, total, scatter = moments
+        known = total.dtype in (torch.float32, torch.float64)
+        if scatter is None or self.empty or not known or transformed() or not _plain(moments):
+            return super().gaussians(moments, floor)
+        pieces = readable("mass", mass, total.shape[:2], total), readable("scatter", scatter, total.shape, total)
+        return Gaussians(*_Fitted.apply(pieces[0], total.contiguous(), pieces[1], floor))
+
+    def agree(self, agreement: Agreement, bias: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
+        """All steps of routing by agreement, of vectors whose transforms are not shared."""
+        tensors = (self.children, self.transforms, self.coordinates, bias)
+        squashes = kind_of(agreement.squash).constant is not None
+        if self.empty or not (self.adds_vectors and squashes) or transformed() or not _plain(tensors):
+            return None
+        if _differentiated(tensors):
+            found: tuple[Tensor, Tensor | None] = _Agree.apply(agreement, self.sites, *tensors)
+            return found
+        pose, alpha, *_ = passes.agreement_forward(*_agreeing(self.sites, tensors), agreement)
+        return pose, alpha
 
 
 @dataclass
@@ -76,18 +163,6 @@ class _Scored(NamedTuple):
         return same and self.versions == _versions(call)
 
 
-class _Written(NamedTuple):
-    """What a forward pass stored for the backward pass, if it did.
-
-    Args:
-        logits: of the step.
-        votes: if there are few.
-    """
-
-    logits: Tensor | None = None
-    votes: Tensor | None = None
-
-
 class _Step(NamedTuple):
     """What a step does beside its tensors.
 
@@ -100,7 +175,7 @@ class _Step(NamedTuple):
 
     entries: dict[int, _Entry]
     parts: int
-    options: tuple[bool, ...]
+    options: tuple[Any, ...]
     scores: object = None
 
 
@@ -121,32 +196,33 @@ class Ledger:
         self._scored: _Scored | None = None
         self._kept = passes.Kept(children, transforms)
 
-    def moments(self, call: Call, *options: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Mass, sum and scatter; the options are orphan, hard, scatter."""
+    def moments(self, call: Call, tensors: Sequence[Tensor | None], options: tuple[bool, bool, bool]) -> Moments:
+        """Those of a call with these tensors; the options are orphan, hard, scatter."""
         scored, self._scored = self._scored, None  # for the next step only
         name = token = logits = None
         if scored is not None and scored.have(call):
-            name, token, (_, hard, _) = scored.name, scored.token, options
+            name, token, hard = scored.name, scored.token, options[1]
             # Stored logits are read parent by parent: that takes a known normaliser, and finds no argmax.
             logits = scored.logits if call.log_partition is not None and not hard else None
         step = self._step(call, options, name)
-        if not _differentiated(call):
-            return _moments(call, _logits(step, logits), self._kept, *options)[:3]
-        return _Moments.apply(step, self._kept, self._token(), token, logits, call.sites, *call.listed)
+        if _differentiated(tensors):
+            return Moments(*_Moments.apply(step, self._kept, self._token(), token, logits, call.sites, *tensors))
+        found = passes.moments(call.readable(), *options, step.parts, logits, self._kept)
+        return Moments(*found[:3])
 
-    def scores(self, call: Call, *options: bool) -> Tensor:
-        """The logits, or their normaliser; the options are orphan, reduced."""
-        name, (_, reduced) = object(), options
-        step, differentiated = self._step(call, options, name), _differentiated(call)
-        token = logits = None
+    def scores(self, call: Call, tensors: Sequence[Tensor | None], options: tuple[bool, bool]) -> Tensor:
+        """The logits of a call with these tensors, or their normaliser; the options are orphan, reduced."""
+        name, reduced = object(), options[1]
         if any(tensor.is_inference() for tensor in call.similarity):  # changes in place are not counted
-            return _scores(call, None, *options)
+            return passes.scores(call.readable(), *options)
+        step, differentiated = self._step(call, options, name), _differentiated(tensors)
+        token = logits = None
         if reduced and len(call.similarity) == 3 and (differentiated or math.prod(call.sizes[:3]) <= _LOGITS):
-            logits = passes.empty_logits(call, step.parts).values
+            logits = passes.empty_logits(call, step.parts)
         if differentiated:
-            scores, token = _Scores.apply(step, self._token(), logits, call.sites, *call.listed)
+            scores, token = _Scores.apply(step, self._token(), logits, call.sites, *tensors)
         else:
-            scores = _scores(call, _logits(step, logits), *options)
+            scores = passes.scores(call.readable(), *options, step.parts, logits)
         self._scored = _Scored(name, call.similarity, _versions(call), logits, token)
         return scores
 
@@ -157,7 +233,9 @@ class Ledger:
 
     def _token(self) -> Tensor:
         """Whatever depends on it is differentiated before the votes are."""
-        wanted = tuple(tensor is not None and tensor.requires_grad for tensor in self.votes)
+        children, transforms, coordinates = self.votes
+        added = coordinates is not None and coordinates.requires_grad
+        wanted = children.requires_grad, transforms.requires_grad, added
         if wanted not in self._tokens:  # requires_grad may have changed since
             self._tokens[wanted] = _Token.apply(self.entries, *self.votes)
         return self._tokens[wanted]
@@ -165,20 +243,6 @@ class Ledger:
 
 def _versions(call: Call) -> list[int]:
     return [tensor._version for tensor in call.similarity]
-
-
-def _differentiated(call: Call) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in call.flat())
-
-
-def _moments(
-    call: Call, logits: passes.Logits | None, kept: passes.Kept, orphan: bool, hard: bool, scatter: bool
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    return passes.moments(call.readable(), orphan=orphan, hard=hard, scatter=scatter, logits=logits, kept=kept)
-
-
-def _scores(call: Call, logits: passes.Logits | None, orphan: bool, reduced: bool) -> Tensor:
-    return passes.scores(call.readable(), orphan=orphan, reduced=reduced, logits=logits)
 
 
 class _Token(torch.autograd.Function):
@@ -196,57 +260,6 @@ class _Token(torch.autograd.Function):
         if entry is None:
             return None, None, None, None
         return None, *passes.pass_on(entry.call, entry.terms, entry.parts, ctx.needs_input_grad[1:])
-
-
-def _save(
-    ctx: Any, step: _Step, written: _Written, arguments: Sequence[Tensor | None], *results: Tensor | None
-) -> None:
-    """Keeps the sites and tensors of a call, its results, and what was stored."""
-    ctx.step = step
-    ctx.save_for_backward(*arguments, *results, *written)
-    ctx.results = len(results)
-
-
-def _logits(step: _Step, values: Tensor | None) -> passes.Logits | None:
-    return None if values is None else passes.Logits(values, step.parts)
-
-
-def _gradients(
-    ctx: Any,
-    flow: Callable[..., passes.Flow],
-    work: Callable[..., Call],
-    function: Callable[..., Tensors],
-    upstream: Tensors,
-) -> Any:
-    """The gradients at the places of a function's arguments.
-
-    Args:
-        ctx: of the function.
-        flow: the backward pass but for the votes, from a call, its results, what was stored, and the entry of this
-            pass.
-        work: all gradients at once, from a call, its results and the upstream gradients.
-        function: the forward pass in plain PyTorch, from a call and its options.
-        upstream: the gradients of the results.
-    """
-    sites, *saved = ctx.saved_tensors  # read once: a checkpoint gives them out only once
-    last = len(saved) - ctx.results - len(_Written._fields)
-    tensors, (*results, logits, votes) = saved[:last], passes.read_back(saved[last:])
-    beside = [None] * (len(ctx.needs_input_grad) - len(tensors))  # the arguments that come first
-
-    if torch.is_grad_enabled() or several(upstream):  # it may be differentiated again, or no kernel can read it
-        found = gradients(
-            lambda tensors, upstream: work(Call.of(tensors, sites).readable(), results, upstream).listed,
-            lambda *tensors: function(Call.of(tensors, sites), *ctx.step.options),
-            tensors,
-            upstream,
-        )
-        return *beside, *found
-    call = Call.of(tensors, sites).readable()
-    entry = _entry(ctx, call)
-    flowing = flow(call, results, _Written(logits, votes), entry)
-    if entry is not None:
-        entry.terms += [term for term in (flowing.shares, flowing.logits) if term is not None]
-    return *beside, *flowing.gradients
 
 
 def _entry(ctx: Any, call: Call) -> _Entry | None:
@@ -269,62 +282,147 @@ class _Moments(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: _Step, kept: passes.Kept, *arguments: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         _, _, logits, sites, *tensors = arguments
-        mass, total, second, rest = _moments(Call.of(tensors, sites), _logits(step, logits), kept, *step.options)
-        _save(ctx, step, _Written(logits, kept.votes), (sites, *tensors), mass, total, rest)
+        call = Call.of(tensors, sites).readable()
+        mass, total, second, rest = passes.moments(call, *step.options, step.parts, logits, kept)
+        ctx.step = step
+        ctx.save_for_backward(mass, total, rest, logits, kept.votes, sites, *tensors)
         return mass, total, second
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
-        step = ctx.step
+        step, saved = ctx.step, ctx.saved_tensors  # read once: a checkpoint gives them out only once
         orphan, hard, scatter = step.options
-        grads = upstream if scatter else (*upstream[:2], None)
+        upstream = upstream if scatter else (*upstream[:2], None)
+        if torch.is_grad_enabled() or several(upstream):  # it may be differentiated again, or no kernel can read it
+            return *_BESIDE, *moments_gradients(saved[6:], saved[5], saved[:3], upstream, "native", *step.options)
+        mass, total, rest, logits, votes, sites, *tensors = passes.read_back(saved)
+        call, mean = Call.of(tensors, sites), total / positive(mass)[..., None] if scatter else None
+        entry, wanted = _entry(ctx, call), ctx.needs_input_grad
+        compared = True in wanted[11:]
+        defers = entry is not None and step.scores is not None and not hard and _comes_later(ctx, 1)
+        found = passes.moments_flow(
+            call,
+            mean,
+            rest,
+            upstream,
+            step.parts,
+            (wanted[9], wanted[10], compared and not defers),
+            logits,
+            votes,
+            passing=entry is not None,
+            orphan=orphan,
+            hard=hard,
+        )
+        if entry is not None:
+            entry.terms += found.terms
+            if defers and found.flow is not None:
+                entry.left[step.scores] = found.flow
+        return *_BESIDE, *found.gradients
 
-        def mean(results: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
-            mass, total, rest = results
-            return total / positive(mass)[..., None], rest
 
-        def flow(call: Call, results: Sequence[Tensor], written: _Written, entry: _Entry | None) -> passes.Flow:
-            parts, logits = None if entry is None else entry.parts, _logits(step, written.logits)
-            middle, rest = mean(results) if scatter else (None, None)
-            defers = entry is not None and step.scores is not None and not hard and _comes_later(ctx, 1)
-            wanted = (*ctx.needs_input_grad[9:11], any(ctx.needs_input_grad[11:]) and not defers)
-            options = {"orphan": orphan, "hard": hard}
-            found = passes.moments_flow(call, middle, rest, grads, parts, wanted, logits, written.votes, **options)
-            if entry is not None and defers and found.logits is not None:
-                entry.left[step.scores] = found.logits.coefficient
-            return found
-
-        def work(call: Call, results: Sequence[Tensor], upstream: Any) -> Call:
-            (middle, rest), (mass, total, scatter) = mean(results), upstream
-            return passes.moments_backward(call, middle, mass, total, scatter, rest, orphan=orphan, hard=hard)
-
-        return _gradients(ctx, flow, work, stored_moments, grads)
+_BESIDE = (None,) * 6
+"""For the arguments of a step before its tensors."""
 
 
 class _Scores(torch.autograd.Function):
     """The logits of the votes, or their normaliser, and a token of theirs."""
 
     @staticmethod
-    def forward(ctx: Any, step: _Step, *arguments: Any) -> tuple[Tensor, Tensor]:
-        _, logits, sites, *tensors = arguments
-        scores = _scores(Call.of(tensors, sites), _logits(step, logits), *step.options)
-        _save(ctx, step, _Written(logits), (sites, *tensors), scores)
+    def forward(ctx: Any, step: _Step, token: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+        logits, sites, *tensors = arguments
+        scores = passes.scores(Call.of(tensors, sites).readable(), *step.options, step.parts, logits)
+        ctx.step = step
+        ctx.save_for_backward(scores, logits, sites, *tensors)
         return scores, scores.new_empty(())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
-        step = ctx.step
-        orphan, reduced = step.options
+        step, saved = ctx.step, ctx.saved_tensors
+        if torch.is_grad_enabled() or several((grad,)):
+            found = scores_gradients(saved[3:], saved[2], saved[:1], (grad,), "native", *step.options)
+            return *_BESIDE[:4], *found
+        scores, logits, sites, *tensors = passes.read_back(saved)
+        call = Call.of(tensors, sites)
+        entry = _entry(ctx, call)
+        flow = passes.scores_flow(
+            call,
+            scores,
+            grad,
+            step.parts,
+            True in ctx.needs_input_grad[9:],
+            logits,
+            None if entry is None else entry.left.pop(step.scores, None),
+            passing=entry is not None,
+            orphan=step.options[0],
+            reduced=step.options[1],
+        )
+        if entry is not None:
+            entry.terms += flow.terms
+        return *_BESIDE[:4], *flow.gradients
 
-        def flow(call: Call, results: Sequence[Tensor], written: _Written, entry: _Entry | None) -> passes.Flow:
-            logits = _logits(step, written.logits)
-            (scores,), compared = results, any(ctx.needs_input_grad[9:])
-            parts, into = (None, None) if entry is None else (entry.parts, entry.left.pop(step.scores, None))
-            options = {"orphan": orphan, "reduced": reduced}
-            return passes.scores_flow(call, scores, grad, parts, compared, logits, into, **options)
 
-        def work(call: Call, results: Sequence[Tensor], upstream: Any) -> Call:
-            (scores,), (grad,) = results, upstream
-            return passes.scores_backward(call, scores, grad, orphan=orphan, reduced=reduced)
+class _Fitted(torch.autograd.Function):
+    """Mean, variance, precision and the logarithm of the determinant of Gaussians."""
 
-        return _gradients(ctx, flow, work, stored_scores, (grad,))
+    @staticmethod
+    def forward(ctx: Any, mass: Tensor, total: Tensor, scatter: Tensor, floor: float) -> Gaussians:
+        found = passes.gaussians(mass, total, scatter, floor)
+        ctx.floor = floor
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(mass, total, scatter, found.mean, found.precision)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
+        *moments, mean, precision = passes.read_back(ctx.saved_tensors)
+        if not (torch.is_grad_enabled() or several(upstream)):
+            return *passes.gaussians_backward(moments, mean, precision, upstream), None
+
+        def work(moments: Sequence[Any], upstream: Tensors) -> Tensors:
+            return passes.gaussians_backward(moments, mean, precision, upstream)
+
+        def formula(*fields: Tensor) -> Gaussians:
+            moments = Moments(*fields)
+            return Gaussians.of(moments.mean, moments.variance + ctx.floor)
+
+        return *gradients(work, formula, moments, upstream), None
+
+
+def _agreeing(sites: Tensor | None, tensors: Sequence[Any]) -> tuple[Call, Tensor | None]:
+    """The call of all steps of routing by agreement, and its bias, as the kernels read them."""
+    children, transforms, coordinates, bias = tensors
+    call = Call(children, transforms, coordinates, None, None, sites, ()).readable()
+    return call, None if bias is None else bias.contiguous()
+
+
+class _Agree(torch.autograd.Function):
+    """The poses after all steps of routing by agreement, and what the last step compared the votes with.
+
+    In a small batch, a call for each step would spend more time in Python than in the kernels.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, settings: Agreement, sites: Tensor | None, *tensors: Tensor | None) -> Any:
+        call, bias = _agreeing(sites, tensors)
+        kept = passes.Kept(call.children, call.transforms)
+        pose, alpha, sums, alphas = passes.agreement_forward(call, bias, settings, kept)
+        ctx.settings = settings
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(sites, *tensors, sums, alphas, alpha, kept.votes)
+        return pose, alpha
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
+        settings, wanted = ctx.settings, ctx.needs_input_grad[2:]
+        sites, *tensors, sums, alphas, alpha, votes = ctx.saved_tensors
+
+        def work(tensors: Tensors, upstream: Tensors) -> Tensors:
+            steps = passes.read_back((sums, alphas, alpha, votes))
+            return passes.agreement_backward(*_agreeing(sites, tensors), settings, steps, upstream, wanted)
+
+        def function(children: Any, *others: Any) -> Tensors:
+            *fields, bias = others
+            votes = NaiveVotes(in_windows(children, sites), *fields)
+            return step_by_step(lambda one: votes.moments(one, None, Rule(settings.orphan), False).sum, settings, bias)
+
+        return None, None, *gradients(work, function, tensors, upstream)

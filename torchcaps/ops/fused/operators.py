@@ -4,11 +4,10 @@
 A set of kernels is a module or object with the four functions of :class:`Kernels`.
 """
 
-import math
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cache
 from importlib import import_module
 from typing import Any, Protocol, cast
 
@@ -16,18 +15,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.numerics import positive
-from torchcaps.ops import naive
-from torchcaps.ops.backend import Agreement, Moments, Rule, VoteSource
-from torchcaps.ops.closed_forms import attention_moments, uniform_moments
-from torchcaps.ops.derivatives import STORED, Tensors, check_forward_mode, gradients, only_stored
-from torchcaps.ops.fused.agreement import agree
-from torchcaps.ops.fused.call import Call, readable, stored_moments, stored_scores
-from torchcaps.ops.fused.deferred import Ledger
-from torchcaps.ops.fused.gaussians import fit
-from torchcaps.ops.gaussians import Gaussians
-from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
-from torchcaps.ops.windows import in_windows
-from torchcaps.squash import kind_of
+from torchcaps.ops.backend import Moments
+from torchcaps.ops.derivatives import STORED, Tensors, check_forward_mode, gradients
+from torchcaps.ops.fused.call import Call, FusedVotes, readable, stored_moments, stored_scores
 
 
 class Kernels(Protocol):
@@ -132,8 +122,8 @@ def _moments_backward(*arguments: Any) -> list[Tensor]:
     """The gradients of the tensors of the call that are there."""
     call, backend, (orphan, hard, *upstream) = _opened(arguments)
     B, _, J, M, _, D = call.sizes
-    pieces = [
-        readable(name, grad, (B, J) if name == "grad_mass" else (B, J, M * D), call.children)
+    pieces: list[Any] = [
+        None if grad is None else readable(name, grad, (B, J) if name == "grad_mass" else (B, J, M * D), call.children)
         for name, grad in zip(("mean", "grad_mass", "grad_sum", "grad_scatter", "rest"), upstream, strict=False)
     ]
     return _kernels(backend).moments_backward(call.readable(), *pieces, orphan=orphan, hard=hard).flat()
@@ -163,69 +153,92 @@ def _gradients_shapes(*arguments: Any) -> list[Tensor]:
     return _opened(arguments)[0].gradients().flat()
 
 
-def _save(ctx: Any, arguments: Sequence[Any], result: Tensor, rest: Tensor | None = None) -> None:
-    """Keeps the arguments of an operator and what its backward pass needs of its results."""
-    call, *_ = _opened(arguments)
-    ctx.options = arguments[7:]
-    ctx.save_for_backward(*call[:6], result, rest, *call.similarity)
-
-
-def _saved(ctx: Any) -> tuple[list[Any], Any]:
-    """What :func:`_save` kept: the call as arguments, and the results."""
-    saved = ctx.saved_tensors
-    return [*saved[:6], saved[8:]], saved[6:8]
-
-
 def _gradients(
-    ctx: Any,
-    backward: Callable[[Call, Any, Tensors], list[Tensor]],
+    run: Callable[..., list[Tensor]],
     function: Callable[..., Tensors],
+    tensors: Tensors,
+    sites: Tensor | None,
     upstream: Tensors,
-) -> Any:
-    """The gradients at the places of an operator's arguments.
+    options: tuple[bool, ...],
+) -> Tensors:
+    """The gradients of the tensors of a call, in a form that can be differentiated again.
 
     Args:
-        ctx: of the operator.
-        backward: the operator that finds them, of a call, the results that were kept, and the upstream gradients.
-        function: what the operator does, in plain PyTorch, of a call and its options.
-        upstream: the gradients of its results.
+        run: finds those that are there, from a call and the upstream gradients.
+        function: what they are the gradients of, in plain PyTorch, of a call and its options.
+        tensors: of the call, as :attr:`Call.listed`.
+        sites: of the call.
+        upstream: the gradients of the results.
+        options: of the function.
     """
-    (*fields, sites, similarity), results = _saved(ctx)  # read once: a checkpoint gives them out only once
 
-    def work(tensors: Tensors, upstream: Tensors) -> list[Tensor | None]:
-        found = iter(backward(Call.of(tensors, sites), results, upstream))
+    def work(tensors: Tensors, upstream: Tensors) -> Tensors:
+        found = iter(run(Call.of(tensors, sites), *upstream))
         return [None if tensor is None else next(found) for tensor in tensors]
 
-    grads = gradients(
-        work, lambda *tensors: function(Call.of(tensors, sites), *ctx.options[1:]), [*fields, *similarity], upstream
-    )
-    return *grads[:5], None, list(grads[5:]), *(None for _ in ctx.options)
+    return gradients(work, lambda *tensors: function(Call.of(tensors, sites), *options), tensors, upstream)
+
+
+def moments_gradients(
+    tensors: Tensors, sites: Tensor | None, results: Sequence[Any], upstream: Tensors, backend: str, *options: bool
+) -> Tensors:
+    """The gradients of the tensors of a call, from those of its mass, sum and scatter; ``results``: these, and rest."""
+    mass, total, rest = results
+
+    def run(call: Call, *upstream: Tensor | None) -> list[Tensor]:
+        mean = total / positive(mass)[..., None]
+        found: list[Tensor] = _run_moments_backward(*call, backend, *options[:2], mean, *upstream, rest)
+        return found
+
+    return _gradients(run, stored_moments, tensors, sites, upstream, options)
+
+
+def scores_gradients(
+    tensors: Tensors, sites: Tensor | None, results: Sequence[Any], upstream: Tensors, backend: str, *options: bool
+) -> Tensors:
+    """The gradients of the tensors of a call, from that of its scores; ``results``: these."""
+
+    def run(call: Call, grad: Tensor | None) -> list[Tensor]:
+        found: list[Tensor] = _run_scores_backward(*call, backend, *options, *results, grad)
+        return found
+
+    return _gradients(run, stored_scores, tensors, sites, upstream, options)
 
 
 def _moments_context(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
     mass, total, _, rest = output
-    _save(ctx, inputs, total / positive(mass)[..., None], rest if inputs[-1] else None)
-
-
-def _moments_gradient(ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor, _: Any) -> tuple[Any, ...]:
-    *options, scatter = ctx.options
-
-    def backward(call: Call, results: Any, upstream: Tensors) -> list[Tensor]:
-        mean, rest = results
-        return _run_moments_backward(*call, *options, mean, *upstream, rest)
-
-    return _gradients(ctx, backward, stored_moments, (grad_mass, grad_sum, grad_scatter if scatter else None))
+    _save(ctx, inputs, mass, total, rest if inputs[-1] else None)
 
 
 def _scores_context(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
     _save(ctx, inputs, output)
 
 
-def _scores_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    def backward(call: Call, results: Any, upstream: Tensors) -> list[Tensor]:
-        return _run_scores_backward(*call, *ctx.options, results[0], *upstream)
+def _save(ctx: Any, arguments: Sequence[Any], *results: Tensor | None) -> None:
+    """Keeps the arguments of an operator and what its backward pass needs of its results."""
+    ctx.options, ctx.results = arguments[7:], len(results)
+    ctx.save_for_backward(*results, *arguments[:6], *arguments[6])
 
-    return _gradients(ctx, backward, stored_scores, (grad,))
+
+def _at_arguments(ctx: Any, found: Callable[..., Tensors], upstream: Tensors) -> Any:
+    """The gradients at the places of an operator's arguments."""
+    saved = ctx.saved_tensors  # read once: a checkpoint gives them out only once
+    results, (*fields, sites), similarity = (
+        saved[: ctx.results],
+        saved[ctx.results : ctx.results + 6],
+        saved[ctx.results + 6 :],
+    )
+    grads = found([*fields, *similarity], sites, results, upstream, *ctx.options)
+    return *grads[:5], None, list(grads[5:]), *(None for _ in ctx.options)
+
+
+def _moments_gradient(ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor, _: Any) -> Any:
+    scatter = ctx.options[-1]
+    return _at_arguments(ctx, moments_gradients, (grad_mass, grad_sum, grad_scatter if scatter else None))
+
+
+def _scores_gradient(ctx: Any, grad: Tensor) -> Any:
+    return _at_arguments(ctx, scores_gradients, (grad,))
 
 
 def _no_gradient(ctx: Any, *upstream: Any) -> Any:
@@ -270,132 +283,21 @@ _run_moments = _operator("moments", _MOMENTS, _moments, _moments_shapes, _moment
 _run_scores = _operator("scores", _SCORES, _scores, _scores_shapes, _scores_gradient, _scores_context)
 
 
-class FusedVotes(VoteSource):
-    """Votes that exist in registers only; children that windows share are read where they lie."""
+class OperatorVotes(FusedVotes):
+    """Votes that go through the operators, step by step."""
 
-    indexed = True
     backend: str
-
-    @property
-    def adds_vectors(self) -> bool:
-        """Whether the kernels add up votes of vectors evenly in less time than a matrix product takes."""
-        return False
-
-    @classmethod
-    def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
-        """Inner products and Gaussians under a softmax, with or without an orphan, or an argmax."""
-        if similarity is not None and type(similarity) not in (InnerProduct, Gaussian):
-            return f"the kernels have inner products and Gaussians, not {type(similarity).__name__}"
-        return f"the kernels do not have {rule.special}" if rule.special else only_stored()
-
-    def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
-        """One E-step and the sums of the M-step that follows."""
-        if self.empty:
-            return naive.stored_moments(self, similarity, weights, rule, scatter)
-        without_votes = self.sites is None and self.coordinates is None and not (scatter or rule.hard)
-        if without_votes and similarity is None and not self.adds_vectors:
-            return uniform_moments(self.children, self.transforms, weights, rule)
-        if without_votes and isinstance(similarity, InnerProduct) and self.transforms.shape[0] == 1:
-            return attention_moments(self.children, self.transforms, similarity.alpha, weights, rule)
-        return self._moments(self._call(similarity, weights, rule.log_partition), rule.orphan, rule.hard, scatter)
-
-    def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
-        """The assignment probabilities, (B, I, J)."""
-        logits = self.logits(similarity)
-        partition = rule.log_partition
-        if partition is not None and self.sites is not None:
-            rule = Rule(rule.orphan, rule.hard, in_windows(partition, self.sites))
-        return naive.logits_assignment(logits, rule)
-
-    def logits(self, similarity: Similarity | None) -> Tensor:
-        """The logits, (B, I, J)."""
-        if self.empty:
-            return naive.stored(self).logits(similarity)
-        return self._scores(self._call(similarity), False, False)
-
-    def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
-        """The normaliser, (B, I)."""
-        if similarity is None:
-            B, I, J, *_ = self._call(None).sizes
-            return self.children.new_full((B, I), math.log(J + orphan) if J + orphan else -math.inf)
-        if self.empty:
-            return naive.logits_partition(self.logits(similarity), orphan)
-        return self._scores(self._call(similarity), orphan, True)
 
     def _moments(self, call: Call, orphan: bool, hard: bool, scatter: bool) -> Moments:
         mass, total, second, _ = _run_moments(*call, self.backend, orphan, hard, scatter)
         return Moments(mass, total, second if scatter else None)
 
     def _scores(self, call: Call, orphan: bool, reduced: bool) -> Tensor:
-        return _run_scores(*call, self.backend, orphan, reduced)
-
-    def _call(
-        self, similarity: Similarity | None, weights: Tensor | None = None, log_partition: Tensor | None = None
-    ) -> Call:
-        fields = (self.children, self.transforms, self.coordinates, weights, log_partition, self.sites)
-        return Call(*fields, () if similarity is None else similarity.tensors)
+        scores: Tensor = _run_scores(*call, self.backend, orphan, reduced)
+        return scores
 
 
-def _plain(*tensors: Tensor | None) -> bool:
-    """Whether these are ordinary tensors on a CPU, and no compiler, tracer or mode needs to see an operator."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
-        return False
-    for tensor in tensors:  # a comprehension takes twice as long
-        if tensor is not None and (type(tensor) not in _KINDS or not tensor.is_cpu or tensor.is_neg()):
-            return False
-    return True
-
-
-_KINDS = (Tensor, torch.nn.Parameter)
-
-
-class NativeVotes(FusedVotes):
-    """In C++, on a CPU.
-
-    Example:
-        >>> from torchcaps.ops import InnerProduct, Rule
-        >>> tc.ops.fused.NativeVotes.supports(InnerProduct(torch.randn(2, 3, 5)), Rule())  # no reason against it
-        ''
-    """
-
-    backend = "native"
-
-    @cached_property
-    def _ledger(self) -> Ledger:
-        return Ledger(self.children, self.transforms, self.coordinates)
-
-    def _moments(self, call: Call, orphan: bool, hard: bool, scatter: bool) -> Moments:
-        if not _plain(*call.listed):
-            return super()._moments(call, orphan, hard, scatter)
-        return Moments(*self._ledger.moments(call, orphan, hard, scatter))
-
-    def _scores(self, call: Call, orphan: bool, reduced: bool) -> Tensor:
-        if not _plain(*call.listed):
-            return super()._scores(call, orphan, reduced)
-        return self._ledger.scores(call, orphan, reduced)
-
-    def agree(self, agreement: Agreement, bias: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
-        """All steps of routing by agreement, of vectors whose transforms are not shared."""
-        call, squashes = self._call(None), kind_of(agreement.squash).constant is not None
-        if self.empty or not (self.adds_vectors and squashes) or only_stored() or not _plain(*call.listed, bias):
-            return None
-        return agree(call, bias, agreement)
-
-    def gaussians(self, moments: Moments, floor: float) -> Gaussians:
-        """In one pass over the moments."""
-        mass, total, scatter = moments
-        known = total.dtype in (torch.float32, torch.float64)
-        if scatter is None or self.empty or not known or only_stored() or not _plain(*moments):
-            return super().gaussians(moments, floor)
-        return fit(mass, total, scatter, floor)
-
-    @property
-    def adds_vectors(self) -> bool:
-        """Unless all children share the transforms: then the children are added up first."""
-        return self.children.shape[2] == 1 and self.transforms.shape[0] > 1
-
-
-class TritonVotes(FusedVotes):
+class TritonVotes(OperatorVotes):
     """In Triton, on a GPU, or on a CPU under Triton's interpreter.
 
     Example:

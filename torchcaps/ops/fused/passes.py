@@ -1,39 +1,80 @@
-"""The passes of the C++ kernels: tensors in, tensors out; :mod:`~torchcaps.ops.fused.deferred` has the autograd."""
+"""The passes of the C++ kernels: tensors in, tensors out; :mod:`~torchcaps.ops.fused.deferred` has the autograd.
+
+Logits that one pass writes down and others read, and coefficients of gradients, are laid out as the kernels have them,
+[blocks, I / 8, J, 8, lanes]: a row of the batch in each lane, 8 children.
+"""
 
 import ctypes
 import math
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchcaps.ops.backend import Agreement, Moments
+from torchcaps.ops.backend import Agreement, Gaussians, Moments
 from torchcaps.ops.derivatives import Tensors
-from torchcaps.ops.fused.abi import AGREEMENT, CALL, GAUSSIANS, INPUTS, TERM
 from torchcaps.ops.fused.call import Call
 from torchcaps.ops.fused.library import library
 from torchcaps.ops.fused.memory_pool import MemoryPool
-from torchcaps.ops.gaussians import Gaussians
 from torchcaps.squash import kind_of
 
 _MOMENTS, _SCORES, _FLOW, _PASS_ON = range(4)
 _OUTSIDE, _, _KEPT, _NO_MEMORY = range(4)
 _TOGETHER = 8
 """Children that are at work together, ``kTogether`` of the C++ source."""
-_GRADIENTS = tuple(f"grad_{name}" for name in INPUTS)
+
+INPUTS = ("children", "transforms", "coordinates", "weights", "log_partition", "parents", "precision", "log_weight")
 
 
-class Logits(NamedTuple):
-    """The logits of a step, which one pass writes down and others read.
+class Record:
+    """A record of the C++ source, field by field: whole numbers, addresses and real numbers of 8 bytes each.
+
+    It is packed as bytes: to fill a ``ctypes.Structure`` by names takes longer.
 
     Args:
-        values: as the kernels have them, [blocks, I / 8, J, 8, lanes]: a row of the batch in each lane, 8 children.
-        parts: :func:`row_parts`, which says where the blocks of each task begin.
+        names: of the fields.
+        reals: which of them are real numbers.
     """
 
-    values: Tensor
-    parts: int
+    def __init__(self, *names: str, reals: tuple[str, ...] = ()) -> None:
+        self._places = {name: place for place, name in enumerate(names)}
+        self._struct = struct.Struct("=" + "".join("d" if name in reals else "q" for name in names))
+
+    def pack(self, first: Iterable[float], *named: Iterable[tuple[str, Any]]) -> bytes:
+        """The bytes, from the first fields and others by name: a tensor as its address, and 0 for what is not there."""
+        values, places = [*first], self._places
+        values += [0] * (len(places) - len(values))
+        for fields in named:
+            for name, field in fields:
+                if field is not None:
+                    values[places[name]] = field if type(field) in _NUMBERS else field.data_ptr()
+        return self._struct.pack(*values)
+
+
+_NUMBERS = (int, bool, float)
+
+CALL = Record(
+    *("images", "grid", "windows", "I", "J", "M", "P", "D", "shared", "similarity"),
+    *("orphan", "hard", "parts", "threads", *INPUTS, "sites"),
+    *("mass", "sum", "scatter", "mean", "rest", "scores", "reduced"),
+    *(*(f"grad_{name}" for name in INPUTS), "grad_scores"),
+    *("logits", "shares", "flow", "adds", "votes", "formed", "terms", "count"),
+)
+TERM = Record("coefficient", "constant", "slope", "centre", "rest", "parents")
+AGREEMENT = Record(
+    *("steps", "accumulate", "constant", "bias", "sums", "alphas", "alpha", "pose"),
+    *("grad_alpha", "grad_pose", "grad_sums", "grad_bias", "coefficients", "room"),
+    reals=("constant",),
+)
+GAUSSIANS = Record(
+    *("rows", "H", "threads", "floor", "mass", "sum", "scatter", "mean", "variance", "precision", "log_determinant"),
+    *("grad_mean", "grad_variance", "grad_precision", "grad_log_determinant", "grad_mass", "grad_sum", "grad_scatter"),
+    reals=("floor",),
+)
+
+_GRADIENTS = tuple(f"grad_{name}" for name in INPUTS)
 
 
 class Term(NamedTuple):
@@ -43,7 +84,7 @@ class Term(NamedTuple):
     beside a steep slope, float32 has too few digits for votes far from 0.
 
     Args:
-        coefficient: laid out as :class:`Logits`, [blocks, I / 8, J or 1, 8, lanes].
+        coefficient: [blocks, I / 8, J or 1, 8, lanes].
         constant: [B, J, H], as are the others; None for 0.
         slope: or None for 0.
         centre: beside a slope.
@@ -76,7 +117,7 @@ class Kept:
         self._formed: list[int] | None = None
 
     def fields(self, call: Call) -> dict[str, Any]:
-        """The fields of a pass on this call that say where the votes are, or may be written."""
+        """The fields of a pass on this call that say where the votes are, or may be written; none if they are not."""
         if not self._wanted or call.sites is not None:
             return {}
         if self._votes is None:
@@ -92,6 +133,8 @@ class Kept:
 
     def note(self, outcome: int) -> None:
         """Notes the outcome of a pass with these :meth:`fields`."""
+        if not self._wanted:
+            return
         if outcome == _KEPT:
             self._formed = self._versions()
         elif self._formed is None:  # these kernels keep none
@@ -111,16 +154,18 @@ class Flow(NamedTuple):
 
     Args:
         gradients: of the tensors of the call; None for those three, and for what is not wanted.
-        shares: the term of what the parents took of each child; None for a step without moments.
-        logits: the term of the gradients of the logits; None where nothing flows through them.
+        terms: what the parents took of each child, and what flows through the logits.
+        flow: the gradients of the logits, if anything flows through them.
     """
 
     gradients: Gradients
-    shares: Term | None
-    logits: Term | None
+    terms: list[Term]
+    flow: Tensor | None
 
 
 _pool = MemoryPool()
+_SMALL = 2**16
+"""Numbers for which the allocator has memory at hand, and the pool gains nothing."""
 
 
 def prepare() -> None:
@@ -134,7 +179,11 @@ def prepare() -> None:
 
 def read_back(saved: Sequence[Tensor | None]) -> list[Any]:
     """What a forward pass saved, as the kernels read it: hooks may give back the same numbers with other strides."""
-    return [None if tensor is None else tensor.contiguous() for tensor in saved]
+    found = list(saved)
+    for place, tensor in enumerate(found):
+        if tensor is not None and not tensor.is_contiguous():
+            found[place] = tensor.contiguous()
+    return found
 
 
 def _aligned(votes: Tensor | None) -> Tensor | None:
@@ -143,30 +192,47 @@ def _aligned(votes: Tensor | None) -> Tensor | None:
 
 
 def moments(
-    call: Call, *, orphan: bool, hard: bool, scatter: bool, logits: Logits | None = None, kept: Kept | None = None
+    call: Call,
+    orphan: bool,
+    hard: bool,
+    scatter: bool,
+    parts: int | None = None,
+    logits: Tensor | None = None,
+    kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """One E-step and its sums, of logits that are written down or not, and of votes that are kept or not.
+    """One E-step and its sums; see :class:`~torchcaps.ops.fused.operators.Kernels`.
 
-    See :class:`~torchcaps.ops.fused.operators.Kernels`.
+    Args:
+        call: of the step.
+        orphan: as there.
+        hard: as there.
+        scatter: as there.
+        parts: among how many tasks rows are shared out; None for :func:`row_parts`.
+        logits: what :func:`scores` wrote down.
+        kept: the votes, if they are few.
     """
     B, _, J, M, _, D = call.sizes
-    mass, total = call.children.new_empty(B, J), call.children.new_empty(B, J, M * D)
+    total = call.children.new_empty(B, J, M * D)
+    mass = total.new_empty(B, J)
     second, rest = (torch.empty_like(total), torch.empty_like(total)) if scatter else (None, None)
-    fields = {} if kept is None else kept.fields(call)
-    results = {"mass": mass, "sum": total, "scatter": second, "rest": rest}
-    outcome = _run(_MOMENTS, call, **results, orphan=orphan, hard=hard, **_read(call, logits), **fields)
-    if fields and kept is not None:
-        kept.note(outcome)
+    parts = row_parts(call) if parts is None else parts
+    options = {"orphan": orphan, "hard": hard, "logits": logits, "parts": parts}
+    fields = {"mass": mass, "sum": total, "scatter": second, "rest": rest, **options}
+    if kept is None:
+        _run(_MOMENTS, call, **fields)
+    else:
+        kept.note(_run(_MOMENTS, call, **fields, **kept.fields(call)))
     return mass, total, second, rest
 
 
-def scores(call: Call, *, orphan: bool, reduced: bool, logits: Logits | None = None) -> Tensor:
+def scores(call: Call, orphan: bool, reduced: bool, parts: int | None = None, logits: Tensor | None = None) -> Tensor:
     """The logits (B, I, J), or their normaliser (B, I); ``logits``, if given, is filled with the logits."""
     B, I, J, *_ = call.sizes
     out = call.children.new_empty((B, I) if reduced else (B, I, J))
     if J == 0:
         return out.fill_(0.0 if orphan else -torch.inf)
-    _run(_SCORES, call, scores=out, orphan=orphan, reduced=reduced, **_read(call, logits))
+    parts = row_parts(call) if parts is None else parts
+    _run(_SCORES, call, scores=out, orphan=orphan, reduced=reduced, logits=logits, parts=parts)
     return out
 
 
@@ -175,11 +241,12 @@ def moments_flow(
     mean: Tensor | None,
     rest: Tensor | None,
     upstream: Sequence[Tensor | None],
-    parts: int | None,
+    parts: int,
     wanted: Sequence[bool] = (True, True, True),
-    logits: Logits | None = None,
+    logits: Tensor | None = None,
     votes: Tensor | None = None,
     *,
+    passing: bool = True,
     orphan: bool,
     hard: bool,
 ) -> Flow:
@@ -190,44 +257,54 @@ def moments_flow(
         mean: sum / mass, needed with a gradient of the scatter.
         rest: what rounding took from it, from :func:`moments`.
         upstream: the gradients of mass, sum and scatter.
-        parts: :func:`row_parts`; None where no terms are wanted.
+        parts: :func:`row_parts`.
         wanted: the gradients of weights, of log_partition, and of the similarity, or not.
         logits: what :func:`scores` wrote down.
         votes: those that :func:`moments` kept, if it did.
+        passing: whether terms are wanted.
         orphan: as in :func:`moments`.
         hard: as in :func:`moments`.
     """
-    grad_mass, grad_sum, grad_scatter = (None if grad is None else grad.contiguous() for grad in upstream)
+    grad_mass, grad_sum, grad_scatter = upstream
+    grad_sum = None if grad_sum is None else grad_sum.contiguous()
+    slope = None if grad_scatter is None else 2 * grad_scatter.contiguous()
+    shares = _coefficients(call, parts, even=not call.similarity and not hard) if passing else None
+    flow = _coefficients(call, parts) if passing and call.similarity and not hard else None
     gradients, votes = _flowing(call, wanted), _aligned(votes)
-    shares = _coefficients(call, parts, even=not call.similarity and not hard)
-    flow = _coefficients(call, parts) if call.similarity and not hard else None
-    slope = None if grad_scatter is None else 2 * grad_scatter
     _run(
         _FLOW,
         call,
-        **{"mass": grad_mass, "sum": grad_sum, "scatter": grad_scatter, "mean": mean, "shares": shares, "flow": flow},
         **_gradients_of(gradients),
-        **_read(call, logits, parts),
+        parts=parts,
+        mass=None if grad_mass is None else grad_mass.contiguous(),
+        sum=grad_sum,
+        scatter=None if grad_scatter is None else grad_scatter.contiguous(),
+        mean=mean,
+        shares=shares,
+        flow=flow,
+        logits=logits,
         votes=votes,
         formed=votes is not None,
         orphan=orphan,
         hard=hard,
     )
-    if shares is None or grad_sum is None:
-        return Flow(gradients, None, None)
-    about = () if slope is None else (slope, mean, rest)
-    return Flow(gradients, Term(shares, grad_sum, *about), _term_of_logits(call, flow))
+    terms = []
+    if shares is not None and grad_sum is not None:
+        terms.append(Term(shares, grad_sum) if slope is None else Term(shares, grad_sum, slope, mean, rest))
+        terms += _terms_of_logits(call, flow)
+    return Flow(gradients, terms, flow)
 
 
 def scores_flow(
     call: Call,
     scores: Tensor,
     grad: Tensor,
-    parts: int | None,
+    parts: int,
     compared: bool = True,
-    logits: Logits | None = None,
+    logits: Tensor | None = None,
     into: Tensor | None = None,
     *,
+    passing: bool = True,
     orphan: bool,
     reduced: bool,
 ) -> Flow:
@@ -237,76 +314,73 @@ def scores_flow(
         call: of the scores.
         scores: what :func:`scores` gave.
         grad: of the scores.
-        parts: :func:`row_parts`; None where no term is wanted.
+        parts: :func:`row_parts`.
         compared: whether the gradients of the similarity are wanted.
         logits: what :func:`scores` wrote down.
         into: the coefficients of the same logits in a step that left the gradients of its similarity to this call: they
             are added to, and the gradients are those of both. None for new coefficients.
+        passing: whether a term is wanted.
         orphan: as in :func:`scores`.
         reduced: as in :func:`scores`.
     """
     gradients = _flowing(call, (True, True, compared))
-    flow = _coefficients(call, parts) if into is None else into
+    flow = into if into is not None or not passing else _coefficients(call, parts)
     _run(
         _FLOW,
         call,
-        **{"scores": scores, "grad_scores": grad.contiguous(), "flow": flow, "adds": into is not None},
         **_gradients_of(gradients),
-        **_read(call, logits, parts),
+        parts=parts,
+        scores=scores,
+        grad_scores=grad.contiguous(),
+        flow=flow,
+        adds=into is not None,
+        logits=logits,
         orphan=orphan,
         reduced=reduced,
     )
-    return Flow(gradients, None, None if into is not None else _term_of_logits(call, flow))
+    return Flow(gradients, [] if into is not None else _terms_of_logits(call, flow), flow)
 
 
 def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool] = (True, True, True)) -> Gradients:
     """The gradients of children, transforms and coordinates, those that are wanted, from the terms of all steps."""
     gradients = _empty_gradients(wanted, call[:3], call)
-    kept = b"".join(
-        TERM.pack((), zip(Term._fields, term, strict=True), (("parents", term.coefficient.shape[2]),)) for term in terms
-    )
-    there = ctypes.c_char_p(kept)
+    packed = []
+    for term in terms:
+        packed.append(TERM.pack((), zip(Term._fields, term, strict=True), (("parents", term.coefficient.shape[2]),)))
+    there = ctypes.c_char_p(b"".join(packed))
     call = Call(*call[:3], None, None, call.sites, ())
     numbers = {"parts": parts, "terms": ctypes.cast(there, ctypes.c_void_p).value, "count": len(terms)}
     _run(_PASS_ON, call, **numbers, **_gradients_of(gradients))
     return gradients
 
 
-def agreement(call: Call, bias: Tensor | None, settings: Agreement) -> tuple[Tensor, Tensor | None]:
-    """All steps of :func:`~torchcaps.routing.dynamic_routing`, with nothing kept for a backward pass.
+def agreement_forward(
+    call: Call, bias: Tensor | None, settings: Agreement, kept: Kept | None = None
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """All steps of :func:`~torchcaps.routing.dynamic_routing`.
 
     Args:
         call: of the votes, without a similarity.
         bias: (J, H), or None.
         settings: of the algorithm.
+        kept: the votes, if they are few, where a backward pass may follow; None where none does.
 
     Returns:
-        The poses, and what the last step compared with; None in the first one.
+        The poses, and what the last step compared with, None in the first one; and for a backward pass the sums of all
+        steps, and what the steps between compared with.
     """
-    pose, alpha = _poses(call, settings.steps > 1)
-    record = _agreement_record(settings, bias=bias, alpha=alpha, pose=pose)
-    _agree(record, False, call, orphan=settings.orphan, parts=row_parts(call))
-    return pose, alpha
-
-
-def agreement_forward(
-    call: Call, bias: Tensor | None, settings: Agreement, kept: Kept
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """:func:`agreement` before a backward pass: also the sums of all steps, and what the steps between compared with.
-
-    Args:
-        call: as in :func:`agreement`.
-        bias: likewise.
-        settings: likewise.
-        kept: the votes, if they are few.
-    """
-    fields = kept.fields(call)
-    pose, alpha = _poses(call, settings.steps > 1)
-    sums = pose.new_empty(settings.steps, *pose.shape)
-    alphas = pose.new_empty(max(settings.steps - 2, 0), *pose.shape)
-    record = _agreement_record(settings, bias=bias, sums=sums, alphas=alphas, alpha=alpha, pose=pose)
-    outcome = _agree(record, False, call, orphan=settings.orphan, parts=row_parts(call), **fields)
-    if fields:
+    B, _, J, M, _, D = call.sizes
+    pose = call.children.new_empty(B, J, M * D)
+    alpha = torch.empty_like(pose) if settings.steps > 1 else None
+    sums = alphas = None
+    fields: dict[str, Any] = {}
+    if kept is not None:
+        sums = pose.new_empty(settings.steps, *pose.shape)
+        alphas = pose.new_empty(max(settings.steps - 2, 0), *pose.shape)
+        fields = kept.fields(call)
+    record = {"bias": bias, "sums": sums, "alphas": alphas, "alpha": alpha, "pose": pose}
+    outcome = _agree(settings, record, False, call, parts=row_parts(call), orphan=settings.orphan, **fields)
+    if kept is not None:
         kept.note(outcome)
     return pose, alpha, sums, alphas
 
@@ -322,7 +396,7 @@ def agreement_backward(
     """The gradients of children, transforms, coordinates and the bias, those that are wanted.
 
     Args:
-        call: as in :func:`agreement`.
+        call: as in :func:`agreement_forward`.
         bias: likewise.
         settings: likewise.
         steps: sums and what the steps between and the last one compared with, from there; and the votes, if they were
@@ -330,35 +404,21 @@ def agreement_backward(
         upstream: the gradients of the poses, and of what the last step compared with; None where none flows.
         wanted: which gradients are.
     """
-    (sums, alphas, alpha, votes), parts = steps, row_parts(call)
+    (sums, alphas, alpha, votes), (pose, last), parts = steps, upstream, row_parts(call)
     votes = _aligned(votes)
-    made = _empty_gradients(wanted, (*call[:3], bias), call)
-    *gradients, grad_bias = made
-    room = math.prod(_layout(call, parts))
-    passing = any(gradient is not None for gradient in gradients)
-    count = 2 * (settings.steps - 1) * room + room // call.sizes[2]
-    coefficients = _pool.take((count,), sums.dtype) if passing else None
-    pose, last = (None if one is None else one.contiguous() for one in upstream)
-    grad_sums = torch.empty_like(sums)
-    back = {"grad_alpha": last, "grad_pose": pose, "grad_sums": grad_sums, "grad_bias": grad_bias}
-    forward = {"bias": bias, "sums": sums, "alphas": alphas, "alpha": alpha}
-    record = _agreement_record(settings, **forward, **back, coefficients=coefficients, room=room)
-    fields = {"parts": parts, "votes": votes, "formed": votes is not None}
-    _agree(record, True, call, orphan=settings.orphan, **fields, **_gradients_of(gradients))
-    return made
-
-
-def _poses(call: Call, compared: bool) -> tuple[Tensor, Tensor | None]:
-    """Memory for the poses, and if wanted for what the last step compares with."""
-    B, _, J, M, _, D = call.sizes
-    pose = call.children.new_empty(B, J, M * D)
-    return pose, torch.empty_like(pose) if compared else None
-
-
-def _agreement_record(settings: Agreement, **fields: Tensor | int | None) -> bytes:
-    constant = kind_of(settings.squash).constant
-    assert constant is not None
-    return AGREEMENT.pack((settings.steps, settings.accumulate, constant), fields.items())
+    gradients = _empty_gradients(wanted, (*call[:3], bias), call)
+    room, coefficients = math.prod(_layout(call, parts)), None
+    if True in wanted[:3]:
+        coefficients = _memory((2 * (settings.steps - 1) * room + room // call.sizes[2],), sums.dtype)
+    record = {
+        **{"bias": bias, "sums": sums, "alphas": alphas, "alpha": alpha, "room": room},
+        "grad_alpha": None if last is None else last.contiguous(),
+        "grad_pose": None if pose is None else pose.contiguous(),
+        **{"grad_sums": torch.empty_like(sums), "grad_bias": gradients[3], "coefficients": coefficients},
+    }
+    fields = {"parts": parts, "votes": votes, "formed": votes is not None, "orphan": settings.orphan}
+    _agree(settings, record, True, call, **fields, **_gradients_of(gradients[:3]))
+    return gradients
 
 
 def gaussians(mass: Tensor, total: Tensor, scatter: Tensor, floor: float) -> Gaussians:
@@ -377,19 +437,22 @@ def gaussians_backward(moments: Sequence[Tensor], mean: Tensor, precision: Tenso
         precision: likewise.
         upstream: the gradients of mean, variance, precision and the logarithm of the determinant; None for 0.
     """
-    found = [torch.empty_like(tensor) for tensor in moments]
-    flowing = [None if one is None else one.contiguous() for one in upstream]
-    names = ("grad_mean", "grad_variance", "grad_precision", "grad_log_determinant", "grad_mass", "grad_sum")
-    gradients = dict(zip((*names, "grad_scatter"), (*flowing, *found), strict=True))
-    _fit(True, moments, mean=mean, precision=precision, **gradients)
-    return [*found]
+    fields: dict[str, Any] = {"mean": mean, "precision": precision}
+    for name, gradient in zip(Gaussians._fields, read_back(upstream), strict=True):
+        fields[f"grad_{name}"] = gradient
+    found: Gradients = []
+    for name, tensor in zip(Moments._fields, moments, strict=True):
+        found.append(torch.empty_like(tensor))
+        fields[f"grad_{name}"] = found[-1]
+    _fit(True, moments, **fields)
+    return found
 
 
 def _fit(back: bool, moments: Sequence[Tensor], **fields: Tensor | float | None) -> None:
     """One pass over the fields of all parents."""
-    mass, total, _ = moments
+    mass, total, scatter = moments
     sizes = mass.numel(), total.shape[-1], torch.get_num_threads()
-    record = GAUSSIANS.pack(sizes, zip(Moments._fields, moments, strict=True), fields.items())
+    record = GAUSSIANS.pack(sizes, (("mass", mass), ("sum", total), ("scatter", scatter)), fields.items())
     library().torchcaps_gaussians(record, back, mass.dtype == torch.float64)
 
 
@@ -407,8 +470,7 @@ def moments_backward(
     """The gradients of every tensor of the call."""
     if 0 in call.sizes:
         return call.gradients()
-    parts = row_parts(call)
-    upstream = (grad_mass, grad_sum, grad_scatter)
+    parts, upstream = row_parts(call), (grad_mass, grad_sum, grad_scatter)
     return _all_gradients(call, moments_flow(call, mean, rest, upstream, parts, orphan=orphan, hard=hard), parts)
 
 
@@ -421,8 +483,7 @@ def scores_backward(call: Call, scores: Tensor, grad: Tensor, *, orphan: bool, r
 
 
 def _all_gradients(call: Call, flow: Flow, parts: int) -> Call:
-    terms = [term for term in (flow.shares, flow.logits) if term is not None]
-    return Call.of([*pass_on(call, terms, parts), *flow.gradients[3:]], None)
+    return Call.of([*pass_on(call, flow.terms, parts), *flow.gradients[3:]], None)
 
 
 def row_parts(call: Call) -> int:
@@ -430,16 +491,19 @@ def row_parts(call: Call) -> int:
     return 0 if call.sites is None else min(len(call.children), torch.get_num_threads())
 
 
-def empty_logits(call: Call, parts: int) -> Logits:
+def empty_logits(call: Call, parts: int) -> Tensor:
     """Memory for the logits of a step, for :func:`scores` to fill."""
-    return Logits(_pool.take(_layout(call, parts), call.children.dtype), parts)
+    return _coefficients(call, parts)
 
 
-def _read(call: Call, logits: Logits | None, parts: int | None = None) -> dict[str, Any]:
-    """Logits as the kernels take them, and among how many tasks rows are shared out."""
-    if logits is not None:
-        return {"logits": logits.values, "parts": logits.parts}
-    return {"parts": row_parts(call) if parts is None else parts}
+def _coefficients(call: Call, parts: int, even: bool = False) -> Tensor:
+    """Memory for a number of each child and each parent, or of each child."""
+    return _memory(_layout(call, parts, even), call.children.dtype)
+
+
+def _memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory that only the kernels see."""
+    return torch.empty(shape, dtype=dtype) if math.prod(shape) <= _SMALL else _pool.take(shape, dtype)
 
 
 def _layout(call: Call, parts: int, even: bool = False) -> tuple[int, ...]:
@@ -460,33 +524,31 @@ def _few(tensor: Tensor) -> int:
     return _lanes(tensor) // 4
 
 
-def _coefficients(call: Call, parts: int | None, even: bool = False) -> Tensor | None:
-    """Memory for a number of each child and each parent, or of each child, if it is wanted."""
-    return None if parts is None else _pool.take(_layout(call, parts, even), call.children.dtype)
-
-
-def _flowing(call: Call, wanted: Sequence[bool] = (True, True, True)) -> Gradients:
+def _flowing(call: Call, wanted: Sequence[bool]) -> Gradients:
     """Memory for the gradients of a call, but for those that :func:`pass_on` finds."""
-    fields = (*call[3:5], *call.similarity)
-    wanted = (*wanted[:2], *(wanted[2] for _ in call.similarity))
-    there = (field if want else None for want, field in zip(wanted, fields, strict=True))
-    return [None, None, None, *(None if field is None else torch.empty_like(field) for field in there)]
+    made: Gradients = [None, None, None]
+    for place, field in enumerate((*call[3:5], *call.similarity)):
+        made.append(None if field is None or not wanted[min(place, 2)] else torch.empty_like(field))
+    return made
 
 
 def _empty_gradients(wanted: Sequence[bool], fields: Sequence[Tensor | None], call: Call) -> Gradients:
     """Memory for the gradients of the fields that are there, if wanted; zeros where there are no votes to fill it."""
     made = torch.zeros_like if 0 in call.sizes else torch.empty_like
-    return [made(field) if want and field is not None else None for want, field in zip(wanted, fields, strict=True)]
+    found: Gradients = []
+    for want, field in zip(wanted, fields, strict=True):
+        found.append(made(field) if want and field is not None else None)
+    return found
 
 
-def _term_of_logits(call: Call, flow: Tensor | None) -> Term | None:
+def _terms_of_logits(call: Call, flow: Tensor | None) -> list[Term]:
     """The gradients of the logits, times the derivatives of the logits by the votes."""
     if flow is None or not call.similarity:
-        return None
+        return []
     if len(call.similarity) == 1:
-        return Term(flow, call.similarity[0])
+        return [Term(flow, call.similarity[0])]
     mean, precision, _ = call.similarity
-    return Term(flow, None, -precision, mean)
+    return [Term(flow, None, -precision, mean)]
 
 
 def _gradients_of(gradients: Gradients) -> dict[str, Tensor | None]:
@@ -496,26 +558,29 @@ def _gradients_of(gradients: Gradients) -> dict[str, Tensor | None]:
 
 def _run(which: int, call: Call, **fields: Tensor | int | None) -> int:
     """Runs one pass on a call with further fields, and returns its outcome."""
-    record = _record(call, **fields)
+    record = _record(call, fields)
     return _checked(call, library().torchcaps_run(record, which, call.children.dtype == torch.float64))
 
 
-def _agree(agreement: bytes, back: bool, call: Call, **fields: Tensor | int | None) -> int:
+def _agree(settings: Agreement, steps: dict[str, Any], back: bool, call: Call, **fields: Tensor | int | None) -> int:
     """Runs all steps of routing by agreement, forward or backward, and returns the outcome."""
-    record = _record(call, **fields)
+    constant = kind_of(settings.squash).constant
+    assert constant is not None
+    agreement = AGREEMENT.pack((settings.steps, settings.accumulate, constant), steps.items())
+    record = _record(call, fields)
     return _checked(call, library().torchcaps_agree(record, agreement, back, call.children.dtype == torch.float64))
 
 
-def _record(call: Call, **fields: Tensor | int | None) -> bytes:
+def _record(call: Call, fields: dict[str, Tensor | int | None]) -> bytes:
     """A call and further fields, as the kernels take them."""
-    children, transforms, _, _, _, sites, similarity = call
+    children, transforms, coordinates, weights, log_partition, sites, similarity = call
     if not children.is_cpu:
         raise ValueError(f"the native kernels are for tensors on a CPU, got children on {children.device}")
     images, grid, M, P = children.shape
     shared, J, _, D = transforms.shape
     windows, I = (1, grid) if sites is None else sites.shape
     sizes = images, grid, windows, I, J, M, P, D, shared == 1 and I > 1, min(len(similarity), 2)
-    inputs = zip(INPUTS, (*call[:5], *similarity), strict=False)
+    inputs = zip(INPUTS, (children, transforms, coordinates, weights, log_partition, *similarity), strict=False)
     return CALL.pack(sizes, inputs, (("sites", sites), ("threads", torch.get_num_threads())), fields.items())
 
 
